@@ -1,0 +1,60 @@
+# The six verbs: make train | test | lint | format | bench | clean. `make help` says what each does.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+SLURM_PACKAGES := slurm-wlm slurmdbd munge mariadb-server iproute2
+SLURM_PROGRAMS := slurmctld slurmd slurmdbd munged mariadbd ip
+
+.DEFAULT_GOAL := help
+.PHONY: help train test lint format bench clean install slurm unit distributed slurm-tests
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(BIN)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	@touch $@
+
+$(BIN)/.installed-test: $(BIN)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+install: $(BIN)/.installed
+
+train: install  ## set up a virtual environment and train a small GPT on this machine
+	$(BIN)/slurmddp train
+
+slurm:
+	@PACKAGES="$(SLURM_PACKAGES)" PROGRAMS="$(SLURM_PROGRAMS)" sh .ci/install-slurm
+
+test: $(BIN)/.installed-test slurm  ## install what the tests need and run all of them, on a real SLURM too
+	$(MAKE) --no-print-directory lint
+	$(PYTEST) tests --durations=15
+
+lint: $(BIN)/.installed-test  ## ruff and mypy (strict)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(BIN)/.installed-test  ## let ruff rewrite what it can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+unit: $(BIN)/.installed-test
+	$(PYTEST) tests/unit tests/architecture
+
+distributed: $(BIN)/.installed-test
+	$(PYTEST) tests/distributed
+
+slurm-tests: $(BIN)/.installed-test slurm
+	$(PYTEST) tests/slurm
+
+bench: $(BIN)/.installed-test  ## measure start-up; results go to benchmarks/results/
+	$(BIN)/python benchmarks/startup.py
+
+clean:  ## remove what the other verbs made, except runs/
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,32 @@
+"""slurmddp trains PyTorch models on a SLURM cluster as easily as on a laptop.
+
+The names below load on first use, so that `import slurmddp` and the command line never import torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["Distributon", "SlurmddpError", "__version__"]
+
+if TYPE_CHECKING:
+    from slurmddp.errors import SlurmddpError as SlurmddpError
+    from slurmddp.training.distributon import Distributon as Distributon
+
+_LAZY = {
+    "Distributon": "slurmddp.training.distributon",
+    "SlurmddpError": "slurmddp.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'slurmddp' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

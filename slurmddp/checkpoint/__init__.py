@@ -1,0 +1,1 @@
+"""Durable, verified checkpoints: tensors and plain values, never pickled code."""

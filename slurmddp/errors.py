@@ -1,0 +1,93 @@
+"""Every error that a person is meant to read, each with its exit code and a hint.
+
+    SlurmddpError             1   the job failed
+    +-- ConfigError          78   a wrong value: do not run me again
+    |   +-- MismatchError    78   what was asked for and what was found here do not fit
+    +-- RunNotFoundError     66   no run of that name
+    +-- SlurmError           69   SLURM is missing, does not answer, or refused
+    +-- CheckpointError       1   a checkpoint can be neither written nor read
+    +-- RankFailure           1   a rank died; says which one, where, and its last lines
+    +-- StoppedAtCheckpoint  75   stopped on request: run me again and I go on
+    +-- NoProgressError      79   two attempts got no further: do not run me again
+
+The command line itself exits with 2 for an unknown command or flag, as argparse does.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_FINISHED = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_NO_RUN = 66
+EXIT_SLURM = 69
+EXIT_STOPPED = 75
+EXIT_CONFIG = 78
+EXIT_NO_PROGRESS = 79
+
+
+class SlurmddpError(Exception):
+    """Base of all errors raised on purpose: `message` says what was given and found, `hint` what to do."""
+
+    exit_code = EXIT_FAILED
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".strip()
+
+
+class ConfigError(SlurmddpError):
+    """A value that can't be right, found before anything was started or queued."""
+
+    exit_code = EXIT_CONFIG
+
+
+class MismatchError(ConfigError):
+    """What was asked for (tasks, GPUs, hosts) is not what this process finds around it."""
+
+
+class RunNotFoundError(SlurmddpError):
+    """No run folder goes by the given name."""
+
+    exit_code = EXIT_NO_RUN
+
+
+class SlurmError(SlurmddpError):
+    """SLURM is not there, did not answer, or refused a request; its own words are in the message."""
+
+    exit_code = EXIT_SLURM
+
+
+class CheckpointError(SlurmddpError):
+    """A checkpoint could not be written, or none could be read."""
+
+
+class RankFailure(SlurmddpError):
+    """A rank ended badly; the message names the rank, its host, the cause and its last lines."""
+
+
+class StoppedAtCheckpoint(SlurmddpError):
+    """The training stopped at a checkpoint on request and goes on when it is run again."""
+
+    exit_code = EXIT_STOPPED
+
+
+class NoProgressError(SlurmddpError):
+    """The attempts of a run end where they began; running it again would not help."""
+
+    exit_code = EXIT_NO_PROGRESS
+
+
+def near_matches(given: str, known: Iterable[str]) -> str:
+    """Return a sentence with the names nearest to `given`, or with all of them when none is near."""
+    names = sorted(known)
+    near = difflib.get_close_matches(given, names, n=3, cutoff=0.6)
+    if near:
+        return f"Did you mean {' or '.join(near)}?"
+    return f"Known: {', '.join(names)}." if names else ""

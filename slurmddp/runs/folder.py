@@ -1,0 +1,155 @@
+"""Paths and plain-text records of one run; the only place that knows the layout of a run folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from slurmddp.errors import RunNotFoundError, SlurmddpError
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write `text` to `path` so that a reader sees the old content or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(path)
+
+
+def append_line(path: Path, record: dict[str, Any]) -> None:
+    """Append one JSON line with a single write, so that lines of several writers do not mix."""
+    line = json.dumps(record, ensure_ascii=False) + "\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the JSON records of `path`; a last line that is still being written is left out."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as stream:
+        for number, line in enumerate(stream, 1):
+            if not line.endswith("\n"):
+                return
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise SlurmddpError(
+                    f"{path}, line {number} is not JSON: {line.strip()[:80]!r}.",
+                    hint="The file was damaged from outside; remove that line to go on.",
+                ) from error
+            yield record
+
+
+class RunFolder:
+    """`runs/<name>-<hash>/`: where everything about one run is found."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path).absolute()
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def overrides_file(self) -> Path:
+        return self.path / "overrides.txt"
+
+    @property
+    def script_file(self) -> Path:
+        return self.path / "job.sbatch"
+
+    @property
+    def code_dir(self) -> Path:
+        return self.path / "code"
+
+    @property
+    def attempts_file(self) -> Path:
+        return self.path / "attempts.jsonl"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def report_file(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def figure_file(self) -> Path:
+        return self.path / "report.png"
+
+    @property
+    def sample_file(self) -> Path:
+        """Text that a language model wrote at the end of its training."""
+        return self.path / "sample.txt"
+
+    @property
+    def cancelled_file(self) -> Path:
+        """Present once a person has cancelled the run: nothing may requeue it."""
+        return self.path / "cancelled"
+
+    def log_dir(self, attempt: int) -> Path:
+        return self.path / "logs" / f"attempt-{attempt}"
+
+    def rank_log(self, attempt: int, rank: int) -> Path:
+        return self.log_dir(attempt) / f"rank-{rank}.log"
+
+    def failure_file(self, attempt: int) -> Path:
+        """What the first failing rank of an attempt left: rank, host, cause, last lines."""
+        return self.log_dir(attempt) / "failure.json"
+
+    def claim_attempt(self) -> int:
+        """Create the log folder of the next attempt and return its number; two callers never get the same."""
+        logs = self.path / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        attempt = len(list(logs.glob("attempt-*")))
+        while True:
+            try:
+                self.log_dir(attempt).mkdir()
+                return attempt
+            except FileExistsError:
+                attempt += 1
+
+    def attempts(self) -> list[int]:
+        """Return the numbers of all attempts so far, in order."""
+        folders = (self.path / "logs").glob("attempt-*")
+        return sorted(int(folder.name.removeprefix("attempt-")) for folder in folders)
+
+    def config(self) -> dict[str, Any]:
+        """Return the resolved configuration; raises RunNotFoundError when this is no run folder."""
+        if not self.config_file.is_file():
+            raise RunNotFoundError(
+                f"{self.path} is not a run folder: it has no config.yaml.", hint="See `slurmddp list`."
+            )
+        loaded = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
+        if not isinstance(loaded, dict):
+            raise SlurmddpError(f"{self.config_file} holds no mapping.", hint="The file was damaged from outside.")
+        return loaded
+
+    def add_event(self, event: str, **facts: Any) -> None:
+        """Append one event of an attempt: submitted, started, first_step, saved, signalled, ended, ..."""
+        append_line(self.attempts_file, {"event": event, "time": round(time.time(), 3), **facts})
+
+    def events(self) -> list[dict[str, Any]]:
+        return list(read_lines(self.attempts_file))

@@ -1,0 +1,104 @@
+"""The frozen values that describe a job; they hold no behaviour beyond arithmetic on themselves.
+
+`config.py` builds a `Job` from Hydra configs; `slurm/script.py` turns it into text; `launchers/` start it.
+Nothing here reads files, the environment or the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """What a site gives and how it wants to be asked; None means: leave the flag out."""
+
+    name: str
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    reservation: str | None = None
+    gpus_per_node: int = 0
+    gpu_type: str | None = None
+    gpu_request: str = "gpus-per-node"
+    """The site's dialect: `gpus-per-node`, `gres`, or `none` where GPUs come with the partition."""
+    ranks_per_node: int | None = None
+    """Ranks per node on clusters without GPUs; with GPUs it is one rank per GPU."""
+    max_nodes: int | None = None
+    cpus_per_node: int | None = None
+    mem_gb: float | None = None
+    """Host memory per node in GiB; 0 asks for all of it."""
+    mem_request: str = "mem"
+    """The site's dialect: `mem` (per node), `mem-per-cpu`, or `none`."""
+    time_limit: str | None = None
+    setup: tuple[str, ...] = ()
+    """Shell lines that run in the batch script before the training (module load, source venv)."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    sbatch: Mapping[str, str | int | bool] = field(default_factory=dict)
+    """Any other sbatch option by its long name; `true` writes a bare flag."""
+    srun: Mapping[str, str | int | bool] = field(default_factory=dict)
+    python: str | None = None
+    """The interpreter on the compute nodes; None means the one that submits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """How much of a cluster one job takes."""
+
+    nodes: int
+    ranks_per_node: int
+    gpus_per_node: int = 0
+    cpus_per_node: int | None = None
+    mem_gb: float | None = None
+    time_limit_min: int | None = None
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What happens when the job is stopped or fails."""
+
+    max_restarts: int = 3
+    """Failures after which the job is tried again; preemptions and time limits don't count."""
+    requeue: bool = True
+    signal_lead_s: int = 120
+    """Seconds before the time limit at which SLURM sends USR2 to the ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What every rank runs: the import path of a function, and the whole resolved configuration."""
+
+    target: str
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One training job, complete: the same Job always gives the same script, byte for byte."""
+
+    name: str
+    run_name: str
+    """`<name>-<8 hex digits>`; the digits are a hash of what is computed, not of where."""
+    run_dir: Path
+    project_dir: Path
+    """The folder the person stood in: its `conf/` and modules are found there, relative paths start there."""
+    launcher: str
+    """`slurm` or `local`."""
+    submitter: str
+    """`sbatch` or `submitit`; only read when the launcher is `slurm`."""
+    python: str
+    cluster: Cluster
+    resources: Resources
+    policy: Policy
+    program: Program
+    overrides: tuple[str, ...] = ()
+    """The command line as typed."""
+    snapshot: bool = True

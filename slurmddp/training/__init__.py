@@ -1,0 +1,1 @@
+"""What runs inside a rank; from here on torch may be imported."""

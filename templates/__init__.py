@@ -1,0 +1,1 @@
+"""The jinja2 templates of the scripts that slurmddp submits and of the report it writes."""
