@@ -14,7 +14,7 @@ class RankInfo:
     """
 
     environment: str
-    """Who started this process: `slurm`, `torchrun`, `mpi` or `single`."""
+    """Who started this process: `slurm`, `torchrun`, `mpi`, `local` (`Distributon.launch`) or `single`."""
     rank: int = 0
     local_rank: int = 0
     node_rank: int = 0

@@ -144,7 +144,9 @@ class RunFolder:
             )
         loaded = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
         if not isinstance(loaded, dict):
-            raise SlurmddpError(f"{self.config_file} holds no mapping.", hint="The file was damaged from outside.")
+            raise SlurmddpError(
+                f"{self.config_file} holds no mapping.", hint="The file was damaged from outside."
+            )
         return loaded
 
     def add_event(self, event: str, **facts: Any) -> None:

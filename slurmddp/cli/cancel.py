@@ -1,0 +1,83 @@
+"""End a run for good: nothing of it stays queued, and nothing puts it back."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+from contextlib import suppress
+
+from slurmddp.errors import SlurmError
+from slurmddp.runs import index
+from slurmddp.runs.folder import RunFolder, write_atomic
+from slurmddp.runs.history import History, read_history
+from slurmddp.runs.process import is_alive
+from slurmddp.runs.status import status
+from slurmddp.slurm.client import Slurm, SlurmClient
+from slurmddp.slurm.states import TERMINAL
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of `slurmddp cancel`."""
+    parser.add_argument("run", metavar="RUN", help="name, its beginning, or folder")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Cancel one run."""
+    folder = index.find(args.run)
+    slurm = SlurmClient()
+    found = status(folder, slurm)
+    if not found.active:
+        print(f"{folder.name} has nothing to cancel: it is {found.state} ({found.detail}).")
+        return 0
+    for sentence in cancel(folder, slurm):
+        print(sentence)
+    return 0
+
+
+def cancel(folder: RunFolder, slurm: Slurm) -> list[str]:
+    """Mark the run as cancelled, then end its jobs or its process; returns what was done, in sentences."""
+    # The mark comes first: from here on the batch script neither requeues nor resubmits.
+    write_atomic(folder.cancelled_file, "cancelled by `slurmddp cancel`; `slurmddp resume` takes this away\n")
+    history = read_history(folder)
+    ids = [job_id for job_id in history.open_jobs if not job_id.startswith("local")]
+    done = _cancel_jobs(folder, slurm, ids) if ids else _stop_process(folder, history)
+    # A resubmission that was already under way when the mark was set has its own job.
+    late = [job_id for job_id in read_history(folder).open_jobs if job_id not in history.open_jobs]
+    done += _cancel_jobs(folder, slurm, late)
+    folder.add_event("cancelled", job_id=history.job_id)
+    return done or [f"{folder.name} is cancelled; no job of it was left."]
+
+
+def _cancel_jobs(folder: RunFolder, slurm: Slurm, ids: list[str]) -> list[str]:
+    """Cancel those of the jobs that SLURM still has and that are not over."""
+    try:
+        known = slurm.jobs(ids) if ids else {}
+        active = [job_id for job_id in ids if job_id in known and known[job_id].state not in TERMINAL]
+        for job_id in active:
+            slurm.cancel(job_id)
+    except SlurmError as error:
+        raise SlurmError(
+            f"{folder.name} is marked as cancelled and won't be put back, but job {', '.join(ids)} may "
+            f"still be there: {error.message}",
+            hint=f"Try `slurmddp cancel {folder.name}` again when SLURM answers. {error.hint}".strip(),
+        ) from error
+    return [f"{folder.name} is cancelled: job {job_id} was told to end." for job_id in active]
+
+
+def _stop_process(folder: RunFolder, history: History) -> list[str]:
+    newest = history.newest
+    if newest is None or newest.pid is None or newest.started is None:
+        return []
+    alive = is_alive(newest.pid, newest.host, newest.started)
+    if alive is None:
+        return [
+            f"{folder.name} is marked as cancelled, but runs as process {newest.pid} on {newest.host}, and "
+            f"this is {socket.gethostname()}: stop it there with Ctrl-C or `slurmddp cancel`."
+        ]
+    if not alive:
+        return []
+    with suppress(ProcessLookupError):
+        os.kill(newest.pid, signal.SIGTERM)
+    return [f"{folder.name} is cancelled: process {newest.pid} was told to save and stop."]

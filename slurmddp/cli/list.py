@@ -1,0 +1,65 @@
+"""List the runs of this account, the last one touched first."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+from slurmddp.runs import index
+from slurmddp.runs.status import RunStatus, statuses
+from slurmddp.runs.table import STATE_STYLES, duration, number, print_table
+from slurmddp.slurm.client import SlurmClient
+
+HEADERS = ("NAME", "STATE", "STEP", "LOSS", "JOB", "AGE", "FOLDER")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of `slurmddp list`."""
+    parser.add_argument("-n", "--limit", type=int, default=20, metavar="N", help="show the N newest (20)")
+    parser.add_argument("--all", action="store_true", help="show all of them")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print one line per run; SLURM is asked once for all of them."""
+    runs = index.all_runs()
+    shown = runs if args.all else runs[: max(0, args.limit)]
+    found = statuses(shown, SlurmClient())
+    if args.json:
+        print(json.dumps([one.as_json() for one in found], indent=2, allow_nan=False))
+        return 0
+    if not found:
+        print("There are no runs yet. Start one with `slurmddp train`.", file=sys.stderr)
+        return 0
+    _print(found, time.time())
+    for sentence in dict.fromkeys(one.detail for one in found if one.state == "unknown"):
+        print(f"unknown: {sentence}", file=sys.stderr)
+    if len(runs) > len(shown):
+        print(f"{len(runs) - len(shown)} more; `slurmddp list --all` shows them.", file=sys.stderr)
+    return 0
+
+
+def _print(found: Sequence[RunStatus], now: float) -> None:
+    rows = [
+        (
+            one.name,
+            one.state,
+            steps(one),
+            number(one.loss),
+            one.job_id or "-",
+            "-" if one.created is None else duration(now - one.created),
+            str(one.path.parent),
+        )
+        for one in found
+    ]
+    styles = [STATE_STYLES[one.state] for one in found]
+    print_table(HEADERS, rows, sys.stdout, right=frozenset({"STEP", "LOSS", "AGE"}), styles=styles)
+
+
+def steps(one: RunStatus) -> str:
+    """Say how far a run is: `270/400`."""
+    reached = "-" if one.step is None else str(one.step)
+    return f"{reached}/{one.total_steps}" if one.total_steps is not None else reached

@@ -1,0 +1,30 @@
+"""Write a run's report anew and print where it is."""
+
+from __future__ import annotations
+
+import argparse
+
+from slurmddp.errors import SlurmddpError
+from slurmddp.runs import index
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of `slurmddp report`."""
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN", help="name, its beginning, or folder (the newest run)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write `report.html` and `report.png` into the run folder."""
+    from slurmddp.runs.report import write_report
+
+    folder = index.find(args.run) if args.run is not None else index.newest()
+    try:
+        print(write_report(folder))
+    except OSError as error:
+        raise SlurmddpError(
+            f"The report can't be written to {folder.path}: {error.strerror or error}.",
+            hint="It is written into the run folder, so that must be yours and have space.",
+        ) from error
+    return 0

@@ -1,0 +1,93 @@
+"""Show how a run stands, where it runs, and what to do when it does not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+
+from slurmddp.runs import index
+from slurmddp.runs.status import RunStatus, status
+from slurmddp.runs.table import STATE_STYLES, clock, duration, number, paint
+from slurmddp.slurm.client import SlurmClient
+
+_FAILURE_LINES = 12
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of `slurmddp status`."""
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN", help="name, its beginning, or folder (the newest run)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the state of one run."""
+    folder = index.find(args.run) if args.run is not None else index.newest()
+    found = status(folder, SlurmClient())
+    if args.json:
+        print(json.dumps(found.as_json(), indent=2, allow_nan=False))
+        return 0
+    print(paint(found.name, "bold", sys.stdout))
+    for name, text in lines(found, time.time()):
+        if name == "state":
+            state, colon, detail = text.partition(":")
+            text = paint(state, STATE_STYLES[found.state], sys.stdout) + colon + detail
+        print(f"  {paint(f'{name:<10}', 'grey', sys.stdout)} {text}")
+    return 0
+
+
+def lines(one: RunStatus, now: float) -> Iterator[tuple[str, str]]:
+    """Yield what is known about a run as (name, text), the most asked for first."""
+    yield "state", f"{one.state}: {one.detail}"
+    if one.advice:
+        yield "next", one.advice
+    yield from _progress(one, now)
+    yield from _place(one, now)
+    if one.failure is not None:
+        yield "failure", one.failure.sentence
+        for line in one.failure.last_lines[-_FAILURE_LINES:]:
+            yield "", f"| {line}"
+    if one.log is not None:
+        yield "log", str(one.log)
+    if one.report is not None:
+        yield "report", str(one.report)
+    yield "folder", str(one.path)
+
+
+def _progress(one: RunStatus, now: float) -> Iterator[tuple[str, str]]:
+    if one.step is not None:
+        total = one.total_steps
+        share = f" of {total} ({100 * one.step // total} %)" if total else ""
+        seen = (
+            ""
+            if one.seen is None or not one.active
+            else f", last sign of life {duration(now - one.seen)} ago"
+        )
+        yield "step", f"{one.step}{share}{seen}"
+    if one.loss is not None:
+        held_out = "" if one.held_out is None else f", held-out {number(one.held_out)}"
+        yield "loss", f"{number(one.loss)}{held_out}"
+    if one.rate is not None:
+        yield "speed", f"{one.rate:,.0f} {one.rate_unit}"
+    if one.saved_step is not None:
+        yield "last save", f"step {one.saved_step}, {_ago(one.saved, now)}"
+
+
+def _place(one: RunStatus, now: float) -> Iterator[tuple[str, str]]:
+    if one.job_id is not None:
+        yield "job", one.job_id + (f" on {one.nodes}" if one.nodes else "")
+    if one.attempts:
+        yield "attempts", str(one.attempts)
+    if one.started is not None:
+        yield "started", _ago(one.started, now)
+    if one.ended is not None:
+        outcome = (one.outcome or "no outcome given").replace("_", " ")
+        yield "ended", f"{_ago(one.ended, now)}, exit code {one.exit_code} ({outcome})"
+
+
+def _ago(moment: float | None, now: float) -> str:
+    return "-" if moment is None else f"{clock(moment)} ({duration(now - moment)} ago)"

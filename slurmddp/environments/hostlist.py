@@ -1,0 +1,128 @@
+"""SLURM's host lists (`rack[1-2]n[08-10],login`) read and written without asking SLURM.
+
+`scontrol show hostnames` does the same, but it is missing in many containers, and a rank that asks a
+program for its peers at start-up is one more thing that can hang on a thousand nodes. The grammar is that
+of SLURM's own parser: separators are commas and blanks outside brackets, several brackets multiply with
+the leftmost one slowest, the written lower bound of a range gives the number of digits, order and
+repetitions are kept. Text after the last bracket is read too (SLURM does so from 23.02.5 on).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import groupby, product
+
+from slurmddp.errors import ConfigError
+
+MAX_HOSTS = 1 << 16
+"""SLURM's own bound on the hosts of one range; here it also bounds a whole list."""
+
+_TOKEN = re.compile(r"(?P<gap>[\s,]+)|(?P<bracket>\[[^\[\]]*\])|(?P<text>[^\s,\[\]]+)", re.ASCII)
+_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
+_NUMBERED = re.compile(r"(.*?)(\d{1,9})", re.ASCII | re.DOTALL)
+_PLAIN = re.compile(r"[^\s,\[\]]+")
+
+
+def expand(text: str) -> tuple[str, ...]:
+    """Return the names that a SLURM host list stands for, in its order; raises ConfigError on nonsense."""
+    hosts: list[str] = []
+    for pieces in _elements(text):
+        hosts.extend(_multiply(text, pieces, MAX_HOSTS - len(hosts)))
+    return tuple(hosts)
+
+
+def _elements(text: str) -> Iterator[list[list[str]]]:
+    """Yield each element between separators as a list of pieces, each piece a list of choices."""
+    pieces: list[list[str]] = []
+    position = 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise _nonsense(text, f"a bracket at position {position} has no partner")
+        position = match.end()
+        if match["gap"] is not None:
+            if pieces:
+                yield pieces
+            pieces = []
+        elif match["bracket"] is not None:
+            pieces.append(_choices(text, match["bracket"][1:-1]))
+        else:
+            pieces.append([match["text"]])
+    if pieces:
+        yield pieces
+
+
+def _choices(text: str, inside: str) -> list[str]:
+    """Return the numbers, as text, that the inside of one bracket stands for."""
+    numbers: list[str] = []
+    for part in inside.split(","):
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            raise _nonsense(text, f"{part!r} is neither a number nor a range")
+        low, high = match[1], match[2] or match[1]
+        if int(high) < int(low):
+            raise _nonsense(text, f"the range {part!r} runs backwards")
+        if int(high) - int(low) >= MAX_HOSTS - len(numbers):
+            raise _nonsense(text, f"it names more than {MAX_HOSTS} hosts")
+        numbers.extend(f"{number:0{len(low)}d}" for number in range(int(low), int(high) + 1))
+    return numbers
+
+
+def _multiply(text: str, pieces: list[list[str]], room: int) -> Iterator[str]:
+    total = 1
+    for choices in pieces:
+        total *= len(choices)
+    if total > room:
+        raise _nonsense(text, f"it names more than {MAX_HOSTS} hosts")
+    return ("".join(parts) for parts in product(*pieces))
+
+
+def _nonsense(text: str, why: str) -> ConfigError:
+    shown = text if len(text) <= 80 else text[:77] + "..."
+    return ConfigError(
+        f"{shown!r} is not a SLURM host list: {why}.",
+        hint="It looks like `node[01-04,7],login`; `scontrol show hostnames LIST` shows how SLURM reads it.",
+    )
+
+
+def compress(names: Sequence[str]) -> str:
+    """Write names, in their order, as a SLURM host list that `expand` turns back into the same names."""
+    if len(names) > MAX_HOSTS:
+        raise ConfigError(
+            f"{len(names)} hosts are more than one list of {MAX_HOSTS} holds.", hint="Split it."
+        )
+    parts: list[str] = []
+    for (prefix, numbered), group in groupby(map(_split, names), key=lambda name: (name[0], name[1] != "")):
+        digits = [name[1] for name in group]
+        parts.extend([_bracketed(prefix, digits)] if numbered else [prefix] * len(digits))
+    return ",".join(parts)
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Return what stands before the digits at the end of a name, and those digits."""
+    if _PLAIN.fullmatch(name) is None:
+        raise ConfigError(
+            f"{name!r} can't be a host name in a SLURM list.",
+            hint="Host names hold no blanks, commas or brackets.",
+        )
+    match = _NUMBERED.fullmatch(name)
+    return (match[1], match[2]) if match else (name, "")
+
+
+def _bracketed(prefix: str, digits: list[str]) -> str:
+    runs: list[tuple[str, str]] = []
+    for number in digits:
+        if runs and _next(*runs[-1]) == number:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    if len(digits) == 1:
+        return prefix + digits[0]
+    inside = ",".join(low if low == high else f"{low}-{high}" for low, high in runs)
+    return f"{prefix}[{inside}]"
+
+
+def _next(low: str, high: str) -> str:
+    """Return the number after `high` as a range that begins at `low` would write it."""
+    return f"{int(high) + 1:0{len(low)}d}"

@@ -1,0 +1,79 @@
+"""A process's place as mpirun tells it: Open MPI (OMPI_*), or a Hydra such as Intel MPI and MPICH (PMI_*)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slurmddp.environments import slurm
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.environments.variables import integer, needed
+from slurmddp.errors import MismatchError
+
+_LAUNCH_IDS = ("SLURMDDP_LAUNCH_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PBS_JOBID", "LSB_JOBID")
+
+
+def started_by_mpirun(environ: Mapping[str, str]) -> bool:
+    """Whether the variables of an MPI launcher are here."""
+    return "OMPI_COMM_WORLD_SIZE" in environ or ("PMI_SIZE" in environ and "PMI_RANK" in environ)
+
+
+def refuse_inside_step(environ: Mapping[str, str]) -> None:
+    """Raise MismatchError when mpirun and a SLURM step both claim this process with different sizes.
+
+    mpirun reaches other nodes through steps of its own, and mpirun's variables also leak into jobs that
+    are submitted from under it: either may be the outer one, and a guess could train N worlds of one.
+    """
+    tasks, size = integer(environ, "SLURM_STEP_NUM_TASKS"), integer(environ, "OMPI_COMM_WORLD_SIZE")
+    if size is None:
+        size = integer(environ, "PMI_SIZE") if "MPI_LOCALRANKID" in environ else None
+    if tasks is not None and size is not None and tasks != size:
+        raise MismatchError(
+            f"mpirun says that there are {size} processes, the SLURM step says {tasks}.",
+            hint="Set SLURMDDP_ENVIRONMENT=mpi if mpirun starts the ranks, or to slurm if srun does.",
+        )
+
+
+def place(environ: Mapping[str, str]) -> RankInfo:
+    """Return the place that mpirun gives; ranks are taken to fill one node after the other."""
+    rank = needed(environ, "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+    world_size = needed(environ, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", least=1)
+    local_world_size = needed(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", least=1)
+    local_rank = needed(environ, "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+    if rank >= world_size or local_rank >= local_world_size or local_world_size > world_size:
+        raise MismatchError(
+            f"MPI says rank {rank} of {world_size}, here {local_rank} of {local_world_size}: that can't be.",
+            hint="Unset the OMPI_* and PMI_* variables if no mpirun is around this process.",
+        )
+    address = environ.get("SLURMDDP_MASTER_ADDR") or environ.get("MASTER_ADDR")
+    nodes = -(-world_size // local_world_size)
+    if nodes > 1 and not address:
+        raise MismatchError(
+            f"mpirun started {world_size} ranks on {nodes} nodes, but does not say where rank 0 is.",
+            hint="Pass it on: `mpirun -x SLURMDDP_MASTER_ADDR=HOST ...` (Open MPI), or "
+            "`-genv SLURMDDP_MASTER_ADDR HOST` (Intel MPI, MPICH).",
+        )
+    return RankInfo(
+        environment="mpi",
+        rank=rank,
+        local_rank=local_rank,
+        node_rank=rank // local_world_size,
+        world_size=world_size,
+        local_world_size=local_world_size,
+        nodes=nodes,
+        hosts=(address or "localhost",),
+        master_addr=address,
+        launch_id=_launch_id(environ, world_size),
+        job_id=slurm.job_id(environ),
+        gpus_on_node=integer(environ, "SLURM_GPUS_ON_NODE"),
+    )
+
+
+def _launch_id(environ: Mapping[str, str], world_size: int) -> str:
+    known = [environ[name] for name in _LAUNCH_IDS if environ.get(name)]
+    if not known and world_size > 1:
+        raise MismatchError(
+            "mpirun gives its ranks no name of their launch, by which they could find each other.",
+            hint="Pass one on: `mpirun -x SLURMDDP_LAUNCH_ID=$(uuidgen) ...` (Open MPI), or "
+            "`-genv SLURMDDP_LAUNCH_ID $(uuidgen)` (Intel MPI, MPICH).",
+        )
+    return ".".join([*known, environ.get("SLURM_JOB_ID", "")]).strip(".") or "mpi"

@@ -1,0 +1,192 @@
+"""A process's place in a SLURM step.
+
+The step's own variables (SLURM_STEP_*) are the only safe source: SLURM_JOB_NODELIST is the whole job's even
+in a step on one of its nodes, SLURM_NTASKS_PER_NODE is often missing, and SLURM_PROCID=0 is set in the batch
+script as well, where nothing was started by srun. Job-wide names serve only where a step's is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slurmddp.environments.hostlist import expand
+from slurmddp.environments.layout import parse_counts
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.environments.variables import integer, needed
+from slurmddp.errors import MismatchError
+
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+"""Steps from here on are no srun of a person: interactive (salloc's shell), batch, extern."""
+
+_SINGLE_HINT = "For one process that ignores SLURM, set SLURMDDP_ENVIRONMENT=single."
+
+
+def in_allocation(environ: Mapping[str, str]) -> bool:
+    """Whether a SLURM job is around this process, step or not."""
+    return bool(environ.get("SLURM_JOB_ID"))
+
+
+def in_step(environ: Mapping[str, str]) -> bool:
+    """Whether srun started this process as a task, rather than a batch script or salloc's shell."""
+    step = environ.get("SLURM_STEP_ID", "")
+    started = step.isascii() and step.isdigit() and int(step) < _FIRST_SPECIAL_STEP
+    return started and in_allocation(environ) and "SLURM_PROCID" in environ
+
+
+def job_id(environ: Mapping[str, str]) -> str | None:
+    """Return the id that scontrol takes: `<array>_<task>` for an element of an array; None outside SLURM."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    if array and task:
+        return f"{array}_{task}"
+    return environ.get("SLURM_JOB_ID") or None
+
+
+def refuse_tasks_without_srun(environ: Mapping[str, str]) -> None:
+    """Raise MismatchError when the job asks for several tasks but srun has not started this process."""
+    tasks = integer(environ, "SLURM_NTASKS", "SLURM_NPROCS")
+    nodes = integer(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1
+    if (tasks or nodes) <= 1:
+        return
+    asked = f"--ntasks={tasks}" if tasks else f"--nodes={nodes}"
+    raise MismatchError(
+        f"Job {job_id(environ)} asks for {asked} ({nodes} node(s), {tasks or nodes} tasks), but this process "
+        "was not started by srun, so it would train alone.",
+        hint=f"Put srun before the command (`srun python ...`). {_SINGLE_HINT}",
+    )
+
+
+def place(environ: Mapping[str, str]) -> RankInfo:
+    """Return this task's place in its step; raises MismatchError when the variables don't agree."""
+    _refuse_het_job(environ)
+    world_size = needed(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS", least=1)
+    rank = needed(environ, "SLURM_PROCID")
+    node_rank = needed(environ, "SLURM_NODEID")
+    local_rank = needed(environ, "SLURM_LOCALID")
+    counts = _tasks_per_node(environ)
+    hosts = _hosts(environ)
+    _check_layout(environ, counts, hosts, world_size)
+    _check_position(counts, rank, node_rank, local_rank, world_size)
+    emulated = environ.get("SLURMDDP_EMULATED") == "1"
+    return RankInfo(
+        environment="slurm",
+        rank=rank,
+        local_rank=local_rank,
+        node_rank=node_rank,
+        world_size=world_size,
+        local_world_size=counts[node_rank],
+        nodes=len(counts),
+        hosts=hosts,
+        master_addr=None if emulated else environ.get("SLURMDDP_MASTER_ADDR") or None,
+        launch_id=_launch_id(environ),
+        emulated=emulated,
+        job_id=job_id(environ),
+        cpus=_cpus(environ, counts[node_rank]),
+        gpus_on_node=integer(environ, "SLURM_GPUS_ON_NODE"),
+    )
+
+
+def _tasks_per_node(environ: Mapping[str, str]) -> tuple[int, ...]:
+    return parse_counts(_text(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
+
+
+def _hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
+    return expand(_text(environ, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"))
+
+
+def _text(environ: Mapping[str, str], *names: str) -> str:
+    for name in names:
+        if environ.get(name):
+            return environ[name]
+    raise MismatchError(f"{' and '.join(names)} are not set.", hint=f"Start with srun. {_SINGLE_HINT}")
+
+
+def _check_layout(
+    environ: Mapping[str, str], counts: tuple[int, ...], hosts: tuple[str, ...], world_size: int
+) -> None:
+    nodes = integer(environ, "SLURM_STEP_NUM_NODES", least=1)
+    if len(counts) != len(hosts) or (nodes is not None and nodes != len(hosts)):
+        raise MismatchError(
+            f"SLURM's variables name {len(hosts)} host(s), task counts for {len(counts)} node(s)"
+            f"{'' if nodes is None else f' and {nodes} node(s) in number'}.",
+            hint=f"Start the step with its own `srun --nodes=N --ntasks-per-node=R`. {_SINGLE_HINT}",
+        )
+    if sum(counts) != world_size:
+        raise MismatchError(
+            f"The tasks on the nodes ({', '.join(map(str, counts))}) add up to {sum(counts)}, but the step "
+            f"has {world_size} tasks.",
+            hint=f"Give srun `--ntasks` and `--ntasks-per-node`, and no `--preserve-env`. {_SINGLE_HINT}",
+        )
+
+
+def _check_position(
+    counts: tuple[int, ...], rank: int, node_rank: int, local_rank: int, world_size: int
+) -> None:
+    for name, value, bound, flag in (
+        ("SLURM_PROCID", rank, world_size, "--ntasks"),
+        ("SLURM_NODEID", node_rank, len(counts), "--nodes"),
+        ("SLURM_LOCALID", local_rank, counts[min(node_rank, len(counts) - 1)], "--ntasks-per-node"),
+    ):
+        if value >= bound:
+            raise MismatchError(
+                f"{name}={value}, but the step has only {bound} of them.",
+                hint=f"Start the step with the right `srun {flag}=...`; values of another step may have "
+                f"leaked in. {_SINGLE_HINT}",
+            )
+
+
+def _refuse_het_job(environ: Mapping[str, str]) -> None:
+    size = integer(environ, "SLURM_HET_SIZE", "SLURM_PACK_SIZE")
+    if size is not None and size > 1:
+        raise MismatchError(
+            f"This is a heterogeneous job of {size} components; one node list can't place its ranks.",
+            hint="Ask for one kind of node: no ` : ` on the command line and no `#SBATCH hetjob` line.",
+        )
+
+
+def refuse_leaked_step(environ: Mapping[str, str]) -> None:
+    """Raise MismatchError when the step's variables are not those of the job around this process.
+
+    A job submitted from inside a step inherits SLURM_STEP_* and would take itself for that step: a batch
+    script of eight tasks would train alone, as a world of one.
+    """
+    hosts = _hosts(environ)
+    here = environ.get("SLURMD_NODENAME")
+    if here and here not in hosts:
+        raise _leaked(
+            f"this process runs on node {here}, which is not in SLURM_STEP_NODELIST={_short(hosts)}"
+        )
+    job_hosts = expand(environ.get("SLURM_JOB_NODELIST", ""))
+    if job_hosts and not set(hosts) <= set(job_hosts):
+        raise _leaked(f"the job has the nodes {_short(job_hosts)}, the step {_short(hosts)}")
+    job_tasks, tasks = integer(environ, "SLURM_NTASKS"), integer(environ, "SLURM_STEP_NUM_TASKS")
+    if job_tasks is not None and tasks is not None and job_tasks != tasks:
+        raise _leaked(f"SLURM_NTASKS={job_tasks}, but SLURM_STEP_NUM_TASKS={tasks}")
+
+
+def _leaked(found: str) -> MismatchError:
+    return MismatchError(
+        f"The SLURM_STEP_* variables are those of another step: {found}.",
+        hint="A job submitted from inside a job inherits them: put srun before the command, or submit "
+        "with SLURM_* unset. If srun did start this (`--preserve-env`), set SLURMDDP_ENVIRONMENT=slurm.",
+    )
+
+
+def _short(hosts: tuple[str, ...]) -> str:
+    return ",".join(hosts[:4]) + (",..." if len(hosts) > 4 else "")
+
+
+def _launch_id(environ: Mapping[str, str]) -> str:
+    """Return a text that only the ranks of this launch share: a requeue changes it, as does a new step."""
+    restart = integer(environ, "SLURM_RESTART_COUNT") or 0
+    parts = [environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_STEP_ID", "0"), str(restart)]
+    extra = environ.get("SLURMDDP_LAUNCH_ID")
+    return ".".join([*parts, extra] if extra else parts)
+
+
+def _cpus(environ: Mapping[str, str], tasks: int) -> int | None:
+    """Return the CPUs of one task, from the node's share where `--cpus-per-task` was not given."""
+    each = integer(environ, "SLURM_CPUS_PER_TASK", least=1)
+    if each is not None:
+        return each
+    node = integer(environ, "SLURM_CPUS_ON_NODE", least=1)
+    return None if node is None else max(1, node // tasks)

@@ -1,0 +1,82 @@
+"""A process's place as torchrun tells it, or as `Distributon.launch` does, in the same five variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slurmddp.environments import slurm
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.environments.variables import integer, needed
+from slurmddp.errors import MismatchError
+
+
+def place(environ: Mapping[str, str]) -> RankInfo:
+    """Return the place that RANK, WORLD_SIZE and their companions give; MASTER_PORT is needed to meet."""
+    rank, world_size, local_rank, local_world_size = _numbers(environ)
+    node_rank = integer(environ, "GROUP_RANK", "NODE_RANK")
+    address = environ.get("MASTER_ADDR")
+    port = integer(environ, "MASTER_PORT", least=1)
+    if world_size > 1 and (not address or port is None):
+        raise MismatchError(
+            f"RANK={rank} and WORLD_SIZE={world_size} are set, but not both MASTER_ADDR and MASTER_PORT.",
+            hint="Start with torchrun or srun; with variables set by hand, set those two as well.",
+        )
+    node_rank = rank // local_world_size if node_rank is None else node_rank
+    nodes = integer(environ, "GROUP_WORLD_SIZE", least=1) or -(-world_size // local_world_size)
+    return RankInfo(
+        environment="torchrun",
+        rank=rank,
+        local_rank=local_rank,
+        node_rank=node_rank,
+        world_size=world_size,
+        local_world_size=local_world_size,
+        nodes=max(nodes, node_rank + 1),
+        hosts=(address or "localhost",),
+        master_addr=address,
+        master_port=port,
+        launch_id=_launch_id(environ, f"{address}:{port}"),
+        job_id=slurm.job_id(environ),
+        gpus_on_node=integer(environ, "SLURM_GPUS_ON_NODE"),
+    )
+
+
+def local_place(environ: Mapping[str, str]) -> RankInfo:
+    """Return the place of a process that `Distributon.launch` started on this machine."""
+    rank, world_size, local_rank, local_world_size = _numbers(environ)
+    launch_id = environ.get("SLURMDDP_LAUNCH_ID")
+    if not launch_id:
+        raise MismatchError(
+            "SLURMDDP_LAUNCHER=local is set, but not SLURMDDP_LAUNCH_ID.",
+            hint="Distributon.launch sets both; unset SLURMDDP_LAUNCHER to run on your own.",
+        )
+    return RankInfo(
+        environment="local",
+        rank=rank,
+        local_rank=local_rank,
+        node_rank=integer(environ, "NODE_RANK") or 0,
+        world_size=world_size,
+        local_world_size=local_world_size,
+        launch_id=launch_id,
+        emulated=True,
+        job_id=slurm.job_id(environ),
+    )
+
+
+def _numbers(environ: Mapping[str, str]) -> tuple[int, int, int, int]:
+    rank, world_size = needed(environ, "RANK"), needed(environ, "WORLD_SIZE", least=1)
+    local_world_size = integer(environ, "LOCAL_WORLD_SIZE", least=1) or world_size
+    local_rank = integer(environ, "LOCAL_RANK")
+    local_rank = rank % local_world_size if local_rank is None else local_rank
+    if rank >= world_size or local_rank >= local_world_size or local_world_size > world_size:
+        raise MismatchError(
+            f"RANK={rank} of WORLD_SIZE={world_size} with LOCAL_RANK={local_rank} of "
+            f"LOCAL_WORLD_SIZE={local_world_size} can't be.",
+            hint="Start with torchrun, or set all four: ranks count from 0 and stay below their size.",
+        )
+    return rank, world_size, local_rank, local_world_size
+
+
+def _launch_id(environ: Mapping[str, str], meeting_point: str) -> str:
+    restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    run = environ.get("SLURMDDP_LAUNCH_ID") or environ.get("TORCHELASTIC_RUN_ID") or meeting_point
+    return f"{run}.{restart}"

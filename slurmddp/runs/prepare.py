@@ -1,0 +1,120 @@
+"""The run folder before the first attempt: everything that the login side tells the nodes.
+
+A new folder is built beside its place and renamed into it, so an error on the way leaves nothing. An existing
+one (the same command again) keeps its logs, metrics and checkpoints and gets the new wishes.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import yaml
+
+from slurmddp.errors import ConfigError
+from slurmddp.runs import snapshot
+from slurmddp.runs.folder import RunFolder, write_atomic
+from slurmddp.spec import Job
+
+
+def prepare(job: Job, script: str | None) -> RunFolder:
+    """Write the run folder of `job`, with `script` as its batch script, and return it.
+
+    Lifts an earlier `cancel` of the run. Raises ConfigError before anything is written where it can.
+    """
+    if script is not None:
+        check_syntax(script)
+    folder = RunFolder(job.run_dir)
+    with _writable(folder.path.parent):
+        folder.path.parent.mkdir(parents=True, exist_ok=True)
+        with _beside(folder.path) as draft:
+            _fill(draft, job, script)
+            if not _put_in_place(draft, folder.path):
+                _update(draft, folder)
+    return folder
+
+
+def check_syntax(script: str) -> None:
+    """Raise ConfigError if bash can't parse `script`; only `setup` lines of a cluster file can cause that."""
+    bash = shutil.which("bash")
+    if bash is None:
+        return
+    done = subprocess.run([bash, "-n"], input=script, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        words = done.stderr.strip().splitlines()
+        raise ConfigError(
+            f"bash can't read the batch script: {words[0] if words else 'no reason given'}.",
+            hint="Look for an open quote or block in the `setup` lines of the cluster file.",
+        )
+
+
+def _fill(draft: Path, job: Job, script: str | None) -> None:
+    """Write all that a submission says into the empty folder `draft`."""
+    (draft / "logs").mkdir()
+    config = yaml.safe_dump(dict(job.program.config), sort_keys=False, allow_unicode=True)
+    (draft / "config.yaml").write_text(config, encoding="utf-8")
+    typed = "".join(f"{shlex.quote(word)}\n" for word in job.overrides)
+    (draft / "overrides.txt").write_text(typed, encoding="utf-8")
+    if script is not None:
+        (draft / "job.sbatch").write_text(script, encoding="utf-8")
+    if job.snapshot:
+        (draft / "code.txt").write_text(f"{_take_code(draft, job)}\n", encoding="utf-8")
+
+
+def _take_code(draft: Path, job: Job) -> str:
+    runs = job.run_dir.parent
+    project = job.project_dir
+    exclude = [draft, job.run_dir] if project.is_relative_to(runs) else [runs]
+    return snapshot.take(project, draft / "code", exclude=exclude).note
+
+
+def _put_in_place(draft: Path, place: Path) -> bool:
+    """Rename the draft to its place; False if a run stands there already."""
+    try:
+        draft.rename(place)
+    except OSError:
+        if place.is_dir():
+            return False
+        raise
+    return True
+
+
+def _update(draft: Path, folder: RunFolder) -> None:
+    """Move what a submission says into an existing run, file by file, each at once."""
+    (folder.path / "logs").mkdir(exist_ok=True)
+    for name in ("config.yaml", "overrides.txt", "job.sbatch", "code.txt"):
+        if (draft / name).exists():
+            write_atomic(folder.path / name, (draft / name).read_text(encoding="utf-8"))
+    if (draft / "code").is_dir():
+        with suppress(FileNotFoundError):
+            folder.code_dir.rename(draft / "replaced")
+        (draft / "code").rename(folder.code_dir)
+    folder.cancelled_file.unlink(missing_ok=True)
+
+
+@contextmanager
+def _beside(place: Path) -> Iterator[Path]:
+    """Give a fresh folder next to `place`; what is left of it afterwards is removed."""
+    draft = place.with_name(f".{place.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    draft.mkdir()
+    try:
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextmanager
+def _writable(parent: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"The run folder can't be written in {parent}: {error.strerror or error}.",
+            hint="With runs_dir=, choose a folder on a filesystem that all nodes share and you may write to.",
+        ) from error

@@ -1,0 +1,95 @@
+"""Why SLURM keeps a job waiting, in words, and what a person can do about it."""
+
+from __future__ import annotations
+
+_PATIENCE = "Nothing to do: it starts when its turn comes."
+_SMALLER = _PATIENCE + " Fewer nodes or less time start sooner."
+_HELD = "Release it with `scontrol release {job}`, or ask the site why it holds it."
+
+# Compared by beginning, the longest first: dozens of QOS and Assoc limits differ only in their ends.
+_REASONS: dict[str, tuple[str, str]] = {
+    "Priority": ("other jobs stand before it in the queue", _SMALLER),
+    "Resources": ("the nodes it needs are busy", _SMALLER),
+    "BeginTime": ("it was put back and waits out SLURM's delay, two minutes on most sites", _PATIENCE),
+    "Dependency": ("it waits for another job to end", _PATIENCE),
+    "DependencyNeverSatisfied": (
+        "the job it waits for ended in a way that never lets it start",
+        "Cancel it and submit again with `slurmddp resume {run}`.",
+    ),
+    "PartitionTimeLimit": (
+        "it asks for more time than the partition allows",
+        "Cancel it, then `slurmddp resume {run} time_limit=...`; as it is, it may never start.",
+    ),
+    "PartitionNodeLimit": (
+        "it asks for more nodes than the partition has or allows",
+        "Cancel it, then submit it again with a smaller `nodes=`; it may never start as it is.",
+    ),
+    "PartitionDown": ("the partition is switched off", "Ask the site, or choose another with `partition=`."),
+    "PartitionInactive": (
+        "the partition takes no jobs now",
+        "Ask the site, or choose another with `partition=`.",
+    ),
+    "PartitionConfig": (
+        "the partition does not allow what it asks for, often more nodes than it has",
+        "Compare nodes, time and account with `scontrol show partition`.",
+    ),
+    "ReqNodeNotAvail": (
+        "nodes that it needs are down, drained or reserved (often for a maintenance)",
+        "See `sinfo -R` and `scontrol show res`; a job that ends before a maintenance may start.",
+    ),
+    "Nodes required for job are DOWN": (
+        "nodes that it needs are down, drained or reserved",
+        "See `sinfo -R`; it starts when they come back.",
+    ),
+    "NodeDown": ("a node that it needs is down", "See `sinfo -R`; it starts when the node comes back."),
+    "BadConstraints": (
+        "no node has what it asks for",
+        "Check the cluster file's constraint, GPU type and counts with `sinfo -o '%N %f %G'`.",
+    ),
+    "JobHeldUser": ("it is held by you", _HELD),
+    "JobHeldAdmin": ("it is held by the site, or after repeated launch failures", _HELD),
+    "launch failed requeued held": (
+        "a node could not start it, and SLURM put it back and holds it",
+        "Look at the batch log, then `scontrol release {job}`.",
+    ),
+    "JobHoldMaxRequeue": ("it was put back too often", _HELD),
+    "QOS": (
+        "a limit of its quality of service is reached",
+        "It starts when your other jobs end; `sacctmgr show qos` lists the limits, `qos=` chooses another.",
+    ),
+    "Assoc": (
+        "a limit of your account is reached",
+        "It starts when jobs of your account end; `sshare` shows what is used, `account=` chooses another.",
+    ),
+    "MaxMemPerLimit": (
+        "it asks for more memory than allowed",
+        "Cancel it and submit it again with a smaller `mem_gb=`.",
+    ),
+    "InvalidAccount": (
+        "SLURM does not know its account",
+        "Cancel it and submit it again with a valid `account=`.",
+    ),
+    "InvalidQOS": (
+        "SLURM does not know its quality of service",
+        "Cancel it and submit it again with a valid `qos=`.",
+    ),
+    "AccountNotAllowed": (
+        "its account may not use this partition",
+        "Choose another `account=` or `partition=`.",
+    ),
+    "Licenses": ("it waits for a licence", _PATIENCE),
+    "Reservation": ("its reservation has not begun", _PATIENCE),
+    "JobArrayTaskLimit": ("the array runs as many elements as it allows at once", _PATIENCE),
+    "Prolog": ("its nodes are being prepared", _PATIENCE),
+    "Cleaning": ("its last attempt is still being cleaned up", _PATIENCE),
+}
+
+
+def explain(reason: str, *, run: str, job_id: str) -> tuple[str, str]:
+    """Return why a job waits and what to do; a reason not in the table is passed on as it is."""
+    given = reason.strip("() ")
+    for name in sorted(_REASONS, key=len, reverse=True):
+        if given.startswith(name):
+            why, action = _REASONS[name]
+            return why, action.replace("{run}", run).replace("{job}", job_id)
+    return (f"SLURM says {given!r}", "") if given else ("SLURM has not looked at it yet", _PATIENCE)

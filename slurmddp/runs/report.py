@@ -1,0 +1,225 @@
+"""The page that a person looks at after a run: one HTML file that needs no network and no other file."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import slurmddp
+from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED
+from slurmddp.runs import figure
+from slurmddp.runs.folder import RunFolder, write_atomic
+from slurmddp.runs.history import Attempt, History, read_failure, read_history
+from slurmddp.runs.metrics import Metrics, read
+from slurmddp.runs.status import RunStatus, status
+from slurmddp.runs.table import clock, duration, number
+
+_SAMPLE_CHARS = 4000
+TONES = {
+    "finished": "good",
+    "failed": "bad",
+    "lost": "bad",
+    "unknown": "wait",
+    "cancelled": "wait",
+    "stopped": "wait",
+    "running": "busy",
+    "queued": "busy",
+    "preparing": "busy",
+}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One key figure of the report."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One attempt in the table of attempts."""
+
+    number: int
+    job: str
+    nodes: str
+    started: str
+    lasted: str
+    steps: str
+    outcome: str
+    tone: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """Everything that the template shows, as plain text still to be escaped."""
+
+    name: str
+    status: RunStatus
+    tone: str
+    tiles: list[Tile]
+    rows: list[Row]
+    charts: dict[str, str] = field(default_factory=dict)
+    chart_label: str = ""
+    sample: str = ""
+    command: str = ""
+    config: str = ""
+    written: str = ""
+    version: str = slurmddp.__version__
+
+
+def write_report(folder: RunFolder, *, exit_code: int | None = None) -> Path:
+    """Write `report.html` and `report.png` from what the run folder holds now; return the page's path.
+
+    `exit_code` is that of an attempt which is just ending, whose end is not in the folder yet.
+    """
+    history, metrics = read_history(folder), read(folder)
+    now = _as_of_now(status(folder, None), exit_code)
+    starts = _starts(history)
+    charts: dict[str, str] = {}
+    if figure.has_points(metrics):
+        figure.write_png(metrics, starts, folder.name, folder.figure_file)
+        charts["wide"] = figure.svg(metrics, starts, name="wide", size=(9.2, 3.9))
+        charts["narrow"] = figure.svg(metrics, starts, name="narrow", size=(4.6, 3.9))
+    page = Page(
+        name=folder.name,
+        status=now,
+        tone=TONES[now.state],
+        tiles=_tiles(folder.config(), now, history, metrics),
+        rows=[_row(one, metrics, _outcome(one, folder, history, now)) for one in history.attempts],
+        charts=charts,
+        chart_label=_chart_label(metrics),
+        sample=_text(folder.sample_file)[:_SAMPLE_CHARS],
+        command=_command(folder),
+        config=_text(folder.config_file),
+        written=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
+    )
+    write_atomic(folder.report_file, render(page))
+    return folder.report_file
+
+
+def render(page: Page) -> str:
+    """Return the page as HTML; every text in it is escaped."""
+    from jinja2 import Environment, StrictUndefined
+
+    source = files("slurmddp.templates").joinpath("report.html.j2").read_text(encoding="utf-8")
+    options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
+    environment = Environment(autoescape=True, undefined=StrictUndefined, **options)
+    return environment.from_string(source).render(page=page, run=page.status)
+
+
+def _as_of_now(found: RunStatus, exit_code: int | None) -> RunStatus:
+    """Judge a run whose last attempt has not written its end: the page is written just before that line."""
+    if found.state != "running":
+        return found
+    if found.failure is not None:
+        return replace(found, state="failed", detail=found.failure.sentence, advice="")
+    if exit_code not in (None, EXIT_FINISHED, EXIT_STOPPED):
+        return replace(found, state="failed", detail=f"it ended with exit code {exit_code}", advice="")
+    done = found.step is not None and found.total_steps is not None and found.step >= found.total_steps
+    if done or exit_code == EXIT_FINISHED:
+        return replace(found, state="finished", detail="all steps are done", advice="")
+    return found
+
+
+def _starts(history: History) -> dict[int, int]:
+    """Return the step at which each attempt after the first went on."""
+    later = history.attempts[1:]
+    return {one.number: one.start_step for one in later if one.start_step is not None}
+
+
+def _tiles(config: dict[str, Any], now: RunStatus, history: History, metrics: Metrics) -> list[Tile]:
+    nodes, ranks = config.get("nodes"), config.get("ranks_per_node")
+    held = metrics.held_out
+    fell = f"from {number(held.values[0])}" if len(held) > 1 else ""
+    total = f"of {now.total_steps}" if now.total_steps else ""
+    train = metrics.train.values
+    tiles = [
+        Tile("Steps", "-" if now.step is None else f"{now.step:,}", total),
+        Tile("Training loss", number(train[-1] if train else None), "last logged"),
+        Tile("Held-out loss", number(held.values[-1] if len(held) else None), fell),
+        Tile("Speed", "-" if metrics.rate is None else f"{metrics.rate:,.0f}", metrics.rate_unit),
+        Tile("Time in training", duration(_training_time(history, metrics)), f"{_count(history, 'attempt')}"),
+    ]
+    if isinstance(nodes, int) and isinstance(ranks, int):
+        note = f"on {nodes} node{'s' * (nodes != 1)}"
+        tiles.append(Tile("Ranks", str(nodes * ranks), note))
+    return tiles
+
+
+def _count(history: History, word: str) -> str:
+    many = len(history.attempts)
+    return f"{many} {word}{'s' * (many != 1)}"
+
+
+def _training_time(history: History, metrics: Metrics) -> float | None:
+    times = [lasted for one in history.attempts if (lasted := _lasted(one, metrics)) is not None]
+    return sum(times) if times else None
+
+
+def _lasted(attempt: Attempt, metrics: Metrics) -> float | None:
+    if attempt.started is None:
+        return None
+    seen = [moment for moment in (attempt.seen, metrics.last_seen.get(attempt.number)) if moment is not None]
+    end = attempt.ended if attempt.ended is not None else max(seen, default=None)
+    return None if end is None else max(0.0, end - attempt.started)
+
+
+def _row(attempt: Attempt, metrics: Metrics, outcome: tuple[str, str]) -> Row:
+    last = [step for step in (metrics.reached.get(attempt.number), attempt.saved_step) if step is not None]
+    first = attempt.start_step
+    return Row(
+        number=attempt.number,
+        job=attempt.job_id or "-",
+        nodes=attempt.nodes or "-",
+        started=clock(attempt.started),
+        lasted=duration(_lasted(attempt, metrics)),
+        steps=f"{'?' if first is None else first} to {max(last)}" if last else "none",
+        outcome=outcome[0],
+        tone=outcome[1],
+    )
+
+
+def _outcome(attempt: Attempt, folder: RunFolder, history: History, now: RunStatus) -> tuple[str, str]:
+    """Return how an attempt ended, in words, and the colour of it."""
+    failure = read_failure(folder, attempt.number)
+    if attempt.outcome == "finished":
+        return "finished", "good"
+    if attempt.outcome == "stopped":
+        return "stopped at a checkpoint" + (f" ({attempt.signal})" if attempt.signal else ""), "wait"
+    if failure is not None:
+        return failure.sentence, "bad"
+    if attempt.is_open:
+        return (now.state, TONES[now.state]) if attempt is history.newest else ("no end written", "wait")
+    code = "" if attempt.exit_code is None else f", exit code {attempt.exit_code}"
+    return (attempt.outcome or "ended").replace("_", " ") + code, "bad"
+
+
+def _chart_label(metrics: Metrics) -> str:
+    parts = [
+        f"{what} from {number(curve.values[0])} to {number(curve.values[-1])}"
+        for what, curve in (("training loss", metrics.train), ("held-out loss", metrics.held_out))
+        if len(curve)
+    ]
+    return "Loss over steps: " + ", ".join(parts)
+
+
+def _command(folder: RunFolder) -> str:
+    typed = _text(folder.overrides_file)
+    try:
+        words = shlex.split(typed)  # Quoted words, one per line; a word may hold a line break.
+    except ValueError:
+        words = typed.split()
+    return shlex.join(["slurmddp", "train", *words])
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,230 @@
+"""How a run stands: the run folder answers first, SLURM only where the folder leaves it open.
+
+So a verdict needs no accounting, and a run that has ended costs no query. Unknown is never success.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from slurmddp.errors import SlurmddpError, SlurmError
+from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.history import Attempt, Failure, History, read_failure, read_history
+from slurmddp.runs.metrics import Latest, latest
+from slurmddp.runs.process import is_alive
+from slurmddp.runs.verdict import Verdict, decide
+from slurmddp.slurm.client import Slurm
+from slurmddp.slurm.states import JobState
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """All that `slurmddp status` shows; times are seconds since the epoch, None means not known (yet)."""
+
+    name: str
+    path: Path
+    state: str
+    """preparing, queued, running, stopped, finished, failed, cancelled, lost, or unknown."""
+    detail: str
+    """Why, in words."""
+    advice: str = ""
+    job_id: str | None = None
+    launcher: str | None = None
+    attempts: int = 0
+    nodes: str | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    loss: float | None = None
+    held_out: float | None = None
+    rate: float | None = None
+    rate_unit: str = "tokens/s"
+    created: float | None = None
+    started: float | None = None
+    ended: float | None = None
+    seen: float | None = None
+    """When anything was last written: an event or a metric."""
+    saved: float | None = None
+    saved_step: int | None = None
+    exit_code: int | None = None
+    outcome: str | None = None
+    failure: Failure | None = None
+    log: Path | None = None
+    report: Path | None = None
+    active: bool = False
+    """Whether a job or a process of this run is, or may be, still there."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `--json`; a number that JSON can't say (NaN) becomes null."""
+        return {key: _plain(value) for key, value in asdict(self).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+def status(folder: RunFolder, slurm: Slurm | None) -> RunStatus:
+    """Return how one run stands; without `slurm` the folder alone is believed."""
+    return statuses([folder], slurm)[0]
+
+
+def statuses(folders: Sequence[RunFolder], slurm: Slurm | None) -> list[RunStatus]:
+    """Return how several runs stand, with one query to SLURM for all of them together."""
+    read = [_read(folder) for folder in folders]
+    ids = [one.history.job_id for one in read if isinstance(one, _Read) and one.open_slurm_job]
+    jobs, trouble = _ask(slurm, [job for job in ids if job])
+    return [_judge(one, jobs, trouble) if isinstance(one, _Read) else one for one in read]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    """One run folder as it was read, before SLURM was asked."""
+
+    folder: RunFolder
+    history: History
+    total_steps: int | None
+
+    @property
+    def is_local(self) -> bool:
+        newest = self.history.newest
+        if (self.history.job_id or "").startswith("local"):
+            return True
+        return newest is not None and newest.launcher == "local" and newest.job_id == self.history.job_id
+
+    @property
+    def open_slurm_job(self) -> bool:
+        """Whether only SLURM knows how the newest job stands: it may go on, or is being cancelled."""
+        history = self.history
+        ending = history.last == "cancelled" and history.newest is not None and history.newest.is_open
+        return not self.is_local and (history.goes_on or ending)
+
+
+def _read(folder: RunFolder) -> _Read | RunStatus:
+    try:
+        train = folder.config().get("train")
+        total = train.get("steps") if isinstance(train, dict) else None
+        return _Read(
+            folder=folder,
+            history=read_history(folder),
+            total_steps=total if isinstance(total, int) else None,
+        )
+    except (SlurmddpError, OSError, ValueError) as error:
+        detail = f"the run folder can't be read: {error}"
+        return RunStatus(name=folder.name, path=folder.path, state="unknown", detail=detail, active=True)
+
+
+def _ask(slurm: Slurm | None, ids: list[str]) -> tuple[dict[str, JobState] | None, str]:
+    """Return what SLURM says of these jobs; None, and its words, when it does not answer."""
+    if slurm is None or not ids:
+        return None, ""
+    try:
+        return slurm.jobs(ids), ""
+    except SlurmError as error:
+        return None, " ".join(error.message.split())
+
+
+def _judge(read: _Read, jobs: dict[str, JobState] | None, trouble: str) -> RunStatus:
+    verdict = _verdict(read, jobs, trouble)
+    if verdict.state in ("lost", "failed") and read.open_slurm_job:
+        # The job may have written its end and left between our reading and SLURM's answer: read once more.
+        again = _read(read.folder)
+        if isinstance(again, _Read) and again.history != read.history:
+            read = again
+            verdict = _verdict(again, jobs, trouble) if again.history.settled else verdict
+    return _compose(read, verdict)
+
+
+def _verdict(read: _Read, jobs: dict[str, JobState] | None, trouble: str) -> Verdict:
+    history = read.history
+    job = jobs.get(history.job_id or "") if jobs is not None else None
+    return decide(
+        history,
+        run=read.folder.name,
+        cancelled=read.folder.cancelled_file.exists(),
+        alive=_is_alive(history.newest) if read.is_local and history.goes_on else None,
+        local=read.is_local,
+        asked=jobs is not None,
+        job=job,
+        trouble=trouble,
+    )
+
+
+def _is_alive(attempt: Attempt | None) -> bool | None:
+    if attempt is None or attempt.pid is None or attempt.started is None:
+        return None
+    return is_alive(attempt.pid, attempt.host, attempt.started)
+
+
+def _compose(read: _Read, verdict: Verdict) -> RunStatus:
+    folder, history = read.folder, read.history
+    newest, values = history.newest, latest(folder)
+    failure = read_failure(folder, newest.number) if newest and verdict.state != "finished" else None
+    known = RunStatus(
+        name=folder.name,
+        path=folder.path,
+        state=verdict.state,
+        detail=_with_failure(verdict, failure),
+        advice=verdict.advice,
+        active=verdict.active,
+        job_id=history.job_id,
+        attempts=len(history.attempts),
+        step=_reached(newest, values),
+        total_steps=read.total_steps,
+        loss=values.loss,
+        held_out=values.held_out,
+        rate=values.rate,
+        rate_unit=values.rate_unit,
+        created=history.created,
+        seen=max(filter(None, [newest.seen if newest else None, values.time]), default=None),
+        failure=failure,
+        log=_log(folder, newest, failure),
+        report=folder.report_file if folder.report_file.exists() else None,
+    )
+    return replace(known, **_of_attempts(history))
+
+
+def _with_failure(verdict: Verdict, failure: Failure | None) -> str:
+    shown = failure is not None and verdict.state == "failed"
+    return f"{verdict.detail}; {failure.sentence}" if failure and shown else verdict.detail
+
+
+def _of_attempts(history: History) -> dict[str, Any]:
+    """Return the fields that come from the newest attempt, and from the newest save of any attempt."""
+    newest = history.newest
+    if newest is None:
+        return {}
+    saves = [one for one in history.attempts if one.saved_step is not None]
+    return {
+        "launcher": newest.launcher,
+        "nodes": newest.nodes,
+        "started": newest.started,
+        "ended": newest.ended,
+        "exit_code": newest.exit_code,
+        "outcome": newest.outcome,
+        "saved": saves[-1].saved if saves else None,
+        "saved_step": saves[-1].saved_step if saves else None,
+    }
+
+
+def _reached(newest: Attempt | None, values: Latest) -> int | None:
+    """Return where the newest attempt stands, which may be behind the step at which one before it died."""
+    if newest is None:
+        return values.step
+    own = values.step if values.attempt == newest.number else None
+    known = [step for step in (own, newest.saved_step, newest.resumed_step) if step is not None]
+    return max(known) if known else values.step
+
+
+def _log(folder: RunFolder, newest: Attempt | None, failure: Failure | None) -> Path | None:
+    """Return the log that a person should open first."""
+    if newest is None:
+        return None
+    wanted = [folder.log_dir(newest.number) / "node-0.log", folder.log_dir(newest.number)]
+    ranks = [failure.rank] if failure and failure.rank is not None else [0]
+    wanted = [folder.rank_log(newest.number, rank) for rank in ranks] + wanted
+    return next((path for path in wanted if path.exists()), None)

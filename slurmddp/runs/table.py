@@ -1,0 +1,113 @@
+"""How the commands print: aligned plain text into a pipe, a little colour on a terminal."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import TextIO
+
+_CODES = {"green": "32", "red": "31", "yellow": "33", "blue": "34", "grey": "90", "bold": "1"}
+
+STATE_STYLES = {
+    "preparing": "blue",
+    "queued": "blue",
+    "running": "green",
+    "stopped": "yellow",
+    "finished": "green",
+    "failed": "red",
+    "cancelled": "grey",
+    "lost": "red",
+    "unknown": "yellow",
+}
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Tell whether a person reads this stream directly."""
+    return bool(getattr(stream, "isatty", lambda: False)()) and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str, style: str, stream: TextIO) -> str:
+    """Colour `text` on a terminal, unless NO_COLOR is set."""
+    if not style or not is_terminal(stream) or os.environ.get("NO_COLOR"):
+        return text
+    return f"\x1b[{_CODES[style]}m{text}\x1b[0m"
+
+
+def print_table(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    stream: TextIO,
+    *,
+    right: frozenset[str] = frozenset(),
+    styles: Sequence[str] = (),
+) -> None:
+    """Print a table; `right` names columns of numbers, `styles` colours the second column of each row."""
+    if is_terminal(stream):
+        _print_rich(headers, rows, stream, right, styles)
+        return
+    cells = [list(headers), *(list(row) for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(headers))]
+    for row in cells:
+        padded = (
+            cell.rjust(width) if header in right else cell.ljust(width)
+            for cell, width, header in zip(row, widths, headers, strict=True)
+        )
+        print("  ".join(padded).rstrip(), file=stream)
+
+
+def _print_rich(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    stream: TextIO,
+    right: frozenset[str],
+    styles: Sequence[str],
+) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    for at, header in enumerate(headers):
+        # Only the last column, a path, gives way on a narrow terminal: all others are read or copied.
+        is_last = at == len(headers) - 1
+        width = 1 if is_last else max(len(cell) for cell in (header, *(row[at] for row in rows)))
+        table.add_column(header, no_wrap=True, min_width=width, overflow="ellipsis")
+        table.columns[-1].justify = "right" if header in right else "left"
+    for number, row in enumerate(rows):
+        colour = styles[number] if number < len(styles) else ""
+        cells = [Text(cell, style=_rich_style(colour) if at == 1 else "") for at, cell in enumerate(row)]
+        table.add_row(*cells)
+    Console(file=stream).print(table)
+
+
+def _rich_style(style: str) -> str:
+    return {"grey": "bright_black"}.get(style, style)
+
+
+def duration(seconds: float | None) -> str:
+    """Say a length of time in the two largest units that matter: `41s`, `3m 05s`, `2h 07m`, `3d 04h`."""
+    if seconds is None:
+        return "-"
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d {whole % 86400 // 3600:02d}h"
+
+
+def clock(moment: float | None) -> str:
+    """Say a moment in this machine's time zone."""
+    return "-" if moment is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Say a loss: four decimals, or scientific where those would show nothing."""
+    if value is None:
+        return "-"
+    extreme = value != 0 and not 10**-digits <= abs(value) < 1e5
+    return f"{value:.2e}" if extreme else f"{value:.{digits}f}"

@@ -1,0 +1,186 @@
+"""The decision behind `slurmddp status`: pure, from what was read to a state and a sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from slurmddp.runs.history import AGAIN, Attempt, History
+from slurmddp.runs.reasons import explain
+from slurmddp.slurm.states import ACTIVE, PENDING, TERMINAL, JobState
+
+STATES = (
+    "preparing", "queued", "running", "stopped", "finished", "failed", "cancelled", "lost", "unknown",
+)  # fmt: skip
+
+_RESUME = "Go on with `slurmddp resume {run}`."
+_LOGS = "See `slurmddp logs {run}`."
+_LOGS_OR_RESUME = _LOGS + " " + _RESUME
+_FIX = _LOGS + " After the fix: `slurmddp resume {run}`."
+_ENDS = {
+    "finished": ("finished", "all steps are done", ""),
+    "stopped": ("stopped", "it stopped at a checkpoint and nothing will start it again", _RESUME),
+    "failed": ("failed", "it failed and is not tried again", _FIX),
+    "config": ("failed", "its configuration is wrong", _FIX),
+    "no_progress": ("failed", "its last two attempts got no further", _FIX),
+    "cancelled": ("cancelled", "a person cancelled it", _RESUME),
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A state, why in words, and what a person can do."""
+
+    state: str
+    detail: str
+    advice: str = ""
+    active: bool = False
+    """Whether its job or process is, or may be, still there."""
+
+
+def decide(
+    history: History,
+    *,
+    run: str,
+    cancelled: bool = False,
+    local: bool = False,
+    alive: bool | None = None,
+    asked: bool = False,
+    job: JobState | None = None,
+    trouble: str = "",
+) -> Verdict:
+    """Return how a run stands.
+
+    `cancelled`: its mark is there. `local`, `alive`: it runs without SLURM, and whether its process lives.
+    `asked`: SLURM answered, with `job` or without knowing it. `trouble`: SLURM's words when it did not.
+    """
+    if history.settled and history.newest is not None and history.last == "ended":
+        verdict = _end(history.newest, cancelled)
+    elif cancelled or history.last == "cancelled":
+        verdict = _cancelled(history, job if asked else None, trouble)
+    elif history.last is None:
+        advice = "If no command is at work on it, start it with `slurmddp resume {run}`."
+        verdict = Verdict("preparing", "nothing has been submitted or started yet", advice)
+    elif local:
+        verdict = _local(history, alive)
+    elif trouble:
+        verdict = Verdict("unknown", f"SLURM does not answer: {trouble}", active=True)
+    elif not asked:
+        verdict = _folder_only(history)
+    else:
+        verdict = _from_slurm(history, job, run)
+    return replace(verdict, advice=verdict.advice.replace("{run}", run))
+
+
+def _end(attempt: Attempt, cancelled: bool) -> Verdict:
+    outcome = attempt.outcome or ""
+    if cancelled and outcome != "finished":
+        outcome = "cancelled"
+    if outcome in _ENDS:
+        return Verdict(*_ENDS[outcome])
+    return Verdict("failed", f"it ended in a way that slurmddp does not know ({_how(attempt)})", _LOGS)
+
+
+def _cancelled(history: History, job: JobState | None, trouble: str) -> Verdict:
+    if history.newest is not None and history.newest.outcome == "finished":
+        return Verdict(*_ENDS["finished"])  # the cancel came too late
+    if trouble:
+        detail = f"a person cancelled it, but whether job {history.job_id} is gone can't be seen: {trouble}"
+        return Verdict("cancelled", detail, active=True)
+    if job is not None and job.state in PENDING | ACTIVE:
+        return Verdict(
+            "cancelled", f"a person cancelled it; SLURM is still ending job {history.job_id}", active=True
+        )
+    return Verdict(*_ENDS["cancelled"])
+
+
+def _local(history: History, alive: bool | None) -> Verdict:
+    newest = history.newest
+    between = newest is not None and not newest.is_open
+    if alive is False:
+        return Verdict("lost", "its process on this machine is gone and left no end", _LOGS_OR_RESUME)
+    where = f"on {newest.host or 'this machine'}" if newest else "locally"
+    who = f", process {newest.pid}" if newest and newest.pid else ""
+    if between:
+        return Verdict("stopped", f"between two attempts {where}{who}", active=True)
+    unsure = "" if alive else "; from here it can't be seen whether it still does"
+    return Verdict("running", f"{where}{who}{unsure}", active=True)
+
+
+def _folder_only(history: History) -> Verdict:
+    newest = history.newest
+    if history.last == "started":
+        return Verdict("running", f"job {history.job_id}, as far as the run folder says", active=True)
+    if newest is not None:
+        return Verdict(
+            "stopped", f"attempt {newest.number} ended ({_how(newest)}); it is to go on", active=True
+        )
+    return Verdict("queued", f"job {history.job_id} was submitted", active=True)
+
+
+def _from_slurm(history: History, job: JobState | None, run: str) -> Verdict:
+    if job is None:
+        detail = f"SLURM no longer knows job {history.job_id}, and the run folder has no end"
+        return Verdict("lost", detail, _LOGS_OR_RESUME)
+    if job.state in PENDING:
+        return _pending(history, job, run)
+    if job.state in ACTIVE:
+        return _running(history, job)
+    if job.state in TERMINAL:
+        return _over(history, job)
+    return Verdict(
+        "unknown", f"SLURM gives job {history.job_id} a state that slurmddp does not know", active=True
+    )
+
+
+def _pending(history: History, job: JobState, run: str) -> Verdict:
+    why, action = explain(job.reason, run=run, job_id=history.job_id or "")
+    newest = history.newest
+    if newest is None:
+        return Verdict("queued", f"job {history.job_id} waits: {why}", action, active=True)
+    if history.last == "started":
+        before = f"SLURM took attempt {newest.number} off its nodes"
+    else:
+        before = f"attempt {newest.number} ended ({_how(newest)})"
+    if history.last == "submitted" and newest.next not in AGAIN:
+        return Verdict("queued", f"{before}; now job {history.job_id} waits: {why}", action, active=True)
+    return Verdict("stopped", f"{before}; job {history.job_id} waits to go on: {why}", action, active=True)
+
+
+def _running(history: History, job: JobState) -> Verdict:
+    newest = history.newest
+    if history.last == "started" and newest is not None:
+        extra = {
+            "RUNNING": "",
+            "COMPLETING": ", ending",
+            "SUSPENDED": ", suspended by SLURM",
+            "STOPPED": ", held by SLURM",
+        }.get(job.state, f", {job.state.lower()}")
+        signal = f", told to stop by {newest.signal}" if newest.signal else ""
+        return Verdict("running", f"job {history.job_id}{extra}{signal}", active=True)
+    if job.state == "COMPLETING" or (history.last == "ended" and newest is not None):
+        return Verdict("stopped", f"job {history.job_id} is on its way back into the queue", active=True)
+    return Verdict("running", f"job {history.job_id} has its nodes and is starting", active=True)
+
+
+def _over(history: History, job: JobState) -> Verdict:
+    """Judge a job that SLURM calls over while the run folder has no end."""
+    code = "" if job.exit_code in (None, 0) else f" (exit code {job.exit_code})"
+    if job.state == "CANCELLED":
+        return Verdict("cancelled", f"job {history.job_id} was cancelled in SLURM", _RESUME)
+    if job.state == "COMPLETED":
+        detail = f"SLURM calls job {history.job_id} completed, but no attempt wrote its end: no success"
+        return Verdict("lost", detail, _LOGS_OR_RESUME)
+    why = {
+        "TIMEOUT": "it was killed at its time limit",
+        "OUT_OF_MEMORY": "it was killed for want of memory; ask for more with `mem_gb=`",
+        "NODE_FAIL": "a node failed",
+        "PREEMPTED": "it was preempted and this site does not put it back",
+        "BOOT_FAIL": "a node did not boot",
+        "DEADLINE": "its deadline passed",
+    }.get(job.state, f"SLURM calls it {job.state}{code}")
+    return Verdict("failed", f"job {history.job_id}: {why}", _LOGS_OR_RESUME)
+
+
+def _how(attempt: Attempt) -> str:
+    code = "" if attempt.exit_code is None else f", exit code {attempt.exit_code}"
+    return f"{attempt.outcome or 'no outcome given'}{code}"

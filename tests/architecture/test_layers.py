@@ -1,0 +1,120 @@
+"""The direction of imports: rooms may only import rooms below them, and nothing imports in a circle."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "slurmddp"
+
+# From the bottom to the top; a room may import itself and any room before it.
+TORCH_FREE = ["errors", "spec", "environments", "slurm", "runs", "launchers", "config", "cli"]
+WITH_TORCH = ["checkpoint", "strategies", "training"]
+SHARED_WITH_TORCH = {"errors", "spec", "environments", "runs"}
+
+# The one upward edge: a script's `launch()` starts processes, and imports the launcher when it does.
+ALLOWED = {("slurmddp.training.distributon", "slurmddp.launchers.script")}
+
+ONLY_IMPORTER = {"hydra": ("slurmddp.config",), "submitit": ("slurmddp.launchers.submitit",)}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def modules() -> dict[str, Path]:
+    return {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def imports(path: Path, *, whole: bool = True) -> list[str]:
+    """Return the modules that a file imports at run time; with `whole` also inside functions."""
+    found: list[str] = []
+    pending: list[ast.AST] = [ast.parse(path.read_text())]
+    while pending:
+        node = pending.pop()
+        if is_type_checking(node) or (not whole and isinstance(node, ast.FunctionDef)):
+            continue
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        pending += list(ast.iter_child_nodes(node))
+    return found
+
+
+def room(module: str) -> str:
+    parts = module.split(".")
+    name = parts[1] if len(parts) > 1 else ""
+    return "config" if name.startswith("config") else name
+
+
+def own_imports(path: Path, *, whole: bool = True) -> list[str]:
+    known = modules()
+    return [name for name in imports(path, whole=whole) if name in known]
+
+
+@pytest.mark.parametrize("module", modules())
+def test_rooms_import_downward_only(module: str) -> None:
+    here = room(module)
+    if not here or here == "__main__":
+        return
+    if here in WITH_TORCH:
+        allowed = SHARED_WITH_TORCH | set(WITH_TORCH[: WITH_TORCH.index(here) + 1])
+    else:
+        assert here in TORCH_FREE, f"{here} has no place in the layers: add it to this test and to DESIGN"
+        allowed = set(TORCH_FREE[: TORCH_FREE.index(here) + 1])
+    wrong = [
+        name
+        for name in own_imports(modules()[module])
+        if room(name) and room(name) not in allowed and (module, name.rsplit(".", 0)[0]) not in ALLOWED
+    ]
+    wrong = [name for name in wrong if not any(m == module and name.startswith(t) for m, t in ALLOWED)]
+    assert not wrong, f"{module} imports {wrong}, but may only import {sorted(allowed)}"
+
+
+@pytest.mark.parametrize("module", modules())
+def test_torch_stays_below_the_line(module: str) -> None:
+    if room(module) in WITH_TORCH:
+        return
+    assert not [name for name in imports(modules()[module]) if name.split(".")[0] == "torch"]
+
+
+@pytest.mark.parametrize("module", modules())
+def test_heavy_libraries_have_one_importer(module: str) -> None:
+    for library, importers in ONLY_IMPORTER.items():
+        if module.startswith(importers):
+            continue
+        assert library not in {name.split(".")[0] for name in imports(modules()[module])}, (
+            f"{module} imports {library}; only {importers} may"
+        )
+
+
+def test_no_import_cycles() -> None:
+    graph = {name: set(own_imports(path, whole=False)) - {name} for name, path in modules().items()}
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, " -> ".join([*trail[trail.index(name) :], name])
+        if name in done:
+            return
+        for other in sorted(graph[name]):
+            # A package's `__init__` that re-exports its own modules is no cycle: they never import it back.
+            if not name.startswith(other + "."):
+                visit(other, (*trail, name))
+        done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+def test_an_upward_import_would_be_seen(tmp_path: Path) -> None:
+    file = tmp_path / "probe.py"
+    file.write_text("def f():\n    from slurmddp.cli import main\n    import slurmddp.config\n")
+    assert set(own_imports(file)) == {"slurmddp.cli", "slurmddp.cli.main", "slurmddp.config"} & set(modules())

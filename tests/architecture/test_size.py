@@ -1,0 +1,41 @@
+"""Files and functions stay small enough to read; `assert` is never how a user learns of a mistake."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "slurmddp"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def functions(tree: ast.AST) -> list[tuple[str, int]]:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [
+        (node.name, (node.end_lineno or node.lineno) - node.lineno + 1)
+        for node in ast.walk(tree)
+        if isinstance(node, kinds)
+    ]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_file_is_short_documented_and_asserts_nothing(path: Path) -> None:
+    text = path.read_text()
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree), "a module's docstring says why the module exists"
+    assert text.isascii()
+    assert text.count("\n") <= 400
+    assert not [name for name, length in functions(tree) if length > 60]
+    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+
+
+def test_nine_functions_of_ten_fit_in_25_lines() -> None:
+    lengths = sorted(length for path in FILES for _, length in functions(ast.parse(path.read_text())))
+    assert lengths[int(0.9 * len(lengths))] <= 25
+
+
+def test_no_room_for_odds_and_ends() -> None:
+    names = {path.stem for path in FILES}
+    assert not names & {"utils", "util", "helpers", "helper", "common", "misc"}

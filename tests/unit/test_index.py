@@ -1,0 +1,179 @@
+"""Finding a run by its name from any folder."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from slurmddp.errors import RunNotFoundError
+from slurmddp.runs import index
+from slurmddp.runs.folder import RunFolder
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    return tmp_path
+
+
+def make_run(parent, name, age=0):
+    path = parent / name
+    path.mkdir(parents=True)
+    config = path / "config.yaml"
+    config.write_text("name: x\n")
+    os.utime(config, (1_700_000_000 - age, 1_700_000_000 - age))
+    return RunFolder(path)
+
+
+def test_a_remembered_run_is_found_from_any_folder(home):
+    run = make_run(home / "project/runs", "gpt-0a1b2c3d")
+    index.remember(run)
+    assert index.find("gpt-0a1b2c3d").path == run.path
+
+
+def test_remembering_twice_changes_nothing(home):
+    run = make_run(home / "project/runs", "gpt-0a1b2c3d")
+    index.remember(run)
+    before = index.index_file().read_text()
+    index.remember(run)
+    assert index.index_file().read_text() == before
+
+
+def test_the_index_is_only_added_to(home):
+    for name in ("a-00000001", "b-00000002"):
+        index.remember(make_run(home / "project/runs", name))
+    assert len(index.index_file().read_text().splitlines()) == 2
+
+
+def test_a_beginning_is_enough_when_it_fits_one_run(home):
+    first = make_run(home / "project/runs", "gpt-0a1b2c3d")
+    index.remember(first)
+    index.remember(make_run(home / "project/runs", "resnet-0a1b2c3d"))
+    assert index.find("gp").path == first.path
+
+
+def test_a_beginning_that_fits_several_names_them(home):
+    for name in ("gpt-00000001", "gpt-00000002"):
+        index.remember(make_run(home / "project/runs", name))
+    with pytest.raises(RunNotFoundError, match=r"fits 2 runs: .*gpt-00000001"):
+        index.find("gpt")
+
+
+def test_a_whole_name_wins_over_a_longer_one(home):
+    short = make_run(home / "project/runs", "gpt")
+    index.remember(short)
+    index.remember(make_run(home / "project/runs", "gpt-large"))
+    assert index.find("gpt").path == short.path
+
+
+def test_a_path_works_without_any_index(home):
+    run = make_run(home / "copied", "from-afar-00000000")
+    assert index.find(str(run.path)).path == run.path
+    assert index.find("../copied/from-afar-00000000").path == run.path
+
+
+def test_runs_of_this_folder_are_found_without_the_index(home, monkeypatch):
+    run = make_run(home / "project/runs", "gpt-0a1b2c3d")
+    monkeypatch.chdir(home / "project")
+    assert index.find("gpt").path == run.path
+
+
+def test_a_run_that_is_still_being_written_is_no_run_yet(home, monkeypatch):
+    make_run(home / "project/runs", ".gpt-0a1b2c3d.12.ab")
+    monkeypatch.chdir(home / "project")
+    assert index.all_runs() == []
+
+
+def test_what_was_put_aside_does_not_stand_in_the_way(home, monkeypatch):
+    run = make_run(home / "project/runs", "gpt-0a1b2c3d")
+    aside = make_run(home / "project/runs", "gpt-0a1b2c3d.old-1")
+    monkeypatch.chdir(home / "project")
+    assert index.find("gpt").path == run.path
+    assert index.find("gpt-0a1b2c3d.old-1").path == aside.path
+
+
+def test_of_two_runs_with_one_name_the_one_here_is_meant(home, monkeypatch):
+    here = make_run(home / "one/runs", "gpt-0a1b2c3d")
+    there = make_run(home / "two/runs", "gpt-0a1b2c3d")
+    index.remember(here)
+    index.remember(there)
+    monkeypatch.chdir(home / "one")
+    assert index.find("gpt-0a1b2c3d").path == here.path
+    monkeypatch.chdir(home)
+    with pytest.raises(RunNotFoundError, match="Give the folder") as caught:
+        index.find("gpt-0a1b2c3d")
+    assert str(there.path) in caught.value.message
+
+
+def test_a_deleted_run_is_forgotten(home):
+    run = make_run(home / "project/runs", "gpt-0a1b2c3d")
+    index.remember(run)
+    run.config_file.unlink()
+    assert index.all_runs() == []
+    with pytest.raises(RunNotFoundError):
+        index.find("gpt-0a1b2c3d")
+
+
+@pytest.mark.parametrize("typed", ["gtp-0a1b2c3d", "gtp", "gpd"])
+def test_an_unknown_name_shows_near_ones(home, typed):
+    index.remember(make_run(home / "project/runs", "gpt-0a1b2c3d"))
+    with pytest.raises(RunNotFoundError) as caught:
+        index.find(typed)
+    assert "gpt-0a1b2c3d" in caught.value.hint
+    assert caught.value.exit_code == 66
+
+
+@pytest.mark.parametrize("typed", ["", "/", "..", "~nobody/x", "a\0b", "x" * 5000])
+def test_odd_names_are_unknown_names(home, typed):
+    index.remember(make_run(home / "project/runs", "gpt-0a1b2c3d"))
+    with pytest.raises(RunNotFoundError):
+        index.find(typed)
+
+
+def test_no_run_at_all_says_how_to_start_one():
+    with pytest.raises(RunNotFoundError, match="slurmddp train"):
+        index.find("gpt")
+    with pytest.raises(RunNotFoundError, match="slurmddp train"):
+        index.newest()
+
+
+def test_the_newest_is_the_one_touched_last(home):
+    index.remember(make_run(home / "project/runs", "newer-00000001", age=10))
+    older = make_run(home / "project/runs", "older-00000002", age=20)
+    index.remember(older)
+    assert index.newest().name == "newer-00000001"
+    older.add_event("submitted", job_id="1")
+    assert index.newest().name == "older-00000002"
+
+
+def test_an_unwritable_home_does_not_stop_a_submission(home, monkeypatch, caplog):
+    (home / "state").write_text("a file where the folder should be")
+    index.remember(make_run(home / "project/runs", "gpt-0a1b2c3d"))
+    assert "find" in caplog.text
+    assert "gpt-0a1b2c3d" in caplog.text
+
+
+def test_a_damaged_index_is_passed_over(home, monkeypatch, caplog):
+    run = make_run(home / "project/runs", "gpt-0a1b2c3d")
+    index.remember(run)
+    with index.index_file().open("a") as stream:
+        stream.write('not json\n3\n{"name": "x"}\n')
+    monkeypatch.chdir(home / "project")
+    assert index.find("gpt").path == run.path
+    assert "damaged" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"HOME": "/home/ann"}, "/home/ann/.local/state/slurmddp/runs.jsonl"),
+        ({"HOME": "/home/ann", "XDG_STATE_HOME": "/data/state"}, "/data/state/slurmddp/runs.jsonl"),
+        ({"HOME": "/home/ann", "XDG_STATE_HOME": "here"}, "/home/ann/.local/state/slurmddp/runs.jsonl"),
+    ],
+)
+def test_where_the_index_lies(environ, expected):
+    assert str(index.index_file(environ)) == expected

@@ -1,0 +1,178 @@
+"""The logs of a run as one stream, across its attempts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from slurmddp.runs import logs
+from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.logs import Selection
+
+RANK_0 = Selection()
+ALL = Selection(everything=True)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder(tmp_path / "gpt-0a1b2c3d")
+
+
+def write(folder, attempt, name, text, mode="a"):
+    folder.log_dir(attempt).mkdir(parents=True, exist_ok=True)
+    with (folder.log_dir(attempt) / name).open(mode) as stream:
+        stream.write(text)
+
+
+def fail(folder, attempt):
+    left = {"rank": 3, "host": "node4", "exit_code": 1, "signal": None, "last_lines": ["Traceback", "boom"]}
+    folder.failure_file(attempt).write_text(json.dumps(left))
+
+
+def fill(folder, attempt=0):
+    for name in ("rank-10.log", "rank-2.log", "rank-0.log", "node-1.log", "node-0.log", "batch.log"):
+        write(folder, attempt, name, f"one of {name}\ntwo of {name}\n")
+
+
+def test_every_line_says_whose_it_is_ranks_in_order(folder):
+    fill(folder)
+    lines = list(logs.snapshot(folder, 0, ALL, 1))
+    assert lines == [
+        "[rank 0] two of rank-0.log",
+        "[rank 2] two of rank-2.log",
+        "[rank 10] two of rank-10.log",
+        "[node 0] two of node-0.log",
+        "[node 1] two of node-1.log",
+        "[batch] two of batch.log",
+    ]
+
+
+def test_rank_0_is_shown_unless_others_are_asked_for(folder):
+    fill(folder)
+    assert list(logs.snapshot(folder, 0, RANK_0, 1)) == ["[rank 0] two of rank-0.log"]
+    assert list(logs.snapshot(folder, 0, Selection(frozenset({2, 10})), 1)) == [
+        "[rank 2] two of rank-2.log",
+        "[rank 10] two of rank-10.log",
+    ]
+
+
+def test_the_failing_rank_comes_after_the_logs(folder):
+    fill(folder)
+    fail(folder, 0)
+    lines = list(logs.snapshot(folder, 0, RANK_0, 0))
+    assert lines == [
+        "-- attempt 0: rank 3 on node4 ended with exit code 1; its last lines:",
+        "[rank 3] Traceback",
+        "[rank 3] boom",
+    ]
+
+
+def test_where_no_rank_has_spoken_node_and_batch_do(folder):
+    write(folder, 0, "rank-0.log", "")
+    write(folder, 0, "node-0.log", "no module named mine\n")
+    write(folder, 0, "batch.log", "")
+    assert list(logs.snapshot(folder, 0, RANK_0, 5)) == ["[node 0] no module named mine"]
+
+
+@pytest.mark.parametrize("count", [1, 3, 1000, None])
+@pytest.mark.parametrize("ending", ["", "\n"])
+def test_tail_gives_the_last_lines(tmp_path, count, ending):
+    every = [f"line {number} {'x' * 300}" for number in range(1000)]
+    path = tmp_path / "rank-0.log"
+    path.write_text("\n".join(every) + ending)
+    assert logs.tail(path, count) == (every if count is None else every[-count:])
+
+
+def test_tail_of_odd_files(tmp_path):
+    path = tmp_path / "rank-0.log"
+    path.write_bytes(b"")
+    assert logs.tail(path, 5) == []
+    path.write_bytes(b"caf\xe9 \x00\n\n")
+    assert logs.tail(path, 5) == ["caf\N{REPLACEMENT CHARACTER} \x00", ""]
+    assert logs.tail(path, 0) == []
+
+
+class Story:
+    """Lets things happen between two looks of `follow`, in place of time."""
+
+    def __init__(self, *acts):
+        self.acts = list(acts)
+        self.ended = False
+
+    def sleep(self, _seconds):
+        self.acts.pop(0)()
+        self.ended = not self.acts
+
+    def has_ended(self):
+        return self.ended
+
+
+def follow(folder, story, selection=RANK_0, count=20):
+    return list(logs.follow(folder, selection, count=count, has_ended=story.has_ended, sleep=story.sleep))
+
+
+def end(folder, attempt, **facts):
+    folder.add_event("ended", attempt=attempt, job_id="7", **facts)
+
+
+def test_follow_goes_on_with_what_is_written_later(folder):
+    write(folder, 0, "rank-0.log", "old\nhalf of a l")
+    story = Story(
+        lambda: write(folder, 0, "rank-0.log", "ine\nnew\n"),
+        lambda: write(folder, 0, "rank-0.log", "no line end"),
+    )
+    assert follow(folder, story) == [
+        "[rank 0] old",
+        "[rank 0] half of a line",
+        "[rank 0] new",
+        "[rank 0] no line end",
+    ]
+
+
+def test_follow_shows_only_the_last_lines_of_before(folder):
+    write(folder, 0, "rank-0.log", "one\ntwo\nthree\n")
+    assert follow(folder, Story(lambda: None), count=2) == ["[rank 0] two", "[rank 0] three"]
+
+
+def test_follow_crosses_restarts_and_tells_of_failures(folder):
+    write(folder, 0, "rank-0.log", "first\n")
+
+    def restart():
+        write(folder, 0, "rank-0.log", "last of 0\n")
+        fail(folder, 0)
+        end(folder, 0, exit_code=1, outcome="failed", next="requeue")
+        write(folder, 1, "rank-0.log", "again\n")
+
+    story = Story(restart, lambda: end(folder, 1, exit_code=0, outcome="finished", next="none"))
+    assert follow(folder, story) == [
+        "[rank 0] first",
+        "[rank 0] last of 0",
+        "-- attempt 0: rank 3 on node4 ended with exit code 1; its last lines:",
+        "[rank 3] Traceback",
+        "[rank 3] boom",
+        "-- attempt 0: failed, exit code 1",
+        "-- attempt 1 starts",
+        "[rank 0] again",
+        "-- attempt 1: finished, exit code 0",
+    ]
+
+
+def test_follow_waits_for_the_first_attempt(folder):
+    folder.path.mkdir()
+    story = Story(lambda: None, lambda: write(folder, 0, "rank-0.log", "here\n"))
+    lines = follow(folder, story)
+    assert "no attempt has started" in lines[0]
+    assert lines[1:] == ["-- attempt 0 starts", "[rank 0] here"]
+
+
+def test_follow_of_everything_takes_up_new_ranks(folder):
+    write(folder, 0, "batch.log", "starting\n")
+    story = Story(lambda: write(folder, 0, "rank-1.log", "hello\n"))
+    assert follow(folder, story, ALL) == ["[batch] starting", "[rank 1] hello"]
+
+
+def test_follow_survives_a_log_that_is_written_anew(folder):
+    write(folder, 0, "rank-0.log", "a long first line\n")
+    story = Story(lambda: write(folder, 0, "rank-0.log", "new\n", mode="w"))
+    assert follow(folder, story) == ["[rank 0] a long first line", "[rank 0] new"]

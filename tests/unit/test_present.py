@@ -1,0 +1,128 @@
+"""The environments that slurmddp gives to others."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurmddp.environments.detect import detect, require
+from slurmddp.environments.present import emulated_step, rank_environment, scrub
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import ConfigError
+
+
+def agent_environment(nodes, node_rank, **changes):
+    return {**emulated_step(nodes, node_rank, "77", "/runs/x", 0, 8), **changes}
+
+
+def test_an_emulated_node_is_one_task_of_a_step():
+    info = detect(emulated_step(3, 2, "77", "/runs/x", 1))
+    assert (info.environment, info.rank, info.world_size) == ("slurm", 2, 3)
+    assert (info.local_world_size, info.nodes, info.node_rank) == (1, 3, 2)
+    assert info.hosts == ("localhost",) * 3
+    assert info.emulated
+    assert info.job_id == "77"
+
+
+def test_two_runs_and_two_attempts_of_one_job_id_do_not_meet():
+    launches = {
+        detect(emulated_step(2, 0, "77", run_dir, attempt)).launch_id
+        for run_dir in ("/runs/a", "/runs/b")
+        for attempt in (0, 1)
+    }
+    assert len(launches) == 4
+    nodes = {detect(emulated_step(2, node, "77", "/runs/a", 0)).launch_id for node in range(2)}
+    assert len(nodes) == 1
+
+
+@settings(deadline=None)
+@given(st.integers(1, 5), st.integers(1, 8))
+def test_ranks_of_the_agents_fill_the_world_once(nodes, ranks_per_node):
+    ranks = []
+    for node_rank in range(nodes):
+        environ = agent_environment(nodes, node_rank)
+        node = detect(environ)
+        for local_rank in range(ranks_per_node):
+            info = detect({**environ, **rank_environment(node, local_rank, ranks_per_node)})
+            require(info, nodes=nodes, ranks_per_node=ranks_per_node)
+            assert (info.local_rank, info.node_rank, info.nodes) == (local_rank, node_rank, nodes)
+            assert (info.world_size, info.launch_id) == (nodes * ranks_per_node, node.launch_id)
+            ranks.append(info.rank)
+    assert ranks == list(range(nodes * ranks_per_node))
+
+
+def test_a_rank_sees_what_srun_would_have_set():
+    node = RankInfo(
+        environment="slurm", rank=1, node_rank=1, world_size=2, nodes=2, hosts=("n08", "n09"), cpus=16
+    )
+    values = rank_environment(node, 2, 4)
+    assert values["SLURM_PROCID"] == values["RANK"] == "6"
+    assert values["SLURM_LOCALID"] == values["LOCAL_RANK"] == "2"
+    assert values["SLURM_NODEID"] == values["NODE_RANK"] == "1"
+    assert values["SLURM_STEP_NUM_TASKS"] == values["SLURM_NTASKS"] == values["WORLD_SIZE"] == "8"
+    assert values["SLURM_STEP_TASKS_PER_NODE"] == values["SLURM_TASKS_PER_NODE"] == "4(x2)"
+    assert values["SLURM_STEP_NODELIST"] == "n[08-09]"
+    assert values["SLURM_GTIDS"] == "4,5,6,7"
+    assert values["SLURM_CPUS_PER_TASK"] == "4"
+
+
+def test_outside_slurm_a_rank_is_told_its_numbers_only():
+    values = rank_environment(RankInfo(environment="single"), 1, 2)
+    assert values == {
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "NODE_RANK": "0",
+    }
+
+
+@pytest.mark.parametrize(("local_rank", "ranks_per_node"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_local_rank_that_cannot_be_is_refused(local_rank, ranks_per_node):
+    with pytest.raises(ConfigError, match="local_rank"):
+        rank_environment(RankInfo(environment="single"), local_rank, ranks_per_node)
+
+
+@pytest.mark.parametrize(("nodes", "node_rank"), [(1, 1), (2, -1), (0, 0)])
+def test_a_node_rank_that_cannot_be_is_refused(nodes, node_rank):
+    with pytest.raises(ConfigError, match="node_rank"):
+        emulated_step(nodes, node_rank, "1", "/r", 0)
+
+
+def test_scrub_leaves_nothing_of_a_job_and_everything_else():
+    kept = {
+        "PATH": "/bin",
+        "HOME": "/home/me",
+        "SLURM_CONF": "/etc/slurm.conf",
+        "SLURM_CLUSTERS": "big",
+        "SLURMDDP_MASTER_ADDR": "10.0.0.1",
+        "SLURMDDP_USER_SETTING": "1",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "CUDA_VISIBLE_DEVICES": "0",
+    }
+    dropped = {
+        **emulated_step(2, 0, "77", "/runs/x", 1, 4),
+        **rank_environment(detect(emulated_step(2, 0, "77", "/runs/x", 1, 4)), 0, 2),
+        "SLURM_CPU_BIND": "mask_cpu:0x1",
+        "SLURM_MEM_PER_CPU": "1000",
+        "SBATCH_TIMELIMIT": "7",
+        "SRUN_CPUS_PER_TASK": "2",
+        "SQUEUE_FORMAT": "%i",
+        "SACCT_FORMAT": "jobid",
+        "PMI_RANK": "0",
+        "PMIX_RANK": "0",
+        "OMPI_COMM_WORLD_RANK": "0",
+        "TORCHELASTIC_RUN_ID": "none",
+        "GROUP_RANK": "0",
+        "ROLE_RANK": "0",
+        "MASTER_ADDR": "n1",
+        "MASTER_PORT": "29500",
+        "SLURMDDP_LAUNCHER": "local",
+        "SLURMDDP_ENVIRONMENT": "single",
+    }
+    assert scrub({**kept, **dropped}) == kept
+
+
+def test_scrub_does_not_change_what_it_is_given():
+    environ = {"SLURM_JOB_ID": "1"}
+    scrub(environ)
+    assert environ == {"SLURM_JOB_ID": "1"}

@@ -1,0 +1,285 @@
+"""The report page and what it is made of."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from slurmddp.runs import figure, metrics
+from slurmddp.runs.folder import RunFolder, append_line
+from slurmddp.runs.metrics import Curve
+from slurmddp.runs.report import write_report
+
+CONFIG = "name: gpt\nnodes: 2\nranks_per_node: 2\ntrain:\n  steps: 40\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    run = RunFolder(tmp_path / "gpt-0a1b2c3d")
+    run.path.mkdir()
+    run.config_file.write_text(CONFIG)
+    return run
+
+
+def event(folder, name, time, **facts):
+    append_line(folder.attempts_file, {"event": name, "time": time, **facts})
+
+
+def train(folder, attempt, first, last, loss=2.0):
+    for step in range(first, last + 1, 10):
+        line = {"step": step, "attempt": attempt, "time": 100.0 + step, "loss": loss, "tokens_per_s": 50.0}
+        append_line(folder.metrics_file, line)
+
+
+def two_attempts(folder):
+    event(folder, "started", 100.0, attempt=0, job_id="7", nodes="node[1-2]", launcher="slurm")
+    event(folder, "first_step", 101.0, attempt=0, step=0)
+    train(folder, 0, 10, 30)
+    event(folder, "saved", 121.0, attempt=0, step=20)
+    event(folder, "ended", 160.0, attempt=0, job_id="7", exit_code=75, outcome="stopped", next="requeue")
+    event(folder, "started", 300.0, attempt=1, job_id="7", nodes="node[1-2]", launcher="slurm")
+    event(folder, "resumed", 301.0, attempt=1, step=20)
+    append_line(folder.metrics_file, {"step": 20, "attempt": 1, "time": 302.0, "eval_loss": 3.5})
+    train(folder, 1, 30, 40, loss=1.5)
+    append_line(folder.metrics_file, {"step": 40, "attempt": 1, "time": 330.0, "eval_loss": 1.75})
+
+
+def finish(folder):
+    event(folder, "ended", 360.0, attempt=1, job_id="7", exit_code=0, outcome="finished", next="none")
+
+
+class Page(HTMLParser):
+    """Collects text and checks that every element is closed where it should be."""
+
+    VOID = {"meta", "br", "link", "img"}  # noqa: RUF012
+
+    def __init__(self, html):
+        super().__init__()
+        self.open, self.texts, self.links, self.tags = [], [], [], set()
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.links += [value for name, value in attrs if name in ("href", "src", "xlink:href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.links += [value for name, value in attrs if name in ("href", "src", "xlink:href")]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("style", "script") and "svg" not in self.open:
+            self.texts.append(data)
+
+    @property
+    def text(self):
+        return re.sub(r"\s+", " ", " ".join(self.texts))
+
+
+def page_of(folder, **more):
+    return Page(write_report(folder, **more).read_text())
+
+
+def test_a_finished_run(folder):
+    two_attempts(folder)
+    finish(folder)
+    folder.overrides_file.write_text("+cluster=a100x8\n'name=it is'\n")
+    folder.sample_file.write_text("def main():\n    pass\n")
+    text = page_of(folder).text
+    for part in (
+        "finished",
+        "40",
+        "of 40",
+        "1.5000",
+        "1.7500",
+        "from 3.5000",
+        "tokens/s",
+        "2m 00s",
+        "2 attempts",
+        "node[1-2]",
+        "0 to 30",
+        "20 to 40",
+        "stopped at a checkpoint",
+        "def main():",
+        "slurmddp train +cluster=a100x8 'name=it is'",
+        "ranks_per_node: 2",
+    ):
+        assert part in text, part
+    assert folder.figure_file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_needs_nothing_from_outside(folder):
+    two_attempts(folder)
+    html = write_report(folder).read_text()
+    page = Page(html)
+    assert all(link.startswith("#") for link in page.links)
+    assert page.links, "the curve refers to its own markers"
+    assert not page.tags & {"script", "link", "img", "iframe"}
+    assert not re.search(r"url\((?!#)|@import", html)
+    assert "svg" in page.tags
+
+
+def test_ids_are_unique_and_every_reference_is_met(folder):
+    two_attempts(folder)
+    html = write_report(folder).read_text()
+    ids = re.findall(r'\bid="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    used = re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', html)
+    assert used
+    assert {one or other for one, other in used} <= set(ids)
+
+
+HOSTILE = "</pre><script>alert(1)</script><b>\"&amp;'$x$ {{ 7 * 7 }}"
+
+
+def test_everything_is_escaped(tmp_path):
+    run = RunFolder(tmp_path / "a<b>&'$x$-00000000")
+    run.path.mkdir()
+    run.config_file.write_text(f"{CONFIG}# {HOSTILE}\n")
+    two_attempts(run)
+    run.sample_file.write_text(HOSTILE)
+    run.overrides_file.write_text(HOSTILE)
+    run.log_dir(1).mkdir(parents=True)
+    left = {"rank": 1, "host": HOSTILE, "exit_code": 1, "signal": None, "last_lines": [HOSTILE]}
+    run.failure_file(1).write_text(json.dumps(left))
+    html = write_report(run).read_text()
+    page = Page(html)
+    assert not page.tags & {"script", "b"}
+    assert page.text.count("{{ 7 * 7 }}") >= 4
+    assert "<script>alert(1)</script>" in page.text
+
+
+def test_a_failed_run_shows_rank_host_and_last_lines(folder):
+    two_attempts(folder)
+    folder.log_dir(1).mkdir(parents=True)
+    left = {"rank": 3, "host": "node4", "exit_code": None, "signal": "SIGKILL", "last_lines": ["boom"]}
+    folder.failure_file(1).write_text(json.dumps(left))
+    event(folder, "ended", 360.0, attempt=1, job_id="7", exit_code=137, outcome="failed", next="none")
+    text = page_of(folder).text
+    assert "What failed" in text
+    assert "Rank 3 on node4 was killed by SIGKILL" in text
+    assert "boom" in text
+
+
+def test_a_run_without_metrics_has_a_page_too(folder):
+    text = page_of(folder).text
+    assert "preparing" in text
+    assert "No step has been logged yet" in text
+    assert "No attempt has started yet" in text
+    assert not folder.figure_file.exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict"), [(None, "finished"), (0, "finished"), (1, "failed"), (79, "failed")]
+)
+def test_the_page_written_just_before_the_end_says_how_it_ends(folder, code, verdict):
+    two_attempts(folder)
+    text = page_of(folder, exit_code=code).text
+    assert text.count(f" {verdict} ") >= 2, "in the head and in the table of attempts"
+    assert "no end written" not in text
+    assert "running" not in text
+
+
+def test_the_end_of_a_program_of_ones_own_is_known_by_its_code(folder):
+    event(folder, "started", 100.0, attempt=0, job_id="7", nodes="node1", launcher="slurm")
+    assert "running" in page_of(folder).text
+    assert "finished" in page_of(folder, exit_code=0).text
+
+
+def test_losses_that_are_no_numbers_are_left_out_of_the_picture(folder):
+    two_attempts(folder)
+    append_line(folder.metrics_file, {"step": 41, "attempt": 1, "time": 331.0, "loss": float("nan")})
+    append_line(folder.metrics_file, {"step": 42, "attempt": 1, "time": 332.0, "loss": float("inf")})
+    page = page_of(folder)
+    assert "inf" in page.text
+    assert "svg" in page.tags
+
+
+def test_only_nan_is_nothing_to_draw(folder):
+    append_line(folder.metrics_file, {"step": 1, "attempt": 0, "time": 1.0, "loss": float("nan")})
+    assert "nothing to draw" in page_of(folder).text
+
+
+def test_steps_that_ran_twice_count_once(folder):
+    two_attempts(folder)
+    curve = metrics.read(folder).train
+    assert curve.steps == (10, 20, 30, 40)
+    assert curve.values == (2.0, 2.0, 1.5, 1.5)
+    assert curve.attempts == (0, 0, 1, 1)
+
+
+def test_the_order_of_lines_does_not_matter_for_that(folder):
+    train(folder, 1, 10, 10, loss=1.0)
+    train(folder, 0, 10, 10, loss=9.0)
+    assert metrics.read(folder).train.values == (1.0,)
+
+
+def test_damaged_lines_are_passed_over(folder):
+    train(folder, 0, 10, 20)
+    with folder.metrics_file.open("a") as stream:
+        stream.write(
+            '{"step": 30, "lo\n[]\n3\n{"loss": 1}\n{"step": "x"}\n{"step": 30, "attempt": 0, "loss": 1.25}'
+        )
+    assert metrics.read(folder).train.steps == (10, 20)
+    assert metrics.latest(folder).loss == 1.25
+
+
+def test_the_newest_values_come_from_the_end_of_a_long_file(folder):
+    append_line(folder.metrics_file, {"step": 5, "attempt": 0, "time": 1.0, "eval_loss": 7.0})
+    for step in range(3000):
+        line = {"step": step, "attempt": 0, "time": 2.0, "loss": float(step), "samples_per_s": 3.0}
+        append_line(folder.metrics_file, line)
+    found = metrics.latest(folder)
+    assert (found.step, found.loss, found.held_out) == (2999, 2999.0, 7.0)
+    assert (found.rate, found.rate_unit) == (3.0, "samples/s")
+    assert metrics.latest(RunFolder(folder.path / "none")).step is None
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [[0.0], [2.0], [1000.0, 1.0, 0.01], [-1.0, 500.0], [3.0, 3.0]],
+    ids=lambda losses: str(len(losses)),
+)
+def test_curves_of_any_shape_can_be_drawn(folder, losses):
+    for step, loss in enumerate(losses):
+        append_line(folder.metrics_file, {"step": step, "attempt": 0, "time": 1.0, "loss": loss})
+    page = page_of(folder)
+    assert "svg" in page.tags
+    assert folder.figure_file.stat().st_size > 5000
+
+
+def test_a_style_of_ones_own_does_not_reach_the_report(folder, monkeypatch):
+    import matplotlib
+
+    two_attempts(folder)
+    write_report(folder)
+    plain = folder.figure_file.read_bytes()
+    with matplotlib.rc_context({"text.usetex": True, "figure.facecolor": "black", "lines.linewidth": 9}):
+        write_report(folder)
+        assert matplotlib.rcParams["text.usetex"]
+    assert folder.figure_file.read_bytes() == plain
+
+
+def test_long_curves_are_thinned_by_averaging():
+    curve = Curve(tuple(range(10_000)), tuple(float(step % 2) for step in range(10_000)), (0,) * 10_000)
+    xs, ys = figure.thin(curve)
+    assert len(xs) <= 800
+    assert abs(sum(ys) / len(ys) - 0.5) < 0.05
+    assert xs == sorted(xs)
+
+
+def test_writing_twice_gives_one_page(folder):
+    two_attempts(folder)
+    write_report(folder)
+    finish(folder)
+    write_report(folder)
+    left = {path.name for path in folder.path.iterdir()}
+    assert left == {"config.yaml", "attempts.jsonl", "metrics.jsonl", "report.html", "report.png"}
