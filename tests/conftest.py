@@ -25,12 +25,12 @@ def nothing_is_left_behind() -> Iterator[None]:
         time.sleep(0.05)
     names = [" ".join(process.cmdline())[:120] for process in left if process.is_running()]
     allowed = [name for name in names if "resource_tracker" in name]
-    changed = {key for key in environment.keys() | os.environ.keys() if environment.get(key) != os.environ.get(key)}
-    changed -= {"PYTEST_CURRENT_TEST"}
+    changed = {key for key, _ in set(environment.items()) ^ set(os.environ.items())} - {"PYTEST_CURRENT_TEST"}
     assert len(names) == len(allowed), f"processes left running: {names}"
     assert not changed, f"environment variables changed: {sorted(changed)}"
     distributed = sys.modules.get("torch.distributed")
-    assert not (distributed and distributed.is_available() and distributed.is_initialized()), "a process group is left"
+    open_group = distributed and distributed.is_available() and distributed.is_initialized()
+    assert not open_group, "a process group is left"
 
 
 @pytest.fixture(autouse=True)

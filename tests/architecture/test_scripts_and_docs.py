@@ -83,7 +83,7 @@ def test_train_lines_in_the_docs_compose(tmp_path: Path) -> None:
     from slurmddp.config import build_job, compose
 
     seen = 0
-    for doc, line in shell_lines():
+    for _, line in shell_lines():
         words = shlex.split(line, comments=True)
         if words[:2] != ["slurmddp", "train"]:
             continue

@@ -1,0 +1,163 @@
+"""What a sandbox consists of, as frozen values: names, addresses, ports and paths, but no action.
+
+A `Request` is what a person asks for. A `Plan` is the request laid out on one machine; it is written into the
+state folder before anything starts, so that any later process can take the sandbox down from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmddp.errors import ConfigError
+
+RECORD = "sandbox.json"
+"""The file in a state folder that says that it is one, and holds the plan."""
+MOST_NODES = 200
+SLURMD_PORT = 6818
+LONGEST_ROOT = 66
+"""Unix sockets end up to 40 characters below the state folder, and Linux allows 107 for all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a person asks for; `namespaces` None means: as root yes, otherwise plain loopback."""
+
+    name: str
+    root: Path
+    nodes: int = 2
+    cpus: int = 4
+    gpus: int = 2
+    accounting: bool = False
+    namespaces: bool | None = None
+    grace_s: int = 10
+    slurmd_timeout_s: int = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What this machine gives: its name and size, the versions found, and what is free on it."""
+
+    host: str
+    user: str
+    memory_mb: int
+    slurm_version: tuple[int, int]
+    subnet: int
+    """Third number of the free network 10.77.x.0/24; it also numbers the bridge."""
+    controller_port: int
+    database_port: int
+    node_ports: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node: its SLURM name (with namespaces also its host name), its address, its slurmd's port."""
+
+    name: str
+    address: str
+    port: int
+    link: str
+    """The network interface on this machine's side that leads to the node."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A request laid out on a machine."""
+
+    request: Request
+    machine: Machine
+    namespaces: bool
+
+    @property
+    def root(self) -> Path:
+        return self.request.root
+
+    @property
+    def conf(self) -> Path:
+        return self.root / "slurm.conf"
+
+    @property
+    def munge_socket(self) -> Path:
+        return self.root / "munge.socket"
+
+    @property
+    def bridge(self) -> str:
+        return f"sddp{self.machine.subnet}"
+
+    @property
+    def controller_address(self) -> str:
+        return f"10.77.{self.machine.subnet}.1" if self.namespaces else "127.0.0.1"
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(self._node(number) for number in range(1, self.request.nodes + 1))
+
+    def _node(self, number: int) -> Node:
+        name = f"{node_prefix(self.request.name)}{number}"
+        if not self.namespaces:
+            return Node(name, "127.0.0.1", self.machine.node_ports[number - 1], "lo")
+        address = f"10.77.{self.machine.subnet}.{10 + number}"
+        return Node(name, address, SLURMD_PORT, f"{self.bridge}n{number}")
+
+
+def node_prefix(name: str) -> str:
+    """Return what node names begin with: plain `n` for the default sandbox, its name for any other."""
+    return "n" if name == "default" else f"{name}-n"
+
+
+def check(request: Request) -> None:
+    """Refuse a request that can't work, with the value to change."""
+    if not re.fullmatch(r"[a-z][a-z0-9-]{0,23}", request.name):
+        raise ConfigError(
+            f"{request.name!r} can't name a sandbox.",
+            hint="Take at most 24 lower-case letters, digits and '-', a letter first, as for host names.",
+        )
+    _check_root(request.root)
+    for what, value, low, high in (
+        ("nodes", request.nodes, 1, MOST_NODES),
+        ("cpus", request.cpus, 1, 1024),
+        ("gpus", request.gpus, 0, 64),
+        ("grace", request.grace_s, 0, 600),
+        ("slurmd-timeout", request.slurmd_timeout_s, 5, 3600),
+    ):
+        if not low <= value <= high:
+            raise ConfigError(f"--{what} {value} is out of range.", hint=f"Give {low} to {high}.")
+
+
+def _check_root(root: Path) -> None:
+    text = str(root)
+    if not root.is_absolute() or not re.fullmatch(r"[A-Za-z0-9/._+@-]+", text):
+        raise ConfigError(
+            f"The sandbox can't live in {text!r}: SLURM takes no blanks or special characters in paths.",
+            hint="Name another folder with --dir, for instance --dir /tmp/sandbox.",
+        )
+    if len(text) > LONGEST_ROOT:
+        raise ConfigError(
+            f"The path {text!r} has {len(text)} characters; sockets in it allow {LONGEST_ROOT}.",
+            hint="Name a shorter folder with --dir, for instance --dir /tmp/sandbox.",
+        )
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """Return the plan as plain values for `sandbox.json`."""
+    return {"plan": _plain(asdict(plan))}
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    nested = {key: _plain(value) if isinstance(value, dict) else value for key, value in values.items()}
+    return {key: str(value) if isinstance(value, Path) else value for key, value in nested.items()}
+
+
+def from_json(record: Mapping[str, Any]) -> Plan:
+    """Return the plan that `to_json` wrote."""
+    plan = record["plan"]
+    request = {**plan["request"], "root": Path(plan["request"]["root"])}
+    machine = {
+        **plan["machine"],
+        "slurm_version": tuple(plan["machine"]["slurm_version"]),
+        "node_ports": tuple(plan["machine"]["node_ports"]),
+    }
+    return Plan(request=Request(**request), machine=Machine(**machine), namespaces=plan["namespaces"])
