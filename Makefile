@@ -32,7 +32,7 @@ slurm:
 
 test: $(BIN)/.installed-test slurm  ## install what the tests need and run all of them, on a real SLURM too
 	$(MAKE) --no-print-directory lint
-	$(PYTEST) tests --durations=15
+	$(PYTEST) tests -m "not slow" --durations=15
 
 lint: $(BIN)/.installed-test  ## ruff and mypy (strict)
 	$(BIN)/ruff check .
@@ -50,7 +50,7 @@ distributed: $(BIN)/.installed-test
 	$(PYTEST) tests/distributed
 
 slurm-tests: $(BIN)/.installed-test slurm
-	$(PYTEST) tests/slurm
+	$(PYTEST) tests/slurm -m "not slow"
 
 bench: $(BIN)/.installed-test  ## measure start-up; results go to benchmarks/results/
 	$(BIN)/python benchmarks/startup.py

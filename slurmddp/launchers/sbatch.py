@@ -1,0 +1,28 @@
+"""Submission of the rendered script as it lies in the run folder."""
+
+from __future__ import annotations
+
+from slurmddp.launchers.submitter import new_token, problems, refuse_misfit
+from slurmddp.runs.folder import RunFolder
+from slurmddp.slurm.client import Slurm
+from slurmddp.spec import Job
+
+
+class SbatchSubmitter:
+    """`sbatch --parsable job.sbatch`."""
+
+    def __init__(self, slurm: Slurm) -> None:
+        self._slurm = slurm
+
+    def problems(self, job: Job) -> list[str]:
+        return problems(job, self._slurm)
+
+    def submit(self, job: Job) -> str:
+        """Queue `job.sbatch`, record the job in the run folder and return its id."""
+        refuse_misfit(job, self._slurm)
+        folder = RunFolder(job.run_dir)
+        comment = job.cluster.sbatch.get("comment")
+        options = [f"--comment={comment}"] if comment else []
+        job_id = self._slurm.submit(folder.script_file, token=new_token(job), options=options)
+        folder.add_event("submitted", job_id=job_id, submitter="sbatch")
+        return job_id

@@ -1,0 +1,66 @@
+"""The seam between a prepared run and the SLURM that takes it; two submitters stand behind it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Protocol
+
+from slurmddp.errors import ConfigError, SlurmError, near_matches
+from slurmddp.slurm.client import Slurm, SlurmClient
+from slurmddp.slurm.limits import check
+from slurmddp.slurm.options import job_name
+from slurmddp.spec import Job
+
+
+class Submitter(Protocol):
+    """Hands a prepared run folder to SLURM; the folder and all that happens later are the same for each."""
+
+    def problems(self, job: Job) -> list[str]:
+        """Return why this SLURM would never start `job`, one sentence each; nothing is written or queued."""
+
+    def submit(self, job: Job) -> str:
+        """Queue the prepared `job`, record it in the run folder, and return the job's id."""
+
+
+def build(name: str, slurm: Slurm | None = None) -> Submitter:
+    """Return the submitter `sbatch` or `submitit`."""
+    if name not in _SUBMITTERS:
+        raise ConfigError(f"submitter={name!r} is not known.", hint=near_matches(name, _SUBMITTERS))
+    return _SUBMITTERS[name](slurm or SlurmClient())
+
+
+def problems(job: Job, slurm: Slurm) -> list[str]:
+    """Hold `job` against the limits that SLURM tells; none are found where it does not tell them."""
+    try:
+        return check(job, slurm.limits())
+    except SlurmError:
+        return []  # sbatch is asked next and gives its own, better, reason.
+
+
+def refuse_misfit(job: Job, slurm: Slurm) -> None:
+    """Raise ConfigError if SLURM would take `job` but never start it."""
+    found = problems(job, slurm)
+    if found:
+        reasons = " ".join(found)
+        raise ConfigError(f"This SLURM would never start the job: {reasons}", hint="Nothing was queued.")
+
+
+def new_token(job: Job) -> str:
+    """Return the word that marks one submission in SLURM's queue, so that it can be found there."""
+    return f"slurmddp:{job_name(job.run_name)}:{secrets.token_hex(6)}"
+
+
+def _sbatch(slurm: Slurm) -> Submitter:
+    from slurmddp.launchers.sbatch import SbatchSubmitter
+
+    return SbatchSubmitter(slurm)
+
+
+def _submitit(slurm: Slurm) -> Submitter:
+    from slurmddp.launchers.submitit import SubmititSubmitter
+
+    return SubmititSubmitter(slurm)
+
+
+_SUBMITTERS: dict[str, Callable[[Slurm], Submitter]] = {"sbatch": _sbatch, "submitit": _submitit}

@@ -1,0 +1,222 @@
+"""The only place that runs SLURM's commands on the login side.
+
+Text formats only (the JSON of these commands changes with every release), chosen explicitly, in an
+environment free of SQUEUE_FORMAT and the like and of the traces of a job that this process may be part of.
+An error of a query is an error, never a state.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from slurmddp.environments.present import scrub
+from slurmddp.errors import SlurmError
+from slurmddp.slurm.limits import Limits, parse_limits
+from slurmddp.slurm.rejections import hint_for, is_transient
+from slurmddp.slurm.states import JobState, clean_reason, parse_exit, parse_state
+
+RETRY_DELAYS_S = (2.0, 5.0, 10.0, 20.0)
+_IDS_PER_QUERY = 200
+
+
+class Slurm(Protocol):
+    """What slurmddp asks of SLURM; `SlurmClient` asks the real one, `FakeSlurm` keeps one in memory."""
+
+    def submit(self, script: Path, *, token: str, options: Sequence[str] = ()) -> str:
+        """Submit `script` once and return the job's id; `token` is unique and goes into the job's comment."""
+
+    def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
+        """Return the states of those jobs that SLURM knows; raises SlurmError when it does not answer."""
+
+    def cancel(self, job_id: str) -> None:
+        """End a job for good; a job that is over already is no error."""
+
+    def limits(self) -> Limits:
+        """Return what this SLURM allows."""
+
+
+def on_path() -> bool:
+    """Tell whether this machine has SLURM's commands."""
+    return shutil.which("sbatch") is not None
+
+
+class SlurmClient:
+    """The SLURM that the commands on PATH talk to."""
+
+    def __init__(self, *, timeout_s: float = 60.0, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._timeout_s = timeout_s
+        self._sleep = sleep
+
+    def submit(self, script: Path, *, token: str, options: Sequence[str] = ()) -> str:
+        """Submit `script` once, in spite of a controller that answers late or twice; return the job's id."""
+        command = ["sbatch", "--parsable", *options, f"--comment={_comment(token, options)}", str(script)]
+        for delay in RETRY_DELAYS_S:
+            try:
+                return self._submit_once(command, token)
+            except _NotAnswered as error:
+                unanswered = error
+            self._sleep(delay)
+            job_id = self._find_patiently(token, unanswered)
+            if job_id is not None:
+                return job_id
+        raise unanswered
+
+    def _submit_once(self, command: list[str], token: str) -> str:
+        stdout = self._run(command)
+        job_id = parse_job_id(stdout) or self._find(token)
+        if job_id is None:
+            error = SlurmError(
+                f"sbatch gave no job id, but: {stdout.strip()!r}.",
+                hint="Look for the job with squeue before submitting again.",
+            )
+            error.may_be_queued = True
+            raise error
+        return job_id
+
+    def _find_patiently(self, token: str, cause: SlurmError) -> str | None:
+        """Look for a job that sbatch may have queued after all; never guess while SLURM is silent."""
+        for delay in RETRY_DELAYS_S:
+            try:
+                return self._find(token)
+            except _NotAnswered:
+                self._sleep(delay)
+        raise _NotAnswered(
+            f"{cause.message} Then SLURM did not say whether the job is in its queue.",
+            hint="When it answers again, look at `squeue --me` before submitting again.",
+        )
+
+    def _find(self, token: str) -> str | None:
+        lines = self._run(["squeue", "--noheader", "--all", "--states=all", "--user", _user(), "-o", "%i|%k"])
+        for line in lines.splitlines():
+            job_id, _, comment = line.partition("|")
+            if token in comment.split():
+                return job_id
+        return None
+
+    def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
+        """Ask squeue, then the accounting for what squeue has forgotten; leave out what nobody knows."""
+        found: dict[str, JobState] = {}
+        for some in _batches(list(dict.fromkeys(job_ids))):
+            found.update(self._queued(some))
+            missing = [job_id for job_id in some if job_id not in found]
+            if missing:
+                found.update(self._accounted(missing))
+        return found
+
+    def _queued(self, job_ids: Sequence[str]) -> dict[str, JobState]:
+        command = ["squeue", "--noheader", "--all", "--array", "--states=all", "-o", "%i|%T|%N|%r"]
+        try:
+            lines = self._run([*command, "--jobs", ",".join(job_ids)])
+        except SlurmError as error:
+            if "invalid job id" in error.message.lower():
+                return {}
+            raise
+        return {job.job_id: job for job in map(_from_squeue, lines.splitlines()) if job.job_id in job_ids}
+
+    def _accounted(self, job_ids: Sequence[str]) -> dict[str, JobState]:
+        if shutil.which("sacct") is None:
+            return {}
+        command = ["sacct", "-X", "-P", "-n", "-o", "JobID,State,ExitCode,NodeList", "-j", ",".join(job_ids)]
+        try:
+            lines = self._run(command)
+        except SlurmError as error:
+            if "accounting storage is disabled" in error.message.lower():
+                return {}
+            raise
+        return {job.job_id: job for job in map(_from_sacct, lines.splitlines()) if job.job_id in job_ids}
+
+    def cancel(self, job_id: str) -> None:
+        """Run scancel; a job that is over already is no error."""
+        try:
+            self._run(["scancel", job_id])
+        except SlurmError as error:
+            if not re.search("invalid job id|already completing or completed", error.message, re.IGNORECASE):
+                raise
+
+    def limits(self) -> Limits:
+        """Read partitions and configuration through scontrol."""
+        return parse_limits(
+            self._run(["scontrol", "-o", "show", "partition"]), self._run(["scontrol", "show", "config"])
+        )
+
+    def _run(self, command: list[str]) -> str:
+        """Run one command and return its standard output; its error output is in the SlurmError otherwise."""
+        try:
+            done = subprocess.run(
+                command,
+                env=scrub(os.environ),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=self._timeout_s,
+            )
+        except FileNotFoundError:
+            raise SlurmError(
+                f"There is no {command[0]} on this machine's PATH.",
+                hint="Go to a login node of the cluster, or start a SLURM here with `slurmddp sandbox up`.",
+            ) from None
+        except subprocess.TimeoutExpired:
+            raise _NotAnswered(
+                f"{command[0]} gave no answer within {self._timeout_s:g} s.",
+                hint=hint_for("unable to contact"),
+            ) from None
+        if done.returncode == 0:
+            return done.stdout
+        words = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").rstrip()
+        kind = _NotAnswered if is_transient(words) else SlurmError
+        raise kind(f"{command[0]} failed: {words}", hint=hint_for(words))
+
+
+class _NotAnswered(SlurmError):
+    """Nobody knows whether the request was carried out."""
+
+    may_be_queued = True
+
+
+def parse_job_id(stdout: str) -> str | None:
+    """Return the job id in the output of `sbatch --parsable`, which a site may have wrapped in a banner."""
+    for line in reversed(stdout.splitlines()):
+        match = re.fullmatch(r"(\d+)(?:;\S+)?", line.strip())
+        match = match or re.fullmatch(r"Submitted batch job (\d+)(?: on cluster \S+)?", line.strip())
+        if match:
+            return match[1]
+    return None
+
+
+def _comment(token: str, options: Sequence[str]) -> str:
+    """Return the token, followed by the comment that the person wants the job to bear."""
+    theirs = [option.removeprefix("--comment=") for option in options if option.startswith("--comment=")]
+    return " ".join([token, *theirs])
+
+
+def _from_squeue(line: str) -> JobState:
+    job_id, state, nodes, reason = [*line.split("|", 3), "", "", ""][:4]
+    return JobState(
+        job_id=job_id.strip(), state=parse_state(state), nodes=nodes.strip(), reason=clean_reason(reason)
+    )
+
+
+def _from_sacct(line: str) -> JobState:
+    job_id, state, code, nodes = [*line.split("|", 3), "", "", ""][:4]
+    exit_code, signal = parse_exit(code)
+    nodes = "" if nodes.strip() == "None assigned" else nodes.strip()
+    return JobState(
+        job_id=job_id.strip(), state=parse_state(state), nodes=nodes, exit_code=exit_code, signal=signal
+    )
+
+
+def _batches(job_ids: list[str]) -> Iterator[list[str]]:
+    for start in range(0, len(job_ids), _IDS_PER_QUERY):
+        yield job_ids[start : start + _IDS_PER_QUERY]
+
+
+def _user() -> str:
+    return str(os.getuid())

@@ -1,0 +1,70 @@
+"""A SLURM in memory, for tests of what stands above the client and for people who test their own tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from slurmddp.errors import SlurmError
+from slurmddp.slurm.limits import Limits
+from slurmddp.slurm.states import JobState, parse_state
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One accepted submission, as it arrived."""
+
+    job_id: str
+    script: str
+    token: str
+    options: tuple[str, ...]
+
+
+@dataclass
+class FakeSlurm:
+    """Behaves as `SlurmClient` does with a SLURM behind it; passes the same contract tests."""
+
+    site: Limits = field(default_factory=Limits)
+    refusal: str = ""
+    """What SLURM says to every submission; empty: it accepts them."""
+    silence: str = ""
+    """Why SLURM answers nothing at all; empty: it answers."""
+    submissions: list[Submission] = field(default_factory=list)
+    states: dict[str, JobState] = field(default_factory=dict)
+
+    def submit(self, script: Path, *, token: str, options: Sequence[str] = ()) -> str:
+        self._answer()
+        if self.refusal:
+            raise SlurmError(f"sbatch failed: {self.refusal}", hint="The fake was told to refuse.")
+        text = script.read_text(encoding="utf-8")
+        job_id = str(len(self.submissions) + 1)
+        self.submissions.append(Submission(job_id, text, token, tuple(options)))
+        self.states[job_id] = JobState(job_id=job_id, state="PENDING", reason="Priority")
+        return job_id
+
+    def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
+        self._answer()
+        return {job_id: self.states[job_id] for job_id in job_ids if job_id in self.states}
+
+    def cancel(self, job_id: str) -> None:
+        self._answer()
+        job = self.states.get(job_id)
+        if job is not None and not job.terminal:
+            self.states[job_id] = replace(job, state="CANCELLED", reason="")
+
+    def limits(self) -> Limits:
+        self._answer()
+        return self.site
+
+    def set_state(self, job_id: str, state: str, *, reason: str = "", nodes: str = "") -> None:
+        """Let a job be in `state` from now on."""
+        self.states[job_id] = JobState(job_id=job_id, state=parse_state(state), reason=reason, nodes=nodes)
+
+    def forget(self, job_id: str) -> None:
+        """Let SLURM know a job no longer, as happens some minutes after its end without accounting."""
+        self.states.pop(job_id, None)
+
+    def _answer(self) -> None:
+        if self.silence:
+            raise SlurmError(self.silence, hint="The fake was told not to answer.")

@@ -1,0 +1,150 @@
+"""The sbatch and srun options of a job as plain values; pure.
+
+Both submitters send these, each in its own way, so a job asks for the same whichever sends it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from slurmddp.errors import ConfigError
+from slurmddp.slurm.units import render_minutes
+from slurmddp.spec import Cluster, Job
+
+Option = str | int | bool
+"""True stands for a bare flag."""
+
+_OWN_KEYS = {
+    "nodes": "nodes=", "time": "time_limit=", "partition": "partition=", "account": "account=", "qos": "qos=",
+    "constraint": "constraint", "reservation": "reservation", "cpus-per-task": "cpus_per_node=",
+    "gpus-per-node": "gpus_per_node=", "mem": "mem_gb=", "mem-per-cpu": "mem_gb= and mem_request",
+    "job-name": "name=", "signal": "policy.signal_lead_s=", "requeue": "policy.requeue=",
+    "no-requeue": "policy.requeue=",
+}  # fmt: skip
+"""sbatch options that slurmddp writes itself, and the setting of ours that a person wants instead."""
+
+_RESERVED = frozenset(
+    {"ntasks", "ntasks-per-node", "output", "error", "input", "open-mode", "array", "wrap", "wait"}
+    | {"test-only", "chdir", "export", "export-file", "overcommit", "parsable", "help", "version"}
+)
+_SRUN_RESERVED = frozenset(
+    {"nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "kill-on-bad-exit", "wait", "mpi", "export"}
+    | {"output", "error", "input", "multi-prog", "pty", "label", "jobid", "chdir", "unbuffered"}
+)
+
+
+def sbatch_options(job: Job) -> dict[str, Option]:
+    """Return everything the job asks of SLURM, by the long names of sbatch, sorted; raises ConfigError."""
+    cluster, resources = job.cluster, job.resources
+    options: dict[str, Option | None] = {
+        "job-name": job_name(job.name),
+        "nodes": resources.nodes,
+        "ntasks-per-node": 1,
+        "cpus-per-task": resources.cpus_per_node,
+        "time": None if resources.time_limit_min is None else render_minutes(resources.time_limit_min),
+        "partition": cluster.partition,
+        "account": cluster.account,
+        "qos": cluster.qos,
+        "constraint": cluster.constraint,
+        "reservation": cluster.reservation,
+        "open-mode": "append",
+        "output": str(job.run_dir / "logs").replace("%", "%%") + "/slurm-%j.out",
+        "signal": f"USR2@{_signal_lead(job)}",
+        "requeue" if job.policy.requeue else "no-requeue": True,
+        **_gpus(job),
+        **_memory(job),
+    }
+    kept = {name: value for name, value in options.items() if value is not None and value != ""}
+    kept.update(_others("sbatch", cluster.sbatch, _RESERVED | set(kept)))
+    return {name: _one_line(f"sbatch option {name}", kept[name]) for name in sorted(kept)}
+
+
+def srun_options(cluster: Cluster) -> dict[str, Option]:
+    """Return what the cluster file adds to srun, by long names, sorted; raises ConfigError."""
+    return dict(sorted(_others("srun", cluster.srun, _SRUN_RESERVED).items()))
+
+
+def job_name(name: str) -> str:
+    """Return `name` with what SLURM's tables and file patterns can't bear replaced by dashes."""
+    return re.sub(r"[^A-Za-z0-9._=+]+", "-", name).strip("-")[:100] or "slurmddp"
+
+
+def _signal_lead(job: Job) -> int:
+    """Return the lead in seconds; it must leave time to train, and SLURM takes two bytes."""
+    lead, limit = job.policy.signal_lead_s, job.resources.time_limit_min
+    if not 0 < lead <= 65535:
+        raise ConfigError(
+            f"policy.signal_lead_s={lead} is not between 1 and 65535.",
+            hint="It is the seconds that a save may take.",
+        )
+    if limit is not None and lead >= limit * 60:
+        raise ConfigError(
+            f"policy.signal_lead_s={lead} leaves nothing of time_limit={render_minutes(limit)}.",
+            hint="Lengthen time_limit= or shorten policy.signal_lead_s=.",
+        )
+    return lead
+
+
+def _gpus(job: Job) -> dict[str, Option]:
+    gpus, cluster = job.resources.gpus_per_node, job.cluster
+    if not gpus or cluster.gpu_request == "none":
+        return {}
+    amount = f"{cluster.gpu_type}:{gpus}" if cluster.gpu_type else str(gpus)
+    if cluster.gpu_request == "gres":
+        return {"gres": f"gpu:{amount}"}
+    if cluster.gpu_request == "gpus-per-node":
+        return {"gpus-per-node": amount}
+    raise ConfigError(
+        f"cluster.gpu_request={cluster.gpu_request!r} is not known.", hint="Use gpus-per-node, gres or none."
+    )
+
+
+def _memory(job: Job) -> dict[str, Option]:
+    mem_gb, dialect, cpus = job.resources.mem_gb, job.cluster.mem_request, job.resources.cpus_per_node
+    if dialect not in {"mem", "mem-per-cpu", "none"}:
+        raise ConfigError(
+            f"cluster.mem_request={dialect!r} is not known.", hint="Use mem, mem-per-cpu or none."
+        )
+    if mem_gb is None or dialect == "none":
+        return {}
+    if mem_gb < 0:
+        raise ConfigError(f"mem_gb={mem_gb} is negative.", hint="Give GiB per node; 0 asks for all of it.")
+    megabytes = round(mem_gb * 1024)
+    if dialect == "mem":
+        return {"mem": f"{megabytes}M" if megabytes else "0"}
+    if not megabytes:
+        return {}
+    if not cpus:
+        raise ConfigError(
+            f"mem_gb={mem_gb} can't be shared out among CPUs: cpus_per_node is not set.",
+            hint="Set cpus_per_node=, or mem_request: mem in the cluster file.",
+        )
+    return {"mem-per-cpu": f"{-(-megabytes // cpus)}M"}
+
+
+def _others(tool: str, given: Mapping[str, Option], taken: set[str] | frozenset[str]) -> dict[str, Option]:
+    found: dict[str, Option] = {}
+    for key, value in given.items():
+        name = str(key).removeprefix("--").replace("_", "-")
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+            raise ConfigError(
+                f"cluster.{tool} has the option {key!r}.", hint="Use long option names, without dashes."
+            )
+        if name in taken or (tool == "sbatch" and name in _OWN_KEYS):
+            own = _OWN_KEYS.get(name, "") if tool == "sbatch" else ""
+            raise ConfigError(
+                f"cluster.{tool} sets {name}, which slurmddp writes itself.",
+                hint=f"Remove it there and set {own} instead." if own else "Remove it there.",
+            )
+        if value is not False and value is not None:
+            found[name] = _one_line(f"cluster.{tool}.{key}", value)
+    return found
+
+
+def _one_line(what: str, value: Option) -> Option:
+    if isinstance(value, str) and re.search(r"[\n\r\0]", value):
+        raise ConfigError(
+            f"{what} is {value!r}.", hint="It goes into one line of the script: no line breaks, no NUL."
+        )
+    return value

@@ -1,0 +1,71 @@
+"""What SLURM's refusals mean, and which of its errors are worth another try; pure.
+
+SLURM's own words are always shown; these sentences only say what to do about them.
+"""
+
+from __future__ import annotations
+
+import re
+
+_TRANSIENT = re.compile(
+    r"socket timed out|unable to contact slurm controller|zero bytes were transmitted"
+    r"|temporarily unable to accept|transport endpoint is not connected"
+    r"|connection (?:refused|reset)|try again",
+    re.IGNORECASE,
+)
+
+_HINTS: tuple[tuple[str, str], ...] = (
+    (
+        r"invalid account|account.*partition combination|no account",
+        "Name an account that you may use with account=; `sacctmgr show associations user=$USER` lists them.",
+    ),
+    (r"invalid qos|qos.*(?:not permitted|required)", "Choose another qos=; `sacctmgr show qos` lists them."),
+    (
+        r"invalid partition|partition.*(?:not available|inactive|down)",
+        "Choose another partition=; `sinfo -s` lists them.",
+    ),
+    (
+        r"wckey",
+        "This site asks for a workload key: put `wckey: ...` under `sbatch:` in the cluster file.",
+    ),
+    (
+        r"generic resource|gres|invalid.*gpu",
+        "The site names its GPUs otherwise: set gpu_request (gres, gpus-per-node or none) and gpu_type "
+        "in the cluster file; `sinfo -o '%P %G'` shows what the nodes offer.",
+    ),
+    (
+        r"memory specification|memory required|--mem",
+        "Change mem_gb=, or mem_request (mem, mem-per-cpu or none) in the cluster file.",
+    ),
+    (
+        r"requested node configuration is not available|node count specification|more processors requested",
+        "No node here has that much: compare gpus_per_node, cpus_per_node and mem_gb with "
+        "`sinfo -o '%P %D %c %m %G'`.",
+    ),
+    (r"time limit", "Ask for less time with time_limit=; `sinfo -o '%P %l'` shows what is allowed."),
+    (
+        r"job violates|policy|limit.*reached|maxsubmit",
+        "A limit of your account or QOS is reached: wait for jobs to end, ask for less, or use another qos=.",
+    ),
+    (r"unrecognized option|invalid option", "Correct the option under `sbatch:` in the cluster file."),
+    (r"authentication|munge|protocol", "SLURM does not accept this machine: submit from a login node."),
+    (
+        r"unable to contact|socket timed out|connection refused",
+        "SLURM's controller does not answer: try again in a minute; `scontrol ping` shows if it is back.",
+    ),
+    (r"invalid job id", "SLURM does not know that job, or has forgotten it."),
+    (r"access.*denied|permission denied", "SLURM allows that only to the owner of the job."),
+)
+
+
+def is_transient(text: str) -> bool:
+    """Tell whether the same request may well succeed in a moment."""
+    return _TRANSIENT.search(text) is not None
+
+
+def hint_for(text: str) -> str:
+    """Return what to do about SLURM's words; a general sentence when they are not known."""
+    for pattern, hint in _HINTS:
+        if re.search(pattern, text, re.IGNORECASE):
+            return hint
+    return "These are SLURM's own words; the site's documentation or support can tell more."

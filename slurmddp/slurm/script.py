@@ -1,0 +1,97 @@
+"""A job as the batch script that SLURM runs; pure: the same Job always gives the same bytes.
+
+The text stands in `templates/job.sbatch.j2`. Whatever comes from a person is quoted, for sbatch in the header
+and for the shell below it; only `setup` lines, which are shell by nature, stand as they are.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from slurmddp.errors import ConfigError
+from slurmddp.slurm.options import Option, sbatch_options, srun_options
+from slurmddp.spec import Job
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+
+def render(job: Job) -> str:
+    """Return the batch script of `job`; raises ConfigError for values that no script can carry."""
+    return _template().render(
+        title=job.run_name if re.fullmatch(r"[\w.+=-]+", job.run_name) else "",
+        header=[_directive(name, value) for name, value in sbatch_options(job).items()],
+        run=_shell("run_dir", str(job.run_dir)),
+        project=_shell("project_dir", str(job.project_dir)),
+        python=_shell("python", job.python),
+        nodes=int(job.resources.nodes),
+        max_restarts=int(job.policy.max_restarts),
+        requeue=int(job.policy.requeue),
+        cpus=job.resources.cpus_per_node,
+        step=_step(job),
+        setup=[_setup_line(line) for line in job.cluster.setup],
+        env=[_export(name, value) for name, value in sorted(job.cluster.env.items())],
+        srun=[_argument(name, value) for name, value in srun_options(job.cluster).items()],
+    )
+
+
+@cache
+def _template() -> Template:
+    import jinja2
+
+    text = resources.files("slurmddp.templates").joinpath("job.sbatch.j2").read_text(encoding="utf-8")
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    return environment.from_string(text)
+
+
+def _step(job: Job) -> str:
+    """Return the shape of the step: one agent on each node, with all the CPUs that the job has there."""
+    nodes, cpus = job.resources.nodes, job.resources.cpus_per_node
+    shape = f"--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1"
+    return shape if cpus is None else f"{shape} --cpus-per-task={cpus}"
+
+
+def _directive(name: str, value: Option) -> str:
+    if value is True:
+        return f"#SBATCH --{name}"
+    return f"#SBATCH --{name}={_quote_for_sbatch(str(value))}"
+
+
+def _quote_for_sbatch(value: str) -> str:
+    """Quote as sbatch reads its lines: it knows double quotes and backslashes, and expands nothing."""
+    if re.fullmatch(r"[A-Za-z0-9_@%+=:,./\[\]&|*()-]*", value):
+        return value
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _argument(name: str, value: Option) -> str:
+    return f"--{name}" if value is True else shlex.quote(f"--{name}={value}")
+
+
+def _export(name: str, value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
+        raise ConfigError(
+            f"cluster.env has the variable {name!r}.", hint="Names hold letters, digits and underscores."
+        )
+    return f"{name}={_shell(f'cluster.env.{name}', str(value))}"
+
+
+def _shell(what: str, value: str) -> str:
+    if "\0" in value:
+        raise ConfigError(f"{what} is {value!r}.", hint="No shell can carry a NUL.")
+    return shlex.quote(value)
+
+
+def _setup_line(line: str) -> str:
+    if "\0" in line or re.match(r"\s*#SBATCH", line):
+        raise ConfigError(
+            f"cluster.setup has the line {line!r}.",
+            hint="It can hold no NUL, and options of sbatch belong under `sbatch:`.",
+        )
+    return line

@@ -1,0 +1,86 @@
+"""What SLURM calls the states of a job, and how its commands spell them; pure.
+
+Names as in https://slurm.schedmd.com/job_state_codes.html, base states and flags alike.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+PENDING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+"""The job waits; it may have run before."""
+
+ACTIVE = frozenset(
+    {"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
+    | {"POWER_UP_NODE", "UPDATE_DB", "EXPEDITING"}
+)
+"""The job holds nodes."""
+
+TERMINAL = frozenset(
+    {"COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"}
+    | {"DEADLINE", "REVOKED", "LAUNCH_FAILED", "RECONFIG_FAIL"}
+)
+"""The job is over and comes back only when somebody requeues it."""
+
+ALL = PENDING | ACTIVE | TERMINAL
+
+UNKNOWN = "UNKNOWN"
+"""SLURM answered with a word that is none of its states; never to be taken for an end."""
+
+_COMPACT = {
+    "PD": "PENDING", "RQ": "REQUEUED", "RF": "REQUEUE_FED", "RH": "REQUEUE_HOLD", "SE": "SPECIAL_EXIT",
+    "RD": "RESV_DEL_HOLD", "R": "RUNNING", "CG": "COMPLETING", "CF": "CONFIGURING", "S": "SUSPENDED",
+    "ST": "STOPPED", "SI": "SIGNALING", "SO": "STAGE_OUT", "RS": "RESIZING", "CD": "COMPLETED", "F": "FAILED",
+    "TO": "TIMEOUT", "CA": "CANCELLED", "PR": "PREEMPTED", "NF": "NODE_FAIL", "OOM": "OUT_OF_MEMORY",
+    "BF": "BOOT_FAIL", "DL": "DEADLINE", "RV": "REVOKED",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobState:
+    """What SLURM says about one job, as far as it was asked."""
+
+    job_id: str
+    state: str
+    """One of `ALL`, or `UNKNOWN`."""
+    reason: str = ""
+    """Why it waits or ended, in SLURM's word; empty when SLURM gives none."""
+    nodes: str = ""
+    """Hostlist of the nodes that it holds or held."""
+    exit_code: int | None = None
+    signal: int | None = None
+    """The signal that ended the job; None when none did, or when SLURM was not asked."""
+
+    @property
+    def terminal(self) -> bool:
+        return self.state in TERMINAL
+
+    @property
+    def pending(self) -> bool:
+        return self.state in PENDING
+
+
+def parse_state(text: str) -> str:
+    """Return the state in SLURM's `text`: `CANCELLED by 1000`, `COMPLETED+`, `CG`, `RUNNING,COMPLETING`."""
+    words = re.split(r"[\s,+]+", text.strip().upper())
+    word = words[0] if words else ""
+    word = _COMPACT.get(word, word)
+    return word if word in ALL else UNKNOWN
+
+
+def parse_exit(text: str) -> tuple[int | None, int | None]:
+    """Return (exit code, signal) of SLURM's `code:signal`; (None, None) when it is neither."""
+    match = re.fullmatch(r"\s*(\d+):(\d+)\s*", text)
+    if match is None:
+        return None, None
+    code, signal = int(match[1]), int(match[2])
+    return code, signal or None
+
+
+def clean_reason(text: str) -> str:
+    """Return SLURM's reason without the parentheses of squeue; `None` and node lists are no reason."""
+    reason = text.strip()
+    if reason.startswith("(") and reason.endswith(")"):
+        reason = reason[1:-1]
+    return "" if reason in {"None", "N/A", "null"} else reason

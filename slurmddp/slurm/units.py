@@ -1,0 +1,72 @@
+"""Spellings of a time limit, in and out; pure.
+
+SLURM's own forms are `minutes`, `MM:SS`, `HH:MM:SS`, `D-HH`, `D-HH:MM` and `D-HH:MM:SS`; people also write
+`90m`, `2h`, `1d12h`. SLURM counts time limits in minutes and rounds seconds up, so all of this does too.
+"""
+
+from __future__ import annotations
+
+import re
+
+from slurmddp.errors import ConfigError
+
+_FORMS = "Write minutes (90), HH:MM:SS, D-HH:MM:SS, or units (90m, 2h, 1d12h)."
+_UNIT_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
+def parse_minutes(value: str | int) -> int:
+    """Return the time limit `value` in whole minutes, at least one; raises ConfigError on anything else."""
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise _wrong(value)
+    seconds = _seconds(str(value).strip().lower())
+    if seconds is None:
+        raise _wrong(value)
+    if seconds <= 0:
+        raise ConfigError(
+            f"time_limit={value!s} is no time at all.",
+            hint=f"{_FORMS} Leave it out for the partition's own limit.",
+        )
+    return -(-seconds // 60)
+
+
+def render_minutes(minutes: int) -> str:
+    """Return `minutes` as SLURM writes them, `D-HH:MM:SS` or `HH:MM:SS`."""
+    days, rest = divmod(minutes, 24 * 60)
+    hours, mins = divmod(rest, 60)
+    clock = f"{hours:02d}:{mins:02d}:00"
+    return f"{days}-{clock}" if days else clock
+
+
+def parse_slurm_limit(text: str) -> int | None:
+    """Return a limit that SLURM printed in minutes; None for UNLIMITED and the like."""
+    word = text.strip()
+    if word.upper() in {"UNLIMITED", "INFINITE", "NONE", "N/A", ""}:
+        return None
+    seconds = _seconds(word.lower())
+    return None if seconds is None else -(-seconds // 60)
+
+
+def _seconds(text: str) -> int | None:
+    if re.fullmatch(r"\d+", text):
+        return int(text) * 60
+    if re.fullmatch(r"(\d+[dhms])+", text):
+        return sum(int(number) * _UNIT_S[unit] for number, unit in re.findall(r"(\d+)([dhms])", text))
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if match is None:
+        return None
+    days, first, second, third = match.groups()
+    if days is not None:
+        hours, minutes, seconds = int(first), int(second or 0), int(third or 0)
+    elif third is not None:
+        hours, minutes, seconds = int(first), int(second), int(third)
+    else:
+        hours, minutes, seconds = 0, int(first), int(second)
+    if days is None and third is None:
+        return minutes * 60 + seconds if seconds < 60 else None
+    if minutes >= 60 or seconds >= 60:
+        return None
+    return int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
+
+
+def _wrong(value: object) -> ConfigError:
+    return ConfigError(f"time_limit={value!r} is not a time.", hint=_FORMS)

@@ -1,0 +1,78 @@
+"""At which addresses rank 0 can be met, or in one sentence why at none."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import time
+from typing import NamedTuple
+
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import MismatchError, SlurmddpError
+
+_RETRY_S = 3.0
+"""How long a name server that says `try again` is asked again."""
+
+
+class Address(NamedTuple):
+    """One resolved address of a host."""
+
+    family: socket.AddressFamily
+    text: str
+
+
+LOOPBACK = Address(socket.AF_INET, "127.0.0.1")
+
+
+def master_name(info: RankInfo) -> str:
+    """Return the name under which the ranks look for rank 0."""
+    return info.master_addr or info.hosts[0]
+
+
+def find_rank_zero(info: RankInfo) -> list[Address]:
+    """Return the addresses of rank 0's host, IPv4 first.
+
+    Ranks on one machine meet on loopback whatever the machine is called. Raises MismatchError when the
+    name is not known, or is loopback although the ranks are on several nodes.
+    """
+    if info.master_addr is None and (info.nodes == 1 or info.emulated):
+        return [LOOPBACK]
+    name = master_name(info)
+    found = _resolve(name)
+    if info.master_addr is not None or info.nodes == 1:
+        return found
+    reachable = [address for address in found if not ipaddress.ip_address(address.text).is_loopback]
+    if reachable:
+        return reachable
+    raise MismatchError(
+        f"The ranks are on {info.nodes} nodes, but on {socket.gethostname()} the name of rank 0's node, "
+        f"{name!r}, is {found[0].text}, which every node takes for itself.",
+        hint="Set SLURMDDP_MASTER_ADDR to an address of that node that the others reach, or correct "
+        "/etc/hosts.",
+    )
+
+
+def _resolve(name: str) -> list[Address]:
+    deadline = time.monotonic() + _RETRY_S
+    while True:
+        try:
+            records = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            break
+        except (socket.gaierror, UnicodeError) as error:
+            again = isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
+            if again and time.monotonic() < deadline:
+                time.sleep(0.5)
+                continue
+            raise _unresolved(name, error, again) from error
+    addresses = [Address(family, str(place[0])) for family, _, _, _, place in records]
+    usable = [a for a in dict.fromkeys(addresses) if a.family in (socket.AF_INET, socket.AF_INET6)]
+    return sorted(usable, key=lambda address: address.family != socket.AF_INET)
+
+
+def _unresolved(name: str, error: Exception, temporary: bool) -> SlurmddpError:
+    # A name server that is down for a while is no wrong value: the run may be tried again.
+    kind = SlurmddpError if temporary else MismatchError
+    return kind(
+        f"The name of rank 0's node, {name!r}, does not resolve on {socket.gethostname()}: {error}.",
+        hint="Set SLURMDDP_MASTER_ADDR to an address of that node, or add the name to /etc/hosts or DNS.",
+    )

@@ -1,0 +1,176 @@
+"""Turns the facts about a rank into a device, threads, an interface and a process group, and back.
+
+Whatever `start` changes in this process (environment variables, thread count, the group), `finish` undoes,
+so that a second start in the same process, and a test, find it as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import MismatchError, SlurmddpError
+from slurmddp.training.address import LOOPBACK, find_rank_zero
+from slurmddp.training.device import choose_backend, choose_device, choose_threads
+from slurmddp.training.interface import interface_towards
+from slurmddp.training.rendezvous import open_store
+
+_log = logging.getLogger(__name__)
+_FAREWELL_S = 5.0
+_LEFT = "slurmddp/left"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this rank stands, what it computes on, and how it talks to the others."""
+
+    info: RankInfo
+    device: torch.device
+    backend: str | None
+    """None when this is the only rank: there is no process group then."""
+    store: dist.Store | None
+    """Shared by all ranks of the launch; keys that begin with `slurmddp/` are taken."""
+    undo: contextlib.ExitStack = field(repr=False, compare=False)
+
+
+def start(
+    info: RankInfo,
+    *,
+    backend: str = "auto",
+    timeout_s: float = 1800.0,
+    rendezvous_timeout_s: float = 60.0,
+) -> Place:
+    """Prepare this process as the rank that `info` says; returns when all ranks have done so.
+
+    `timeout_s` bounds collectives, `rendezvous_timeout_s` bounds the wait for ranks that do not come.
+    """
+    if dist.is_initialized():
+        raise SlurmddpError(
+            "torch.distributed is initialised already in this process.",
+            hint="Use one Distributon at a time and close it before the next; don't call init_process_group.",
+        )
+    index = choose_device(info, os.environ, torch.cuda.device_count())
+    chosen = choose_backend(backend, index, {"gloo", "nccl", *dist.Backend.backend_list})
+    device = _take_device(info, index)
+    place = Place(info, device, chosen if info.world_size > 1 else None, None, contextlib.ExitStack())
+    try:
+        _set_threads(info, place.undo)
+        return place if place.backend is None else _meet(place, timeout_s, rendezvous_timeout_s)
+    except BaseException:
+        place.undo.close()
+        raise
+
+
+def finish(place: Place) -> None:
+    """Leave the process group and undo what `start` changed; calling it again does nothing.
+
+    Meant for an orderly end: after an error a rank should exit at once, since its peers may be stuck in a
+    collective that this one will never join.
+    """
+    place.undo.close()
+
+
+def _take_device(info: RankInfo, index: int | None) -> torch.device:
+    if index is not None:
+        torch.cuda.set_device(index)
+        return torch.device("cuda", index)
+    if info.gpus_on_node:
+        _log.warning("SLURM granted %d GPU(s), but torch sees none: computing on the CPU", info.gpus_on_node)
+    return torch.device("cpu")
+
+
+def _set_threads(info: RankInfo, undo: contextlib.ExitStack) -> None:
+    """Give this rank its share of the CPUs, unless a person chose a number by OMP_NUM_THREADS."""
+    alone = info.world_size == 1 and info.cpus is None
+    if alone or os.environ.get("OMP_NUM_THREADS"):
+        return
+    threads = choose_threads(info, len(os.sched_getaffinity(0)))
+    undo.callback(torch.set_num_threads, torch.get_num_threads())
+    torch.set_num_threads(threads)
+    _set_variable("OMP_NUM_THREADS", str(threads), undo)
+
+
+def _set_interface(info: RankInfo, undo: contextlib.ExitStack) -> None:
+    """Name gloo the interface that leads to the others, unless a person named one."""
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return
+    try:
+        address = LOOPBACK if info.nodes == 1 else find_rank_zero(info)[0]
+    except SlurmddpError:
+        if info.master_port is None:
+            raise
+        return  # The meeting point is torchrun's own, and it says itself what is wrong with it.
+    name = interface_towards(address.text)
+    if name is not None:
+        _set_variable("GLOO_SOCKET_IFNAME", name, undo)
+
+
+def _set_variable(name: str, value: str, undo: contextlib.ExitStack) -> None:
+    undo.callback(_restore_variable, name, os.environ.get(name))
+    os.environ[name] = value
+
+
+def _restore_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+def _meet(place: Place, timeout_s: float, rendezvous_timeout_s: float) -> Place:
+    """Find the other ranks and form the group with them."""
+    _set_interface(place.info, place.undo)
+    store = open_store(place.info, rendezvous_timeout_s)
+    if place.backend == "nccl":
+        _refuse_shared_gpu(place.info, store, place.device)
+    met = replace(place, store=store)
+    _join_group(met, store, timedelta(seconds=timeout_s))
+    return met
+
+
+def _refuse_shared_gpu(info: RankInfo, store: dist.Store, device: torch.device) -> None:
+    """Raise MismatchError on the second rank that computes on one GPU: NCCL would fail late and darkly."""
+    identity = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    if identity is not None and store.add(f"slurmddp/gpu/{identity}", 1) > 1:
+        raise MismatchError(
+            f"Rank {info.rank} was given {device} ({identity}), which another rank has already.",
+            hint=f"Ask for `--gpus-per-node={info.local_world_size}` and `--gpu-bind=none`.",
+        )
+
+
+def _join_group(place: Place, store: dist.Store, timeout: timedelta) -> None:
+    info = place.info
+    store.set_timeout(timeout)
+    dist.init_process_group(
+        place.backend,
+        store=store,
+        rank=info.rank,
+        world_size=info.world_size,
+        timeout=timeout,
+        device_id=place.device if place.backend == "nccl" else None,
+    )
+    place.undo.callback(_say_farewell, info, store)
+    place.undo.callback(_destroy_group)
+    _log.info("rank %d of %d: %s on %s", info.rank, info.world_size, place.backend, place.device)
+
+
+def _destroy_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _say_farewell(info: RankInfo, store: dist.Store) -> None:
+    """Keep the store, which lives in rank 0, until the others have left the group too."""
+    deadline = time.monotonic() + _FAREWELL_S
+    with contextlib.suppress(RuntimeError):
+        store.add(_LEFT, 1)
+        while info.rank == 0 and store.add(_LEFT, 0) < info.world_size and time.monotonic() < deadline:
+            time.sleep(0.005)

@@ -1,0 +1,68 @@
+"""Which network interface gloo should use on this machine.
+
+Left alone, gloo resolves this machine's own name, which on many systems is 127.0.1.1, and then waits on
+loopback for peers on other nodes. The route that the kernel itself takes to rank 0 is the right one. NCCL
+probes the fabric on its own and is left alone.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import ipaddress
+import socket
+import struct
+from pathlib import Path
+
+_SIOCGIFCONF = 0x8912
+_IFREQ_BYTES = 40
+_NAME_BYTES = 16
+
+
+def interface_towards(address: str) -> str | None:
+    """Return the name of the interface whose address this machine uses to reach `address`, if it has one."""
+    try:
+        return interface_with(source_address(address))
+    except OSError:
+        return None
+
+
+def source_address(address: str) -> str:
+    """Return the local address that packets to `address` carry; sends nothing, raises OSError on no route."""
+    family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))
+        return str(probe.getsockname()[0])
+
+
+def interface_with(address: str) -> str | None:
+    """Return the name of the interface that has the local `address`."""
+    wanted = ipaddress.ip_address(address)
+    addresses = _ipv6_addresses() if wanted.version == 6 else _ipv4_addresses()
+    for name, text in addresses:
+        if ipaddress.ip_address(text) == wanted:
+            return name.partition(":")[0]
+    return None
+
+
+def _ipv4_addresses() -> list[tuple[str, str]]:
+    """Return (name, address) of every IPv4 address, the secondary ones of an interface included."""
+    buffer = array.array("B", bytes(_IFREQ_BYTES * 1024))
+    place, size = buffer.buffer_info()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        answer = fcntl.ioctl(control, _SIOCGIFCONF, struct.pack("iL", size, place))
+    used = struct.unpack("iL", answer)[0]
+    found = []
+    for start in range(0, used, _IFREQ_BYTES):
+        name = buffer[start : start + _NAME_BYTES].tobytes().split(b"\0", 1)[0].decode()
+        packed = buffer[start + _NAME_BYTES + 4 : start + _NAME_BYTES + 8].tobytes()
+        found.append((name, socket.inet_ntoa(packed)))
+    return found
+
+
+def _ipv6_addresses() -> list[tuple[str, str]]:
+    table = Path("/proc/net/if_inet6")
+    if not table.exists():
+        return []
+    rows = [line.split() for line in table.read_text(encoding="ascii").splitlines()]
+    return [(row[5], str(ipaddress.IPv6Address(int(row[0], 16)))) for row in rows if len(row) == 6]

@@ -1,0 +1,286 @@
+"""How the ranks of one launch find each other without a port that anybody had to choose.
+
+Rank 0 opens the store on a port that the kernel gives out and keeps, so it can't collide. To tell the
+others that port it answers on a beacon: the first free one of a list of ports which every rank derives from
+the launch's id. A rank walks the same list and asks each port with the launch's token. Another program or
+another job's beacon on one of them is passed by, and so is a previous attempt that still listens, because
+its token differs. When all ranks have reported, the beacon is closed. No shared file system is needed.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import hmac
+import logging
+import socket
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import MismatchError, SlurmddpError
+from slurmddp.training.address import Address, find_rank_zero, master_name
+
+_log = logging.getLogger(__name__)
+
+FIRST_PORT = 15000
+PORTS = 15000
+CANDIDATES = 32
+"""Beacon ports lie below the range from which Linux takes ephemeral ports (32768 and up)."""
+
+_HELLO = b"slurmddp-1 "
+_LINE_BYTES = 128
+_ANSWER_S = 1.0
+_NOTICE_S = 10.0
+_POLL_S = 0.25
+_GRACE_S = 5.0
+_ARRIVED = "slurmddp/arrived"
+_VERDICT = "slurmddp/verdict"
+_COMPLETE = b"complete"
+_LOGS_HINT = "The logs of the missing ranks say why they did not start."
+
+
+def beacon_ports(launch_id: str) -> list[int]:
+    """Return the ports on which the ranks of this launch look for rank 0, in order."""
+    ports: list[int] = []
+    number = 0
+    while len(ports) < CANDIDATES:
+        digest = hashlib.sha256(f"port {number} of {launch_id}".encode()).digest()
+        port = FIRST_PORT + int.from_bytes(digest[:4], "big") % PORTS
+        if port not in ports:
+            ports.append(port)
+        number += 1
+    return ports
+
+
+def beacon_token(launch_id: str) -> bytes:
+    """Return what a rank shows the beacon to prove that it belongs to this launch."""
+    return hashlib.sha256(f"token of {launch_id}".encode()).hexdigest().encode()
+
+
+def open_store(info: RankInfo, timeout_s: float = 60.0) -> dist.Store:
+    """Return the store that all ranks of this launch share, once every one of them has reported.
+
+    Raises MismatchError when rank 0's host can't be right, and SlurmddpError when ranks are missing after
+    `timeout_s` seconds; both say who waited where for whom.
+    """
+    if info.master_port is not None:
+        return _given_store(info, timeout_s)
+    deadline = time.monotonic() + timeout_s
+    addresses = find_rank_zero(info)
+    if info.rank == 0:
+        return _host(info, addresses, deadline)
+    store = _join(info, addresses, deadline)
+    try:
+        _report(store, info)
+        # Rank 0 began to wait before this rank reported, so it is the first to give up, and says why.
+        verdict = _await_verdict(store, info, time.monotonic() + timeout_s + _GRACE_S)
+    except RuntimeError as error:
+        raise SlurmddpError(
+            f"Rank 0 went away while rank {info.rank} waited for the others.", hint="Rank 0's log says why."
+        ) from error
+    if verdict != _COMPLETE:
+        raise SlurmddpError(verdict.decode(), hint=_LOGS_HINT)
+    return store
+
+
+def _given_store(info: RankInfo, timeout_s: float) -> dist.Store:
+    """Meet at the address and port that torchrun chose."""
+    try:
+        store: dist.Store = next(
+            rendezvous("env://", info.rank, info.world_size, timeout=timedelta(seconds=timeout_s))
+        )[0]
+    except (RuntimeError, ValueError) as error:
+        raise SlurmddpError(
+            f"Rank {info.rank} met nobody at {info.master_addr}:{info.master_port} (MASTER_ADDR, "
+            f"MASTER_PORT): {str(error).splitlines()[0]}",
+            hint="Check that rank 0 runs on that host and that the port is free there.",
+        ) from error
+    return store
+
+
+def _host(info: RankInfo, addresses: list[Address], deadline: float) -> dist.TCPStore:
+    """Rank 0: open the store, and answer on the beacon until all ranks have reported."""
+    address, store = _serve(info, addresses)
+    notice = time.monotonic() + _NOTICE_S
+    with _light_beacon(address, info.launch_id) as beacon:
+        _report(store, info)
+        while store.add(_ARRIVED, 0) < info.world_size:
+            if time.monotonic() > deadline:
+                raise _give_up(store, info)
+            if time.monotonic() > notice:
+                _log.warning("still waiting: %s", _missing(store, info))
+                notice += _NOTICE_S
+            _answer(beacon, beacon_token(info.launch_id), store.port)
+    store.set(_VERDICT, _COMPLETE.decode())
+    return store
+
+
+def _serve(info: RankInfo, addresses: list[Address]) -> tuple[Address, dist.TCPStore]:
+    """Open the store on the first of rank 0's addresses that is really this machine's."""
+    for address in addresses:
+        try:
+            listener = socket.create_server((address.text, 0), family=address.family, backlog=1024)
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                continue
+            raise
+        return address, _store_on(listener, address)
+    raise MismatchError(
+        f"Rank 0 runs on {socket.gethostname()}, but {master_name(info)!r} is "
+        f"{', '.join(address.text for address in addresses)}, which is no address of this machine.",
+        hint="Set SLURMDDP_MASTER_ADDR to an address of rank 0's node, or correct /etc/hosts or DNS. With "
+        "`--distribution=arbitrary` (SLURM_HOSTFILE) rank 0 need not be on the first node: leave that out.",
+    )
+
+
+def _store_on(listener: socket.socket, address: Address) -> dist.TCPStore:
+    port = listener.getsockname()[1]
+    if _torch_version() >= (2, 8):
+        return dist.TCPStore(
+            address.text, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+    # Older versions take no socket here; they listen on all addresses of the machine.
+    listener.close()
+    return dist.TCPStore(address.text, 0, is_master=True, wait_for_workers=False)
+
+
+def _torch_version() -> tuple[int, ...]:
+    return tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
+def _light_beacon(address: Address, launch_id: str) -> socket.socket:
+    """Listen on the first candidate port that is free."""
+    ports = beacon_ports(launch_id)
+    for port in ports:
+        try:
+            beacon = socket.create_server((address.text, port), family=address.family, backlog=1024)
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                continue
+            raise
+        beacon.settimeout(0.05)
+        return beacon
+    raise SlurmddpError(
+        f"Rank 0 tried {len(ports)} ports on {address.text}, {ports[0]} first, and none is free.",
+        hint="Something on this node holds thousands of ports (`ss -ltn` shows what): exclude the node.",
+    )
+
+
+def _answer(beacon: socket.socket, token: bytes, store_port: int) -> None:
+    """Answer one caller, if there is one: the store's port to our own ranks, `other` to anybody else."""
+    try:
+        caller, _ = beacon.accept()
+    except TimeoutError:
+        return
+    with caller:
+        caller.settimeout(_ANSWER_S)
+        try:
+            ours = hmac.compare_digest(_read_line(caller), _HELLO + token)
+            caller.sendall(_HELLO + (str(store_port).encode() if ours else b"other") + b"\n")
+        except OSError:
+            return  # The caller went away; it asks again if it is one of ours.
+
+
+def _read_line(connection: socket.socket) -> bytes:
+    """Read up to a newline; a peer that speaks another protocol is cut off after a few bytes."""
+    line = b""
+    while not line.endswith(b"\n") and len(line) < _LINE_BYTES:
+        received = connection.recv(_LINE_BYTES - len(line))
+        if not received:
+            break
+        line += received
+    return line.rstrip(b"\n")
+
+
+def _join(info: RankInfo, addresses: list[Address], deadline: float) -> dist.TCPStore:
+    """Any other rank: look for the beacon until it answers, then connect to the store."""
+    pause = 0.02
+    while True:
+        for address in addresses:
+            for port in beacon_ports(info.launch_id):
+                store_port = _ask(address, port, beacon_token(info.launch_id))
+                if store_port is not None:
+                    return _connect(address, store_port, deadline)
+                if time.monotonic() > deadline:
+                    raise _nobody(info, addresses)
+        time.sleep(pause)
+        pause = min(pause * 1.5, 1.0)
+
+
+def _ask(address: Address, port: int, token: bytes) -> int | None:
+    """Return the store's port if our beacon listens here; None for silence and for strangers."""
+    try:
+        with socket.create_connection((address.text, port), timeout=_ANSWER_S) as connection:
+            connection.sendall(_HELLO + token + b"\n")
+            answer = _read_line(connection)
+    except OSError:
+        return None
+    number = answer.removeprefix(_HELLO)
+    return int(number) if answer.startswith(_HELLO) and number.isdigit() else None
+
+
+def _connect(address: Address, port: int, deadline: float) -> dist.TCPStore:
+    left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
+    try:
+        return dist.TCPStore(address.text, port, is_master=False, wait_for_workers=False, timeout=left)
+    except RuntimeError as error:
+        raise SlurmddpError(
+            f"Rank 0 answered on {address.text}, but its store on port {port} does not.",
+            hint="Rank 0 died just now (its log says why), or a firewall between the nodes closes that port.",
+        ) from error
+
+
+def _report(store: dist.TCPStore, info: RankInfo) -> None:
+    """Say that this rank is here; two processes that claim one rank would hang the others later."""
+    if store.add(f"slurmddp/here/{info.rank}", 1) > 1:
+        raise MismatchError(
+            f"Two processes of launch {info.launch_id} say that they are rank {info.rank}.",
+            hint="Start each rank once: one srun, and no RANK or SLURM_PROCID set by hand.",
+        )
+    store.add(_ARRIVED, 1)
+
+
+def _await_verdict(store: dist.TCPStore, info: RankInfo, deadline: float) -> bytes:
+    """Wait until rank 0 has seen everyone; polls, so that signals are still handled meanwhile."""
+    pause = 0.005
+    while not store.check([_VERDICT]):
+        if time.monotonic() > deadline:
+            raise SlurmddpError(
+                f"Rank {info.rank} found rank 0, which did not see all {info.world_size} ranks in time.",
+                hint=_LOGS_HINT,
+            )
+        time.sleep(pause)
+        pause = min(pause * 1.5, _POLL_S)
+    return bytes(store.get(_VERDICT))
+
+
+def _missing(store: dist.TCPStore, info: RankInfo) -> str:
+    """Return a sentence that names the ranks which have not reported."""
+    ranks = [rank for rank in range(info.world_size) if not store.check([f"slurmddp/here/{rank}"])]
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    host = socket.gethostname()
+    return f"{len(ranks)} of {info.world_size} ranks did not report to rank 0 on {host}: rank {shown}."
+
+
+def _give_up(store: dist.TCPStore, info: RankInfo) -> SlurmddpError:
+    """Tell the ranks that are here which ones are not, and return the error that says so."""
+    message = _missing(store, info)
+    store.set(_VERDICT, message)
+    time.sleep(2 * _POLL_S)  # The others poll the verdict, and the store ends with this process.
+    return SlurmddpError(message, hint=_LOGS_HINT)
+
+
+def _nobody(info: RankInfo, addresses: list[Address]) -> SlurmddpError:
+    ports = beacon_ports(info.launch_id)
+    where = ", ".join(address.text for address in addresses)
+    return SlurmddpError(
+        f"Rank {info.rank} on {socket.gethostname()} did not find rank 0 of launch {info.launch_id} on "
+        f"{master_name(info)!r} ({where}), ports {', '.join(map(str, ports[:4]))} and {len(ports) - 4} more.",
+        hint="Rank 0 listens there as soon as it has started: its log says whether it did. If it did, the "
+        "nodes don't reach each other by that name: set SLURMDDP_MASTER_ADDR to an address they reach.",
+    )

@@ -1,0 +1,36 @@
+"""One rank: takes its place, adds its rank to a sum over all, says what it found, and leaves."""
+
+import json
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+from slurmddp.environments.detect import detect
+from slurmddp.training import bootstrap
+
+before = dict(os.environ)
+threads = torch.get_num_threads()
+info = detect(os.environ)
+place = bootstrap.start(info, rendezvous_timeout_s=60)
+total = torch.tensor([float(info.rank + 1)], device=place.device)
+if place.backend is not None:
+    dist.all_reduce(total)
+found = {
+    "rank": info.rank,
+    "environment": info.environment,
+    "backend": place.backend,
+    "device": str(place.device),
+    "total": total.item(),
+    "interface": os.environ.get("GLOO_SOCKET_IFNAME"),
+    "threads": torch.get_num_threads(),
+    "threads_before": threads,
+    "omp": os.environ.get("OMP_NUM_THREADS"),
+}
+bootstrap.finish(place)
+bootstrap.finish(place)
+found["undone"] = (
+    dict(os.environ) == before and torch.get_num_threads() == threads and not dist.is_initialized()
+)
+sys.stdout.write(json.dumps(found) + "\n")

@@ -1,0 +1,236 @@
+"""Ranks that find each other. Each rank is a thread here: the meeting is all sockets, and nothing else."""
+
+import contextlib
+import dataclasses
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import MismatchError, SlurmddpError
+from slurmddp.training import rendezvous
+from slurmddp.training.rendezvous import beacon_ports, beacon_token, open_store
+
+pytestmark = pytest.mark.distributed
+
+
+def rank(number, world_size=2, launch_id="1.0.0", **changes):
+    place = RankInfo(
+        environment="slurm",
+        rank=number,
+        local_rank=number,
+        world_size=world_size,
+        local_world_size=world_size,
+        launch_id=launch_id,
+    )
+    return dataclasses.replace(place, **changes)
+
+
+def meet(infos, timeout_s=20.0):
+    """Let all these ranks meet at once and return their stores, or the error of each that failed."""
+
+    def outcome(info):
+        try:
+            return open_store(info, timeout_s)
+        except SlurmddpError as error:
+            return error
+
+    with ThreadPoolExecutor(len(infos)) as pool:
+        return list(pool.map(outcome, infos))
+
+
+@contextlib.contextmanager
+def listener(port, answer=None):
+    """A program that has nothing to do with us and sits on `port`; it answers every caller, or never."""
+    with socket.create_server(("127.0.0.1", port)) as server:
+        stopped = threading.Event()
+        server.settimeout(0.05)
+
+        def serve():
+            while not stopped.is_set():
+                with contextlib.suppress(OSError):
+                    caller, _ = server.accept()
+                    with caller:
+                        caller.sendall(answer)
+                        caller.recv(1000)
+
+        thread = threading.Thread(target=serve if answer is not None else stopped.wait)
+        thread.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            thread.join()
+
+
+def test_four_ranks_share_a_store():
+    stores = meet([rank(number, 4) for number in range(4)])
+    for number, store in enumerate(stores):
+        store.set(f"from {number}", str(number))
+    assert [store.get("from 2") for store in stores] == [b"2"] * 4
+
+
+def test_rank_zero_may_be_late():
+    infos = [rank(1, 3), rank(2, 3)]
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(open_store, info, 20.0) for info in infos]
+        first = open_store(rank(0, 3), 20.0)
+        first.set("key", "value")
+        assert [future.result().get("key") for future in waiting] == [b"value"] * 2
+
+
+def test_two_launches_on_one_machine_do_not_mix():
+    stores = meet([rank(number, 2, launch) for launch in ("7.0.0", "8.0.0") for number in (0, 1)])
+    stores[0].set("who", "seven")
+    stores[2].set("who", "eight")
+    assert stores[1].get("who") == b"seven"
+    assert stores[3].get("who") == b"eight"
+
+
+def test_a_requeue_finds_its_own_rank_zero_while_the_old_one_still_listens(monkeypatch):
+    ports = beacon_ports("9.0.0")
+    monkeypatch.setattr(rendezvous, "beacon_ports", lambda launch_id: ports)
+    with ThreadPoolExecutor(1) as pool:
+        old = pool.submit(open_store, rank(0, 2, "9.0.0"), 4.0)
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", ports[0]), timeout=1):
+                break
+        new = meet([rank(0, 2, "9.0.1"), rank(1, 2, "9.0.1")])
+        new[0].set("restart", "1")
+        assert new[1].get("restart") == b"1"
+        with pytest.raises(SlurmddpError, match="rank 1"):
+            old.result()
+
+
+@pytest.mark.parametrize(
+    "answer", [b"220 mail.example ESMTP\r\n" * 20, b"slurmddp-1 other\n", b"slurmddp-1 x\n"]
+)
+def test_ports_that_others_hold_are_passed_by(answer):
+    ports = beacon_ports("10.0.0")
+    with listener(ports[0], answer), listener(ports[1], answer):
+        stores = meet([rank(0, 2, "10.0.0"), rank(1, 2, "10.0.0")])
+        stores[0].set("key", "value")
+        assert stores[1].get("key") == b"value"
+
+
+def test_a_port_that_accepts_and_never_answers_is_passed_by(monkeypatch):
+    monkeypatch.setattr(rendezvous, "_ANSWER_S", 0.1)
+    with listener(beacon_ports("11.0.0")[0]):
+        stores = meet([rank(0, 2, "11.0.0"), rank(1, 2, "11.0.0")])
+        stores[0].set("key", "value")
+        assert stores[1].get("key") == b"value"
+
+
+def test_no_free_port_at_all_is_an_error_to_read(monkeypatch):
+    taken = beacon_ports("12.0.0")[:2]
+    monkeypatch.setattr(rendezvous, "beacon_ports", lambda launch_id: taken)
+    with listener(taken[0]), listener(taken[1]), pytest.raises(SlurmddpError, match=f"{taken[0]} first"):
+        open_store(rank(0, 2, "12.0.0"), 5.0)
+
+
+def test_a_stranger_gets_no_port_and_does_not_stop_the_meeting():
+    ports = beacon_ports("13.0.0")
+    with ThreadPoolExecutor(1) as pool:
+        zero = pool.submit(open_store, rank(0, 2, "13.0.0"), 20.0)
+        for words in (b"slurmddp-1 " + beacon_token("14.0.0") + b"\n", b"GET / HTTP/1.1\r\n\r\n", b""):
+            answer = talk(ports[0], words)
+            assert not any(character in answer for character in b"23456789")
+        one = open_store(rank(1, 2, "13.0.0"), 20.0)
+        zero.result().set("key", "value")
+        assert one.get("key") == b"value"
+
+
+def talk(port, words):
+    while True:
+        try:
+            connection = socket.create_connection(("127.0.0.1", port), timeout=10)
+        except ConnectionRefusedError:
+            continue
+        with connection:
+            connection.sendall(words)
+            connection.shutdown(socket.SHUT_WR)
+            try:
+                return connection.recv(1000)
+            except ConnectionResetError:
+                return b""
+
+
+def test_missing_ranks_are_named_to_all_who_came():
+    errors = meet([rank(0, 4), rank(2, 4)], timeout_s=2.0)
+    assert all(isinstance(error, SlurmddpError) for error in errors)
+    for error in errors:
+        assert "2 of 4 ranks did not report" in error.message
+        assert "rank 1, 3" in error.message
+        assert error.exit_code == 1
+
+
+def test_rank_zero_says_for_whom_it_waits(monkeypatch, caplog):
+    monkeypatch.setattr(rendezvous, "_NOTICE_S", 0.1)
+    meet([rank(0, 3), rank(2, 3)], timeout_s=0.5)
+    assert "1 of 3 ranks" in caplog.text
+    assert "rank 1" in caplog.text
+
+
+def test_a_torch_that_takes_no_socket_opens_the_store_itself(monkeypatch):
+    monkeypatch.setattr(rendezvous, "_torch_version", lambda: (2, 4))
+    stores = meet([rank(0, 2, "17.0.0"), rank(1, 2, "17.0.0")])
+    stores[0].set("key", "value")
+    assert stores[1].get("key") == b"value"
+
+
+def test_without_rank_zero_the_others_say_where_they_looked():
+    with pytest.raises(SlurmddpError) as caught:
+        open_store(rank(1, 2, "15.2.0"), 0.3)
+    assert "15.2.0" in caught.value.message
+    assert "127.0.0.1" in caught.value.message
+    assert str(beacon_ports("15.2.0")[0]) in caught.value.message
+    assert "SLURMDDP_MASTER_ADDR" in caught.value.hint
+
+
+def test_two_processes_with_one_rank_are_refused():
+    outcomes = meet([rank(0, 3), rank(1, 3), rank(1, 3)], timeout_s=3.0)
+    assert any(isinstance(found, MismatchError) and "rank 1" in found.message for found in outcomes)
+    assert all(isinstance(found, SlurmddpError) for found in outcomes)
+
+
+def test_a_store_that_does_not_answer_costs_no_more_than_the_given_time():
+    ports = beacon_ports("18.0.0")
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        dead = closed.getsockname()[1]
+    with listener(ports[0], b"slurmddp-1 %d\n" % dead), pytest.raises(SlurmddpError, match=f"port {dead}"):
+        open_store(rank(1, 2, "18.0.0"), 1.0)
+
+
+def test_rank_zero_away_from_its_host_is_refused_at_once():
+    info = rank(0, 2, nodes=2, master_addr="203.0.113.9")
+    with pytest.raises(MismatchError) as caught:
+        open_store(info, 20.0)
+    assert "203.0.113.9" in caught.value.message
+    assert "SLURMDDP_MASTER_ADDR" in caught.value.hint
+
+
+def test_only_this_machine_can_reach_ranks_of_this_machine():
+    stores = meet([rank(0), rank(1)])
+    listening = [c.laddr for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    assert stores[0].port in {address.port for address in listening}
+    assert {address.ip for address in listening} == {"127.0.0.1"}
+
+
+def test_the_beacon_is_dark_once_all_have_met():
+    stores = meet([rank(0, 2, "16.0.0"), rank(1, 2, "16.0.0")])
+    assert len(stores) == 2
+    for port in beacon_ports("16.0.0"):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=1)
+
+
+def test_candidates_are_distinct_fixed_and_below_the_ephemeral_ports():
+    ports = beacon_ports("100.0.0")
+    assert ports == beacon_ports("100.0.0")
+    assert len(set(ports)) == rendezvous.CANDIDATES
+    assert all(15000 <= port < 30000 for port in ports)
+    assert set(ports) != set(beacon_ports("100.0.1"))
+    assert beacon_token("100.0.0") != beacon_token("100.0.1")

@@ -1,0 +1,94 @@
+"""Where rank 0 is met; the resolver is replaced, since names differ from machine to machine."""
+
+import dataclasses
+import socket
+
+import pytest
+
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import MismatchError, SlurmddpError
+from slurmddp.training import address
+from slurmddp.training.address import LOOPBACK, find_rank_zero
+
+TWO_NODES = RankInfo(
+    environment="slurm", rank=1, node_rank=1, world_size=2, nodes=2, hosts=("n1", "n2"), launch_id="1.0.0"
+)
+
+
+@pytest.fixture
+def names(monkeypatch):
+    """A resolver that knows the names put into this dict: a list of addresses, or an error to raise."""
+    table = {}
+
+    def getaddrinfo(host, port, **options):
+        found = table.get(host, socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
+        if isinstance(found, Exception):
+            raise found
+        families = [socket.AF_INET6 if ":" in text else socket.AF_INET for text in found]
+        return [(family, 1, 6, "", (text, 0)) for family, text in zip(families, found, strict=True)]
+
+    monkeypatch.setattr(address.socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(address, "_RETRY_S", 0.0)
+    return table
+
+
+def texts(info):
+    return [found.text for found in find_rank_zero(info)]
+
+
+def test_the_name_of_the_first_node_is_resolved_ipv4_first_and_once(names):
+    names["n1"] = ["2001:db8::1", "10.0.0.1", "10.0.0.1", "10.1.0.1"]
+    assert texts(TWO_NODES) == ["10.0.0.1", "10.1.0.1", "2001:db8::1"]
+
+
+def test_a_loopback_address_beside_a_real_one_is_passed_over(names):
+    names["n1"] = ["127.0.1.1", "10.0.0.1"]
+    assert texts(TWO_NODES) == ["10.0.0.1"]
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1", "127.0.1.1", "::1"])
+def test_loopback_with_several_nodes_is_refused(names, text):
+    names["n1"] = [text]
+    with pytest.raises(MismatchError) as caught:
+        find_rank_zero(TWO_NODES)
+    assert "2 nodes" in caught.value.message
+    assert f"'n1', is {text}" in caught.value.message
+    assert "SLURMDDP_MASTER_ADDR" in caught.value.hint
+
+
+def test_a_name_that_does_not_resolve_is_named(names):
+    with pytest.raises(MismatchError) as caught:
+        find_rank_zero(TWO_NODES)
+    assert "'n1', does not resolve" in caught.value.message
+    assert "SLURMDDP_MASTER_ADDR" in caught.value.hint
+
+
+def test_a_name_server_that_is_down_is_no_wrong_value(names):
+    names["n1"] = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+    with pytest.raises(SlurmddpError, match="does not resolve") as caught:
+        find_rank_zero(TWO_NODES)
+    assert not isinstance(caught.value, MismatchError)
+
+
+def test_a_name_server_that_comes_back_is_asked_again(names, monkeypatch):
+    names["n1"] = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+    monkeypatch.setattr(address, "_RETRY_S", 60.0)
+    monkeypatch.setattr(address.time, "sleep", lambda _: names.update(n1=["10.0.0.1"]))
+    assert texts(TWO_NODES) == ["10.0.0.1"]
+
+
+def test_a_name_too_long_for_dns_is_an_error_to_read(monkeypatch):
+    info = dataclasses.replace(TWO_NODES, hosts=("n" * 70 + ".example",))
+    monkeypatch.setattr(address, "_RETRY_S", 0.0)
+    with pytest.raises(SlurmddpError, match="does not resolve"):
+        find_rank_zero(info)
+
+
+@pytest.mark.parametrize("changes", [{"emulated": True}, {"nodes": 1}], ids=["emulated", "one node"])
+def test_ranks_on_one_machine_need_no_name(names, changes):
+    assert find_rank_zero(dataclasses.replace(TWO_NODES, **changes)) == [LOOPBACK]
+
+
+def test_the_address_that_a_person_gives_is_taken_even_if_it_is_loopback(names):
+    names["127.0.0.1"] = ["127.0.0.1"]
+    assert texts(dataclasses.replace(TWO_NODES, master_addr="127.0.0.1")) == ["127.0.0.1"]

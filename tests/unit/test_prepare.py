@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from slurm_jobs import make_job
+
+from slurmddp.errors import ConfigError
+from slurmddp.runs.prepare import check_syntax, prepare
+from slurmddp.slurm.script import render
+from slurmddp.spec import Job, Program
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    (folder / "train.py").write_text("v = 1\n")
+    return folder
+
+
+def job_in(project: Path, **changes: object) -> Job:
+    values: dict[str, object] = {
+        "project_dir": project,
+        "run_dir": project / "runs" / "gpt-0123abcd",
+        "snapshot": True,
+        **changes,
+    }
+    return make_job(**values)
+
+
+def content(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_everything_that_the_nodes_need_is_written(project: Path) -> None:
+    job = job_in(project, overrides=("+cluster=here", "note=it's 5 $", "a=b\nc"))
+    folder = prepare(job, render(job))
+    assert content(folder.path) == {
+        "config.yaml",
+        "overrides.txt",
+        "job.sbatch",
+        "code.txt",
+        "code/train.py",
+        "code/.snapshot/commit.txt",
+    }
+    assert folder.config() == {"name": "gpt", "nodes": 2}
+    assert folder.script_file.read_text() == render(job)
+    assert shlex.split(folder.overrides_file.read_text()) == list(job.overrides)
+    assert (folder.path / "logs").is_dir()
+
+
+def test_a_local_run_has_no_batch_script(project: Path) -> None:
+    folder = prepare(job_in(project, snapshot=False), None)
+    assert content(folder.path) == {"config.yaml", "overrides.txt"}
+
+
+def test_nothing_lies_beside_the_folder_afterwards(project: Path) -> None:
+    job = job_in(project)
+    prepare(job, None)
+    prepare(job, None)
+    assert [path.name for path in (project / "runs").iterdir()] == ["gpt-0123abcd"]
+
+
+def test_the_same_command_again_keeps_the_run_and_takes_the_new_wishes(project: Path) -> None:
+    folder = prepare(job_in(project), "#!/bin/bash\n# old\n")
+    (folder.checkpoints_dir).mkdir()
+    (folder.checkpoints_dir / "latest").write_text("step-1")
+    folder.add_event("submitted", job_id="1")
+    folder.log_dir(0).mkdir()
+    folder.cancelled_file.touch()
+    (project / "train.py").write_text("v = 2\n")
+    (project / "new.py").write_text("")
+    changed = Program(target="x", config={"name": "gpt", "time_limit": "2h"})
+    again = prepare(job_in(project, program=changed, overrides=("time_limit=2h",)), "#!/bin/bash\n# new\n")
+    assert again.path == folder.path
+    assert (folder.checkpoints_dir / "latest").read_text() == "step-1"
+    assert [event["event"] for event in folder.events()] == ["submitted"]
+    assert folder.log_dir(0).is_dir()
+    assert folder.config()["time_limit"] == "2h"
+    assert folder.overrides_file.read_text() == "time_limit=2h\n"
+    assert folder.script_file.read_text() == "#!/bin/bash\n# new\n"
+    assert (folder.code_dir / "train.py").read_text() == "v = 2\n"
+    assert (folder.code_dir / "new.py").exists()
+    assert not folder.cancelled_file.exists()
+
+
+def test_an_error_leaves_nothing(project: Path) -> None:
+    (project / "weights.bin").touch()
+    os.truncate(project / "weights.bin", 300_000_000)
+    with pytest.raises(ConfigError, match=r"weights\.bin"):
+        prepare(job_in(project), None)
+    assert list((project / "runs").iterdir()) == []
+
+
+def test_an_error_leaves_an_existing_run_as_it_was(project: Path) -> None:
+    folder = prepare(job_in(project), "#!/bin/bash\n")
+    (project / "weights.bin").touch()
+    os.truncate(project / "weights.bin", 300_000_000)
+    before = {name: (folder.path / name).read_bytes() for name in content(folder.path)}
+    with pytest.raises(ConfigError):
+        prepare(job_in(project, overrides=("new",)), "#!/bin/bash\n# other\n")
+    assert {name: (folder.path / name).read_bytes() for name in content(folder.path)} == before
+
+
+def test_a_script_that_bash_cannot_read_is_refused_before_anything_is_written(project: Path) -> None:
+    job = job_in(project, setup=("source 'env/bin/activate",))
+    with pytest.raises(ConfigError, match="bash can't read") as caught:
+        prepare(job, render(job))
+    assert "setup" in caught.value.hint
+    assert not (project / "runs").exists()
+
+
+def test_a_good_script_passes() -> None:
+    check_syntax(render(make_job(setup=("module load cuda", "if true; then", "  :", "fi"))))
+
+
+def test_a_folder_that_cannot_be_written_is_a_wrong_value(project: Path) -> None:
+    (project / "runs").write_text("a file")
+    with pytest.raises(ConfigError, match="can't be written") as caught:
+        prepare(job_in(project), None)
+    assert "runs_dir=" in caught.value.hint
+
+
+def test_values_of_the_configuration_survive_as_plain_yaml(project: Path) -> None:
+    config = {"text": "a: 'b' $HOME\n; rm -rf /", "é": [1, 2.5, None, True], "time": "24:00:00"}
+    folder = prepare(job_in(project, program=Program(target="x", config=config)), None)
+    assert yaml.safe_load(folder.config_file.read_text()) == config
+
+
+def test_runs_kept_in_the_project_folder_itself_do_not_copy_each_other(project: Path) -> None:
+    for name in ("a-1", "b-2"):
+        folder = prepare(job_in(project, run_dir=project / name), None)
+    assert {path for path in content(folder.code_dir) if not path.startswith(".")} == {"train.py"}

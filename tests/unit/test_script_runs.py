@@ -1,0 +1,412 @@
+"""The batch script as bash runs it, between fakes of srun, scontrol, squeue and sbatch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from outcome_table import TABLE, Row
+from slurm_jobs import FakePrograms, make_job
+
+from slurmddp.runs.folder import RunFolder
+from slurmddp.slurm.script import render
+
+RUNNING = "JobId=41 JobState=RUNNING Reason=None Requeue=1 Restarts=0 RunTime=00:05:00 TimeLimit=01:00:00"
+ENDING = RUNNING.replace("RUNNING", "COMPLETING")
+STOP = 'for node in 0 1; do echo 75 >"$logs/exit-node-$node"; done; exit 75'
+SAVE = 'mkdir -p "$SLURMDDP_RUN_DIR/checkpoints"; echo step-9 >"$SLURMDDP_RUN_DIR/checkpoints/latest"\n'
+
+
+class Run:
+    """One run folder, the SLURM around it, and the script in between."""
+
+    def __init__(self, tmp_path: Path, **changes: Any) -> None:
+        self.programs = FakePrograms(tmp_path / "slurm")
+        self.folder = RunFolder(tmp_path / "runs" / "it's 50%j")
+        self.folder.path.mkdir(parents=True)
+        project = tmp_path / "project"
+        project.mkdir()
+        changes = {
+            "run_dir": self.folder.path,
+            "project_dir": project,
+            "run_name": self.folder.name,
+            **changes,
+        }
+        self.script = render(make_job(**changes))
+        self.folder.script_file.write_text(self.script)
+        self.programs.write("job", RUNNING)
+        self.environ = {
+            **os.environ,
+            **self.programs.environ,
+            "SLURM_JOB_ID": "41",
+            "SLURM_JOB_NODELIST": "n[1-2]",
+        }
+
+    def start(self, step: str = "exit 0", **environ: str) -> int:
+        """Run the script with `step` in place of the ranks and return its exit code."""
+        self.programs.write("step", step)
+        done = subprocess.run(
+            ["bash", str(self.folder.script_file)],
+            env={**self.environ, **environ},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.stderr == ""
+        return done.returncode
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [event for event in self.folder.events() if event["event"] == name]
+
+    @property
+    def end(self) -> tuple[str, str]:
+        return self.events("ended")[-1]["outcome"], self.events("ended")[-1]["next"]
+
+    def asked(self) -> list[str]:
+        """Return the changes that were asked of SLURM."""
+        calls = self.programs.folder / "scontrol.calls"
+        lines = calls.read_text().splitlines() if calls.exists() else []
+        return [line for line in lines if not line.startswith("-o show")] + ["sbatch"] * self.programs.calls(
+            "sbatch"
+        )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def step_of(row: Row) -> str:
+    return (SAVE if row.progressed else "") + (STOP if row.exit_code == 75 else f"exit {row.exit_code}")
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.label)
+def test_the_shell_decides_as_the_table_says(tmp_path: Path, row: Row) -> None:
+    run = Run(tmp_path, max_restarts=row.max_restarts, requeue=row.requeue)
+    for _ in range(row.failures - 1):
+        run.folder.add_event("ended", attempt=0, job_id="40", exit_code=1, outcome="failed", next="requeue")
+    step = step_of(row)
+    if row.cancelled:
+        step = 'touch "$SLURMDDP_RUN_DIR/cancelled"\n' + step
+    assert run.start(step) == row.exit_code
+    assert run.end == (row.outcome, row.next)
+    assert run.asked() == (["requeue 41"] if row.next == "requeue" else [])
+
+
+def test_an_attempt_is_recorded_from_start_to_end(run: Run) -> None:
+    assert run.start() == 0
+    (started,), (ended,) = run.events("started"), run.events("ended")
+    assert {key: started[key] for key in ("attempt", "job_id", "restart_count", "nodes", "launcher")} == {
+        "attempt": 0,
+        "job_id": "41",
+        "restart_count": 0,
+        "nodes": "n[1-2]",
+        "launcher": "slurm",
+    }
+    assert {key: ended[key] for key in ("attempt", "job_id", "exit_code", "outcome", "next")} == {
+        "attempt": 0,
+        "job_id": "41",
+        "exit_code": 0,
+        "outcome": "finished",
+        "next": "none",
+    }
+    assert started["time"] <= ended["time"]
+    assert "Attempt 0: finished" in (run.folder.log_dir(0) / "batch.log").read_text()
+
+
+def test_each_start_claims_the_next_attempt(run: Run) -> None:
+    run.folder.log_dir(0).mkdir(parents=True)
+    run.start()
+    run.start(SLURM_RESTART_COUNT="1")
+    assert [event["attempt"] for event in run.events("started")] == [1, 2]
+    assert run.events("started")[-1]["restart_count"] == 1
+
+
+def test_the_step_is_one_agent_per_node(tmp_path: Path) -> None:
+    run = Run(tmp_path, cpus_per_node=8, srun={"gpu-bind": "none", "label_x": "a b"})
+    run.start()
+    logs = str(run.folder.log_dir(0)).replace("%", "%%")
+    assert run.programs.read("srun.argv").splitlines() == [
+        "--nodes=2",
+        "--ntasks=2",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=8",
+        "--gpu-bind=none",
+        "--label-x=a b",
+        "--kill-on-bad-exit=1",
+        "--wait=0",
+        "--mpi=none",
+        "--export=ALL",
+        f"--output={logs}/node-%n.log",
+        "/home/ada/env/bin/python",
+        "-m",
+        "slurmddp.launchers.agent",
+        str(run.folder.path),
+    ]
+
+
+def test_the_agents_find_their_run_and_a_clean_environment(tmp_path: Path) -> None:
+    run = Run(
+        tmp_path, cpus_per_node=8, env={"GREETING": "it's $HOME; `id`"}, setup=("export FROM_SETUP=$UNSET.",)
+    )
+    run.start("exit 0", SLURM_CPU_BIND="leaked", SLURM_CPU_BIND_LIST="leaked", SLURM_STEP_ID="leaked")
+    environ = run.programs.read("srun.env")
+    for line in (
+        f"SLURMDDP_RUN_DIR={run.folder.path}",
+        "SLURMDDP_ATTEMPT=0",
+        "PYTHONUNBUFFERED=1",
+        "SLURM_EXPORT_ENV=ALL",
+        "SRUN_CPUS_PER_TASK=8",
+        "GREETING=it's $HOME; `id`",
+        "FROM_SETUP=.",
+        f"PWD={tmp_path / 'project'}",
+    ):
+        assert line in environ.splitlines()
+    assert "leaked" not in environ
+
+
+def test_a_signal_does_not_end_the_wait_and_is_not_ignored_by_the_ranks(run: Run) -> None:
+    step = "kill -TERM $PPID; kill -USR2 $PPID; /bin/sleep 0.3\n"
+    step += 'grep SigIgn /proc/self/status >"$FAKE_SLURM/ignored"\n' + STOP
+    assert run.start(step) == 75
+    assert run.end == ("stopped", "requeue")
+    ignored = int(run.programs.read("ignored").split()[1], 16)
+    assert not ignored & (1 << 14 | 1 << 11)  # SIGTERM and SIGUSR2
+
+
+def test_the_end_is_recorded_before_slurm_is_asked_to_requeue(run: Run) -> None:
+    run.programs.write("requeue", f'cp "{run.folder.attempts_file}" before')
+    run.start(STOP)
+    assert json.loads(run.programs.read("before").splitlines()[-1])["next"] == "requeue"
+
+
+def test_an_element_of_an_array_requeues_only_itself(run: Run) -> None:
+    run.start(STOP, SLURM_ARRAY_JOB_ID="41", SLURM_ARRAY_TASK_ID="3")
+    assert run.asked() == ["requeue 41_3"]
+    assert run.events("ended")[0]["job_id"] == "41_3"
+
+
+# --- What srun's code hides ---
+
+
+@pytest.mark.parametrize("code", [0, 1, 75, 137, 143])
+def test_a_recorded_failure_is_a_failure_whatever_srun_says(run: Run, code: int) -> None:
+    record = '{\n "rank": 3,\n "exit_code": null,\n "signal": "SIGKILL"\n}'
+    exit_code = run.start(f"echo '{record}' >\"$logs/failure.json\"; exit {code}")
+    assert exit_code != 0
+    assert exit_code != 75
+    assert run.end == ("failed", "none")
+
+
+@pytest.mark.parametrize(("code", "outcome"), [(78, "config"), (79, "no_progress")])
+def test_a_refusal_is_kept_though_srun_killed_the_other_agents(run: Run, code: int, outcome: str) -> None:
+    record = f'{{"exit_code": {code}, "signal": null}}'
+    assert run.start(f"echo '{record}' >\"$logs/failure.json\"; exit 143") == code
+    assert run.end == (outcome, "none")
+
+
+def test_what_a_rank_printed_is_not_taken_for_its_code(run: Run) -> None:
+    record = json.dumps({"exit_code": 1, "last_lines": ['"exit_code": 78']})
+    run.programs.write("record", record)
+    assert run.start('cp "$FAKE_SLURM/record" "$logs/failure.json"; exit 1') == 1
+    assert run.end == ("failed", "none")
+
+
+def test_a_stop_of_all_is_kept_though_srun_killed_an_agent_that_was_leaving(run: Run) -> None:
+    assert run.start(STOP.replace("exit 75", "exit 143")) == 75
+    assert run.end == ("stopped", "requeue")
+
+
+def test_an_agent_that_had_finished_is_no_obstacle_to_a_stop(run: Run) -> None:
+    run.start('echo 0 >"$logs/exit-node-0"; echo 75 >"$logs/exit-node-1"; exit 75')
+    assert run.end == ("stopped", "requeue")
+
+
+@pytest.mark.parametrize("code", [75, 137, 143])
+@pytest.mark.parametrize("other", ["", 'echo 1 >"$logs/exit-node-1"; '])
+def test_an_agent_that_died_is_a_failure_though_srun_made_the_others_stop(
+    run: Run, code: int, other: str
+) -> None:
+    assert run.start(f'echo 75 >"$logs/exit-node-0"; {other}exit {code}') not in (0, 75)
+    assert run.end == ("failed", "none")
+
+
+# --- What SLURM has done with the job meanwhile ---
+
+
+def test_a_job_that_slurm_has_requeued_is_left_to_it(run: Run) -> None:
+    run.programs.write("job", ENDING.replace("Restarts=0", "Restarts=1"))
+    run.start(STOP)
+    assert run.end == ("stopped", "requeue")
+    assert run.asked() == []
+
+
+@pytest.mark.parametrize("code", [143, 137, 1])
+def test_ranks_that_preemption_killed_have_not_failed(run: Run, code: int) -> None:
+    run.programs.write("job", ENDING.replace("Restarts=0", "Restarts=3"))
+    run.start(f"exit {code}", SLURM_RESTART_COUNT="2")
+    assert run.end == ("stopped", "requeue")
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        ENDING + " PreemptTime=2026-01-01T00:00:00",
+        RUNNING.replace("RUNNING", "PREEMPTED"),
+        ENDING.replace("Reason=None", "Reason=NodeDown"),
+        RUNNING.replace("RUNNING", "NODE_FAIL"),
+    ],
+)
+def test_a_job_that_slurm_ended_without_requeueing_it_is_put_back(run: Run, job: str) -> None:
+    run.programs.write("job", job)
+    run.start("exit 143")
+    assert run.end == ("stopped", "requeue")
+    assert run.asked() == ["requeue 41"]
+
+
+@pytest.mark.parametrize(
+    "job", [ENDING, RUNNING.replace("RUNNING", "CANCELLED"), ENDING + " PreemptTime=None"]
+)
+@pytest.mark.parametrize("code", [75, 143])
+def test_a_job_that_was_cancelled_with_scancel_stays_cancelled(run: Run, job: str, code: int) -> None:
+    run.programs.write("job", job)
+    run.start(SAVE + (STOP if code == 75 else f"exit {code}"))
+    assert run.end == ("cancelled", "none")
+    assert run.asked() == []
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        "RunTime=01:00:05 TimeLimit=01:00:00",
+        "RunTime=1-00:00:31 TimeLimit=1-00:00:00",
+        "RunTime=08:09:08 TimeLimit=08:09:00",
+    ],
+)
+def test_a_job_at_its_time_limit_goes_on(run: Run, times: str) -> None:
+    run.programs.write("job", ENDING.partition(" RunTime")[0] + " " + times)
+    assert run.start(STOP) == 75
+    assert run.end == ("stopped", "requeue")
+
+
+def test_a_job_killed_at_its_time_limit_goes_on_if_it_had_saved(run: Run) -> None:
+    run.programs.write("job", RUNNING.replace("RUNNING", "TIMEOUT"))
+    assert run.start(SAVE + "exit 137") == 75
+    assert run.end == ("stopped", "requeue")
+
+
+def test_a_job_that_saves_nothing_in_its_time_has_failed(run: Run) -> None:
+    run.programs.write("job", RUNNING.replace("RUNNING", "TIMEOUT"))
+    assert run.start("exit 137") == 137
+    assert run.end == ("failed", "none")
+
+
+def test_a_job_without_time_limit_is_cancelled_not_timed_out(run: Run) -> None:
+    run.programs.write("job", ENDING.replace("01:00:00", "UNLIMITED"))
+    run.start(STOP)
+    assert run.end == ("cancelled", "none")
+
+
+def test_a_controller_that_does_not_answer_changes_nothing(run: Run) -> None:
+    run.programs.write("job", "down\n")
+    run.start(STOP)
+    assert run.end == ("stopped", "requeue")
+    assert run.asked() == ["requeue 41"]
+
+
+# --- Where requeueing is refused ---
+
+
+def test_a_job_that_may_not_requeue_submits_a_new_one(run: Run) -> None:
+    run.programs.write("job", RUNNING.replace("Requeue=1", "Requeue=0"))
+    run.start(STOP, SLURM_CPU_BIND="x", SBATCH_TIMELIMIT="1", SRUN_DEBUG="1", PMI_RANK="1", SLURM_CONF="/c")
+    assert run.end == ("stopped", "resubmit")
+    assert run.asked() == ["sbatch"]
+    assert run.events("submitted")[0] | {"time": 0} == {
+        "event": "submitted",
+        "time": 0,
+        "job_id": "1",
+        "submitter": "sbatch",
+    }
+    options = run.programs.read("sbatch.argv").splitlines()
+    assert options[-1] == str(run.folder.script_file)
+    assert "--dependency=afterany:41" in options
+    names = {line.partition("=")[0] for line in run.programs.read("sbatch.env").splitlines()}
+    assert not {"SLURM_JOB_ID", "SLURM_CPU_BIND", "SBATCH_TIMELIMIT", "SRUN_DEBUG", "PMI_RANK"} & names
+    assert "SLURM_CONF" in names
+
+
+def test_a_refused_requeue_becomes_a_new_submission(run: Run) -> None:
+    run.programs.write("requeue", 'echo "Requested operation is presently disabled for job 41" >&2; exit 1')
+    run.start(STOP)
+    assert run.asked()[-1] == "sbatch"
+    assert [event["job_id"] for event in run.events("submitted")] == ["1"]
+
+
+def test_a_request_that_was_granted_though_its_answer_was_lost_is_enough(run: Run) -> None:
+    granted = ENDING.replace("Restarts=0", "Restarts=1")
+    run.programs.write("requeue", f'echo "{granted}" >job; exit 1')
+    run.start(STOP)
+    assert run.asked() == ["requeue 41"]
+
+
+def test_a_job_that_is_pending_already_is_not_submitted_again(run: Run) -> None:
+    pending = 'echo "JobState=PENDING Restarts=0" >job; echo "Job is pending execution for job 41"; exit 1'
+    run.programs.write("requeue", pending)
+    run.start(STOP)
+    assert run.asked() == ["requeue 41"]
+
+
+def test_a_submission_that_timed_out_but_was_queued_is_found(run: Run) -> None:
+    run.programs.write("job", RUNNING.replace("Requeue=1", "Requeue=0"))
+    run.programs.write("timeouts", "1")
+    run.programs.write("queued-anyway", "")
+    run.start(STOP)
+    assert run.programs.calls("sbatch") == 1
+    assert [event["job_id"] for event in run.events("submitted")] == ["1"]
+
+
+def test_a_banner_does_not_hide_the_new_job(run: Run) -> None:
+    run.programs.write("job", RUNNING.replace("Requeue=1", "Requeue=0"))
+    run.programs.write("banner", "Welcome\n")
+    run.programs.write("suffix", ";alpha")
+    run.start(STOP)
+    assert [event["job_id"] for event in run.events("submitted")] == ["1"]
+
+
+def test_when_slurm_takes_neither_the_run_says_that_nothing_will_start_it(run: Run) -> None:
+    run.programs.write("requeue", "exit 1")
+    run.programs.write("refusal", "sbatch: error: no\n")
+    run.start(STOP)
+    assert run.end == ("stopped", "none")
+    assert f"slurmddp resume {run.folder.name}" in (run.folder.log_dir(0) / "batch.log").read_text()
+
+
+# --- Before the ranks ---
+
+
+def test_a_cancelled_run_does_not_start(run: Run) -> None:
+    run.folder.cancelled_file.touch()
+    assert run.start() == 0
+    assert not run.folder.attempts_file.exists()
+
+
+def test_a_folder_that_cannot_be_written_ends_the_job_at_once(run: Run) -> None:
+    (run.folder.path / "logs").write_text("a file where a folder should be")
+    run.programs.write("step", "exit 0")
+    done = subprocess.run(
+        ["bash", str(run.folder.script_file)], env=run.environ, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "Cannot write to" in done.stderr
+
+
+def test_outside_slurm_the_script_says_what_it_is_for(run: Run) -> None:
+    environ = {key: value for key, value in run.environ.items() if key != "SLURM_JOB_ID"}
+    done = subprocess.run(["bash", str(run.folder.script_file)], env=environ, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "this script is for sbatch" in done.stderr

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slurmddp.errors import ConfigError
+from slurmddp.runs.snapshot import take
+
+
+def git(folder: Path, *arguments: str) -> str:
+    who = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org", "-c", "init.defaultBranch=main"]
+    done = subprocess.run(
+        ["git", "-C", str(folder), *who, *arguments], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_the_person(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    (folder / "pkg").mkdir(parents=True)
+    (folder / "train.py").write_text("print(1)\n")
+    (folder / "pkg/model.py").write_text("x = 1\n")
+    (folder / ".gitignore").write_text("data/\n*.pt\n")
+    git(folder, "init", "-q")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "first")
+    return folder
+
+
+def taken(folder: Path) -> set[str]:
+    return {
+        str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or path.is_file()
+    }
+
+
+RECORD = {".snapshot/commit.txt", ".snapshot/diff.patch"}
+
+
+def test_tracked_and_new_files_come_along_and_ignored_ones_do_not(project: Path, tmp_path: Path) -> None:
+    (project / "new.py").write_text("new\n")
+    (project / "train.py").write_text("print(2)\n")
+    (project / "data").mkdir()
+    (project / "data/big.bin").write_text("x")
+    (project / "model.pt").write_text("x")
+    (project / "pkg/model.py").unlink()
+    snapshot = take(project, tmp_path / "code")
+    assert taken(tmp_path / "code") == {"train.py", "new.py", ".gitignore"} | RECORD
+    assert (tmp_path / "code/train.py").read_text() == "print(2)\n"
+    assert snapshot.files == 3
+
+
+def test_the_commit_and_the_difference_are_recorded(project: Path, tmp_path: Path) -> None:
+    (project / "train.py").write_text("print(2)\n")
+    snapshot = take(project, tmp_path / "code")
+    assert snapshot.commit == git(project, "rev-parse", "HEAD")
+    assert (tmp_path / "code/.snapshot/commit.txt").read_text().strip() == snapshot.commit
+    assert "+print(2)" in (tmp_path / "code/.snapshot/diff.patch").read_text()
+    assert "uncommitted changes" in snapshot.note
+
+
+def test_a_clean_tree_is_called_clean(project: Path, tmp_path: Path) -> None:
+    snapshot = take(project, tmp_path / "code")
+    assert "uncommitted" not in snapshot.note
+    assert (tmp_path / "code/.snapshot/diff.patch").read_text() == ""
+
+
+def test_a_repository_without_commits_is_taken_too(tmp_path: Path) -> None:
+    project = tmp_path / "fresh"
+    project.mkdir()
+    (project / "a.py").write_text("")
+    git(project, "init", "-q")
+    snapshot = take(project, tmp_path / "code")
+    assert (snapshot.commit, snapshot.files) == (None, 1)
+    assert "no commit yet" in (tmp_path / "code/.snapshot/commit.txt").read_text()
+
+
+def test_outside_a_repository_nothing_is_taken_and_the_note_says_so(tmp_path: Path) -> None:
+    project = tmp_path / "plain"
+    project.mkdir()
+    snapshot = take(project, tmp_path / "code")
+    assert not (tmp_path / "code").exists()
+    assert "not in a git repository" in snapshot.note
+
+
+def test_without_git_the_note_says_so(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "no git" in take(project, tmp_path / "code").note
+
+
+def test_only_the_project_folder_of_a_larger_repository_is_taken(project: Path, tmp_path: Path) -> None:
+    take(project / "pkg", tmp_path / "code")
+    assert taken(tmp_path / "code") == {"model.py"} | RECORD
+
+
+def test_hostile_names_and_links_survive(project: Path, tmp_path: Path) -> None:
+    name = 'it\'s "a" $HOME\n\té.py'
+    (project / name).write_text("odd\n")
+    (project / "link.py").symlink_to("train.py")
+    (project / "dangling").symlink_to("nowhere")
+    take(project, tmp_path / "code")
+    assert (tmp_path / "code" / name).read_text() == "odd\n"
+    assert (tmp_path / "code/link.py").readlink() == Path("train.py")
+    assert (tmp_path / "code/dangling").is_symlink()
+
+
+def test_programs_stay_programs(project: Path, tmp_path: Path) -> None:
+    (project / "run.sh").write_text("#!/bin/sh\n")
+    (project / "run.sh").chmod(0o755)
+    take(project, tmp_path / "code")
+    assert os.access(tmp_path / "code/run.sh", os.X_OK)
+
+
+def test_nested_repositories_are_code_too(project: Path, tmp_path: Path) -> None:
+    inner = project / "vendored"
+    inner.mkdir()
+    (inner / "lib.py").write_text("")
+    git(inner, "init", "-q")
+    git(inner, "add", ".")
+    git(inner, "commit", "-q", "-m", "inner")
+    take(project, tmp_path / "code")
+    assert "vendored/lib.py" in taken(tmp_path / "code")
+
+
+def test_run_folders_are_no_code_wherever_they_lie(project: Path, tmp_path: Path) -> None:
+    for folder in ("runs/gpt-1", "gpt-2"):
+        (project / folder / "checkpoints").mkdir(parents=True)
+        for name in ("config.yaml", "overrides.txt", "checkpoints/state"):
+            (project / folder / name).write_text("x")
+    (project / "runs/notes.txt").write_text("x")
+    take(project, tmp_path / "code", exclude=[project / "runs"])
+    assert taken(tmp_path / "code") == {"train.py", "pkg/model.py", ".gitignore"} | RECORD
+
+
+def test_a_snapshot_that_is_too_large_names_what_is_large(project: Path, tmp_path: Path) -> None:
+    (project / "weights.bin").write_bytes(b"0" * 3_000_000)
+    with pytest.raises(ConfigError, match=r"weights\.bin \(3 MB\)") as caught:
+        take(project, tmp_path / "code", size_cap_mb=2)
+    assert "snapshot=false" in caught.value.hint
+    assert not (tmp_path / "code").exists()

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from slurmddp.slurm import states
+from slurmddp.slurm.states import JobState, clean_reason, parse_exit, parse_state
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("RUNNING", "RUNNING"),
+        (" pending \n", "PENDING"),
+        ("CANCELLED by 1000", "CANCELLED"),
+        ("CANCELLED+", "CANCELLED"),
+        ("COMPLETED", "COMPLETED"),
+        ("COMPLETING", "COMPLETING"),
+        ("CG", "COMPLETING"),
+        ("OOM", "OUT_OF_MEMORY"),
+        ("RUNNING,COMPLETING", "RUNNING"),
+        ("NODE_FAIL", "NODE_FAIL"),
+        ("", "UNKNOWN"),
+        ("SLEEPING", "UNKNOWN"),
+    ],
+)
+def test_states_are_read_as_slurm_spells_them(text: str, state: str) -> None:
+    assert parse_state(text) == state
+
+
+@pytest.mark.parametrize("state", sorted(states.ALL))
+def test_every_state_is_read_as_itself(state: str) -> None:
+    assert parse_state(state) == state
+
+
+def test_a_state_is_waiting_active_or_over() -> None:
+    groups = [states.PENDING, states.ACTIVE, states.TERMINAL]
+    assert sum(len(group) for group in groups) == len(states.ALL)
+
+
+def test_a_word_that_is_no_state_is_never_an_end() -> None:
+    assert not JobState(job_id="1", state=parse_state("GONE")).terminal
+    assert JobState(job_id="1", state="TIMEOUT").terminal
+    assert JobState(job_id="1", state="REQUEUED").pending
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0:0", (0, None)),
+        ("0:9", (0, 9)),
+        ("78:0", (78, None)),
+        (" 1:15 ", (1, 15)),
+        ("", (None, None)),
+        ("x", (None, None)),
+    ],
+)
+def test_exit_codes(text: str, expected: tuple[int | None, int | None]) -> None:
+    assert parse_exit(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("(Priority)", "Priority"), ("None", ""), ("(null)", ""), (" Resources ", "Resources")],
+)
+def test_reasons(text: str, reason: str) -> None:
+    assert clean_reason(text) == reason
