@@ -62,6 +62,8 @@ class SlurmError(SlurmddpError):
     """SLURM is not there, did not answer, or refused a request; its own words are in the message."""
 
     exit_code = EXIT_SLURM
+    may_be_queued = False
+    """Whether a job may be in the queue all the same: then its run folder must stay."""
 
 
 class CheckpointError(SlurmddpError):

@@ -1,0 +1,49 @@
+"""How an error reads on the terminal, and what the exit codes mean; must stay light to import."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+from slurmddp.errors import EXIT_FAILED, SlurmddpError
+
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+EXIT_CODES = """exit codes:
+  0   finished, or submitted
+  1   the training failed; the failing rank, its host and its last lines are shown
+  2   unknown command or flag
+  66  no run of that name
+  69  SLURM is missing, does not answer, or refused
+  75  stopped at a checkpoint: run it again and it goes on
+  78  a wrong value in the configuration; nothing was started, queued or written
+  79  no progress since the last attempt
+  130 interrupted; a local run that is killed goes on from its last checkpoint
+"""
+
+
+def paragraph(message: str, hint: str = "") -> str:
+    """Return an error as it stands on the terminal: who speaks, what is wrong, what to do."""
+    between = "" if message.endswith("\n") else " "
+    return f"slurmddp: error: {message}{between}{hint}".strip()
+
+
+def report(error: SlurmddpError, *, debug: bool) -> int:
+    """Print an error that a person is meant to read, and return its exit code."""
+    if debug:
+        traceback.print_exception(error)
+    print(paragraph(error.message, error.hint), file=sys.stderr)
+    return error.exit_code
+
+
+def report_bug(error: BaseException) -> int:
+    """Print an error that nobody foresaw, with all that is needed to find it."""
+    traceback.print_exception(error)
+    print(
+        paragraph(
+            f"{type(error).__name__}: {error}.",
+            "This is a fault of slurmddp, not of your input; please report it with the lines above.",
+        ),
+        file=sys.stderr,
+    )
+    return EXIT_FAILED

@@ -1,0 +1,161 @@
+"""The `slurmddp` command: finds the sub-command, loads only that one, and turns errors into exit codes.
+
+What is imported here is paid for by `slurmddp --help`, so it is the standard library and the error tree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from slurmddp import __version__
+from slurmddp.cli.errors_text import (
+    EXIT_BROKEN_PIPE,
+    EXIT_CODES,
+    EXIT_INTERRUPTED,
+    paragraph,
+    report,
+    report_bug,
+)
+from slurmddp.errors import EXIT_FINISHED, EXIT_USAGE, SlurmddpError, near_matches
+
+# Each module has `add_arguments(parser)` and `run(args) -> int`; the line is the first of its docstring.
+COMMANDS = {
+    "train": "Train here, or submit to a cluster with +cluster=NAME.",
+    "list": "List the runs of this account, the last one touched first.",
+    "status": "Show how a run stands, where it runs, and what to do when it does not.",
+    "logs": "Print the logs of a run, merged and labelled; with -f follow them across restarts.",
+    "cancel": "End a run for good: nothing of it stays queued, and nothing puts it back.",
+    "resume": "Go on with a run that was stopped, cancelled or lost, or that failed, in the same folder.",
+    "report": "Write a run's report anew and print where it is.",
+    "sandbox": "A SLURM of one's own on this machine, to try jobs on before there is a cluster.",
+}
+DEBUG_VARIABLE = "SLURMDDP_DEBUG"
+_INVALID_CHOICE = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
+
+
+class UsageError(Exception):
+    """The command line itself is wrong."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are exceptions, so that all of them read alike."""
+
+    def error(self, message: str) -> NoReturn:
+        if choice := _INVALID_CHOICE.search(message):
+            near = near_matches(choice[1], re.findall(r"[\w-]+", choice[2]))
+            raise UsageError(f"{self.prog} has no {choice[1]!r}. {near}")
+        raise UsageError(f"{message[:1].upper()}{message[1:].rstrip('.')}. See `{self.prog} --help`.")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+    if "--debug" in arguments:
+        debug = True
+        arguments.remove("--debug")
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
+    except UsageError as error:
+        print(paragraph(str(error)), file=sys.stderr)
+        return EXIT_USAGE
+    except SlurmddpError as error:
+        return report(error, debug=debug)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has left; Python would complain once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except Exception as error:
+        return report_bug(error)
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_help())
+        return EXIT_FINISHED
+    if arguments[0] == "--version":
+        print(f"slurmddp {__version__}")
+        return EXIT_FINISHED
+    name = arguments[0]
+    if name not in COMMANDS:
+        raise _unknown(name)
+    module = import_module(f"slurmddp.cli.{name}")
+    parser = Parser(
+        prog=f"slurmddp {name}",
+        description=module.__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(parser)
+    try:
+        parsed = _parse(parser, arguments[1:])
+    except SystemExit as left:  # argparse leaves this way after --help
+        return int(left.code or 0)
+    code: int = module.run(parsed)
+    return code
+
+
+def _parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
+    """Parse with flags and other arguments in any order; unknown flags name the near ones."""
+    try:
+        parsed, rest = parser.parse_known_intermixed_args(arguments)
+    except TypeError:  # a command with sub-commands of its own can't be mixed
+        parsed, rest = parser.parse_known_args(arguments)
+    if rest:
+        kind = "flag" if rest[0].startswith("-") else "argument"
+        near = near_matches(rest[0].partition("=")[0], _flags(parser)) if kind == "flag" else ""
+        raise UsageError(f"{parser.prog} knows no {kind} {rest[0]!r}. {near}".strip())
+    return parsed
+
+
+def _flags(parser: argparse.ArgumentParser) -> set[str]:
+    """Return the long flags of a command, those of its sub-commands included."""
+    found: set[str] = set()
+    for action in parser._actions:
+        found.update(flag for flag in action.option_strings if flag.startswith("--"))
+        if isinstance(action, argparse._SubParsersAction):
+            found.update(*(_flags(inner) for inner in action.choices.values()))
+    return found
+
+
+def _unknown(name: str) -> UsageError:
+    kind = "flag" if name.startswith("-") else "command"
+    known = ["--help", "--version", "--debug"] if kind == "flag" else COMMANDS
+    hint = near_matches(name, known)
+    if "=" in name or name.startswith("+"):
+        hint = f"Settings follow a command: slurmddp train {name}"
+    return UsageError(f"There is no {kind} {name!r}. {hint}")
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    commands = "\n".join(f"  {name:<{width}}  {line}" for name, line in COMMANDS.items())
+    return f"""usage: slurmddp [--debug] COMMAND ...
+
+Train PyTorch models on a SLURM cluster as easily as on a laptop.
+
+  slurmddp train                            here, on two gloo ranks
+  slurmddp train +cluster=a100x8 nodes=3    on the cluster; the prompt comes back at once
+
+commands:
+{commands}
+
+`slurmddp COMMAND --help` says more about one of them.
+
+flags:
+  --help     show this
+  --version  show the version
+  --debug    show where an error came from (also: {DEBUG_VARIABLE}=1)
+
+{EXIT_CODES}"""

@@ -1,0 +1,196 @@
+"""Looks on disk for the data and the code that a configuration names, and imports none of it."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.machinery
+import importlib.util
+import pkgutil
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from slurmddp.config_schema import OPEN_NODES
+from slurmddp.errors import ConfigError, near_matches
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
+_CLOCK_WITHOUT_QUOTES = re.compile(r"^\s*time_limit:\s*([0-9]+(?::[0-9]+)+)\s*(?:#.*)?$", re.MULTILINE)
+_ON_THE_NODES = ("torch",)
+"""Packages that a login node may lack: the nodes can't do without them."""
+_PATH_KEYS = ("path", "root")
+
+
+def check_name(name: str) -> None:
+    """Refuse a run name that can't be a folder's and a SLURM job's name everywhere."""
+    if _NAME.fullmatch(name):
+        return
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:100]
+    hint = f"For example name={plain}." if plain else "For example name=first."
+    raise ConfigError(
+        f"`name` is {name[:120]!r}; it becomes a folder and a SLURM job name, so it may hold only letters, "
+        "digits, '.', '_' and '-', must begin with a letter, a digit or '_', and has at most 100 of them.",
+        hint=hint,
+    )
+
+
+def check_folder(run_dir: Path) -> None:
+    """Refuse a run folder whose path SLURM can't be told."""
+    if any(ord(character) < 32 for character in str(run_dir)):
+        raise ConfigError(
+            f"The run folder would be {str(run_dir)!r}, which holds a line break or a control character.",
+            hint="Rename the folder, or say runs_dir=/another/folder.",
+        )
+
+
+def check_project(project_dir: Path) -> None:
+    """Refuse a project folder that Hydra takes for a reference to another value."""
+    if "${" in str(project_dir):
+        raise ConfigError(
+            f"The path {project_dir} holds '${{', which Hydra reads.", hint="Rename the folder."
+        )
+
+
+def check_clocks(files: Mapping[str, Path]) -> None:
+    """Refuse `time_limit: 24:00:00` without quotes, which YAML reads as the number 86400."""
+    for path in files.values():
+        match = _CLOCK_WITHOUT_QUOTES.search(path.read_text(encoding="utf-8", errors="replace"))
+        if match:
+            raise ConfigError(
+                f"{path} says `time_limit: {match[1]}` without quotes, which YAML can read as one number.",
+                hint=f'Write time_limit: "{match[1]}".',
+            )
+
+
+def check_data(config: Mapping[str, Any], project_dir: Path) -> None:
+    """Refuse a data set whose `path` or `root` is not there, before anything waits in a queue for it."""
+    for key, value, node in _entries(config["data"], "data"):
+        if key.rpartition(".")[2] in _PATH_KEYS and isinstance(value, str) and not node.get("download"):
+            path = project_dir / Path(value).expanduser()
+            if not path.exists():
+                raise ConfigError(f"There is no data at {path} (`{key}`).", hint=_near_path(path))
+
+
+def check_targets(config: Mapping[str, Any], project_dir: Path, *, here: bool = True) -> None:
+    """Refuse `_target_`s that name no importable place; `here` is False for another interpreter."""
+    for node in OPEN_NODES:
+        value = config.get(node)
+        if value is None:
+            continue
+        if "_target_" not in value:
+            raise ConfigError(
+                f"`{node}` has no `_target_`, the import path of a class or function.",
+                hint=f"Say {node}._target_=package.module.Name.",
+            )
+        for key, target, _ in _entries(value, node):
+            if key.rpartition(".")[2] == "_target_":
+                check_target(key, target, project_dir, here=here)
+
+
+def check_target(key: str, target: Any, project_dir: Path, *, here: bool = True) -> None:
+    """Refuse an import path that is misspelled or whose package can't be found; imports nothing."""
+    if not isinstance(target, str) or not _IMPORT_PATH.fullmatch(target):
+        raise ConfigError(
+            f"`{key}` is {target!r}, which is not an import path.",
+            hint="Write package.module.Name, such as torch.optim.AdamW.",
+        )
+    top, *rest = target.split(".")
+    if top in _ON_THE_NODES:
+        return
+    spec = _find(top, project_dir)
+    if spec is None:
+        if here:
+            near = difflib.get_close_matches(top, _modules_here(project_dir), n=3, cutoff=0.7)
+            likely = f"Did you mean {' or '.join(near)}? " if near else ""
+            raise ConfigError(
+                f"`{key}` is {target}, but there is no module {top!r} in {project_dir} or in this Python.",
+                hint=f"{likely}Write {top}.py there, or install the package.",
+            )
+        return
+    _check_inside(key, target, spec, rest, project_dir)
+
+
+def _find(top: str, project_dir: Path) -> importlib.machinery.ModuleSpec | None:
+    spec = importlib.machinery.PathFinder.find_spec(top, [str(project_dir)])
+    return spec or importlib.util.find_spec(top)
+
+
+def _check_inside(
+    key: str, target: str, spec: importlib.machinery.ModuleSpec, rest: list[str], project_dir: Path
+) -> None:
+    """Look for the name in the project's own source; other packages are left to the import itself."""
+    file = _source(spec, rest)
+    if file is None or not file.is_relative_to(project_dir):
+        return
+    names = _names_in(file)
+    if names is not None and rest and rest[0] not in names:
+        raise ConfigError(
+            f"`{key}` is {target}, but {file} defines no {rest[0]!r}.",
+            hint=near_matches(rest[0], names) or "The file defines nothing.",
+        )
+
+
+def _source(spec: importlib.machinery.ModuleSpec, rest: list[str]) -> Path | None:
+    """Return the file that should define the next name, and take the modules on the way off `rest`."""
+    folders = list(spec.submodule_search_locations or [])
+    file = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+    while folders and rest:
+        inner, module = Path(folders[0]) / rest[0], Path(folders[0]) / f"{rest[0]}.py"
+        if inner.is_dir():
+            rest.pop(0)
+            folders, file = [str(inner)], inner / "__init__.py"
+        elif module.is_file():
+            rest.pop(0)
+            return module
+        else:
+            break
+    return file if file is not None and file.is_file() else None
+
+
+def _names_in(file: Path) -> set[str] | None:
+    """Return the names that a module's source binds at its top, or None when only running it can tell."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        where = f"{file}, line {line}" if line else str(file)
+        raise ConfigError(f"{where} is not valid Python: {error}.", hint="Correct it first.") from error
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    return None if names & {"*", "__getattr__"} else names
+
+
+def _modules_here(project_dir: Path) -> list[str]:
+    return [module.name for module in pkgutil.iter_modules([str(project_dir), *sys.path])]
+
+
+def _entries(node: Any, key: str) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    """Yield every value below `node` with its full key and the mapping it stands in."""
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            yield f"{key}.{name}", value, node
+            yield from _entries(value, f"{key}.{name}")
+    elif isinstance(node, list):
+        for number, value in enumerate(node):
+            yield from _entries(value, f"{key}[{number}]")
+
+
+def _near_path(path: Path) -> str:
+    """Say where the path stops being there, and what is there instead."""
+    parent = next((folder for folder in path.parents if folder.exists()), Path("/"))
+    wanted = path.relative_to(parent).parts[0]
+    try:
+        near = difflib.get_close_matches(wanted, [entry.name for entry in parent.iterdir()], n=3, cutoff=0.6)
+    except OSError:
+        near = []
+    likely = f"Did you mean {' or '.join(near)}? " if near else ""
+    return f"{parent} is there, {wanted!r} in it is not. {likely}Give a path that this machine can see."

@@ -1,0 +1,237 @@
+"""Turns the command line and a project's defaults into one plan for Hydra: group choices and values.
+
+Hydra has a sign for each way to set a value (`+`, `++`, none); a person need not know them, since the schema
+decides afterwards whether a key is right. Group choices are looked up here: a wrong one lists the near ones.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slurmddp.config_schema import GROUPS, OPEN_NODES, TOP
+from slurmddp.errors import ConfigError, near_matches
+
+_FORM = re.compile(r"(?P<sign>\+\+|\+|~|)(?P<key>[^=]*)(?:=(?P<value>.*))?", re.DOTALL)
+_KEY = re.compile(r"[A-Za-z_][\w./@:-]*")
+_PLAIN_CHOICE = re.compile(r"[\w./ -]+")
+PROJECT_DEFAULTS = "slurmddp.yaml"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What Hydra is to compose: the primary configuration and the values on top of it."""
+
+    primary: dict[str, Any]
+    overrides: tuple[str, ...]
+    cluster: str | None = None
+    """The chosen file of the group, if one is chosen."""
+
+    @property
+    def has_cluster(self) -> bool:
+        """Tell whether a cluster is chosen, or written out in the project's defaults or by the person."""
+        whole = any(text.startswith("++cluster=") for text in self.overrides)
+        return self.cluster is not None or bool(self.primary.get("cluster")) or whole
+
+
+@dataclass(frozen=True)
+class Given:
+    """One argument of the command line, taken apart."""
+
+    text: str
+    sign: str
+    key: str
+    value: str | None
+
+    @property
+    def first(self) -> str:
+        return self.key.partition(".")[0]
+
+
+@dataclass
+class _Draft:
+    roots: Sequence[Path]
+    choices: dict[str, str | None]
+    content: dict[str, Any]
+    chosen: set[str] = field(default_factory=set)
+    overrides: list[str] = field(default_factory=list)
+
+
+def conf_roots(project_dir: Path) -> list[Path]:
+    """Return the folders that hold configuration groups, the project's own `conf/` first."""
+    spec = importlib.util.find_spec("slurmddp.conf")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(
+            "slurmddp's own configuration files can't be found.",
+            hint="Install slurmddp (`pip install -e .` in a checkout).",
+        )
+    package = Path(next(iter(spec.submodule_search_locations)))
+    own = project_dir / "conf"
+    return [own, package] if own.is_dir() and own.resolve() != package.resolve() else [package]
+
+
+def options(roots: Sequence[Path], group: str) -> dict[str, Path]:
+    """Return the choices of a group with their files; the first folder that has one wins."""
+    found: dict[str, Path] = {}
+    for root in roots:
+        folder = root / group
+        for path in sorted(folder.rglob("*.yaml")):
+            found.setdefault(path.relative_to(folder).with_suffix("").as_posix(), path)
+    return found
+
+
+def take_apart(text: str) -> Given:
+    """Return one argument's sign, key and value; raises ConfigError when it has none of them."""
+    match = _FORM.fullmatch(text)
+    if match is None or not _KEY.fullmatch(match["key"]):
+        raise ConfigError(f"{text!r} is not a setting.", hint="Settings are written key=value.")
+    given = Given(text, match["sign"], match["key"], match["value"])
+    if given.first.partition("/")[0] == "hydra":
+        raise ConfigError(
+            f"{text!r} sets Hydra itself, which slurmddp uses only to compose configurations.",
+            hint="Leave it out; `runs_dir=` says where run folders are.",
+        )
+    return given
+
+
+def plan(
+    overrides: Sequence[str], roots: Sequence[Path], base: Mapping[str, Any], project: Mapping[str, Any]
+) -> Plan:
+    """Return what Hydra is to compose from slurmddp's defaults, the project's, and the command line."""
+    content = {key: value for key, value in base.items() if key != "defaults"}
+    draft = _Draft(roots, _choices_in(base.get("defaults", []), "conf/config.yaml"), content)
+    _lay_over(draft, project)
+    given = [take_apart(text) for text in overrides]
+    for one in given:
+        if _is_choice(one, roots):
+            _choose(draft, one)
+    _start_afresh(draft, given)
+    for one in given:
+        if not _is_choice(one, roots):
+            draft.overrides.append(_with_sign(one, draft))
+    if draft.choices.get("cluster") is not None:
+        draft.content.pop("cluster", None)
+    listed = [{group: choice} for group, choice in draft.choices.items() if choice is not None]
+    primary = {"defaults": [*listed, "_self_"], **draft.content}
+    return Plan(primary, tuple(draft.overrides), draft.choices.get("cluster"))
+
+
+def _choices_in(defaults: Any, where: str) -> dict[str, str | None]:
+    choices: dict[str, str | None] = {}
+    if not isinstance(defaults, list):
+        raise ConfigError(f"`defaults` in {where} is not a list.", hint="Write `- group: choice` lines.")
+    for item in defaults:
+        if isinstance(item, Mapping) and len(item) == 1:
+            (group, choice), *_ = item.items()
+            choices[str(group).split(" ")[-1].lstrip("/")] = None if choice is None else str(choice)
+        elif item != "_self_":
+            raise ConfigError(f"`defaults` in {where} holds {item!r}.", hint="Write `- group: choice`.")
+    return choices
+
+
+def _lay_over(draft: _Draft, project: Mapping[str, Any]) -> None:
+    """Put the project's `conf/slurmddp.yaml` over slurmddp's own defaults."""
+    where = f"conf/{PROJECT_DEFAULTS}"
+    for group, choice in _choices_in(project.get("defaults", []), where).items():
+        if choice is not None:
+            _known_choice(draft.roots, group, choice, where)
+        draft.choices[group] = choice
+        draft.chosen.add(group)
+    for key, value in project.items():
+        if key == "defaults":
+            continue
+        own = key in OPEN_NODES and isinstance(value, Mapping) and "_target_" in value
+        if own and key not in draft.chosen:
+            draft.choices.pop(key, None)
+            draft.content[key] = dict(value)
+        else:
+            draft.content[key] = _merged(draft.content.get(key), value)
+
+
+def _merged(below: Any, above: Any) -> Any:
+    if not isinstance(below, Mapping) or not isinstance(above, Mapping):
+        return above
+    return {**below, **{key: _merged(below.get(key), value) for key, value in above.items()}}
+
+
+def _is_choice(given: Given, roots: Sequence[Path]) -> bool:
+    """Tell whether an argument chooses a file of a group (`model=gpt`) rather than setting a value."""
+    if given.value is not None and not _PLAIN_CHOICE.fullmatch(_unquoted(given.value).replace(",", "")):
+        return False
+    if given.key in GROUPS:
+        return True
+    return (
+        "." not in given.key and given.key not in TOP and any((root / given.key).is_dir() for root in roots)
+    )
+
+
+def _unquoted(value: str) -> str:
+    quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "'\""
+    return value[1:-1] if quoted else value.strip()
+
+
+def _choose(draft: _Draft, given: Given) -> None:
+    choice = None if given.sign == "~" else _unquoted(given.value or "")
+    if choice in (None, "null", "None"):
+        draft.choices[given.key] = None
+        draft.chosen.add(given.key)
+        return
+    choice = str(choice).removesuffix(".yaml")
+    if "," in choice:
+        raise ConfigError(f"{given.text!r} names several choices.", hint="Start one run for each of them.")
+    _known_choice(draft.roots, given.key, choice, "the command line")
+    draft.chosen.add(given.key)
+    if given.key in GROUPS:
+        draft.choices[given.key] = choice
+    else:
+        draft.overrides.append(f"+{given.key}={choice}")
+
+
+def _known_choice(roots: Sequence[Path], group: str, choice: str, where: str) -> None:
+    known = options(roots, group)
+    if choice in known:
+        return
+    places = " and ".join(str(root / group) for root in roots)
+    listed = f"{near_matches(choice, known)} " if known else ""
+    more = f"All: {', '.join(sorted(known))}. " if listed.startswith("Did") else ""
+    raise ConfigError(
+        f"There is no {group} {choice!r} (from {where}); looked in {places}.",
+        hint=f"{listed}{more}A file conf/{group}/{choice}.yaml in your project folder would be found.",
+    )
+
+
+def _start_afresh(draft: _Draft, given: Iterable[Given]) -> None:
+    """Empty a node whose `_target_` is set: keys meant for another class would only be in its way."""
+    for one in given:
+        node = one.first
+        names_class = one.key == f"{node}._target_" and one.sign != "~"
+        if names_class and node in OPEN_NODES and node not in draft.chosen:
+            draft.choices.pop(node, None)
+            draft.content[node] = {}
+            draft.chosen.add(node)
+
+
+def _with_sign(given: Given, draft: _Draft) -> str:
+    """Return the argument with the sign that makes Hydra take it; the schema judges the key afterwards."""
+    if given.value is None and given.sign != "~":
+        raise _no_value(given, draft.roots)
+    if given.sign == "~" or "@" in given.key:
+        return given.text
+    strict = given.sign == "" and given.first in OPEN_NODES and "." in given.key
+    fresh = draft.content.get(given.first) == {}
+    return given.text if strict and not fresh else f"++{given.key}={given.value}"
+
+
+def _no_value(given: Given, roots: Sequence[Path]) -> ConfigError:
+    for group in GROUPS:
+        if given.key in options(roots, group):
+            sign = "+" if group == "cluster" else ""
+            return ConfigError(
+                f"{given.text!r} is not a setting.", hint=f"Did you mean {sign}{group}={given.key}?"
+            )
+    hint = f"Say {given.key}=VALUE." if given.key in TOP else f"Say key=value. {near_matches(given.key, TOP)}"
+    return ConfigError(f"{given.text!r} has no value.", hint=hint)

@@ -1,0 +1,99 @@
+"""How many nodes, ranks and GPUs a job gets, and for how long; refuses what cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slurmddp.errors import ConfigError
+from slurmddp.slurm.units import parse_minutes
+from slurmddp.spec import Cluster, Resources
+
+LAPTOP_RANKS = 2
+
+
+def resolve(
+    config: Mapping[str, Any], cluster: Cluster | None, launcher: str, gpus_here: int = 0
+) -> Resources:
+    """Return the size of the job: what was asked, else the cluster's, else what this machine has."""
+    if cluster is not None:
+        _within(config, cluster)
+    gpus = _gpus(config, cluster, gpus_here)
+    ranks = _ranks(config, cluster, gpus, launcher)
+    if config["strategy"]["name"] == "single" and config["nodes"] * ranks > 1:
+        raise ConfigError(
+            f"strategy=single trains in one rank, and this job has {config['nodes'] * ranks}.",
+            hint="Choose strategy=ddp, or nodes=1 ranks_per_node=1.",
+        )
+    limit = config["time_limit"]
+    if limit is None and cluster is not None:
+        limit = cluster.time_limit
+    share = gpus / cluster.gpus_per_node if cluster and cluster.gpus_per_node else 1.0
+    return Resources(
+        nodes=config["nodes"],
+        ranks_per_node=ranks,
+        gpus_per_node=gpus,
+        cpus_per_node=_share_of_cpus(config["cpus_per_node"], cluster, share, ranks),
+        mem_gb=_share_of_memory(config["mem_gb"], cluster, share),
+        time_limit_min=None if limit is None else parse_minutes(limit),
+    )
+
+
+def _within(config: Mapping[str, Any], cluster: Cluster) -> None:
+    if cluster.max_nodes is not None and config["nodes"] > cluster.max_nodes:
+        raise ConfigError(
+            f"nodes={config['nodes']} is more than the {cluster.max_nodes} that cluster {cluster.name} "
+            "gives one job (its max_nodes).",
+            hint=f"Say nodes={cluster.max_nodes} or less, or choose another cluster.",
+        )
+    gpus = config["gpus_per_node"]
+    if gpus is not None and gpus > cluster.gpus_per_node:
+        has = f"{cluster.gpus_per_node} GPUs" if cluster.gpus_per_node else "no GPUs"
+        raise ConfigError(
+            f"gpus_per_node={gpus} is more than a node of cluster {cluster.name} has ({has}).",
+            hint=f"Say gpus_per_node={cluster.gpus_per_node} or less, or choose another cluster.",
+        )
+
+
+def _gpus(config: Mapping[str, Any], cluster: Cluster | None, gpus_here: int) -> int:
+    if config["gpus_per_node"] is not None:
+        return int(config["gpus_per_node"])
+    most = cluster.gpus_per_node if cluster is not None else gpus_here
+    ranks = config["ranks_per_node"]
+    if cluster is not None and cluster.gpus_per_node and ranks is not None and ranks > most:
+        raise ConfigError(
+            f"ranks_per_node={ranks} is more than the {most} GPUs of a node of cluster {cluster.name}.",
+            hint=f"Each rank has a GPU of its own: say ranks_per_node={most} or less, or gpus_per_node=0.",
+        )
+    return min(most, ranks) if ranks is not None else most
+
+
+def _ranks(config: Mapping[str, Any], cluster: Cluster | None, gpus: int, launcher: str) -> int:
+    asked = config["ranks_per_node"]
+    if asked is not None:
+        if launcher == "slurm" and gpus and asked != gpus:
+            raise ConfigError(
+                f"ranks_per_node={asked} and gpus_per_node={gpus} don't fit: each rank has one GPU.",
+                hint="Give only one of the two.",
+            )
+        return int(asked)
+    if gpus:
+        return gpus
+    if cluster is not None:
+        return cluster.ranks_per_node or 1
+    return 1 if config["strategy"]["name"] == "single" else LAPTOP_RANKS
+
+
+def _share_of_cpus(asked: int | None, cluster: Cluster | None, share: float, ranks: int) -> int | None:
+    """Return the CPUs to ask for; a job that takes part of a node's GPUs takes that part of its CPUs."""
+    if asked is not None or cluster is None or cluster.cpus_per_node is None:
+        return asked
+    if share in (0, 1):
+        return cluster.cpus_per_node
+    return min(max(int(cluster.cpus_per_node * share), ranks), cluster.cpus_per_node)
+
+
+def _share_of_memory(asked: float | None, cluster: Cluster | None, share: float) -> float | None:
+    if asked is not None or cluster is None or cluster.mem_gb is None:
+        return asked
+    return cluster.mem_gb if share in (0, 1) else round(cluster.mem_gb * share, 3)

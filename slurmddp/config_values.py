@@ -1,0 +1,160 @@
+"""What one value of a configuration may be, and how a wrong one is refused."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slurmddp.errors import ConfigError, near_matches
+
+
+@dataclass(frozen=True)
+class Field:
+    """One key: what it holds, its bounds, and what it is for."""
+
+    kind: str
+    doc: str
+    minimum: float | None = None
+    optional: bool = False
+    choices: tuple[str, ...] = ()
+
+
+EXPECTED = {
+    "text": "a text",
+    "whole": "a whole number",
+    "number": "a number",
+    "flag": "true or false",
+    "time": 'a time such as "HH:MM:SS", "90m" or a number of minutes',
+    "node": "a mapping with a `_target_`",
+    "section": "a mapping of keys to values",
+    "lines": "a list of shell lines",
+    "texts": "a mapping of names to texts",
+    "flags": "a mapping of options to texts, numbers or true",
+}
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def check_value(key: str, value: Any, field: Field) -> Any:
+    """Return one value in its own type; raises ConfigError when it can't be what the key needs."""
+    if value is None:
+        if field.optional:
+            return None
+        raise _wrong(key, value, field)
+    converted = _CONVERT[field.kind](value)
+    if converted is None:
+        raise _wrong(key, value, field)
+    if field.kind == "text" and _CONTROL.search(converted):
+        raise ConfigError(
+            f"`{key}` is {value!r}, which holds a line break or another control character.",
+            hint="Give it in one line of plain characters.",
+        )
+    if field.choices and converted not in field.choices:
+        near = near_matches(converted, field.choices)
+        raise ConfigError(f"`{key}` can't be {value!r}; it is one of {', '.join(field.choices)}.", hint=near)
+    if field.minimum is not None and not converted >= field.minimum:
+        raise ConfigError(
+            f"`{key}` is {value}, but must be at least {field.minimum:g} ({field.doc}).",
+            hint=f"Say {key}={field.minimum:g} or more.",
+        )
+    return converted
+
+
+def _wrong(key: str, value: Any, field: Field) -> ConfigError:
+    given = "empty" if value in (None, "") else f"{_shortened(value)} ({_kind_of(value)})"
+    return ConfigError(
+        f"`{key}` is {given}, but must be {EXPECTED[field.kind]} ({field.doc}).",
+        hint=_how_to_give(key, field),
+    )
+
+
+def _how_to_give(key: str, field: Field) -> str:
+    if field.kind == "text":
+        return f"Quote it if it should be a text: '{key}=\"...\"'."
+    examples = {"whole": "1", "number": "1.5", "flag": "true", "time": "02:00:00"}
+    if field.kind in examples:
+        return f"For example {key}={examples[field.kind]}."
+    return "See `slurmddp train --cfg` for the shape."
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _kind_of(value: Any) -> str:
+    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", list: "a list"}
+    return kinds.get(type(value), "a mapping" if isinstance(value, Mapping) else type(value).__name__)
+
+
+def _as_text(value: Any) -> str | None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return value if isinstance(value, str) and value else None
+
+
+def _as_whole(value: Any) -> int | None:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _as_number(value: Any) -> float | int | None:
+    right = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return value if right else None
+
+
+def _as_flag(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _as_time(value: Any) -> str | int | None:
+    return _as_text(value) if isinstance(value, str) else _as_whole(value)
+
+
+def _as_mapping(value: Any) -> dict[str, Any] | None:
+    return dict(value) if isinstance(value, Mapping) and all(isinstance(key, str) for key in value) else None
+
+
+def _as_lines(value: Any) -> list[str] | None:
+    lines = [value] if isinstance(value, str) else value
+    right = isinstance(lines, list) and all(isinstance(line, str) and "\0" not in line for line in lines)
+    return lines if right else None
+
+
+def _as_texts(value: Any) -> dict[str, str] | None:
+    mapping = _as_mapping(value)
+    name = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+    if mapping is None or not all(name.fullmatch(key) for key in mapping):
+        return None
+    right = all(
+        isinstance(text, (str, int, float)) and not isinstance(text, bool) for text in mapping.values()
+    )
+    return {key: str(text) for key, text in mapping.items()} if right else None
+
+
+def _as_flags(value: Any) -> dict[str, str | int | bool] | None:
+    mapping = _as_mapping(value)
+    if mapping is None:
+        return None
+    right = all(
+        text is None or isinstance(text, (int, bool)) or (isinstance(text, str) and not _CONTROL.search(text))
+        for text in mapping.values()
+    )
+    return {key: text for key, text in mapping.items() if text is not None} if right else None
+
+
+_CONVERT: dict[str, Callable[[Any], Any]] = {
+    "text": _as_text,
+    "whole": _as_whole,
+    "number": _as_number,
+    "flag": _as_flag,
+    "time": _as_time,
+    "node": _as_mapping,
+    "section": _as_mapping,
+    "lines": _as_lines,
+    "texts": _as_texts,
+    "flags": _as_flags,
+}

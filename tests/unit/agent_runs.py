@@ -1,0 +1,96 @@
+"""Run folders and agents without torch: the ranks run a small program that a test writes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import yaml
+
+from slurmddp.environments.present import emulated_step, scrub
+from slurmddp.runs.folder import RunFolder
+
+SAVING = """
+import os, signal, sys, time
+rank = int(os.environ["RANK"])
+stop = []
+
+def flag(number, frame):
+    stop.append(signal.Signals(number).name)
+
+def main(run_dir):
+    signal.signal(signal.SIGTERM, flag)
+    signal.signal(signal.SIGUSR2, flag)
+    print("rank", rank, "ready", flush=True)
+    while not stop:
+        time.sleep(0.01)
+    print("saved after", stop[0], flush=True)
+    return 75
+"""
+"""A program whose ranks run until they are asked to stop, and then save."""
+
+AGENT = """
+import os, sys
+from slurmddp.launchers.agent import run
+def report(folder):
+    folder.report_file.touch()
+os._exit(run(sys.argv[1], entry="rank_program:main", preload=(), report=report))
+"""
+
+
+def make_run(tmp_path: Path, program: str, *, nodes: int = 1, ranks_per_node: int = 2) -> RunFolder:
+    """Return a run folder whose project holds `program` as the module `rank_program`."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "rank_program.py").write_text(program)
+    folder = RunFolder(tmp_path / "runs" / "test-00000000")
+    folder.path.mkdir(parents=True)
+    config = {"nodes": nodes, "ranks_per_node": ranks_per_node, "project_dir": str(project)}
+    folder.config_file.write_text(yaml.safe_dump(config))
+    return folder
+
+
+def agent_command(tmp_path: Path) -> list[str]:
+    script = tmp_path / "start_agent.py"
+    script.write_text(AGENT)
+    return [sys.executable, str(script)]
+
+
+def start_agent(
+    folder: RunFolder, *, attempt: int = 0, nodes: int = 1, node_rank: int = 0
+) -> subprocess.Popen[bytes]:
+    """Start one agent as the local launcher would."""
+    folder.log_dir(attempt).mkdir(parents=True, exist_ok=True)
+    environ = scrub(os.environ) | emulated_step(nodes, node_rank, "local-1", folder.path, attempt)
+    command = [*agent_command(folder.path.parent), str(folder.path)]
+    with (folder.log_dir(attempt) / f"node-{node_rank}.log").open("ab") as log:
+        return subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True)
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 30) -> None:
+    """Wait for `condition`; the limit only ends a test that hangs."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        time.sleep(0.01)
+
+
+def wait_for_lines(folder: RunFolder, text: str, ranks: int, attempt: int = 0) -> None:
+    """Wait until the log of each rank holds `text`."""
+    for rank in range(ranks):
+        log = folder.rank_log(attempt, rank)
+        wait_until(lambda log=log: log.exists() and text in log.read_text(), f"{text!r} in {log.name}")
+
+
+def children_of(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def all_gone(processes: list[psutil.Process]) -> bool:
+    """Whether none of the processes is left, not even as a zombie."""
+    return not any(process.is_running() for process in processes)

@@ -1,0 +1,162 @@
+"""The command line around the commands: help, versions, exit codes, and how errors of every kind end."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+from slurmddp import __version__, errors
+from slurmddp.cli import main as cli
+from slurmddp.cli.errors_text import EXIT_CODES
+
+
+def run(*arguments: str) -> int:
+    return cli.main(arguments)
+
+
+@pytest.fixture
+def probe(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A command of its own: `probe` raises what its module holds as `error`."""
+    module = ModuleType("slurmddp.cli.probe", "Probe it.")
+
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("words", nargs="*")
+        parser.add_argument("--loud", action="store_true")
+        parser.add_argument("--count", type=int)
+
+    def start(args: argparse.Namespace) -> int:
+        module.args = args  # type: ignore[attr-defined]
+        if (error := getattr(module, "error", None)) is not None:
+            raise error
+        return 7
+
+    module.add_arguments, module.run = add_arguments, start  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "slurmddp.cli.probe", module)
+    monkeypatch.setitem(cli.COMMANDS, "probe", "Probe it.")
+    return module
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",), ("help",)])
+def test_help_lists_commands_and_exit_codes(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments) == 0
+    shown = capsys.readouterr().out
+    for name in cli.COMMANDS:
+        assert re.search(rf"^  {name} ", shown, re.MULTILINE)
+    assert EXIT_CODES in shown
+
+
+def test_every_exit_code_is_documented() -> None:
+    codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
+    documented = {int(code) for code in re.findall(r"^  (\d+)", EXIT_CODES, re.MULTILINE)}
+    assert codes <= documented
+
+
+@pytest.mark.parametrize("name", [*cli.COMMANDS])
+def test_each_command_is_there_and_says_what_the_list_says(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = importlib.import_module(f"slurmddp.cli.{name}")
+    first = (module.__doc__ or "").splitlines()[0].removeprefix(f"`slurmddp {name}`: ")
+    assert first.lower() == cli.COMMANDS[name].lower()
+    assert run(name, "--help") == 0
+    assert f"usage: slurmddp {name}" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"slurmddp {__version__}\n"
+
+
+def test_arguments_and_flags_come_in_any_order(probe: ModuleType) -> None:
+    assert run("probe", "a=1", "--loud", "+b=2", "~c", "d=-3") == 7
+    assert probe.args.words == ["a=1", "+b=2", "~c", "d=-3"] and probe.args.loud
+
+
+@pytest.mark.parametrize(
+    "name", ["SlurmddpError", "ConfigError", "RunNotFoundError", "SlurmError", "NoProgressError"]
+)
+def test_an_error_meant_for_people_is_one_paragraph(
+    name: str, probe: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(cli.DEBUG_VARIABLE, raising=False)
+    kind = getattr(errors, name)
+    probe.error = kind("It is wrong.", hint="Do this.")  # type: ignore[attr-defined]
+    assert run("probe") == kind.exit_code
+    assert capsys.readouterr() == ("", "slurmddp: error: It is wrong. Do this.\n")
+
+
+@pytest.mark.parametrize("how", ["flag", "flag behind the command", "variable"])
+def test_where_an_error_came_from_is_shown_on_request(
+    how: str, probe: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe.error = errors.ConfigError("It is wrong.")  # type: ignore[attr-defined]
+    monkeypatch.setenv(cli.DEBUG_VARIABLE, "1" if how == "variable" else "0")
+    arguments = {"flag": ["--debug", "probe"], "flag behind the command": ["probe", "--debug"]}.get(
+        how, ["probe"]
+    )
+    assert run(*arguments) == errors.EXIT_CONFIG
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown and shown.endswith("slurmddp: error: It is wrong.\n")
+
+
+def test_an_unforeseen_error_shows_its_place_and_asks_for_a_report(
+    probe: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    probe.error = ZeroDivisionError("by zero")  # type: ignore[attr-defined]
+    assert run("probe") == errors.EXIT_FAILED
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown and "ZeroDivisionError: by zero. This is a fault of slurmddp" in shown
+
+
+def test_ctrl_c_ends_without_a_traceback(probe: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    probe.error = KeyboardInterrupt()  # type: ignore[attr-defined]
+    assert run("probe") == 130
+    assert capsys.readouterr() == ("", "\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["probe", "--luod"], "no flag '--luod'. Did you mean --loud"),
+        (["probe", "--count", "x"], "Argument --count: invalid int value: 'x'. See `slurmddp probe --help`"),
+        (["probe", "--count"], "expected one argument"),
+        (["sandbox", "upp"], "has no 'upp'. Did you mean up"),
+        (["sandbox", "up", "--nodse", "2"], "Did you mean --nodes"),
+        (["status", "a", "b"], "no argument 'b'"),
+    ],
+)
+def test_a_wrong_command_line_is_one_paragraph(
+    arguments: list[str], words: str, probe: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments) == errors.EXIT_USAGE
+    shown = capsys.readouterr()
+    assert words in shown.err and shown.err.count("\n") == 1 and shown.out == ""
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    code = (
+        "import sys; from slurmddp.cli import main\nsys.stdin.readline()\nsys.exit(main.main(['--help']))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    if process.stdout is not None:
+        process.stdout.close()
+    process.stdout = None
+    _, complaint = process.communicate(b"\n")
+    assert (process.returncode, complaint) == (141, b"")
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "slurmddp", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"slurmddp {__version__}\n"

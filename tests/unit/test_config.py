@@ -1,0 +1,304 @@
+"""From the command line to a Job: search order, defaults, sizes, run names, later changes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+from projects import make_project
+
+from slurmddp import config, config_overrides, config_schema
+from slurmddp.errors import ConfigError
+from slurmddp.runs.folder import RunFolder
+from slurmddp.spec import Cluster, Job, Policy, Resources
+
+CONF = Path(__file__).parents[2] / "conf"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return make_project(tmp_path / "project")
+
+
+def job_of(project: Path, *overrides: str, gpus_here: int = 0) -> Job:
+    composed = config.compose(overrides, project)
+    return config.build_job(composed, project_dir=project, overrides=overrides, gpus_here=gpus_here)
+
+
+def test_a_laptop_gets_two_ranks(project: Path) -> None:
+    job = job_of(project)
+    assert job.resources == Resources(nodes=1, ranks_per_node=2)
+    assert (job.launcher, job.cluster.name, job.name) == ("local", "local", "gpt")
+    assert job.run_dir == project / "runs" / job.run_name
+    assert job.run_name.startswith("gpt-") and len(job.run_name) == len("gpt-") + 8
+
+
+def test_a_machine_with_gpus_gets_one_rank_for_each(project: Path) -> None:
+    assert job_of(project, gpus_here=4).resources == Resources(nodes=1, ranks_per_node=4, gpus_per_node=4)
+    assert job_of(project, "ranks_per_node=1", gpus_here=4).resources.gpus_per_node == 1
+    assert job_of(project, "gpus_per_node=0", gpus_here=4).resources.ranks_per_node == 2
+
+
+def test_a_cluster_says_what_the_command_line_leaves_open(project: Path) -> None:
+    job = job_of(project, "+cluster=big", "nodes=3")
+    assert job.launcher == "slurm"
+    assert job.resources == Resources(
+        nodes=3, ranks_per_node=8, gpus_per_node=8, cpus_per_node=96, mem_gb=960, time_limit_min=1440
+    )
+    assert job.cluster == Cluster(
+        name="big",
+        partition="gpu",
+        gpus_per_node=8,
+        cpus_per_node=96,
+        mem_gb=960,
+        max_nodes=16,
+        time_limit="24:00:00",
+        setup=("module load cuda",),
+        env={"A": "1"},
+        sbatch={"exclusive": True},
+    )
+    assert job_of(project, "+cluster=small", "nodes=2").resources.world_size == 8
+
+
+def test_the_command_line_wins_over_the_cluster(project: Path) -> None:
+    job = job_of(project, "+cluster=big", "partition=low", "account=me", "time_limit=90m", "mem_gb=12.5")
+    assert (job.cluster.partition, job.cluster.account, job.cluster.qos) == ("low", "me", None)
+    assert (job.resources.time_limit_min, job.resources.mem_gb) == (90, 12.5)
+    job = job_of(
+        project, "+cluster=big", "cluster.partition=x", "cluster.sbatch.comment=hi", "cluster.env.B='a b'"
+    )
+    assert job.cluster.partition == "x"
+    assert job.cluster.sbatch == {"exclusive": True, "comment": "hi"}
+    assert job.cluster.env == {"A": "1", "B": "a b"}
+
+
+def test_part_of_a_node_takes_part_of_its_cpus_and_memory(project: Path) -> None:
+    resources = job_of(project, "+cluster=big", "gpus_per_node=2").resources
+    assert (resources.cpus_per_node, resources.mem_gb, resources.ranks_per_node) == (24, 240, 2)
+    assert (
+        job_of(project, "+cluster=big", "gpus_per_node=2", "cpus_per_node=96").resources.cpus_per_node == 96
+    )
+    assert job_of(project, "+cluster=big", "ranks_per_node=4").resources.gpus_per_node == 4
+
+
+def test_a_cluster_job_can_be_tried_here(project: Path) -> None:
+    job = job_of(project, "+cluster=big", "nodes=2", "gpus_per_node=2", "launcher=local")
+    assert (job.launcher, job.resources.nodes, job.resources.ranks_per_node) == ("local", 2, 2)
+    assert job.python == sys.executable
+
+
+@pytest.mark.parametrize("spelling", ["cluster=big", "+cluster=big", "++cluster=big", "cluster='big'"])
+def test_a_cluster_needs_no_plus(project: Path, spelling: str) -> None:
+    assert job_of(project, spelling).cluster.name == "big"
+
+
+def test_the_projects_files_are_found_before_the_shipped_ones(tmp_path: Path) -> None:
+    project = make_project(tmp_path / "p", cluster__cpu="partition: mine\nranks_per_node: 3\n")
+    assert job_of(project, "+cluster=cpu").cluster.partition == "mine"
+    assert job_of(project, "+cluster=h100x8").cluster.name == "h100x8"
+
+
+def test_the_shipped_configuration_works_without_a_project(tmp_path: Path) -> None:
+    job = job_of(tmp_path)
+    assert job.program.target == "slurmddp.training.trainer.train"
+    assert job.resources.world_size == 2
+    for name in ("a100x8", "h100x8", "cpu", "sandbox"):
+        assert job_of(tmp_path, f"+cluster={name}").cluster.name == name
+
+
+def test_a_configuration_of_another_program_is_not_read(tmp_path: Path) -> None:
+    project = make_project(tmp_path / "p", config="lr: 3\ndefaults: [nonsense]\n")
+    assert job_of(project).run_name == job_of(make_project(tmp_path / "q")).run_name
+
+
+def test_a_projects_defaults_lie_between_the_shipped_ones_and_the_command_line(tmp_path: Path) -> None:
+    defaults = (
+        "defaults:\n  - model: tiny\n  - cluster: big\nnodes: 2\ntrain: {steps: 7}\nmodel: {width: 5}\n"
+    )
+    project = make_project(
+        tmp_path / "p",
+        slurmddp=defaults,
+        model__tiny="_target_: slurmddp.training.gpt.GPT\nwidth: 1\ndepth: 2\n",
+    )
+    job = job_of(project, "train.batch_size=3")
+    assert job.cluster.name == "big" and job.resources.nodes == 2
+    assert job.program.config["train"]["steps"] == 7 and job.program.config["train"]["batch_size"] == 3
+    assert job.program.config["model"] == {"_target_": "slurmddp.training.gpt.GPT", "width": 5, "depth": 2}
+    other = job_of(project, "cluster=null", "model=gpt_small", "nodes=1")
+    assert other.launcher == "local" and other.program.config["model"]["width"] == 5
+
+
+def test_a_group_of_the_projects_own(tmp_path: Path) -> None:
+    experiment = "# @package _global_\nseed: 5\ntrain: {steps: 9}\n"
+    project = make_project(tmp_path / "p", experiment__long=experiment)
+    for spelling in ("experiment=long", "+experiment=long"):
+        chosen = job_of(project, spelling).program.config
+        assert (chosen["seed"], chosen["train"]["steps"]) == (5, 9)
+    with pytest.raises(ConfigError, match=r"no experiment 'lnog'.*Did you mean long"):
+        job_of(project, "experiment=lnog")
+
+
+def test_another_class_starts_without_the_keys_of_the_first(project: Path) -> None:
+    (project / "net.py").write_text("class Net: ...\n")
+    job = job_of(project, "model._target_=net.Net", "model.depth=3", "optimizer._target_=torch.optim.SGD")
+    assert job.program.config["model"] == {"_target_": "net.Net", "depth": 3}
+    assert job.program.config["optimizer"] == {"_target_": "torch.optim.SGD"}
+    assert job.name == "net"
+    kept = job_of(project, "model=gpt_small", "model._target_=net.Net").program.config["model"]
+    assert kept == {"_target_": "net.Net", "vocab_size": 99, "width": 64}
+
+
+def test_a_whole_training_function_comes_in_by_its_import_path(project: Path) -> None:
+    (project / "mine.py").write_text("def train(distributon, config, folder): ...\n")
+    job = job_of(project, "program._target_=mine.train", "program.extra=1")
+    assert job.program.target == "mine.train" and job.program.config["program"]["extra"] == 1
+
+
+def test_a_strategy_has_its_own_options(project: Path) -> None:
+    chosen = job_of(project, "+strategy.bucket_mb=5").program.config["strategy"]
+    assert chosen == {"name": "ddp", "bucket_mb": 5}
+    assert job_of(project, "strategy=single").resources.world_size == 1
+
+
+def test_no_scheduler(project: Path) -> None:
+    assert job_of(project, "scheduler=null").program.config["scheduler"] is None
+
+
+def test_interpolations_are_resolved_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHERE", "/data; $x")
+    resolved = config.compose(["+model.place=${oc.env:WHERE}", "+model.at=${now:%Y}"], project)["model"]
+    assert resolved["vocab_size"] == 99 and resolved["place"] == "/data; $x" and resolved["at"].isdigit()
+
+
+def test_the_stored_configuration_is_plain_and_whole(project: Path) -> None:
+    job = job_of(project, "+cluster=big", "nodes=2")
+    stored = yaml.safe_load(yaml.safe_dump(dict(job.program.config), sort_keys=False))
+    assert stored == job.program.config
+    assert [*stored] == [*config_schema.TOP, "project_dir"]
+    assert (stored["nodes"], stored["ranks_per_node"], stored["gpus_per_node"]) == (2, 8, 8)
+    assert (stored["launcher"], stored["project_dir"]) == ("slurm", str(project))
+
+
+WHERE = [
+    "partition=x", "account=x", "qos=x", "time_limit=5", "mem_gb=3", "cpus_per_node=5",
+    "policy.max_restarts=9", "submitter=submitit", "runs_dir=other", "snapshot=false", "launcher=local",
+    "cluster.time_limit=7", "cluster.setup=[]",
+]  # fmt: skip
+WHAT = [
+    "nodes=2", "gpus_per_node=4", "seed=1", "model.width=65", "data.vocab_size=98", "optimizer.lr=0.1",
+    "scheduler=null", "train.steps=401", "train.batch_size=17", "loss._partial_=false", "program.x=1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("override", WHERE)
+def test_where_and_how_long_leave_the_name_alone(project: Path, override: str) -> None:
+    assert job_of(project, "+cluster=big", override).run_name == job_of(project, "+cluster=big").run_name
+
+
+@pytest.mark.parametrize("override", WHAT)
+def test_what_is_computed_changes_the_name(project: Path, override: str) -> None:
+    override = override.replace("program.x", "+program.x")
+    assert job_of(project, "+cluster=big", override).run_name != job_of(project, "+cluster=big").run_name
+
+
+def test_the_name_does_not_depend_on_order_place_or_process(project: Path, tmp_path: Path) -> None:
+    other = make_project(tmp_path / "other place")
+    names = {
+        job_of(project, "nodes=2", "seed=3").run_name,
+        job_of(project, "seed=3", "nodes=2").run_name,
+        job_of(other, "seed=3", "nodes=2").run_name,
+    }
+    code = (
+        "import sys; from pathlib import Path; from slurmddp import config\n"
+        "p = Path(sys.argv[1]); c = config.compose(['nodes=2', 'seed=3'], p)\n"
+        "print(config.build_job(c, project_dir=p).run_name)"
+    )
+    command = [sys.executable, "-c", code, str(project)]
+    names.add(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+    assert len(names) == 1
+    assert job_of(project, "nodes=2", "seed=3", "name=mine").run_name == f"mine-{names.pop()[-8:]}"
+
+
+def prepared(project: Path, *overrides: str) -> RunFolder:
+    job = job_of(project, *overrides)
+    folder = RunFolder(job.run_dir)
+    folder.path.mkdir(parents=True)
+    folder.config_file.write_text(yaml.safe_dump(dict(job.program.config), sort_keys=False))
+    folder.overrides_file.write_text("".join(f"'{word}'\n" for word in overrides))
+    return folder
+
+
+def test_a_run_gives_its_job_back(project: Path) -> None:
+    overrides = ["+cluster=big", "nodes=2", "name=a", "+model.note='two words'"]
+    folder = prepared(project, *overrides)
+    again, first = config.job_of_run(folder), job_of(project, *overrides)
+    assert json.dumps(again.program.config) == json.dumps(first.program.config)
+    assert (again.run_dir, again.run_name, again.resources) == (
+        first.run_dir,
+        first.run_name,
+        first.resources,
+    )
+    assert again.cluster == first.cluster and again.project_dir == project
+
+
+def test_a_run_keeps_its_folder_when_slurmddp_would_name_it_otherwise(project: Path) -> None:
+    folder = prepared(project)
+    moved = folder.path.with_name("gpt-00000000.old-1")
+    folder.path.rename(moved)
+    assert config.job_of_run(RunFolder(moved)).run_dir == moved
+
+
+def test_a_run_goes_on_elsewhere_and_longer(project: Path) -> None:
+    folder = prepared(project, "+cluster=big", "gpus_per_node=2")
+    changes = ["time_limit=2-00:00:00", "partition=long", "policy.max_restarts=9", "cluster.qos=night"]
+    job = config.job_of_run(folder, changes)
+    assert job.resources.time_limit_min == 2880
+    assert (job.cluster.partition, job.cluster.qos, job.policy.max_restarts) == ("long", "night", 9)
+    assert job.overrides == ("+cluster=big", "gpus_per_node=2", *changes)
+    moved = config.job_of_run(folder, ["cluster=h100x8"])
+    assert (moved.cluster.name, moved.resources.gpus_per_node) == ("h100x8", 2)
+    assert config.job_of_run(folder, ["launcher=local"]).launcher == "local"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("train.steps=9", "changes what gpt-.* computes.*Start a new run"),
+        ("nodes=4", "changes what"),
+        ("name=x", "changes what"),
+        ("~policy", "changes what"),
+        ("time_limit", "no value"),
+        ("time_limit=soon", "not a time"),
+        ("policy.max_restart=1", "Did you mean max_restarts"),
+        ("cluster=h100", "no cluster 'h100'"),
+        ("cluster=small", "more than a node of cluster small has"),
+        ("account=a;b", "can't be read"),
+    ],
+)
+def test_a_run_that_goes_on_computes_the_same(project: Path, change: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        config.job_of_run(prepared(project, "+cluster=big"), [change])
+
+
+def test_the_schema_knows_the_fields_of_the_job() -> None:
+    assert {field.name for field in fields(Cluster)} == set(config_schema.CLUSTER)
+    assert {field.name for field in fields(Policy)} == set(config_schema.POLICY)
+    base = yaml.safe_load((CONF / "config.yaml").read_text())
+    groups = {group for item in base.pop("defaults") if item != "_self_" for group in item}
+    assert groups == set(config_schema.GROUPS) - {"cluster"}
+    assert set(base) | groups == set(config_schema.TOP)
+    assert set(base["train"]) == set(config_schema.TRAIN) and set(base["policy"]) == set(config_schema.POLICY)
+
+
+def test_the_defaults_of_the_policy_are_those_of_the_job() -> None:
+    base = yaml.safe_load((CONF / "config.yaml").read_text())
+    assert Policy(**base["policy"]) == Policy()
+
+
+def test_the_strategies_are_those_that_have_a_file() -> None:
+    assert set(config_overrides.options([CONF], "strategy")) == set(config_schema.STRATEGY)

@@ -1,0 +1,160 @@
+"""What a person sees while a run goes on: a bar on a terminal, lines elsewhere, nothing stale."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from slurmddp.cli.display import Reading, RunView, Tail, clock
+from slurmddp.runs.folder import RunFolder, append_line
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path)
+
+
+def metric(folder: RunFolder, step: int, **facts: float) -> None:
+    append_line(folder.metrics_file, {"step": step, "attempt": 0, "time": 4e9 + step, **facts})
+
+
+def lines(stream: io.StringIO) -> list[str]:
+    return stream.getvalue().splitlines()
+
+
+def test_without_a_terminal_it_prints_a_line_at_first_then_sparingly(folder: RunFolder) -> None:
+    stream, now = io.StringIO(), Clock()
+    with RunView(folder, 40, stream=stream, now=now) as view:
+        for step in (10, 20, 30):
+            metric(folder, step, loss=3.0 - step / 100, tokens_per_s=12345.0)
+            view.tick()
+            now.now += 3
+        assert lines(stream) == [
+            "step 10/40  loss 2.900  12.3k tokens/s",
+            "step 30/40  loss 2.700  12.3k tokens/s  0:10 left",
+        ]
+
+
+def test_a_held_out_loss_is_always_printed(folder: RunFolder) -> None:
+    stream = io.StringIO()
+    with RunView(folder, 40, stream=stream, now=Clock()) as view:
+        metric(folder, 10, loss=2.5, samples_per_s=3.5)
+        metric(folder, 10, eval_loss=2.25)
+        metric(folder, 20, eval_loss=2.125)
+        view.tick()
+    assert lines(stream) == [
+        "step 10/40  loss 2.500  3.50 samples/s",
+        "step 10/40  held-out loss 2.2500",
+        "step 20/40  held-out loss 2.1250",
+    ]
+
+
+def test_events_tell_the_story_of_a_run(folder: RunFolder) -> None:
+    stream = io.StringIO()
+    with RunView(folder, 40, stream=stream, now=Clock()) as view:
+        folder.add_event("submitted", job_id="7", submitter="sbatch")
+        view.tick()
+        assert view.reading.note == "waiting in the queue"
+        folder.add_event("started", attempt=0, job_id="7", nodes="n[1-2]", launcher="slurm")
+        view.tick()
+        assert "importing torch" in view.reading.note
+        folder.add_event("resumed", attempt=0, step=20)
+        folder.add_event("first_step", attempt=0, step=21)
+        view.tick()
+        assert (view.reading.note, view.reading.step) == ("", 20)
+        folder.add_event("signalled", attempt=0, signal="SIGTERM", rank=1)
+        view.tick()
+        assert view.reading.note == "saving"
+        folder.add_event("ended", attempt=0, exit_code=75, outcome="stopped", next="requeue")
+    assert lines(stream) == [
+        "submitted as job 7",
+        "attempt 0 starts on n[1-2]",
+        "going on from step 20",
+        "SIGTERM received: stopping at a checkpoint",
+        "attempt 0 ended: stopped, goes on",
+    ]
+
+
+def test_a_failing_rank_is_named(folder: RunFolder) -> None:
+    stream = io.StringIO()
+    with RunView(folder, 40, stream=stream):
+        folder.add_event("rank_failed", attempt=0, rank=3, host="n2", exit_code=1, signal=None)
+        folder.add_event("ended", attempt=0, exit_code=1, outcome="failed", next="none")
+    assert lines(stream) == ["rank 3 on n2 failed", "attempt 0 ended: failed"]
+
+
+def test_what_was_there_before_is_shown_only_on_request(folder: RunFolder) -> None:
+    metric(folder, 10, loss=2.5)
+    folder.add_event("started", attempt=0, nodes="a")
+    stream = io.StringIO()
+    with RunView(folder, 40, stream=stream):
+        pass
+    assert stream.getvalue() == ""
+    with RunView(folder, 40, stream=stream, from_start=True):
+        pass
+    assert lines(stream) == ["attempt 0 starts on a", "step 10/40  loss 2.500"]
+
+
+def test_on_a_terminal_there_is_a_bar(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = io.StringIO()
+    with RunView(folder, 40, stream=stream, live=True) as view:
+        folder.add_event("started", attempt=0, nodes="[red]")
+        view.tick()
+        assert "importing torch" in stream.getvalue()
+        metric(folder, 30, loss=2.5, tokens_per_s=900.0)
+        metric(folder, 30, eval_loss=2.25)
+        view.tick()
+        view.say("a line with [bold]brackets[/bold]")
+    shown = stream.getvalue()
+    for words in (
+        "30/40",
+        "loss 2.500",
+        "held-out 2.250",
+        "900 tokens/s",
+        "step 30/40  held-out loss 2.2500",
+    ):
+        assert words in shown
+    assert "attempt 0 starts on [red]" in shown and "[bold]brackets[/bold]" in shown
+
+
+def test_the_bar_is_taken_away_when_the_training_raises(folder: RunFolder) -> None:
+    stream = io.StringIO()
+    with pytest.raises(RuntimeError, match="rank"), RunView(folder, 40, stream=stream, live=True) as view:
+        raise RuntimeError("rank")
+    stream.truncate(0)
+    view.say("afterwards")
+    assert stream.getvalue().strip("\0") == "afterwards\n"
+
+
+def test_the_time_to_go_follows_the_last_steps() -> None:
+    reading = Reading(100)
+    assert reading.remaining_s is None
+    for step, seconds in ((10, 100.0), (20, 105.0), (30, 110.0)):
+        reading.add_metric({"step": step, "time": seconds, "loss": 1.0})
+    assert reading.remaining_s == 35.0
+    reading.add_metric({"step": 20, "time": 500.0, "loss": 1.0})
+    assert reading.remaining_s is None, "after a restart the pause in between is no pace"
+    assert [clock(value) for value in (0, 61.4, 3723, -4)] == ["0:00", "1:01", "1:02:03", "0:00"]
+
+
+def test_a_line_that_is_still_being_written_waits(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    tail = Tail(path)
+    assert tail.read() == []
+    path.write_bytes(b'{"step": 1}\n{"st')
+    assert tail.read() == [{"step": 1}]
+    with path.open("ab") as stream:
+        stream.write(b'ep": 2}\nnonsense\n[1]\n{"step": 3}\n')
+    assert tail.read() == [{"step": 2}, {"step": 3}]

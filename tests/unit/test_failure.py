@@ -1,0 +1,134 @@
+"""What is kept of a rank's death."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurmddp.errors import ConfigError, NoProgressError, RankFailure
+from slurmddp.launchers import failure
+from slurmddp.launchers.failure import Failure
+from slurmddp.runs.folder import RunFolder
+
+
+def died(
+    rank: int = 0, code: int | None = 1, sent: str | None = None, lines: tuple[str, ...] = ()
+) -> Failure:
+    return Failure(
+        rank=rank, local_rank=rank, node_rank=0, host="n1", exit_code=code, signal=sent, last_lines=lines
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path)
+    folder.log_dir(0).mkdir(parents=True)
+    return folder
+
+
+def test_the_first_failure_of_an_attempt_stands(folder: RunFolder) -> None:
+    first, second = died(3, lines=("one", "two \u00fc")), died(0, None, "SIGKILL")
+    assert failure.read(folder, 0) is None
+    assert failure.record(folder, 0, first)
+    assert not failure.record(folder, 0, second)
+    assert failure.read(folder, 0) == first
+    (event,) = folder.events()
+    del event["time"]
+    expected = {"event": "rank_failed", "attempt": 0, "rank": 3, "host": "n1", "exit_code": 1, "signal": None}
+    assert event == expected
+
+
+def test_a_half_written_record_is_not_there_yet(folder: RunFolder) -> None:
+    folder.failure_file(0).write_text('{"rank": 1, "loc')
+    assert failure.read(folder, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (died(2, 3), "Rank 2 on n1 ended with exit code 3."),
+        (died(2, None, "SIGSEGV"), "Rank 2 on n1 was killed by SIGSEGV."),
+        (
+            died(2, None, "SIGKILL"),
+            "Rank 2 on n1 was killed by SIGKILL (often the kernel's out-of-memory killer).",
+        ),
+        (
+            Failure(rank=None, local_rank=None, node_rank=1, host="n2", exit_code=1, signal=None),
+            "The agent of node 1 on n2 ended with exit code 1.",
+        ),
+    ],
+)
+def test_a_sentence_names_who_where_and_how(found: Failure, sentence: str) -> None:
+    assert failure.describe(found) == sentence
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(1, RankFailure), (None, RankFailure), (78, ConfigError), (79, NoProgressError)]
+)
+def test_the_error_carries_the_code_the_lines_and_the_log(code: int | None, kind: type[Exception]) -> None:
+    error = failure.as_error(
+        died(1, code, None if code else "SIGKILL", ("ValueError: x",)), Path("logs/rank-1.log")
+    )
+    assert type(error) is kind
+    assert error.exit_code == (code or 1)
+    assert "    ValueError: x" in error.message
+    assert "logs/rank-1.log" in error.hint
+
+
+REFUSED = died(3, 78)
+KILLED = died(2, None, "SIGKILL")
+RAISED = died(1, 1)
+ABORTED = died(0, None, "SIGABRT")
+LOST_PEER = died(0, 1, lines=("RuntimeError: [gloo] Connection closed by peer [10.0.0.1]:4711",))
+
+
+@pytest.mark.parametrize(
+    ("failures", "first"),
+    [
+        ((ABORTED, RAISED, KILLED, REFUSED), REFUSED),
+        ((ABORTED, RAISED, KILLED), KILLED),
+        ((ABORTED, RAISED), RAISED),
+        ((LOST_PEER, RAISED), RAISED),
+        ((LOST_PEER, ABORTED), ABORTED),
+        ((died(5), died(4)), died(4)),
+    ],
+)
+def test_of_failures_at_the_same_moment_the_cause_is_named(
+    failures: tuple[Failure, ...], first: Failure
+) -> None:
+    assert failure.likely_first(failures) == first
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("RuntimeError: Connection closed by peer [127.0.0.1]:21133", True),
+        ("torch.distributed.DistNetworkError: Connection reset by peer", True),
+        ("RuntimeError: Gloo all-reduce timed out", True),
+        ("ncclRemoteError: NCCL remote process exited", True),
+        ("ValueError: it is broken", False),
+        ("", False),
+    ],
+)
+def test_a_rank_that_only_lost_its_peer_is_recognised(line: str, expected: bool) -> None:
+    assert failure.is_consequence(died(lines=("Traceback", line))) is expected
+    assert not failure.is_consequence(died(code=None, sent="SIGKILL", lines=(line,)))
+
+
+def test_last_lines_are_few_short_and_readable(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_bytes(b"old\n" * 50_000 + b"x" * 5000 + b"\n\n10%\r20%\r30%\n\xff broken\nlast")
+    lines = failure.last_lines(log, 4)
+    assert [line[:10] for line in lines] == ["xxxxxxxxxx", "30%", "\ufffd broken", "last"]
+    assert len(lines[0]) == 400
+    assert failure.last_lines(tmp_path / "none.log") == ()
+
+
+@pytest.mark.parametrize(
+    ("returncode", "expected"), [(3, (3, None)), (-9, (None, "SIGKILL")), (-40, (None, "signal 40"))]
+)
+def test_return_codes_are_split_into_code_and_signal(
+    returncode: int, expected: tuple[object, object]
+) -> None:
+    assert failure.split_status(returncode) == expected

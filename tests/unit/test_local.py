@@ -1,0 +1,279 @@
+"""A run on this machine: several pretended nodes, restarts, Ctrl-C; ranks here need no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from agent_runs import SAVING, agent_command, all_gone, children_of, make_run, wait_for_lines, wait_until
+
+from slurmddp.errors import ConfigError, NoProgressError, RankFailure
+from slurmddp.launchers.local import LocalRun, check_size, newest_step
+from slurmddp.launchers.local import agent_command as real_agent_command
+from slurmddp.runs.folder import RunFolder
+from slurmddp.spec import Cluster, Job, Policy, Program, Resources
+
+CHECKPOINT = """
+import os, pathlib, sys
+attempt = int(os.environ["SLURMDDP_ATTEMPT"])
+def save(run_dir, step):
+    root = pathlib.Path(run_dir, "checkpoints")
+    root.mkdir(exist_ok=True)
+    (root / "latest").write_text(f"step-{step:010d}\\n")
+"""
+
+
+def job_of(folder: RunFolder, *, nodes: int = 1, ranks_per_node: int = 2, **changes: object) -> Job:
+    fields = {
+        "name": "test",
+        "run_name": folder.name,
+        "run_dir": folder.path,
+        "project_dir": folder.path.parents[1] / "project",
+        "launcher": "local",
+        "submitter": "sbatch",
+        "python": sys.executable,
+        "cluster": Cluster(name="local", env={"FROM_CLUSTER": "a b"}),
+        "resources": Resources(nodes=nodes, ranks_per_node=ranks_per_node),
+        "policy": Policy(),
+        "program": Program(target="rank_program.main", config={}),
+    }
+    return Job(**(fields | changes))
+
+
+def local_run(
+    tmp_path: Path, program: str, *, nodes: int = 1, ranks_per_node: int = 2, **changes: object
+) -> LocalRun:
+    folder = make_run(tmp_path, program, nodes=nodes, ranks_per_node=ranks_per_node)
+    job = job_of(folder, nodes=nodes, ranks_per_node=ranks_per_node, **changes)
+    return LocalRun(job, folder, command=[*agent_command(tmp_path), str(folder.path)], say=lambda text: None)
+
+
+def events(run: LocalRun, kind: str) -> list[dict]:
+    return [event for event in run.folder.events() if event["event"] == kind]
+
+
+def test_pretended_nodes_train_as_one_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "17")
+    monkeypatch.setenv("RANK", "17")
+    program = (
+        "import json, os\ndef main(run_dir):\n"
+        "    names = ['RANK', 'NODE_RANK', 'WORLD_SIZE', 'SLURM_PROCID', "
+        "'SLURM_JOB_ID', 'FROM_CLUSTER', 'SLURMDDP_EMULATED']\n"
+        "    print(json.dumps({name: os.environ.get(name) for name in names}))\n    return 0\n"
+    )
+    run = local_run(tmp_path, program, nodes=2)
+    run.start()
+    ticks: list[int] = []
+    assert run.wait(lambda: ticks.append(1), 0.02) == 0
+    assert ticks
+    (started,) = events(run, "started")
+    found = [json.loads(run.folder.rank_log(0, rank).read_text()) for rank in range(4)]
+    assert [place["RANK"] for place in found] == [place["SLURM_PROCID"] for place in found] == list("0123")
+    assert [place["NODE_RANK"] for place in found] == list("0011")
+    assert {place["SLURM_JOB_ID"] for place in found} == {started["job_id"]}
+    assert started["job_id"].startswith("local-")
+    assert {(place["WORLD_SIZE"], place["FROM_CLUSTER"], place["SLURMDDP_EMULATED"]) for place in found} == {
+        ("4", "a b", "1")
+    }
+    (ended,) = events(run, "ended")
+    assert (ended["exit_code"], ended["outcome"], ended["next"]) == (0, "finished", "none")
+    assert (started["pid"], started["launcher"]) == (os.getpid(), "local")
+
+
+def test_a_failure_that_got_further_starts_again(tmp_path: Path) -> None:
+    program = CHECKPOINT + (
+        "def main(run_dir):\n    save(run_dir, 10 * (attempt + 1))\n"
+        "    if attempt < 2:\n        raise ValueError('bad luck')\n    return 0\n"
+    )
+    run = local_run(tmp_path, program, ranks_per_node=1)
+    run.start()
+    assert run.wait() == 0
+    assert [(event["outcome"], event["next"]) for event in events(run, "ended")] == [
+        ("failed", "requeue"),
+        ("failed", "requeue"),
+        ("finished", "none"),
+    ]
+    assert [event["attempt"] for event in events(run, "started")] == [0, 1, 2]
+    assert [event["restart_count"] for event in events(run, "started")] == [0, 1, 2]
+
+
+def test_restarts_are_counted(tmp_path: Path) -> None:
+    program = CHECKPOINT + "def main(run_dir):\n    save(run_dir, attempt + 1)\n    return 3\n"
+    run = local_run(tmp_path, program, ranks_per_node=1, policy=Policy(max_restarts=1))
+    run.start()
+    with pytest.raises(RankFailure, match="ended with exit code 3"):
+        run.wait()
+    assert [event["next"] for event in events(run, "ended")] == ["requeue", "none"]
+
+
+def test_a_failure_without_progress_is_told_at_once(tmp_path: Path) -> None:
+    run = local_run(tmp_path, "def main(run_dir): raise ValueError('always')")
+    run.start()
+    with pytest.raises(RankFailure) as raised:
+        run.wait()
+    assert "ValueError: always" in raised.value.message
+    assert str(run.folder.log_dir(0) / "rank-") in raised.value.hint
+    assert [(event["outcome"], event["next"]) for event in events(run, "ended")] == [("failed", "none")]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "outcome"), [(78, ConfigError, "config"), (79, NoProgressError, "no_progress")]
+)
+def test_a_refusal_keeps_its_code(tmp_path: Path, code: int, kind: type[Exception], outcome: str) -> None:
+    run = local_run(
+        tmp_path, f"def main(run_dir): print('because'); return {code}", nodes=2, ranks_per_node=1
+    )
+    run.start()
+    with pytest.raises(kind, match="because"):
+        run.wait()
+    assert [event["outcome"] for event in events(run, "ended")] == [outcome]
+
+
+def test_a_killed_agent_ends_the_other_node(tmp_path: Path) -> None:
+    run = local_run(tmp_path, SAVING, nodes=2)
+    run.start()
+    wait_for_lines(run.folder, "ready", 4)
+    left = children_of(os.getpid())
+    agents = psutil.Process().children()
+    os.kill(agents[1].pid, signal.SIGKILL)
+    with pytest.raises(RankFailure, match=r"The agent of node \d on .* was killed by SIGKILL"):
+        run.wait()
+    wait_until(lambda: all_gone(left), "all processes of both nodes end")
+
+
+def test_stop_saves_on_every_node(tmp_path: Path) -> None:
+    run = local_run(tmp_path, SAVING, nodes=2)
+    run.start()
+    wait_for_lines(run.folder, "ready", 4)
+    run.stop()
+    assert run.wait() == 75
+    assert all("saved after SIGTERM" in run.folder.rank_log(0, rank).read_text() for rank in range(4))
+    assert [(event["outcome"], event["next"]) for event in events(run, "ended")] == [("stopped", "none")]
+
+
+def test_a_cancelled_run_is_not_called_stopped(tmp_path: Path) -> None:
+    run = local_run(tmp_path, SAVING)
+    run.start()
+    wait_for_lines(run.folder, "ready", 2)
+    run.folder.cancelled_file.touch()
+    run.stop()
+    assert run.wait() == 75
+    assert [event["outcome"] for event in events(run, "ended")] == ["cancelled"]
+
+
+def test_an_error_while_watching_leaves_nothing(tmp_path: Path) -> None:
+    def broken() -> None:
+        raise RuntimeError("the display broke")
+
+    run = local_run(tmp_path, SAVING)
+    run.start()
+    wait_for_lines(run.folder, "ready", 2)
+    left = children_of(os.getpid())
+    with pytest.raises(RuntimeError, match="the display broke"):
+        run.wait(broken)
+    wait_until(lambda: all_gone(left), "agents and ranks end")
+
+
+def terminal(tmp_path: Path, program: str) -> subprocess.Popen[bytes]:
+    """Start a run in a process of its own, to press Ctrl-C on."""
+    folder = make_run(tmp_path, program)
+    script = tmp_path / "person.py"
+    command = [*agent_command(tmp_path), str(folder.path)]
+    script.write_text(
+        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from test_local import LocalRun, RunFolder, job_of\n"
+        f"folder = RunFolder({str(folder.path)!r})\n"
+        f"run = LocalRun(job_of(folder), folder, command={command!r})\n"
+        "run.start()\nsys.exit(run.wait())\n"
+    )
+    return subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE)
+
+
+def test_ctrl_c_stops_at_a_checkpoint(tmp_path: Path) -> None:
+    with terminal(tmp_path, SAVING) as person:
+        folder = RunFolder(tmp_path / "runs" / "test-00000000")
+        wait_for_lines(folder, "ready", 2)
+        left = children_of(person.pid)
+        person.send_signal(signal.SIGINT)
+        assert person.wait(timeout=30) == 75
+        assert person.stderr is not None
+        assert b"Ctrl-C once more kills" in person.stderr.read()
+    assert len(left) == 3
+    wait_until(lambda: all_gone(left), "agent and ranks end")
+
+
+def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:
+    deaf = SAVING.replace("while not stop:", "while True:")
+    with terminal(tmp_path, deaf) as person:
+        folder = RunFolder(tmp_path / "runs" / "test-00000000")
+        wait_for_lines(folder, "ready", 2)
+        left = children_of(person.pid)
+        assert person.stderr is not None
+        person.send_signal(signal.SIGINT)
+        assert b"Ctrl-C once more kills" in person.stderr.readline()
+        person.send_signal(signal.SIGINT)
+        assert person.wait(timeout=30) == 130
+    wait_until(lambda: all_gone(left), "agent and ranks end")
+    assert not folder.failure_file(0).exists()
+    (ended,) = [event for event in folder.events() if event["event"] == "ended"]
+    assert (ended["outcome"], ended["next"]) == ("cancelled", "none")
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
+def test_other_ways_to_ask_for_an_end(tmp_path: Path, sent: signal.Signals) -> None:
+    with terminal(tmp_path, SAVING) as person:
+        wait_for_lines(RunFolder(tmp_path / "runs" / "test-00000000"), "ready", 2)
+        person.send_signal(sent)
+        assert person.wait(timeout=30) == 75
+
+
+def test_the_ranks_save_when_the_person_s_process_is_killed(tmp_path: Path) -> None:
+    with terminal(tmp_path, SAVING) as person:
+        folder = RunFolder(tmp_path / "runs" / "test-00000000")
+        wait_for_lines(folder, "ready", 2)
+        left = children_of(person.pid)
+        person.kill()
+    wait_for_lines(folder, "saved after SIGTERM", 2)
+    wait_until(
+        lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in left), "all end"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cpus", "warns"), [(2, 2, False), (8, 2, False), (9, 2, True), (32, 2, True)]
+)
+def test_a_crowded_machine_is_pointed_out(ranks: int, cpus: int, warns: bool) -> None:
+    assert bool(check_size(ranks, cpus)) is warns
+
+
+def test_a_hopeless_size_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    run = local_run(tmp_path, "", nodes=1000, ranks_per_node=8)
+    with pytest.raises(ConfigError, match="8000 ranks can't be tried on this machine"):
+        run.start()
+    assert run.folder.attempts() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "step"), [("step-0000001200\n", 1200), ("step-0\n", 0), ("rubbish", None), (None, None)]
+)
+def test_the_newest_step_is_read_from_latest(tmp_path: Path, text: str | None, step: int | None) -> None:
+    folder = RunFolder(tmp_path)
+    if text is not None:
+        folder.checkpoints_dir.mkdir()
+        (folder.checkpoints_dir / "latest").write_text(text)
+    assert newest_step(folder) == step
+
+
+def test_the_agent_runs_under_the_same_interpreter(tmp_path: Path) -> None:
+    assert real_agent_command(RunFolder(tmp_path)) == [
+        sys.executable,
+        "-m",
+        "slurmddp.launchers.agent",
+        str(tmp_path),
+    ]
