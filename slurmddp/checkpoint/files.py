@@ -1,0 +1,131 @@
+"""Durable files: written, hashed and flushed to the disk, with the hash taken beside the write."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from slurmddp.errors import CheckpointError
+
+CHUNK_BYTES = 8 << 20
+_INLINE_BYTES = 1 << 18
+"""Handing less than this to the hashing thread costs more than hashing it."""
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """Size in bytes and SHA-256 of one file, as the manifest keeps them."""
+
+    size: int
+    sha256: str
+
+
+def write_hashed(path: Path, parts: Iterable[memoryview]) -> FileRecord:
+    """Write a new file and flush it to the disk; a second thread hashes each part while it is written."""
+    digest = hashlib.sha256()
+    size = 0
+    with path.open("xb", buffering=1 << 20) as stream, ThreadPoolExecutor(1) as hasher:
+        for chunk in _chunks(parts):
+            if len(chunk) < _INLINE_BYTES:
+                digest.update(chunk)
+                stream.write(chunk)
+            else:
+                hashed = hasher.submit(digest.update, chunk)
+                stream.write(chunk)
+                hashed.result()
+            size += len(chunk)
+        stream.flush()
+        os.fsync(stream.fileno())
+    return FileRecord(size, digest.hexdigest())
+
+
+class HashedReader:
+    """Reads a file once, front to back, keeping count and hash of what has passed."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._digest = hashlib.sha256()
+        self._size = 0
+
+    def readinto(self, buffer: memoryview) -> None:
+        """Fill `buffer`; raises CheckpointError when the file ends before."""
+        for chunk in _chunks([buffer]):
+            filled = 0
+            while filled < len(chunk):
+                count = self._stream.readinto(chunk[filled:])  # type: ignore[attr-defined]
+                if not count:
+                    raise CheckpointError("The file ends too early.")
+                filled += count
+            self._digest.update(chunk)
+            self._size += filled
+
+    def rest(self) -> bytes:
+        """Return all bytes that have not been read yet."""
+        data = self._stream.read()
+        self._digest.update(data)
+        self._size += len(data)
+        return data
+
+    def drain(self) -> None:
+        """Hash the rest of the file without keeping it."""
+        while data := self._stream.read(CHUNK_BYTES):
+            self._digest.update(data)
+            self._size += len(data)
+
+    def record(self) -> FileRecord:
+        return FileRecord(self._size, self._digest.hexdigest())
+
+
+@contextmanager
+def open_hashed(path: Path) -> Iterator[HashedReader]:
+    """Open `path` for a single hashed pass."""
+    with path.open("rb", buffering=0) as stream:
+        yield HashedReader(stream)
+
+
+def record_of(path: Path) -> FileRecord:
+    """Return size and hash of a file as it is on the disk now."""
+    with open_hashed(path) as reader:
+        reader.drain()
+        return reader.record()
+
+
+def write_small(path: Path, text: str) -> None:
+    """Replace `path` by a file with `text`: readers and power cuts see the old one or the new one."""
+    temporary = path.with_name(f".writing-{path.name}-{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames and new names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems have no fsync for folders; their renames are durable by themselves.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _chunks(parts: Iterable[memoryview]) -> Iterator[memoryview]:
+    for part in parts:
+        for start in range(0, len(part), CHUNK_BYTES):
+            yield part[start : start + CHUNK_BYTES]

@@ -1,0 +1,137 @@
+"""Finds the newest checkpoint that is whole and reads it, never trusting a byte that does not verify."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slurmddp.checkpoint.files import HashedReader, open_hashed, write_small
+from slurmddp.checkpoint.manifest import (
+    POINTER_FILE,
+    Manifest,
+    NewerFormatError,
+    check_format,
+    check_record,
+    check_size,
+    checkpoint_folders,
+    load_manifest,
+    verify,
+)
+from slurmddp.checkpoint.retention import restore_replaced, set_aside
+from slurmddp.checkpoint.state import unflatten
+from slurmddp.checkpoint.tensors import decode
+from slurmddp.checkpoint.writer import TENSORS_FILE, TREE_FILE
+from slurmddp.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A state that was read and verified; its tensors are on the CPU and belong to the caller."""
+
+    step: int
+    state: dict[str, Any]
+    meta: dict[str, Any]
+
+
+def latest(root: Path) -> Path | None:
+    """Return the newest checkpoint under `root` that verifies, or None; one process calls this.
+
+    Damaged ones that are newer are renamed to `bad-...` with a warning and never used again.
+    """
+    root = root.absolute()
+    if not root.is_dir():
+        return None
+    _quietly(partial(restore_replaced, root))
+    set_any_aside = False
+    for folder in checkpoint_folders(root):
+        try:
+            verify(folder)
+        except NewerFormatError as problem:
+            raise CheckpointError(
+                f"Checkpoint {folder} is not usable: {problem.message}", hint=problem.hint
+            ) from problem
+        except CheckpointError as problem:
+            set_any_aside = True
+            _reject(folder, problem)
+        except OSError as error:
+            log.warning("Checkpoint %s can't be read (%s); the one before it is tried.", folder, error)
+        else:
+            if set_any_aside:
+                _quietly(partial(write_small, root / POINTER_FILE, folder.name + "\n"))
+            return folder
+    return None
+
+
+def read(path: Path) -> Checkpoint:
+    """Read the checkpoint in the folder `path`; raises CheckpointError when anything does not verify."""
+    try:
+        manifest = load_manifest(path)
+        for name in (TENSORS_FILE, TREE_FILE):
+            if name not in manifest.files:
+                raise CheckpointError(f"the manifest does not list {name}.")
+        tensors = _read_tensors(path, manifest)
+        state = unflatten(_read_tree(path, manifest), tensors)
+    except CheckpointError as problem:
+        raise CheckpointError(
+            f"Checkpoint {path} is not usable: {problem.message}",
+            hint=problem.hint or "Use an older one; `latest` finds the newest that verifies.",
+        ) from problem
+    except OSError as error:
+        raise CheckpointError(
+            f"Checkpoint {path} can't be read: {error.strerror or error}.", hint="Check the file system."
+        ) from error
+    return Checkpoint(manifest.step, state, dict(manifest.meta))
+
+
+def _read_tensors(path: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
+    expected = manifest.files[TENSORS_FILE]
+    check_size(path / TENSORS_FILE, expected)
+    with open_hashed(path / TENSORS_FILE) as reader:
+        try:
+            tensors = decode(reader, expected.size)
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            _check_rest(reader, TENSORS_FILE, manifest)
+            raise CheckpointError(f"{TENSORS_FILE} can't be decoded: {error}") from error
+        _check_rest(reader, TENSORS_FILE, manifest)
+    return tensors
+
+
+def _read_tree(path: Path, manifest: Manifest) -> Any:
+    check_size(path / TREE_FILE, manifest.files[TREE_FILE])
+    with open_hashed(path / TREE_FILE) as reader:
+        text = reader.rest()
+        _check_rest(reader, TREE_FILE, manifest)
+    content = json.loads(text)
+    check_format(content["format"])
+    return content["state"]
+
+
+def _check_rest(reader: HashedReader, name: str, manifest: Manifest) -> None:
+    """Hash what is left of the file and compare: damage is reported as damage, whatever it broke first."""
+    reader.drain()
+    check_record(name, reader.record(), manifest.files[name])
+
+
+def _reject(folder: Path, problem: CheckpointError) -> None:
+    moved = set_aside(folder)
+    where = f"it is now {moved.name}" if moved else "it could not be renamed"
+    log.warning(
+        "Checkpoint %s is damaged (%s); %s, and the one before it is used.", folder, problem.message, where
+    )
+
+
+def _quietly(action: Callable[[], object]) -> None:
+    """Run a repair that is only a convenience: a read-only folder must not stop a resume."""
+    try:
+        action()
+    except OSError as error:
+        log.warning("Checkpoints could not be tidied: %s", error)

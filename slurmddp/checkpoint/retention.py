@@ -1,0 +1,117 @@
+"""Deletes what newer verified checkpoints supersede, and clears what a killed writer left behind."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+from slurmddp.checkpoint.manifest import (
+    BAD,
+    DELETING,
+    REPLACED,
+    WRITING,
+    checkpoint_folders,
+    load_manifest,
+    step_of,
+    verify,
+)
+from slurmddp.errors import CheckpointError
+
+NEVER_BELOW = 2
+"""So many verified checkpoints always stay, where so many exist."""
+
+log = logging.getLogger(__name__)
+
+_Signature = tuple[tuple[str, int, int], ...]
+_known_good: dict[Path, _Signature] = {}
+
+
+def trust(folder: Path) -> None:
+    """Remember a checkpoint that this process has just written or verified, so as not to hash it again."""
+    _known_good[folder] = _signature(folder)
+
+
+def still_good(folder: Path) -> bool:
+    """Say whether a checkpoint verifies; it is not hashed again while its files are as at `trust`."""
+    try:
+        if _known_good.get(folder) == _signature(folder):
+            return True
+        verify(folder)
+        trust(folder)
+    except (CheckpointError, OSError):
+        return False
+    return True
+
+
+def prune(root: Path, keep_last: int, newest: Path) -> None:
+    """Keep `newest` and the verified ones before it up to `keep_last` (at least two); delete what is older.
+
+    Folders of later steps than `newest` are left alone: they are not superseded by it.
+    """
+    keep = max(keep_last, NEVER_BELOW)
+    newest_step = step_of(newest) or 0
+    kept = 0
+    for folder in checkpoint_folders(root):
+        if (step_of(folder) or 0) > newest_step:
+            continue
+        if kept >= keep:
+            _delete(folder)
+        elif folder == newest or still_good(folder):
+            kept += 1
+
+
+def clear_leftovers(root: Path) -> None:
+    """Remove what a killed writer left half-done; only the one writer of `root` may call this."""
+    restore_replaced(root)
+    for path in root.iterdir():
+        if path.name.startswith((WRITING, DELETING, REPLACED)):
+            _remove(path)
+
+
+def restore_replaced(root: Path) -> None:
+    """Put back a checkpoint whose writer was killed between moving it aside and moving the new one in."""
+    for path in root.glob(f"{REPLACED}step-*"):
+        target = root / path.name.removeprefix(REPLACED)
+        if not target.exists():
+            path.rename(target)
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Rename a bad checkpoint to `bad-<name>` and return the new path; None when that is not allowed."""
+    for number in range(1, 1000):
+        target = folder.with_name(f"{BAD}{folder.name}" + (f"-{number}" if number > 1 else ""))
+        if target.exists():
+            continue
+        try:
+            return folder.rename(target)
+        except OSError:
+            return None
+    return None
+
+
+def _delete(folder: Path) -> None:
+    """Delete in two moves, so that a half-deleted folder never goes by a checkpoint's name."""
+    doomed = folder.with_name(DELETING + folder.name)
+    try:
+        _remove(doomed)
+        folder.rename(doomed)
+    except OSError as error:
+        log.warning("Could not delete the superseded checkpoint %s: %s", folder, error)
+        return
+    _known_good.pop(folder, None)
+    _remove(doomed)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _signature(folder: Path) -> _Signature:
+    """Return what changes when somebody writes to the folder's files: sizes and times."""
+    names = ["manifest.json", *load_manifest(folder).files]
+    stats = [(name, (folder / name).stat()) for name in names]
+    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)

@@ -1,0 +1,124 @@
+"""Streams tensors to and from the safetensors format, hashing the very bytes that pass.
+
+The format is an 8-byte little-endian header length, a JSON header, and the raw bytes. Files written here
+are ordinary safetensors files. The library's own functions are not used for the transfer because they
+neither hash on the way nor read into the final memory without a second copy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from slurmddp.errors import CheckpointError
+
+MAX_HEADER_BYTES = 1 << 30
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+class Source(Protocol):
+    """What tensors are read from: a file that counts and hashes."""
+
+    def readinto(self, buffer: memoryview) -> None: ...
+
+
+def encode(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
+    """Yield the bytes of a safetensors file; tensors elsewhere are copied to the CPU one at a time."""
+    # The widest types come first, so that every tensor starts at a multiple of its element size.
+    ordered = sorted(tensors.items(), key=lambda item: -_stored_width(item[1].dtype))
+    header: dict[str, Any] = {}
+    offset = 0
+    odd = {name: _odd_entry(tensor) for name, tensor in ordered if tensor.dtype not in _DTYPES}
+    if odd:
+        header["__metadata__"] = {"slurmddp_dtypes": json.dumps(odd)}
+    for name, tensor in ordered:
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _DTYPES.get(tensor.dtype, "U8"),
+            "shape": [size] if name in odd else list(tensor.shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield memoryview(len(text).to_bytes(8, "little"))
+    yield memoryview(text)
+    for _, tensor in ordered:
+        if tensor.numel():
+            yield _bytes_of(tensor)
+
+
+def decode(source: Source, size: int) -> dict[str, torch.Tensor]:
+    """Read a safetensors file of `size` bytes into new CPU tensors; raises CheckpointError on nonsense."""
+    header = _read_header(source, size)
+    metadata = header.pop("__metadata__", {})
+    odd = json.loads(metadata.get("slurmddp_dtypes", "{}"))
+    by_offset = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
+    tensors = {}
+    for name, entry in by_offset:
+        tensors[name] = _empty(entry, odd.get(name))
+        if tensors[name].numel():
+            source.readinto(_bytes_of(tensors[name]))
+    return {name: tensors[name] for name in header}
+
+
+def _read_header(source: Source, size: int) -> dict[str, Any]:
+    length = bytearray(8)
+    source.readinto(memoryview(length))
+    header_bytes = int.from_bytes(length, "little")
+    if header_bytes > min(MAX_HEADER_BYTES, size - 8):
+        raise CheckpointError(f"The tensor file's header claims {header_bytes} bytes; the file has {size}.")
+    text = bytearray(header_bytes)
+    source.readinto(memoryview(text))
+    header = json.loads(text)
+    data_bytes = sum(stop - start for start, stop in (_offsets(name, header[name]) for name in header))
+    if 8 + header_bytes + data_bytes != size:
+        raise CheckpointError(f"The tensor file has {size} bytes; its header speaks of other ones.")
+    return dict(header)
+
+
+def _offsets(name: str, entry: Any) -> tuple[int, int]:
+    if name == "__metadata__":
+        return 0, 0
+    start, stop = entry["data_offsets"]
+    return int(start), int(stop)
+
+
+def _empty(entry: dict[str, Any], odd: dict[str, Any] | None) -> torch.Tensor:
+    names = {name: dtype for dtype, name in _DTYPES.items()}
+    dtype = getattr(torch, odd["dtype"]) if odd else names[entry["dtype"]]
+    tensor = torch.empty(odd["shape"] if odd else entry["shape"], dtype=dtype)
+    start, stop = entry["data_offsets"]
+    if tensor.numel() * tensor.element_size() != stop - start:
+        raise CheckpointError("A tensor's shape does not fit its place in the file.")
+    return tensor
+
+
+def _odd_entry(tensor: torch.Tensor) -> dict[str, Any]:
+    """Describe a tensor whose type the format has no (old enough) name for; its bytes go in as U8."""
+    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+
+
+def _stored_width(dtype: torch.dtype) -> int:
+    return dtype.itemsize if dtype in _DTYPES else 1
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    # A single element counts as contiguous whatever its stride says; view() would look at the stride.
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data

@@ -1,0 +1,93 @@
+"""Seeds and states of every random generator that training uses, as tensors and plain values."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import logging
+import random
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from slurmddp.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+
+def derive(seed: int, *parts: int | str) -> int:
+    """Return a 63-bit seed that depends on all of `seed` and `parts`; the same on every machine."""
+    digest = hashlib.blake2b(repr((seed, *parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def seed_everything(seed: int) -> None:
+    """Seed python, torch (CPU and GPU) and, when it is in use, NumPy."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+def capture() -> dict[str, Any]:
+    """Return the state of all generators of this process; CUDA only where this process uses it."""
+    state: dict[str, Any] = {"python": _capture_python(), "torch": torch.get_rng_state()}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        state["numpy"] = _to_tensors(numpy.random.get_state(legacy=False), numpy)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore(state: Mapping[str, Any]) -> None:
+    """Set all generators to a captured state; raises CheckpointError when `state` is none."""
+    try:
+        version, words, gauss = (state["python"][key] for key in ("version", "words", "gauss"))
+        random.setstate((version, tuple(words.tolist()), gauss))
+        torch.set_rng_state(state["torch"])
+        if "numpy" in state:
+            numpy = importlib.import_module("numpy")
+            numpy.random.set_state(_to_arrays(state["numpy"]))
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(
+            f"The random state in the checkpoint can't be restored: {type(error).__name__}: {error}.",
+            hint="It was written by another version of Python, NumPy or torch, or by other code.",
+        ) from error
+    if "cuda" in state:
+        _restore_cuda(state["cuda"])
+
+
+def _capture_python() -> dict[str, Any]:
+    version, words, gauss = random.getstate()
+    return {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss}
+
+
+def _restore_cuda(state: torch.Tensor) -> None:
+    if torch.cuda.is_available():
+        torch.cuda.set_rng_state(state)
+    else:
+        log.warning("The checkpoint holds a CUDA random state and there is no GPU here; it is left out.")
+
+
+def _to_tensors(value: Any, numpy: Any) -> Any:
+    """Make NumPy's nested generator state storable: arrays to bytes, NumPy numbers to Python's.
+
+    Bytes, because torch has no pickle (which gathering the ranks' states needs) for unsigned words.
+    """
+    if isinstance(value, dict):
+        return {key: _to_tensors(item, numpy) for key, item in value.items()}
+    if isinstance(value, numpy.ndarray):
+        return {"dtype": str(value.dtype), "bytes": torch.from_numpy(value.copy().view(numpy.uint8))}
+    return value.item() if isinstance(value, numpy.generic) else value
+
+
+def _to_arrays(value: Any) -> Any:
+    if isinstance(value, dict) and value.keys() == {"dtype", "bytes"}:
+        return value["bytes"].numpy().view(value["dtype"])
+    if isinstance(value, dict):
+        return {key: _to_arrays(item) for key, item in value.items()}
+    return value

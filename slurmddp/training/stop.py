@@ -1,0 +1,282 @@
+"""Stopping together: any rank's signal leads all ranks to leave after the same step, for nothing per step.
+
+The agreement needs no collective and no device synchronisation. A watcher thread of each rank looks into
+the store a few times a second. Once somebody has asked to stop:
+
+1. Each watcher posts how many steps its rank has started, and from then on its rank starts no other step
+   (posting and starting exclude each other by a lock).
+2. When all ranks have posted, each knows the highest number S. No rank has started more than S steps,
+   since none could start one after posting.
+3. A rank that has started fewer than S steps, because another one was a step ahead, goes on up to S; so
+   collectives within those steps find all their members. Then all ranks stop, after step S.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import socket
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from torch.distributed import TCPStore
+
+from slurmddp.errors import RankFailure
+from slurmddp.training.signals import StopSignals
+
+__all__ = ["StopAgreement", "StopSignals"]
+
+log = logging.getLogger(__name__)
+
+LINGER_S = 5.0
+DECISION_POLL_S = 0.01
+STORE_TIMEOUT_S = 30.0
+
+
+class Store(Protocol):
+    """The part of a torch store that an agreement uses."""
+
+    def check(self, keys: list[str], /) -> bool: ...
+    def multi_get(self, keys: list[str], /) -> list[bytes]: ...
+    def set(self, key: str, value: str, /) -> None: ...
+    def add(self, key: str, amount: int, /) -> int: ...
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
+
+
+class StopAgreement:
+    """Tells all ranks to stop after the same step once any of them is asked to.
+
+    All ranks create their agreements in the same order and call `tick` equally often: once before each
+    step. `signals` is watched on this rank, `stop_file` is a path whose appearance means stop; it is looked
+    for several times a second, so on a shared file system give it to one rank only.
+    """
+
+    def __init__(
+        self,
+        store: Store | None,
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        signals: StopSignals | None = None,
+        stop_file: Path | None = None,
+        prefix: str = "slurmddp/stop",
+        poll_s: float | None = None,
+        timeout_s: float = 120.0,
+    ) -> None:
+        self._rank = rank
+        self._signals, self._stop_file = signals, stop_file
+        self._poll_s = poll_s if poll_s is not None else _usual_poll_s(world_size)
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._started = 0
+        self._posted = False
+        self._own_request: str | None = None
+        self._reason: str | None = None
+        self._stop_at: int | None = None
+        self._lost: str | None = None
+        self._settled = threading.Event()
+        self._closing = threading.Event()
+        self._board = _Board(store, rank, world_size, prefix) if store and world_size > 1 else None
+        self._thread: threading.Thread | None = None
+        if self._board or stop_file:
+            self._thread = threading.Thread(target=self._watch, name="slurmddp-stop", daemon=True)
+            self._thread.start()
+            # A thread that is inside the store when the interpreter goes would abort the process.
+            atexit.register(self.close)
+
+    @property
+    def requested(self) -> bool:
+        """Whether this rank knows of a wish to stop; others may learn of it a moment later."""
+        if self._reason is not None or self._own_request is not None:
+            return True
+        return self._signals is not None and self._signals.received is not None
+
+    @property
+    def reason(self) -> str | None:
+        """Who asked to stop and why, for the log; None as long as nobody has."""
+        return self._reason or self._own_reason()
+
+    @property
+    def started(self) -> int:
+        """How many steps this rank has been allowed to start."""
+        return self._started
+
+    def request(self, reason: str) -> None:
+        """Ask all ranks to stop, for a reason other than a signal."""
+        self._own_request = self._own_request or f"{reason} on rank {self._rank}"
+
+    def tick(self) -> bool:
+        """Return whether to stop now instead of starting the next step: at the same call on all ranks.
+
+        Raises RankFailure when a rank does not take part in the agreement within `timeout_s`.
+        """
+        with self._lock:
+            if not self._posted and (self._board or not self.requested):
+                self._started += 1
+                return False
+        if self._board:
+            self._await_decision(self._board)
+        if self._stop_at is None or self._started >= self._stop_at:
+            return True
+        self._started += 1
+        return False
+
+    def close(self) -> None:
+        """End the watcher; a rank that has finished its training thereby agrees to stop where it is."""
+        self._closing.set()
+        if self._thread is None:
+            return
+        self._thread.join(STORE_TIMEOUT_S)
+        self._thread = None
+        atexit.unregister(self.close)
+        if self._board and self._lost is None:
+            try:
+                self._take_leave(self._board)
+            except RuntimeError:
+                log.debug("The store is gone already.")
+
+    def _take_leave(self, board: _Board) -> None:
+        undecided = self._posted and self._stop_at is None
+        if not self._posted:
+            self._posted = True
+            board.post(self._started)
+        if self._stop_at is None:
+            board.leave()
+        if self._rank == 0 and not undecided and board.asked():
+            board.linger()
+
+    def __enter__(self) -> StopAgreement:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _watch(self) -> None:
+        """Run in the watcher thread, which alone talks to the store, until all is decided or closed."""
+        pause_s = self._poll_s
+        try:
+            while not self._closing.wait(pause_s):
+                if self._advance():
+                    return
+                pause_s = DECISION_POLL_S if self._posted else self._poll_s
+        except RuntimeError as error:
+            # The rank that hosts the store has left or died; its agent or the next collective tells.
+            self._lost = str(error).partition("\n")[0]
+        finally:
+            self._settled.set()
+
+    def _advance(self) -> bool:
+        """Go one stage further if that is possible; return whether all is decided."""
+        if not self._posted:
+            self._look_around()
+            if self._reason is None:
+                return False
+            self._post()
+        stop_at = self._board.decision() if self._board else self._started
+        if self._board and stop_at is not None:
+            self._board.leave()
+        self._stop_at = stop_at
+        return stop_at is not None
+
+    def _look_around(self) -> None:
+        if self._signals:
+            self._signals.look()
+        reason = self._own_reason() or self._file_reason()
+        if self._board:
+            reason = self._board.ask(reason) if reason else self._board.asked()
+        self._reason = reason
+
+    def _post(self) -> None:
+        """Freeze this rank and tell the others how far it is."""
+        with self._lock:
+            self._posted = True
+        if self._board:
+            self._board.post(self._started)
+
+    def _own_reason(self) -> str | None:
+        name = self._signals.received if self._signals else None
+        return f"{name} on rank {self._rank} ({socket.gethostname()})" if name else self._own_request
+
+    def _file_reason(self) -> str | None:
+        try:
+            return f"the file {self._stop_file}" if self._stop_file and self._stop_file.exists() else None
+        except OSError:  # a file system that does not answer now says nothing about stopping
+            return None
+
+    def _await_decision(self, board: _Board) -> None:
+        self._settled.wait(self._timeout_s)
+        if self._stop_at is not None:
+            return
+        waiting = f"Rank {self._rank} was asked to stop ({self._reason}) and waited for the others to agree"
+        if self._lost:
+            raise RankFailure(f"{waiting}, but the store on the first rank went away: {self._lost}")
+        missing = ", ".join(str(rank) for rank in board.missing())
+        raise RankFailure(
+            f"{waiting}; after {self._timeout_s:g} s there was no answer from rank {missing}.",
+            hint="That rank hangs or has died; its log says where.",
+        )
+
+
+class _Board:
+    """The keys of one agreement in the store, used through a connection of their own."""
+
+    def __init__(self, store: Store, rank: int, world_size: int, prefix: str) -> None:
+        self._store = _own_client(store)
+        self._rank, self._world_size = rank, world_size
+        # The n-th agreement of every rank meets the n-th of the others, never keys of an earlier one.
+        number = self._store.add(f"{prefix}/created/{rank}", 1)
+        self._prefix = f"{prefix}/{number}"
+
+    def ask(self, reason: str) -> str:
+        """Put up a wish to stop; return the reason that was there first."""
+        return self._store.compare_set(f"{self._prefix}/reason", "", reason).decode()
+
+    def asked(self) -> str | None:
+        key = f"{self._prefix}/reason"
+        return self._store.multi_get([key])[0].decode() if self._store.check([key]) else None
+
+    def post(self, started: int) -> None:
+        self._store.set(self._key(self._rank), str(started))
+        self._store.add(f"{self._prefix}/posted", 1)
+
+    def decision(self) -> int | None:
+        """Return the step after which all stop, or None while posts are missing."""
+        if self._store.add(f"{self._prefix}/posted", 0) < self._world_size:
+            return None
+        return max(map(int, self._store.multi_get([self._key(rank) for rank in range(self._world_size)])))
+
+    def leave(self) -> None:
+        """Say that this rank knows all that it needs from the others."""
+        self._store.add(f"{self._prefix}/left", 1)
+
+    def linger(self) -> None:
+        """Wait until all ranks know enough: rank 0's process may be the one that holds the store."""
+        deadline = time.monotonic() + LINGER_S
+        while self._store.add(f"{self._prefix}/left", 0) < self._world_size and time.monotonic() < deadline:
+            time.sleep(DECISION_POLL_S)
+
+    def missing(self) -> list[int]:
+        return [rank for rank in range(self._world_size) if not self._store.check([self._key(rank)])]
+
+    def _key(self, rank: int) -> str:
+        return f"{self._prefix}/started/{rank}"
+
+
+def _own_client(store: Store) -> Store:
+    """Open a second connection: a blocking call on the first one would hold up the watcher."""
+    if not isinstance(store, TCPStore):
+        return store
+    timeout = timedelta(seconds=STORE_TIMEOUT_S)
+    client: Store = TCPStore(store.host, store.port, is_master=False, timeout=timeout, wait_for_workers=False)
+    return client
+
+
+def _usual_poll_s(world_size: int) -> float:
+    """About ten looks a second on few ranks, fewer on many: the store serves at most 2000 a second."""
+    return max(0.1, world_size / 2000)
