@@ -1,0 +1,155 @@
+"""The whole way on a real SLURM: submit, train on several nodes, be interrupted, come back, end with the same bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+from train_project import Command, Run, make_project
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+
+STEPS = "train.steps=120"
+
+
+@pytest.fixture(scope="module")
+def command(sandbox, tmp_path_factory) -> Command:
+    return Command(make_project(tmp_path_factory.mktemp("project")), sandbox.environment())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(command: Command) -> Run:
+    """A run of the same training that nobody interrupts; the others must end with its bits."""
+    run = command.submit("undisturbed", "nodes=2", STEPS)
+    run.wait_finished()
+    return run
+
+
+def assert_same_training(run: Run, reference: Run) -> None:
+    assert run.losses() == reference.losses()
+    mine, theirs = run.checkpoint(), reference.checkpoint()
+    assert mine["state.safetensors"] == theirs["state.safetensors"]
+
+
+def ranks_of(run: Run) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if str(run.folder) in words and any("agent" in word for word in words):
+            found.append(process)
+    return found
+
+
+def occupy(command: Command, seconds: int = 2) -> None:
+    """Submit a job of higher priority that needs every node."""
+    nodes = command.slurm("sinfo", "-h", "-p", "high", "-o", "%D").split()[0]
+    command.slurm(
+        "sbatch", "--parsable", "-p", "high", "-N", nodes, "--exclusive", "-o", "/dev/null", "--wrap", f"sleep {seconds}"
+    )
+
+
+def test_two_nodes_with_two_ranks_train_to_the_end(undisturbed: Run, command: Command) -> None:
+    assert undisturbed.steps() == 120
+    (started,) = undisturbed.events("started")
+    assert started["job_id"] == undisturbed.job_id
+    logs = sorted(path.name for path in (undisturbed.folder / "logs/attempt-0").glob("rank-*.log"))
+    assert logs == ["rank-0.log", "rank-1.log", "rank-2.log", "rank-3.log"]
+    assert undisturbed.losses()[120] < undisturbed.losses()[1]
+    assert (undisturbed.folder / "report.html").is_file()
+    assert "finished" in command("status", undisturbed.folder.name, cwd=Path("/"))
+    assert undisturbed.folder.name in command("list", cwd=Path("/"))
+    assert "finished" in command("train", "+cluster=sandbox", "name=undisturbed", *undisturbed_overrides())
+    assert len(undisturbed.events("submitted")) == 1
+
+
+def undisturbed_overrides() -> list[str]:
+    from train_project import SMALL
+
+    return [*SMALL, "nodes=2", STEPS]
+
+
+@pytest.mark.parametrize("submitter", ["sbatch", "submitit"])
+def test_a_preempted_job_comes_back_and_ends_with_the_same_bits(
+    command: Command, undisturbed: Run, submitter: str
+) -> None:
+    run = command.submit(f"preempted-{submitter}", "nodes=2", STEPS, f"submitter={submitter}")
+    run.wait_step(20)
+    occupy(command)
+    run.wait_finished()
+    first, *_, last = run.events("ended")
+    assert (first["outcome"], last["outcome"]) == ("stopped", "finished")
+    assert len({event["job_id"] for event in run.events("started")}) == 1, "requeued, not submitted anew"
+    assert run.events("resumed")[-1]["step"] >= 20
+    assert_same_training(run, undisturbed)
+
+
+def test_a_job_at_its_time_limit_comes_back_and_ends_with_the_same_bits(command: Command, undisturbed: Run) -> None:
+    # SLURM's shortest limit is one minute; it sends the signal up to a minute early.
+    run = command.submit("limited", "nodes=2", STEPS, "time_limit=1", "policy.signal_lead_s=50")
+    run.wait_finished(timeout_s=300)
+    assert run.events("signalled")[0]["signal"] in ("SIGUSR2", "USR2")
+    assert run.events("ended")[0]["exit_code"] == 75
+    assert len(run.events("started")) >= 2
+    assert_same_training(run, undisturbed)
+
+
+def test_a_killed_rank_fails_the_job_and_is_named(command: Command) -> None:
+    run = command.submit("killed", "nodes=2", STEPS, "policy.max_restarts=0")
+    run.wait_step(5)
+    agents = ranks_of(run)
+    victim = next(child for agent in agents for child in agent.children() if child.status() != "zombie")
+    victim.kill()
+    run.wait("end", lambda: run.events("ended"))
+    assert run.events("ended")[-1]["outcome"] == "failed"
+    failure = json.loads((run.folder / "logs/attempt-0/failure.json").read_text())
+    assert failure["signal"] == "SIGKILL"
+    told = command("status", run.folder.name, code=None)
+    assert f"rank {failure['rank']}" in told
+    assert failure["host"] in told
+    run.wait("empty queue", lambda: command.slurm("squeue", "-h", "-j", run.job_id, "-t", "R,CG,PD") == "")
+
+
+def test_a_killed_rank_is_retried_after_progress(command: Command, undisturbed: Run) -> None:
+    run = command.submit("retried", "nodes=2", STEPS, "policy.max_restarts=1", "train.save_every=10")
+    run.wait("checkpoint", lambda: run.events("saved"))
+    run.wait_step(12)
+    agent = ranks_of(run)[-1]
+    agent.children()[0].kill()
+    run.wait_finished()
+    assert [event["outcome"] for event in run.events("ended")] == ["failed", "finished"]
+    assert run.losses() == undisturbed.losses()
+
+
+@pytest.mark.parametrize("submitter", ["sbatch", "submitit"])
+def test_nothing_runs_after_cancel(command: Command, submitter: str) -> None:
+    run = command.submit(f"cancelled-{submitter}", "nodes=2", STEPS, f"submitter={submitter}")
+    run.wait_step(5)
+    assert ranks_of(run)
+    command("cancel", run.folder.name, cwd=Path("/"))
+    run.wait("empty queue", lambda: command.slurm("squeue", "-h", "-j", run.job_id, "-t", "R,CG,PD,CF") == "")
+    run.wait("end of its processes", lambda: not ranks_of(run), timeout_s=30)
+    assert "cancelled" in command("status", run.folder.name, code=None)
+    submitted = len(run.events("submitted"))
+    assert submitted == 1
+    command("resume", run.folder.name, cwd=Path("/"))
+    run.wait_finished()
+    assert len(run.events("submitted")) == 2
+
+
+def test_a_bug_in_the_training_is_not_repeated(command: Command) -> None:
+    run = command.submit("buggy", "nodes=2", STEPS, "+data.delay_s=-1")
+    run.wait("end", lambda: run.events("ended"))
+    run.wait("empty queue", lambda: command.slurm("squeue", "-h", "-j", run.job_id, "-t", "R,CG,PD") == "")
+    assert len(run.events("started")) == 1
+    told = command("status", run.folder.name, code=None)
+    assert "Error" in told
+    assert "rank" in told
+
+
+def test_logs_follow_a_run_to_its_end(command: Command) -> None:
+    run = command.submit("followed", "nodes=1", "train.steps=20")
+    text = command("logs", "-f", run.folder.name, cwd=Path("/"))
+    assert run.events("ended")[-1]["outcome"] == "finished"
+    assert "[rank 0]" in text

@@ -1,0 +1,130 @@
+"""What the end-to-end tests share: a project folder, the `slurmddp` command, and waiting for a run to say something."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# A data set that takes its time, so that a run lasts long enough to be interrupted.
+SLOW_DATA = '''
+import time
+
+import torch
+
+
+class SlowDigits(torch.utils.data.Dataset):
+    """Sequences that count upwards; each takes `delay_s` to fetch."""
+
+    def __init__(self, size=4096, context=16, delay_s=0.01):
+        self.size, self.context, self.delay_s = size, context, delay_s
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        time.sleep(self.delay_s)
+        tokens = (torch.arange(self.context + 1) + index * 7) % 98
+        return tokens[:-1], tokens[1:]
+'''
+
+SMALL = [
+    "model=gpt_tiny",
+    "data=slow",
+    "train.batch_size=4",
+    "train.log_every=1",
+    "train.eval_every=1000",
+    "train.save_every=1000",
+]
+
+
+def make_project(folder: Path) -> Path:
+    """Write a project of one's own: a data set in a module, named by a config file in `conf/`."""
+    (folder / "conf" / "data").mkdir(parents=True)
+    (folder / "slow_data.py").write_text(SLOW_DATA)
+    (folder / "conf/data/slow.yaml").write_text("_target_: slow_data.SlowDigits\ncontext: 16\n")
+    return folder
+
+
+class Command:
+    """The `slurmddp` command, typed in a project folder with the sandbox's SLURM in the environment."""
+
+    def __init__(self, project: Path, environment: dict[str, str]) -> None:
+        self.project = project
+        self.environment = {**os.environ, **environment, "XDG_STATE_HOME": str(project / "state")}
+
+    def __call__(self, *words: str, cwd: Path | None = None, code: int | None = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "slurmddp", *words],
+            cwd=cwd or self.project,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert code is None or done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout + done.stderr
+
+    def slurm(self, *words: str) -> str:
+        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, f"{words}: {done.stderr}"
+        return done.stdout.strip()
+
+    def submit(self, name: str, *overrides: str) -> Run:
+        self("train", "+cluster=sandbox", f"name={name}", *SMALL, *overrides)
+        (folder,) = (self.project / "runs").glob(f"{name}-*")
+        return Run(folder, self)
+
+
+class Run:
+    """One run folder, looked at from outside."""
+
+    def __init__(self, folder: Path, command: Command) -> None:
+        self.folder, self.command = folder, command
+
+    def records(self, name: str) -> list[dict[str, Any]]:
+        file = self.folder / name
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [json.loads(line) for line in lines if line.strip()]
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.records("attempts.jsonl") if event["event"] == kind]
+
+    @property
+    def job_id(self) -> str:
+        return str(self.events("submitted")[-1]["job_id"])
+
+    def steps(self) -> int:
+        return max((line["step"] for line in self.records("metrics.jsonl") if "loss" in line), default=-1)
+
+    def wait(self, what: str, condition: Callable[[], object], timeout_s: float = 120) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"no {what} within {timeout_s} s\n{self.story()}")
+            time.sleep(0.2)
+
+    def wait_finished(self, timeout_s: float = 180) -> None:
+        self.wait("end", lambda: [e for e in self.events("ended") if e["outcome"] == "finished"], timeout_s)
+
+    def wait_step(self, step: int, timeout_s: float = 90) -> None:
+        self.wait(f"step {step}", lambda: self.steps() >= step, timeout_s)
+
+    def checkpoint(self) -> dict[str, bytes]:
+        newest = self.folder / "checkpoints" / (self.folder / "checkpoints/latest").read_text().strip()
+        return {name: (newest / name).read_bytes() for name in ("state.safetensors", "state.json")}
+
+    def losses(self) -> dict[int, float]:
+        return {line["step"]: line["loss"] for line in self.records("metrics.jsonl") if "loss" in line}
+
+    def story(self) -> str:
+        parts = [(self.folder / "attempts.jsonl").read_text()] if (self.folder / "attempts.jsonl").exists() else []
+        for log in sorted(self.folder.glob("logs/**/*.log")) + sorted(self.folder.glob("logs/*.out")):
+            parts.append(f"--- {log.relative_to(self.folder)}\n{log.read_text()[-1500:]}")
+        parts.append(self.command.slurm("squeue", "--states=all"))
+        return "\n".join(parts)
