@@ -48,6 +48,7 @@ def test_a_half_written_record_is_not_there_yet(folder: RunFolder) -> None:
     ("found", "sentence"),
     [
         (died(2, 3), "Rank 2 on n1 ended with exit code 3."),
+        (died(2, 78), "Rank 2 on n1 refused to go on (exit code 78)."),
         (died(2, None, "SIGSEGV"), "Rank 2 on n1 was killed by SIGSEGV."),
         (
             died(2, None, "SIGKILL"),

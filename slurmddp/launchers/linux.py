@@ -1,0 +1,63 @@
+"""Two promises of the Linux kernel that keep orphans and zombies away; elsewhere they are quietly not made.
+
+A process can ask for a signal at the death of its parent, and an ancestor can ask to inherit the orphans
+below it. Python offers neither, so they are reached through the C library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def die_with_parent(sent: signal.Signals, parent: int | None = None) -> None:
+    """Ask for the signal `sent` when the parent dies; at once if `parent`, its known pid, is dead already."""
+    _prctl(_PR_SET_PDEATHSIG, sent)
+    if parent is not None and os.getppid() != parent:
+        os.kill(os.getpid(), sent)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every orphan among the descendants, so that none is left as a zombie elsewhere."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def start_bound(
+    command: Sequence[str], death_signal: signal.Signals, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start `command` in its own session; it gets `death_signal` when the calling thread dies."""
+    parent = os.getpid()
+
+    def bind() -> None:
+        die_with_parent(death_signal, parent)
+
+    with warnings.catch_warnings():
+        # Python 3.12 warns of any thread at a fork; between fork and exec `bind` takes no lock.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return subprocess.Popen(command, preexec_fn=bind, start_new_session=True, **options)
+
+
+def signal_group(leader: int, sent: signal.Signals) -> None:
+    """Send `sent` to the process group that `leader` founded; a group that is gone is no error."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, sent)
+
+
+def usable_cpus() -> int:
+    """Return how many CPUs this process may use, as the scheduler bound it."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

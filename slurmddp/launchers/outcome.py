@@ -1,0 +1,54 @@
+"""What follows when an attempt has ended: a pure decision, the same on a laptop and in the batch script.
+
+The shell of the batch script decides by the same table; `tests/unit/outcome_table.py` holds both to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_FINISHED, EXIT_NO_PROGRESS, EXIT_STOPPED
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended and what comes next, in the words of the `ended` event."""
+
+    outcome: str
+    """`finished`, `stopped`, `failed`, `config`, `no_progress` or `cancelled`."""
+    next: str
+    """`none` or `requeue`; a site that refuses to requeue gets a fresh submission instead."""
+
+
+def decide(
+    exit_code: int, *, failures: int, max_restarts: int, progressed: bool, cancelled: bool, requeue: bool
+) -> Outcome:
+    """Return what an attempt's exit code means and whether the job runs again.
+
+    `failures` counts the failed attempts so far, this one included if it failed; `progressed` says that the
+    attempt left a newer checkpoint than it found; `requeue` that the policy lets a job run again at all.
+    """
+    if exit_code == EXIT_FINISHED:
+        return Outcome("finished", "none")
+    if exit_code == EXIT_CONFIG:
+        return Outcome("config", "none")
+    if exit_code == EXIT_NO_PROGRESS:
+        return Outcome("no_progress", "none")
+    if cancelled:
+        return Outcome("cancelled", "none")
+    if exit_code == EXIT_STOPPED:
+        return Outcome("stopped", "requeue" if requeue else "none")
+    again = requeue and progressed and failures <= max_restarts
+    return Outcome("failed", "requeue" if again else "none")
+
+
+def combine(codes: Iterable[int]) -> int:
+    """Return the exit code of a group from those of its members: a refusal, else a failure, else a stop."""
+    found = set(codes)
+    for deliberate in (EXIT_CONFIG, EXIT_NO_PROGRESS):
+        if deliberate in found:
+            return deliberate
+    if found - {EXIT_FINISHED, EXIT_STOPPED}:
+        return EXIT_FAILED
+    return EXIT_STOPPED if EXIT_STOPPED in found else EXIT_FINISHED

@@ -1,0 +1,143 @@
+"""The real agent with torch: forked ranks meet over gloo, inherit what DDP needs, and save when stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from agent_runs import make_run, wait_for_lines, wait_until
+
+from slurmddp.environments.present import emulated_step, scrub
+from slurmddp.launchers import failure
+from slurmddp.runs.folder import RunFolder
+
+pytestmark = pytest.mark.distributed
+
+AGENT = """
+import os, sys
+from slurmddp.launchers.agent import run
+code = run(sys.argv[1], entry="rank_program:main", report=lambda folder: None)
+sys.stdout.flush()
+os._exit(code)
+"""
+STEP = """
+import json, os, sys
+import torch
+
+from slurmddp.environments.detect import detect
+from slurmddp.training import bootstrap
+
+kept = []
+
+
+def step(model, optimizer):
+    loss = model(torch.ones(2, 4)).sum()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def prepare():
+    place = bootstrap.start(detect(os.environ))
+    torch.manual_seed(place.info.rank)
+    wrapped = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    # Taken apart right after a collective, the last user of a gloo group waits for a thread that waits for
+    # the interpreter (torch 2.13); a rank ends without taking anything apart.
+    kept.append(wrapped)
+    return place, wrapped, torch.optim.AdamW(wrapped.parameters())
+"""
+
+
+def start_agents(folder: RunFolder, nodes: int) -> list[subprocess.Popen[bytes]]:
+    folder.log_dir(0).mkdir(parents=True)
+    script = folder.path / "start_agent.py"
+    script.write_text(AGENT)
+    agents = []
+    for node_rank in range(nodes):
+        environ = scrub(os.environ) | emulated_step(nodes, node_rank, "local-1", folder.path, 0)
+        with (folder.log_dir(0) / f"node-{node_rank}.log").open("ab") as log:
+            command = [sys.executable, str(script), str(folder.path)]
+            agents.append(subprocess.Popen(command, env=environ, stdout=log, stderr=log))
+    return agents
+
+
+def logs(folder: RunFolder) -> str:
+    return "\n".join(path.read_text() for path in sorted(folder.log_dir(0).glob("*.log")))
+
+
+@pytest.mark.parametrize(("nodes", "ranks_per_node"), [(1, 2), (2, 2)])
+def test_forked_ranks_take_a_ddp_step_without_importing_more(
+    tmp_path: Path, nodes: int, ranks_per_node: int
+) -> None:
+    program = STEP + (
+        "def main(run_dir):\n"
+        "    before = set(sys.modules)\n"
+        "    place, model, optimizer = prepare()\n"
+        "    step(model, optimizer)\n"
+        "    more = sorted(name for name in set(sys.modules) - before if name.startswith('torch'))\n"
+        "    print(json.dumps([model.module.weight.sum().item(), more]))\n"
+        "    bootstrap.finish(place)\n"
+        "    return 0\n"
+    )
+    folder = make_run(tmp_path, program, nodes=nodes, ranks_per_node=ranks_per_node)
+    agents = start_agents(folder, nodes)
+    codes = [agent.wait(timeout=120) for agent in agents]
+    assert codes == [0] * nodes, logs(folder)
+    found = [
+        json.loads(folder.rank_log(0, rank).read_text().splitlines()[-1])
+        for rank in range(nodes * ranks_per_node)
+    ]
+    assert len({weight for weight, _ in found}) == 1, "all ranks hold the same weights"
+    assert all(more == [] for _, more in found), "the agent has imported it all before the fork"
+
+
+STEPS = (
+    STEP
+    + """
+import signal
+
+stop = []
+
+def main(run_dir):
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, lambda number, frame: stop.append(number))
+    place, model, optimizer = prepare()
+    step(model, optimizer)
+    print("ready", flush=True)
+    while True:
+        asked = torch.tensor([float(bool(stop))])
+        torch.distributed.all_reduce(asked)
+        if asked.item():
+            break
+        step(model, optimizer)
+    bootstrap.finish(place)
+    return 75
+"""
+)
+
+
+def test_a_stop_on_one_node_lets_all_ranks_save(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, STEPS, nodes=2)
+    agents = start_agents(folder, 2)
+    wait_for_lines(folder, "ready", 4)
+    agents[1].terminate()
+    assert [agent.wait(timeout=60) for agent in agents] == [75, 75], logs(folder)
+
+
+def test_of_a_killed_rank_and_those_that_lost_it_the_killed_one_is_named(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, STEPS, nodes=2)
+    agents = start_agents(folder, 2)
+    wait_for_lines(folder, "ready", 4)
+    ranks = psutil.Process(agents[1].pid).children()
+    os.kill(ranks[0].pid, signal.SIGKILL)
+    assert [agent.wait(timeout=60) for agent in agents] == [1, 1], logs(folder)
+    found = failure.read(folder, 0)
+    assert found is not None
+    assert (found.rank, found.node_rank, found.signal) == (2, 1, "SIGKILL")
+    wait_until(lambda: not any(rank.is_running() for rank in ranks), "all ranks end")
