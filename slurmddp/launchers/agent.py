@@ -36,12 +36,12 @@ _CAUSE_WAIT_S = 0.3
 _TICK_S = 1.0
 _STOPPING_TICK_S = 0.1
 
-Report = Callable[[RunFolder], object]
+Report = Callable[[RunFolder, int], object]
 
 
-def write_report(folder: RunFolder) -> object:
-    """Write the run's report; its plotting is imported only now."""
-    return importlib.import_module("slurmddp.runs.report").write_report(folder)
+def write_report(folder: RunFolder, code: int) -> object:
+    """Write the report of a run whose attempt ends with `code`; its plotting is imported only now."""
+    return importlib.import_module("slurmddp.runs.report").write_report(folder, exit_code=code)
 
 
 def run(
@@ -61,7 +61,7 @@ def run(
         agent = Agent(folder, attempt, node, inbox)
         code = agent.run(entry, preload)
         if node.node_rank == 0 and code != EXIT_STOPPED:
-            _try_report(report, folder)
+            _try_report(report, folder, code)
     _write_exit_file(folder, attempt, node.node_rank, code)
     return code
 
@@ -203,10 +203,10 @@ def _attempt_number(environ: Mapping[str, str]) -> int:
     return int(text)
 
 
-def _try_report(report: Report, folder: RunFolder) -> None:
+def _try_report(report: Report, folder: RunFolder, code: int) -> None:
     """Write the report; a report that can't be written must not change how the run ended."""
     try:
-        report(folder)
+        report(folder, code)
     except Exception as error:
         _say(f"the report was not written: {type(error).__name__}: {error}")
 

@@ -7,6 +7,7 @@ so that a second start in the same process, and a test, find it as it was.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import time
@@ -163,8 +164,14 @@ def _join_group(place: Place, store: dist.Store, timeout: timedelta) -> None:
 
 
 def _destroy_group() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    if not dist.is_initialized():
+        return
+    if dist.get_backend() == "gloo":
+        # torch 2.13: whoever drops the last reference to a gloo group just after a collective (a DDP model
+        # holds one) waits, with the interpreter locked, for gloo's thread, which waits for the interpreter.
+        # One more reference, never given back, lets the group end with the process instead.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
+    dist.destroy_process_group()
 
 
 def _say_farewell(info: RankInfo, store: dist.Store) -> None:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.distributed
 AGENT = """
 import os, sys
 from slurmddp.launchers.agent import run
-code = run(sys.argv[1], entry="rank_program:main", report=lambda folder: None)
+code = run(sys.argv[1], entry="rank_program:main", report=lambda folder, code: None)
 sys.stdout.flush()
 os._exit(code)
 """

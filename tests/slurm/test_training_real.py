@@ -33,13 +33,15 @@ def assert_same_training(run: Run, reference: Run) -> None:
     assert mine["state.safetensors"] == theirs["state.safetensors"]
 
 
+def processes_of(run: Run) -> list[psutil.Process]:
+    """Return the agents of a run and the ranks that they have forked; a fork keeps its parent's command line."""
+    start = ["-m", "slurmddp.launchers.agent", str(run.folder)]
+    return [process for process in psutil.process_iter(["cmdline"]) if (process.info["cmdline"] or [])[1:] == start]
+
+
 def ranks_of(run: Run) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if str(run.folder) in words and any("agent" in word for word in words):
-            found.append(process)
-    return found
+    processes = processes_of(run)
+    return [process for process in processes if process.ppid() in {other.pid for other in processes}]
 
 
 def occupy(command: Command, seconds: int = 2) -> None:
@@ -87,7 +89,8 @@ def test_a_preempted_job_comes_back_and_ends_with_the_same_bits(
 
 def test_a_job_at_its_time_limit_comes_back_and_ends_with_the_same_bits(command: Command, undisturbed: Run) -> None:
     # SLURM's shortest limit is one minute; it sends the signal up to a minute early.
-    run = command.submit("limited", "nodes=2", STEPS, "time_limit=1", "policy.signal_lead_s=50")
+    slow = "+data.delay_s=0.05"
+    run = command.submit("limited", "nodes=2", STEPS, slow, "time_limit=1", "policy.signal_lead_s=45")
     run.wait_finished(timeout_s=300)
     assert run.events("signalled")[0]["signal"] in ("SIGUSR2", "USR2")
     assert run.events("ended")[0]["exit_code"] == 75
@@ -98,9 +101,7 @@ def test_a_job_at_its_time_limit_comes_back_and_ends_with_the_same_bits(command:
 def test_a_killed_rank_fails_the_job_and_is_named(command: Command) -> None:
     run = command.submit("killed", "nodes=2", STEPS, "policy.max_restarts=0")
     run.wait_step(5)
-    agents = ranks_of(run)
-    victim = next(child for agent in agents for child in agent.children() if child.status() != "zombie")
-    victim.kill()
+    ranks_of(run)[0].kill()
     run.wait("end", lambda: run.events("ended"))
     assert run.events("ended")[-1]["outcome"] == "failed"
     failure = json.loads((run.folder / "logs/attempt-0/failure.json").read_text())
@@ -115,8 +116,7 @@ def test_a_killed_rank_is_retried_after_progress(command: Command, undisturbed: 
     run = command.submit("retried", "nodes=2", STEPS, "policy.max_restarts=1", "train.save_every=10")
     run.wait("checkpoint", lambda: run.events("saved"))
     run.wait_step(12)
-    agent = ranks_of(run)[-1]
-    agent.children()[0].kill()
+    ranks_of(run)[-1].kill()
     run.wait_finished()
     assert [event["outcome"] for event in run.events("ended")] == ["failed", "finished"]
     assert run.losses() == undisturbed.losses()
@@ -126,10 +126,10 @@ def test_a_killed_rank_is_retried_after_progress(command: Command, undisturbed: 
 def test_nothing_runs_after_cancel(command: Command, submitter: str) -> None:
     run = command.submit(f"cancelled-{submitter}", "nodes=2", STEPS, f"submitter={submitter}")
     run.wait_step(5)
-    assert ranks_of(run)
+    assert len(ranks_of(run)) == 4
     command("cancel", run.folder.name, cwd=Path("/"))
     run.wait("empty queue", lambda: command.slurm("squeue", "-h", "-j", run.job_id, "-t", "R,CG,PD,CF") == "")
-    run.wait("end of its processes", lambda: not ranks_of(run), timeout_s=30)
+    run.wait("end of its processes", lambda: not processes_of(run), timeout_s=30)
     assert "cancelled" in command("status", run.folder.name, code=None)
     submitted = len(run.events("submitted"))
     assert submitted == 1

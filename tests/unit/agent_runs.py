@@ -37,7 +37,7 @@ def main(run_dir):
 AGENT = """
 import os, sys
 from slurmddp.launchers.agent import run
-def report(folder):
+def report(folder, code):
     folder.report_file.touch()
 os._exit(run(sys.argv[1], entry="rank_program:main", preload=(), report=report))
 """

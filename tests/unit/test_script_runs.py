@@ -97,6 +97,21 @@ def test_the_shell_decides_as_the_table_says(tmp_path: Path, row: Row) -> None:
     assert run.asked() == (["requeue 41"] if row.next == "requeue" else [])
 
 
+@pytest.mark.parametrize(
+    ("submitted", "then"),
+    [({"submitter": "sbatch"}, "requeue"), ({"submitter": "sbatch", "resubmitted": True}, "none")],
+    ids=["by a person", "by the job"],
+)
+def test_a_person_who_submits_again_gives_the_run_its_restarts_back(
+    tmp_path: Path, submitted: dict[str, Any], then: str
+) -> None:
+    run = Run(tmp_path, max_restarts=1)
+    run.folder.add_event("ended", attempt=0, job_id="40", exit_code=1, outcome="failed", next="none")
+    run.folder.add_event("submitted", job_id="41", **submitted)
+    run.start(SAVE + "exit 1")
+    assert run.end == ("failed", then)
+
+
 def test_an_attempt_is_recorded_from_start_to_end(run: Run) -> None:
     assert run.start() == 0
     (started,), (ended,) = run.events("started"), run.events("ended")
@@ -331,6 +346,7 @@ def test_a_job_that_may_not_requeue_submits_a_new_one(run: Run) -> None:
         "time": 0,
         "job_id": "1",
         "submitter": "sbatch",
+        "resubmitted": True,
     }
     options = run.programs.read("sbatch.argv").splitlines()
     assert options[-1] == str(run.folder.script_file)

@@ -1,0 +1,157 @@
+"""Loaders that know how far they are: epochs, positions, devices, and samplers that are somebody else's."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
+
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import SlurmddpError
+from slurmddp.training.loader import CountedLoader, DistributedLoader, distribute, to_device
+
+CPU = torch.device("cpu")
+
+
+def make(data, *, batch_size: int = 3, **options) -> DistributedLoader:
+    return distribute(
+        DataLoader(data, batch_size=batch_size, **options),
+        device=CPU,
+        info=RankInfo(environment="single"),
+        seed=4,
+    )
+
+
+def numbers(count: int) -> TensorDataset:
+    return TensorDataset(torch.arange(count))
+
+
+def epoch_of(loader: DistributedLoader) -> list[list[int]]:
+    return [batch[0].tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop_after", [0, 2, 4])
+def test_a_loaded_position_gives_the_rest_of_the_epoch(workers: int, stop_after: int) -> None:
+    whole, stopped, resumed = (make(numbers(12), shuffle=True, num_workers=workers) for _ in range(3))
+    batches = [epoch_of(whole), epoch_of(whole)]
+    epoch_of(stopped)
+    walk = iter(stopped)
+    for _ in range(stop_after):
+        next(walk)
+    resumed.load_state_dict(stopped.state_dict())
+    del walk
+    assert resumed.epoch == 1 if stop_after else 0 <= resumed.epoch <= 1
+    assert epoch_of(resumed) == batches[1][stop_after:]
+    assert epoch_of(resumed) == epoch_of(whole)
+
+
+def test_a_loop_left_by_break_is_over() -> None:
+    loader, other = make(numbers(12), shuffle=True), make(numbers(12), shuffle=True)
+    for _ in loader:
+        break
+    epoch_of(other)
+    assert epoch_of(loader) == epoch_of(other)
+
+
+def test_without_shuffle_every_epoch_is_in_order() -> None:
+    loader = make(numbers(5), batch_size=2)
+    assert epoch_of(loader) == epoch_of(loader) == [[0, 1], [2, 3], [4]]
+    assert len(loader) == 3
+    assert loader.epoch == 2
+
+
+def test_another_length_is_refused() -> None:
+    state = make(numbers(12), shuffle=True).state_dict()
+    with pytest.raises(SlurmddpError, match="samples"):
+        make(numbers(13), shuffle=True).load_state_dict(state)
+
+
+def test_a_sampler_of_ones_own_is_kept_and_counted() -> None:
+    sampler = WeightedRandomSampler([1.0] * 6, 6, generator=torch.Generator().manual_seed(1))
+    loader = make(numbers(6), sampler=sampler)
+    assert isinstance(loader, CountedLoader)
+    assert [len(batch) for batch in epoch_of(loader)] == [3, 3]
+    assert loader.epoch == 1
+    with pytest.raises(SlurmddpError, match="sampler of its own"):
+        loader.load_state_dict(make(numbers(6), shuffle=True).state_dict())
+
+
+class Stream(IterableDataset):
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter(torch.arange(7) + 100 * self.epoch)
+
+
+def test_iterable_data_skips_what_was_done_and_is_told_the_epoch() -> None:
+    stopped, resumed = make(Stream()), make(Stream())
+    walk = iter(stopped)
+    assert next(walk).tolist() == [0, 1, 2]
+    resumed.load_state_dict(stopped.state_dict())
+    assert [batch.tolist() for batch in resumed] == [[3, 4, 5], [6]]
+    assert [batch.tolist() for batch in resumed] == [[100, 101, 102], [103, 104, 105], [106]]
+
+
+def test_batches_of_ones_own_are_kept() -> None:
+    loader = distribute(
+        DataLoader(numbers(4), batch_sampler=[[0, 3], [1]]),
+        device=CPU,
+        info=RankInfo(environment="single"),
+        seed=0,
+    )
+    assert epoch_of(loader) == [[0, 3], [1]]
+
+
+def test_unbatched_data_stays_unbatched() -> None:
+    loader = make([torch.tensor([1, 2]), torch.tensor([3, 4])], batch_size=None)
+    assert [item.tolist() for item in loader] == [[1, 2], [3, 4]]
+
+
+class Draws(Dataset):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(())
+
+
+def test_workers_draw_differently_by_epoch_and_equally_by_seed() -> None:
+    first, again = (make(Draws(), batch_size=2, num_workers=1) for _ in range(2))
+    epochs = [[batch.tolist() for batch in first] for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    assert [batch.tolist() for batch in again] == epochs[0]
+
+
+def test_ranks_have_different_worker_seeds() -> None:
+    seen = []
+    for rank in range(2):
+        info = RankInfo(environment="local", rank=rank, world_size=2, local_world_size=2)
+        loader = distribute(DataLoader(Draws(), batch_size=2, num_workers=1), device=CPU, info=info, seed=1)
+        seen.append([batch.tolist() for batch in loader])
+    assert seen[0] != seen[1]
+
+
+def test_the_workers_own_start_still_runs(tmp_path) -> None:
+    loader = make(numbers(4), num_workers=1, worker_init_fn=lambda number: (tmp_path / f"{number}").touch())
+    epoch_of(loader)
+    assert (tmp_path / "0").exists()
+
+
+Pair = namedtuple("Pair", "x y")
+
+
+def test_tensors_are_moved_however_nested() -> None:
+    batch = {"a": [torch.ones(1), (torch.ones(2), "text")], "b": Pair(torch.ones(3), 4)}
+    moved = to_device(batch, torch.device("meta"))
+    assert moved["a"][0].is_meta
+    assert moved["a"][1][0].is_meta
+    assert moved["a"][1][1] == "text"
+    assert isinstance(moved["b"], Pair)
+    assert moved["b"].x.is_meta
+    assert moved["b"].y == 4

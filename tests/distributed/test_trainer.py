@@ -1,0 +1,287 @@
+"""The default program: it learns, goes on bit for bit after a stop, and writes down what it did."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rank_jobs
+import torch
+from ranks import run_ranks
+
+from slurmddp import checkpoint
+from slurmddp.errors import ConfigError
+from slurmddp.runs.folder import RunFolder, read_lines
+from slurmddp.training.parts import TrainSettings
+from slurmddp.training.trainer import _who
+
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for number in range(8):
+        lines = [f"def f{number}_{i}(x):\n    return x + {i * number}\n" for i in range(20)]
+        (folder / f"{number}.py").write_text("".join(lines))
+    return folder
+
+
+def make_config(text: Path, **train: Any) -> dict[str, Any]:
+    settings = {
+        "steps": 8,
+        "batch_size": 2,
+        "log_every": 3,
+        "eval_every": 4,
+        "eval_batches": 3,
+        "save_every": 3,
+    }
+    return {
+        "seed": 0,
+        "nodes": 1,
+        "ranks_per_node": 2,
+        "train": {**settings, "sample_chars": 5, **train},
+        "data": {
+            "_target_": "slurmddp.training.text.SourceText",
+            "path": str(text),
+            "context": 8,
+            "heldout_percent": 30,
+        },
+        "model": {
+            "_target_": "slurmddp.training.gpt.GPT",
+            "vocab_size": 98,
+            "context": 8,
+            "width": 32,
+            "layers": 2,
+            "heads": 2,
+            "dropout": 0.2,
+        },
+        "loss": {"_target_": "slurmddp.training.trainer.token_cross_entropy", "_partial_": True},
+        "optimizer": {"_target_": "torch.optim.AdamW", "lr": 0.01},
+        "scheduler": {"_target_": "slurmddp.training.schedules.cosine", "steps": 8, "warmup_steps": 2},
+        "strategy": {"name": "ddp"},
+        "program": {"_target_": "slurmddp.training.trainer.train"},
+    }
+
+
+def new_folder(path: Path) -> RunFolder:
+    path.mkdir()
+    return RunFolder(path)
+
+
+def final_state(folder: RunFolder) -> dict[str, Any]:
+    newest = checkpoint.latest(folder.checkpoints_dir)
+    assert newest is not None
+    return checkpoint.read(newest).state
+
+
+def assert_same(a: Any, b: Any, where: str = "state") -> None:
+    assert type(a) is type(b), where
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_same(a[key], b[key], f"{where}/{key}")
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), where
+        for index, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_same(x, y, f"{where}/{index}")
+    else:
+        assert a == b, where
+
+
+def curve(folder: RunFolder) -> dict[tuple[int, str], Any]:
+    """Return what a reader sees: of each kind of line, the last one for each step."""
+    lines: dict[tuple[int, str], Any] = {}
+    for line in read_lines(folder.metrics_file):
+        kind = "eval_loss" if "eval_loss" in line else "loss"
+        lines[line["step"], kind] = (line[kind], line.get("lr"))
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("world_size", "stops", "train"),
+    [
+        (1, [5], {}),
+        (2, [0, 1, 2, 1], {}),
+        (2, [4], {"accumulate": 2, "workers": 2}),
+        (4, [3, 2], {}),
+    ],
+)
+def test_a_stopped_run_ends_where_an_undisturbed_one_does(
+    tmp_path: Path, text: Path, world_size: int, stops: list[int], train: dict[str, Any]
+) -> None:
+    config = make_config(text, **train)
+    whole, parts = new_folder(tmp_path / "whole"), new_folder(tmp_path / "parts")
+    run_ranks(rank_jobs.train_once, world_size, config, str(whole.path), None)
+    for stop in stops:
+        ended = run_ranks(rank_jobs.train_once, world_size, config, str(parts.path), stop)
+        assert all("Stopped at step" in end for end in ended)
+    assert (
+        run_ranks(rank_jobs.train_once, world_size, config, str(parts.path), None)
+        == ["finished"] * world_size
+    )
+    assert_same(final_state(whole), final_state(parts))
+    assert curve(whole) == curve(parts)
+    assert whole.sample_file.read_text() == parts.sample_file.read_text()
+
+
+@pytest.mark.parametrize(("batch", "step"), [(0, 0), (3, 4), (5, 8)])
+def test_an_evaluation_that_a_stop_cut_short_is_made_again(
+    tmp_path: Path, text: Path, batch: int, step: int
+) -> None:
+    config = make_config(text, save_every=0)
+    whole, parts = new_folder(tmp_path / "whole"), new_folder(tmp_path / "parts")
+    run_ranks(rank_jobs.train_once, 2, config, str(whole.path), None)
+    ended = run_ranks(rank_jobs.train_once, 2, config, str(parts.path), batch, True)
+    assert all(f"Stopped at step {step} of 8" in end for end in ended)
+    assert (step, "eval_loss") not in curve(parts)
+    assert run_ranks(rank_jobs.train_once, 2, config, str(parts.path), None) == ["finished"] * 2
+    assert curve(whole) == curve(parts)
+    assert_same(final_state(whole), final_state(parts))
+
+
+def test_a_run_over_several_epochs_is_resumed_at_their_end(tmp_path: Path, text: Path) -> None:
+    config = make_config(text, steps=30, batch_size=100, log_every=10)
+    whole, parts = new_folder(tmp_path / "whole"), new_folder(tmp_path / "parts")
+    run_ranks(rank_jobs.train_once, 2, config, str(whole.path), None)
+    epochs = final_state(whole)["loaders"][0]["epoch"]
+    steps_per_epoch = final_state(whole)["loaders"][0]["samples"] // 200
+    assert epochs >= 2
+    run_ranks(rank_jobs.train_once, 2, config, str(parts.path), steps_per_epoch)
+    assert final_state(parts)["loaders"][0]["position"] == 200 * steps_per_epoch
+    run_ranks(rank_jobs.train_once, 2, config, str(parts.path), None)
+    assert_same(final_state(whole), final_state(parts))
+
+
+def test_it_writes_down_what_it_did(tmp_path: Path, text: Path) -> None:
+    folder, config = new_folder(tmp_path / "run"), make_config(text)
+    run_ranks(rank_jobs.train_once, 2, config, str(folder.path), 4)
+    run_ranks(rank_jobs.train_once, 2, config, str(folder.path), None)
+    events = [(event["event"], event.get("step")) for event in folder.events()]
+    assert events == [
+        ("first_step", 1),
+        ("saved", 3),
+        ("signalled", None),
+        ("saved", 4),
+        ("resumed", 4),
+        ("first_step", 5),
+        ("saved", 6),
+        ("saved", 8),
+    ]
+    signalled = folder.events()[2]
+    assert (signalled["signal"], signalled["rank"], signalled["attempt"]) == ("SIGTERM", 0, 0)
+    assert [step for step, kind in curve(folder) if kind == "loss"] == [3, 6, 8]
+    assert [step for step, kind in curve(folder) if kind == "eval_loss"] == [0, 4, 8]
+    line = next(line for line in read_lines(folder.metrics_file) if "loss" in line)
+    assert line.keys() == {"step", "attempt", "time", "loss", "lr", "tokens_per_s"}
+    assert folder.sample_file.read_text().startswith("def ")
+    assert len(folder.sample_file.read_text()) == 4 + 5
+    assert sorted(path.name for path in folder.checkpoints_dir.glob("step-*"))[-1] == "step-0000000008"
+
+
+def test_a_run_that_is_done_finishes_at_once(tmp_path: Path, text: Path) -> None:
+    folder, config = new_folder(tmp_path / "run"), make_config(text)
+    run_ranks(rank_jobs.train_once, 1, config, str(folder.path), None)
+    folder.sample_file.unlink()
+    before = folder.metrics_file.read_text()
+    assert run_ranks(rank_jobs.train_once, 1, config, str(folder.path), None) == ["finished"]
+    assert folder.metrics_file.read_text() == before
+    assert [event["event"] for event in folder.events()][-2:] == ["saved", "resumed"]
+    assert len(list(folder.checkpoints_dir.glob("step-*"))) == 3
+    assert folder.sample_file.exists()
+
+
+def test_it_learns(tmp_path: Path, text: Path) -> None:
+    folder = new_folder(tmp_path / "run")
+    config = make_config(text, steps=60, batch_size=8, eval_every=0, save_every=0, log_every=20)
+    config["scheduler"] = None
+    run_ranks(rank_jobs.train_once, 1, config, str(folder.path), None)
+    lines = curve(folder)
+    assert lines[60, "eval_loss"][0] < 0.7 * lines[0, "eval_loss"][0]
+    assert lines[60, "loss"][0] < lines[20, "loss"][0]
+
+
+def test_the_heldout_loss_does_not_depend_on_the_ranks(text: Path) -> None:
+    config = make_config(text, eval_batches=7, batch_size=3)
+    found = [loss for ranks in (1, 2, 4) for loss, _ in run_ranks(rank_jobs.heldout_loss, ranks, config)]
+    assert found == pytest.approx([found[0]] * 7, rel=1e-6)
+    assert all(quiet for _, quiet in run_ranks(rank_jobs.heldout_loss, 2, config))
+
+
+def test_no_number_for_a_loss_names_the_step(tmp_path: Path, text: Path) -> None:
+    folder = new_folder(tmp_path / "run")
+    config = make_config(text, log_every=5, clip_norm=None)
+    config["optimizer"] = {"_target_": "torch.optim.SGD", "lr": 1e30}
+    config["scheduler"] = None
+    for error in run_ranks(rank_jobs.error_of_training, 2, config, str(folder.path)):
+        assert "The loss of step 2 is nan" in error
+        assert "optimizer.lr" in error
+    assert not folder.checkpoints_dir.exists(), "nothing is saved of it"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"data": {"_target_": "slurmddp.training.text.SourceText", "context": 8, "path": "/nowhere"}},
+            "/nowhere",
+        ),
+        ({"data": {"_target_": "builtins.int"}}, "data is a int"),
+        ({"model": {"_target_": "builtins.dict"}}, "gives a dict"),
+        ({"scheduler": {"_target_": "torch.optim.lr_scheduler.ReduceLROnPlateau"}}, "ReduceLROnPlateau"),
+        ({"train": {"stepps": 3}}, "There is no setting train.stepps. Did you mean steps"),
+        ({"data": {"_target_": "builtins.list", "_args_": [[1, 2, 3, 4]]}}, "needs pairs"),
+    ],
+)
+def test_parts_that_do_not_fit(tmp_path: Path, text: Path, change: dict[str, Any], message: str) -> None:
+    folder = new_folder(tmp_path / "run")
+    error = run_ranks(rank_jobs.error_of_training, 1, {**make_config(text), **change}, str(folder.path))[0]
+    assert error.startswith("ConfigError")
+    assert message in error
+    assert not folder.checkpoints_dir.exists()
+
+
+def test_another_model_is_not_loaded_into(tmp_path: Path, text: Path) -> None:
+    folder, config = new_folder(tmp_path / "run"), make_config(text, steps=2)
+    run_ranks(rank_jobs.train_once, 1, config, str(folder.path), None)
+    config["model"]["width"] = 16
+    error = run_ranks(rank_jobs.error_of_training, 1, config, str(folder.path))[0]
+    assert error.startswith("CheckpointError: The checkpoint's model does not fit this GPT")
+    assert checkpoint.latest(folder.checkpoints_dir) is not None
+
+
+def test_a_signal_to_one_rank_stops_all_at_one_step(tmp_path: Path, text: Path) -> None:
+    config = make_config(text, steps=400, save_every=0, eval_every=0, log_every=100)
+    config["data"] = {"_target_": "rank_jobs.SignalText"}
+    config["model"] = {"_target_": "rank_jobs.Net"}
+    folder = new_folder(tmp_path / "run")
+    folder.config_file.write_text(json.dumps(config))
+    assert run_ranks(rank_jobs.train_until_signalled, 2, config, str(folder.path), 20) == [75, 75]
+    events = {event["event"]: event for event in folder.events()}
+    assert 20 <= events["saved"]["step"] < 400
+    assert (events["signalled"]["signal"], events["signalled"]["rank"]) == ("SIGTERM", 1)
+
+
+def test_settings_know_when_something_is_due() -> None:
+    settings = TrainSettings()
+    assert [settings.is_due(3, step) for step in range(7)] == [True, False, False, True, False, False, True]
+    assert not settings.is_due(0, 0)
+    with pytest.raises(ConfigError, match=r"train\.step\..*Did you mean steps"):
+        TrainSettings.build({"step": 1})
+
+
+@pytest.mark.parametrize(
+    ("reason", "facts"),
+    [
+        ("SIGTERM on rank 12 (node-3)", {"signal": "SIGTERM", "rank": 12}),
+        ("the file /runs/a/stop", {"signal": "the file /runs/a/stop", "rank": None}),
+        ("", {"signal": "", "rank": None}),
+    ],
+)
+def test_who_asked_to_stop(reason: str, facts: dict[str, Any]) -> None:
+    assert _who(reason) == facts
