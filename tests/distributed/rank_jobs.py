@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import io
 import os
 import signal
@@ -323,11 +324,26 @@ def error_of_training(config: dict[str, Any], folder: str) -> str:
     return ""
 
 
+class Drawing(torch.utils.data.Dataset[Any]):
+    """Samples whose reading draws a random number, as augmentation does."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> Any:
+        torch.rand(())
+        return self._data[index]
+
+
 def heldout_loss(config: dict[str, Any]) -> tuple[float | None, bool]:
     """Return the held-out loss of a fresh model, and whether evaluating left random states as they were."""
     with Distributon(seed=0) as d:
         d.launch()
         parts = build_parts(d, config)
+        parts = dataclasses.replace(parts, heldout=Drawing(parts.heldout))
         before = torch.get_rng_state()
         loss = evaluate(d, parts)
         return loss, torch.equal(before, torch.get_rng_state()) and parts.bare_model.training

@@ -1,0 +1,31 @@
+"""One process, one model: the strategy that leaves everything as it is."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from torch import distributed, nn
+
+from slurmddp.errors import MismatchError
+
+if TYPE_CHECKING:
+    from slurmddp.strategies import Standing
+
+
+class Single:
+    """Train in one process; refuses to run on several, whose replicas would silently drift apart."""
+
+    def wrap(self, model: nn.Module, place: Standing) -> nn.Module:
+        if distributed.is_initialized() and distributed.get_world_size() > 1:
+            raise MismatchError(
+                f"Strategy 'single' was chosen, but {distributed.get_world_size()} ranks are running.",
+                hint="Use strategy=ddp, or start one rank.",
+            )
+        return model
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        return model

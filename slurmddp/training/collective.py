@@ -1,0 +1,84 @@
+"""What ranks tell each other besides gradients; without a process group each answer is one's own."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, TypeVar
+
+import torch
+from torch import distributed
+
+from slurmddp.errors import SlurmddpError
+
+T = TypeVar("T")
+
+
+def rank() -> int:
+    return distributed.get_rank() if distributed.is_initialized() else 0
+
+
+def world_size() -> int:
+    return distributed.get_world_size() if distributed.is_initialized() else 1
+
+
+def gather(value: T) -> list[T]:
+    """Return every rank's `value`, in the order of ranks, on every rank."""
+    if not distributed.is_initialized():
+        return [value]
+    gathered: list[Any] = [None] * world_size()
+    distributed.all_gather_object(gathered, value)
+    return gathered
+
+
+def gather_to_zero(value: T) -> list[T] | None:
+    """Return every rank's `value`, in the order of ranks, on rank 0, and None elsewhere."""
+    if not distributed.is_initialized():
+        return [value]
+    gathered: list[Any] | None = [None] * world_size() if rank() == 0 else None
+    distributed.gather_object(value, gathered, dst=0)
+    return gathered
+
+
+def from_zero(value: T) -> T:
+    """Return rank 0's `value` on every rank."""
+    if not distributed.is_initialized():
+        return value
+    box: list[Any] = [value]
+    distributed.broadcast_object_list(box, src=0)
+    received: T = box[0]
+    return received
+
+
+def mean(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return the mean of `tensor` over the ranks, summed in the order of ranks.
+
+    An all-reduce would be cheaper for large tensors, but its order of summation depends on the size, so that
+    a value logged in a batch of values would not be the same to the last bit as one logged alone.
+    """
+    if not distributed.is_initialized():
+        return tensor.clone()
+    own = tensor.detach().to(device).contiguous()
+    parts = [torch.empty_like(own) for _ in range(world_size())]
+    distributed.all_gather(parts, own)
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return (total / len(parts)).to(tensor.device)
+
+
+def agree(error: Exception | None) -> None:
+    """Raise on every rank if any rank has an error: its own, or that of the first rank that has one."""
+    errors = gather(None if error is None else _portable(error))
+    if error is not None:
+        raise error
+    first = next((found for found in errors if found is not None), None)
+    if first is not None:
+        raise first
+
+
+def _portable(error: Exception) -> SlurmddpError:
+    """Return an error that other ranks can be sent, and that says where it happened."""
+    where = f"Rank {rank()} on {socket.gethostname()}"
+    if isinstance(error, SlurmddpError):
+        return type(error)(f"{where}: {error.message}", hint=error.hint)
+    return SlurmddpError(f"{where} failed with {type(error).__name__}: {error}.")

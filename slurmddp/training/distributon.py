@@ -1,0 +1,333 @@
+"""The API: everything a training loop needs in order to run on one process or on a thousand.
+
+    distributon = Distributon()
+    distributon.launch()
+    model = distributon.setup_model(model)
+    optimizer = distributon.setup_optimizer(torch.optim.AdamW(model.parameters()))
+    for inputs, targets in distributon.setup_dataloader(loader):
+        loss = cross_entropy(model(inputs), targets)
+        distributon.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+The same script works under plain `python` (with `num_devices` it starts its own ranks), under `srun` with one
+task per rank, under `torchrun`, under `mpirun`, and in slurmddp's own jobs. How replicas agree is the
+strategy's business, how processes start the launcher's, and how a process learns its place the environment's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import socket
+import sys
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import distributed, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from slurmddp.environments.detect import detect
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import ConfigError, MismatchError, SlurmddpError, StoppedAtCheckpoint
+from slurmddp.strategies import Strategy, build
+from slurmddp.training import bootstrap, collective, rng, session_state
+from slurmddp.training.loader import DistributedLoader, distribute
+from slurmddp.training.signals import StopSignals
+from slurmddp.training.stop_poll import StopPoll
+
+AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
+
+# gloo's threads let go of the last gradients a moment after the group is destroyed, and need the interpreter
+# for it; a process that ends at once dies of "terminate called without an active exception" (torch 2.13).
+_DRAIN_S = 0.1
+
+
+class Distributon:
+    """One training's view of all its processes; a context manager that leaves them on exit.
+
+    `num_devices` is the number of ranks on this machine; "auto" takes what the scheduler started, or one per
+    visible GPU, or one. `seed` makes initial weights equal on all ranks, later draws (dropout) different on
+    each, and fixes the order of the data.
+    """
+
+    def __init__(
+        self,
+        num_devices: int | Literal["auto"] = "auto",
+        *,
+        strategy: str | Strategy = "ddp",
+        backend: str = "auto",
+        seed: int | None = None,
+        stop_signals: StopSignals | None = None,
+    ) -> None:
+        if num_devices != "auto" and (not isinstance(num_devices, int) or num_devices < 1):
+            raise ConfigError(
+                f"num_devices is {num_devices!r}.", hint='Give a number of ranks on this machine, or "auto".'
+            )
+        self._num_devices = num_devices
+        self._strategy = build(strategy) if isinstance(strategy, str) else strategy
+        self._backend, self._seed = backend, seed
+        self._place: bootstrap.Place | None = None
+        self._loaders: list[DistributedLoader] = []
+        self._models: list[nn.Module] = []
+        self._stop = StopPoll(stop_signals)
+
+    # How processes start, and end.
+
+    def launch(self) -> Distributon:
+        """Take this process's place among the ranks; starts the ranks first where nobody else did.
+
+        A plain process that asks for several devices runs its own command once per device, and exits with
+        their code when they have ended; the lines after `launch()` run in the ranks only.
+        """
+        if self._place is not None:
+            raise SlurmddpError(
+                "launch() was called a second time.", hint="Call it once, before any setup_ method."
+            )
+        info = detect(os.environ)
+        wanted = self._ranks_wanted(info)
+        if info.environment == "single" and wanted > 1:
+            _refuse_to_multiply()
+            from slurmddp.launchers.script import launch_script
+
+            launch_script(wanted)
+        if wanted != info.local_world_size:
+            raise MismatchError(
+                f"num_devices is {wanted}, but {info.environment} started {info.local_world_size} "
+                f"process(es) on {socket.gethostname()}.",
+                hint=_how_many(info, wanted),
+            )
+        self._place = bootstrap.start(info, backend=self._backend)
+        atexit.register(self._close_at_exit)
+        if self._seed is not None:
+            rng.seed_everything(self._seed)
+        return self
+
+    def _ranks_wanted(self, info: RankInfo) -> int:
+        if self._num_devices != "auto":
+            return self._num_devices
+        return info.local_world_size if info.environment != "single" else max(1, torch.cuda.device_count())
+
+    def close(self) -> None:
+        """Leave the other ranks; happens at the end of the program in any case, and only once."""
+        atexit.unregister(self._close_at_exit)
+        if self._place is None:
+            return
+        self._stop.close()
+        bootstrap.finish(self._place)
+        if self._place.backend is not None:
+            time.sleep(_DRAIN_S)
+        self._place = None
+
+    def _close_at_exit(self) -> None:
+        if not hasattr(sys, "last_type"):  # The program ends by itself, not by an exception.
+            self.close()
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._place is None or self._place.backend is None
+
+    def __enter__(self) -> Distributon:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, StoppedAtCheckpoint) or self._is_alone:
+            self.close()
+        else:  # The others may be stuck in a collective that this rank will never join: don't wait for them.
+            atexit.unregister(self._close_at_exit)
+
+    # Where this process stands.
+
+    @property
+    def _here(self) -> bootstrap.Place:
+        if self._place is None:
+            raise SlurmddpError(
+                "This Distributon has not been launched, or is closed already.",
+                hint="Call launch() first: right after the constructor, before the model is built.",
+            )
+        return self._place
+
+    @property
+    def rank(self) -> int:
+        return self._here.info.rank
+
+    @property
+    def local_rank(self) -> int:
+        return self._here.info.local_rank
+
+    @property
+    def node_rank(self) -> int:
+        return self._here.info.node_rank
+
+    @property
+    def world_size(self) -> int:
+        return self._here.info.world_size
+
+    @property
+    def device(self) -> torch.device:
+        return self._here.device
+
+    @property
+    def is_global_zero(self) -> bool:
+        """True on exactly one rank of the job: the one that writes files and prints."""
+        return self.rank == 0
+
+    # Setting up.
+
+    def setup_model(self, model: nn.Module) -> nn.Module:
+        """Move `model` to this rank's device and return the module to call instead of it."""
+        place = self._here
+        wrapped = self._strategy.wrap(model.to(place.device), place)
+        self._models.append(model)
+        if self._seed is not None and place.info.rank > 0:
+            # All ranks have built the same model; from here on each draws its own dropout.
+            rng.seed_everything(rng.derive(self._seed, "rank", place.info.rank))
+        return wrapped
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """Return the module that was given to `setup_model`; call it for evaluation, without the others."""
+        return self._strategy.unwrap(model)
+
+    def setup_optimizer(self, optimizer: AnyOptimizer) -> AnyOptimizer:
+        """Return `optimizer`; raises ConfigError unless it holds parameters that `setup_model` has moved."""
+        self._require_models(optimizer)
+        return optimizer
+
+    def _require_models(self, optimizer: Optimizer) -> None:
+        known = {id(parameter) for model in self._models for parameter in model.parameters()}
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        strange = [p for p in held if p.device != self._here.device or id(p) not in known]
+        if strange:
+            raise ConfigError(
+                f"{len(strange)} of the {len(held)} parameters of this {type(optimizer).__name__} belong to "
+                "no model that was set up.",
+                hint="Call setup_model first, and build the optimizer from the parameters of its result.",
+            )
+
+    def setup_dataloader(
+        self, loader: DataLoader[Any], *, accumulate: int = 1, even: bool = True
+    ) -> DistributedLoader:
+        """Return a loader that gives this rank its part of the batches, on its device.
+
+        Shuffled or sequential map-style data is dealt out anew in each epoch; a sampler of your own and
+        iterable data are left as they are. `batch_size` is per rank, `accumulate` the number of batches
+        between two optimizer steps. Without `drop_last` the last few samples, fewer than ranks, are left
+        out so that all ranks get equally many batches; `even=False` gives each sample exactly once, for an
+        evaluation whose loop calls nothing that waits for other ranks. `save` and `load` keep the position.
+        """
+        if accumulate < 1:
+            raise ConfigError(f"accumulate is {accumulate}.", hint="Give a number of batches, 1 or more.")
+        place = self._here
+        own = distribute(
+            loader,
+            device=place.device,
+            info=place.info,
+            seed=self._seed or 0,
+            accumulate=accumulate,
+            even=even,
+        )
+        self._loaders.append(own)
+        return own
+
+    # In the loop.
+
+    def backward(self, loss: torch.Tensor, *, parts: int = 1) -> None:
+        """Compute the gradients of `loss` (a scalar) divided by `parts`, and leave their mean over all ranks.
+
+        With `parts` backward passes per optimizer step, the step uses the mean over all of them.
+        """
+        self._here  # noqa: B018 - raises before launch.
+        (loss / parts if parts != 1 else loss).backward()  # type: ignore[no-untyped-call]
+
+    def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
+        """Return a context for one of several passes before a step; the `last` exchanges the gradients.
+
+        Both the forward and the backward pass belong inside.
+        """
+        self._here  # noqa: B018
+        return nullcontext() if last else self._strategy.no_sync(model)
+
+    def should_stop(self) -> bool:
+        """Return whether to save and leave now; call it on every rank, once before each step.
+
+        True at the same step on all ranks, after SIGTERM or SIGUSR2 came to any of them. The first call
+        puts handlers for these signals in place, so a program that never asks is ended by them as usual.
+        """
+        return self._stop.tick(self._here)
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether this rank knows that it should stop soon; leave long loops between steps early then."""
+        return self._stop.requested
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Who asked to stop, and why."""
+        return self._stop.reason
+
+    def all_reduce_mean(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the mean of `tensor` over all ranks; for metrics: each rank holds all parts for a moment."""
+        return collective.mean(tensor, self._here.device)
+
+    def barrier(self) -> None:
+        """Wait until all ranks have come here."""
+        if self._here.backend is not None:
+            distributed.barrier()
+
+    def print(self, *values: object) -> None:
+        """Print on global rank 0 only."""
+        if self.is_global_zero:
+            print(*values, flush=True)
+
+    # Checkpoints.
+
+    def save(self, root: str | Path, step: int, *, keep_last: int = 3, **objects: Any) -> Path:
+        """Write a checkpoint of `objects`, of the loaders and of every rank's randomness; all ranks call it.
+
+        An object has `state_dict` and `load_state_dict`, or is a dict of plain values. Global rank 0 writes;
+        all ranks return its folder when it is durable, or all raise.
+        """
+        self._here  # noqa: B018
+        return session_state.save(
+            Path(root), step, objects, self._loaders, unwrap=self.unwrap, seed=self._seed, keep_last=keep_last
+        )
+
+    def load(self, root: str | Path, **objects: Any) -> int | None:
+        """Give `objects` the state of the newest good checkpoint under `root` and return its step.
+
+        Returns None, and changes nothing, when there is no checkpoint. All ranks call it, after all setup_
+        methods; rank 0 chooses.
+        """
+        self._here  # noqa: B018
+        return session_state.load(Path(root), objects, self._loaders, unwrap=self.unwrap, seed=self._seed)
+
+
+def _refuse_to_multiply() -> None:
+    """Raise where running this program's command again would not start ranks but something else."""
+    if multiprocessing.parent_process() is not None:
+        raise SlurmddpError(
+            "launch() was called in a process that multiprocessing started.",
+            hint="Launch from the main program, under `if __name__ == '__main__':`.",
+        )
+    if os.environ.get("SLURMDDP_LAUNCHER") == "local":
+        raise SlurmddpError(
+            "launch() was called in a process that launch() started, and it does not see its place.",
+            hint="Unset SLURMDDP_ENVIRONMENT; a forced environment hides what the launcher says.",
+        )
+
+
+def _how_many(info: RankInfo, wanted: int) -> str:
+    auto = 'or use num_devices="auto"'
+    if info.environment == "slurm":
+        return f"Start it with `srun --ntasks-per-node={wanted}`, {auto}."
+    if info.environment == "torchrun":
+        return f"Start it with `torchrun --nproc-per-node={wanted}`, {auto}."
+    return f"Start {wanted} process(es) per node, {auto}."

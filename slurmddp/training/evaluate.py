@@ -1,0 +1,63 @@
+"""The loss on held-out data: every sample once, whatever the number of ranks, and no trace left behind."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from slurmddp.training import collective, rng
+from slurmddp.training.distributon import Distributon
+from slurmddp.training.loader import to_device
+from slurmddp.training.order import shard_range
+from slurmddp.training.parts import Loss, Parts
+
+
+def evaluate(distributon: Distributon, parts: Parts) -> float | None:
+    """Return the mean loss over the held-out samples of all ranks, or None when a stop cut it short.
+
+    All ranks call it and get the same answer. The model, its mode and all random states stay as they were.
+    """
+    if parts.heldout is None:
+        return None
+    randomness, was_training = rng.capture(), parts.bare_model.training
+    parts.bare_model.eval()
+    try:
+        total, count, complete = _sum_losses(distributon, parts, _share(distributon, parts, parts.heldout))
+    finally:
+        parts.bare_model.train(was_training)
+        rng.restore(randomness)
+    found = collective.gather((total, count, complete))
+    if not all(complete for _, _, complete in found):
+        return None
+    return sum(total for total, _, _ in found) / sum(count for _, count, _ in found)
+
+
+def has_samples(parts: Parts) -> bool:
+    """Whether there is anything to evaluate on."""
+    return parts.heldout is not None and len(parts.heldout) > 0 and parts.settings.eval_batches > 0  # type: ignore[arg-type]
+
+
+def _share(distributon: Distributon, parts: Parts, heldout: Dataset[object]) -> DataLoader[object]:
+    """Return a loader over this rank's part of samples that lie evenly over the held-out data."""
+    size: int = len(heldout)  # type: ignore[arg-type]
+    count = min(size, parts.settings.eval_batches * parts.settings.batch_size)
+    own = [i * size // count for i in shard_range(count, distributon.rank, distributon.world_size)]
+    return DataLoader(heldout, batch_size=parts.settings.batch_size, sampler=own, generator=torch.Generator())
+
+
+@torch.no_grad()
+def _sum_losses(
+    distributon: Distributon, parts: Parts, loader: DataLoader[object]
+) -> tuple[float, int, bool]:
+    """Return the sum of sample losses, their number, and whether no stop came between."""
+    # The bare model: a replica that synchronises would wait for ranks that have fewer batches.
+    model: nn.Module = parts.bare_model
+    loss_of: Loss = parts.loss
+    total, count = 0.0, 0
+    for inputs, targets in (to_device(batch, distributon.device) for batch in loader):
+        if distributon.stop_requested:
+            return total, count, False
+        total += float(loss_of(model(inputs), targets)) * len(targets)
+        count += len(targets)
+    return total, count, True

@@ -1,0 +1,131 @@
+"""A small GPT: the default model, little enough to read at one sitting and to train on two CPU cores.
+
+Decoder-only transformer with pre-norm blocks (Radford et al. 2019), learned positions, GELU, and the scaled
+initialisation of the layers that write into the residual stream.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from slurmddp.errors import ConfigError
+
+
+class _Attention(nn.Module):
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.read = nn.Linear(width, 3 * width, bias=False)
+        self.write = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = (
+            part.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
+            for part in self.read(x).split(width, dim=2)
+        )
+        dropout = self.dropout if self.training else 0.0
+        mixed = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        written: torch.Tensor = self.write(mixed.transpose(1, 2).reshape(batch, length, width))
+        return written
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width, bias=False)
+        self.attention = _Attention(width, heads, dropout)
+        self.mlp_norm = nn.LayerNorm(width, bias=False)
+        self.widen = nn.Linear(width, 4 * width, bias=False)
+        self.write = nn.Linear(4 * width, width, bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        hidden = functional.gelu(self.widen(self.mlp_norm(x)))
+        mixed: torch.Tensor = x + self.dropout(self.write(hidden))
+        return mixed
+
+
+class GPT(nn.Module):
+    """Predicts the next token at each of up to `context` positions.
+
+    Maps token ids (batch, length) to logits (batch, length, vocab_size).
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        context: int,
+        width: int = 128,
+        layers: int = 4,
+        heads: int = 4,
+        dropout: float = 0.0,
+        tie_embeddings: bool = True,
+    ) -> None:
+        super().__init__()
+        _check_sizes(vocab_size, context, width, layers, heads, dropout)
+        self.context = context
+        self.tokens = nn.Embedding(vocab_size, width)
+        self.positions = nn.Embedding(context, width)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList([_Block(width, heads, dropout) for _ in range(layers)])
+        self.norm = nn.LayerNorm(width, bias=False)
+        self.head = nn.Linear(width, vocab_size, bias=False)
+        self.apply(_initialise)
+        for name, parameter in self.named_parameters():
+            if name.endswith("write.weight"):
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers))
+        if tie_embeddings:
+            self.head.weight = self.tokens.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        length = ids.shape[1]
+        if length > self.context:
+            raise ConfigError(
+                f"The model was given {length} tokens and has a context of {self.context}.",
+                hint="Set model.context and data.context to the same number.",
+            )
+        x = self.dropout(self.tokens(ids) + self.positions(torch.arange(length, device=ids.device)))
+        for block in self.blocks:
+            x = block(x)
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
+
+    @torch.no_grad()
+    def generate(
+        self, ids: torch.Tensor, count: int, *, generator: torch.Generator, temperature: float = 0.8
+    ) -> torch.Tensor:
+        """Return `ids` (1, length) followed by `count` tokens drawn from the model's predictions.
+
+        `generator` is a CPU generator and the only source of randomness; call it in evaluation mode.
+        """
+        for _ in range(count):
+            logits = self(ids[:, -self.context :])[:, -1].float().cpu() / temperature
+            drawn = torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)
+            ids = torch.cat([ids, drawn.to(ids.device)], dim=1)
+        return ids
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.normal_(module.weight, std=0.02)
+
+
+def _check_sizes(vocab_size: int, context: int, width: int, layers: int, heads: int, dropout: float) -> None:
+    sizes = {"vocab_size": vocab_size, "context": context, "width": width, "layers": layers, "heads": heads}
+    for name, size in sizes.items():
+        if size < 1:
+            raise ConfigError(f"model.{name} is {size}.", hint="Give a number above 0.")
+    if width % heads:
+        raise ConfigError(
+            f"model.width is {width}, which {heads} heads can't share.",
+            hint="Make model.width a multiple of model.heads.",
+        )
+    if not 0 <= dropout < 1:
+        raise ConfigError(f"model.dropout is {dropout}.", hint="Give a probability from 0 to below 1.")

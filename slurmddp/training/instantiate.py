@@ -1,0 +1,175 @@
+"""Builds objects from configuration: `_target_` names a class or function, the other keys are its arguments.
+
+It understands what Hydra's own `instantiate` is mostly used for (`_target_`, `_args_`, `_partial_`, nesting),
+needs neither Hydra nor OmegaConf on the compute nodes, and says which key of the configuration is wrong.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from slurmddp.errors import ConfigError, SlurmddpError, near_matches
+
+_SPECIAL = frozenset({"_target_", "_args_", "_partial_"})
+
+
+def instantiate(config: Any, *args: Any, _key_: str = "", **kwargs: Any) -> Any:
+    """Return what `config` describes: call its `_target_` with `args`, its own keys, then `kwargs`.
+
+    Mappings and lists without `_target_` come back as they are, with what is nested in them built. `_key_` is
+    where `config` stands in the whole configuration, for errors. Raises ConfigError for a target that can't
+    be imported, and for arguments that it does not take.
+    """
+    if isinstance(config, list):
+        return [instantiate(item, _key_=f"{_key_}[{index}]") for index, item in enumerate(config)]
+    if not isinstance(config, Mapping):
+        return config
+    if "_target_" not in config:
+        return {name: instantiate(value, _key_=_join(_key_, name)) for name, value in config.items()}
+    _refuse_unknown_specials(config, _key_)
+    target = locate(config["_target_"], key=_join(_key_, "_target_"))
+    own = {n: instantiate(v, _key_=_join(_key_, n)) for n, v in config.items() if n not in _SPECIAL}
+    own_args = instantiate(list(config.get("_args_") or ()), _key_=_join(_key_, "_args_"))
+    call = _Call(config["_target_"], target, (*args, *own_args), {**own, **kwargs}, _key_)
+    return call.partial() if config.get("_partial_", False) else call.run()
+
+
+def locate(path: Any, *, key: str = "_target_") -> Callable[..., Any]:
+    """Return the callable with the dotted import path `path`; `key` is named when there is none."""
+    if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
+        raise ConfigError(
+            f"{key} is {path!r}, which is no import path.", hint="Write it as `package.module.ClassName`."
+        )
+    module, names = _import_longest(path, key)
+    found: Any = module
+    for name in names:
+        if not hasattr(found, name):
+            raise _no_attribute(path, found, name, key)
+        found = getattr(found, name)
+    if not callable(found):
+        raise ConfigError(
+            f"{key} is {path!r}, a {type(found).__name__} that can't be called.",
+            hint="Name a class or a function.",
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _import_longest(path: str, key: str) -> tuple[ModuleType, list[str]]:
+    """Import the longest prefix of `path` that is a module; return it and the names that remain."""
+    parts = path.split(".")
+    if len(parts) == 1:
+        return builtins, parts
+    module: ModuleType | None = None
+    for length in range(1, len(parts)):
+        name = ".".join(parts[:length])
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise _broken_module(path, name, error, key) from error
+            if module is None or not hasattr(module, parts[length - 1]):
+                raise _no_module(path, name, module, key) from error
+            return module, parts[length - 1 :]
+        except SlurmddpError:
+            raise
+        except Exception as error:
+            raise _broken_module(path, name, error, key) from error
+    return sys.modules[".".join(parts[:-1])], parts[-1:]
+
+
+def _no_module(path: str, name: str, parent: ModuleType | None, key: str) -> ConfigError:
+    found = f"module {parent.__name__} has no {name.rpartition('.')[2]}" if parent else f"no module {name}"
+    hint = near_matches(name.rpartition(".")[2], _public(parent)) if parent else ""
+    return ConfigError(
+        f"{key} is {path!r}, but there is {found}." if not parent else f"{key} is {path!r}, but {found}.",
+        hint=hint or "Modules are found beside your conf/ folder and in the installed packages.",
+    )
+
+
+def _broken_module(path: str, name: str, error: Exception, key: str) -> ConfigError:
+    return ConfigError(
+        f"{key} is {path!r}, but importing {name} failed: {type(error).__name__}: {error}.",
+        hint=f"`python -c 'import {name}'` shows the whole error.",
+    )
+
+
+def _no_attribute(path: str, owner: Any, name: str, key: str) -> ConfigError:
+    where = getattr(owner, "__name__", type(owner).__name__)
+    return ConfigError(
+        f"{key} is {path!r}, but {where} has no {name!r}.", hint=near_matches(name, _public(owner))
+    )
+
+
+def _public(owner: Any) -> list[str]:
+    return [name for name in dir(owner) if not name.startswith("_")]
+
+
+def _refuse_unknown_specials(config: Mapping[str, Any], key: str) -> None:
+    for name in config:
+        if not isinstance(name, str):
+            raise ConfigError(f"{_join(key, str(name))} is no argument name.", hint="Arguments go by names.")
+        if name.startswith("_") and name.endswith("_") and name not in _SPECIAL:
+            raise ConfigError(f"{_join(key, name)} is not understood.", hint=near_matches(name, _SPECIAL))
+
+
+def _join(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+class _Call:
+    """One call that configuration asks for, checked against the signature before it is made."""
+
+    def __init__(
+        self, path: str, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], key: str
+    ) -> None:
+        self._path, self._target, self._args, self._kwargs = path, target, args, kwargs
+        self._where = key or path
+
+    def partial(self) -> Any:
+        self._check(whole=False)
+        return functools.partial(self._target, *self._args, **self._kwargs)
+
+    def run(self) -> Any:
+        self._check(whole=True)
+        try:
+            return self._target(*self._args, **self._kwargs)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{self._where}: {self._path} refused its arguments: {error}",
+                hint=f"It was given {self._shown()}.",
+            ) from error
+
+    def _shown(self) -> str:
+        return ", ".join(f"{name}={value!r:.80}" for name, value in self._kwargs.items()) or "no named ones"
+
+    def _check(self, *, whole: bool) -> None:
+        try:
+            signature = inspect.signature(self._target)
+        except (TypeError, ValueError):
+            return  # Some callables written in C have none; they check for themselves.
+        parameters = signature.parameters.values()
+        known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        for name in self._kwargs:
+            if name not in known and not takes_any:
+                raise ConfigError(
+                    f"{_join(self._where, name)} is given, but {self._path} takes no argument {name!r}.",
+                    hint=near_matches(name, known),
+                )
+        try:
+            (signature.bind if whole else signature.bind_partial)(*self._args, **self._kwargs)
+        except TypeError as error:
+            raise ConfigError(
+                f"{self._where}: {self._path} can't be called so: {error}.",
+                hint=f"Its arguments are {', '.join(known)}.",
+            ) from error
+
+
+__all__ = ["instantiate", "locate"]

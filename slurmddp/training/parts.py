@@ -1,0 +1,149 @@
+"""What a training consists of, built from the configuration: data, model, loss, optimizer, schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset
+
+from slurmddp.errors import ConfigError, near_matches
+from slurmddp.training.distributon import Distributon
+from slurmddp.training.instantiate import instantiate
+from slurmddp.training.loader import DistributedLoader
+
+Loss = Callable[[Any, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """The keys of `train`; counts of steps are optimizer steps."""
+
+    steps: int = 400
+    batch_size: int = 16
+    """Samples per rank and batch."""
+    accumulate: int = 1
+    """Batches per step."""
+    clip_norm: float | None = 1.0
+    """Longest gradient over all parameters; None leaves it as it is."""
+    log_every: int = 10
+    eval_every: int = 100
+    """0 evaluates before the first step and after the last one only."""
+    eval_batches: int = 20
+    """Held-out batches of `batch_size` over all ranks together, so the samples are the same on any number."""
+    save_every: int = 100
+    """0 saves at the end only, and when the run is stopped."""
+    keep_last: int = 3
+    sample_chars: int = 400
+    workers: int = 0
+    """Data loader processes per rank."""
+
+    @classmethod
+    def build(cls, config: Mapping[str, Any]) -> TrainSettings:
+        """Return the settings that `train` holds; raises ConfigError for a key that does not exist."""
+        known = [field.name for field in fields(cls)]
+        for key in config:
+            if key not in known:
+                raise ConfigError(f"There is no setting train.{key}.", hint=near_matches(str(key), known))
+        return cls(**config)
+
+    def is_due(self, every: int, step: int) -> bool:
+        return every > 0 and step % every == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Everything that one training is made of, in the order in which it is built."""
+
+    settings: TrainSettings
+    data: Any
+    heldout: Dataset[Any] | None
+    loader: DistributedLoader
+    bare_model: nn.Module
+    model: nn.Module
+    loss: Loss
+    optimizer: Optimizer
+    scheduler: LRScheduler | None
+
+    @property
+    def unit(self) -> str:
+        return "tokens" if hasattr(self.data, "tokens_per_sample") else "samples"
+
+    @property
+    def units_per_sample(self) -> int:
+        return int(getattr(self.data, "tokens_per_sample", 1))
+
+    @property
+    def saved_objects(self) -> dict[str, Any]:
+        """The objects whose state makes a resumed training the same training."""
+        named = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        return {name: value for name, value in named.items() if value is not None}
+
+    def batches(self) -> Iterator[Any]:
+        """Yield pairs (inputs, targets) for ever, epoch after epoch."""
+        while True:
+            yield from self.loader
+
+
+def build_parts(distributon: Distributon, config: Mapping[str, Any]) -> Parts:
+    """Build all parts that `config` describes; equal on all ranks but for the data that each will see."""
+    settings = TrainSettings.build(config["train"])
+    data = instantiate(config["data"], _key_="data")
+    loader = DataLoader(
+        _checked(data),
+        batch_size=settings.batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=settings.workers,
+        pin_memory=distributon.device.type == "cuda",
+        persistent_workers=settings.workers > 0,
+    )
+    bare_model = instantiate(config["model"], _key_="model")
+    model = distributon.setup_model(_checked_model(bare_model, config))
+    optimizer = instantiate(config["optimizer"], bare_model.parameters(), _key_="optimizer")
+    return Parts(
+        settings=settings,
+        data=data,
+        heldout=data.heldout() if hasattr(data, "heldout") else None,
+        loader=distributon.setup_dataloader(loader, accumulate=settings.accumulate),
+        bare_model=bare_model,
+        model=model,
+        loss=instantiate(config["loss"], _key_="loss"),
+        optimizer=distributon.setup_optimizer(optimizer),
+        scheduler=_build_scheduler(config.get("scheduler"), optimizer),
+    )
+
+
+def _build_scheduler(config: Mapping[str, Any] | None, optimizer: Optimizer) -> LRScheduler | None:
+    if not config:
+        return None
+    scheduler = instantiate(config, optimizer, _key_="scheduler")
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) or not hasattr(scheduler, "step"):
+        raise ConfigError(
+            f"scheduler is a {type(scheduler).__name__}, which does not follow the step alone.",
+            hint="Use a function of the step, such as slurmddp.training.schedules.cosine.",
+        )
+    return scheduler  # type: ignore[no-any-return]
+
+
+def _checked(data: Any) -> Dataset[Any]:
+    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+        raise ConfigError(
+            f"data is a {type(data).__name__}, which has no length or can't be indexed.",
+            hint="Name a map-style data set, or train iterable data with a program._target_ of your own.",
+        )
+    return data  # type: ignore[no-any-return]
+
+
+def _checked_model(model: Any, config: Mapping[str, Any]) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"model._target_ {config['model'].get('_target_')!r} gives a {type(model).__name__}.",
+            hint="Name a torch.nn.Module, or a function that returns one.",
+        )
+    return model

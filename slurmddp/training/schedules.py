@@ -1,0 +1,42 @@
+"""Learning rates as functions of the step, for `scheduler._target_`; torch's own work there as well."""
+
+from __future__ import annotations
+
+import math
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from slurmddp.errors import ConfigError
+
+
+def cosine(
+    optimizer: Optimizer, *, steps: int, warmup_steps: int = 0, final_fraction: float = 0.1
+) -> LambdaLR:
+    """Rise linearly over `warmup_steps`, then fall along half a cosine to `final_fraction` at `steps`."""
+    if not 0 <= warmup_steps <= steps or steps < 1:
+        raise ConfigError(
+            f"scheduler.warmup_steps is {warmup_steps} with {steps} steps in all.",
+            hint="Give a number of steps from 0 to the length of the training.",
+        )
+    if not 0 <= final_fraction <= 1:
+        raise ConfigError(
+            f"scheduler.final_fraction is {final_fraction}.", hint="Give a part of the top rate, from 0 to 1."
+        )
+
+    def factor(step: int) -> float:
+        if step < warmup_steps:
+            return (step + 1) / (warmup_steps + 1)
+        progress = min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps))
+        return final_fraction + (1 - final_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
+
+    return LambdaLR(optimizer, factor)
+
+
+def constant(optimizer: Optimizer, *, warmup_steps: int = 0) -> LambdaLR:
+    """Rise linearly over `warmup_steps`, then stay."""
+    if warmup_steps < 0:
+        raise ConfigError(
+            f"scheduler.warmup_steps is {warmup_steps}.", hint="Give a number of steps, 0 or more."
+        )
+    return LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / (warmup_steps + 1)))

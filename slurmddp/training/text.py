@@ -1,0 +1,149 @@
+"""Text as training data, character by character: by default Python's own standard library.
+
+It is about 12 MB of real text that every machine with Python has, so the first training needs no download.
+A whole file belongs either to training or to the held-out part, decided by a checksum of its name; so both
+stay the same when other files come or go, and no held-out line is seen in training. Of a text that is one
+single file, the end is held out.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from slurmddp.errors import ConfigError
+
+CHARACTERS = "\n\t" + "".join(chr(code) for code in range(32, 127))
+"""What the model can read and write; any other byte becomes token 0, shown as `?`."""
+VOCAB_SIZE = len(CHARACTERS) + 1
+
+# Folders of other people's packages, and of tests, which only some installations ship.
+_LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
+_TABLE = bytes(CHARACTERS.find(chr(byte)) + 1 if byte < 128 else 0 for byte in range(256))
+
+
+Tokens = NDArray[np.uint8]
+
+
+def encode(text: str) -> torch.Tensor:
+    """Return the token ids of `text`, shape (number of bytes,), dtype int64."""
+    return torch.tensor(list(text.encode().translate(_TABLE)), dtype=torch.int64)
+
+
+def decode(ids: torch.Tensor) -> str:
+    """Return the text that the token ids stand for."""
+    return "".join(("?" + CHARACTERS)[token] for token in ids.tolist())
+
+
+class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Consecutive pieces of one long text: sample i is (tokens, the tokens that follow each of them)."""
+
+    def __init__(self, tokens: Tokens, context: int) -> None:
+        self._tokens, self._context = tokens, context
+
+    def __len__(self) -> int:
+        return max(0, (len(self._tokens) - 1) // self._context)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        start = index * self._context
+        window = torch.from_numpy(self._tokens[start : start + self._context + 1].astype(np.int64))
+        return window[:-1], window[1:]
+
+
+class SourceText(Windows):
+    """The training part of all text files below `path`; `heldout()` gives the rest."""
+
+    vocab_size = VOCAB_SIZE
+
+    def __init__(
+        self,
+        *,
+        context: int,
+        path: str | None = None,
+        pattern: str = "*.py",
+        heldout_percent: float = 2.0,
+    ) -> None:
+        if context < 1:
+            raise ConfigError(f"data.context is {context}.", hint="Give a number of characters above 0.")
+        if not 0 <= heldout_percent < 100:
+            raise ConfigError(
+                f"data.heldout_percent is {heldout_percent}.", hint="Give a part from 0 to below 100."
+            )
+        self.tokens_per_sample = context
+        root = Path(path).expanduser() if path is not None else Path(sysconfig.get_path("stdlib"))
+        kept, held = _read(root, pattern, heldout_percent)
+        super().__init__(kept, context)
+        self._heldout = Windows(held, context)
+        if len(self) == 0:
+            raise ConfigError(
+                f"data: the files {pattern!r} below {root} hold {len(kept)} characters, "
+                f"too few for one window of {context}.",
+                hint="Check data.path and data.pattern, or choose a smaller data.context.",
+            )
+
+    def heldout(self) -> Windows:
+        """Return the samples that training never sees."""
+        return self._heldout
+
+    def encode(self, text: str) -> torch.Tensor:
+        return encode(text)
+
+    def decode(self, ids: torch.Tensor) -> str:
+        return decode(ids)
+
+
+def _read(root: Path, pattern: str, heldout_percent: float) -> tuple[Tokens, Tokens]:
+    """Return the encoded text for training and the held-out text, each in the order of file names."""
+    parts: tuple[list[bytes], list[bytes]] = ([], [])
+    for file in _files(root, pattern):
+        name = file.relative_to(root).as_posix() if file != root else file.name
+        held = zlib.crc32(name.encode("utf-8", "surrogateescape")) % 10_000 < heldout_percent * 100
+        try:
+            parts[held].append(file.read_bytes().translate(_TABLE))
+        except OSError as error:
+            raise ConfigError(
+                f"data: {file} can't be read: {error.strerror}.",
+                hint="Check its permissions, or data.pattern.",
+            ) from error
+    if len(parts[0]) + len(parts[1]) == 1:
+        return _cut(b"".join(parts[0] + parts[1]), heldout_percent)
+    return _as_tokens(b"".join(parts[0])), _as_tokens(b"".join(parts[1]))
+
+
+def _cut(text: bytes, heldout_percent: float) -> tuple[Tokens, Tokens]:
+    """Hold out the end of a text that came in one file."""
+    kept = len(text) - int(len(text) * heldout_percent / 100)
+    return _as_tokens(text[:kept]), _as_tokens(text[kept:])
+
+
+def _as_tokens(encoded: bytes) -> Tokens:
+    return np.frombuffer(encoded, dtype=np.uint8)
+
+
+def _files(root: Path, pattern: str) -> Iterator[Path]:
+    if root.is_file():
+        yield root
+        return
+    if not root.is_dir():
+        raise ConfigError(
+            f"data.path is {str(root)!r}, and nothing is there.",
+            hint="Give a file or a folder of text files that every node can read.",
+        )
+    try:
+        found = sorted(root.rglob(pattern))
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigError(
+            f"data.pattern is {pattern!r}: {error}.", hint="Give a file pattern such as `*.txt`."
+        ) from error
+    for file in found:
+        if file.is_file() and not _LEFT_OUT & set(file.relative_to(root).parts):
+            yield file

@@ -1,0 +1,211 @@
+"""The default program of a run: one explicit loop on the public API, which a person can copy and change.
+
+    program: {_target_: slurmddp.training.trainer.train}
+
+It trains any model on any map-style data of pairs (inputs, targets), and goes on bit for bit after a stop.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from slurmddp.errors import ConfigError, SlurmddpError, StoppedAtCheckpoint
+from slurmddp.runs.folder import RunFolder
+from slurmddp.training.distributon import Distributon
+from slurmddp.training.evaluate import evaluate, has_samples
+from slurmddp.training.metrics import Journal, Stopwatch
+from slurmddp.training.parts import Parts, build_parts
+
+
+def token_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross-entropy in nats; `logits` (..., classes), `targets` (...)."""
+    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -> None:
+    """Train to `train.steps`, from the newest checkpoint on; raises StoppedAtCheckpoint when told to stop."""
+    training = Training(distributon, build_parts(distributon, config), folder)
+    settings, batches = training.parts.settings, training.parts.batches()
+    training.resume()
+    while True:
+        if training.evaluation_is_due():
+            training.evaluate()
+        if training.step >= settings.steps:
+            break
+        if distributon.should_stop():
+            training.stop()
+        training.take_step(batches)
+        if settings.is_due(settings.log_every, training.step) or training.step == settings.steps:
+            training.log()
+        if settings.is_due(settings.save_every, training.step) and training.step < settings.steps:
+            training.save()
+    training.save()
+    training.write_sample()
+
+
+class Training:
+    """The state of one training between two steps, and what can be done to it."""
+
+    def __init__(self, distributon: Distributon, parts: Parts, folder: RunFolder) -> None:
+        self.distributon, self.parts = distributon, parts
+        self.step = 0
+        self._evaluated_at = -1
+        self._saved: tuple[int, int] | None = None
+        """Step and last evaluation that the newest checkpoint holds."""
+        self._losses: list[float] = []
+        """The losses, mean over ranks, of the steps since the last log line."""
+        self._pending: list[torch.Tensor] = []
+        """This rank's losses of the last steps, still on the device: reading each would stall a GPU."""
+        self._lr = 0.0
+        self._is_first = True
+        self._root = folder.checkpoints_dir
+        self._journal = Journal(folder, active=distributon.is_global_zero, unit=parts.unit)
+        self._stopwatch = Stopwatch()
+        self._sampled = folder.sample_file.exists()
+
+    def resume(self) -> None:
+        """Go on from the newest checkpoint, if there is one."""
+        progress: dict[str, Any] = {}
+        step = self.distributon.load(self._root, progress=progress, **self.parts.saved_objects)
+        if step is None:
+            return
+        self.step, self._evaluated_at = step, progress["evaluated_at"]
+        self._losses = list(progress["losses"])
+        self._saved = (self.step, self._evaluated_at)
+        self._journal.event("resumed", step=step)
+        self.distributon.print(f"resumed at step {step}")
+
+    def take_step(self, batches: Iterator[Any]) -> None:
+        """Take one optimizer step on `train.accumulate` batches."""
+        parts, accumulate = self.parts, self.parts.settings.accumulate
+        self._stopwatch.start()
+        total = torch.zeros((), device=self.distributon.device)
+        for number in range(1, accumulate + 1):
+            inputs, targets = _pair(next(batches))
+            with self.distributon.accumulating(parts.model, last=number == accumulate):
+                loss = parts.loss(parts.model(inputs), targets)
+                self.distributon.backward(loss, parts=accumulate)
+            total += loss.detach() / accumulate
+        self._update()
+        self._pending.append(total)
+        self.step += 1
+        self._stopwatch.stop(self._samples_per_step() * parts.units_per_sample)
+        if self._is_first:
+            self._is_first = False
+            self._journal.event("first_step", step=self.step)
+
+    def _update(self) -> None:
+        optimizer, scheduler = self.parts.optimizer, self.parts.scheduler
+        if self.parts.settings.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.parts.bare_model.parameters(), self.parts.settings.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        self._lr = float(optimizer.param_groups[0]["lr"])
+        if scheduler is not None:
+            scheduler.step()
+
+    def _samples_per_step(self) -> int:
+        settings = self.parts.settings
+        return settings.batch_size * settings.accumulate * self.distributon.world_size
+
+    def _collect_losses(self) -> None:
+        """Fetch the losses that are still on the device; raises when one of them is no number."""
+        if not self._pending:
+            return
+        means = self.distributon.all_reduce_mean(torch.stack(self._pending).float()).tolist()
+        self._pending.clear()
+        bad = next((index for index, loss in enumerate(means) if not math.isfinite(loss)), None)
+        if bad is not None:
+            raise SlurmddpError(
+                f"The loss of step {self.step - len(means) + 1 + bad} is {means[bad]}.",
+                hint="Try a smaller optimizer.lr, more scheduler.warmup_steps, or train.clip_norm=1; "
+                "checkpoints from before that step are whole.",
+            )
+        self._losses += means
+
+    def log(self) -> None:
+        """Write the mean loss since the last line."""
+        self._collect_losses()
+        loss = sum(self._losses) / len(self._losses)
+        self._losses.clear()
+        rate = self._stopwatch.take_rate()
+        self._journal.step(self.step, loss=loss, lr=self._lr, rate=rate)
+        self.distributon.print(f"step {self.step}: loss {loss:.4f}, {rate:,.0f} {self.parts.unit}/s")
+
+    def evaluation_is_due(self) -> bool:
+        settings = self.parts.settings
+        if self._evaluated_at == self.step or not has_samples(self.parts):
+            return False
+        return self.step in (0, settings.steps) or settings.is_due(settings.eval_every, self.step)
+
+    def evaluate(self) -> None:
+        """Measure the held-out loss; one that a stop cut short is measured again after the resume."""
+        loss = evaluate(self.distributon, self.parts)
+        if loss is not None:
+            self._evaluated_at = self.step
+            self._journal.evaluation(self.step, loss)
+            self.distributon.print(f"step {self.step}: held-out loss {loss:.4f}")
+        elif self.step >= self.parts.settings.steps:
+            self.stop()
+
+    def save(self) -> None:
+        """Write a checkpoint of everything that the next step depends on, unless there is one."""
+        if self._saved == (self.step, self._evaluated_at):
+            return
+        self._collect_losses()
+        progress = {"evaluated_at": self._evaluated_at, "losses": self._losses}
+        started = time.perf_counter()
+        self.distributon.save(
+            self._root,
+            self.step,
+            keep_last=self.parts.settings.keep_last,
+            progress=progress,
+            **self.parts.saved_objects,
+        )
+        self._saved = (self.step, self._evaluated_at)
+        self._journal.event("saved", step=self.step, seconds=round(time.perf_counter() - started, 3))
+
+    def stop(self) -> None:
+        """Save and leave; raises StoppedAtCheckpoint on all ranks."""
+        reason = self.distributon.stop_reason or "a request"
+        self._journal.event("signalled", **_who(reason))
+        self.save()
+        raise StoppedAtCheckpoint(
+            f"Stopped at step {self.step} of {self.parts.settings.steps} by {reason}.",
+            hint="Run the same command again to go on from there.",
+        )
+
+    def write_sample(self) -> None:
+        """Let the model write `train.sample_chars` characters, where model and data can."""
+        model: Any = self.parts.bare_model
+        data, count = self.parts.data, self.parts.settings.sample_chars
+        can = hasattr(model, "generate") and hasattr(data, "encode") and hasattr(data, "decode")
+        if can and count and self.distributon.is_global_zero and not self._sampled:
+            model.eval()
+            prompt = data.encode("def ")[None].to(self.distributon.device)
+            generator = torch.Generator().manual_seed(0)
+            self._journal.sample(data.decode(model.generate(prompt, count, generator=generator)[0]))
+        self.distributon.barrier()
+
+
+def _pair(batch: Any) -> tuple[Any, torch.Tensor]:
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise ConfigError(
+        f"The data gives batches of type {type(batch).__name__}; the trainer needs pairs (inputs, targets).",
+        hint="Return pairs from the data set, or name your own training function in program._target_.",
+    )
+
+
+def _who(reason: str) -> dict[str, Any]:
+    """Take `SIGTERM on rank 3 (node7)` apart for the record."""
+    words = reason.split()
+    if len(words) >= 4 and words[1:3] == ["on", "rank"] and words[3].isdigit():
+        return {"signal": words[0], "rank": int(words[3])}
+    return {"signal": reason, "rank": None}
