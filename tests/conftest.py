@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-
 # pytest sets the one, torch the other at the first step of an optimizer.
 VOLATILE = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
 

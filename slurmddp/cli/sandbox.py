@@ -93,7 +93,7 @@ def _up(args: argparse.Namespace) -> int:
     started = sandbox.up()
     chosen = _choice(args)
     print(f"The sandbox {args.name!r} {'is up' if started else 'was up already'}: {describe(sandbox.plan)}.")
-    print(f"Make it this shell's SLURM:  eval \"$(slurmddp sandbox env{chosen})\"")
+    print(f'Make it this shell\'s SLURM:  eval "$(slurmddp sandbox env{chosen})"')
     print("Train on it:                 slurmddp train +cluster=sandbox")
     print(f"End it:                      slurmddp sandbox down{chosen}")
     return EXIT_FINISHED

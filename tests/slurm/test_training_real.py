@@ -1,4 +1,4 @@
-"""The whole way on a real SLURM: submit, train on several nodes, be interrupted, come back, end with the same bits."""
+"""The whole way on a real SLURM: submit, train on several nodes, be interrupted, end with the same bits."""
 
 from __future__ import annotations
 
@@ -34,9 +34,13 @@ def assert_same_training(run: Run, reference: Run) -> None:
 
 
 def processes_of(run: Run) -> list[psutil.Process]:
-    """Return the agents of a run and the ranks that they have forked; a fork keeps its parent's command line."""
+    """Return the agents of a run and their ranks; a fork keeps its parent's command line."""
     start = ["-m", "slurmddp.launchers.agent", str(run.folder)]
-    return [process for process in psutil.process_iter(["cmdline"]) if (process.info["cmdline"] or [])[1:] == start]
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if (process.info["cmdline"] or [])[1:] == start
+    ]
 
 
 def ranks_of(run: Run) -> list[psutil.Process]:
@@ -48,7 +52,17 @@ def occupy(command: Command, seconds: int = 2) -> None:
     """Submit a job of higher priority that needs every node."""
     nodes = command.slurm("sinfo", "-h", "-p", "high", "-o", "%D").split()[0]
     command.slurm(
-        "sbatch", "--parsable", "-p", "high", "-N", nodes, "--exclusive", "-o", "/dev/null", "--wrap", f"sleep {seconds}"
+        "sbatch",
+        "--parsable",
+        "-p",
+        "high",
+        "-N",
+        nodes,
+        "--exclusive",
+        "-o",
+        "/dev/null",
+        "--wrap",
+        f"sleep {seconds}",
     )
 
 
@@ -87,7 +101,9 @@ def test_a_preempted_job_comes_back_and_ends_with_the_same_bits(
     assert_same_training(run, undisturbed)
 
 
-def test_a_job_at_its_time_limit_comes_back_and_ends_with_the_same_bits(command: Command, undisturbed: Run) -> None:
+def test_a_job_at_its_time_limit_comes_back_and_ends_with_the_same_bits(
+    command: Command, undisturbed: Run
+) -> None:
     # SLURM's shortest limit is one minute; it sends the signal up to a minute early.
     slow = "+data.delay_s=0.05"
     run = command.submit("limited", "nodes=2", STEPS, slow, "time_limit=1", "policy.signal_lead_s=45")

@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: a project folder, the `slurmddp` command, and waiting for a run to say something."""
+"""What the end-to-end tests share: a project folder, the `slurmddp` command, waiting for a run."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ class Command:
             text=True,
             timeout=120,
         )
-        assert code is None or done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert code is None or done.returncode == code, (
+            f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        )
         return done.stdout + done.stderr
 
     def slurm(self, *words: str) -> str:
@@ -123,8 +125,7 @@ class Run:
         return {line["step"]: line["loss"] for line in self.records("metrics.jsonl") if "loss" in line}
 
     def story(self) -> str:
-        parts = [(self.folder / "attempts.jsonl").read_text()] if (self.folder / "attempts.jsonl").exists() else []
-        for log in sorted(self.folder.glob("logs/**/*.log")) + sorted(self.folder.glob("logs/*.out")):
-            parts.append(f"--- {log.relative_to(self.folder)}\n{log.read_text()[-1500:]}")
+        files = [*self.folder.glob("attempts.jsonl"), *sorted(self.folder.glob("logs/**/*.*"))]
+        parts = [f"--- {file.relative_to(self.folder)}\n{file.read_text()[-1500:]}" for file in files]
         parts.append(self.command.slurm("squeue", "--states=all"))
         return "\n".join(parts)
