@@ -73,6 +73,7 @@ def compose(overrides: Sequence[str], project_dir: Path) -> dict[str, Any]:
     config["name"] = config["name"] or config["model"]["_target_"].rpartition(".")[2].lower()
     config_check.check_name(config["name"])
     config_check.check_data(config, project_dir)
+    config_check.check_script(config, project_dir)
     return {**config, "project_dir": str(project_dir)}
 
 

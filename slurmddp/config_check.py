@@ -74,6 +74,19 @@ def check_data(config: Mapping[str, Any], project_dir: Path) -> None:
                 raise ConfigError(f"There is no data at {path} (`{key}`).", hint=_near_path(path))
 
 
+def check_script(config: Mapping[str, Any], project_dir: Path) -> None:
+    """Refuse a `program.script` that is not there, and arguments that are no list."""
+    script, arguments = config["program"].get("script"), config["program"].get("args") or []
+    if script is not None and not (project_dir / Path(str(script)).expanduser()).is_file():
+        path = project_dir / Path(str(script)).expanduser()
+        raise ConfigError(f"There is no script {path} (`program.script`).", hint=_near_path(path))
+    if not isinstance(arguments, list):
+        raise ConfigError(
+            f"`program.args` is {arguments!r}, which is no list.",
+            hint="Write program.args='[--epochs, 20]'.",
+        )
+
+
 def check_targets(config: Mapping[str, Any], project_dir: Path, *, here: bool = True) -> None:
     """Refuse `_target_`s that name no importable place; `here` is False for another interpreter."""
     for node in OPEN_NODES:

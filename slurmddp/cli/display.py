@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.logs import LineReader
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -159,7 +160,8 @@ class RunView:
     """Shows one run as it goes on; a context manager, to be ticked by its owner.
 
     `live` chooses the progress bar (None: when `stream` is a terminal); `from_start` also shows what the
-    folder already holds, for a person who comes later.
+    folder already holds, for a person who comes later; `output` shows what rank 0 prints, for a program of
+    one's own that may write no metrics.
     """
 
     def __init__(
@@ -170,6 +172,7 @@ class RunView:
         stream: TextIO | None = None,
         live: bool | None = None,
         from_start: bool = False,
+        output: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.reading = Reading(total_steps)
@@ -177,6 +180,8 @@ class RunView:
         self._live = self._stream.isatty() if live is None else live
         self._metrics = Tail(folder.metrics_file, from_start=from_start)
         self._events = Tail(folder.attempts_file, from_start=from_start)
+        self._folder, self._output = folder, output
+        self._reader: LineReader | None = None
         self._now = now
         self._shown_at = float("-inf")
         self._bar: Progress | None = None
@@ -207,7 +212,16 @@ class RunView:
                 self._show_record(record)
             elif line := self.reading.add_event(record):
                 self.say(line)
+            if self._output and record.get("event") == "started":
+                self._show_output()
+                self._reader = LineReader(self._folder.rank_log(int(record["attempt"]), 0))
+        self._show_output()
         self._draw()
+
+    def _show_output(self) -> None:
+        if self._reader is not None and self._reader.path.exists():
+            for line in self._reader.read():
+                self.say(line)
 
     def say(self, text: str) -> None:
         """Print one line for good, above the bar if there is one."""

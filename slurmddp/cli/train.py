@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from slurmddp.runs.status import RunStatus
     from slurmddp.spec import Job
 
+OWN_TRAINER = "slurmddp.training.trainer.train"
+"""The program whose progress is in its metrics; of any other a local run shows what rank 0 prints."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `slurmddp train`, and what the settings mean to its help."""
@@ -254,7 +257,9 @@ def _train_here(job: Job) -> int:
     ranks = job.resources.world_size
     print(f"run     {folder.name}  ({ranks} rank{'s' if ranks > 1 else ''} on this machine)")
     print(f"folder  {folder.path}", flush=True)
-    with RunView(folder, job.program.config["train"]["steps"]) as view:
+    config = job.program.config
+    own = bool(config["program"].get("script")) or job.program.target != OWN_TRAINER
+    with RunView(folder, config["train"]["steps"], output=own) as view:
         training = local.LocalRun(job, folder, say=view.say)
         training.start()
         code = training.wait(view.tick)
@@ -281,7 +286,7 @@ def _results(folder: RunFolder, stands: RunStatus) -> Sequence[str]:
 
     held_out = read(folder).held_out.values
     fell = f", held-out loss {held_out[0]:.3f} -> {held_out[-1]:.3f}" if len(held_out) > 1 else ""
-    lines = [f"Finished: {stands.step} steps{fell}."]
+    lines = ["Finished." if stands.step is None else f"Finished: {stands.step} steps{fell}."]
     if folder.sample_file.exists():
         sample = folder.sample_file.read_text(encoding="utf-8", errors="replace").strip()
         lines += ["", "What the model writes:", *(f"    {line}" for line in sample.splitlines()), ""]

@@ -60,7 +60,7 @@ def chosen(folder: RunFolder, attempt: int, selection: Selection) -> list[Path]:
 
 def tail(path: Path, count: int | None) -> list[str]:
     """Return the last `count` lines of a file (all with None), reading no more of it than that takes."""
-    reader = _Reader(path)
+    reader = LineReader(path)
     return [*reader.start(count), *reader.flush()][-count if count else None :]
 
 
@@ -83,7 +83,7 @@ def failure_lines(folder: RunFolder, attempt: int) -> Iterator[str]:
 
 
 @dataclass
-class _Reader:
+class LineReader:
     """Reads what a growing file has gained, line by line."""
 
     path: Path
@@ -128,7 +128,7 @@ class _Follower:
     folder: RunFolder
     selection: Selection
     attempt: int
-    readers: dict[Path, _Reader] = field(default_factory=dict)
+    readers: dict[Path, LineReader] = field(default_factory=dict)
 
     def start(self, count: int | None) -> Iterator[str]:
         """Yield the last lines that are already there, and go on behind them."""
@@ -152,8 +152,8 @@ class _Follower:
             how = f"{one.outcome or 'ended'}{code}" if one.ended is not None else "left no end"
             yield f"-- attempt {self.attempt}: {how}"
 
-    def _reader(self, path: Path) -> _Reader:
-        return self.readers.setdefault(path, _Reader(path))
+    def _reader(self, path: Path) -> LineReader:
+        return self.readers.setdefault(path, LineReader(path))
 
     def _labelled(self, path: Path, lines: list[str]) -> Iterator[str]:
         return (f"[{label(path)}] {line}" for line in lines)

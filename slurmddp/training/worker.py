@@ -15,15 +15,25 @@ from slurmddp.runs.folder import RunFolder
 from slurmddp.strategies import build
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.instantiate import instantiate, locate
+from slurmddp.training.script import run_script
 from slurmddp.training.signals import StopSignals
+
+NOT_OPTIONS = ("_target_", "script", "args")
+"""Keys of `program` that its function does not get."""
 
 
 def main(run_dir: str) -> int:
     """Run the program of the run folder as the rank that the environment says; return the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    folder = RunFolder(run_dir)
+    program = folder.config().get("program") or {}
+    if program.get("script"):
+        # It says itself when it can be stopped, so no handlers are put in place for it.
+        run_script(folder, program["script"], program.get("args") or [])
+        return EXIT_FINISHED
     with StopSignals() as signals:
         try:
-            _run(RunFolder(run_dir), signals)
+            _run(folder, signals)
         except SlurmddpError as error:
             return _report(error)
         except Exception:
@@ -47,7 +57,7 @@ def _run(folder: RunFolder, signals: StopSignals) -> None:
     if "_target_" not in program:
         raise ConfigError("program has no _target_.", hint="Name the function to run, or leave program out.")
     target = locate(program["_target_"], key="program._target_")
-    options = {k: instantiate(v, _key_=f"program.{k}") for k, v in program.items() if k != "_target_"}
+    options = {k: instantiate(v, _key_=f"program.{k}") for k, v in program.items() if k not in NOT_OPTIONS}
     with Distributon(strategy=strategy, seed=config.get("seed"), stop_signals=signals) as distributon:
         distributon.launch()
         target(distributon, config, folder, **options)

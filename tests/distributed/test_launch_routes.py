@@ -76,11 +76,28 @@ def by_srun_on_two_nodes(folder: Path) -> None:
     run_all([([sys.executable, SCRIPT, "--devices", "1"], step) for step in steps], folder)
 
 
+def by_agent(folder: Path) -> None:
+    """A run of `slurmddp train`: the agent forks the ranks, and each runs the script."""
+    folder.mkdir(exist_ok=True)
+    arguments = "program.args=[--epochs,2,--weights,weights.pt,--checkpoints,'{run_dir}/checkpoints']"
+    subprocess.run(
+        [sys.executable, "-m", "slurmddp", "train", f"program.script={SCRIPT}", arguments, "name=script"],
+        cwd=folder,
+        env={**scrub(os.environ), "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        timeout=200,
+        check=True,
+    )
+    (run,) = (folder / "runs").glob("script-*")
+    assert (run / "checkpoints" / "latest").is_file()
+
+
 ROUTES: list[Callable[[Path], None]] = [
     by_launch,
     by_torchrun,
     by_srun_one_task_per_rank,
     by_srun_on_two_nodes,
+    by_agent,
 ]
 
 

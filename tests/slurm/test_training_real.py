@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from train_project import Command, Run, make_project
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
@@ -169,3 +172,18 @@ def test_logs_follow_a_run_to_its_end(command: Command) -> None:
     text = command("logs", "-f", run.folder.name, cwd=Path("/"))
     assert run.events("ended")[-1]["outcome"] == "finished"
     assert "[rank 0]" in text
+
+
+def test_a_script_under_srun_ends_with_the_weights_of_launched_ranks(
+    command: Command, tmp_path: Path
+) -> None:
+    script = str(Path(__file__).parents[2] / "examples" / "02_distributon.py")
+    alone = [sys.executable, script, "--epochs", "2", "--weights"]
+    environment = {**command.environment, "OMP_NUM_THREADS": "1"}
+    launched, stepped = tmp_path / "launched.pt", tmp_path / "srun.pt"
+    subprocess.run([*alone, launched, "--devices", "2"], env=environment, check=True, timeout=120)
+    srun = ["srun", "--nodes=2", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
+    subprocess.run([*srun, *alone, stepped], env=environment, check=True, timeout=120)
+    ours, theirs = (torch.load(file, weights_only=True) for file in (stepped, launched))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -69,6 +69,8 @@ CASES = {
     "less time than the signal needs": ([BIG, "time_limit=2"], "signal_lead_s=120"),
     "missing data": (["+data.path=/no/such/place"], "no data at /no/such/place.*'no' in it is not"),
     "missing data, relative": (["+data.root=cnof"], "cnof.*Did you mean conf"),
+    "missing script": (["program.script=trian.py"], "no script .*trian.py.*program.script"),
+    "arguments that are no list": (["program.args=--epochs"], "no list.*epochs"),
     "missing package": (["model._target_=tourch.Net"], "no module 'tourch'.*Did you mean.*torch"),
     "no import path": (["model._target_=Net"], "not an import path"),
     "code in an import path": (["model._target_=os.system('x')"], "can't be read|not an import path"),

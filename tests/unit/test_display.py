@@ -158,3 +158,14 @@ def test_a_line_that_is_still_being_written_waits(tmp_path: Path) -> None:
     with path.open("ab") as stream:
         stream.write(b'ep": 2}\nnonsense\n[1]\n{"step": 3}\n')
     assert tail.read() == [{"step": 2}, {"step": 3}]
+
+
+def test_what_a_program_of_ones_own_prints_is_shown_on_request(folder: RunFolder) -> None:
+    for output in (True, False):
+        stream = io.StringIO()
+        with RunView(folder, 40, stream=stream, now=Clock(), output=output) as view:
+            folder.add_event("started", attempt=0, job_id="7", nodes="n1", launcher="local")
+            folder.log_dir(0).mkdir(parents=True, exist_ok=True)
+            view.tick()
+            folder.rank_log(0, 0).write_text("epoch 0\nepoch 1\n")
+        assert ("epoch 1" in lines(stream)) == output
