@@ -12,7 +12,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DOCS += sorted((ROOT / "examples").rglob("*.md"))
-SCRIPTS = [*sorted(ROOT.glob("tests/golden/*.sbatch")), ROOT / ".ci/run", ROOT / ".ci/install-slurm"]
+SCRIPTS = [
+    *sorted(ROOT.glob("tests/golden/*.sbatch")),
+    *sorted(ROOT.glob("templates/*.sh.j2")),
+    *sorted(ROOT.glob(".ci/*")),
+]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 

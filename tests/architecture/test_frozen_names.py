@@ -1,0 +1,76 @@
+"""The names that people type: none appears, changes or vanishes without this list saying so."""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+
+from slurmddp import config_schema
+from slurmddp.cli.main import COMMANDS
+
+KEYS = {
+    "": "name seed nodes gpus_per_node ranks_per_node cpus_per_node mem_gb time_limit partition account qos "
+    "launcher submitter runs_dir snapshot program train policy model data loss optimizer scheduler strategy "
+    "cluster",
+    "train": "steps batch_size accumulate clip_norm log_every eval_every eval_batches save_every keep_last "
+    "sample_chars workers",
+    "policy": "max_restarts requeue signal_lead_s",
+    "strategy.ddp": "find_unused_parameters bucket_mb",
+    "strategy.single": "",
+    "cluster": "name partition account qos constraint reservation gpus_per_node gpu_type gpu_request "
+    "ranks_per_node max_nodes cpus_per_node mem_gb mem_request time_limit setup env sbatch srun python",
+}
+
+FLAGS = {
+    "train": "--cfg --dry-run --fresh overrides",
+    "list": "--all --json --limit",
+    "status": "--json run",
+    "logs": "--all --attempt --follow --lines --rank run",
+    "cancel": "run",
+    "resume": "changes run",
+    "report": "run",
+    "sandbox": "action",
+}
+
+SANDBOX = {
+    "up": "--accounting --cpus --dir --gpus --grace --name --no-namespaces --nodes --slurmd-timeout",
+    "down": "--dir --name",
+    "status": "--dir --name",
+    "env": "--dir --name --unset",
+}
+
+
+def names(parser: argparse.ArgumentParser) -> str:
+    found = set()
+    for action in parser._actions:
+        longest = max(action.option_strings, key=len) if action.option_strings else action.dest
+        found.add(longest)
+    return " ".join(sorted(found - {"--help"}))
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    import_module(f"slurmddp.cli.{command}").add_arguments(parser)
+    return parser
+
+
+def test_configuration_keys() -> None:
+    tables = {
+        "": config_schema.TOP,
+        "train": config_schema.TRAIN,
+        "policy": config_schema.POLICY,
+        "cluster": config_schema.CLUSTER,
+        **{f"strategy.{name}": options for name, options in config_schema.STRATEGY.items()},
+    }
+    assert {section: set(table) for section, table in tables.items()} == {
+        section: set(text.split()) for section, text in KEYS.items()
+    }
+
+
+def test_commands_and_their_flags() -> None:
+    assert {command: names(parser_of(command)) for command in COMMANDS} == FLAGS
+
+
+def test_the_flags_of_the_sandbox() -> None:
+    (choices,) = [action.choices for action in parser_of("sandbox")._actions if action.choices]
+    assert {verb: names(parser) for verb, parser in choices.items()} == SANDBOX
