@@ -9,6 +9,7 @@ import traceback
 
 import torch
 
+from slurmddp.checkpoint.config_match import computed
 from slurmddp.environments.detect import detect, require
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, SlurmddpError
 from slurmddp.runs.folder import RunFolder
@@ -26,7 +27,10 @@ def main(run_dir: str) -> int:
     """Run the program of the run folder as the rank that the environment says; return the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     folder = RunFolder(run_dir)
-    program = folder.config().get("program") or {}
+    try:
+        program = folder.config().get("program") or {}
+    except SlurmddpError as error:
+        return _report(error)
     if program.get("script"):
         # It says itself when it can be stopped, so no handlers are put in place for it.
         run_script(folder, program["script"], program.get("args") or [])
@@ -58,7 +62,9 @@ def _run(folder: RunFolder, signals: StopSignals) -> None:
         raise ConfigError("program has no _target_.", hint="Name the function to run, or leave program out.")
     target = locate(program["_target_"], key="program._target_")
     options = {k: instantiate(v, _key_=f"program.{k}") for k, v in program.items() if k not in NOT_OPTIONS}
-    with Distributon(strategy=strategy, seed=config.get("seed"), stop_signals=signals) as distributon:
+    with Distributon(
+        strategy=strategy, seed=config.get("seed"), config=computed(config), stop_signals=signals
+    ) as distributon:
         distributon.launch()
         target(distributon, config, folder, **options)
 

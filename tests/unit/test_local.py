@@ -103,6 +103,18 @@ def test_a_failure_that_got_further_starts_again(tmp_path: Path) -> None:
     assert [event["restart_count"] for event in events(run, "started")] == [0, 1, 2]
 
 
+def test_a_failure_of_a_run_that_a_person_stopped_is_not_tried_again(tmp_path: Path) -> None:
+    program = CHECKPOINT + (
+        "def main(run_dir):\n    save(run_dir, attempt + 1)\n"
+        "    open(run_dir + '/stop', 'w').close()\n    return 3\n"
+    )
+    run = local_run(tmp_path, program, ranks_per_node=1)
+    run.start()
+    with pytest.raises(RankFailure, match="ended with exit code 3"):
+        run.wait()
+    assert [event["next"] for event in events(run, "ended")] == ["none"]
+
+
 def test_restarts_are_counted(tmp_path: Path) -> None:
     program = CHECKPOINT + "def main(run_dir):\n    save(run_dir, attempt + 1)\n    return 3\n"
     run = local_run(tmp_path, program, ranks_per_node=1, policy=Policy(max_restarts=1))
@@ -137,10 +149,11 @@ def test_a_refusal_keeps_its_code(tmp_path: Path, code: int, kind: type[Exceptio
 
 def test_a_killed_agent_ends_the_other_node(tmp_path: Path) -> None:
     run = local_run(tmp_path, SAVING, nodes=2)
+    others = children_of(os.getpid())
     run.start()
     wait_for_lines(run.folder, "ready", 4)
-    left = children_of(os.getpid())
-    agents = psutil.Process().children()
+    left = [process for process in children_of(os.getpid()) if process not in others]
+    agents = [process for process in left if process.ppid() == os.getpid()]
     os.kill(agents[1].pid, signal.SIGKILL)
     with pytest.raises(RankFailure, match=r"The agent of node \d on .* was killed by SIGKILL"):
         run.wait()
@@ -172,9 +185,10 @@ def test_an_error_while_watching_leaves_nothing(tmp_path: Path) -> None:
         raise RuntimeError("the display broke")
 
     run = local_run(tmp_path, SAVING)
+    others = children_of(os.getpid())
     run.start()
     wait_for_lines(run.folder, "ready", 2)
-    left = children_of(os.getpid())
+    left = [process for process in children_of(os.getpid()) if process not in others]
     with pytest.raises(RuntimeError, match="the display broke"):
         run.wait(broken)
     wait_until(lambda: all_gone(left), "agents and ranks end")
