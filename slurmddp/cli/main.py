@@ -30,6 +30,7 @@ COMMANDS = {
     "list": "List the runs of this account, the last one touched first.",
     "status": "Show how a run stands, where it runs, and what to do when it does not.",
     "logs": "Print the logs of a run, merged and labelled; with -f follow them across restarts.",
+    "stop": "Let a run save and leave; it stays stopped until a person goes on with it.",
     "cancel": "End a run for good: nothing of it stays queued, and nothing puts it back.",
     "resume": "Go on with a run that was stopped, cancelled or lost, or that failed, in the same folder.",
     "report": "Write a run's report anew and print where it is.",

@@ -195,7 +195,10 @@ class LocalRun:
             progressed=(newest_step(self.folder) or 0) > (self._step_before or 0),
             cancelled=self._killed or self.folder.cancelled_file.exists(),
             # A laptop has no queue to go back to: who stopped the run starts it again.
-            requeue=self.job.policy.requeue and not self.stopping and code != EXIT_STOPPED,
+            requeue=self.job.policy.requeue
+            and not self.stopping
+            and code != EXIT_STOPPED
+            and not self.folder.stop_file.exists(),
         )
         self.folder.add_event(
             "ended",

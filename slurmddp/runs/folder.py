@@ -109,6 +109,11 @@ class RunFolder:
         """Present once a person has cancelled the run: nothing may requeue it."""
         return self.path / "cancelled"
 
+    @property
+    def stop_file(self) -> Path:
+        """Present once a person has asked the run to save and leave: nothing may requeue it then."""
+        return self.path / "stop"
+
     def log_dir(self, attempt: int) -> Path:
         return self.path / "logs" / f"attempt-{attempt}"
 

@@ -26,7 +26,7 @@ from slurmddp.spec import Job
 def prepare(job: Job, script: str | None) -> RunFolder:
     """Write the run folder of `job`, with `script` as its batch script, and return it.
 
-    Lifts an earlier `cancel` of the run. Raises ConfigError before anything is written where it can.
+    Lifts an earlier `cancel` or `stop` of the run. Raises ConfigError before anything is written where it can.
     """
     if script is not None:
         check_syntax(script)
@@ -96,6 +96,7 @@ def _update(draft: Path, folder: RunFolder) -> None:
             folder.code_dir.rename(draft / "replaced")
         (draft / "code").rename(folder.code_dir)
     folder.cancelled_file.unlink(missing_ok=True)
+    folder.stop_file.unlink(missing_ok=True)
 
 
 @contextmanager

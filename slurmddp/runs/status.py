@@ -146,6 +146,7 @@ def _verdict(read: _Read, jobs: dict[str, JobState] | None, trouble: str) -> Ver
         history,
         run=read.folder.name,
         cancelled=read.folder.cancelled_file.exists(),
+        stop=read.folder.stop_file.exists(),
         alive=_is_alive(history.newest) if read.is_local and history.goes_on else None,
         local=read.is_local,
         asked=jobs is not None,

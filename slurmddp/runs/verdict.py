@@ -37,11 +37,15 @@ class Verdict:
     """Whether its job or process is, or may be, still there."""
 
 
+_ON_REQUEST = Verdict("stopped", "it was stopped on request", _RESUME)
+
+
 def decide(
     history: History,
     *,
     run: str,
     cancelled: bool = False,
+    stop: bool = False,
     local: bool = False,
     alive: bool | None = None,
     asked: bool = False,
@@ -50,11 +54,13 @@ def decide(
 ) -> Verdict:
     """Return how a run stands.
 
-    `cancelled`: its mark is there. `local`, `alive`: it runs without SLURM, and whether its process lives.
+    `cancelled`, `stop`: that mark is there. `local`, `alive`: it runs without SLURM, and whether its process
+    lives.
     `asked`: SLURM answered, with `job` or without knowing it. `trouble`: SLURM's words when it did not.
     """
     if history.settled and history.newest is not None and history.last == "ended":
         verdict = _end(history.newest, cancelled)
+        verdict = _ON_REQUEST if stop and verdict.state == "stopped" else verdict
     elif cancelled or history.last == "cancelled":
         verdict = _cancelled(history, job if asked else None, trouble)
     elif history.last is None:
@@ -68,6 +74,10 @@ def decide(
         verdict = _folder_only(history)
     else:
         verdict = _from_slurm(history, job, run)
+    if stop and not verdict.active and verdict.state == "lost" and job is not None:
+        verdict = _ON_REQUEST  # SLURM put it back before it could write its end, and the script left at once
+    elif stop and verdict.active and verdict.state == "running":
+        verdict = replace(verdict, detail=f"{verdict.detail}, asked to stop")
     return replace(verdict, advice=verdict.advice.replace("{run}", run))
 
 

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 LINGER_S = 5.0
 DECISION_POLL_S = 0.01
 STORE_TIMEOUT_S = 30.0
+FILE_POLL_S = 1.0
 
 
 class Store(Protocol):
@@ -52,7 +53,7 @@ class StopAgreement:
 
     All ranks create their agreements in the same order and call `tick` equally often: once before each
     step. `signals` is watched on this rank, `stop_file` is a path whose appearance means stop; it is looked
-    for several times a second, so on a shared file system give it to one rank only.
+    for once a second, and on a shared file system given to one rank only.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class StopAgreement:
     ) -> None:
         self._rank = rank
         self._signals, self._stop_file = signals, stop_file
+        self._next_look = 0.0
         self._poll_s = poll_s if poll_s is not None else _usual_poll_s(world_size)
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
@@ -204,8 +206,11 @@ class StopAgreement:
         return f"{name} on rank {self._rank} ({socket.gethostname()})" if name else self._own_request
 
     def _file_reason(self) -> str | None:
+        if self._stop_file is None or time.monotonic() < self._next_look:
+            return None
+        self._next_look = time.monotonic() + FILE_POLL_S
         try:
-            return f"the file {self._stop_file}" if self._stop_file and self._stop_file.exists() else None
+            return f"the file {self._stop_file}" if self._stop_file.exists() else None
         except OSError:  # a file system that does not answer now says nothing about stopping
             return None
 

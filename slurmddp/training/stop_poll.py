@@ -5,6 +5,11 @@ A program that never asks whether to stop has to end on SIGTERM as usual, so not
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurmddp.runs.folder import RunFolder
 from slurmddp.training.bootstrap import Place
 from slurmddp.training.signals import StopSignals
 from slurmddp.training.stop import StopAgreement
@@ -22,7 +27,11 @@ class StopPoll:
             if self._signals is None:
                 self._signals = StopSignals().__enter__()
             info = place.info
-            self._agreement = StopAgreement(place.store, info.rank, info.world_size, signals=self._signals)
+            # One rank looks for the file: a thousand that did would load a shared file system.
+            file = _stop_file(os.environ) if info.rank == 0 else None
+            self._agreement = StopAgreement(
+                place.store, info.rank, info.world_size, signals=self._signals, stop_file=file
+            )
         return self._agreement.tick()
 
     @property
@@ -42,3 +51,9 @@ class StopPoll:
         if self._own_signals and self._signals is not None:
             self._signals.__exit__(None, None, None)
             self._signals = None
+
+
+def _stop_file(environ: Mapping[str, str]) -> Path | None:
+    """Return the file by which a person stops this run; None outside a run folder."""
+    run_dir = environ.get("SLURMDDP_RUN_DIR")
+    return RunFolder(run_dir).stop_file if run_dir else None

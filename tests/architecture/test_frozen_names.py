@@ -26,6 +26,7 @@ FLAGS = {
     "list": "--all --json --limit",
     "status": "--json run",
     "logs": "--all --attempt --follow --lines --rank run",
+    "stop": "run",
     "cancel": "run",
     "resume": "changes run",
     "report": "run",

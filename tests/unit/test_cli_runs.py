@@ -32,7 +32,7 @@ train:
 @pytest.fixture
 def slurm(monkeypatch):
     fake = FakeSlurm()
-    for command in ("list", "status", "logs", "cancel", "resume"):
+    for command in ("list", "status", "logs", "stop", "cancel", "resume"):
         monkeypatch.setattr(f"slurmddp.cli.{command}.SlurmClient", lambda: fake)
     return fake
 
@@ -149,7 +149,7 @@ def test_status_as_json(make_run, slurm, capsys):
     assert found["total_steps"] == 400
 
 
-@pytest.mark.parametrize("command", ["status", "logs", "cancel", "resume", "report"])
+@pytest.mark.parametrize("command", ["status", "logs", "stop", "cancel", "resume", "report"])
 def test_an_unknown_run_is_an_error_with_near_names(make_run, slurm, command, capsys):
     make_run()
     assert main([command, "gtp-0a1b2c3d"]) == EXIT_NO_RUN
@@ -336,6 +336,81 @@ def test_cancel_of_a_local_run_elsewhere_says_where(make_run, slurm, capsys):
     local(make_run(), 123, host="laptop-of-ann")
     assert main(["cancel", "gpt"]) == 0
     assert "process 123 on laptop-of-ann" in capsys.readouterr().out
+
+
+def test_stop_leaves_a_file_and_says_what_will_happen(make_run, slurm, capsys):
+    folder = make_run()
+    submit(folder)
+    start(folder)
+    slurm.set_state("7", "RUNNING")
+    assert main(["stop", "gpt"]) == 0
+    assert folder.stop_file.exists()
+    said = capsys.readouterr().out
+    assert "saves a checkpoint, ends with exit code 75 and is not put back" in said
+    assert f"slurmddp resume {folder.name}" in said
+    assert main(["status", "gpt"]) == 0
+    assert "running: job 7, asked to stop" in capsys.readouterr().out
+    end(folder, "stopped", code=75)
+    assert main(["status", "gpt"]) == 0
+    said = capsys.readouterr().out
+    assert "stopped: it was stopped on request" in said
+    assert f"slurmddp resume {folder.name}" in said
+
+
+def test_stop_of_a_local_run_is_the_same_file(make_run, slurm, capsys):
+    folder = make_run()
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        local(folder, process.pid)
+        assert main(["stop", "gpt"]) == 0
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+    assert folder.stop_file.exists()
+    assert "within seconds" in capsys.readouterr().out
+
+
+def test_stop_of_a_run_that_waits_points_to_cancel(make_run, slurm, capsys):
+    folder = make_run()
+    submit(folder)
+    slurm.set_state("7", "PENDING")
+    assert main(["stop", "gpt"]) == EXIT_CONFIG
+    assert f"slurmddp cancel {folder.name}" in capsys.readouterr().err
+    start(folder)
+    end(folder, "stopped", code=75, next_="requeue")
+    assert main(["stop", "gpt"]) == EXIT_CONFIG
+    assert not folder.stop_file.exists()
+
+
+def test_nothing_to_stop(make_run, slurm, capsys):
+    folder = make_run()
+    submit(folder)
+    start(folder)
+    end(folder, "finished")
+    assert main(["stop", "gpt"]) == 0
+    assert "nothing to stop: it is finished" in capsys.readouterr().out
+    assert not folder.stop_file.exists()
+
+
+def test_stop_while_slurm_is_silent_says_that_it_is_not_sure(make_run, slurm, capsys):
+    folder = make_run()
+    submit(folder)
+    slurm.silence = "Unable to contact slurm controller."
+    assert main(["stop", "gpt"]) == 0
+    assert folder.stop_file.exists()
+    assert "Unable to contact" in capsys.readouterr().out
+
+
+def test_a_stopped_run_that_slurm_put_back_is_not_lost(make_run, slurm, capsys):
+    """Preempted while it was stopping: the script started again, found the file and left at once."""
+    folder = make_run()
+    submit(folder)
+    start(folder)
+    folder.stop_file.touch()
+    slurm.set_state("7", "COMPLETED")
+    assert main(["status", "gpt"]) == 0
+    assert "stopped: it was stopped on request" in capsys.readouterr().out
 
 
 @pytest.fixture

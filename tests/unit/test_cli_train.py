@@ -161,11 +161,13 @@ def test_a_run_that_ended_goes_on_in_its_folder(project: Path, slurm: FakeSlurm)
     folder.add_event("started", attempt=0, job_id="1", restart_count=0, nodes="n1", launcher="slurm")
     folder.add_event("ended", attempt=0, job_id="1", exit_code=75, outcome="stopped", next="none")
     folder.cancelled_file.touch()
+    folder.stop_file.touch()
     slurm.set_state("1", "COMPLETED")
     assert main(["train", *BIG, "time_limit=01:00:00"]) == 0
     assert only_run(project).path == folder.path and len(slurm.submissions) == 2
     assert "--time=01:00:00" in folder.script_file.read_text()
     assert not folder.cancelled_file.exists() and folder.log_dir(0).is_dir()
+    assert not folder.stop_file.exists()
 
 
 class FakeLocal:

@@ -115,6 +115,18 @@ def test_a_failure_of_a_run_that_a_person_stopped_is_not_tried_again(tmp_path: P
     assert [event["next"] for event in events(run, "ended")] == ["none"]
 
 
+def test_a_failure_of_a_run_that_a_person_stopped_is_not_tried_again(tmp_path: Path) -> None:
+    program = CHECKPOINT + (
+        "def main(run_dir):\n    save(run_dir, attempt + 1)\n"
+        "    open(run_dir + '/stop', 'w').close()\n    return 3\n"
+    )
+    run = local_run(tmp_path, program, ranks_per_node=1)
+    run.start()
+    with pytest.raises(RankFailure, match="ended with exit code 3"):
+        run.wait()
+    assert [event["next"] for event in events(run, "ended")] == ["none"]
+
+
 def test_restarts_are_counted(tmp_path: Path) -> None:
     program = CHECKPOINT + "def main(run_dir):\n    save(run_dir, attempt + 1)\n    return 3\n"
     run = local_run(tmp_path, program, ranks_per_node=1, policy=Policy(max_restarts=1))

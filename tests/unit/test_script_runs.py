@@ -426,3 +426,16 @@ def test_outside_slurm_the_script_says_what_it_is_for(run: Run) -> None:
     done = subprocess.run(["bash", str(run.folder.script_file)], env=environ, capture_output=True, text=True)
     assert done.returncode != 0
     assert "this script is for sbatch" in done.stderr
+
+
+@pytest.mark.parametrize("step", [STOP, SAVE + "exit 1"], ids=["stopped", "failed"])
+def test_what_a_person_stopped_is_not_put_back(run: Run, step: str) -> None:
+    run.start('touch "$SLURMDDP_RUN_DIR/stop"\n' + step)
+    assert run.end == ("stopped" if step == STOP else "failed", "none")
+    assert run.asked() == []
+
+
+def test_what_a_person_stopped_does_not_start_when_slurm_puts_it_back(run: Run) -> None:
+    run.folder.stop_file.touch()
+    assert run.start() == 0
+    assert run.folder.events() == [] and run.folder.attempts() == []
