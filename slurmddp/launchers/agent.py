@@ -15,13 +15,14 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from slurmddp.environments.detect import detect, require
 from slurmddp.environments.present import rank_environment
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import EXIT_STOPPED, EXIT_USAGE, ConfigError, SlurmddpError
+from slurmddp.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, ConfigError, SlurmddpError
 from slurmddp.launchers import failure, linux, outcome
 from slurmddp.launchers.node import PRELOAD, enter_project, import_for_all
 from slurmddp.launchers.ranks import RankExit, Ranks, RankStart
@@ -54,9 +55,14 @@ def run(
     with SignalInbox((*STOP_SIGNALS, signal.SIGINT, signal.SIGCHLD)) as inbox:
         try:
             attempt = _attempt_number(os.environ)
+        except SlurmddpError as error:
+            _print_error(error)
+            return error.exit_code
+        try:
             node = detect(os.environ)
         except SlurmddpError as error:
             _print_error(error)
+            _record(folder, attempt, _refusal(error, node_rank=int(os.environ.get("SLURM_NODEID") or 0)))
             return error.exit_code
         agent = Agent(folder, attempt, node, inbox)
         code = agent.run(entry, preload)
@@ -79,18 +85,20 @@ class Agent:
         self._ranks_per_node = 1
 
     def run(self, entry: str, preload: Sequence[str]) -> int:
-        """Prepare, fork, watch; an error before the fork is recorded as this node's failure."""
+        """Prepare, fork, watch; an error of the agent's own is recorded as this node's failure."""
         try:
             self._prepare(preload)
             if self._read_stop():
                 return self._leave_early()
             self._fork_ranks(entry)
+            return self._watch()
         except SlurmddpError as error:
             _print_error(error)
-            self._ranks.end(0.0)
-            self._record([self._own_failure(error)])
-            return error.exit_code
-        return self._watch()
+            return self._fail_oneself(_refusal(error, node_rank=self.node.node_rank))
+        except Exception:
+            traceback.print_exc()
+            lines = failure.tail_of(traceback.format_exc())
+            return self._fail_oneself(failure.here(EXIT_FAILED, node_rank=self.node.node_rank, lines=lines))
 
     def _prepare(self, preload: Sequence[str]) -> None:
         config = self.folder.config()
@@ -170,7 +178,7 @@ class Agent:
         """Record the likely cause unless the attempt has one, and return the one that stands."""
         cause = failure.likely_first(failures)
         _say(failure.describe(cause))
-        failure.record(self.folder, self.attempt, cause)
+        _record(self.folder, self.attempt, cause)
         return failure.read(self.folder, self.attempt) or cause
 
     def _failure_of(self, ended: RankExit) -> failure.Failure:
@@ -182,9 +190,11 @@ class Agent:
             lines=failure.last_lines(self._log(ended.local_rank)),
         )
 
-    def _own_failure(self, error: SlurmddpError) -> failure.Failure:
-        lines = [line for line in (error.message, error.hint) if line]
-        return failure.here(error.exit_code, node_rank=self.node.node_rank, lines=lines)
+    def _fail_oneself(self, why: failure.Failure) -> int:
+        """End the ranks and record why this agent itself can't go on."""
+        self._ranks.end(0.0)
+        self._record([why])
+        return why.exit_code or EXIT_FAILED
 
     def _global_rank(self, local_rank: int) -> int:
         return self.node.node_rank * self._ranks_per_node + local_rank
@@ -203,6 +213,18 @@ def _attempt_number(environ: Mapping[str, str]) -> int:
     return int(text)
 
 
+def _refusal(error: SlurmddpError, *, node_rank: int) -> failure.Failure:
+    lines = failure.tail_of(f"{error.message}\n{error.hint}")
+    return failure.here(error.exit_code, node_rank=node_rank, lines=lines)
+
+
+def _record(folder: RunFolder, attempt: int, cause: failure.Failure) -> None:
+    try:
+        failure.record(folder, attempt, cause)
+    except OSError as error:  # A full disk may hide which failure it was, never that there was one.
+        _say(f"the failure was not recorded: {error}")
+
+
 def _try_report(report: Report, folder: RunFolder, code: int) -> None:
     """Write the report; a report that can't be written must not change how the run ended."""
     try:
@@ -212,7 +234,11 @@ def _try_report(report: Report, folder: RunFolder, code: int) -> None:
 
 
 def _write_exit_file(folder: RunFolder, attempt: int, node_rank: int, code: int) -> None:
-    (folder.log_dir(attempt) / f"exit-node-{node_rank}").write_text(f"{code}\n", encoding="utf-8")
+    path = folder.log_dir(attempt) / f"exit-node-{node_rank}"
+    try:
+        path.write_text(f"{code}\n", encoding="utf-8")
+    except OSError as error:
+        _say(f"{path.name} was not written: {error}")
 
 
 def _print_error(error: SlurmddpError) -> None:

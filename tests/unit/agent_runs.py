@@ -62,11 +62,11 @@ def agent_command(tmp_path: Path) -> list[str]:
 
 
 def start_agent(
-    folder: RunFolder, *, attempt: int = 0, nodes: int = 1, node_rank: int = 0
+    folder: RunFolder, *, attempt: int = 0, nodes: int = 1, node_rank: int = 0, **environ: str
 ) -> subprocess.Popen[bytes]:
     """Start one agent as the local launcher would."""
     folder.log_dir(attempt).mkdir(parents=True, exist_ok=True)
-    environ = scrub(os.environ) | emulated_step(nodes, node_rank, "local-1", folder.path, attempt)
+    environ = scrub(os.environ) | emulated_step(nodes, node_rank, "local-1", folder.path, attempt) | environ
     command = [*agent_command(folder.path.parent), str(folder.path)]
     with (folder.log_dir(attempt) / f"node-{node_rank}.log").open("ab") as log:
         return subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -23,7 +24,7 @@ def events(folder: RunFolder, kind: str) -> list[dict]:
     return [event for event in folder.events() if event["event"] == kind]
 
 
-def run_agent(folder: RunFolder, **place: int) -> int:
+def run_agent(folder: RunFolder, **place: Any) -> int:
     with start_agent(folder, **place) as process:
         return process.wait(timeout=60)
 
@@ -256,6 +257,26 @@ def test_a_missing_project_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "project").rename(tmp_path / "elsewhere")
     assert run_agent(folder) == 78
     assert "can't be entered" in (folder.log_dir(0) / "node-0.log").read_text()
+
+
+def test_an_error_of_the_agent_itself_is_recorded_with_its_last_lines(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "def main(run_dir): return 0")
+    folder.config_file.write_text("ranks_per_node: [2\n")
+    assert run_agent(folder) == 1
+    record = failure.read(folder, 0)
+    assert record is not None
+    assert (record.rank, record.node_rank, record.exit_code) == (None, 0, 1)
+    assert "ParserError" in "".join(record.last_lines)
+    assert (folder.log_dir(0) / "exit-node-0").read_text() == "1\n"
+
+
+def test_an_agent_that_does_not_find_its_place_is_recorded(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "def main(run_dir): return 0")
+    assert run_agent(folder, SLURM_NTASKS="5") == 78
+    record = failure.read(folder, 0)
+    assert record is not None
+    assert "SLURM_NTASKS=5" in record.last_lines[0]
+    assert record.rank is None
 
 
 def test_without_an_attempt_the_agent_says_who_claims_one(tmp_path: Path) -> None:

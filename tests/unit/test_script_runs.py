@@ -421,6 +421,28 @@ def test_a_folder_that_cannot_be_written_ends_the_job_at_once(run: Run) -> None:
     assert "Cannot write to" in done.stderr
 
 
+def test_a_strict_mode_of_the_setup_lines_ends_with_them(tmp_path: Path) -> None:
+    run = Run(tmp_path, setup=("set -euo pipefail", "trap 'exit 9' TERM ERR EXIT"))
+    assert run.start("kill -TERM $PPID; /bin/sleep 0.1\n" + STOP) == 75
+    assert run.end == ("stopped", "requeue")
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [(("set -e", "false"), 1), (("exit 3",), 3), (("exit 0",), 1), (("set -e", "set -u", "echo $UNSET"), 1)],
+)
+def test_setup_lines_that_end_the_script_are_a_failure(
+    tmp_path: Path, lines: tuple[str, ...], code: int
+) -> None:
+    run = Run(tmp_path, setup=lines)
+    done = subprocess.run(["bash", str(run.folder.script_file)], env=run.environ, timeout=60)
+    assert done.returncode == code
+    assert run.end == ("failed", "none")
+    assert run.events("ended")[0]["exit_code"] == code
+    assert "before any rank was started" in (run.folder.log_dir(0) / "batch.log").read_text()
+    assert not (run.programs.folder / "srun.argv").exists()
+
+
 def test_outside_slurm_the_script_says_what_it_is_for(run: Run) -> None:
     environ = {key: value for key, value in run.environ.items() if key != "SLURM_JOB_ID"}
     done = subprocess.run(["bash", str(run.folder.script_file)], env=environ, capture_output=True, text=True)
