@@ -8,7 +8,8 @@ import sys
 import time
 from collections.abc import Iterator
 
-from slurmddp.runs import index
+from slurmddp.runs import index, logs
+from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.status import RunStatus, status
 from slurmddp.runs.table import STATE_STYLES, clock, duration, number, paint
 from slurmddp.slurm.client import SlurmClient
@@ -51,11 +52,24 @@ def lines(one: RunStatus, now: float) -> Iterator[tuple[str, str]]:
         yield "failure", one.failure.sentence
         for line in one.failure.last_lines[-_FAILURE_LINES:]:
             yield "", f"| {line}"
+    elif one.state in ("failed", "lost"):
+        for line in _last_words(RunFolder(one.path)):
+            yield "", f"| {line}"
     if one.log is not None:
         yield "log", str(one.log)
     if one.report is not None:
         yield "report", str(one.report)
     yield "folder", str(one.path)
+
+
+def _last_words(folder: RunFolder) -> list[str]:
+    """Return the last lines of the agents and the batch script, where no rank has left its own."""
+    attempts = folder.attempts()
+    paths = logs.chosen(folder, attempts[-1], logs.Selection(frozenset())) if attempts else []
+    lines = [
+        f"[{logs.label(path)}] {line}" for path in paths for line in logs.tail(path, _FAILURE_LINES // 2)
+    ]
+    return lines[-_FAILURE_LINES:]
 
 
 def _progress(one: RunStatus, now: float) -> Iterator[tuple[str, str]]:

@@ -141,6 +141,19 @@ def test_status_shows_the_failing_rank(make_run, slurm, capsys):
     assert "exit code 137 (failed)" in out
 
 
+def test_status_shows_why_no_rank_started(make_run, slurm, capsys):
+    folder = make_run()
+    submit(folder)
+    start(folder)
+    (folder.log_dir(0) / "node-1.log").write_text("execve(): /no/such/python: No such file or directory\n")
+    (folder.log_dir(0) / "batch.log").write_text("srun ended with code 2.\n")
+    end(folder, "failed", code=2)
+    assert main(["status", "gpt"]) == 0
+    out = capsys.readouterr().out
+    assert "| [node 1] execve(): /no/such/python" in out
+    assert "| [batch] srun ended with code 2." in out
+
+
 def test_status_as_json(make_run, slurm, capsys):
     submit(make_run())
     assert main(["status", "gpt", "--json"]) == 0
