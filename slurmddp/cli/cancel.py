@@ -54,7 +54,8 @@ def _cancel_jobs(folder: RunFolder, slurm: Slurm, ids: list[str]) -> list[str]:
     """Cancel those of the jobs that SLURM still has and that are not over."""
     try:
         known = slurm.jobs(ids) if ids else {}
-        active = [job_id for job_id in ids if job_id in known and known[job_id].state not in TERMINAL]
+        ours = {job_id: job for job_id, job in known.items() if job.may_be_of(folder.name)}
+        active = [job_id for job_id in ids if job_id in ours and ours[job_id].state not in TERMINAL]
         for job_id in active:
             slurm.cancel(job_id)
     except SlurmError as error:

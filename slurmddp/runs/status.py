@@ -142,6 +142,8 @@ def _judge(read: _Read, jobs: dict[str, JobState] | None, trouble: str) -> RunSt
 def _verdict(read: _Read, jobs: dict[str, JobState] | None, trouble: str) -> Verdict:
     history = read.history
     job = jobs.get(history.job_id or "") if jobs is not None else None
+    if job is not None and not job.may_be_of(read.folder.name):
+        job = None
     return decide(
         history,
         run=read.folder.name,

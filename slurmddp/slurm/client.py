@@ -20,7 +20,7 @@ from slurmddp.environments.present import scrub
 from slurmddp.errors import SlurmError
 from slurmddp.slurm.limits import Limits, parse_limits
 from slurmddp.slurm.rejections import hint_for, is_transient
-from slurmddp.slurm.states import JobState, clean_reason, parse_exit, parse_state
+from slurmddp.slurm.states import JobState, clean_reason, parse_exit, parse_run, parse_state
 
 RETRY_DELAYS_S = (2.0, 5.0, 10.0, 20.0)
 _IDS_PER_QUERY = 200
@@ -111,7 +111,7 @@ class SlurmClient:
         return found
 
     def _queued(self, job_ids: Sequence[str]) -> dict[str, JobState]:
-        command = ["squeue", "--noheader", "--all", "--array", "--states=all", "-o", "%i|%T|%N|%r"]
+        command = ["squeue", "--noheader", "--all", "--array", "--states=all", "-o", "%i|%T|%N|%r|%k"]
         try:
             lines = self._run([*command, "--jobs", ",".join(job_ids)])
         except SlurmError as error:
@@ -198,9 +198,13 @@ def _comment(token: str, options: Sequence[str]) -> str:
 
 
 def _from_squeue(line: str) -> JobState:
-    job_id, state, nodes, reason = [*line.split("|", 3), "", "", ""][:4]
+    job_id, state, nodes, reason, comment = [*line.split("|", 4), "", "", "", ""][:5]
     return JobState(
-        job_id=job_id.strip(), state=parse_state(state), nodes=nodes.strip(), reason=clean_reason(reason)
+        job_id=job_id.strip(),
+        state=parse_state(state),
+        nodes=nodes.strip(),
+        reason=clean_reason(reason),
+        run=parse_run(comment),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slurmddp.errors import SlurmError
 from slurmddp.slurm.limits import Limits
-from slurmddp.slurm.states import JobState, parse_state
+from slurmddp.slurm.states import JobState, parse_run, parse_state
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,9 @@ class FakeSlurm:
         text = script.read_text(encoding="utf-8")
         job_id = str(len(self.submissions) + 1)
         self.submissions.append(Submission(job_id, text, token, tuple(options)))
-        self.states[job_id] = JobState(job_id=job_id, state="PENDING", reason="Priority")
+        self.states[job_id] = JobState(
+            job_id=job_id, state="PENDING", reason="Priority", run=parse_run(token)
+        )
         return job_id
 
     def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:

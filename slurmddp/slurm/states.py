@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from slurmddp.slurm.options import job_name
+
 PENDING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 """The job waits; it may have run before."""
 
@@ -51,6 +53,12 @@ class JobState:
     exit_code: int | None = None
     signal: int | None = None
     """The signal that ended the job; None when none did, or when SLURM was not asked."""
+    run: str = ""
+    """The run whose token the job bears in its comment; empty when it bears none."""
+
+    def may_be_of(self, run_name: str) -> bool:
+        """Whether this can be the job of a run: another cluster, or a new sandbox, uses the same ids."""
+        return not self.run or self.run == job_name(run_name)
 
     @property
     def terminal(self) -> bool:
@@ -76,6 +84,12 @@ def parse_exit(text: str) -> tuple[int | None, int | None]:
         return None, None
     code, signal = int(match[1]), int(match[2])
     return code, signal or None
+
+
+def parse_run(comment: str) -> str:
+    """Return the run that the token in a job's comment names, as `submitter.new_token` writes it."""
+    match = re.search(r"(?:^|\s)slurmddp:([^:\s]+):[0-9a-f]{12}(?:\s|$)", comment)
+    return match[1] if match else ""
 
 
 def clean_reason(text: str) -> str:

@@ -19,6 +19,7 @@ from slurmddp.runs import index
 from slurmddp.runs.folder import RunFolder, append_line
 from slurmddp.runs.table import duration, number, print_table
 from slurmddp.slurm.fake import FakeSlurm
+from slurmddp.slurm.states import JobState
 
 CONFIG = """\
 name: gpt
@@ -152,6 +153,18 @@ def test_status_shows_why_no_rank_started(make_run, slurm, capsys):
     out = capsys.readouterr().out
     assert "| [node 1] execve(): /no/such/python" in out
     assert "| [batch] srun ended with code 2." in out
+
+
+def test_a_job_of_another_run_that_has_the_same_id_is_left_alone(make_run, slurm, capsys):
+    folder = make_run()
+    submit(folder)
+    slurm.states["7"] = JobState(job_id="7", state="RUNNING", run="other-11111111")
+    assert main(["status", "gpt"]) == 0
+    assert "SLURM no longer knows job 7" in capsys.readouterr().out
+    folder.add_event("submitted", job_id="8", submitter="sbatch")
+    slurm.states["8"] = JobState(job_id="8", state="RUNNING", run=folder.name)
+    assert main(["cancel", "gpt"]) == 0
+    assert {job: slurm.states[job].state for job in "78"} == {"7": "RUNNING", "8": "CANCELLED"}
 
 
 def test_status_as_json(make_run, slurm, capsys):

@@ -96,6 +96,11 @@ def test_a_submitted_job_is_pending_with_its_reason(site: Site, script: Path) ->
     assert (job.job_id, job.state, job.reason, job.terminal) == (job_id, "PENDING", "Priority", False)
 
 
+def test_a_job_is_known_as_the_job_of_its_run(site: Site, script: Path) -> None:
+    job_id = site.slurm.submit(script, token="slurmddp:gpt-0a1b2c3d:0123456789ab")
+    assert site.slurm.jobs([job_id])[job_id].run == "gpt-0a1b2c3d"
+
+
 def test_two_submissions_are_two_jobs(site: Site, script: Path) -> None:
     ids = [site.slurm.submit(script, token=f"t:{number}") for number in range(2)]
     assert set(site.slurm.jobs(ids)) == set(ids)

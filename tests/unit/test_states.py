@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from slurmddp.slurm import states
-from slurmddp.slurm.states import JobState, clean_reason, parse_exit, parse_state
+from slurmddp.slurm.states import JobState, clean_reason, parse_exit, parse_run, parse_state
 
 
 @pytest.mark.parametrize(
@@ -64,3 +64,24 @@ def test_exit_codes(text: str, expected: tuple[int | None, int | None]) -> None:
 )
 def test_reasons(text: str, reason: str) -> None:
     assert clean_reason(text) == reason
+
+
+@pytest.mark.parametrize(
+    ("comment", "run"),
+    [
+        ("slurmddp:gpt-0a1b2c3d:0123456789ab", "gpt-0a1b2c3d"),
+        ("slurmddp:gpt-0a1b2c3d:0123456789ab a word of mine", "gpt-0a1b2c3d"),
+        ("slurmddp:after-7-0", ""),
+        ("mine", ""),
+        ("", ""),
+        ("(null)", ""),
+    ],
+)
+def test_a_token_tells_whose_job_it_is(comment: str, run: str) -> None:
+    assert parse_run(comment) == run
+
+
+def test_a_job_without_a_token_may_be_of_any_run() -> None:
+    assert JobState(job_id="1", state="RUNNING").may_be_of("gpt")
+    assert JobState(job_id="1", state="RUNNING", run="a-b").may_be_of("a b")
+    assert not JobState(job_id="1", state="RUNNING", run="gpt-1").may_be_of("gpt-2")
