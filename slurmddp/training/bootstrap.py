@@ -11,6 +11,7 @@ import ctypes
 import logging
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -48,10 +49,12 @@ def start(
     backend: str = "auto",
     timeout_s: float = 1800.0,
     rendezvous_timeout_s: float = 60.0,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Place:
     """Prepare this process as the rank that `info` says; returns when all ranks have done so.
 
-    `timeout_s` bounds collectives, `rendezvous_timeout_s` bounds the wait for ranks that do not come.
+    `timeout_s` bounds collectives, `rendezvous_timeout_s` bounds the wait for ranks that do not come, which
+    ends as well once this rank, or one that waits with it, is told to stop (`stopped`).
     """
     if dist.is_initialized():
         raise SlurmddpError(
@@ -64,7 +67,10 @@ def start(
     place = Place(info, device, chosen if info.world_size > 1 else None, None, contextlib.ExitStack())
     try:
         _set_threads(info, place.undo)
-        return place if place.backend is None else _meet(place, timeout_s, rendezvous_timeout_s)
+        if place.backend is None:
+            return place
+        store = _find_others(place, rendezvous_timeout_s, stopped)
+        return _meet(place, store, timeout_s)
     except BaseException:
         place.undo.close()
         raise
@@ -126,10 +132,13 @@ def _restore_variable(name: str, value: str | None) -> None:
         os.environ[name] = value
 
 
-def _meet(place: Place, timeout_s: float, rendezvous_timeout_s: float) -> Place:
-    """Find the other ranks and form the group with them."""
+def _find_others(place: Place, timeout_s: float, stopped: Callable[[], bool]) -> dist.Store:
     _set_interface(place.info, place.undo)
-    store = open_store(place.info, rendezvous_timeout_s)
+    return open_store(place.info, timeout_s, stopped=stopped)
+
+
+def _meet(place: Place, store: dist.Store, timeout_s: float) -> Place:
+    """Form the group with the ranks that share `store`."""
     if place.backend == "nccl":
         _refuse_shared_gpu(place.info, store, place.device)
     met = replace(place, store=store)

@@ -15,6 +15,7 @@ import hmac
 import logging
 import socket
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -22,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import MismatchError, SlurmddpError
+from slurmddp.errors import MismatchError, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.training.address import Address, find_rank_zero, master_name
 
 _log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ _GRACE_S = 5.0
 _ARRIVED = "slurmddp/arrived"
 _VERDICT = "slurmddp/verdict"
 _COMPLETE = b"complete"
+_STOPPED = b"stopped"
 _LOGS_HINT = "The logs of the missing ranks say why they did not start."
 
 
@@ -62,30 +64,48 @@ def beacon_token(launch_id: str) -> bytes:
     return hashlib.sha256(f"token of {launch_id}".encode()).hexdigest().encode()
 
 
-def open_store(info: RankInfo, timeout_s: float = 60.0) -> dist.Store:
+def open_store(
+    info: RankInfo, timeout_s: float = 60.0, *, stopped: Callable[[], bool] = lambda: False
+) -> dist.Store:
     """Return the store that all ranks of this launch share, once every one of them has reported.
 
     Raises MismatchError when rank 0's host can't be right, and SlurmddpError when ranks are missing after
-    `timeout_s` seconds; both say who waited where for whom.
+    `timeout_s` seconds; both say who waited where for whom. `stopped` says whether this rank was told to
+    leave: if that is before all have met, every rank that is here raises StoppedAtCheckpoint.
     """
     if info.master_port is not None:
         return _given_store(info, timeout_s)
     deadline = time.monotonic() + timeout_s
     addresses = find_rank_zero(info)
     if info.rank == 0:
-        return _host(info, addresses, deadline)
-    store = _join(info, addresses, deadline)
+        return _host(info, addresses, deadline, stopped)
+    store = _join(info, addresses, deadline, stopped)
     try:
         _report(store, info)
         # Rank 0 began to wait before this rank reported, so it is the first to give up, and says why.
-        verdict = _await_verdict(store, info, time.monotonic() + timeout_s + _GRACE_S)
+        verdict = _await_verdict(store, info, time.monotonic() + timeout_s + _GRACE_S, stopped)
     except RuntimeError as error:
+        if stopped():
+            raise _left_early() from error
         raise SlurmddpError(
             f"Rank 0 went away while rank {info.rank} waited for the others.", hint="Rank 0's log says why."
         ) from error
+    if verdict == _STOPPED:
+        raise _left_early()
     if verdict != _COMPLETE:
         raise SlurmddpError(verdict.decode(), hint=_LOGS_HINT)
     return store
+
+
+def _left_early() -> StoppedAtCheckpoint:
+    return StoppedAtCheckpoint(
+        "Stopped before the ranks had met.", hint="Run the same command again to start from there."
+    )
+
+
+def _settle(store: dist.TCPStore, verdict: bytes) -> bytes:
+    """Set the verdict unless another rank was first, and return the one that stands."""
+    return bytes(store.compare_set(_VERDICT, "", verdict.decode()))
 
 
 def _given_store(info: RankInfo, timeout_s: float) -> dist.Store:
@@ -103,20 +123,26 @@ def _given_store(info: RankInfo, timeout_s: float) -> dist.Store:
     return store
 
 
-def _host(info: RankInfo, addresses: list[Address], deadline: float) -> dist.TCPStore:
+def _host(
+    info: RankInfo, addresses: list[Address], deadline: float, stopped: Callable[[], bool]
+) -> dist.TCPStore:
     """Rank 0: open the store, and answer on the beacon until all ranks have reported."""
     address, store = _serve(info, addresses)
     notice = time.monotonic() + _NOTICE_S
     with _light_beacon(address, info.launch_id) as beacon:
         _report(store, info)
-        while store.add(_ARRIVED, 0) < info.world_size:
+        while store.add(_ARRIVED, 0) < info.world_size and not store.check([_VERDICT]):
+            if stopped():
+                _settle(store, _STOPPED)
             if time.monotonic() > deadline:
                 raise _give_up(store, info)
             if time.monotonic() > notice:
                 _log.warning("still waiting: %s", _missing(store, info))
                 notice += _NOTICE_S
             _answer(beacon, beacon_token(info.launch_id), store.port)
-    store.set(_VERDICT, _COMPLETE.decode())
+    if _settle(store, _COMPLETE) == _STOPPED:
+        time.sleep(2 * _POLL_S)  # The others poll the verdict, and the store ends with this process.
+        raise _left_early()
     return store
 
 
@@ -197,10 +223,12 @@ def _read_line(connection: socket.socket) -> bytes:
     return line.rstrip(b"\n")
 
 
-def _join(info: RankInfo, addresses: list[Address], deadline: float) -> dist.TCPStore:
+def _join(
+    info: RankInfo, addresses: list[Address], deadline: float, stopped: Callable[[], bool]
+) -> dist.TCPStore:
     """Any other rank: look for the beacon until it answers, then connect to the store."""
     pause = 0.02
-    while True:
+    while not stopped():
         for address in addresses:
             for port in beacon_ports(info.launch_id):
                 store_port = _ask(address, port, beacon_token(info.launch_id))
@@ -210,6 +238,7 @@ def _join(info: RankInfo, addresses: list[Address], deadline: float) -> dist.TCP
                     raise _nobody(info, addresses)
         time.sleep(pause)
         pause = min(pause * 1.5, 1.0)
+    raise _left_early()
 
 
 def _ask(address: Address, port: int, token: bytes) -> int | None:
@@ -245,10 +274,14 @@ def _report(store: dist.TCPStore, info: RankInfo) -> None:
     store.add(_ARRIVED, 1)
 
 
-def _await_verdict(store: dist.TCPStore, info: RankInfo, deadline: float) -> bytes:
+def _await_verdict(
+    store: dist.TCPStore, info: RankInfo, deadline: float, stopped: Callable[[], bool]
+) -> bytes:
     """Wait until rank 0 has seen everyone; polls, so that signals are still handled meanwhile."""
     pause = 0.005
     while not store.check([_VERDICT]):
+        if stopped():
+            return _settle(store, _STOPPED)
         if time.monotonic() > deadline:
             raise SlurmddpError(
                 f"Rank {info.rank} found rank 0, which did not see all {info.world_size} ranks in time.",

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import MismatchError, SlurmddpError
+from slurmddp.errors import MismatchError, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.training import rendezvous
 from slurmddp.training.rendezvous import beacon_ports, beacon_token, open_store
 
@@ -179,6 +179,39 @@ def test_a_torch_that_takes_no_socket_opens_the_store_itself(monkeypatch):
     stores = meet([rank(0, 2, "17.0.0"), rank(1, 2, "17.0.0")])
     stores[0].set("key", "value")
     assert stores[1].get("key") == b"value"
+
+
+@pytest.mark.parametrize(("present", "told"), [((0, 1), 0), ((0, 1), 1), ((0,), 0), ((1,), 1)])
+def test_a_stop_before_all_have_met_ends_the_wait_of_all(present, told, monkeypatch):
+    reported, report = threading.Event(), rendezvous._report
+
+    def report_and_say(store, info):
+        report(store, info)
+        if info.rank == told:
+            reported.set()
+
+    monkeypatch.setattr(rendezvous, "_report", report_and_say)
+
+    def outcome(number):
+        def stopped():
+            return number == told and (reported.is_set() or 0 not in present)
+
+        with pytest.raises(StoppedAtCheckpoint) as caught:
+            open_store(rank(number, 3, "19.0.0"), 20.0, stopped=stopped)
+        return caught.value.message
+
+    with ThreadPoolExecutor(len(present)) as pool:
+        assert all("had met" in message for message in pool.map(outcome, present))
+
+
+def test_a_stop_after_all_have_met_is_left_to_the_training():
+    asked = {0: iter([False, True]), 1: iter([])}
+    with ThreadPoolExecutor(2) as pool:
+        stopped = [lambda answers=asked[n]: next(answers, False) for n in (0, 1)]
+        meeting = [pool.submit(open_store, rank(n, 2, "20.0.0"), 20.0, stopped=stopped[n]) for n in (1, 0)]
+        outcomes = [future.exception() or future.result() for future in meeting]
+    # Either all go on or all leave, whoever was first.
+    assert len({isinstance(found, StoppedAtCheckpoint) for found in outcomes}) == 1
 
 
 def test_without_rank_zero_the_others_say_where_they_looked():
