@@ -1,6 +1,6 @@
 """Durable, verified checkpoints: tensors and plain values, never pickled code."""
 
 from slurmddp.checkpoint.reader import Checkpoint, latest, read
-from slurmddp.checkpoint.writer import publish, write
+from slurmddp.checkpoint.writer import publish, rehearse, write
 
-__all__ = ["Checkpoint", "latest", "publish", "read", "write"]
+__all__ = ["Checkpoint", "latest", "publish", "read", "rehearse", "write"]

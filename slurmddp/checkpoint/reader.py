@@ -12,9 +12,15 @@ from typing import Any
 
 import torch
 
-from slurmddp.checkpoint.files import HashedReader, open_hashed, write_small
-from slurmddp.checkpoint.manifest import (
+from slurmddp.checkpoint.retention import restore_replaced, set_aside
+from slurmddp.checkpoint.retry import retried
+from slurmddp.checkpoint.state import unflatten
+from slurmddp.checkpoint.tensors import decode
+from slurmddp.errors import CheckpointError
+from slurmddp.runs.checkpoints import (
     POINTER_FILE,
+    TENSORS_FILE,
+    TREE_FILE,
     Manifest,
     NewerFormatError,
     check_format,
@@ -24,11 +30,8 @@ from slurmddp.checkpoint.manifest import (
     load_manifest,
     verify,
 )
-from slurmddp.checkpoint.retention import restore_replaced, set_aside
-from slurmddp.checkpoint.state import unflatten
-from slurmddp.checkpoint.tensors import decode
-from slurmddp.checkpoint.writer import TENSORS_FILE, TREE_FILE
-from slurmddp.errors import CheckpointError
+from slurmddp.runs.durable import HashedReader, open_hashed, write_small
+from slurmddp.runs.owner import foreign_owner, warn_if_exposed
 
 log = logging.getLogger(__name__)
 
@@ -45,23 +48,24 @@ class Checkpoint:
 def latest(root: Path) -> Path | None:
     """Return the newest checkpoint under `root` that verifies, or None; one process calls this.
 
-    Damaged ones that are newer are renamed to `bad-...` with a warning and never used again.
+    Damaged ones that are newer are renamed to `bad-...` with a warning and never used again; in a folder
+    that belongs to another account they are only passed over.
     """
     root = root.absolute()
-    if not root.is_dir():
-        return None
-    _quietly(partial(restore_replaced, root))
+    try:
+        folders = retried(partial(_folders, root), f"Looking for checkpoints in {root}")
+    except OSError as error:
+        raise _unreadable(root, error) from error
     set_any_aside = False
-    for folder in checkpoint_folders(root):
+    for folder in folders:
         try:
-            verify(folder)
+            retried(partial(verify, folder), f"Verifying the checkpoint {folder}")
         except NewerFormatError as problem:
             raise CheckpointError(
                 f"Checkpoint {folder} is not usable: {problem.message}", hint=problem.hint
             ) from problem
         except CheckpointError as problem:
-            set_any_aside = True
-            _reject(folder, problem)
+            set_any_aside |= _reject(folder, problem)
         except OSError as error:
             log.warning("Checkpoint %s can't be read (%s); the one before it is tried.", folder, error)
         else:
@@ -74,22 +78,38 @@ def latest(root: Path) -> Path | None:
 def read(path: Path) -> Checkpoint:
     """Read the checkpoint in the folder `path`; raises CheckpointError when anything does not verify."""
     try:
-        manifest = load_manifest(path)
-        for name in (TENSORS_FILE, TREE_FILE):
-            if name not in manifest.files:
-                raise CheckpointError(f"the manifest does not list {name}.")
-        tensors = _read_tensors(path, manifest)
-        state = unflatten(_read_tree(path, manifest), tensors)
+        return retried(partial(_read, path), f"Reading the checkpoint {path}")
     except CheckpointError as problem:
         raise CheckpointError(
             f"Checkpoint {path} is not usable: {problem.message}",
             hint=problem.hint or "Use an older one; `latest` finds the newest that verifies.",
         ) from problem
     except OSError as error:
-        raise CheckpointError(
-            f"Checkpoint {path} can't be read: {error.strerror or error}.", hint="Check the file system."
-        ) from error
+        raise _unreadable(path, error) from error
+
+
+def _folders(root: Path) -> list[Path]:
+    """Return the checkpoint folders, newest first, after a repair and a look at who else may write here."""
+    if not root.is_dir():
+        return []
+    warn_if_exposed(root)
+    if foreign_owner(root) is None:
+        _quietly(partial(restore_replaced, root))
+    return checkpoint_folders(root)
+
+
+def _read(path: Path) -> Checkpoint:
+    manifest = load_manifest(path)
+    for name in (TENSORS_FILE, TREE_FILE):
+        if name not in manifest.files:
+            raise CheckpointError(f"the manifest does not list {name}.")
+    tensors = _read_tensors(path, manifest)
+    state = unflatten(_read_tree(path, manifest), tensors)
     return Checkpoint(manifest.step, state, dict(manifest.meta))
+
+
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"{path} can't be read: {error.strerror or error}.", hint="Check the file system.")
 
 
 def _read_tensors(path: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
@@ -121,12 +141,14 @@ def _check_rest(reader: HashedReader, name: str, manifest: Manifest) -> None:
     check_record(name, reader.record(), manifest.files[name])
 
 
-def _reject(folder: Path, problem: CheckpointError) -> None:
-    moved = set_aside(folder)
+def _reject(folder: Path, problem: CheckpointError) -> bool:
+    """Set a damaged checkpoint aside, unless it is someone else's; tell, and return whether it is moved."""
+    moved = set_aside(folder) if foreign_owner(folder) is None else None
     where = f"it is now {moved.name}" if moved else "it could not be renamed"
     log.warning(
         "Checkpoint %s is damaged (%s); %s, and the one before it is used.", folder, problem.message, where
     )
+    return moved is not None
 
 
 def _quietly(action: Callable[[], object]) -> None:

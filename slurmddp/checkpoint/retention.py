@@ -6,7 +6,8 @@ import logging
 import shutil
 from pathlib import Path
 
-from slurmddp.checkpoint.manifest import (
+from slurmddp.errors import CheckpointError
+from slurmddp.runs.checkpoints import (
     BAD,
     DELETING,
     REPLACED,
@@ -16,7 +17,6 @@ from slurmddp.checkpoint.manifest import (
     step_of,
     verify,
 )
-from slurmddp.errors import CheckpointError
 
 NEVER_BELOW = 2
 """So many verified checkpoints always stay, where so many exist."""

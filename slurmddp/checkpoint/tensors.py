@@ -8,7 +8,7 @@ neither hash on the way nor read into the final memory without a second copy.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -39,8 +39,26 @@ class Source(Protocol):
 
 def encode(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
     """Yield the bytes of a safetensors file; tensors elsewhere are copied to the CPU one at a time."""
-    # The widest types come first, so that every tensor starts at a multiple of its element size.
-    ordered = sorted(tensors.items(), key=lambda item: -_stored_width(item[1].dtype))
+    ordered = _ordered(tensors)
+    yield from _head(ordered)
+    for _, tensor in ordered:
+        if tensor.numel():
+            yield _bytes_of(tensor)
+
+
+def encoded_size(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Return how many bytes `encode` will yield."""
+    data = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return sum(map(len, _head(_ordered(tensors)))) + data
+
+
+def _ordered(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+    """Put the widest types first, so that every tensor starts at a multiple of its element size."""
+    return sorted(tensors.items(), key=lambda item: -_stored_width(item[1].dtype))
+
+
+def _head(ordered: Sequence[tuple[str, torch.Tensor]]) -> Iterator[memoryview]:
+    """Yield what stands before the tensors' bytes: the header's length, and the header."""
     header: dict[str, Any] = {}
     offset = 0
     odd = {name: _odd_entry(tensor) for name, tensor in ordered if tensor.dtype not in _DTYPES}
@@ -58,9 +76,6 @@ def encode(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
     text += b" " * (-len(text) % 8)
     yield memoryview(len(text).to_bytes(8, "little"))
     yield memoryview(text)
-    for _, tensor in ordered:
-        if tensor.numel():
-            yield _bytes_of(tensor)
 
 
 def decode(source: Source, size: int) -> dict[str, torch.Tensor]:

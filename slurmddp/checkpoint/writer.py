@@ -6,32 +6,46 @@ import errno
 import json
 import logging
 import os
+import platform
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from slurmddp.checkpoint.files import FileRecord, sync_folder, write_hashed, write_small
-from slurmddp.checkpoint.manifest import (
+import torch
+
+from slurmddp.checkpoint.retention import (
+    NEVER_BELOW,
+    clear_leftovers,
+    prune,
+    restore_replaced,
+    still_good,
+    trust,
+)
+from slurmddp.checkpoint.retry import retried
+from slurmddp.checkpoint.state import flatten
+from slurmddp.checkpoint.tensors import encode, encoded_size
+from slurmddp.errors import CheckpointError, ConfigError
+from slurmddp.runs import room
+from slurmddp.runs.checkpoints import (
+    DELETING,
     FORMAT,
     MANIFEST_FILE,
     POINTER_FILE,
     REPLACED,
+    TENSORS_FILE,
+    TREE_FILE,
     WRITING,
     Manifest,
     folder_name,
     load_manifest,
-    versions,
+    verify,
 )
-from slurmddp.checkpoint.retention import clear_leftovers, prune, restore_replaced, still_good, trust
-from slurmddp.checkpoint.state import flatten
-from slurmddp.checkpoint.tensors import encode
-from slurmddp.errors import CheckpointError, ConfigError
+from slurmddp.runs.durable import FileRecord, sync_folder, write_hashed, write_small
+from slurmddp.runs.owner import refuse_foreign
 
 log = logging.getLogger(__name__)
-
-TENSORS_FILE = "state.safetensors"
-TREE_FILE = "state.json"
 
 Fill = Callable[[Path], Mapping[str, FileRecord]]
 """Writes the files of a checkpoint into an empty folder, flushed, and returns their records by name."""
@@ -45,38 +59,103 @@ def write(
     `state` is nested dict (string or integer keys), list and tuple of dense tensors, numbers, strings,
     booleans and None; `meta` is JSON. Raises CheckpointError; older checkpoints are untouched then.
     """
+    fill, needed = _filler(state)
+    return publish(root, step, fill, meta=meta, keep_last=keep_last, needed=needed)
+
+
+def _filler(state: Mapping[str, Any]) -> tuple[Fill, int]:
+    """Return what writes the files of `state`, and how many bytes they will have."""
     flat = flatten(state)
-    tree = json.dumps({"format": FORMAT, "state": flat.tree}, separators=(",", ":"))
+    tree = json.dumps({"format": FORMAT, "state": flat.tree}, separators=(",", ":")).encode()
+    tensor_bytes = encoded_size(flat.tensors)
 
     def fill(folder: Path) -> dict[str, FileRecord]:
-        return {
-            TENSORS_FILE: write_hashed(folder / TENSORS_FILE, encode(flat.tensors)),
-            TREE_FILE: write_hashed(folder / TREE_FILE, [memoryview(tree.encode())]),
-        }
+        tensors = write_hashed(folder / TENSORS_FILE, encode(flat.tensors), expected=tensor_bytes)
+        return {TENSORS_FILE: tensors, TREE_FILE: write_hashed(folder / TREE_FILE, [memoryview(tree)])}
 
-    return publish(root, step, fill, meta=meta, keep_last=keep_last)
+    return fill, tensor_bytes + len(tree)
 
 
-def publish(root: Path, step: int, fill: Fill, *, meta: Mapping[str, Any], keep_last: int = 3) -> Path:
-    """Make what `fill` writes the checkpoint of `step`, all at once or not at all, and prune older ones."""
+def publish(
+    root: Path, step: int, fill: Fill, *, meta: Mapping[str, Any], keep_last: int = 3, needed: int = 0
+) -> Path:
+    """Make what `fill` writes the checkpoint of `step`, all at once or not at all, and prune older ones.
+
+    `needed` is the number of bytes that it will write, if known: then a disk that is too full is noticed
+    first. `fill` is called again, with a new folder, after an error of the file system that passes by itself.
+    """
     _check(step, keep_last, meta)
     root = root.absolute()
+    target = root / folder_name(step)
+    refuse_foreign(root)
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        clear_leftovers(root)
-        temporary = root / f"{WRITING}{folder_name(step)}-{os.getpid()}"
-        target = root / folder_name(step)
-        try:
-            temporary.mkdir()
-            _complete(temporary, Manifest(step, fill(temporary), meta, versions()))
-            _move_in(temporary, target)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-        trust(target)
+        retried(partial(_publish_once, target, fill, meta, needed), f"Writing the checkpoint of step {step}")
     except OSError as error:
-        raise _explained(error, root, step) from error
+        raise _explained(error, f"The checkpoint of step {step} could not be written to {root}") from error
     _follow_up(target, keep_last)
     return target
+
+
+def rehearse(root: Path, state: Mapping[str, Any], *, growth: int = 0, keep_last: int = 3) -> None:
+    """Write `state` under `root` as `write` would, read it back, and remove it again.
+
+    `growth` is how many bytes larger later checkpoints will be. Raises CheckpointError when `write` would.
+    """
+    root = root.absolute()
+    fill, needed = _filler(state)
+    refuse_foreign(root)
+    try:
+        retried(partial(_rehearse_once, root, fill, needed, growth), "The test save")
+        free = room.free_bytes(root)
+    except OSError as error:
+        raise _explained(error, f"A test save to {root} failed") from error
+    # While a checkpoint is written, all that are kept still stand.
+    wanted = (max(keep_last, NEVER_BELOW) + 1) * (needed + growth)
+    if free < wanted:
+        log.warning(
+            "%s has %s free; keeping %d checkpoints of %s takes up to %s.",
+            root, room.size_text(free), keep_last, room.size_text(needed + growth), room.size_text(wanted),
+        )  # fmt: skip
+
+
+def _rehearse_once(root: Path, fill: Fill, needed: int, growth: int) -> None:
+    temporary = _fresh_folder(root, "test", needed + growth)
+    try:
+        with (temporary / "growth").open("xb") as stream:
+            room.reserve(stream.fileno(), growth, temporary)
+            _complete(temporary, Manifest(0, fill(temporary), {}, _versions()))
+        verify(temporary)
+        temporary = temporary.rename(root / f"{DELETING}test-{os.getpid()}")
+        sync_folder(root)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _publish_once(target: Path, fill: Fill, meta: Mapping[str, Any], needed: int) -> None:
+    """Write and move in, from the start: after a failed fsync the kernel may have dropped what it held."""
+    root = target.parent
+    temporary = _fresh_folder(root, target.name, needed)
+    try:
+        step = int(target.name.removeprefix("step-"))
+        _complete(temporary, Manifest(step, fill(temporary), meta, _versions()))
+        _move_in(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    trust(target)
+
+
+def _fresh_folder(root: Path, name: str, needed: int) -> Path:
+    """Make sure of the space and return a new hidden folder beside the checkpoints."""
+    root.mkdir(parents=True, exist_ok=True)
+    clear_leftovers(root)
+    room.require(root, needed)
+    temporary = root / f"{WRITING}{name}-{os.getpid()}"
+    temporary.mkdir()
+    return temporary
+
+
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), "torch": torch.__version__}
 
 
 def _check(step: int, keep_last: int, meta: Mapping[str, Any]) -> None:
@@ -107,6 +186,7 @@ def _move_in(temporary: Path, target: Path) -> None:
     aside = root / f"{REPLACED}{target.name}"
     if target.exists():
         if _same(temporary, target):
+            sync_folder(root)  # It may be from a try whose last step, this one, failed.
             return
         # Killed between these two renames, the old folder is found under its other name and put back.
         target.rename(aside)
@@ -123,7 +203,8 @@ def _move_in(temporary: Path, target: Path) -> None:
 def _follow_up(target: Path, keep_last: int) -> None:
     """Move the pointer and prune; the checkpoint is safe already, so trouble here is only told."""
     try:
-        write_small(target.parent / POINTER_FILE, target.name + "\n")
+        pointer = target.parent / POINTER_FILE
+        retried(partial(write_small, pointer, target.name + "\n"), f"Moving {pointer}")
         prune(target.parent, keep_last, target)
     except OSError as error:
         log.warning("Checkpoint %s is written, but the folder could not be tidied: %s", target, error)
@@ -133,18 +214,14 @@ def _same(new: Path, old: Path) -> bool:
     return still_good(old) and load_manifest(old).files == load_manifest(new).files
 
 
-def _explained(error: OSError, root: Path, step: int) -> CheckpointError:
+def _explained(error: OSError, what: str) -> CheckpointError:
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        hint = "Free space or raise the quota, or lower train.keep_last."
+        hint = "Free space, raise the quota, lower train.keep_last, or choose another runs_dir."
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         hint = "Make the folder writable for this user, or choose another runs_dir."
     elif error.errno == errno.EFBIG:
         hint = "The file size limit (ulimit -f) or the file system does not allow so large a file."
     else:
         hint = "Check the file system, then run again."
-    return CheckpointError(
-        f"The checkpoint of step {step} could not be written to {root}: {reason}. "
-        "Older checkpoints are untouched.",
-        hint=hint,
-    )
+    return CheckpointError(f"{what}: {reason}. Older checkpoints are untouched.", hint=hint)

@@ -33,6 +33,8 @@ COMMANDS = {
     "stop": "Let a run save and leave; it stays stopped until a person goes on with it.",
     "cancel": "End a run for good: nothing of it stays queued, and nothing puts it back.",
     "resume": "Go on with a run that was stopped, cancelled or lost, or that failed, in the same folder.",
+    "checkpoints": "List a run's checkpoints, bad ones included; with --verify read every byte of them.",
+    "export": "Write a run's weights to a plain safetensors file, for use elsewhere.",
     "report": "Write a run's report anew and print where it is.",
     "sandbox": "A SLURM of one's own on this machine, to try jobs on before there is a cluster.",
 }

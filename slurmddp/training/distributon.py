@@ -23,6 +23,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +34,7 @@ from torch import distributed, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from slurmddp.checkpoint.config_match import ALLOW_VARIABLE
 from slurmddp.environments.detect import detect
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError, MismatchError, SlurmddpError, StoppedAtCheckpoint
@@ -54,7 +56,8 @@ class Distributon:
 
     `num_devices` is the number of ranks on this machine; "auto" takes what the scheduler started, or one per
     visible GPU, or one. `seed` makes initial weights equal on all ranks, later draws (dropout) different on
-    each, and fixes the order of the data.
+    each, and fixes the order of the data. `config`, any nested mapping of plain values, says what is computed:
+    checkpoints keep it, and `load` refuses one that was written under another, key by key.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Distributon:
         strategy: str | Strategy = "ddp",
         backend: str = "auto",
         seed: int | None = None,
+        config: Mapping[str, Any] | None = None,
         stop_signals: StopSignals | None = None,
     ) -> None:
         if num_devices != "auto" and (not isinstance(num_devices, int) or num_devices < 1):
@@ -72,7 +76,7 @@ class Distributon:
             )
         self._num_devices = num_devices
         self._strategy = build(strategy) if isinstance(strategy, str) else strategy
-        self._backend, self._seed = backend, seed
+        self._backend, self._seed, self._config = backend, seed, config
         self._place: bootstrap.Place | None = None
         self._loaders: list[DistributedLoader] = []
         self._models: list[nn.Module] = []
@@ -297,17 +301,44 @@ class Distributon:
         """
         self._here  # noqa: B018
         return session_state.save(
-            Path(root), step, objects, self._loaders, unwrap=self.unwrap, seed=self._seed, keep_last=keep_last
+            Path(root),
+            step,
+            objects,
+            self._loaders,
+            unwrap=self.unwrap,
+            seed=self._seed,
+            config=self._config,
+            keep_last=keep_last,
         )
 
-    def load(self, root: str | Path, **objects: Any) -> int | None:
-        """Give `objects` the state of the newest good checkpoint under `root` and return its step.
+    def test_save(self, root: str | Path, *, keep_last: int = 3, **objects: Any) -> float:
+        """Do all that `save` would but leave nothing behind; return the seconds it took. All ranks call it.
 
-        Returns None, and changes nothing, when there is no checkpoint. All ranks call it, after all setup_
-        methods; rank 0 chooses.
+        Before the first step it finds a full disk, a used-up quota, a folder that can't be written to, or an
+        object that can't be stored; the room that torch's optimizers need later on is counted in.
         """
         self._here  # noqa: B018
-        return session_state.load(Path(root), objects, self._loaders, unwrap=self.unwrap, seed=self._seed)
+        return session_state.rehearse(
+            Path(root), objects, self._loaders, unwrap=self.unwrap, keep_last=keep_last
+        )
+
+    def load(self, root: str | Path, *, allow_other_config: bool = False, **objects: Any) -> int | None:
+        """Give `objects` the state of the newest good checkpoint under `root` and return its step.
+
+        Returns None, and changes nothing, when there is no checkpoint; changes nothing either when it raises
+        because one does not fit. All ranks call it, after all setup_ methods; rank 0 chooses. A checkpoint of
+        another `config` is loaded only with `allow_other_config`, or SLURMDDP_ALLOW_OTHER_CONFIG=1.
+        """
+        self._here  # noqa: B018
+        return session_state.load(
+            Path(root),
+            objects,
+            self._loaders,
+            unwrap=self.unwrap,
+            seed=self._seed,
+            config=self._config,
+            allow_other_config=allow_other_config or os.environ.get(ALLOW_VARIABLE) == "1",
+        )
 
 
 def _refuse_to_multiply() -> None:

@@ -70,10 +70,16 @@ class Training:
         self._sampled = folder.sample_file.exists()
 
     def resume(self) -> None:
-        """Go on from the newest checkpoint, if there is one."""
+        """Go on from the newest checkpoint; where there is none, make sure that one can be written."""
         progress: dict[str, Any] = {}
         step = self.distributon.load(self._root, progress=progress, **self.parts.saved_objects)
         if step is None:
+            self.distributon.test_save(
+                self._root,
+                keep_last=self.parts.settings.keep_last,
+                progress={"evaluated_at": -1, "losses": []},
+                **self.parts.saved_objects,
+            )
             return
         self.step, self._evaluated_at = step, progress["evaluated_at"]
         self._losses = list(progress["losses"])

@@ -29,6 +29,8 @@ FLAGS = {
     "stop": "run",
     "cancel": "run",
     "resume": "changes run",
+    "checkpoints": "--json --verify run",
+    "export": "--force --object --output --step run",
     "report": "run",
     "sandbox": "action",
 }

@@ -1,7 +1,7 @@
 """Child program of test_checkpoint_killed: forks savers, kills each at one moment, reports what is left.
 
     python saves_killed.py FOLDER steps            kill at every file operation in turn
-    python saves_killed.py FOLDER random SEED N    kill at N random moments
+    python saves_killed.py FOLDER random SEED N    kill at N random moments, spread evenly over a save
 Prints one JSON line per kill: newest step that reads, whether its content is right, whether the save ended.
 """
 
@@ -100,7 +100,8 @@ def random_moments(root, seed, times):
     usual_s = time.perf_counter() - begin
     for step in range(2, times + 2):
         pid = in_child(lambda step=step: save(root, step))
-        time.sleep(chance.uniform(0, 1.5 * usual_s))
+        # One draw in each N-th part of the time, so that few draws, too, reach every phase of the save.
+        time.sleep(1.5 * usual_s * ((step * 7919) % times + chance.random()) / times)
         os.kill(pid, signal.SIGKILL)
         report(root, step, os.waitpid(pid, 0)[1])
 

@@ -1,6 +1,7 @@
 """Checkpoints: exact round trips, damage noticed, failures that leave the old ones alone, retention."""
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -13,8 +14,10 @@ import safetensors.torch
 import torch
 
 from slurmddp import checkpoint
-from slurmddp.checkpoint.manifest import checkpoint_folders
+from slurmddp.checkpoint import retry
 from slurmddp.errors import CheckpointError, ConfigError
+from slurmddp.runs import durable
+from slurmddp.runs.checkpoints import checkpoint_folders
 
 
 def save(root, step, state=None, keep_last=3, **meta):
@@ -225,6 +228,14 @@ def test_a_state_of_many_chunks(tmp_path):
     assert same(round_trip(tmp_path, state), state)
 
 
+def test_large_and_small_parts_are_hashed_in_their_order(tmp_path):
+    sizes = [9 << 20, 10, 3, 1 << 18, 7, 20 << 20, 1]
+    data = [bytes([index]) * size for index, size in enumerate(sizes)]
+    record = durable.write_hashed(tmp_path / "file", [memoryview(part) for part in data])
+    assert record == durable.record_of(tmp_path / "file")
+    assert record.sha256 == hashlib.sha256(b"".join(data)).hexdigest()
+
+
 @pytest.mark.parametrize("file", ["state.safetensors", "state.json", "manifest.json"])
 def test_one_flipped_bit_anywhere_is_noticed(tmp_path, file):
     chance = random.Random(file)
@@ -299,7 +310,7 @@ def test_a_second_bad_checkpoint_of_one_step_is_kept_too(tmp_path):
 
 def test_one_that_a_later_version_wrote_is_not_taken_for_damaged(tmp_path, monkeypatch):
     save(tmp_path, 1)
-    monkeypatch.setattr("slurmddp.checkpoint.manifest.FORMAT", 2)
+    monkeypatch.setattr("slurmddp.runs.checkpoints.FORMAT", 2)
     newer = save(tmp_path, 2)
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="format 2"):
@@ -406,7 +417,8 @@ class FailingCalls:
 @pytest.mark.parametrize(
     "code", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EIO], ids=errno.errorcode.get
 )
-def test_a_full_disk_at_any_moment_leaves_the_old_ones_alone(tmp_path, code):
+def test_a_full_disk_at_any_moment_leaves_the_old_ones_alone(tmp_path, code, monkeypatch):
+    monkeypatch.setattr(retry, "WAITS_S", (0, 0))
     for passing in range(40):
         root = tmp_path / str(passing)
         for step in (1, 2):

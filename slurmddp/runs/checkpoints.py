@@ -1,24 +1,26 @@
-"""What a checkpoint folder must look like to count as one: its name, its manifest, and whether both hold."""
+"""What a checkpoint folder must look like to count as one: its name, its manifest, and whether both hold.
+
+It stands here, without torch, so that commands on the login node can list, verify and export checkpoints.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from slurmddp.checkpoint.files import FileRecord, record_of
 from slurmddp.errors import CheckpointError
+from slurmddp.runs.durable import FileRecord, record_of
 
 FORMAT = 1
 MANIFEST_FILE = "manifest.json"
 POINTER_FILE = "latest"
+TENSORS_FILE = "state.safetensors"
+TREE_FILE = "state.json"
 WRITING, REPLACED, DELETING, BAD = ".writing-", ".replaced-", ".deleting-", "bad-"
 
 _FOLDER = re.compile(r"step-(\d{10,})")
@@ -65,10 +67,6 @@ def checkpoint_folders(root: Path) -> list[Path]:
         return []
     steps = [(step, path) for path in root.iterdir() if (step := step_of(path)) is not None]
     return [path for _, path in sorted(steps, reverse=True)]
-
-
-def versions() -> dict[str, str]:
-    return {"python": platform.python_version(), "torch": torch.__version__}
 
 
 def load_manifest(folder: Path) -> Manifest:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from slurmddp.errors import CheckpointError
+from slurmddp.runs import room
 
 CHUNK_BYTES = 8 << 20
 _INLINE_BYTES = 1 << 18
 """Handing less than this to the hashing thread costs more than hashing it."""
+_MOST_BEHIND = 32
+"""So many chunks may wait for the hash, which goes on during the fsync; copies from a GPU stay that long."""
 
 
 @dataclass(frozen=True)
@@ -27,22 +31,31 @@ class FileRecord:
     sha256: str
 
 
-def write_hashed(path: Path, parts: Iterable[memoryview]) -> FileRecord:
-    """Write a new file and flush it to the disk; a second thread hashes each part while it is written."""
+def write_hashed(path: Path, parts: Iterable[memoryview], *, expected: int = 0) -> FileRecord:
+    """Write a new file and flush it to the disk; a second thread hashes the parts meanwhile.
+
+    Raises NoRoomError before the first byte when `expected` bytes are more than disk or quota have left.
+    """
     digest = hashlib.sha256()
     size = 0
     with path.open("xb", buffering=1 << 20) as stream, ThreadPoolExecutor(1) as hasher:
+        room.reserve(stream.fileno(), expected, path.parent)
+        behind: deque[Future[None]] = deque()
         for chunk in _chunks(parts):
-            if len(chunk) < _INLINE_BYTES:
-                digest.update(chunk)
-                stream.write(chunk)
+            if behind and behind[0].done():
+                behind.popleft().result()
+            if len(behind) > _MOST_BEHIND:
+                behind.popleft().result()
+            if behind or len(chunk) >= _INLINE_BYTES:  # Parts are hashed in their order.
+                behind.append(hasher.submit(digest.update, chunk))
             else:
-                hashed = hasher.submit(digest.update, chunk)
-                stream.write(chunk)
-                hashed.result()
+                digest.update(chunk)
+            stream.write(chunk)
             size += len(chunk)
         stream.flush()
         os.fsync(stream.fileno())
+        for hashed in behind:
+            hashed.result()
     return FileRecord(size, digest.hexdigest())
 
 

@@ -1,0 +1,76 @@
+"""Whose folder this is, and who else may write to it: nobody's training goes into another person's run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+import stat
+from pathlib import Path
+
+from slurmddp.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+_NOBODY = 65534
+"""How an owner looks that this machine can't name: in a container, or on a share that maps root away."""
+
+_warned: set[Path] = set()
+
+
+def foreign_owner(path: Path) -> str | None:
+    """Return the name of the account that `path` belongs to, or None when that is ours, or we are root."""
+    here = os.geteuid()
+    try:
+        owner = path.stat().st_uid
+    except OSError:
+        return None
+    if here == 0 or owner in (here, _NOBODY):
+        return None
+    return _account(owner)
+
+
+def refuse_foreign(root: Path) -> None:
+    """Raise ConfigError when the folder of checkpoints, or the run that it would be in, is someone else's."""
+    is_run = not root.exists() and (root.parent / "config.yaml").exists()
+    folder = root.parent if is_run else root
+    owner = foreign_owner(folder)
+    if owner is not None:
+        raise ConfigError(
+            f"{folder} belongs to {owner}, and this process runs as {_account(os.geteuid())}. "
+            "Nothing was written.",
+            hint="Start a run of your own: give it another name= or runs_dir=, or another folder to save in.",
+        )
+
+
+def warn_if_exposed(root: Path) -> None:
+    """Log, once per folder, that other accounts can replace checkpoints under `root`."""
+    for folder in (root, *root.parents):
+        who = _other_writers(folder)
+        if who and folder not in _warned:
+            _warned.add(folder)
+            log.warning(
+                "%s is writable for %s, who can replace the checkpoints in it. `chmod go-w` makes it yours.",
+                folder,
+                who,
+            )
+
+
+def _other_writers(folder: Path) -> str:
+    """Say who besides its owner may rename and delete in a folder; with the sticky bit nobody else may."""
+    status = folder.stat()
+    if status.st_mode & stat.S_ISVTX:
+        return ""
+    if status.st_mode & stat.S_IWOTH:
+        return "everybody"
+    # A group with the number of its owner is a private group: many systems give each account its own.
+    if status.st_mode & stat.S_IWGRP and status.st_gid != status.st_uid:
+        return "its group"
+    return ""
+
+
+def _account(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"account {number}"

@@ -1,0 +1,234 @@
+"""`slurmddp checkpoints` and `export` on checkpoints that are written here byte by byte, without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from slurmddp.cli.main import main
+from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_NO_RUN
+from slurmddp.runs import index
+from slurmddp.runs.checkpoints import TENSORS_FILE, TREE_FILE, Manifest, folder_name
+from slurmddp.runs.durable import write_hashed
+from slurmddp.runs.folder import RunFolder
+
+WEIGHT = np.arange(12, dtype="<f4").reshape(3, 4)
+COUNT = np.array([7], dtype="<i8")
+SMALL = np.array([1, 65535], dtype="<u2")
+
+
+def module(**names):
+    return {"ordered": [[key, {"tensor": stored}] for key, stored in names.items()], "metadata": {"dict": []}}
+
+
+def write_checkpoint(root, step, objects=None, *, scale=1.0):
+    """Write what a training would: tensors of a model and an optimizer, one type that is kept as bytes."""
+    folder = root / folder_name(step)
+    folder.mkdir(parents=True)
+    tensors = {
+        "objects/model/count": ("I64", COUNT),
+        "objects/model/weight": ("F32", WEIGHT * np.float32(scale)),
+        "objects/optimizer/momentum": ("F32", WEIGHT),
+        "objects/model/small": ("U8", SMALL),
+    }
+    odd = {"objects/model/small": {"dtype": "uint16", "shape": [2]}}
+    header, at = {"__metadata__": {"slurmddp_dtypes": json.dumps(odd)}}, 0
+    for name, (dtype, value) in tensors.items():
+        shape = [value.nbytes] if name in odd else list(value.shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + value.nbytes]}
+        at += value.nbytes
+    text = json.dumps(header).encode()
+    data = len(text).to_bytes(8, "little") + text + b"".join(value.tobytes() for _, value in tensors.values())
+    model = module(
+        count="objects/model/count",
+        weight="objects/model/weight",
+        tied="objects/model/weight",
+        small="objects/model/small",
+    )
+    optimizer = {"dict": [["momentum", {"tensor": "objects/optimizer/momentum"}]]}
+    objects = objects or {"model": model, "optimizer": optimizer}
+    state = {"dict": [["objects", {"dict": [[key, value] for key, value in objects.items()]}]]}
+    tree = json.dumps({"format": 1, "state": state}).encode()
+    files = {
+        TENSORS_FILE: write_hashed(folder / TENSORS_FILE, [memoryview(data)]),
+        TREE_FILE: write_hashed(folder / TREE_FILE, [memoryview(tree)]),
+    }
+    manifest = Manifest(step, files, {"world_size": 4}, {})
+    (folder / "manifest.json").write_text(manifest.to_json())
+    (root / "latest").write_text(folder.name + "\n")
+    return folder
+
+
+def flip_bit(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def contents(root):
+    return {str(path.relative_to(root)): path.stat().st_mtime_ns for path in sorted(root.rglob("*"))}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path / "project" / "runs" / "gpt-0a1b2c3d")
+    folder.path.mkdir(parents=True)
+    folder.config_file.write_text("name: gpt\n")
+    index.remember(folder)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return folder
+
+
+def listed(capsys, *flags):
+    code = main(["checkpoints", "gpt", "--json", *flags])
+    return code, [(row["step"], row["state"]) for row in json.loads(capsys.readouterr().out)]
+
+
+def test_the_list_names_good_and_bad_and_changes_nothing(run, capsys):
+    root = run.checkpoints_dir
+    for step in (100, 200, 300, 400):
+        write_checkpoint(root, step)
+    (root / "step-0000000100").rename(root / "bad-step-0000000100-2")
+    (root / "step-0000000200" / TREE_FILE).unlink()
+    flip_bit(root / "step-0000000300" / TENSORS_FILE)
+    before = contents(root)
+    quick = [(400, "complete"), (300, "complete"), (200, "damaged"), (100, "set aside")]
+    assert listed(capsys) == (EXIT_FAILED, quick)
+    thorough = [(400, "verified"), (300, "damaged"), (200, "damaged"), (100, "set aside")]
+    assert listed(capsys, "--verify") == (EXIT_FAILED, thorough)
+    assert contents(root) == before
+
+
+def test_the_table(run, capsys):
+    write_checkpoint(run.checkpoints_dir, 100)
+    write_checkpoint(run.checkpoints_dir, 200)
+    assert main(["checkpoints", "gpt", "--verify"]) == 0
+    header, newest, older = capsys.readouterr().out.splitlines()
+    assert header.split() == ["STEP", "STATE", "SIZE", "SAVED", "FOLDER"]
+    assert newest.split()[:2] == ["200", "verified"]
+    assert "latest" in newest and "latest" not in older
+    assert " kB" in newest
+
+
+def test_the_reason_is_said(run, capsys):
+    flip_bit(write_checkpoint(run.checkpoints_dir, 7) / TENSORS_FILE)
+    assert main(["checkpoints", "gpt", "--verify"]) == EXIT_FAILED
+    said = capsys.readouterr().err
+    assert "state.safetensors does not match its hash" in said
+    assert "A resume passes over" in said
+
+
+def test_a_run_without_any_and_a_run_that_is_none(run, capsys):
+    assert main(["checkpoints", "gpt"]) == 0
+    assert "no checkpoints yet" in capsys.readouterr().err
+    assert main(["export", "gpt"]) == EXIT_FAILED
+    assert main(["checkpoints", "nothing"]) == EXIT_NO_RUN
+
+
+def test_a_folder_of_checkpoints_of_ones_own_script_will_do(run, tmp_path, capsys):
+    write_checkpoint(tmp_path / "mine", 3)
+    assert main(["checkpoints", str(tmp_path / "mine"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["step"] == 3
+    assert main(["export", str(tmp_path / "mine")]) == 0
+    assert Path("mine-step-3.safetensors").is_file()
+
+
+def test_exported_weights_are_the_models_alone_bit_for_bit(run, capsys):
+    write_checkpoint(run.checkpoints_dir, 100)
+    write_checkpoint(run.checkpoints_dir, 200, scale=3)
+    assert main(["export", "gpt"]) == 0
+    output = Path(capsys.readouterr().out.strip())
+    assert output == Path("gpt-0a1b2c3d-step-200.safetensors")
+    found = load_file(output)
+    assert set(found) == {"count", "weight", "tied", "small"}
+    assert np.array_equal(found["weight"], 3 * WEIGHT)
+    assert np.array_equal(found["tied"], 3 * WEIGHT)
+    assert np.array_equal(found["count"], COUNT)
+    assert found["small"].dtype == np.uint16
+    assert np.array_equal(found["small"], SMALL)
+    with safe_open(output, framework="np") as opened:
+        assert opened.metadata() == {"format": "pt", "run": "gpt-0a1b2c3d", "step": "200"}
+    assert [path.name for path in Path.cwd().iterdir()] == [output.name], "nothing else is left"
+
+
+def test_a_step_may_be_chosen_and_a_file_is_replaced_only_by_force(run, capsys):
+    for step in (1, 2):
+        write_checkpoint(run.checkpoints_dir, step, scale=step)
+    command = ["export", "gpt", "--step", "1", "--output", "w.safetensors"]
+    assert main(command) == 0
+    Path("w.safetensors").write_text("mine")
+    assert main(command) == EXIT_CONFIG
+    assert "exists already" in capsys.readouterr().err
+    assert Path("w.safetensors").read_text() == "mine"
+    assert main([*command, "--force"]) == 0
+    assert np.array_equal(load_file("w.safetensors")["weight"], WEIGHT)
+    assert main(["export", "gpt", "--step", "5"]) == EXIT_CONFIG
+    assert "There are: 2, 1." in capsys.readouterr().err
+
+
+def test_a_damaged_one_is_never_exported(run, capsys):
+    write_checkpoint(run.checkpoints_dir, 1)
+    flip_bit(write_checkpoint(run.checkpoints_dir, 2) / TENSORS_FILE)
+    assert main(["export", "gpt", "--step", "2"]) == EXIT_FAILED
+    assert "does not match its hash" in capsys.readouterr().err
+    assert not list(Path.cwd().iterdir())
+    assert main(["export", "gpt"]) == 0
+    assert "step-0000000002 is damaged; step-0000000001 is taken" in capsys.readouterr().err
+    flip_bit(run.checkpoints_dir / "step-0000000001" / TREE_FILE)
+    assert main(["export", "gpt", "--force"]) == EXIT_FAILED
+    assert "None of the 2 checkpoints" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen", "found"),
+    [
+        (("net",), None, {"a"}),
+        (("model", "ema"), None, {"a"}),
+        (("net", "ema"), "ema", {"a"}),
+        (("net", "ema"), None, None),
+        (("net",), "nett", None),
+        ((), None, None),
+    ],
+)
+def test_which_of_the_saved_objects_it_is(run, capsys, names, chosen, found):
+    model = module(a="objects/model/weight")
+    write_checkpoint(run.checkpoints_dir, 1, {**dict.fromkeys(names, model), "progress": {"dict": []}})
+    code = main(["export", "gpt", "--output", "w", *(["--object", chosen] if chosen else [])])
+    assert code == (EXIT_CONFIG if found is None else 0)
+    assert found is None or set(load_file("w")) == found
+    if found is None:
+        said = capsys.readouterr().err
+        assert "--object" in said and all(name in said for name in names)
+
+
+def test_names_lose_what_compiling_put_into_them(run):
+    names = dict.fromkeys(("_orig_mod.a", "_orig_mod.module.b", "c._orig_mod.d"), "objects/model/weight")
+    write_checkpoint(run.checkpoints_dir, 1, {"model": module(**names)})
+    assert main(["export", "gpt", "--output", "w"]) == 0
+    assert set(load_file("w")) == {"a", "module.b", "c.d"}
+
+
+def test_an_output_that_can_not_be_written(run, capsys):
+    write_checkpoint(run.checkpoints_dir, 1)
+    assert main(["export", "gpt", "--output", "no/such/w"]) == EXIT_FAILED
+    assert "no/such/w could not be written" in capsys.readouterr().err
+
+
+def test_neither_command_needs_torch(run):
+    write_checkpoint(run.checkpoints_dir, 1)
+    code = (
+        "import sys; from slurmddp.cli.main import main; "
+        "assert main(['checkpoints', 'gpt', '--verify']) == main(['export', 'gpt']) == 0; "
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
