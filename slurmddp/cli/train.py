@@ -178,6 +178,11 @@ def _already_active(status: RunStatus) -> int:
             f"Whether job {status.job_id} of {status.name} still runs can't be seen: {status.detail}.",
             hint="Try again when SLURM answers; nothing was submitted.",
         )
+    if status.state == "cancelled":
+        raise ConfigError(
+            f"{status.name} is cancelled: {status.detail}.",
+            hint="Try again in a moment; nothing was submitted.",
+        )
     print(f"{status.name} is {status.state} already: {status.detail}. Nothing was started twice.")
     print(_how_to_follow(status.name))
     return EXIT_FINISHED

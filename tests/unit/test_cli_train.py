@@ -145,6 +145,20 @@ def test_the_same_command_does_not_submit_twice(
     assert len(slurm.submissions) == 1
 
 
+def test_a_run_whose_cancelled_job_is_still_ending_is_not_called_submitted(
+    project: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["train", *BIG])
+    folder = only_run(project)
+    folder.add_event("started", attempt=0, job_id="1", launcher="slurm", nodes="n1")
+    slurm.set_state("1", "COMPLETING")
+    folder.cancelled_file.touch()
+    folder.add_event("cancelled", job_id="1")
+    assert main(["train", *BIG]) == EXIT_CONFIG
+    assert "Try again in a moment" in capsys.readouterr().err
+    assert len(slurm.submissions) == 1
+
+
 def test_while_slurm_is_silent_nobody_submits_twice(
     project: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
