@@ -72,6 +72,7 @@ POLICY: dict[str, Field] = {
     "max_restarts": _whole("failures after which the job is tried again", 0),
     "requeue": Field("flag", "go on by itself after a stop"),
     "signal_lead_s": _whole("seconds before the time limit at which to save", 1),
+    "grace_s": _whole("seconds from SIGTERM to SIGKILL, where SLURM does not say", 1, optional=True),
 }
 
 STRATEGY: dict[str, dict[str, Field]] = {

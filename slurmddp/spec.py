@@ -70,6 +70,8 @@ class Policy:
     requeue: bool = True
     signal_lead_s: int = 120
     """Seconds before the time limit at which SLURM sends USR2 to the ranks."""
+    grace_s: int | None = None
+    """Seconds from SIGTERM to SIGKILL; None: as SLURM says (its KillWait and the partition's GraceTime)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,8 @@ _KILL_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL for the ranks that outlive a failed one: time to end a write, not to save."""
 _CAUSE_WAIT_S = 0.3
 """How long a rank that only lost its peer lets the peer's own agent be first to report."""
+_LEFT_ALONE_S = 0.9
+"""How long the other ranks may take to follow one that has stopped before they are told to."""
 _TICK_S = 1.0
 _STOPPING_TICK_S = 0.1
 
@@ -82,6 +84,7 @@ class Agent:
         self._inbox = inbox
         self._ranks = Ranks(inbox)
         self._stopping = False
+        self._left_at: float | None = None
         self._ranks_per_node = 1
 
     def run(self, entry: str, preload: Sequence[str]) -> int:
@@ -134,11 +137,20 @@ class Agent:
             if bad := [rank for rank in ended if not rank.good]:
                 return self._fail(bad)
             codes += [rank.returncode for rank in ended]
+            self._pass_on_stop(codes)
             if self._ranks and self._failed_elsewhere():
                 _say("the attempt has failed elsewhere")
                 self._ranks.end(_KILL_GRACE_S)
         found = failure.read(self.folder, self.attempt)
         return failure.node_code(found) if found else outcome.combine(codes)
+
+    def _pass_on_stop(self, codes: Sequence[int]) -> None:
+        """Stop the ranks that outlive one which stopped: before the training begins it stops alone."""
+        if self._stopping or EXIT_STOPPED not in codes or not self._ranks:
+            return
+        self._left_at = self._left_at or time.monotonic()
+        if time.monotonic() - self._left_at > _LEFT_ALONE_S:
+            self._forward([signal.SIGTERM])
 
     def _forward(self, received: Sequence[signal.Signals]) -> None:
         for sent in received:

@@ -31,6 +31,8 @@ _CROWDED, _TOO_MANY = 4, 16
 _SMALLER = "say nodes=2 and gpus_per_node=2 (ranks_per_node=2 without GPUs) as well"
 _FORCE_AFTER_S = 1.5
 """How long agents get to end their ranks once another node has failed."""
+_LEFT_ALONE_S = 0.9
+"""How long the other agents may take to follow one that has stopped before they are told to."""
 _POLLED_S = 0.1
 
 
@@ -67,6 +69,8 @@ class LocalRun:
         self._killed = False
         self._unattended = False
         self._force_at: float | None = None
+        self._left_at: float | None = None
+        self._told_others = False
         self._step_before: int | None = None
 
     def start(self) -> None:
@@ -75,7 +79,8 @@ class LocalRun:
             self._say(warning)
         self.attempt = self.folder.claim_attempt()
         self._step_before = newest_step(self.folder)
-        self._force_at = None
+        self._force_at = self._left_at = None
+        self._told_others = False
         self.folder.add_event(
             "started",
             attempt=self.attempt,
@@ -114,11 +119,21 @@ class LocalRun:
                 self._end_the_others(node_rank, code or EXIT_FAILED)
         if self._force_at is not None and time.monotonic() > self._force_at:
             self._signal(signal.SIGKILL)
+        self._pass_on_stop(codes)
         ended = [code for code in codes if code is not None]
         if len(ended) < len(codes):
             return None
         found = None if self._killed else failure.read(self.folder, self.attempt)
         return failure.node_code(found) if found else outcome.combine(ended)
+
+    def _pass_on_stop(self, codes: Sequence[int | None]) -> None:
+        """Stop the agents that outlive one which stopped, as srun does with --kill-on-bad-exit."""
+        if EXIT_STOPPED not in codes or None not in codes or self._told_others or self.stopping:
+            return
+        self._left_at = self._left_at or time.monotonic()
+        if time.monotonic() - self._left_at > _LEFT_ALONE_S:
+            self._told_others = True
+            self._signal(signal.SIGTERM)
 
     def _end_the_others(self, node_rank: int, returncode: int) -> None:
         """Let the agents of the other nodes see why, then end them."""

@@ -31,6 +31,8 @@ def render(job: Job) -> str:
         nodes=int(job.resources.nodes),
         max_restarts=int(job.policy.max_restarts),
         requeue=int(job.policy.requeue),
+        lead=int(job.policy.signal_lead_s),
+        grace=job.policy.grace_s,
         cpus=job.resources.cpus_per_node,
         step=_step(job),
         setup=[_setup_line(line) for line in job.cluster.setup],

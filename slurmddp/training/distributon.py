@@ -40,8 +40,8 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError, MismatchError, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.strategies import Strategy, build
 from slurmddp.training import bootstrap, collective, rng, session_state
+from slurmddp.training.guard import Guard
 from slurmddp.training.loader import DistributedLoader, distribute
-from slurmddp.training.signals import StopSignals
 from slurmddp.training.stop_poll import StopPoll
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
@@ -68,7 +68,7 @@ class Distributon:
         backend: str = "auto",
         seed: int | None = None,
         config: Mapping[str, Any] | None = None,
-        stop_signals: StopSignals | None = None,
+        stop_guard: Guard | None = None,
     ) -> None:
         if num_devices != "auto" and (not isinstance(num_devices, int) or num_devices < 1):
             raise ConfigError(
@@ -80,7 +80,7 @@ class Distributon:
         self._place: bootstrap.Place | None = None
         self._loaders: list[DistributedLoader] = []
         self._models: list[nn.Module] = []
-        self._stop = StopPoll(stop_signals)
+        self._stop = StopPoll(stop_guard)
 
     # How processes start, and end.
 
@@ -262,8 +262,9 @@ class Distributon:
     def should_stop(self) -> bool:
         """Return whether to save and leave now; call it on every rank, once before each step.
 
-        True at the same step on all ranks, after SIGTERM or SIGUSR2 came to any of them. The first call
-        puts handlers for these signals in place, so a program that never asks is ended by them as usual.
+        True at the same step on all ranks, after SIGTERM or SIGUSR2 came to any of them, in a run of slurmddp
+        after `slurmddp stop`, and when a save only just fits before the job's time limit. The first call puts
+        handlers for the signals in place, so a program that never asks is ended by them as usual.
         """
         return self._stop.tick(self._here)
 
@@ -300,7 +301,7 @@ class Distributon:
         all ranks return its folder when it is durable, or all raise.
         """
         self._here  # noqa: B018
-        return session_state.save(
+        return self._stop.timed(session_state.save)(
             Path(root),
             step,
             objects,
@@ -318,7 +319,7 @@ class Distributon:
         object that can't be stored; the room that torch's optimizers need later on is counted in.
         """
         self._here  # noqa: B018
-        return session_state.rehearse(
+        return self._stop.timed(session_state.rehearse)(
             Path(root), objects, self._loaders, unwrap=self.unwrap, keep_last=keep_last
         )
 

@@ -18,12 +18,14 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 class StopSignals:
     """Context manager: SIGTERM and SIGUSR2 set a flag, and do nothing else, until it ends.
 
-    `received` is the name of the first signal that came, or None. Enter it in the main thread. While that
-    thread is inside a collective Python runs no handler; another thread learns of a signal by `look`.
+    `received` is the name of the first signal that came, or None; `terminated` says whether SIGTERM was among
+    them. Enter it in the main thread. While that thread is inside a collective Python runs no handler; other
+    threads learn of a signal by `look`.
     """
 
     def __init__(self, signals: tuple[signal.Signals, ...] = STOP_SIGNALS) -> None:
         self.received: str | None = None
+        self.terminated = False
         self._signals = signals
         self._previous: dict[signal.Signals, Any] = {}
         self._pipe: tuple[int, int] | None = None
@@ -55,7 +57,7 @@ class StopSignals:
                 os.close(descriptor)
 
     def look(self) -> str | None:
-        """Return `received`, noting first what came while the main thread could not; for one other thread."""
+        """Return `received`, noting first what came while the main thread could not; for other threads."""
         for number in self._pending():
             if number in self._signals:
                 self._note(number, None)
@@ -71,6 +73,7 @@ class StopSignals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is None:
             self.received = signal.Signals(number).name
+        self.terminated |= number == signal.SIGTERM
 
 
 @contextmanager

@@ -1,44 +1,118 @@
-"""The stop signals of this process and the agreement of all ranks about them, made when first needed.
+"""Whether to stop, for one training: signals, the run's stop file, the time limit, the ranks' agreement.
 
 A program that never asks whether to stop has to end on SIGTERM as usual, so nothing happens before it asks.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
-from pathlib import Path
+import time
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
+from slurmddp.errors import SlurmddpError
 from slurmddp.runs.folder import RunFolder
 from slurmddp.training.bootstrap import Place
+from slurmddp.training.deadline import Limits, Pace, last_safe_moment, read_limits, shortfalls
+from slurmddp.training.guard import Guard
 from slurmddp.training.signals import StopSignals
 from slurmddp.training.stop import StopAgreement
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+_PAST_SAVES = 10
+"""How many saves of earlier attempts are looked at for the longest."""
+
 
 class StopPoll:
-    """Asks once per step; `signals` are handlers that stand already and stay after `close`."""
+    """Asks once per step; `guard` is one that stands already, with its signals, and stays after `close`."""
 
-    def __init__(self, signals: StopSignals | None) -> None:
-        self._signals, self._own_signals = signals, signals is None
+    def __init__(self, guard: Guard | None) -> None:
+        self._guard, self._own_guard = guard, guard is None
         self._agreement: StopAgreement | None = None
+        self._pace = Pace()
+        self._ticked: float | None = None
+        self._folder: RunFolder | None = None
+        """The run's folder, on rank 0 of a run that has one: one rank warns, looks for the file, ..."""
+        self._warned: set[str] = set()
 
     def tick(self, place: Place) -> bool:
-        if self._agreement is None:
-            if self._signals is None:
-                self._signals = StopSignals().__enter__()
-            info = place.info
-            # One rank looks for the file: a thousand that did would load a shared file system.
-            file = _stop_file(os.environ) if info.rank == 0 else None
-            self._agreement = StopAgreement(
-                place.store, info.rank, info.world_size, signals=self._signals, stop_file=file
-            )
-        return self._agreement.tick()
+        agreement = self._agreement or self._begin(place)
+        now = time.monotonic()
+        if self._ticked is not None:
+            self._pace.add_step(now - self._ticked)
+        stop = agreement.tick()
+        self._ticked = time.monotonic()
+        return stop
+
+    def _begin(self, place: Place) -> StopAgreement:
+        if self._guard is None:
+            self._guard = Guard(StopSignals().__enter__(), read_limits(os.environ)).__enter__()
+        info, run_dir = place.info, os.environ.get("SLURMDDP_RUN_DIR")
+        if info.rank == 0 and run_dir:
+            self._folder = RunFolder(run_dir)
+            self._recall_saves(self._folder)
+        file = self._folder.stop_file if self._folder else None
+        self._agreement = StopAgreement(
+            place.store, info.rank, info.world_size, signals=self._guard.signals, stop_file=file
+        )
+        self._guard.begin(self._mind_the_time if info.rank == 0 else None)
+        self._warn()
+        return self._agreement
+
+    def _recall_saves(self, folder: RunFolder) -> None:
+        try:
+            saves = [event.get("seconds") for event in folder.events() if event.get("event") == "saved"]
+        except SlurmddpError:
+            return  # A damaged record is told by what depends on it.
+        for seconds in saves[-_PAST_SAVES:]:
+            if isinstance(seconds, (int, float)):
+                self._pace.add_save(seconds)
+
+    def _mind_the_time(self, now: float) -> None:
+        """Ask for a stop at the last moment from which it can still succeed; called by the guard."""
+        agreement, moment = self._agreement, last_safe_moment(self._limits, self._pace.measured)
+        # An attempt that could not even take a step would come back for ever.
+        if agreement is not None and moment is not None and now >= moment and agreement.started > 1:
+            agreement.request("the time limit")
+
+    @property
+    def _limits(self) -> Limits:
+        return self._guard.limits if self._guard is not None else Limits()
+
+    def timed(self, save: Callable[P, T]) -> Callable[P, T]:
+        """Return `save`, measured, so that the next one can be given enough time."""
+
+        def measured(*args: P.args, **kwargs: P.kwargs) -> T:
+            started = time.monotonic()
+            result = save(*args, **kwargs)
+            self._pace.add_save(time.monotonic() - started)
+            self._ticked = None  # The time since the last step was not a step's.
+            self._warn()
+            return result
+
+        return measured
+
+    def _warn(self) -> None:
+        """Say once what is too short for a save of the length that was measured."""
+        if self._folder is None:
+            return
+        for name, text in shortfalls(self._limits, self._pace.measured).items():
+            if name not in self._warned:
+                self._warned.add(name)
+                log.warning(text)
+                attempt = int(os.environ.get("SLURMDDP_ATTEMPT") or 0)
+                self._folder.add_event("warned", attempt=attempt, about=name, text=text)
 
     @property
     def requested(self) -> bool:
         if self._agreement is not None:
             return self._agreement.requested
-        return self._signals is not None and self._signals.received is not None
+        return self._guard is not None and self._guard.signals.received is not None
 
     @property
     def reason(self) -> str | None:
@@ -48,12 +122,7 @@ class StopPoll:
         if self._agreement is not None:
             self._agreement.close()
             self._agreement = None
-        if self._own_signals and self._signals is not None:
-            self._signals.__exit__(None, None, None)
-            self._signals = None
-
-
-def _stop_file(environ: Mapping[str, str]) -> Path | None:
-    """Return the file by which a person stops this run; None outside a run folder."""
-    run_dir = environ.get("SLURMDDP_RUN_DIR")
-    return RunFolder(run_dir).stop_file if run_dir else None
+        if self._own_guard and self._guard is not None:
+            self._guard.close()
+            self._guard.signals.__exit__(None, None, None)
+            self._guard = None

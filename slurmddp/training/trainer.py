@@ -181,7 +181,8 @@ class Training:
         """Save and leave; raises StoppedAtCheckpoint on all ranks."""
         reason = self.distributon.stop_reason or "a request"
         self._journal.event("signalled", **_who(reason))
-        self.save()
+        if not self._is_first:  # else this attempt has trained nothing
+            self.save()
         raise StoppedAtCheckpoint(
             f"Stopped at step {self.step} of {self.parts.settings.steps} by {reason}.",
             hint="Run the same command again to go on from there.",

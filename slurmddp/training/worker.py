@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
+import time
 import traceback
 
 import torch
 
 from slurmddp.checkpoint.config_match import computed
 from slurmddp.environments.detect import detect, require
-from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, SlurmddpError
+from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError
 from slurmddp.runs.folder import RunFolder
 from slurmddp.strategies import build
+from slurmddp.training.deadline import read_limits
 from slurmddp.training.distributon import Distributon
+from slurmddp.training.guard import Guard
 from slurmddp.training.instantiate import instantiate, locate
 from slurmddp.training.script import run_script
 from slurmddp.training.signals import StopSignals
 
 NOT_OPTIONS = ("_target_", "script", "args")
 """Keys of `program` that its function does not get."""
+_LOST = re.compile(r"connection|peer|gloo|nccl|store", re.IGNORECASE)
+_SIGNAL_WAIT_S = 2.5
+"""The agent passes a stop on to the ranks of its node a second after the first of them has left."""
 
 
 def main(run_dir: str) -> int:
@@ -35,18 +42,15 @@ def main(run_dir: str) -> int:
         # It says itself when it can be stopped, so no handlers are put in place for it.
         run_script(folder, program["script"], program.get("args") or [])
         return EXIT_FINISHED
-    with StopSignals() as signals:
+    with StopSignals() as signals, Guard(signals, read_limits(os.environ)) as guard:
         try:
-            _run(folder, signals)
-        except SlurmddpError as error:
-            return _report(error)
-        except Exception:
-            traceback.print_exc()
-            return EXIT_FAILED
+            _run(folder, guard)
+        except Exception as error:
+            return _code_after(error, guard)
     return EXIT_FINISHED
 
 
-def _run(folder: RunFolder, signals: StopSignals) -> None:
+def _run(folder: RunFolder, guard: Guard) -> None:
     config = folder.config()
     info = detect(os.environ)
     require(
@@ -63,10 +67,38 @@ def _run(folder: RunFolder, signals: StopSignals) -> None:
     target = locate(program["_target_"], key="program._target_")
     options = {k: instantiate(v, _key_=f"program.{k}") for k, v in program.items() if k not in NOT_OPTIONS}
     with Distributon(
-        strategy=strategy, seed=config.get("seed"), config=computed(config), stop_signals=signals
+        strategy=strategy, seed=config.get("seed"), config=computed(config), stop_guard=guard
     ) as distributon:
         distributon.launch()
         target(distributon, config, folder, **options)
+
+
+def _code_after(error: Exception, guard: Guard) -> int:
+    """Print the error and return the rank's exit code; a rank that stopping ranks have left stops too."""
+    if isinstance(error, SlurmddpError):
+        code = _report(error)
+    else:
+        traceback.print_exc()
+        code = EXIT_FAILED
+    if code != EXIT_FAILED or not _lost_others(error):
+        return code
+    if not guard.begun:
+        # Others that were signalled before the training began have left; the signal for this rank, which
+        # the guard obeys, may be on its way.
+        time.sleep(_SIGNAL_WAIT_S)
+    if guard.signals.look() is None:
+        return code
+    print(f"The other ranks have left after {guard.signals.received}.", file=sys.stderr, flush=True)
+    return EXIT_STOPPED
+
+
+def _lost_others(error: BaseException | None) -> bool:
+    """Whether the error, or one behind it, is the loss of another rank."""
+    while error is not None:
+        if isinstance(error, (RuntimeError, OSError)) and _LOST.search(str(error)):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _report(error: SlurmddpError) -> int:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
+import time
+import traceback
 from pathlib import Path
 from typing import Any
 
+import rank_jobs
 import torch
 
+from slurmddp.launchers import linux
 from slurmddp.training import worker
 
 
 class Countdown(torch.utils.data.Dataset[Any]):
-    """Random classes; the sample read as number `at` on rank `rank` does what `act` says."""
+    """Random classes; the sample read as number `at` on rank `rank` (-1: on all) does what `act` says."""
 
     act = ""
     at = 0
@@ -26,7 +32,7 @@ class Countdown(torch.utils.data.Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         kind = type(self)
         kind._read += 1
-        if kind._read == kind.at and os.environ["RANK"] == str(kind.rank):
+        if kind._read == kind.at and kind.rank in (-1, int(os.environ["RANK"])):
             getattr(self, kind.act)()
         generator = torch.Generator().manual_seed(index)
         return torch.randn(6, generator=generator), torch.randint(3, (), generator=generator)
@@ -37,9 +43,64 @@ class Countdown(torch.utils.data.Dataset[Any]):
     def terminate(self) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
+    def nothing(self) -> None:
+        pass
+
 
 def work(folder: str, act: str, at: int, rank: int, environ: dict[str, str]) -> int:
     """Run a worker in which `act` happens when sample `at` is read on `rank`; return its exit code."""
     os.environ.update({"SLURMDDP_RUN_DIR": folder, "SLURMDDP_ATTEMPT": "0", **environ})
     Countdown.act, Countdown.at, Countdown.rank = act, at, rank
     return worker.main(folder)
+
+
+def isolated(folder: str, act: str, at: int, rank: int, environ: dict[str, str]) -> tuple[int, str]:
+    """Do as `work` in a child process, which may leave without a word; return its exit code and output."""
+    reader, writer = os.pipe()
+    parent = os.getpid()
+    if (pid := os.fork()) == 0:
+        linux.die_with_parent(signal.SIGKILL, parent)
+        os.dup2(writer, 1)
+        os.dup2(writer, 2)
+        try:
+            code = work(folder, act, at, rank, environ)
+        except BaseException:
+            traceback.print_exc()
+            code = 99
+        sys.stderr.flush()
+        os._exit(code)
+    os.close(writer)
+    with open(reader, errors="replace") as output:
+        said = output.read()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said
+
+
+class SlowToBuild(rank_jobs.Net):
+    """A model that takes a minute to build; rank 0 is told to stop meanwhile, the others a moment later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        time.sleep(0.1 * int(os.environ["RANK"]))
+        os.kill(os.getpid(), signal.SIGTERM)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            time.sleep(1)
+
+
+class SlowToStart(rank_jobs.Net):
+    """A model that rank 0 leaves for good while the others wait for it, and hear of the stop only later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if os.environ["RANK"] == "0":
+            os._exit(75)
+        threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGTERM]).start()
+
+
+class SlowToSave(rank_jobs.Net):
+    """A model whose state takes a minute to collect once a sample has asked for a stop."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        if Countdown._read >= Countdown.at:
+            time.sleep(60)
+        return super().state_dict(*args, **kwargs)

@@ -1,8 +1,9 @@
-"""Every way to stop a run, through a whole worker: file, signal, deadline, and what comes at the wrong time."""
+"""Every way to stop a run, through a whole worker: file, signal, deadline, also at the wrong time."""
 
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ def run(tmp_path: Path) -> RunFolder:
     return make_run(tmp_path / "run")
 
 
-def make_run(path: Path, ranks: int = 2, **train: Any) -> RunFolder:
+def make_run(path: Path, ranks: int = 2, model: str = "rank_jobs.Net", **train: Any) -> RunFolder:
     path.mkdir()
     folder = RunFolder(path)
     config = {
@@ -30,7 +31,7 @@ def make_run(path: Path, ranks: int = 2, **train: Any) -> RunFolder:
         "train": {"steps": 100_000, "batch_size": 2, "log_every": 1000, "eval_every": 0, "save_every": 0}
         | train,
         "data": {"_target_": "stop_jobs.Countdown"},
-        "model": {"_target_": "rank_jobs.Net"},
+        "model": {"_target_": model},
         "loss": {"_target_": "slurmddp.training.trainer.token_cross_entropy", "_partial_": True},
         "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.01},
         "strategy": {"name": "ddp"},
@@ -57,3 +58,50 @@ def test_the_stop_file_stops_all_at_a_checkpoint(tmp_path: Path, ranks: int) -> 
     (saved,), (signalled,) = events(run, "saved"), events(run, "signalled")
     assert saved["step"] >= 10
     assert signalled["signal"] == f"the file {run.stop_file}"
+
+
+def isolated(
+    folder: RunFolder, act: str, at: int = 20, rank: int = 0, **environ: str
+) -> list[tuple[int, str]]:
+    return run_ranks(stop_jobs.isolated, 2, str(folder.path), act, at, rank, environ)
+
+
+def test_a_signal_before_the_training_ends_the_rank_without_a_save(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", model="stop_jobs.SlowToBuild")
+    for code, said in isolated(run, "nothing"):
+        assert code == 75
+        assert "SIGTERM came before the training began: there is nothing to save." in said
+    assert run.events() == [] and not run.checkpoints_dir.exists()
+
+
+def test_a_rank_that_stopping_ranks_have_left_stops_too(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", model="stop_jobs.SlowToStart")
+    assert [code for code, _ in isolated(run, "nothing")] == [75, 75]
+
+
+def test_a_rank_whose_save_hangs_leaves_before_it_is_killed(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", model="stop_jobs.SlowToSave", save_every=3)
+    ends = isolated(run, "terminate", rank=-1, SLURMDDP_KILL_WAIT_S="4")
+    assert [code for code, _ in ends] == [75, 75]
+    assert any("after SIGTERM the save has not come to an end" in said for _, said in ends)
+    assert [event["step"] for event in events(run, "saved")] == [3, 6, 9]
+
+
+def test_the_end_of_the_job_stops_all_without_any_signal(run: RunFolder) -> None:
+    end = int(time.time()) + 10
+    assert work(run, "nothing", SLURMDDP_END_TIME=str(end), SLURMDDP_LEAD_S="5") == [75, 75]
+    (signalled,) = events(run, "signalled")
+    assert signalled["signal"].startswith("the time limit")
+    assert events(run, "saved")[-1]["step"] > 0
+
+
+def test_a_grace_too_short_for_the_saves_is_warned_of(run: RunFolder) -> None:
+    run.add_event("saved", attempt=0, step=3, seconds=40.0)
+    assert work(run, "write_stop_file", SLURMDDP_KILL_WAIT_S="30") == [75, 75]
+    (warned,) = events(run, "warned")
+    assert warned["about"] == "grace" and "A save takes 40 s" in warned["text"]
+
+
+def test_a_grace_that_a_save_of_this_attempt_exceeds_is_warned_of(run: RunFolder) -> None:
+    assert work(run, "write_stop_file", SLURMDDP_KILL_WAIT_S="1") == [75, 75]
+    assert [event["about"] for event in events(run, "warned")] == ["grace"]

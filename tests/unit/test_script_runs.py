@@ -70,9 +70,9 @@ class Run:
         """Return the changes that were asked of SLURM."""
         calls = self.programs.folder / "scontrol.calls"
         lines = calls.read_text().splitlines() if calls.exists() else []
-        return [line for line in lines if not line.startswith("-o show")] + ["sbatch"] * self.programs.calls(
+        return [line for line in lines if not line.startswith(("-o show", "show"))] + [
             "sbatch"
-        )
+        ] * self.programs.calls("sbatch")
 
 
 @pytest.fixture
@@ -461,3 +461,42 @@ def test_what_a_person_stopped_does_not_start_when_slurm_puts_it_back(run: Run) 
     run.folder.stop_file.touch()
     assert run.start() == 0
     assert run.folder.events() == [] and run.folder.attempts() == []
+
+
+ENVIRONMENT = 'env | grep ^SLURMDDP_ | sort >"$logs/environment"\n'
+PARTITION = "PartitionName=low AllowGroups=ALL GraceTime=15 MaxTime=1-00:00:00 State=UP TotalNodes=4\n"
+
+
+def told(run: Run) -> dict[str, str]:
+    """Return what the ranks were told about the limits of the job."""
+    lines = (run.folder.log_dir(0) / "environment").read_text().splitlines()
+    values = dict(line.removeprefix("SLURMDDP_").split("=", 1) for line in lines)
+    return {name: values.get(name, "") for name in ("LEAD_S", "END_TIME", "KILL_WAIT_S", "PREEMPT_GRACE_S")}
+
+
+def test_the_ranks_are_told_when_the_job_ends_and_how_it_is_killed(run: Run) -> None:
+    run.programs.write(
+        "job", f"{RUNNING} StartTime=2026-03-01T10:00:00 EndTime=2026-03-01T11:00:00 Deadline=N/A"
+    )
+    run.programs.write("config", "KillOnBadExit           = 0\nKillWait                = 30 sec\n")
+    run.programs.write("partition", PARTITION)
+    run.start(ENVIRONMENT, TZ="UTC", SLURM_JOB_PARTITION="low", SLURMDDP_END_TIME="1")
+    assert told(run) == {
+        "LEAD_S": "120",
+        "END_TIME": "1772362800",
+        "KILL_WAIT_S": "30",
+        "PREEMPT_GRACE_S": "15",
+    }
+
+
+def test_limits_that_slurm_does_not_tell_stay_empty(run: Run) -> None:
+    run.programs.write("job", f"{RUNNING} EndTime=Unknown")
+    run.start(ENVIRONMENT, SLURMDDP_END_TIME="1", SLURMDDP_KILL_WAIT_S="1")
+    assert told(run) == {"LEAD_S": "120", "END_TIME": "Unknown", "KILL_WAIT_S": "", "PREEMPT_GRACE_S": ""}
+
+
+def test_a_grace_that_a_person_names_is_not_asked_for(tmp_path: Path) -> None:
+    run = Run(tmp_path, grace_s=90, signal_lead_s=300)
+    run.programs.write("config", "KillWait                = 30 sec\n")
+    run.start(ENVIRONMENT)
+    assert told(run) == {"LEAD_S": "300", "END_TIME": "", "KILL_WAIT_S": "90", "PREEMPT_GRACE_S": "0"}

@@ -1,0 +1,112 @@
+"""When to stop before SLURM does it, from limits and measured times."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmddp.training.deadline import (
+    RESERVE_S,
+    SPREAD,
+    Limits,
+    Measured,
+    Pace,
+    last_safe_moment,
+    leave_at,
+    read_limits,
+    shortfalls,
+)
+
+
+def test_limits_come_from_the_environment() -> None:
+    told = {"SLURMDDP_END_TIME": "2000", "SLURMDDP_LEAD_S": "60", "SLURMDDP_KILL_WAIT_S": "30"}
+    assert read_limits(told) == Limits(end_time=2000, lead_s=60, kill_wait_s=30)
+    assert read_limits({**told, "SLURMDDP_PREEMPT_GRACE_S": "15"}).preempt_grace_s == 15
+
+
+@pytest.mark.parametrize("text", ["", "Unknown", "UNLIMITED", "-1", "1e9", "nan", "2026-03-01T11:00:00"])
+def test_what_slurm_does_not_tell_is_not_known(text: str) -> None:
+    names = ("END_TIME", "LEAD_S", "KILL_WAIT_S", "PREEMPT_GRACE_S")
+    assert read_limits({f"SLURMDDP_{name}": text for name in names}) == Limits()
+
+
+def test_slurm_itself_tells_the_end_from_23_02_on() -> None:
+    assert read_limits({"SLURM_JOB_END_TIME": "3000"}).end_time == 3000
+    assert read_limits({"SLURM_JOB_END_TIME": "3000", "SLURMDDP_END_TIME": "2000"}).end_time == 2000
+
+
+def test_without_an_end_there_is_no_last_moment() -> None:
+    assert last_safe_moment(Limits(), Measured(step_s=1, save_s=10)) is None
+
+
+def test_the_last_moment_leaves_time_for_steps_and_a_save() -> None:
+    limits = Limits(end_time=1000, lead_s=120)
+    assert last_safe_moment(limits, Measured(step_s=2, save_s=200)) == 1000 - RESERVE_S - SPREAD * 200 - 4
+    assert last_safe_moment(limits, Measured(step_s=2)) == 1000 - RESERVE_S - 120 - 4
+
+
+@given(save=st.floats(0, 1e5), step=st.floats(0, 1e4), more=st.floats(0, 1e4))
+def test_longer_steps_and_saves_never_mean_a_later_stop(save: float, step: float, more: float) -> None:
+    limits = Limits(end_time=1e6)
+    moment = last_safe_moment(limits, Measured(step_s=step, save_s=save))
+    slower = last_safe_moment(limits, Measured(step_s=step + more, save_s=save))
+    longer = last_safe_moment(limits, Measured(step_s=step, save_s=save + more))
+    assert moment is not None and slower is not None and longer is not None
+    assert max(slower, longer) <= moment < 1e6 - save - step
+
+
+@pytest.mark.parametrize(
+    ("limits", "terminated", "expected"),
+    [
+        (Limits(), 100, None),
+        (Limits(end_time=1000), 100, None),
+        (Limits(kill_wait_s=30), 100, 125),
+        (Limits(kill_wait_s=8), 100, 106),
+        (Limits(kill_wait_s=30, preempt_grace_s=600), 100, 725),
+        (Limits(kill_wait_s=30, preempt_grace_s=600, end_time=300), 100, 325),
+        (Limits(kill_wait_s=30, preempt_grace_s=600, end_time=300), 300, 325),
+        (Limits(kill_wait_s=30, preempt_grace_s=600, end_time=300), 310, 335),
+    ],
+)
+def test_a_rank_leaves_just_before_it_is_killed(
+    limits: Limits, terminated: float, expected: float | None
+) -> None:
+    assert leave_at(limits, terminated) == expected
+
+
+def test_the_pace_is_that_of_long_steps_and_of_the_longest_save() -> None:
+    pace = Pace()
+    assert pace.measured == Measured()
+    for number in range(30):
+        pace.add_step(60.0 if number % 15 == 0 else 1.0 + number / 100)
+    for seconds in (3, 9, 4):
+        pace.add_save(seconds)
+    assert pace.measured.save_s == 9
+    assert 1.2 < pace.measured.step_s < 1.3
+    for _ in range(40):
+        pace.add_step(5.0)
+    assert pace.measured.step_s == 5
+
+
+@pytest.mark.parametrize(
+    ("limits", "save_s", "about"),
+    [
+        (Limits(kill_wait_s=30), None, set()),
+        (Limits(kill_wait_s=30), 10, set()),
+        (Limits(kill_wait_s=30), 21, {"grace"}),
+        (Limits(kill_wait_s=30, preempt_grace_s=60), 21, set()),
+        (Limits(kill_wait_s=30), 100, {"grace", "lead"}),
+        (Limits(lead_s=20), 20, {"lead"}),
+    ],
+)
+def test_what_is_too_short_for_a_save_is_named(limits: Limits, save_s: float | None, about: set[str]) -> None:
+    found = shortfalls(limits, Measured(save_s=save_s))
+    assert set(found) == about
+    assert all(f"A save takes {save_s} s" in text for text in found.values())
+
+
+def test_a_lead_that_is_too_short_is_only_made_up_for_where_the_end_is_known() -> None:
+    measured = Measured(save_s=200)
+    assert "policy.signal_lead_s=315" in shortfalls(Limits(), measured)["lead"]
+    assert "stops earlier by itself" in shortfalls(Limits(end_time=1000), measured)["lead"]
