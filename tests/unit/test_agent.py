@@ -261,12 +261,12 @@ def test_a_missing_project_folder_is_refused(tmp_path: Path) -> None:
 
 def test_an_error_of_the_agent_itself_is_recorded_with_its_last_lines(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "def main(run_dir): return 0")
-    folder.config_file.write_text("ranks_per_node: [2\n")
+    folder.config_file.write_text("ranks_per_node: many\n")
     assert run_agent(folder) == 1
     record = failure.read(folder, 0)
     assert record is not None
     assert (record.rank, record.node_rank, record.exit_code) == (None, 0, 1)
-    assert "ParserError" in "".join(record.last_lines)
+    assert "ValueError" in "".join(record.last_lines)
     assert (folder.log_dir(0) / "exit-node-0").read_text() == "1\n"
 
 
