@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import connection
 from types import FrameType, TracebackType
 from typing import Any
 
 from slurmddp.errors import ConfigError
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
+_RANK_LOOK_S = 0.2
+_PR_SET_PDEATHSIG = 1
 
 
 class StopSignals:
@@ -76,12 +82,17 @@ class StopSignals:
         self.terminated |= number == signal.SIGTERM
 
 
+_started_in_main_thread = False
+
+
 @contextmanager
 def signals_held() -> Iterator[None]:
     """Hold stop signals back while loader workers are being started, which inherit that; then let them in.
 
     It closes the moment between a worker's birth and its `hold_in_worker`.
     """
+    global _started_in_main_thread  # a forked worker finds it as it is now
+    _started_in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
@@ -90,18 +101,28 @@ def signals_held() -> Iterator[None]:
 
 
 def hold_in_worker(worker_id: int) -> None:
-    """Make a loader worker survive the job's stop signals; the `worker_init_fn` of every DataLoader.
+    """Make a loader worker survive the job's stop signals, but not its rank; a DataLoader's `worker_init_fn`.
 
     A SIGTERM from its own rank ends it, as torch intends; one from SLURM, which signals every process of
     the step, is left out, so that the rank can go on to its checkpoint. SIGUSR2 is left out always.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     signal.set_wakeup_fd(-1)  # the rank's own pipe, inherited: nothing of this process belongs there
-    threading.Thread(target=_obey_parent, args=(os.getppid(),), name="slurmddp-signals", daemon=True).start()
+    rank = multiprocessing.parent_process()
+    pid = rank.pid if rank is not None and rank.pid is not None else os.getppid()
+    if _started_in_main_thread and sys.platform == "linux" and os.getppid() == pid:
+        # At once, even from within C code. The kernel sends it at the death of the thread that forked, which
+        # for the main thread is the rank's.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    threading.Thread(target=_obey, args=(rank, pid), name="slurmddp-signals", daemon=True).start()
 
 
-def _obey_parent(parent: int) -> None:
+def _obey(rank: Any, pid: int) -> None:
+    """End this worker at its rank's SIGTERM, or when the rank is gone."""
+    is_child = os.getppid() == pid  # else a fork server stands between them
     while True:
-        received = signal.sigwaitinfo(STOP_SIGNALS)
-        if received.si_signo == signal.SIGTERM and received.si_pid == parent:
+        received = signal.sigtimedwait(STOP_SIGNALS, _RANK_LOOK_S)
+        if received is not None and received.si_signo == signal.SIGTERM and received.si_pid == pid:
+            os._exit(0)
+        if os.getppid() != pid if is_child else connection.wait([rank.sentinel], 0):
             os._exit(0)
