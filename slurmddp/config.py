@@ -54,7 +54,15 @@ _LEFT_OUT = [
     *({f"override hydra/{part}": None} for part in ("help", "hydra_help", "launcher", "sweeper", "output")),
 ]
 """Parts of Hydra that run programs; without them a configuration is composed in two thirds of the time."""
-_TROUBLE = (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, TypeError)
+_TROUBLE = (
+    HydraException,
+    OmegaConfBaseException,
+    yaml.YAMLError,
+    OSError,
+    ValueError,
+    TypeError,
+    RecursionError,
+)
 
 
 def compose(overrides: Sequence[str], project_dir: Path) -> dict[str, Any]:

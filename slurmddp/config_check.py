@@ -77,6 +77,10 @@ def check_data(config: Mapping[str, Any], project_dir: Path) -> None:
 def check_script(config: Mapping[str, Any], project_dir: Path) -> None:
     """Refuse a `program.script` that is not there, and arguments that are no list."""
     script, arguments = config["program"].get("script"), config["program"].get("args") or []
+    if script is not None and (not isinstance(script, str) or not script.strip()):
+        raise ConfigError(
+            f"`program.script` is {script!r}.", hint="Give the path of a Python script, or null."
+        )
     if script is not None and not (project_dir / Path(str(script)).expanduser()).is_file():
         path = project_dir / Path(str(script)).expanduser()
         raise ConfigError(f"There is no script {path} (`program.script`).", hint=_near_path(path))
@@ -128,6 +132,8 @@ def check_target(key: str, target: Any, project_dir: Path, *, here: bool = True)
 
 def _find(top: str, project_dir: Path) -> importlib.machinery.ModuleSpec | None:
     spec = importlib.machinery.PathFinder.find_spec(top, [str(project_dir)])
+    if top == "__main__":  # it is this very command here, and another program in the ranks
+        return None
     return spec or importlib.util.find_spec(top)
 
 

@@ -37,6 +37,11 @@ def explain(error: Exception, typed: Iterable[str]) -> ConfigError:
     """Return what went wrong in composing, for the arguments as the person typed them."""
     if (override := getattr(error, "override", None)) is not None:
         return _unreadable(str(override), typed)
+    if isinstance(error, RecursionError):
+        return ConfigError(
+            "The configuration can't be composed: a value in one of its files refers to itself.",
+            hint="Look for `&name` and `*name` in the files of conf/.",
+        )
     words = _words(error)
     if "Ambiguous value" in words or "Sweep parameters" in words:
         return _several(words, typed)

@@ -221,6 +221,9 @@ def _with_sign(given: Given, draft: _Draft) -> str:
         raise _no_value(given, draft.roots)
     if given.sign == "~" or "@" in given.key:
         return given.text
+    if given.value is not None and given.key in GROUPS and not given.value.strip().startswith(("{", "$")):
+        known = near_matches(given.value, options(draft.roots, given.key))
+        raise ConfigError(f"`{given.key}={given.value}` names no choice.", hint=known)
     strict = given.sign == "" and given.first in OPEN_NODES and "." in given.key
     fresh = draft.content.get(given.first) == {}
     return given.text if strict and not fresh else f"++{given.key}={given.value}"

@@ -28,7 +28,7 @@ SECTIONS = ("train", "policy", "strategy", "cluster")
 
 TOP: dict[str, Field] = {
     "name": _text("first part of the run's name"),
-    "seed": _whole("every random number follows from it", 0),
+    "seed": Field("whole", "every random number follows from it", 0, maximum=2**63 - 1),
     "nodes": _whole("machines", 1),
     "gpus_per_node": _whole("GPUs on each node", 0, optional=True),
     "ranks_per_node": _whole("processes on each node", 1, optional=True),
@@ -47,7 +47,7 @@ TOP: dict[str, Field] = {
     "policy": Field("section", "stops and failures"),
     "model": Field("node", "the model"),
     "data": Field("node", "the data set"),
-    "loss": Field("node", "the loss function", optional=True),
+    "loss": Field("node", "the loss function"),
     "optimizer": Field("node", "the optimizer"),
     "scheduler": Field("node", "the learning rate over the steps", optional=True),
     "strategy": Field("section", "how the replicas agree"),

@@ -20,6 +20,7 @@ class Field:
     minimum: float | None = None
     optional: bool = False
     choices: tuple[str, ...] = ()
+    maximum: float | None = None
 
 
 EXPECTED = {
@@ -59,6 +60,11 @@ def check_value(key: str, value: Any, field: Field) -> Any:
             f"`{key}` is {value}, but must be at least {field.minimum:g} ({field.doc}).",
             hint=f"Say {key}={field.minimum:g} or more.",
         )
+    if field.maximum is not None and not converted <= field.maximum:
+        raise ConfigError(
+            f"`{key}` is {value}, but must be at most {field.maximum} ({field.doc}).",
+            hint=f"Say {key}={field.maximum} or less.",
+        )
     return converted
 
 
@@ -92,7 +98,7 @@ def _kind_of(value: Any) -> str:
 def _as_text(value: Any) -> str | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    return value if isinstance(value, str) and value else None
+    return value if isinstance(value, str) and value.strip() else None
 
 
 def _as_whole(value: Any) -> int | None:

@@ -134,7 +134,8 @@ def _tell(record: dict[str, Any], note: str) -> tuple[str, str]:
     if event == "signalled":
         return f"{record.get('signal')} received: stopping at a checkpoint", "saving"
     if event == "rank_failed":
-        return f"rank {record.get('rank')} on {record.get('host')} failed", "ending the other ranks"
+        who = "the node" if record.get("rank") is None else f"rank {record['rank']} on"
+        return f"{who} {record.get('host')} failed", "ending the other ranks"
     if event == "ended":
         again = {"requeue": ", goes on", "resubmit": ", goes on in a new job"}.get(record.get("next", ""), "")
         finished = record.get("outcome") == "finished"

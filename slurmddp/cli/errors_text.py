@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 
 from slurmddp.errors import EXIT_FAILED, SlurmddpError
 
+NOT_OURS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 EXIT_CODES = """exit codes:
@@ -16,7 +18,7 @@ EXIT_CODES = """exit codes:
   66  no run of that name
   69  SLURM is missing, does not answer, or refused
   75  stopped at a checkpoint: run it again and it goes on
-  78  a wrong value in the configuration; nothing was started, queued or written
+  78  a wrong value in the configuration; if it was seen at once, nothing was started, queued or written
   79  no progress since the last attempt
   130 interrupted; a local run that is killed goes on from its last checkpoint
 """
@@ -34,6 +36,16 @@ def report(error: SlurmddpError, *, debug: bool) -> int:
         traceback.print_exception(error)
     print(paragraph(error.message, error.hint), file=sys.stderr)
     return error.exit_code
+
+
+def report_machine(error: OSError) -> int:
+    """Print what the machine refuses (a full disk, a folder that may not be written); not our fault."""
+    where = f" ({error.filename})" if error.filename else ""
+    print(
+        paragraph(f"{error.strerror}{where}.", "Free space or correct the permissions, then run it again."),
+        file=sys.stderr,
+    )
+    return EXIT_FAILED
 
 
 def report_bug(error: BaseException) -> int:

@@ -18,9 +18,11 @@ from slurmddp.cli.errors_text import (
     EXIT_BROKEN_PIPE,
     EXIT_CODES,
     EXIT_INTERRUPTED,
+    NOT_OURS,
     paragraph,
     report,
     report_bug,
+    report_machine,
 )
 from slurmddp.errors import EXIT_FINISHED, EXIT_USAGE, SlurmddpError, near_matches
 
@@ -39,6 +41,8 @@ COMMANDS = {
     "sandbox": "A SLURM of one's own on this machine, to try jobs on before there is a cluster.",
 }
 DEBUG_VARIABLE = "SLURMDDP_DEBUG"
+SETTINGS = ("nodes", "cluster", "name", "model", "data", "time_limit", "partition", "account", "launcher")
+"""Settings that people first type as flags; they get told how to write them."""
 _INVALID_CHOICE = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
 
 
@@ -80,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in NOT_OURS:
+            return report_machine(error)
         return report_bug(error)
 
 
@@ -116,6 +122,12 @@ def _parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Na
     except TypeError:  # a command with sub-commands of its own can't be mixed
         parsed, rest = parser.parse_known_args(arguments)
     if rest:
+        setting = rest[0].lstrip("-")
+        if "=" in setting and setting.partition("=")[0] in SETTINGS and parser.prog.endswith("train"):
+            sign = "+" if setting.startswith("cluster=") else ""
+            raise UsageError(
+                f"{parser.prog} knows no flag {rest[0]!r}. Settings have no dashes: {sign}{setting}"
+            )
         kind = "flag" if rest[0].startswith("-") else "argument"
         near = near_matches(rest[0].partition("=")[0], _flags(parser)) if kind == "flag" else ""
         raise UsageError(f"{parser.prog} knows no {kind} {rest[0]!r}. {near}".strip())

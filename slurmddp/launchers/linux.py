@@ -18,6 +18,7 @@ from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_FROM_A_TERMINAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -42,14 +43,23 @@ def start_bound(
 ) -> subprocess.Popen[bytes]:
     """Start `command` in its own session; it gets `death_signal` when the calling thread dies."""
     parent = os.getpid()
+    # A signal to our group reaches the child too until it has left it; there it would be written into our
+    # own wake-up pipe, and one Ctrl-C would count as two.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FROM_A_TERMINAL)
 
     def bind() -> None:
+        with suppress(ValueError):  # Only a program's main thread has a pipe to let go of.
+            signal.set_wakeup_fd(-1)
         die_with_parent(death_signal, parent)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    with warnings.catch_warnings():
-        # Python 3.12 warns of any thread at a fork; between fork and exec `bind` takes no lock.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return subprocess.Popen(command, preexec_fn=bind, start_new_session=True, **options)
+    try:
+        with warnings.catch_warnings():
+            # Python 3.12 warns of any thread at a fork; between fork and exec `bind` takes no lock.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return subprocess.Popen(command, preexec_fn=bind, start_new_session=True, **options)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def signal_group(leader: int, sent: signal.Signals) -> None:

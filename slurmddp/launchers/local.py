@@ -6,6 +6,7 @@ site (modules, the lines of `cluster.setup`, containers) is left out.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import signal
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from slurmddp.environments.present import emulated_step, scrub
@@ -34,6 +35,7 @@ _FORCE_AFTER_S = 1.5
 _LEFT_ALONE_S = 0.9
 """How long the other agents may take to follow one that has stopped before they are told to."""
 _POLLED_S = 0.1
+_HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD)
 
 
 def _print(text: str) -> None:
@@ -72,11 +74,39 @@ class LocalRun:
         self._left_at: float | None = None
         self._told_others = False
         self._step_before: int | None = None
+        self._inbox: SignalInbox | None = None
+        self._undo = ExitStack()
 
     def start(self) -> None:
         """Start the agents of the next attempt; raises ConfigError if this machine is far too small."""
         if self.attempt < 0 and (warning := check_size(self.job.resources.world_size, linux.usable_cpus())):
             self._say(warning)
+        if self._inbox is None:
+            self._hold_folder()
+            # From here on a Ctrl-C is a message: an exception between two agents would be lost, or lose one.
+            self._inbox = self._undo.enter_context(SignalInbox(_HEARD))
+        try:
+            self._start_attempt()
+        except BaseException:
+            self._leave_nothing()
+            raise
+
+    def _hold_folder(self) -> None:
+        """Refuse to train in a folder in which another process of this machine trains already."""
+        descriptor = os.open(self.folder.path, os.O_RDONLY)
+        self._undo.callback(os.close, descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._undo.close()
+            raise ConfigError(
+                f"{self.folder.name} is being trained by another process of this machine.",
+                hint=f"Follow it with `slurmddp logs -f {self.folder.name}`, or give this one another name=.",
+            ) from error
+        except OSError:
+            pass  # Some network file systems have no locks.
+
+    def _start_attempt(self) -> None:
         self.attempt = self.folder.claim_attempt()
         self._step_before = newest_step(self.folder)
         self._force_at = self._left_at = None
@@ -113,7 +143,7 @@ class LocalRun:
 
     def poll(self) -> int | None:
         """Return the attempt's exit code once every agent has ended; the failure of one ends the others."""
-        codes = [agent.poll() for agent in self._agents]
+        codes = [self._code_of(agent) for agent in self._agents]
         for node_rank, code in enumerate(codes):
             if code not in (None, EXIT_FINISHED, EXIT_STOPPED) and self._force_at is None:
                 self._end_the_others(node_rank, code or EXIT_FAILED)
@@ -134,6 +164,11 @@ class LocalRun:
         if time.monotonic() - self._left_at > _LEFT_ALONE_S:
             self._told_others = True
             self._signal(signal.SIGTERM)
+
+    def _code_of(self, agent: subprocess.Popen[bytes]) -> int | None:
+        """Return an agent's code; one that our SIGTERM ended had no handler yet, so no ranks and no state."""
+        code = agent.poll()
+        return EXIT_STOPPED if self.stopping and code == -signal.SIGTERM else code
 
     def _end_the_others(self, node_rank: int, returncode: int) -> None:
         """Let the agents of the other nodes see why, then end them."""
@@ -166,23 +201,20 @@ class LocalRun:
         policy's `max_restarts` starts the next attempt. `on_tick` is called every `interval` seconds.
         """
         try:
-            with SignalInbox((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)) as inbox:
-                while True:
-                    code = self._wait_for_attempt(inbox, on_tick, interval)
-                    decision = self._conclude(code)
-                    if decision.next == "none":
-                        return self._result(code)
-                    self._say(f"{self._failure_text()} Starting again ({self._failures} of "
-                              f"{self.job.policy.max_restarts} restarts).")  # fmt: skip
-                    self.start()
+            while True:
+                code = self._wait_for_attempt(on_tick, interval)
+                decision = self._conclude(code)
+                if decision.next == "none":
+                    return self._result(code)
+                self._say(f"{self._failure_text()} Starting again ({self._failures} of "
+                          f"{self.job.policy.max_restarts} restarts).")  # fmt: skip
+                self.start()
         finally:
             self._leave_nothing()
 
-    def _wait_for_attempt(
-        self, inbox: SignalInbox, on_tick: Callable[[], None] | None, interval: float
-    ) -> int:
+    def _wait_for_attempt(self, on_tick: Callable[[], None] | None, interval: float) -> int:
         while (code := self.poll()) is None:
-            for received in inbox.wait(interval):
+            for received in self._inbox.wait(interval) if self._inbox is not None else ():
                 self._answer(received)
             if on_tick is not None and not self._unattended:
                 on_tick()
@@ -248,6 +280,8 @@ class LocalRun:
         self._signal(signal.SIGKILL)
         for agent in self._agents:
             agent.wait()
+        self._undo.close()
+        self._inbox = None
 
 
 def newest_step(folder: RunFolder) -> int | None:

@@ -147,7 +147,10 @@ class RunFolder:
             raise RunNotFoundError(
                 f"{self.path} is not a run folder: it has no config.yaml.", hint="See `slurmddp list`."
             )
-        loaded = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
+        try:
+            loaded = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, ValueError):
+            loaded = None
         if not isinstance(loaded, dict):
             raise SlurmddpError(
                 f"{self.config_file} holds no mapping.", hint="The file was damaged from outside."

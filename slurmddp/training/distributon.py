@@ -107,7 +107,9 @@ class Distributon:
                 f"process(es) on {socket.gethostname()}.",
                 hint=_how_many(info, wanted),
             )
-        self._place = bootstrap.start(info, backend=self._backend)
+        self._place = bootstrap.start(
+            info, backend=self._backend, stopped=lambda: self._stop.requested
+        )
         atexit.register(self._close_at_exit)
         if self._seed is not None:
             rng.seed_everything(self._seed)

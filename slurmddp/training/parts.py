@@ -137,6 +137,10 @@ def _checked(data: Any) -> Dataset[Any]:
             f"data is a {type(data).__name__}, which has no length or can't be indexed.",
             hint="Name a map-style data set, or train iterable data with a program._target_ of your own.",
         )
+    if len(data) == 0:
+        raise ConfigError(
+            f"data is a {type(data).__name__} without a single sample.", hint="Check where it looks for them."
+        )
     return data  # type: ignore[no-any-return]
 
 

@@ -11,9 +11,14 @@ from slurmddp.errors import ConfigError
 
 
 def cosine(
-    optimizer: Optimizer, *, steps: int, warmup_steps: int = 0, final_fraction: float = 0.1
+    optimizer: Optimizer, *, steps: int, warmup_steps: int | None = 0, final_fraction: float = 0.1
 ) -> LambdaLR:
-    """Rise linearly over `warmup_steps`, then fall along half a cosine to `final_fraction` at `steps`."""
+    """Rise linearly over `warmup_steps`, then fall along half a cosine to `final_fraction` at `steps`.
+
+    `warmup_steps` None is a twentieth of all steps.
+    """
+    if warmup_steps is None:
+        warmup_steps = steps // 20
     if not 0 <= warmup_steps <= steps or steps < 1:
         raise ConfigError(
             f"scheduler.warmup_steps is {warmup_steps} with {steps} steps in all.",

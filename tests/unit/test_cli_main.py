@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import re
 import subprocess
@@ -160,3 +161,13 @@ def test_the_module_is_the_command() -> None:
         [sys.executable, "-m", "slurmddp", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout == f"slurmddp {__version__}\n"
+
+
+def test_a_full_disk_is_not_called_a_fault_of_ours(
+    probe: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    probe.error = OSError(errno.ENOSPC, "No space left on device", "/runs/x")  # type: ignore[attr-defined]
+    assert run("probe") == 1
+    output = capsys.readouterr().err
+    assert output.startswith("slurmddp: error: No space left on device (/runs/x). Free space")
+    assert "Traceback" not in output

@@ -169,3 +169,10 @@ def test_what_a_program_of_ones_own_prints_is_shown_on_request(folder: RunFolder
             view.tick()
             folder.rank_log(0, 0).write_text("epoch 0\nepoch 1\n")
         assert ("epoch 1" in lines(stream)) == output
+
+
+def test_a_node_that_failed_without_a_rank_is_told() -> None:
+    from slurmddp.cli.display import Reading
+
+    line = Reading(3).add_event({"event": "rank_failed", "rank": None, "host": "n1"})
+    assert line == "the node n1 failed"

@@ -14,8 +14,10 @@ import pytest
 from agent_runs import SAVING, agent_command, all_gone, children_of, make_run, wait_for_lines, wait_until
 
 from slurmddp.errors import ConfigError, NoProgressError, RankFailure
+from slurmddp.launchers import linux
 from slurmddp.launchers.local import LocalRun, check_size, newest_step
 from slurmddp.launchers.local import agent_command as real_agent_command
+from slurmddp.launchers.signals import SignalInbox
 from slurmddp.runs.folder import RunFolder
 from slurmddp.spec import Cluster, Job, Policy, Program, Resources
 
@@ -101,18 +103,6 @@ def test_a_failure_that_got_further_starts_again(tmp_path: Path) -> None:
     ]
     assert [event["attempt"] for event in events(run, "started")] == [0, 1, 2]
     assert [event["restart_count"] for event in events(run, "started")] == [0, 1, 2]
-
-
-def test_a_failure_of_a_run_that_a_person_stopped_is_not_tried_again(tmp_path: Path) -> None:
-    program = CHECKPOINT + (
-        "def main(run_dir):\n    save(run_dir, attempt + 1)\n"
-        "    open(run_dir + '/stop', 'w').close()\n    return 3\n"
-    )
-    run = local_run(tmp_path, program, ranks_per_node=1)
-    run.start()
-    with pytest.raises(RankFailure, match="ended with exit code 3"):
-        run.wait()
-    assert [event["next"] for event in events(run, "ended")] == ["none"]
 
 
 def test_a_failure_of_a_run_that_a_person_stopped_is_not_tried_again(tmp_path: Path) -> None:
@@ -232,6 +222,52 @@ def test_ctrl_c_stops_at_a_checkpoint(tmp_path: Path) -> None:
         assert b"Ctrl-C once more kills" in person.stderr.read()
     assert len(left) == 3
     wait_until(lambda: all_gone(left), "agent and ranks end")
+
+
+def test_ctrl_c_before_the_first_look_is_not_lost(tmp_path: Path) -> None:
+    run = local_run(tmp_path, SAVING)
+    run.start()
+    wait_for_lines(run.folder, "ready", 2)
+    os.kill(os.getpid(), signal.SIGINT)
+    assert run.wait() == 75
+    assert [event["outcome"] for event in events(run, "ended")] == ["stopped"]
+
+
+def test_a_signal_to_a_child_that_is_being_born_is_not_taken_for_one_of_ours(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A terminal's Ctrl-C goes to the child too until it has a session of its own; one must not be two."""
+    monkeypatch.setattr(linux, "die_with_parent", lambda sent, parent: os.kill(os.getpid(), signal.SIGINT))
+    shown = tmp_path / "mask"
+    program = f"import signal; print(signal.pthread_sigmask(0, ()), file=open({str(shown)!r}, 'w'))"
+    with SignalInbox((signal.SIGINT,)) as inbox:
+        assert linux.start_bound([sys.executable, "-c", program], signal.SIGTERM).wait() == 0
+        assert inbox.read() == []
+    assert shown.read_text() == "set()\n"
+
+
+def test_a_stop_before_an_agent_listens_is_no_failure(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, SAVING)
+    run = LocalRun(job_of(folder), folder, command=["sleep", "600"], say=lambda text: None)
+    run.start()
+    run.stop()
+    assert run.wait() == 75
+    assert not folder.failure_file(0).exists()
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
+    with terminal(tmp_path, SAVING) as person:
+        folder = RunFolder(tmp_path / "runs" / "test-00000000")
+        wait_for_lines(folder, "ready", 2)
+        second = LocalRun(job_of(folder), folder, command=["false"])
+        with pytest.raises(ConfigError, match="is being trained by another process"):
+            second.start()
+        assert folder.attempts() == [0]
+        person.send_signal(signal.SIGINT)
+        assert person.wait(timeout=30) == 75
+    third = LocalRun(job_of(folder), folder, command=["true"])
+    third.start()
+    assert third.wait() == 0
 
 
 def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 import yaml
 from slurm_jobs import make_job
 
-from slurmddp.errors import ConfigError
+from slurmddp.errors import ConfigError, SlurmddpError
+from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.prepare import check_syntax, prepare
 from slurmddp.slurm.script import render
 from slurmddp.spec import Job, Program
@@ -138,3 +139,10 @@ def test_runs_kept_in_the_project_folder_itself_do_not_copy_each_other(project: 
     for name in ("a-1", "b-2"):
         folder = prepare(job_in(project, run_dir=project / name), None)
     assert {path for path in content(folder.code_dir) if not path.startswith(".")} == {"train.py"}
+
+
+def test_a_config_that_was_cut_short_is_told(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.config_file.write_text("name: x\ngpus_per_node\n  : [{")
+    with pytest.raises(SlurmddpError, match="damaged"):
+        folder.config()
