@@ -157,7 +157,8 @@ class Training:
             self._evaluated_at = self.step
             self._journal.evaluation(self.step, loss)
             self.distributon.print(f"step {self.step}: held-out loss {loss:.4f}")
-        elif self.step >= self.parts.settings.steps:
+        else:
+            # All ranks know of the stop now. A step more would leave this evaluation behind for good.
             self.stop()
 
     def save(self) -> None:
