@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "slurmddp"
 
 # From the bottom to the top; a room may import itself and any room before it.
-TORCH_FREE = ["errors", "spec", "environments", "slurm", "runs", "launchers", "config", "cli"]
+TORCH_FREE = ["errors", "spec", "environments", "slurm", "runs", "launchers", "config", "chaos", "cli"]
 WITH_TORCH = ["checkpoint", "strategies", "training"]
 SHARED_WITH_TORCH = {"errors", "spec", "environments", "runs"}
 

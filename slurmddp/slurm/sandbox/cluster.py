@@ -263,6 +263,14 @@ class Sandbox:
         if entry is None or not entry.alive():
             daemons.start_node(self.plan, node, environment)
 
+    def restart_controller(self, down_s: float = 0.0) -> None:
+        """End slurmctld in good order, as an administrator does, and start it again after `down_s`."""
+        entry = processes.recorded(self.root).get("slurmctld")
+        if entry is not None:
+            processes.end(entry)
+        time.sleep(down_s)
+        daemons.start_controller(self.plan, self._daemon_environment())
+
     def cut_link(self, name: str) -> None:
         """Cut a node off the network; needs namespaces."""
         self._need_namespaces()

@@ -42,7 +42,7 @@ def start_all(plan: Plan, environment: Mapping[str, str]) -> None:
     if plan.request.accounting:
         _start_database(plan, environment)
         _start_accounting(plan, environment)
-    _start_controller(plan, environment)
+    start_controller(plan, environment)
     for node in plan.nodes:
         start_node(plan, node, environment)
     names = [node.name for node in plan.nodes]
@@ -95,7 +95,8 @@ def _start_accounting(plan: Plan, environment: Mapping[str, str]) -> None:
     _run(plan, environment, ["sacctmgr", "--immediate", "add", "cluster", plan.request.name])
 
 
-def _start_controller(plan: Plan, environment: Mapping[str, str]) -> None:
+def start_controller(plan: Plan, environment: Mapping[str, str]) -> None:
+    """Start slurmctld, and return when it listens."""
     _start(plan, environment, ["slurmctld", "-D"])
     wait_for(plan, "slurmctld", lambda: listens_tcp(plan.machine.controller_port), ["slurmctld"])
 

@@ -74,6 +74,17 @@ def start(
     return recorded
 
 
+def end(entry: Recorded, *, patience_s: float = 20) -> None:
+    """Ask a daemon to end with SIGTERM and wait until it has; one that does not is killed."""
+    with contextlib.suppress(ProcessLookupError):
+        if entry.alive():
+            os.kill(entry.pid, signal.SIGTERM)
+    deadline = time.monotonic() + patience_s
+    while entry.alive() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    kill_all(lambda: {entry.pid} if entry.alive() else set())
+
+
 def recorded(root: Path) -> dict[str, Recorded]:
     """Return all recorded daemons by name; one that is half written counts as not recorded."""
     found: dict[str, Recorded] = {}

@@ -1,0 +1,1 @@
+"""Faults on purpose: a training is disturbed at random moments, and must end with the undisturbed weights."""

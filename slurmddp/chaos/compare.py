@@ -1,0 +1,67 @@
+"""Whether two trainings ended with the same numbers: the same bytes of weights, the same losses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slurmddp.errors import CheckpointError
+from slurmddp.runs import metrics
+from slurmddp.runs.checkpoints import TENSORS_FILE, checkpoint_folders, verify
+from slurmddp.runs.folder import RunFolder
+
+
+@dataclass(frozen=True)
+class End:
+    """What a training ended with: its last checkpoint, verified, and the loss of every step."""
+
+    step: int
+    weights: str
+    """Hash of the file that holds all tensors: weights, optimizer, random state."""
+    losses: tuple[float, ...]
+    held_out: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What of a disturbed training is as in the undisturbed one."""
+
+    weights_equal: bool
+    losses_equal: bool
+    difference: str = ""
+
+    @property
+    def equal(self) -> bool:
+        return self.weights_equal and self.losses_equal
+
+
+def end_of(folder: RunFolder) -> End:
+    """Return what a run ended with; CheckpointError when its newest checkpoint is not whole."""
+    folders = checkpoint_folders(folder.checkpoints_dir)
+    if not folders:
+        raise CheckpointError(f"{folder.name} has no checkpoint.")
+    manifest = verify(folders[0])
+    logged = metrics.read(folder)
+    weights = manifest.files[TENSORS_FILE].digest
+    return End(manifest.step, weights, logged.train.values, logged.held_out.values)
+
+
+def compare(end: End, reference: End) -> Comparison:
+    """Compare a disturbed training with the undisturbed one; `difference` names the first that was found."""
+    weights = (end.step, end.weights) == (reference.step, reference.weights)
+    losses = (end.losses, end.held_out) == (reference.losses, reference.held_out)
+    return Comparison(weights, losses, "" if weights and losses else _difference(end, reference))
+
+
+def _difference(end: End, reference: End) -> str:
+    if end.step != reference.step:
+        return f"its last checkpoint is of step {end.step}, not {reference.step}"
+    for name, mine, theirs in (
+        ("loss", end.losses, reference.losses),
+        ("held-out loss", end.held_out, reference.held_out),
+    ):
+        if len(mine) != len(theirs):
+            return f"it logged {name} {len(mine)} times, not {len(theirs)}"
+        for at, (one, other) in enumerate(zip(mine, theirs, strict=True), 1):
+            if one != other:
+                return f"{name} number {at} is {one!r}, not {other!r}"
+    return "its losses are the same, its weights are not"

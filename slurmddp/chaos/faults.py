@@ -1,0 +1,256 @@
+"""The faults: what each one breaks, and how it is done to a training that runs on the sandbox."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmddp.chaos import disk, ranks
+from slurmddp.chaos.training import Training
+from slurmddp.errors import ConfigError, near_matches
+from slurmddp.runs.checkpoints import WRITING, checkpoint_folders
+from slurmddp.slurm.sandbox import Sandbox
+
+TIMES_UP_S = 30
+"""How long before its end a job learns that its time limit was changed."""
+SAVE_WAIT_S = 60
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a fault may touch."""
+
+    sandbox: Sandbox
+    training: Training
+    disk: Path | None = None
+    """The small file system that holds the run folders, where there is one."""
+
+    def ranks(self) -> list[ranks.RankProcess]:
+        training = self.training
+        return ranks.find(training.folder.path, training.attempt, training.shape.ranks_per_node)
+
+
+@dataclass(frozen=True)
+class Struck:
+    """What was done, in words, when, and whether the attempt must end of it (None: it may)."""
+
+    what: str
+    at: float
+    interrupts: bool | None = True
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind of fault."""
+
+    name: str
+    purpose: str
+    inject: Callable[[Scene, random.Random], Struck]
+    needs_root: bool = False
+
+
+class MissedError(Exception):
+    """The fault could not be done: what it needed was no longer there."""
+
+
+def kill_rank(scene: Scene, luck: random.Random) -> Struck:
+    victim = _any_rank(scene, luck)
+    _send(victim.pid, signal.SIGKILL)
+    return Struck(f"SIGKILL to rank {victim.rank} on {victim.node}", time.time())
+
+
+def stop_rank(scene: Scene, luck: random.Random) -> Struck:
+    victim = _any_rank(scene, luck)
+    _send(victim.pid, signal.SIGTERM)
+    return Struck(f"SIGTERM to rank {victim.rank} on {victim.node}", time.time())
+
+
+def kill_slurmd(scene: Scene, luck: random.Random) -> Struck:
+    return _lose_node(scene, luck, with_jobs=False)
+
+
+def kill_node(scene: Scene, luck: random.Random) -> Struck:
+    return _lose_node(scene, luck, with_jobs=True)
+
+
+def _lose_node(scene: Scene, luck: random.Random, *, with_jobs: bool) -> Struck:
+    node, away_s = luck.choice(scene.training.nodes), _absence(scene, luck)
+    at = time.time()
+    try:
+        scene.sandbox.kill_node(node, with_jobs=with_jobs)
+        time.sleep(away_s)
+    finally:
+        scene.sandbox.restore_node(node)
+    what = "all processes" if with_jobs else "slurmd"
+    return Struck(f"{what} of {node} killed, back after {away_s:.1f} s", at, with_jobs or None)
+
+
+def cut_link(scene: Scene, luck: random.Random) -> Struck:
+    node, away_s = luck.choice(scene.training.nodes), _absence(scene, luck)
+    at = time.time()
+    try:
+        scene.sandbox.cut_link(node)
+        time.sleep(away_s)
+    finally:
+        scene.sandbox.restore_link(node)
+    return Struck(f"link of {node} cut for {away_s:.1f} s", at, None)
+
+
+def _absence(scene: Scene, luck: random.Random) -> float:
+    """Return for how long a node is away: half of the times longer than SLURM waits for it."""
+    patience = scene.sandbox.request.slurmd_timeout_s
+    return luck.uniform(1, patience / 2) if luck.random() < 0.5 else patience + luck.uniform(5, 15)
+
+
+def preempt(scene: Scene, luck: random.Random) -> Struck:
+    nodes, seconds = scene.training.nodes, luck.randint(1, 3)
+    scene.sandbox.command(
+        "sbatch",
+        "--partition=high",
+        f"--nodes={len(nodes)}",
+        f"--nodelist={','.join(nodes)}",
+        "--exclusive",
+        "--output=/dev/null",
+        f"--wrap=sleep {seconds}",
+    )
+    return Struck(f"a job of higher priority takes the nodes for {seconds} s", time.time())
+
+
+def reach_time_limit(scene: Scene, luck: random.Random) -> Struck:
+    training, job, attempt = scene.training, scene.training.job_id, scene.training.attempt
+    at = time.time()
+    scene.sandbox.command("scontrol", "update", f"JobId={job}", f"EndTime=now+{TIMES_UP_S}")
+    training.wait(lambda: training.attempt > attempt or training.history().settled, 3 * TIMES_UP_S)
+    if not training.history().settled:
+        scene.sandbox.command("scontrol", "update", f"JobId={job}", "TimeLimit=10")
+    told = [event["time"] for event in training.events("signalled") if event.get("attempt") == attempt]
+    return Struck(f"its time limit moved to {TIMES_UP_S} s from then", told[-1] if told else at)
+
+
+def restart_controller(scene: Scene, luck: random.Random) -> Struck:
+    down_s, at = luck.uniform(0, 5), time.time()
+    scene.sandbox.restart_controller(down_s)
+    return Struck(f"slurmctld restarted, away for {down_s:.1f} s", at, None)
+
+
+def fill_disk(scene: Scene, luck: random.Random) -> Struck:
+    if scene.disk is None:
+        raise MissedError("there is no small file system to fill")
+    training, attempt, full_s = scene.training, scene.training.attempt, luck.uniform(1, 6)
+    spare = luck.choice((0, 0, luck.randrange(1 << 20)))
+    at = time.time()
+    with disk.full(scene.disk, spare):
+        time.sleep(full_s)
+    what = f"the disk of the run was full for {full_s:.1f} s, with {spare} bytes left"
+    return Struck(what, at, True if training.attempt > attempt else None)
+
+
+def flip_bit(scene: Scene, luck: random.Random) -> Struck:
+    def flip(path: Path) -> str:
+        content = bytearray(path.read_bytes())
+        at, bit = luck.randrange(len(content)), luck.randrange(8)
+        content[at] ^= 1 << bit
+        path.write_bytes(content)
+        return f"bit {bit} of byte {at} flipped in"
+
+    return _damage(scene, luck, flip)
+
+
+def truncate_file(scene: Scene, luck: random.Random) -> Struck:
+    def shorten(path: Path) -> str:
+        size = luck.randrange(path.stat().st_size)
+        os.truncate(path, size)
+        return f"cut to {size} bytes:"
+
+    return _damage(scene, luck, shorten)
+
+
+def _damage(scene: Scene, luck: random.Random, act: Callable[[Path], str]) -> Struck:
+    """Damage a file of the newest checkpoint while all ranks stand still, then kill them: it is read next."""
+    victims = scene.ranks()
+    try:
+        for victim in victims:
+            _send(victim.pid, signal.SIGSTOP)
+        folder = checkpoint_folders(scene.training.folder.checkpoints_dir)[0]
+        path = luck.choice(sorted(file for file in folder.iterdir() if file.is_file()))
+        before = path.stat()
+        what = act(path)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    finally:
+        for victim in victims:
+            _send(victim.pid, signal.SIGKILL)
+    return Struck(f"{what} {folder.name}/{path.name}, ranks killed", time.time())
+
+
+def kill_during_save(scene: Scene, luck: random.Random) -> Struck:
+    victim = next((process for process in scene.ranks() if process.rank == 0), None)
+    if victim is None:
+        raise MissedError("rank 0 is gone")
+    folder, delay_s = scene.training.folder.checkpoints_dir, luck.choice((0.0, luck.uniform(0, 0.002)))
+    deadline = time.monotonic() + SAVE_WAIT_S
+    while not (writing := _writing(folder)):
+        if time.monotonic() > deadline or not Path(f"/proc/{victim.pid}").exists():
+            raise MissedError("no checkpoint was written any more")
+    time.sleep(delay_s)
+    _send(victim.pid, signal.SIGKILL)
+    at = time.time()
+    caught = "inside" if writing & _writing(folder) else "just after"
+    return Struck(f"SIGKILL to rank 0 {1000 * delay_s:.1f} ms into a save ({caught})", at)
+
+
+def _writing(folder: Path) -> set[str]:
+    with os.scandir(folder) as entries:
+        return {entry.name for entry in entries if entry.name.startswith(f"{WRITING}step-")}
+
+
+def _any_rank(scene: Scene, luck: random.Random) -> ranks.RankProcess:
+    running = scene.ranks()
+    if not running:
+        raise MissedError("no rank runs")
+    return luck.choice(running)
+
+
+def _send(pid: int, sent: signal.Signals) -> None:
+    try:
+        os.kill(pid, sent)
+    except ProcessLookupError as error:
+        raise MissedError("the rank was gone already") from error
+
+
+FAULTS = {
+    fault.name: fault
+    for fault in (
+        Fault("kill-rank", "SIGKILL to one rank", kill_rank),
+        Fault("sigterm-rank", "SIGTERM to one rank", stop_rank),
+        Fault("preempt", "a job of higher priority takes the nodes", preempt),
+        Fault("time-limit", "the job reaches its time limit", reach_time_limit),
+        Fault("kill-slurmd", "kill -9 of a node's slurmd; its jobs live on", kill_slurmd),
+        Fault("kill-node", "power cut: all processes of a node die", kill_node),
+        Fault("cut-link", "a node is off the network for a while", cut_link, needs_root=True),
+        Fault("restart-controller", "slurmctld is restarted", restart_controller),
+        Fault("fill-disk", "the disk under the run folder is full for a while", fill_disk, needs_root=True),
+        Fault("flip-bit", "a bit of the newest checkpoint flips, then all ranks die", flip_bit),
+        Fault("truncate", "a file of the newest checkpoint is cut short, then all ranks die", truncate_file),
+        Fault("kill-during-save", "SIGKILL to rank 0 while it writes a checkpoint", kill_during_save),
+    )
+}
+
+
+def choose(names: str | None, *, root: bool) -> list[str]:
+    """Return the kinds that a person named (all that work here by default); ConfigError for others."""
+    if names is None:
+        return [name for name, fault in FAULTS.items() if root or not fault.needs_root]
+    chosen = [name.strip() for name in names.split(",") if name.strip()]
+    for name in chosen:
+        if name not in FAULTS:
+            raise ConfigError(f"There is no fault {name!r}.", hint=near_matches(name, FAULTS))
+        if FAULTS[name].needs_root and not root:
+            raise ConfigError(f"{name} needs root on this machine.", hint="Leave it out of --kinds.")
+    if not chosen:
+        raise ConfigError("--kinds names no fault.", hint=f"Known: {', '.join(FAULTS)}.")
+    return list(dict.fromkeys(chosen))

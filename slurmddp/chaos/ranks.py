@@ -1,0 +1,64 @@
+"""The rank processes of a run, found from outside as a murderer must: through /proc."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+AGENT = b"slurmddp.launchers.agent"
+
+
+@dataclass(frozen=True)
+class RankProcess:
+    """A rank that runs, and where."""
+
+    pid: int
+    rank: int
+    node: str
+
+
+@dataclass(frozen=True)
+class _Process:
+    pid: int
+    parent: int
+    environ: dict[str, str]
+
+
+def find(run_dir: Path, attempt: int, ranks_per_node: int) -> list[RankProcess]:
+    """Return the ranks of one attempt, in order; a rank is a child of an agent with the agent's command."""
+    mine = {
+        process.pid: process
+        for process in _of_run(run_dir)
+        if process.environ.get("SLURMDDP_ATTEMPT") == str(attempt)
+    }
+    found = []
+    for agent in (pid for pid, process in mine.items() if process.parent not in mine):
+        children = sorted(pid for pid, process in mine.items() if process.parent == agent)
+        for local_rank, pid in enumerate(children):
+            environ = mine[pid].environ
+            first = int(environ.get("SLURM_NODEID", "0")) * ranks_per_node
+            found.append(RankProcess(pid, first + local_rank, environ.get("SLURMD_NODENAME", "")))
+    return sorted(found, key=lambda process: process.rank)
+
+
+def _of_run(run_dir: Path) -> list[_Process]:
+    found = []
+    for folder in PROC.iterdir():
+        if folder.name.isdigit():
+            # A process may end while it is looked at.
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+                if words[1:4] == [b"-m", AGENT, str(run_dir).encode()]:
+                    found.append(_Process(int(folder.name), _parent(folder), _environ(folder)))
+    return found
+
+
+def _parent(folder: Path) -> int:
+    return int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+
+
+def _environ(folder: Path) -> dict[str, str]:
+    entries = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)

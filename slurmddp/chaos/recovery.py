@@ -1,0 +1,140 @@
+"""One fault on one training: do it, then watch from the run folder whether and when the training goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+
+from slurmddp.chaos.faults import FAULTS, MissedError, Scene, Struck
+from slurmddp.chaos.schedule import Planned
+from slurmddp.chaos.training import POLL_S, Training
+from slurmddp.errors import SlurmddpError
+
+CALM_S = 2.0
+"""A training that takes steps for so long after a fault that may interrupt it was not interrupted."""
+
+WENT_ON, CAME_BACK, BY_HAND, LOST = "went on", "came back", "by hand", "lost"
+"""The same attempt; a later attempt; a later one after `slurmddp resume`; not within the limit."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a training after one fault."""
+
+    number: int
+    kind: str
+    run: str
+    what: str
+    step: int
+    """The last step logged before the fault took hold."""
+    outcome: str
+    attempts: int
+    """Attempts that it took to get beyond that step."""
+    lost_steps: int | None
+    recovery_s: float | None
+    """From the fault to the first step beyond the last one; without a new attempt the longest pause."""
+    note: str = ""
+
+    @property
+    def survived(self) -> bool:
+        return self.outcome in (WENT_ON, CAME_BACK)
+
+    @property
+    def gone(self) -> bool:
+        return self.outcome == LOST
+
+    def sentence(self, faults: int) -> str:
+        """Say it on one line."""
+        figures = f" after {self.recovery_s:.1f} s" if self.recovery_s is not None else ""
+        figures += f", {self.lost_steps} steps lost" if self.lost_steps else ""
+        note = f"; {self.note}" if self.note else ""
+        return f"{self.number + 1}/{faults} {self.kind}: {self.outcome}{figures} ({self.what}{note})"
+
+
+def strike(scene: Scene, planned: Planned, limit_s: float) -> Outcome | None:
+    """Do one planned fault and wait for what becomes of it; None when it came too late to count."""
+    training, luck = scene.training, planned.luck()
+    attempt = training.attempt
+    time.sleep(luck.uniform(0, 0.2))
+    try:
+        struck = FAULTS[planned.kind].inject(scene, luck)
+    except MissedError:
+        return None
+    how, note = _await(training, attempt, struck, limit_s), ""
+    if how is None:
+        return None
+    if how == LOST:
+        note = training.end_word()
+        how = BY_HAND if _resume_by_hand(training, attempt, limit_s) else LOST
+    return _outcome(training, planned, attempt, struck, how, note)
+
+
+def _await(training: Training, attempt: int, struck: Struck, limit_s: float) -> str | None:
+    """Return how the training goes on, LOST when it does not, None when it ended undisturbed."""
+    done, deadline = time.time(), time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if _is_beyond(training, attempt):
+            return CAME_BACK
+        if training.finished:
+            return CAME_BACK if training.attempt > attempt else None if struck.interrupts else WENT_ON
+        if not struck.interrupts and _steps_after(training, attempt, done + CALM_S):
+            return WENT_ON
+        if training.history().settled:
+            return LOST
+        time.sleep(POLL_S)
+    return LOST
+
+
+def _is_beyond(training: Training, attempt: int) -> bool:
+    """Say whether a later attempt than `attempt` got further than all up to it."""
+    reached = training.last_step(lambda number: number <= attempt)
+    return training.last_step(lambda number: number > attempt) > reached
+
+
+def _steps_after(training: Training, attempt: int, moment: float) -> bool:
+    return any(when > moment for _, when in training.steps(lambda number: number == attempt))
+
+
+def _resume_by_hand(training: Training, attempt: int, limit_s: float) -> bool:
+    """Do what a person would: end what hangs, resume, and see whether it goes on."""
+    if not training.history().settled:
+        training.give_up()
+    with contextlib.suppress(SlurmddpError):
+        training.resume()
+        return training.wait(lambda: _is_beyond(training, attempt), limit_s)
+    return False
+
+
+def _outcome(
+    training: Training, planned: Planned, attempt: int, struck: Struck, how: str, note: str
+) -> Outcome:
+    lost, recovery = _figures(training, attempt, struck, how)
+    return Outcome(
+        number=planned.number,
+        kind=planned.kind,
+        run=training.folder.name,
+        what=struck.what,
+        step=training.last_step(lambda number: number <= attempt),
+        outcome=how,
+        attempts=training.attempt - attempt,
+        lost_steps=lost,
+        recovery_s=None if recovery is None else round(recovery, 2),
+        note=note,
+    )
+
+
+def _figures(training: Training, attempt: int, struck: Struck, how: str) -> tuple[int | None, float | None]:
+    """Return the steps that had to be repeated, and the seconds without a new one."""
+    if how == LOST:
+        return None, None
+    own = training.steps(lambda number: number == attempt)
+    if how == WENT_ON:
+        times = [struck.at, *(when for _, when in own if when > struck.at)]
+        return 0, max((b - a for a, b in pairwise(times)), default=0.0)
+    reached = max((step for step, _ in own), default=0)
+    for step, when in training.steps(lambda number: number > attempt):
+        if step > reached:
+            return max(0, reached - training.resumed_step(training.attempt)), when - struck.at
+    return 0, None

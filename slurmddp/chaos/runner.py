@@ -1,0 +1,231 @@
+"""The whole experiment: one undisturbed training, then disturbed ones until every planned fault was done."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import shutil
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slurmddp.chaos import disk
+from slurmddp.chaos.compare import Comparison, End, compare, end_of
+from slurmddp.chaos.faults import FAULTS, Scene
+from slurmddp.chaos.recovery import Outcome, strike
+from slurmddp.chaos.schedule import Planned, draw
+from slurmddp.chaos.training import POLL_S, Place, Shape, Training, write_project
+from slurmddp.errors import SlurmddpError
+from slurmddp.slurm.sandbox import Sandbox
+
+DISK_MB = 192
+SPARE_NODES = 1
+"""For the job to go to while a node of its own is down."""
+SLURMD_TIMEOUT_S = 10
+MOST_MISSES = 5
+"""So many times is a fault put off that came too late or found nothing to break."""
+LAST_SECONDS = 4.0
+"""No fault is begun so near to the end of a training that it might come too late."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a person asks for."""
+
+    kinds: tuple[str, ...]
+    faults: int = 12
+    seed: int = 0
+    shape: Shape = field(default_factory=Shape)
+    limit_s: float = 180.0
+    """A training that takes no new step for so long after a fault has not survived it."""
+    keep: Path | None = None
+    """Where the run folders are copied to at the end."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One disturbed training: how many attempts it took, and whether it ended as the undisturbed one."""
+
+    name: str
+    attempts: int
+    finished: bool
+    comparison: Comparison | None
+    note: str = ""
+
+    @property
+    def good(self) -> bool:
+        return self.finished and self.comparison is not None and self.comparison.equal
+
+
+@dataclass
+class Result:
+    """What came of it, complete or so far."""
+
+    settings: Settings
+    reference_s: float = 0.0
+    seconds: float = 0.0
+    outcomes: list[Outcome] = field(default_factory=list)
+    runs: list[RunResult] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.outcomes) == self.settings.faults
+
+    @property
+    def good(self) -> bool:
+        """Whether every fault was survived and every training ended with the undisturbed numbers."""
+        survived = all(outcome.survived for outcome in self.outcomes)
+        return self.complete and survived and bool(self.runs) and all(run.good for run in self.runs)
+
+
+Report = Callable[[str, Result], None]
+"""Is told of every event, in a sentence, with the result so far."""
+
+
+def run(settings: Settings, report: Report) -> Result:
+    """Carry the experiment out on a sandbox of its own; nothing of it is left afterwards."""
+    result = Result(settings)
+    started = time.monotonic()
+
+    def tell(text: str) -> None:
+        result.seconds = round(time.monotonic() - started, 1)
+        report(text, result)
+
+    with stage(settings, tell) as scene_of:
+        reference = _undisturbed(scene_of("undisturbed"), settings, tell)
+        result.reference_s = round(time.monotonic() - started, 1)
+        pending = deque(draw(settings.kinds, settings.faults, settings.seed, _most_steps(settings)))
+        misses = 0
+        while pending and misses < MOST_MISSES:
+            before = len(result.outcomes)
+            scene = scene_of(f"disturbed-{len(result.runs)}")
+            result.runs.append(_disturbed(scene, pending, reference, result, tell))
+            misses = misses + 1 if len(result.outcomes) == before else 0
+            tell(_sentence(result.runs[-1]))
+    result.seconds = round(time.monotonic() - started, 1)
+    return result
+
+
+def _most_steps(settings: Settings) -> int:
+    return max(1, min(40, settings.shape.steps // 5))
+
+
+@contextlib.contextmanager
+def stage(settings: Settings, tell: Callable[[str], None]) -> Iterator[Callable[[str], Scene]]:
+    """Build the sandbox and a project, and yield what makes a scene for a run of a given name."""
+    nodes = settings.shape.nodes + SPARE_NODES
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurmddp-chaos-")))
+        project = folder / "project"
+        write_project(project, inspect.getsource(inspect))
+        small = None
+        if any(FAULTS[kind].name == "fill-disk" for kind in settings.kinds):
+            small = stack.enter_context(disk.mounted(project / "runs", DISK_MB))
+        if settings.keep is not None:
+            stack.callback(_keep, project / "runs", settings.keep)
+        cpus = settings.shape.ranks_per_node
+        sandbox = Sandbox(
+            f"chaos{os.getpid()}",
+            root=folder / "sandbox",
+            nodes=nodes,
+            cpus=cpus,
+            gpus=0,
+            slurmd_timeout_s=SLURMD_TIMEOUT_S,
+        )
+        stack.callback(sandbox.down)
+        sandbox.up()
+        tell(f"The sandbox is up: {nodes} nodes of which {settings.shape.nodes} train.")
+        place = Place(project, sandbox)
+        yield lambda name: Scene(sandbox, Training(place, name, settings.shape), small)
+
+
+def _keep(runs: Path, target: Path) -> None:
+    shutil.copytree(runs, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(disk.FILLER))
+
+
+def _undisturbed(scene: Scene, settings: Settings, tell: Callable[[str], None]) -> End:
+    training = scene.training
+    started = time.monotonic()
+    training.start()
+    if not _await_end(training, settings.limit_s):
+        raise SlurmddpError(
+            f"The undisturbed training did not come to its end: {training.end_word()}.",
+            hint="Try `slurmddp train +cluster=sandbox model=gpt_tiny` on a sandbox by hand.",
+        )
+    tell(f"The undisturbed training took {time.monotonic() - started:.0f} s.")
+    return end_of(training.folder)
+
+
+def _disturbed(
+    scene: Scene, pending: deque[Planned], reference: End, result: Result, tell: Callable[[str], None]
+) -> RunResult:
+    """Train once, with faults from `pending` for as long as there are steps left; compare the end."""
+    training, limit_s = scene.training, result.settings.limit_s
+    training.start()
+    while pending and _await_moment(scene, pending[0], limit_s):
+        outcome = strike(scene, pending[0], limit_s)
+        if outcome is None:
+            continue
+        pending.popleft()
+        result.outcomes.append(outcome)
+        tell(outcome.sentence(result.settings.faults))
+        if outcome.gone:
+            break
+    return _judge(training, reference, limit_s)
+
+
+def _await_moment(scene: Scene, planned: Planned, limit_s: float) -> bool:
+    """Wait for all nodes, a checkpoint of this attempt and some new steps; False when it won't come."""
+    training = scene.training
+    if not training.wait(lambda: training.saved(training.attempt) or training.history().settled, limit_s):
+        return False
+    if not training.wait(lambda: scene.sandbox.status().healthy, limit_s):
+        return False
+    goal = training.last_step() + planned.after_steps
+    training.wait(lambda: training.last_step() >= goal or training.history().settled, limit_s)
+    return not training.history().settled and _seconds_left(training) > LAST_SECONDS
+
+
+def _seconds_left(training: Training) -> float:
+    """Guess from the pace of the last steps how long the training goes on."""
+    recent = training.steps(lambda attempt: attempt == training.attempt)[-20:]
+    if len(recent) < 2:
+        return 0.0
+    pace_s = (recent[-1][1] - recent[0][1]) / (len(recent) - 1)
+    return pace_s * (training.shape.steps - recent[-1][0])
+
+
+def _await_end(training: Training, limit_s: float) -> bool:
+    """Wait until the training has finished; False when it takes no new step for `limit_s`, or is over."""
+    reached, deadline = -1, 0.0
+    while not training.history().settled:
+        if training.last_step() > reached:
+            reached, deadline = training.last_step(), time.monotonic() + limit_s
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return training.finished
+
+
+def _judge(training: Training, reference: End, limit_s: float) -> RunResult:
+    finished = _await_end(training, limit_s)
+    name, attempts = training.folder.name, training.attempt + 1
+    if not finished:
+        note = training.end_word()
+        training.give_up()
+        return RunResult(name, attempts, False, None, note)
+    try:
+        return RunResult(name, attempts, True, compare(end_of(training.folder), reference))
+    except SlurmddpError as error:
+        return RunResult(name, attempts, True, None, error.message)
+
+
+def _sentence(run: RunResult) -> str:
+    if run.good:
+        return f"{run.name}: {run.attempts} attempts, weights and losses as in the undisturbed training."
+    difference = run.comparison.difference if run.comparison else run.note
+    return f"{run.name}: {run.attempts} attempts, NOT as the undisturbed training: {difference}."

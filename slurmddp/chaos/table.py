@@ -1,0 +1,101 @@
+"""The result of an experiment as a table for people and as JSON for programs; pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, TextIO
+
+from slurmddp.chaos.faults import FAULTS
+from slurmddp.chaos.recovery import Outcome
+from slurmddp.chaos.runner import Result
+from slurmddp.runs.table import print_table
+
+HEADERS = ("FAULT", "SURVIVED", "WENT ON", "CAME BACK", "LOST STEPS", "MOST", "RECOVERY", "LONGEST")
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    """Return everything as plain values; with `complete` false it is what there was so far."""
+    shape = result.settings.shape
+    return {
+        "complete": result.complete,
+        "survived": sum(outcome.survived for outcome in result.outcomes),
+        "faults_done": len(result.outcomes),
+        "weights_equal": all(
+            run.comparison is not None and run.comparison.weights_equal for run in result.runs
+        ),
+        "seconds": result.seconds,
+        "settings": {
+            "faults": result.settings.faults,
+            "kinds": list(result.settings.kinds),
+            "seed": result.settings.seed,
+            **asdict(shape),
+        },
+        "by_kind": {kind: _totals(of_kind) for kind, of_kind in _by_kind(result).items()},
+        "runs": [{**asdict(run), "good": run.good} for run in result.runs],
+        "faults": [{**asdict(outcome), "survived": outcome.survived} for outcome in result.outcomes],
+    }
+
+
+def _by_kind(result: Result) -> dict[str, list[Outcome]]:
+    kinds = {kind: [one for one in result.outcomes if one.kind == kind] for kind in FAULTS}
+    return {kind: found for kind, found in kinds.items() if found}
+
+
+def _totals(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    lost = [one.lost_steps for one in outcomes if one.lost_steps is not None]
+    waits = [one.recovery_s for one in outcomes if one.recovery_s is not None]
+    return {
+        "faults": len(outcomes),
+        "survived": sum(one.survived for one in outcomes),
+        "outcomes": {how: sum(one.outcome == how for one in outcomes) for how in _hows(outcomes)},
+        "lost_steps_median": statistics.median(lost) if lost else None,
+        "lost_steps_most": max(lost, default=None),
+        "recovery_s_median": round(statistics.median(waits), 2) if waits else None,
+        "recovery_s_longest": max(waits, default=None),
+    }
+
+
+def _hows(outcomes: Sequence[Outcome]) -> list[str]:
+    return sorted({one.outcome for one in outcomes})
+
+
+def print_result(result: Result, stream: TextIO) -> None:
+    """Print one line per kind of fault and the verdict."""
+    rows = [_row(kind, _totals(found)) for kind, found in _by_kind(result).items()]
+    right = frozenset(HEADERS[2:])
+    print_table(HEADERS, rows, stream, right=right)
+    print(f"\n{verdict(result)}", file=stream)
+
+
+def _row(kind: str, totals: dict[str, Any]) -> tuple[str, ...]:
+    def of(how: str) -> str:
+        return str(totals["outcomes"].get(how, 0))
+
+    def say(name: str, unit: str = "") -> str:
+        value = totals[name]
+        return "-" if value is None else f"{value:g}{unit}"
+
+    return (
+        kind,
+        f"{totals['survived']} of {totals['faults']}",
+        of("went on"),
+        of("came back"),
+        say("lost_steps_median"),
+        say("lost_steps_most"),
+        say("recovery_s_median", " s"),
+        say("recovery_s_longest", " s"),
+    )
+
+
+def verdict(result: Result) -> str:
+    """Return the result in a sentence."""
+    survived = sum(outcome.survived for outcome in result.outcomes)
+    good = sum(run.good for run in result.runs)
+    sentence = (
+        f"{survived} of {result.settings.faults} faults survived; {good} of {len(result.runs)} disturbed "
+        "trainings ended with the weights and losses of the undisturbed one."
+    )
+    missing = result.settings.faults - len(result.outcomes)
+    return sentence if not missing else f"{sentence} {missing} faults were not done."

@@ -1,0 +1,68 @@
+"""A short run of `slurmddp chaos`: faults of several kinds, survived with the undisturbed weights."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurmddp.chaos import disk
+from slurmddp.slurm.sandbox import Sandbox
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+
+KINDS = "kill-rank,sigterm-rank,preempt,restart-controller,flip-bit,kill-during-save"
+
+
+def chaos(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "slurmddp", "chaos", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+
+def test_faults_of_six_kinds_end_with_the_undisturbed_weights(tmp_path: Path) -> None:
+    sandboxes = Path("/etc/hosts").read_text().count("slurmddp-chaos-")
+    done = chaos("--faults=6", f"--kinds={KINDS}", "--output=result.json", folder=tmp_path)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert result["complete"]
+    assert result["weights_equal"]
+    assert {fault["kind"] for fault in result["faults"]} == set(KINDS.split(","))
+    came_back = {fault["kind"] for fault in result["faults"] if fault["outcome"] == "came back"}
+    assert came_back >= {"kill-rank", "sigterm-rank", "preempt", "flip-bit", "kill-during-save"}
+    by_kind = result["by_kind"]
+    assert by_kind["sigterm-rank"]["lost_steps_most"] == 0
+    assert by_kind["preempt"]["lost_steps_most"] == 0
+    assert by_kind["flip-bit"]["lost_steps_most"] > 0
+    assert all(run["attempts"] > 1 for run in result["runs"])
+    assert "6 of 6 faults survived" in done.stdout
+    assert Path("/etc/hosts").read_text().count("slurmddp-chaos-") == sandboxes
+
+
+def test_the_controller_can_be_restarted(sandbox: Sandbox) -> None:
+    before = sandbox.command("scontrol", "show", "config")
+    job = sandbox.command("sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 30").strip()
+    sandbox.restart_controller()
+    assert sandbox.status().daemons["slurmctld"]
+    assert job in sandbox.jobs()
+    boot = [line for line in before.splitlines() if line.startswith("BOOT_TIME")]
+    assert boot != [
+        line for line in sandbox.command("scontrol", "show", "config").splitlines() if line in boot
+    ]
+
+
+def test_a_full_disk_is_full_and_then_free_again(tmp_path: Path) -> None:
+    with disk.mounted(tmp_path / "small", 2) as small:
+        with disk.full(small), pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            (small / "file").write_bytes(bytes(4096))
+        (small / "file").write_bytes(bytes(4096))
+    assert not (tmp_path / "small" / "file").exists()

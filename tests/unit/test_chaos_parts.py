@@ -1,0 +1,270 @@
+"""The parts of `slurmddp chaos` that need no SLURM: what is drawn, what is seen, what is concluded."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmddp.chaos import faults, ranks, recovery, table
+from slurmddp.chaos.compare import End, compare
+from slurmddp.chaos.faults import FAULTS, Fault, MissedError, Scene, Struck, choose
+from slurmddp.chaos.recovery import Outcome, strike
+from slurmddp.chaos.runner import Result, RunResult, Settings
+from slurmddp.chaos.schedule import Planned, draw
+from slurmddp.chaos.training import Lines, Shape, Training
+from slurmddp.errors import ConfigError
+from slurmddp.runs.folder import RunFolder, append_line
+
+KINDS = sorted(FAULTS)
+PLANNED = Planned(0, "made-up", 1, "0/0")
+END = End(step=3, weights="abc", losses=(3.0, 2.0, 1.0), held_out=(2.5,))
+
+
+def test_the_same_seed_draws_the_same_faults() -> None:
+    assert draw(KINDS, 40, 7, 30) == draw(KINDS, 40, 7, 30)
+    assert draw(KINDS, 40, 7, 30) != draw(KINDS, 40, 8, 30)
+    assert PLANNED.luck().random() == PLANNED.luck().random()
+
+
+def test_every_kind_comes_once_in_a_round() -> None:
+    planned = draw(KINDS, 2 * len(KINDS) + 1, 3, 30)
+    for start in (0, len(KINDS)):
+        assert sorted(one.kind for one in planned[start : start + len(KINDS)]) == KINDS
+    assert [one.number for one in planned] == list(range(len(planned)))
+    assert {one.after_steps for one in planned} <= set(range(1, 31))
+
+
+def test_kinds_are_chosen_by_name() -> None:
+    assert choose(None, root=True) == list(FAULTS)
+    assert "cut-link" not in choose(None, root=False)
+    assert choose("preempt, kill-rank,preempt", root=False) == ["preempt", "kill-rank"]
+    with pytest.raises(ConfigError, match="kil-rank") as caught:
+        choose("kil-rank", root=True)
+    assert "kill-rank" in caught.value.hint
+    with pytest.raises(ConfigError, match="root"):
+        choose("fill-disk", root=False)
+    with pytest.raises(ConfigError, match="no fault"):
+        choose(" ,", root=True)
+
+
+def test_equal_ends_are_equal() -> None:
+    assert compare(END, END).equal
+
+
+@pytest.mark.parametrize(
+    ("other", "word"),
+    [
+        (replace(END, weights="abd"), "weights"),
+        (replace(END, step=2), "step 2"),
+        (replace(END, losses=(3.0, 2.5, 1.0)), "loss number 2 is 2.5"),
+        (replace(END, losses=(3.0, 2.0)), "2 times"),
+        (replace(END, held_out=(2.0,)), "held-out loss number 1"),
+    ],
+)
+def test_a_difference_is_named(other: End, word: str) -> None:
+    found = compare(other, END)
+    assert not found.equal
+    assert word in found.difference
+
+
+def test_lines_come_whole_and_once(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    lines = Lines(path)
+    assert lines.look() == []
+    path.write_text('{"a": 1}\nnonsense\n{"a": 2}\n{"a":')
+    assert lines.look() == [{"a": 1}, {"a": 2}]
+    with path.open("a") as stream:
+        stream.write(" 3}\n")
+    assert lines.look() == [{"a": 1}, {"a": 2}, {"a": 3}]
+
+
+def make_process(pid: int, parent: int, run: Path, node: int, attempt: int, name: str) -> None:
+    folder = ranks.PROC / str(pid)
+    folder.mkdir()
+    (folder / "cmdline").write_bytes(b"\0".join([b"python", b"-m", ranks.AGENT, str(run).encode(), b""]))
+    (folder / "stat").write_text(f"{pid} (py) thon) S {parent} 1 1")
+    facts = {"SLURMDDP_ATTEMPT": attempt, "SLURM_NODEID": node, "SLURMD_NODENAME": name}
+    (folder / "environ").write_text("\0".join(f"{key}={value}" for key, value in facts.items()))
+
+
+def test_ranks_are_the_children_of_the_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "PROC", tmp_path)
+    run = Path("/runs/one")
+    (tmp_path / "self").mkdir()
+    (tmp_path / "77").mkdir()
+    for pid, parent, node in ((20, 5, 1), (10, 4, 0), (22, 20, 1), (21, 20, 1), (11, 10, 0), (12, 10, 0)):
+        make_process(pid, parent, run, node, 3, f"n{node}")
+    make_process(30, 11, run, 0, 3, "n0")  # a loader worker of rank 0
+    make_process(40, 4, run, 0, 2, "n0")  # what is left of an earlier attempt
+    make_process(41, 40, run, 0, 2, "n0")
+    make_process(51, 10, Path("/runs/other"), 0, 3, "n0")
+    found = ranks.find(run, 3, 2)
+    assert [(one.pid, one.rank, one.node) for one in found] == [
+        (11, 0, "n0"),
+        (12, 1, "n0"),
+        (21, 2, "n1"),
+        (22, 3, "n1"),
+    ]
+
+
+class Story:
+    """A run folder in which attempt 0 has reached step 12, and what is written into it after the fault."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder = RunFolder(path)
+        self.training = Training(None, "story", Shape())  # type: ignore[arg-type]
+        self.training.watch(self.folder)
+        self.time = 1000.0
+        self.event("started", attempt=0, job_id="1")
+        self.steps(0, 1, 12)
+
+    def event(self, event: str, **facts: Any) -> None:
+        append_line(self.folder.attempts_file, {"event": event, "time": self.time, **facts})
+
+    def steps(self, attempt: int, first: int, last: int) -> None:
+        for step in range(first, last + 1):
+            self.time += 1
+            record = {"step": step, "attempt": attempt, "time": self.time, "loss": 1.0}
+            append_line(self.folder.metrics_file, record)
+
+    def strike(self, monkeypatch: pytest.MonkeyPatch, act: Callable[[], bool | None]) -> Outcome | None:
+        def inject(scene: Scene, luck: random.Random) -> Struck:
+            at = self.time
+            return Struck("made up", at, act())
+
+        monkeypatch.setitem(FAULTS, "made-up", Fault("made-up", "", inject))
+        monkeypatch.setattr(recovery.time, "time", lambda: self.time)
+        return strike(Scene(None, self.training), PLANNED, 0.2)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Story:
+    return Story(tmp_path)
+
+
+def test_a_run_that_comes_back_has_its_lost_steps_and_seconds_counted(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def act() -> bool:
+        story.steps(0, 13, 14)
+        story.event("ended", attempt=0, job_id="1", outcome="failed", exit_code=1, next="requeue")
+        story.event("started", attempt=1, job_id="1")
+        story.event("resumed", attempt=1, step=10)
+        story.time += 5
+        story.steps(1, 11, 16)
+        return True
+
+    found = story.strike(monkeypatch, act)
+    assert found is not None
+    assert (found.outcome, found.step, found.lost_steps, found.attempts) == ("came back", 14, 4, 1)
+    assert found.recovery_s == 2 + 5 + 5  # two steps, the pause, and five steps up to number 15
+    assert found.survived
+
+
+def test_a_run_that_was_not_interrupted_went_on(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    def act() -> None:
+        story.time += 3
+        story.steps(0, 13, 13)
+        monkeypatch.setattr(recovery, "CALM_S", -1.0)
+
+    found = story.strike(monkeypatch, act)
+    assert found is not None
+    assert (found.outcome, found.lost_steps, found.recovery_s) == ("went on", 0, 4.0)
+
+
+def test_a_run_that_repeats_old_steps_is_not_back_yet(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_resume_by_hand", lambda *args: False)
+
+    def act() -> bool:
+        story.event("started", attempt=1, job_id="1")
+        story.event("resumed", attempt=1, step=10)
+        story.steps(1, 11, 12)
+        return True
+
+    found = story.strike(monkeypatch, act)
+    assert found is not None
+    assert (found.outcome, found.survived, found.lost_steps) == ("lost", False, None)
+
+
+def test_a_run_that_gave_up_is_lost_until_a_hand_helps(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_hand(training: Training, attempt: int, limit_s: float) -> bool:
+        story.event("submitted", job_id="2")
+        story.event("started", attempt=1, job_id="2")
+        story.steps(1, 1, 13)
+        return True
+
+    monkeypatch.setattr(recovery, "_resume_by_hand", by_hand)
+
+    def act() -> bool:
+        story.event("ended", attempt=0, job_id="1", outcome="failed", exit_code=1, next="none")
+        return True
+
+    found = story.strike(monkeypatch, act)
+    assert found is not None
+    assert (found.outcome, found.survived, found.lost_steps) == ("by hand", False, 12)
+    assert "failed" in found.note
+
+
+def test_a_fault_that_comes_too_late_does_not_count(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    def act() -> bool:
+        story.event("ended", attempt=0, job_id="1", outcome="finished", exit_code=0, next="none")
+        return True
+
+    assert story.strike(monkeypatch, act) is None
+
+    def miss() -> bool:
+        raise MissedError
+
+    assert story.strike(monkeypatch, miss) is None
+
+
+def outcome(kind: str, how: str, lost: int | None, recovery_s: float | None) -> Outcome:
+    return Outcome(0, kind, "run", "what", 12, how, 1, lost, recovery_s)
+
+
+def test_a_result_is_good_only_if_all_of_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    import sys
+
+    settings = Settings(kinds=("preempt",), faults=2)
+    same = RunResult("run", 3, True, compare(END, END))
+    back = outcome("preempt", "came back", 4, 12.5)
+    good = Result(settings, outcomes=[back, outcome("preempt", "came back", 0, 10.5)], runs=[same])
+    assert good.good
+    assert not replace(good, outcomes=[back]).good
+    assert not replace(good, outcomes=[back, outcome("preempt", "by hand", 0, 1.0)]).good
+    assert not replace(good, runs=[]).good
+    other = replace(same, comparison=compare(replace(END, weights="x"), END))
+    assert not replace(good, runs=[same, other]).good
+    table.print_result(good, sys.stdout)
+    printed = capsys.readouterr().out
+    assert "preempt" in printed
+    assert "11.5 s" in printed
+    assert "2 of 2 faults survived; 1 of 1" in printed
+    written = json.loads(json.dumps(table.as_json(replace(good, outcomes=[back]))))
+    assert written["complete"] is False
+    assert written["by_kind"]["preempt"]["lost_steps_most"] == 4
+
+
+def test_damage_keeps_the_time_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "checkpoints" / "step-0000000010"
+    folder.mkdir(parents=True)
+    file = folder / "state.json"
+    file.write_bytes(b"x" * 1000)
+    before = file.stat()
+    training = Training(None, "story", Shape())  # type: ignore[arg-type]
+    training.watch(RunFolder(tmp_path))
+    monkeypatch.setattr(Scene, "ranks", lambda scene: [])
+    struck = faults.flip_bit(Scene(None, training), random.Random(1))  # type: ignore[arg-type]
+    changed = [a ^ b for a, b in zip(file.read_bytes(), b"x" * 1000, strict=True) if a != b]
+    assert len(changed) == 1
+    assert changed[0].bit_count() == 1
+    assert file.stat().st_mtime_ns == before.st_mtime_ns
+    assert "state.json" in struck.what
+    faults.truncate_file(Scene(None, training), random.Random(1))  # type: ignore[arg-type]
+    assert file.stat().st_size < 1000
