@@ -35,7 +35,7 @@ LIMIT = 0.05
 
 
 class NoDigest:
-    """Stands in for SHA-256 and looks at nothing."""
+    """Stands in for the digest and looks at nothing."""
 
     def update(self, data: memoryview) -> None:
         pass
@@ -46,12 +46,12 @@ class NoDigest:
 
 @contextmanager
 def hashing(wanted: bool) -> Iterator[None]:
-    real = durable.hashlib
-    durable.hashlib = real if wanted else type("NoHashlib", (), {"sha256": NoDigest})
+    real = durable.Digest
+    durable.Digest = real if wanted else NoDigest
     try:
         yield
     finally:
-        durable.hashlib = real
+        durable.Digest = real
 
 
 def state_of(megabytes: int) -> dict[str, torch.Tensor]:
@@ -79,14 +79,18 @@ def measure(megabytes: int, rounds: int, folder: Path) -> dict[str, object]:
                 times[hashed].append(taken[hashed])
     shares = [1 - without / hashed for hashed, without in zip(times[True], times[False], strict=True)]
     data = bytes(megabytes * 1_000_000)
-    started = time.perf_counter()
+    started = time.thread_time()
+    durable.Digest().update(data)
+    alone_s = time.thread_time() - started
+    started = time.thread_time()
     hashlib.sha256(data).hexdigest()
-    alone_s = time.perf_counter() - started
+    sha256_s = time.thread_time() - started
     return {
         "megabytes": megabytes,
         "save_s": round(statistics.median(times[True]), 4),
         "save_without_hash_s": round(statistics.median(times[False]), 4),
-        "hash_alone_s": round(alone_s, 4),
+        "hash_cpu_s": round(alone_s, 4),
+        "sha256_cpu_s": round(sha256_s, 4),
         "share": round(statistics.median(shares), 4),
         "shares": [round(share, 4) for share in shares],
         "saves_s": [round(value, 4) for value in times[True]],
@@ -104,17 +108,18 @@ def main() -> int:
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory(dir=options.dir or RESULTS.parents[1]) as folder:
         found = [measure(size, options.rounds, Path(folder)) for size in SIZES_MB]
-    print(f"{'state':>8}{'save':>10}{'no hash':>10}{'hash alone':>12}{'share':>8}")
+    print(f"{'state':>8}{'save':>10}{'no hash':>10}{'hash, CPU':>12}{'share':>8}")
     for one in found:
         print(
             f"{one['megabytes']:>5} MB{one['save_s']:>8.2f} s{one['save_without_hash_s']:>8.2f} s"
-            f"{one['hash_alone_s']:>10.2f} s{one['share']:>8.1%}"
+            f"{one['hash_cpu_s']:>10.2f} s{one['share']:>8.1%}"
         )
     held = all(float(one["share"]) < LIMIT for one in found)
     result = {
         "sizes": found,
         "held": held,
         "load_average": [round(value, 2) for value in os.getloadavg()],
+        "niceness": os.nice(0),
         "cpus": os.cpu_count(),
         "machine": platform.machine(),
         "python": platform.python_version(),

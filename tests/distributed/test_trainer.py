@@ -225,6 +225,15 @@ def test_no_number_for_a_loss_names_the_step(tmp_path: Path, text: Path) -> None
     assert not list(folder.checkpoints_dir.glob("*")), "nothing is saved of it"
 
 
+def test_where_nothing_can_be_saved_nothing_is_trained(tmp_path: Path, text: Path) -> None:
+    folder = new_folder(tmp_path / "run")
+    folder.checkpoints_dir.write_text("in the way")
+    for error in run_ranks(rank_jobs.error_of_training, 2, make_config(text), str(folder.path)):
+        assert "A test save to" in error and "failed" in error
+    assert not folder.metrics_file.exists()
+    assert folder.events() == []
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
