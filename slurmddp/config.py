@@ -93,10 +93,13 @@ def build_job(
 
 
 def job_of_run(folder: RunFolder, changes: Sequence[str] = ()) -> Job:
-    """Return the job of an existing run; `changes` may only touch where it runs and how long."""
+    """Return the job of an existing run; `changes` may touch its size, where it runs and how long, only."""
     stored = folder.config()
     project_dir = Path(stored.pop("project_dir", folder.path.parent.parent))
-    for key, value in _changes(changes, folder):
+    new = _changes(changes, folder)
+    if any(key in config_sizes.SIZE for key, _ in new):
+        config_sizes.resize(stored, dict(new))
+    for key, value in new:
         _change(stored, key, value, project_dir)
     return _job(config_schema.check(stored), project_dir, _typed(folder, changes), 0, folder)
 
@@ -111,6 +114,7 @@ def _job(
     cluster = _cluster(config)
     launcher = _launcher(config, cluster)
     resources = config_sizes.resolve(config, cluster, launcher, gpus_here)
+    config_sizes.check_global_batch(config, resources)
     final = {
         **config,
         "nodes": resources.nodes,
@@ -225,10 +229,10 @@ def _launcher(config: Mapping[str, Any], cluster: Cluster | None) -> str:
 def _changes(changes: Sequence[str], folder: RunFolder) -> list[tuple[str, Any]]:
     given = [config_overrides.take_apart(text) for text in changes]
     for one in given:
-        if one.first not in (*WHERE_AND_HOW_LONG, "cluster", "policy") or one.sign == "~":
+        if one.first not in (*config_sizes.SIZE, *WHERE_AND_HOW_LONG, "cluster", "policy") or one.sign == "~":
             raise ConfigError(
                 f"{one.text!r} changes what {folder.name} computes; a run that goes on may only change "
-                f"{', '.join(WHERE_AND_HOW_LONG)}, cluster and policy.",
+                f"{', '.join((*config_sizes.SIZE, *WHERE_AND_HOW_LONG))}, cluster and policy.",
                 hint="Start a new run for it with `slurmddp train`.",
             )
         if one.value is None:

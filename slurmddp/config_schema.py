@@ -58,6 +58,7 @@ TRAIN: dict[str, Field] = {
     "steps": _whole("optimizer steps", 1),
     "batch_size": _whole("samples per rank and batch", 1),
     "accumulate": _whole("batches per step", 1),
+    "global_batch": _whole("samples per step over all ranks", 1, optional=True),
     "clip_norm": Field("number", "largest norm of the gradient", 0, optional=True),
     "log_every": _whole("steps between two log lines", 1),
     "eval_every": _whole("steps between two evaluations; 0: only at the ends", 0),

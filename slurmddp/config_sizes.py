@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from slurmddp.errors import ConfigError
 from slurmddp.slurm.units import parse_minutes
-from slurmddp.spec import Cluster, Resources
+from slurmddp.spec import Cluster, GlobalBatch, Resources
 
 LAPTOP_RANKS = 2
+SIZE = ("nodes", "ranks_per_node", "gpus_per_node")
+"""The keys that say how many ranks a run has."""
 
 
 def resolve(
@@ -36,6 +38,30 @@ def resolve(
         cpus_per_node=_share_of_cpus(config["cpus_per_node"], cluster, share, ranks),
         mem_gb=_share_of_memory(config["mem_gb"], cluster, share),
         time_limit_min=None if limit is None else parse_minutes(limit),
+    )
+
+
+def resize(stored: dict[str, Any], changed: Collection[str]) -> None:
+    """Prepare a run's configuration for other values of the keys `changed`: its steps keep their samples."""
+    train = stored["train"]
+    if train.get("global_batch") is None and stored.get("ranks_per_node"):
+        ranks = stored["nodes"] * stored["ranks_per_node"]
+        train["global_batch"] = train["batch_size"] * train["accumulate"] * ranks
+    for key, other in (SIZE[1:], SIZE[:0:-1]):
+        if key in changed and other not in changed:
+            stored[other] = None
+
+
+def check_global_batch(config: Mapping[str, Any], resources: Resources) -> None:
+    """Refuse a number of ranks that can't share the samples of one step evenly."""
+    samples = config["train"].get("global_batch")
+    ranks = resources.nodes * resources.ranks_per_node
+    if samples is None or samples % ranks == 0:
+        return
+    raise ConfigError(
+        f"Each optimizer step has {samples} samples (train.global_batch), which {ranks} ranks "
+        f"({resources.nodes} node(s) with {resources.ranks_per_node}) can't share evenly.",
+        hint=f"Numbers of ranks that work: {GlobalBatch(samples).world_sizes(ranks)}.",
     )
 
 

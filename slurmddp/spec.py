@@ -82,6 +82,30 @@ class Program:
     config: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class GlobalBatch:
+    """The samples of one optimizer step, over all ranks."""
+
+    samples: int
+
+    def world_sizes(self, near: int, shown: int = 12) -> str:
+        """Return the numbers of ranks that can share it evenly, as text; of many those closest to `near`."""
+        sizes = [ranks for ranks in range(1, self.samples + 1) if self.samples % ranks == 0]
+        closest = sorted(sorted(sizes, key=lambda size: abs(size - near))[:shown])
+        return ", ".join(map(str, closest)) + (", ..." if len(sizes) > shown else "")
+
+    def share(self, world_size: int, most: int) -> tuple[int, int] | None:
+        """Return (samples per batch, batches per step) of one rank that takes at most `most` at once.
+
+        As few batches as can be, all of one size. None where the ranks can't share it evenly.
+        """
+        own, rest = divmod(self.samples, world_size)
+        if rest or not own:
+            return None
+        batches = next(count for count in range(-(-own // most), own + 1) if own % count == 0)
+        return own // batches, batches
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """One training job, complete: the same Job always gives the same script, byte for byte."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from slurmddp.errors import ConfigError
 from slurmddp.runs import index
 from slurmddp.runs.status import RunStatus, status
 from slurmddp.slurm.client import SlurmClient
+
+if TYPE_CHECKING:
+    from slurmddp.spec import Job
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "changes",
         nargs="*",
         metavar="KEY=VALUE",
-        help="where it runs and how long: partition=, time_limit= ...",
+        help="where it runs, how long, and on how many ranks: partition=, time_limit=, nodes= ...",
     )
 
 
@@ -25,14 +29,27 @@ def run(args: argparse.Namespace) -> int:
     """Submit a run again, or run it here, into its own folder: it goes on from its last checkpoint."""
     from slurmddp.cli.train import start_job
     from slurmddp.config import job_of_run
+    from slurmddp.config_sizes import SIZE
 
     folder = index.find(args.run)
     refuse(status(folder, SlurmClient()))
-    return start_job(job_of_run(folder, args.changes))
+    job = job_of_run(folder, args.changes)
+    if any(change.lstrip("+").partition("=")[0] in SIZE for change in args.changes):
+        _tell_size(job)
+    return start_job(job)
+
+
+def _tell_size(job: Job) -> None:
+    """Say what becomes of the optimizer steps of a run that goes on with more or fewer ranks."""
+    ranks = job.resources.nodes * job.resources.ranks_per_node
+    samples = job.program.config["train"]["global_batch"]
+    print(f"{job.run_name} goes on with {ranks} rank(s); each optimizer step keeps its {samples} samples.")
 
 
 def refuse(found: RunStatus) -> None:
     """Raise ConfigError when a second job would only get in the way of the first, or has nothing to do."""
+    if found.active and found.state == "cancelled":
+        raise ConfigError(f"{found.name} is cancelled: {found.detail}.", hint="Try again in a moment.")
     if found.active:
         raise ConfigError(
             f"{found.name} is {found.state}: {found.detail}.",

@@ -219,15 +219,25 @@ class Distributon:
             )
 
     def setup_dataloader(
-        self, loader: DataLoader[Any], *, accumulate: int = 1, even: bool = True
+        self,
+        loader: DataLoader[Any],
+        *,
+        accumulate: int = 1,
+        even: bool = True,
+        keep_global_batch: bool = False,
     ) -> DistributedLoader:
         """Return a loader that gives this rank its part of the batches, on its device.
 
-        Shuffled or sequential map-style data is dealt out anew in each epoch; a sampler of your own and
-        iterable data are left as they are. `batch_size` is per rank, `accumulate` the number of batches
-        between two optimizer steps. Without `drop_last` the last few samples, fewer than ranks, are left
-        out so that all ranks get equally many batches; `even=False` gives each sample exactly once, for an
-        evaluation whose loop calls nothing that waits for other ranks. `save` and `load` keep the position.
+        Map-style data, in order, shuffled or drawn by a WeightedRandomSampler, is dealt out anew in each
+        epoch; a sampler of your own and iterable data are left as they are (see `training/counted.py`).
+        `batch_size` is per rank, `accumulate` the number of batches between two optimizer steps. With
+        `keep_global_batch`, `load` changes the loader's `accumulate`, which the loop has to read, so that a
+        step has as many samples over all ranks as when the checkpoint was written. What a sample draws at
+        random while it is read follows from seed, epoch and sample alone; a data set that draws nothing can
+        say so (`deterministic = True`) and save microseconds. Without `drop_last` the last few samples, fewer
+        than ranks, are left out so that all ranks get equally many batches; `even=False` gives each sample
+        exactly once, for an evaluation whose loop calls nothing that waits for other ranks. `save` and `load`
+        keep the position.
         """
         if accumulate < 1:
             raise ConfigError(f"accumulate is {accumulate}.", hint="Give a number of batches, 1 or more.")
@@ -239,6 +249,7 @@ class Distributon:
             seed=self._seed or 0,
             accumulate=accumulate,
             even=even,
+            keep_global_batch=keep_global_batch,
         )
         self._loaders.append(own)
         return own

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -11,6 +13,7 @@ from slurmddp.training.distributon import Distributon
 from slurmddp.training.loader import to_device
 from slurmddp.training.order import shard_range
 from slurmddp.training.parts import Loss, Parts
+from slurmddp.training.samples import SeededSamples, draws
 
 
 def evaluate(distributon: Distributon, parts: Parts) -> float | None:
@@ -43,7 +46,13 @@ def _share(distributon: Distributon, parts: Parts, heldout: Dataset[object]) -> 
     size: int = len(heldout)  # type: ignore[arg-type]
     count = min(size, parts.settings.eval_batches * parts.settings.batch_size)
     own = [i * size // count for i in shard_range(count, distributon.rank, distributon.world_size)]
-    return DataLoader(heldout, batch_size=parts.settings.batch_size, sampler=own, generator=torch.Generator())
+    options: dict[str, Any] = {
+        "batch_size": parts.settings.batch_size,
+        "generator": torch.Generator(),
+    }
+    if draws(heldout):
+        return DataLoader(SeededSamples(heldout, 0), sampler=[(index,) for index in own], **options)
+    return DataLoader(heldout, sampler=own, **options)
 
 
 @torch.no_grad()

@@ -10,7 +10,8 @@ needs constant memory, any position costs the same, and the number of ranks does
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ MAX_SAMPLES = 1 << 48
 TABLE_SIZE = 1 << 12
 """Up to here the permutation is kept as a table: a Feistel network of a few bits is visibly uneven."""
 
-_FIRST_BLOCK, _BLOCK = 256, 8192
+_FIRST_BLOCK, _BLOCK = 256, 16384
 _MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _HALF = np.uint64(32)
 
@@ -179,6 +180,10 @@ class DistributedOrder(Sampler[int]):
     def global_batch_size(self) -> int:
         return self._world_size * self._batch_size
 
+    def set_batch_size(self, batch_size: int) -> None:
+        """Let one rank train `batch_size` samples per optimizer step from now on."""
+        self._batch_size = batch_size
+
     @property
     def finished(self) -> bool:
         """Whether the rest of the epoch, if any, is too small for another step."""
@@ -205,16 +210,26 @@ class DistributedOrder(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         self._position = self._start
-        positions = self._positions()
-        permutation = Permutation(self.n, self.seed, self._epoch) if self.shuffle else None
+        # Chained, since a `yield from` costs as much per index as drawing it.
+        return chain.from_iterable(self._blocks(self._positions()))
+
+    def keyed(self) -> Iterator[tuple[int, ...]]:
+        """Yield each index with what else its own randomness depends on: the epoch."""
+        return zip(self, repeat(self._epoch))
+
+    def _blocks(self, positions: range) -> Iterator[Iterable[int]]:
+        draw = self._drawer()
         at, size = 0, _FIRST_BLOCK
         while at < len(positions):
-            block = positions[at : at + size]
-            if permutation is None:
-                yield from block
-            else:
-                yield from permutation.block(block.start, block.stop, block.step).tolist()
+            yield draw(positions[at : at + size])
             at, size = at + size, _BLOCK
+
+    def _drawer(self) -> Callable[[range], Iterable[int]]:
+        """Return what gives the samples at some positions of the current epoch."""
+        if not self.shuffle:
+            return lambda positions: positions
+        permutation = Permutation(self.n, self.seed, self._epoch)
+        return lambda at: permutation.block(at.start, at.stop, at.step).tolist()
 
     def state_dict(self) -> dict[str, Any]:
         """Return seed, epoch and trained position, with what makes them mean something."""
@@ -224,6 +239,7 @@ class DistributedOrder(Sampler[int]):
             "position": self._position,
             "samples": self.n,
             "shuffle": self.shuffle,
+            "global_batch": self.global_batch_size,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from slurmddp.errors import ConfigError, near_matches
+from slurmddp.training import global_batch
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.instantiate import instantiate
 from slurmddp.training.loader import DistributedLoader
@@ -29,6 +30,9 @@ class TrainSettings:
     """Samples per rank and batch."""
     accumulate: int = 1
     """Batches per step."""
+    global_batch: int | None = None
+    """Samples per step over all ranks, each of which takes at most `batch_size` at once; None leaves it to
+    `batch_size`, `accumulate` and the number of ranks."""
     clip_norm: float | None = 1.0
     """Longest gradient over all parameters; None leaves it as it is."""
     log_every: int = 10
@@ -51,6 +55,12 @@ class TrainSettings:
             if key not in known:
                 raise ConfigError(f"There is no setting train.{key}.", hint=near_matches(str(key), known))
         return cls(**config)
+
+    def share(self, world_size: int) -> tuple[int, int]:
+        """Return samples per batch and batches per step of each rank; raises MismatchError."""
+        if self.global_batch is None:
+            return self.batch_size, self.accumulate
+        return global_batch.share(self.global_batch, world_size, self.batch_size)
 
     def is_due(self, every: int, step: int) -> bool:
         return every > 0 and step % every == 0
@@ -94,9 +104,10 @@ def build_parts(distributon: Distributon, config: Mapping[str, Any]) -> Parts:
     """Build all parts that `config` describes; equal on all ranks but for the data that each will see."""
     settings = TrainSettings.build(config["train"])
     data = instantiate(config["data"], _key_="data")
+    batch_size, accumulate = settings.share(distributon.world_size)
     loader = DataLoader(
         _checked(data),
-        batch_size=settings.batch_size,
+        batch_size=batch_size,
         shuffle=True,
         drop_last=True,
         num_workers=settings.workers,
@@ -110,7 +121,7 @@ def build_parts(distributon: Distributon, config: Mapping[str, Any]) -> Parts:
         settings=settings,
         data=data,
         heldout=data.heldout() if hasattr(data, "heldout") else None,
-        loader=distributon.setup_dataloader(loader, accumulate=settings.accumulate),
+        loader=distributon.setup_dataloader(loader, accumulate=accumulate, keep_global_batch=True),
         bare_model=bare_model,
         model=model,
         loss=instantiate(config["loss"], _key_="loss"),

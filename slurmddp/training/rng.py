@@ -7,7 +7,8 @@ import importlib
 import logging
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,6 +31,29 @@ def seed_everything(seed: int) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed % 2**32)
+
+
+def seed_sample(seed: int) -> None:
+    """Seed the CPU generators as `seed_everything` does, in the microseconds that a single sample allows."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Leave the CPU generators as they are now, whatever is drawn inside."""
+    numpy = sys.modules.get("numpy")
+    kept = random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None
+    try:
+        yield
+    finally:
+        random.setstate(kept[0])
+        torch.set_rng_state(kept[1])
+        if numpy is not None:
+            numpy.random.set_state(kept[2])
 
 
 def capture() -> dict[str, Any]:

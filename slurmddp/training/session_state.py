@@ -41,7 +41,7 @@ def save(
     keep_last: int,
 ) -> Path:
     """Let rank 0 write the checkpoint; return its folder on all ranks when it is durable."""
-    randomness = collective.gather_to_zero(rng.capture())
+    randomness = collective.gather_to_zero(_of_this_rank(loaders))
     error: Exception | None = None
     if randomness is not None:
         try:
@@ -59,7 +59,7 @@ def rehearse(
 ) -> float:
     """Let rank 0 write, read back and remove what `save` would write; return the seconds that it took."""
     started = time.perf_counter()
-    randomness = collective.gather_to_zero(rng.capture())
+    randomness = collective.gather_to_zero(_of_this_rank(loaders))
     error: Exception | None = None
     if randomness is not None:
         try:
@@ -136,11 +136,27 @@ def _load_from(
     try:
         if found is not None:
             apply(found.state, objects, loaders, unwrap, certain)
+            _restore_data(found, loaders)
             _restore_randomness(found, seed)
     except Exception as caught:
         error = caught
     collective.agree(error)
     return found.step if found is not None else 0
+
+
+def _of_this_rank(loaders: Loaders) -> dict[str, Any]:
+    """Return what each rank has to save of its own: randomness, and places in data that it reads alone."""
+    places = [loader.rank_state() for loader in loaders]
+    return rng.capture() | ({"data": places} if any(place is not None for place in places) else {})
+
+
+def _restore_data(found: checkpoint.Checkpoint, loaders: Loaders) -> None:
+    saved = found.state["rng"]
+    if len(saved) != collective.world_size():
+        return  # A loader that has places of its own has refused that already.
+    for loader, place in zip(loaders, saved[collective.rank()].get("data", []), strict=False):
+        if place is not None:
+            loader.load_rank_state(place)
 
 
 def _restore_randomness(found: checkpoint.Checkpoint, seed: int | None) -> None:

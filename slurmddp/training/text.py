@@ -45,6 +45,8 @@ def decode(ids: torch.Tensor) -> str:
 class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Consecutive pieces of one long text: sample i is (tokens, the tokens that follow each of them)."""
 
+    deterministic = True
+
     def __init__(self, tokens: Tokens, context: int) -> None:
         self._tokens, self._context = tokens, context
 

@@ -88,8 +88,8 @@ class Training:
         self.distributon.print(f"resumed at step {step}")
 
     def take_step(self, batches: Iterator[Any]) -> None:
-        """Take one optimizer step on `train.accumulate` batches."""
-        parts, accumulate = self.parts, self.parts.settings.accumulate
+        """Take one optimizer step on as many batches as belong to it."""
+        parts, accumulate = self.parts, self.parts.loader.accumulate
         self._stopwatch.start()
         total = torch.zeros((), device=self.distributon.device)
         for number in range(1, accumulate + 1):
@@ -117,8 +117,8 @@ class Training:
             scheduler.step()
 
     def _samples_per_step(self) -> int:
-        settings = self.parts.settings
-        return settings.batch_size * settings.accumulate * self.distributon.world_size
+        loader = self.parts.loader
+        return (loader.batch_size or 1) * loader.accumulate * self.distributon.world_size
 
     def _collect_losses(self) -> None:
         """Fetch the losses that are still on the device; raises when one of them is no number."""

@@ -6,7 +6,7 @@ from collections import namedtuple
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import SlurmddpError
@@ -70,10 +70,9 @@ def test_another_length_is_refused() -> None:
 
 
 def test_a_sampler_of_ones_own_is_kept_and_counted() -> None:
-    sampler = WeightedRandomSampler([1.0] * 6, 6, generator=torch.Generator().manual_seed(1))
-    loader = make(numbers(6), sampler=sampler)
+    loader = make(numbers(6), sampler=[3, 1, 2, 0, 5, 4])
     assert isinstance(loader, CountedLoader)
-    assert [len(batch) for batch in epoch_of(loader)] == [3, 3]
+    assert epoch_of(loader) == [[3, 1, 2], [0, 5, 4]]
     assert loader.epoch == 1
     with pytest.raises(SlurmddpError, match="sampler of its own"):
         loader.load_state_dict(make(numbers(6), shuffle=True).state_dict())
@@ -96,6 +95,79 @@ def test_iterable_data_skips_what_was_done_and_is_told_the_epoch() -> None:
     resumed.load_state_dict(stopped.state_dict())
     assert [batch.tolist() for batch in resumed] == [[3, 4, 5], [6]]
     assert [batch.tolist() for batch in resumed] == [[100, 101, 102], [103, 104, 105], [106]]
+
+
+def test_iterable_data_that_is_read_again_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    stopped, resumed = make(Stream()), make(Stream())
+    next(walk := iter(stopped))
+    resumed.load_state_dict(stopped.state_dict())
+    assert "thrown away" not in caplog.text
+    next(iter(resumed))
+    assert "Stream is read again" in caplog.text and "1 batches" in caplog.text
+    del walk
+
+
+class Counter(IterableDataset):
+    """Counts on from where it is; says where that is."""
+
+    def __init__(self) -> None:
+        self.at = self.read = 0
+
+    def __iter__(self):
+        while self.at < 20:
+            self.at += 1
+            self.read += 1
+            yield torch.tensor(self.at)
+        self.at = 0
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+def test_iterable_data_with_a_state_goes_on_from_it_and_reads_nothing_again() -> None:
+    stopped, resumed = make(Counter(), batch_size=4), make(Counter(), batch_size=4)
+    walk = iter(stopped)
+    assert [next(walk).tolist() for _ in range(2)][-1] == [5, 6, 7, 8]
+    place = stopped.rank_state()
+    assert place == {"at": 8}
+    resumed.load_state_dict(stopped.state_dict())
+    resumed.load_rank_state(place)
+    assert (resumed.rank_state(), resumed.state_dict()) == (place, stopped.state_dict())
+    assert [batch.tolist() for batch in resumed] == [[*range(n, n + 4)] for n in (9, 13, 17)]
+    assert resumed.dataset.read == 12
+    assert resumed.rank_state() is None, "the next epoch begins at its start"
+    assert [batch[0].item() for batch in resumed] == [1, 5, 9, 13, 17]
+
+
+@pytest.mark.filterwarnings("default::DeprecationWarning")
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("data", [Stream, Counter, lambda: numbers(12)])
+def test_what_workers_fetched_ahead_is_not_counted(data, persistent: bool) -> None:
+    options = {"batch_size": 2, "num_workers": 2, "persistent_workers": persistent, "prefetch_factor": 4}
+    stopped, resumed, whole = (make(data(), **options) for _ in range(3))
+    first = [str(batch) for batch in whole]
+    for epoch in range(2):
+        walk = iter(stopped)
+        for handed in range(1, 3):
+            next(walk)
+            state = stopped.state_dict()
+            assert state.get("position", 0) + state.get("batches", 0) * 2 == handed * 2
+            assert stopped.rank_state() is None
+        resumed.load_state_dict(state)
+        rest = [str(batch) for batch in resumed]
+        assert [str(batch) for batch in walk] == rest
+        assert epoch or rest == first[2:]
+
+
+def test_another_number_of_ranks_cannot_take_over_data_with_an_order_of_its_own() -> None:
+    loader = make(Stream())
+    loader.load_state_dict({"epoch": 3, "batches": 0, "world_size": 4})
+    assert loader.epoch == 3
+    with pytest.raises(SlurmddpError, match=r"4 ranks had read 2 batches each of Stream.*Go on with 4 ranks"):
+        loader.load_state_dict({"epoch": 3, "batches": 2, "world_size": 4})
 
 
 def test_batches_of_ones_own_are_kept() -> None:

@@ -265,11 +265,32 @@ def test_a_run_goes_on_elsewhere_and_longer(project: Path) -> None:
     assert config.job_of_run(folder, ["launcher=local"]).launcher == "local"
 
 
+def test_a_run_goes_on_at_another_size_with_the_same_steps(project: Path) -> None:
+    folder = prepared(project, "+cluster=big", "nodes=4", "train.accumulate=2")
+    assert folder.config()["train"]["global_batch"] is None
+    job = config.job_of_run(folder, ["nodes=2", "gpus_per_node=4"])
+    assert (job.resources.nodes, job.resources.ranks_per_node, job.resources.gpus_per_node) == (2, 4, 4)
+    assert job.run_dir == folder.path
+    assert job.program.config["train"]["global_batch"] == 16 * 2 * 32
+    assert [job.program.config["train"][key] for key in ("batch_size", "accumulate")] == [16, 2]
+    folder.config_file.write_text(yaml.safe_dump(dict(job.program.config), sort_keys=False))
+    again = config.job_of_run(folder, ["nodes=1", "ranks_per_node=1"])
+    assert (again.resources.ranks_per_node, again.resources.gpus_per_node) == (1, 1)
+    assert again.program.config["train"]["global_batch"] == 1024
+
+
+def test_a_global_batch_that_the_ranks_cannot_share_is_refused(project: Path) -> None:
+    settings = ["nodes=3", "ranks_per_node=2"]
+    with pytest.raises(ConfigError, match="Each optimizer step has 32 samples.*6 ranks.*1, 2, 4, 8, 16, 32"):
+        job_of(project, *settings, "train.global_batch=32")
+    assert job_of(project, *settings, "train.global_batch=36").resources.nodes == 3
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ("train.steps=9", "changes what gpt-.* computes.*Start a new run"),
-        ("nodes=4", "changes what"),
+        ("nodes=3", r"128 samples.*24 ranks.*Numbers of ranks that work: 1, 2, 4, 8, 16, 32, 64, 128"),
         ("name=x", "changes what"),
         ("~policy", "changes what"),
         ("time_limit", "no value"),

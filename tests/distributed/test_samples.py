@@ -1,0 +1,179 @@
+"""Random augmentation: what a sample draws follows from seed, epoch and sample, and from nothing else."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler, get_worker_info
+
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.training import rng
+from slurmddp.training.loader import DistributedLoader, distribute
+
+pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")  # a fork beside threads
+
+
+class Augmented(Dataset[Any]):
+    """Samples that draw from all three generators."""
+
+    opened_by: int | None = None
+
+    def __init__(self, size: int = 24) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> list[float]:
+        return [float(index), float(torch.rand(())), random.random(), float(np.random.rand())]
+
+
+class ByTheBatch(Augmented):
+    def __getitems__(self, indices: list[int]) -> list[list[float]]:
+        return [self[index] for index in indices]
+
+
+class Deterministic(Augmented):
+    deterministic = True
+
+
+Sample = tuple[float, ...]
+
+
+def make(
+    data: Dataset[Any] | None = None, *, ranks: int = 1, rank: int = 0, batch_size: int = 4, **options: Any
+) -> DistributedLoader:
+    sampler = options.get("sampler")
+    return distribute(
+        DataLoader(
+            data or Augmented(),
+            batch_size=batch_size,
+            shuffle=sampler is None,
+            drop_last=True,
+            collate_fn=list,
+            **options,
+        ),
+        device=torch.device("cpu"),
+        info=RankInfo(environment="local", rank=rank, world_size=ranks, local_world_size=ranks),
+        seed=7,
+    )
+
+
+def read(loader: DistributedLoader) -> list[list[Sample]]:
+    return [[tuple(sample) for sample in batch] for batch in loader]
+
+
+def by_index(batches: list[list[Sample]]) -> dict[int, Sample]:
+    return {int(sample[0]): sample for batch in batches for sample in batch}
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_workers": 1}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
+)
+def test_workers_do_not_matter(options: dict[str, Any]) -> None:
+    plain, others = make(), make(**options)
+    epochs = [read(plain) for _ in range(2)]
+    assert [read(others) for _ in range(2)] == epochs
+    assert by_index(epochs[0])[3] != by_index(epochs[1])[3], "each epoch draws anew"
+    assert len({sample[1:] for batch in epochs[0] for sample in batch}) == 24
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_world_size_does_not_matter(ranks: int) -> None:
+    whole = by_index(read(make()))
+    parts = [by_index(read(make(ranks=ranks, rank=rank, batch_size=2))) for rank in range(ranks)]
+    assert {index: sample for part in parts for index, sample in part.items()} == whole
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop_after", [1, 4])
+def test_a_resume_in_the_middle_of_an_epoch_draws_the_same(workers: int, stop_after: int) -> None:
+    options = {"num_workers": workers, "persistent_workers": workers > 0}
+    undisturbed, stopped, resumed = make(**options), make(**options), make(**options)
+    epochs = [read(undisturbed) for _ in range(2)]
+    walk = iter(stopped)
+    for _ in range(stop_after):
+        next(walk)
+    resumed.load_state_dict(stopped.state_dict())
+    del walk
+    assert read(resumed) == epochs[0][stop_after:]
+    assert read(resumed) == epochs[1]
+
+
+def test_the_training_does_not_notice() -> None:
+    rng.seed_everything(1)
+    undisturbed = [torch.rand(()).item(), random.random(), np.random.rand()]
+    rng.seed_everything(1)
+    read(make())
+    assert [torch.rand(()).item(), random.random(), np.random.rand()] == undisturbed
+
+
+def test_the_training_does_not_notice_a_sample_that_cannot_be_read() -> None:
+    class Broken(Augmented):
+        def __getitem__(self, index: int) -> list[float]:
+            raise ZeroDivisionError
+
+    before = torch.get_rng_state()
+    with pytest.raises(ZeroDivisionError):
+        read(make(Broken()))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_deterministic_data_is_left_alone() -> None:
+    rng.seed_everything(1)
+    expected = torch.rand(24).tolist()
+    rng.seed_everything(1)
+    batches = read(make(Deterministic()))
+    assert [sample[1] for batch in batches for sample in batch] == pytest.approx(expected)
+
+
+def test_data_that_is_read_by_the_batch_still_is() -> None:
+    first, again = make(ByTheBatch()), make(ByTheBatch(), num_workers=1)
+    batches = read(first)
+    assert batches == read(again)
+    assert len({sample[1] for batch in batches for sample in batch}) == 24
+
+
+def test_a_sample_that_is_drawn_twice_is_augmented_anew() -> None:
+    sampler = WeightedRandomSampler([1.0] * 3, 24)
+    batches = read(make(Augmented(3), sampler=sampler))
+    assert len({sample[1] for batch in batches for sample in batch}) == 24
+
+
+def test_a_single_sample_without_batches() -> None:
+    loader = distribute(
+        DataLoader(Augmented(3), batch_size=None),
+        device=torch.device("cpu"),
+        info=RankInfo(environment="single"),
+        seed=7,
+    )
+    assert [sample[0] for sample in loader] == [0, 1, 2]
+
+
+def open_in_worker(worker_id: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.opened_by = worker_id  # type: ignore[attr-defined]
+    assert info.dataset.size == 6  # type: ignore[attr-defined]
+
+
+class Opened(Augmented):
+    def __getitem__(self, index: int) -> list[float]:
+        return [float(index), float(self.opened_by if self.opened_by is not None else -1)]
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_workers_own_start_sees_the_data_set_itself(context: str) -> None:
+    loader = make(
+        Opened(6),
+        batch_size=3,
+        num_workers=2,
+        worker_init_fn=open_in_worker,
+        multiprocessing_context=context,
+    )
+    assert [[sample[1] for sample in batch] for batch in read(loader)] == [[0.0] * 3, [1.0] * 3]
+    assert isinstance(loader.dataset, Opened)

@@ -1,0 +1,112 @@
+"""Drawing by weight: the draws follow the weights, at any world size, and go on after a stop."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import ConfigError, MismatchError
+from slurmddp.training.loader import OrderedLoader, distribute
+from slurmddp.training.weighted import WeightedOrder
+
+WEIGHTS = [0.0, 1.0, 2.0, 0.0, 5.0, 2.0, 0.0]
+
+
+def counts(order: WeightedOrder) -> np.ndarray:
+    return np.bincount(list(order), minlength=len(WEIGHTS))
+
+
+def test_samples_come_in_proportion_to_their_weights() -> None:
+    n = 50_000
+    found = counts(WeightedOrder(n, WEIGHTS, seed=3))
+    assert found[[0, 3, 6]].tolist() == [0, 0, 0]
+    expected = n * np.array(WEIGHTS)[[1, 2, 4, 5]] / 10
+    chi_square = float(((found[[1, 2, 4, 5]] - expected) ** 2 / expected).sum())
+    assert chi_square < 16.3  # one in a thousand, of 3 degrees of freedom
+
+
+def test_pairs_of_draws_are_independent() -> None:
+    draws = list(WeightedOrder(40_000, [1.0, 3.0], seed=1))
+    pairs = Counter(itertools.pairwise(draws))
+    expected = {(a, b): 40_000 * (0.25, 0.75)[a] * (0.25, 0.75)[b] for a in (0, 1) for b in (0, 1)}
+    assert sum((pairs[pair] - want) ** 2 / want for pair, want in expected.items()) < 16.3
+
+
+def test_without_replacement_the_heavy_come_early_and_none_twice() -> None:
+    firsts = Counter()
+    for seed in range(2000):
+        order = list(WeightedOrder(4, WEIGHTS, replacement=False, seed=seed))
+        assert sorted(order) == [1, 2, 4, 5]
+        firsts[order[0]] += 1
+    assert abs(firsts[4] / 2000 - 0.5) < 0.05
+    assert abs(firsts[1] / 2000 - 0.1) < 0.03
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_the_draws_do_not_depend_on_the_world_size(replacement: bool) -> None:
+    weights = np.arange(1, 101).tolist()
+    options: dict[str, Any] = {"replacement": replacement, "seed": 2, "drop_last": False}
+    whole = list(WeightedOrder(60, weights, **options))
+    for world_size in (2, 3, 4):
+        parts = [
+            list(WeightedOrder(60, weights, rank=rank, world_size=world_size, **options))
+            for rank in range(world_size)
+        ]
+        assert [parts[at % world_size][at // world_size] for at in range(60)] == whole
+    later = WeightedOrder(60, weights, **options)
+    later.seek(0, 37)
+    assert list(later) == whole[37:]
+    later.seek(1, 0)
+    assert list(later) != whole
+
+
+def loader_of(world_size: int, rank: int, weights: list[float], **options: Any) -> OrderedLoader:
+    sampler = WeightedRandomSampler(weights, 48, **options)
+    loader = distribute(
+        DataLoader(TensorDataset(torch.arange(len(weights))), sampler=sampler, batch_size=12 // world_size),
+        device=torch.device("cpu"),
+        info=RankInfo(environment="local", rank=rank, world_size=world_size, local_world_size=world_size),
+        seed=0,
+        even=False,
+    )
+    assert isinstance(loader, OrderedLoader)
+    return loader
+
+
+def test_torchs_weighted_sampler_is_dealt_out_and_goes_on_at_another_world_size() -> None:
+    weights = [1.0, 2.0, 3.0]
+    whole = [sorted(batch[0].tolist()) for batch in loader_of(1, 0, weights)]
+    assert len(whole) == 4
+    walks = [iter(loader_of(4, rank, weights)) for rank in range(4)]
+    assert [sorted(index for walk in walks for index in next(walk)[0].tolist()) for _ in range(4)] == whole
+    stopped = loader_of(2, 0, weights)
+    next(walk := iter(stopped))
+    rest = loader_of(1, 0, weights)
+    rest.load_state_dict(stopped.state_dict())
+    assert [sorted(batch[0].tolist()) for batch in rest] == whole[1:]
+    del walk
+
+
+def test_other_weights_are_refused() -> None:
+    state = loader_of(1, 0, [1.0, 2.0]).state_dict()
+    for other in (loader_of(1, 0, [1.0, 3.0]), loader_of(1, 0, [1.0] * 48, replacement=False)):
+        with pytest.raises(MismatchError, match="other weights"):
+            other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("weights", [[], [0.0, 0.0], [1.0, -1.0], [1.0, float("nan")], [[1.0]]])
+def test_weights_that_cannot_be(weights: Any) -> None:
+    with pytest.raises(ConfigError, match="weights"):
+        WeightedOrder(3, weights)
+
+
+def test_too_many_draws_without_replacement() -> None:
+    with pytest.raises(ConfigError, match=r"5 draws without replacement.*there are 4"):
+        WeightedOrder(5, WEIGHTS, replacement=False)
