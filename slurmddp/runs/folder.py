@@ -26,17 +26,24 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Append one JSON line with a single write, so that lines of several writers do not mix."""
-    line = json.dumps(record, ensure_ascii=False) + "\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    """Append one JSON line with a single write, so that lines of several writers do not mix.
+
+    Raises OSError when not all of it could be written; the next one then starts a line of its own.
+    """
+    line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(descriptor, line.encode())
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        while line:
+            line = line[os.write(descriptor, line) :]
     finally:
         os.close(descriptor)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON records of `path`; a last line that is still being written is left out."""
+    """Yield the JSON records of `path`; a last line still being written and torn ones are left out."""
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as stream:
@@ -44,13 +51,28 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             if not line.endswith("\n"):
                 return
             try:
-                record = json.loads(line)
+                yield from _records_in(line)
             except ValueError as error:
                 raise SlurmddpError(
                     f"{path}, line {number} is not JSON: {line.strip()[:80]!r}.",
                     hint="The file was damaged from outside; remove that line to go on.",
                 ) from error
-            yield record
+
+
+def _records_in(line: str) -> list[dict[str, Any]]:
+    """Return the record of a line; of one that was torn by a full disk, what the next writer glued to it."""
+    if not line.strip():
+        return []
+    try:
+        return [json.loads(line)]
+    except ValueError:
+        if not line.startswith('{"'):
+            raise
+    glued = line.rfind(line[: line.find('"', 2) + 1])  # records of one file begin with the same key
+    try:
+        return [json.loads(line[glued:])] if glued > 0 else []
+    except ValueError:
+        return []
 
 
 class RunFolder:
@@ -125,10 +147,13 @@ class RunFolder:
         return self.log_dir(attempt) / "failure.json"
 
     def claim_attempt(self) -> int:
-        """Create the log folder of the next attempt and return its number; two callers never get the same."""
+        """Create the log folder of the next attempt and return its number, higher than any before.
+
+        Two callers never get the same. Whoever claims an attempt shuts out the earlier ones: see `fence`.
+        """
         logs = self.path / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        attempt = len(list(logs.glob("attempt-*")))
+        attempt = max(self.attempts(), default=-1) + 1
         while True:
             try:
                 self.log_dir(attempt).mkdir()

@@ -31,7 +31,8 @@ def chaos(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_faults_of_six_kinds_end_with_the_undisturbed_weights(tmp_path: Path) -> None:
     sandboxes = Path("/etc/hosts").read_text().count("slurmddp-chaos-")
-    done = chaos("--faults=6", f"--kinds={KINDS}", "--output=result.json", folder=tmp_path)
+    words = ["--faults=6", f"--kinds={KINDS}", "--steps=300", "--output=result.json"]
+    done = chaos(*words, folder=tmp_path)
     result = json.loads((tmp_path / "result.json").read_text())
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert result["complete"]
