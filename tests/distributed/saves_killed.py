@@ -1,7 +1,7 @@
 """Child program of test_checkpoint_killed: forks savers, kills each at one moment, reports what is left.
 
     python saves_killed.py FOLDER steps            kill at every file operation in turn
-    python saves_killed.py FOLDER random SEED N    kill at N random moments, spread evenly over a save
+    python saves_killed.py FOLDER random SEED N    kill at random moments until N saves were killed
 Prints one JSON line per kill: newest step that reads, whether its content is right, whether the save ended.
 """
 
@@ -98,12 +98,17 @@ def random_moments(root, seed, times):
     begin = time.perf_counter()
     os.waitpid(in_child(lambda: save(root, 1)), 0)
     usual_s = time.perf_counter() - begin
-    for step in range(2, times + 2):
+    killed = 0
+    for step in range(2, 20 * times):
         pid = in_child(lambda step=step: save(root, step))
-        # One draw in each N-th part of the time, so that few draws, too, reach every phase of the save.
-        time.sleep(1.5 * usual_s * ((step * 7919) % times + chance.random()) / times)
+        time.sleep(chance.uniform(0, 1.2 * usual_s))
         os.kill(pid, signal.SIGKILL)
-        report(root, step, os.waitpid(pid, 0)[1])
+        line = report(root, step, os.waitpid(pid, 0)[1])
+        killed += line["killed"]
+        # The machine's load changes meanwhile: what a save takes is learnt from how often it was too fast.
+        usual_s *= 1.05 if line["killed"] else 0.85
+        if killed == times:
+            return
 
 
 if __name__ == "__main__":

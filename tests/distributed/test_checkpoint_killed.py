@@ -37,12 +37,11 @@ def outcomes(*arguments, temporary=None):
 def kill_at_random(root, times, temporary):
     """Kill that many saves; the newest checkpoint is right after each, and never an older one than before."""
     lines = outcomes(str(root), "random", "7", str(times), temporary=temporary)
-    assert len(lines) == times
+    assert sum(line["killed"] for line in lines) == times
     assert all(line["right"] for line in lines)
     found = [line["found"] for line in lines]
     assert found == sorted(found), "an older checkpoint became the newest"
     assert all(line["found"] == line["saving"] for line in lines if line["ended"])
-    assert sum(line["killed"] for line in lines) > times / 4
     assert any(line["found"] == line["saving"] for line in lines)
     assert not list(temporary.iterdir()), "a file went by way of the temporary folder"
 
