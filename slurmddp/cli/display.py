@@ -7,10 +7,12 @@ this machine and one on a cluster. It starts no thread: whoever owns it calls `t
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -225,11 +227,14 @@ class RunView:
                 self.say(line)
 
     def say(self, text: str) -> None:
-        """Print one line for good, above the bar if there is one."""
-        if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False)
-        else:
-            print(text, file=self._stream, flush=True)
+        """Print one line for good, above the bar if there is one; the run goes on when nobody reads it."""
+        try:
+            if self._bar is not None:
+                self._bar.console.print(text, markup=False, highlight=False)
+            else:
+                print(text, file=self._stream, flush=True)
+        except BrokenPipeError:
+            _read_by_nobody(self._stream)
 
     def _show_record(self, record: dict[str, Any]) -> None:
         step = f"step {record.get('step')}/{self.reading.total_steps}"
@@ -252,6 +257,14 @@ class RunView:
             facts=reading.note or "  ".join(reading.facts()),
         )
         self._bar.refresh()
+
+
+def _read_by_nobody(stream: TextIO) -> None:
+    """Send what is still to be written to nowhere, as after `slurmddp train | head -1`."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def _progress(stream: TextIO) -> Progress:

@@ -138,7 +138,8 @@ def _begin(job: Job, *, fresh: bool) -> int:
     folder = RunFolder(job.run_dir)
     if folder.path.exists():
         status = _status(folder)
-        if status.active:
+        untold = status.state == "unknown" and status.job_id is None
+        if status.active and not (fresh and untold):
             return _already_active(status)
         if fresh:
             aside = put_aside(folder)
@@ -173,6 +174,11 @@ def _goes_on(status: RunStatus) -> str:
 
 
 def _already_active(status: RunStatus) -> int:
+    if status.state == "unknown" and status.job_id is None:
+        raise ConfigError(
+            f"How {status.name} stands can't be told: {status.detail}.",
+            hint="Mend that file, or start the run anew with --fresh.",
+        )
     if status.state == "unknown":
         raise SlurmError(
             f"Whether job {status.job_id} of {status.name} still runs can't be seen: {status.detail}.",

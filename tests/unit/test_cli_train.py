@@ -345,3 +345,13 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
         "75  stopped",
     ):
         assert word in shown
+
+
+def test_a_damaged_record_is_named_and_can_be_put_aside(
+    here: type[FakeLocal], project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "name=first"]) == 0
+    (project / "runs" / only_run(project).name / "attempts.jsonl").write_text("no record\n")
+    assert main(["train", "name=first"]) == EXIT_CONFIG
+    assert "attempts.jsonl, line 1 is not JSON" in capsys.readouterr().err
+    assert main(["train", "name=first", "--fresh"]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -176,3 +177,14 @@ def test_a_node_that_failed_without_a_rank_is_told() -> None:
 
     line = Reading(3).add_event({"event": "rank_failed", "rank": None, "host": "n1"})
     assert line == "the node n1 failed"
+
+
+def test_a_run_goes_on_when_nobody_reads_what_it_says(folder: RunFolder) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        with RunView(folder, 40, stream=stream, now=Clock()) as view:
+            for step in (10, 20):
+                metric(folder, step, eval_loss=2.0)
+                view.tick()
+        assert view.reading.step == 20
