@@ -23,7 +23,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -251,6 +251,7 @@ class Distributon:
             even=even,
             keep_global_batch=keep_global_batch,
         )
+        own.pause = self._stop
         self._loaders.append(own)
         return own
 
@@ -280,6 +281,14 @@ class Distributon:
         handlers for the signals in place, so a program that never asks is ended by them as usual.
         """
         return self._stop.tick(self._here)
+
+    def first_batch(self, batches: Iterator[Any]) -> Any:
+        """Return `next(batches)`, the first batch of a step, from a loader of `setup_dataloader`.
+
+        Call it right after `should_stop`. Raises StoppedWaiting when the data does not come and all ranks stop
+        before the step; that needs loader workers.
+        """
+        return self._stop.first_batch(batches)
 
     @property
     def stop_requested(self) -> bool:

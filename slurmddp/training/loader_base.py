@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from slurmddp.environments.rank_info import RankInfo
+from slurmddp.training.data_wait import Pause, interruptible
 from slurmddp.training.rng import derive
 from slurmddp.training.samples import SeededSamples
 from slurmddp.training.signals import hold_in_worker, signals_held
@@ -37,6 +38,8 @@ class DistributedLoader:
         self._seed, self._rank, self._world_size = seed, info.rank, info.world_size
         self._accumulate = accumulate
         self._entered = False
+        self.pause: Pause | None = None
+        """Lets a stop end the wait for a batch."""
 
     @property
     def dataset(self) -> Any:
@@ -94,7 +97,8 @@ class DistributedLoader:
 
     def _started(self) -> Iterator[Any]:
         with signals_held():
-            return iter(self._loader)
+            batches = iter(self._loader)
+        return batches if self.pause is None else interruptible(batches, self.pause)
 
     def _key(self) -> tuple[int, int]:
         raise NotImplementedError

@@ -76,6 +76,7 @@ class StopAgreement:
         self._lock = threading.Lock()
         self._started = 0
         self._posted = False
+        self._held = False
         self._own_request: str | None = None
         self._reason: str | None = None
         self._stop_at: int | None = None
@@ -126,6 +127,28 @@ class StopAgreement:
             return True
         self._started += 1
         return False
+
+    def hold(self) -> None:
+        """Take back the step that `tick` has just let begin, while this rank waits for its data."""
+        with self._lock:
+            if not (self._held or self._posted):
+                self._held = True
+                self._started -= 1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all stop before the step that is held."""
+        if self._board is None:
+            return self._held and self.requested
+        return self._held and self._stop_at is not None and self._started >= self._stop_at
+
+    def release(self) -> bool:
+        """Return whether the held step begins now, rather than that all stop before it."""
+        with self._lock:
+            if not self._held:
+                return True
+            self._held = False
+        return not self.tick()
 
     def close(self) -> None:
         """End the watcher; a rank that has finished its training thereby agrees to stop where it is."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
 from slurmddp.errors import SlurmddpError
@@ -39,6 +39,7 @@ class StopPoll:
         self._folder: RunFolder | None = None
         """The run's folder, on rank 0 of a run that has one: one rank warns, looks for the file, ..."""
         self._warned: set[str] = set()
+        self.waits_for_step = False
 
     def tick(self, place: Place) -> bool:
         agreement = self._agreement or self._begin(place)
@@ -107,6 +108,24 @@ class StopPoll:
                 log.warning(text)
                 attempt = int(os.environ.get("SLURMDDP_ATTEMPT") or 0)
                 self._folder.add_event("warned", attempt=attempt, about=name, text=text)
+
+    def first_batch(self, batches: Iterator[T]) -> T:
+        """Return the first batch of the step that `tick` let begin; StoppedWaiting when all stop first."""
+        self.waits_for_step = self._agreement is not None
+        try:
+            return next(batches)
+        finally:
+            self.waits_for_step = False
+
+    def hold(self) -> None:
+        if self._agreement is not None:
+            self._agreement.hold()
+
+    def release(self) -> bool:
+        return self._agreement is None or self._agreement.release()
+
+    def is_over(self) -> bool:
+        return self._agreement is not None and self._agreement.is_over
 
     @property
     def requested(self) -> bool:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.nn import functional
 
 from slurmddp.errors import ConfigError, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.runs.folder import RunFolder
+from slurmddp.training.data_wait import StoppedWaiting
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.evaluate import evaluate, has_samples
 from slurmddp.training.metrics import Journal, Stopwatch
@@ -93,7 +94,7 @@ class Training:
         self._stopwatch.start()
         total = torch.zeros((), device=self.distributon.device)
         for number in range(1, accumulate + 1):
-            inputs, targets = _pair(next(batches))
+            inputs, targets = _pair(self._first(batches) if number == 1 else next(batches))
             with self.distributon.accumulating(parts.model, last=number == accumulate):
                 loss = parts.loss(parts.model(inputs), targets)
                 self.distributon.backward(loss, parts=accumulate)
@@ -105,6 +106,13 @@ class Training:
         if self._is_first:
             self._is_first = False
             self._journal.event("first_step", step=self.step)
+
+    def _first(self, batches: Iterator[Any]) -> Any:
+        """Return a step's first batch; a stop ends the wait for it, and then the step is not begun."""
+        try:
+            return self.distributon.first_batch(batches)
+        except StoppedWaiting:
+            self.stop()
 
     def _update(self) -> None:
         optimizer, scheduler = self.parts.optimizer, self.parts.scheduler
@@ -178,7 +186,7 @@ class Training:
         self._saved = (self.step, self._evaluated_at)
         self._journal.event("saved", step=self.step, seconds=round(time.perf_counter() - started, 3))
 
-    def stop(self) -> None:
+    def stop(self) -> NoReturn:
         """Save and leave; raises StoppedAtCheckpoint on all ranks."""
         reason = self.distributon.stop_reason or "a request"
         self._journal.event("signalled", **_who(reason))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -26,14 +27,18 @@ class Countdown(torch.utils.data.Dataset[Any]):
     rank = 0
     _read = 0
 
+    def __init__(self) -> None:
+        # For loader workers, which may be started afresh and know nothing of the class's values here.
+        self.plan = (self.act, self.at if self.rank in (-1, int(os.environ["RANK"])) else -1)
+
     def __len__(self) -> int:
         return 4000
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        kind = type(self)
-        kind._read += 1
-        if kind._read == kind.at and kind.rank in (-1, int(os.environ["RANK"])):
-            getattr(self, kind.act)()
+        type(self)._read += 1
+        act, at = self.plan
+        if type(self)._read == at:
+            getattr(self, act)()
         generator = torch.Generator().manual_seed(index)
         return torch.randn(6, generator=generator), torch.randint(3, (), generator=generator)
 
@@ -45,6 +50,18 @@ class Countdown(torch.utils.data.Dataset[Any]):
 
     def nothing(self) -> None:
         pass
+
+    def hang(self) -> None:
+        """In a loader worker: no data comes any more, and after a while the rank is told to stop."""
+        self.be_late()
+        time.sleep(600)
+
+    def be_late(self) -> None:
+        time.sleep(3)
+        rank = multiprocessing.parent_process()
+        assert rank is not None and rank.pid is not None
+        os.kill(rank.pid, signal.SIGTERM)
+        time.sleep(1)
 
 
 def work(folder: str, act: str, at: int, rank: int, environ: dict[str, str]) -> int:

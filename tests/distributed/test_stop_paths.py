@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import stop_jobs
+import torch
 from ranks import run_ranks
 
+from slurmddp import checkpoint
 from slurmddp.runs.folder import RunFolder
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
@@ -45,6 +47,12 @@ def work(
     folder: RunFolder, act: str, at: int = 20, rank: int = 0, ranks: int = 2, **environ: str
 ) -> list[int]:
     return run_ranks(stop_jobs.work, ranks, str(folder.path), act, at, rank, environ)
+
+
+def newest(folder: RunFolder) -> checkpoint.Checkpoint:
+    path = checkpoint.latest(folder.checkpoints_dir)
+    assert path is not None
+    return checkpoint.read(path)
 
 
 def events(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
@@ -105,3 +113,23 @@ def test_a_grace_too_short_for_the_saves_is_warned_of(run: RunFolder) -> None:
 def test_a_grace_that_a_save_of_this_attempt_exceeds_is_warned_of(run: RunFolder) -> None:
     assert work(run, "write_stop_file", SLURMDDP_KILL_WAIT_S="1") == [75, 75]
     assert [event["about"] for event in events(run, "warned")] == ["grace"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_that_wait_for_data_stop_before_the_step(tmp_path: Path, ranks: int) -> None:
+    """The tenth batch never comes: nine are trained, saved, and nothing of the tenth counts."""
+    run = make_run(tmp_path / "run", ranks, workers=1)
+    assert work(run, "hang", rank=-1, ranks=ranks) == [75] * ranks
+    undisturbed = make_run(tmp_path / "undisturbed", ranks, workers=1, steps=9)
+    assert work(undisturbed, "nothing", ranks=ranks) == [0] * ranks
+    mine, theirs = newest(run), newest(undisturbed)
+    assert mine.step == theirs.step == 9
+    assert mine.state["loaders"] == theirs.state["loaders"]
+    for name, weight in theirs.state["objects"]["model"].items():
+        assert torch.equal(mine.state["objects"]["model"][name], weight)
+
+
+def test_a_rank_whose_data_is_late_follows_the_others_into_the_step(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", workers=1)
+    assert work(run, "be_late", rank=1) == [75, 75]
+    assert newest(run).step >= 10
