@@ -9,6 +9,7 @@
     +-- RankFailure           1   a rank died; says which one, where, and its last lines
     +-- StoppedAtCheckpoint  75   stopped on request: run me again and I go on
     +-- NoProgressError      79   two attempts got no further: do not run me again
+    +-- SupersededError      79   a later attempt has the run: do not run me again
 
 The command line itself exits with 2 for an unknown command or flag, as argparse does.
 """
@@ -82,6 +83,12 @@ class StoppedAtCheckpoint(SlurmddpError):
 
 class NoProgressError(SlurmddpError):
     """The attempts of a run end where they began; running it again would not help."""
+
+    exit_code = EXIT_NO_PROGRESS
+
+
+class SupersededError(SlurmddpError):
+    """A later attempt of the run has begun; this one must write nothing more and not be run again."""
 
     exit_code = EXIT_NO_PROGRESS
 

@@ -43,6 +43,7 @@ from slurmddp.runs.checkpoints import (
     verify,
 )
 from slurmddp.runs.durable import FileRecord, sync_folder, write_hashed, write_small
+from slurmddp.runs.fence import refuse_superseded
 from slurmddp.runs.owner import refuse_foreign
 
 log = logging.getLogger(__name__)
@@ -91,6 +92,7 @@ def publish(
     try:
         retried(partial(_publish_once, target, fill, meta, needed), f"Writing the checkpoint of step {step}")
     except OSError as error:
+        refuse_superseded(os.environ)  # The later attempt clears away what it finds half written.
         raise _explained(error, f"The checkpoint of step {step} could not be written to {root}") from error
     _follow_up(target, keep_last)
     return target
@@ -138,6 +140,8 @@ def _publish_once(target: Path, fill: Fill, meta: Mapping[str, Any], needed: int
     try:
         step = int(target.name.removeprefix("step-"))
         _complete(temporary, Manifest(step, fill(temporary), meta, _versions()))
+        # No lock spans the hosts: what gets past this look is a whole checkpoint of the same training.
+        refuse_superseded(os.environ)
         _move_in(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -147,6 +151,7 @@ def _publish_once(target: Path, fill: Fill, meta: Mapping[str, Any], needed: int
 def _fresh_folder(root: Path, name: str, needed: int) -> Path:
     """Make sure of the space and return a new hidden folder beside the checkpoints."""
     root.mkdir(parents=True, exist_ok=True)
+    refuse_superseded(os.environ)  # The leftovers may be what the later attempt is writing.
     clear_leftovers(root)
     room.require(root, needed)
     temporary = root / f"{WRITING}{name}-{os.getpid()}"
@@ -202,6 +207,7 @@ def _move_in(temporary: Path, target: Path) -> None:
 
 def _follow_up(target: Path, keep_last: int) -> None:
     """Move the pointer and prune; the checkpoint is safe already, so trouble here is only told."""
+    refuse_superseded(os.environ)
     try:
         pointer = target.parent / POINTER_FILE
         retried(partial(write_small, pointer, target.name + "\n"), f"Moving {pointer}")

@@ -27,6 +27,7 @@ from slurmddp.launchers import failure, linux, outcome
 from slurmddp.launchers.node import PRELOAD, enter_project, import_for_all
 from slurmddp.launchers.ranks import RankExit, Ranks, RankStart
 from slurmddp.launchers.signals import STOP_SIGNALS, SignalInbox
+from slurmddp.runs.fence import superseded
 from slurmddp.runs.folder import RunFolder
 
 WORKER = "slurmddp.training.worker:main"
@@ -68,7 +69,7 @@ def run(
             return error.exit_code
         agent = Agent(folder, attempt, node, inbox)
         code = agent.run(entry, preload)
-        if node.node_rank == 0 and code != EXIT_STOPPED:
+        if node.node_rank == 0 and code != EXIT_STOPPED and not superseded(folder, attempt):
             _try_report(report, folder, code)
     _write_exit_file(folder, attempt, node.node_rank, code)
     return code

@@ -22,6 +22,7 @@ from slurmddp.environments.present import emulated_step, scrub
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, ConfigError, RankFailure, SlurmddpError
 from slurmddp.launchers import failure, linux, outcome
 from slurmddp.launchers.signals import SignalInbox
+from slurmddp.runs.fence import superseded
 from slurmddp.runs.folder import RunFolder
 from slurmddp.spec import Job
 
@@ -234,6 +235,8 @@ class LocalRun:
 
     def _conclude(self, code: int) -> outcome.Outcome:
         """Record how the attempt ended and what comes next, by the rule that the batch script follows."""
+        if superseded(self.folder, self.attempt):
+            return outcome.Outcome("superseded", "none")  # The run and its record are another machine's now.
         self._failures += code not in (EXIT_FINISHED, EXIT_STOPPED)
         decision = outcome.decide(
             code,

@@ -16,7 +16,7 @@ class Outcome:
     """How an attempt ended and what comes next, in the words of the `ended` event."""
 
     outcome: str
-    """`finished`, `stopped`, `failed`, `config`, `no_progress` or `cancelled`."""
+    """`finished`, `stopped`, `failed`, `config`, `no_progress`, `cancelled`; not written: `superseded`."""
     next: str
     """`none` or `requeue`; a site that refuses to requeue gets a fresh submission instead."""
 

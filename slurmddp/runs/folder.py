@@ -163,8 +163,8 @@ class RunFolder:
 
     def attempts(self) -> list[int]:
         """Return the numbers of all attempts so far, in order."""
-        folders = (self.path / "logs").glob("attempt-*")
-        return sorted(int(folder.name.removeprefix("attempt-")) for folder in folders)
+        names = (folder.name.removeprefix("attempt-") for folder in (self.path / "logs").glob("attempt-*"))
+        return sorted(int(name) for name in names if name.isdecimal())
 
     def config(self) -> dict[str, Any]:
         """Return the resolved configuration; raises RunNotFoundError when this is no run folder."""

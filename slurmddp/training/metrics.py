@@ -6,6 +6,7 @@ import os
 import time
 from typing import Any
 
+from slurmddp.runs.fence import refuse_superseded
 from slurmddp.runs.folder import RunFolder, append_line, write_atomic
 
 
@@ -18,7 +19,7 @@ class Journal:
 
     def event(self, event: str, **facts: Any) -> None:
         """Add an event to `attempts.jsonl`."""
-        if self._active:
+        if self._may_write():
             self._folder.add_event(event, attempt=self._attempt, **facts)
 
     def step(self, step: int, *, loss: float, lr: float, rate: float) -> None:
@@ -31,11 +32,17 @@ class Journal:
 
     def sample(self, text: str) -> None:
         """Keep the text that the model wrote."""
-        if self._active:
+        if self._may_write():
             write_atomic(self._folder.sample_file, text)
 
-    def _line(self, step: dict[str, Any], facts: dict[str, Any]) -> None:
+    def _may_write(self) -> bool:
+        """Whether this rank is the one that writes; raises SupersededError when its attempt is a past one."""
         if self._active:
+            refuse_superseded(os.environ)
+        return self._active
+
+    def _line(self, step: dict[str, Any], facts: dict[str, Any]) -> None:
+        if self._may_write():
             place = {"attempt": self._attempt, "time": round(time.time(), 3)}
             append_line(self._folder.metrics_file, step | place | facts)
 

@@ -117,6 +117,19 @@ def test_a_failure_of_a_run_that_a_person_stopped_is_not_tried_again(tmp_path: P
     assert [event["next"] for event in events(run, "ended")] == ["none"]
 
 
+def test_a_run_that_another_machine_has_begun_meanwhile_is_left_to_it(tmp_path: Path) -> None:
+    program = CHECKPOINT + (
+        "def main(run_dir):\n    save(run_dir, attempt + 1)\n"
+        "    pathlib.Path(run_dir, 'logs', f'attempt-{attempt + 1}').mkdir()\n    return 1\n"
+    )
+    run = local_run(tmp_path, program, ranks_per_node=1)
+    run.start()
+    with pytest.raises(RankFailure):
+        run.wait()
+    assert events(run, "ended") == []
+    assert [event["attempt"] for event in events(run, "started")] == [0]
+
+
 def test_restarts_are_counted(tmp_path: Path) -> None:
     program = CHECKPOINT + "def main(run_dir):\n    save(run_dir, attempt + 1)\n    return 3\n"
     run = local_run(tmp_path, program, ranks_per_node=1, policy=Policy(max_restarts=1))

@@ -141,6 +141,27 @@ def test_each_start_claims_the_next_attempt(run: Run) -> None:
     assert run.events("started")[-1]["restart_count"] == 1
 
 
+def test_an_attempt_is_numbered_above_all_others_even_where_old_logs_were_deleted(run: Run) -> None:
+    run.folder.log_dir(4).mkdir(parents=True)
+    run.start()
+    assert [event["attempt"] for event in run.events("started")] == [5]
+
+
+@pytest.mark.parametrize("step", ["exit 0", STOP, SAVE + "exit 1"], ids=["finished", "stopped", "failed"])
+def test_an_attempt_after_which_another_began_neither_ends_nor_requeues_the_run(run: Run, step: str) -> None:
+    assert run.start('mkdir "${logs%-0}-1"\n' + step) == 79
+    assert run.events("ended") == []
+    assert run.asked() == []
+    assert "a later one has begun" in (run.folder.log_dir(0) / "batch.log").read_text()
+
+
+def test_setup_lines_that_fail_after_another_attempt_began_leave_the_run_to_it(tmp_path: Path) -> None:
+    run = Run(tmp_path, setup=('mkdir "$run/logs/attempt-1"', "exit 3"))
+    done = subprocess.run(["bash", str(run.folder.script_file)], env=run.environ, timeout=60)
+    assert done.returncode == 79
+    assert run.events("ended") == []
+
+
 def test_the_step_is_one_agent_per_node(tmp_path: Path) -> None:
     run = Run(tmp_path, cpus_per_node=8, srun={"gpu-bind": "none", "label_x": "a b"})
     run.start()

@@ -1,0 +1,41 @@
+"""Who may write to a run: the attempt that was claimed last, and no earlier one that still lives.
+
+SLURM starts a job anew when it has lost a node, but the processes on that node live on: a cut link is enough.
+The number of an attempt is its token, and the folder that claims it under `logs/` is what older ones find.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from slurmddp.errors import SupersededError
+from slurmddp.runs.folder import RunFolder
+
+
+def superseded(folder: RunFolder, attempt: int) -> bool:
+    """Whether a later attempt of the run has begun; a folder that can't be read says no."""
+    later = folder.log_dir(attempt + 1)
+    try:
+        # Opening a folder makes a network file system ask its server, where a look-up may answer from memory.
+        logs = os.open(later.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return False
+    try:
+        os.stat(later.name, dir_fd=logs)
+    except OSError:
+        return False
+    finally:
+        os.close(logs)
+    return True
+
+
+def refuse_superseded(environ: Mapping[str, str]) -> None:
+    """Raise SupersededError in a process of an attempt after which another one has begun."""
+    run_dir, attempt = environ.get("SLURMDDP_RUN_DIR"), environ.get("SLURMDDP_ATTEMPT", "")
+    if run_dir and attempt.isdecimal() and superseded(RunFolder(run_dir), int(attempt)):
+        raise SupersededError(
+            f"Attempt {attempt} of {RunFolder(run_dir).name} still runs, though a later one has begun: "
+            "it stops here and writes nothing more.",
+            hint="SLURM had lost one of its nodes, or the run was started a second time.",
+        )

@@ -1,0 +1,52 @@
+"""Two attempts of one run alive at once: the later one has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from agent_runs import make_run, start_agent
+
+from slurmddp.errors import EXIT_NO_PROGRESS, SupersededError
+from slurmddp.runs.fence import refuse_superseded, superseded
+from slurmddp.runs.folder import RunFolder
+
+
+def environ(folder: RunFolder, attempt: int) -> dict[str, str]:
+    return {"SLURMDDP_RUN_DIR": str(folder.path), "SLURMDDP_ATTEMPT": str(attempt)}
+
+
+def test_the_attempt_claimed_last_has_the_run(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "gpt-1")
+    older, newer = folder.claim_attempt(), folder.claim_attempt()
+    assert superseded(folder, older)
+    assert not superseded(folder, newer)
+    refuse_superseded(environ(folder, newer))
+    with pytest.raises(
+        SupersededError, match=r"Attempt 0 of gpt-1 still runs.*a later one has begun"
+    ) as caught:
+        refuse_superseded(environ(folder, older))
+    assert caught.value.exit_code == EXIT_NO_PROGRESS
+
+
+def test_a_process_of_no_attempt_and_a_folder_without_logs_are_left_alone(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    refuse_superseded({})
+    refuse_superseded(environ(folder, 0))
+    assert not superseded(folder, 0)
+
+
+def test_a_new_attempt_is_never_taken_for_an_old_one_because_logs_were_deleted(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.log_dir(7).mkdir(parents=True)
+    folder.log_dir(7).with_name("attempt-of-mine").mkdir()
+    assert folder.claim_attempt() == 8
+    assert not superseded(folder, 8)
+
+
+def test_the_agent_of_a_past_attempt_leaves_the_report_alone(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "def main(run_dir): return 79")
+    folder.log_dir(1).mkdir(parents=True)
+    with start_agent(folder) as agent:
+        assert agent.wait(timeout=60) == 79
+    assert not folder.report_file.exists()
