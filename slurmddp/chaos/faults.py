@@ -102,9 +102,12 @@ def cut_link(scene: Scene, luck: random.Random) -> Struck:
 
 
 def _absence(scene: Scene, luck: random.Random) -> float:
-    """Return for how long a node is away: half of the times longer than SLURM waits for it."""
+    """Return for how long a node is away: half of the times so long that SLURM gives it up.
+
+    The timeout alone is not enough for that: a ping to a silent node is waited for as long again.
+    """
     patience = scene.sandbox.request.slurmd_timeout_s
-    return luck.uniform(1, patience / 2) if luck.random() < 0.5 else patience + luck.uniform(5, 15)
+    return luck.uniform(1, patience / 2) if luck.random() < 0.5 else 2 * patience + luck.uniform(2, 20)
 
 
 def preempt(scene: Scene, luck: random.Random) -> Struck:

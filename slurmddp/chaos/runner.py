@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import platform
 import shutil
 import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 
 from slurmddp.chaos import disk
 from slurmddp.chaos.compare import Comparison, End, compare, end_of
-from slurmddp.chaos.faults import FAULTS, Scene
+from slurmddp.chaos.faults import Scene
 from slurmddp.chaos.recovery import Outcome, strike
 from slurmddp.chaos.schedule import Planned, draw
 from slurmddp.chaos.training import POLL_S, Place, Shape, Training, write_project
@@ -66,7 +68,7 @@ class Result:
     """What came of it, complete or so far."""
 
     settings: Settings
-    reference_s: float = 0.0
+    versions: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     outcomes: list[Outcome] = field(default_factory=list)
     runs: list[RunResult] = field(default_factory=list)
@@ -96,8 +98,9 @@ def run(settings: Settings, report: Report) -> Result:
         report(text, result)
 
     with stage(settings, tell) as scene_of:
-        reference = _undisturbed(scene_of("undisturbed"), settings, tell)
-        result.reference_s = round(time.monotonic() - started, 1)
+        first = scene_of("undisturbed")
+        result.versions = _versions(first.sandbox)
+        reference = _undisturbed(first, settings, tell)
         pending = deque(draw(settings.kinds, settings.faults, settings.seed, _most_steps(settings)))
         misses = 0
         while pending and misses < MOST_MISSES:
@@ -108,6 +111,11 @@ def run(settings: Settings, report: Report) -> Result:
             tell(_sentence(result.runs[-1]))
     result.seconds = round(time.monotonic() - started, 1)
     return result
+
+
+def _versions(sandbox: Sandbox) -> dict[str, str]:
+    slurm = ".".join(str(part) for part in sandbox.plan.machine.slurm_version)
+    return {"python": platform.python_version(), "torch": metadata.version("torch"), "slurm": slurm}
 
 
 def _most_steps(settings: Settings) -> int:
@@ -123,7 +131,7 @@ def stage(settings: Settings, tell: Callable[[str], None]) -> Iterator[Callable[
         project = folder / "project"
         write_project(project, inspect.getsource(inspect))
         small = None
-        if any(FAULTS[kind].name == "fill-disk" for kind in settings.kinds):
+        if "fill-disk" in settings.kinds:
             small = stack.enter_context(disk.mounted(project / "runs", DISK_MB))
         if settings.keep is not None:
             stack.callback(_keep, project / "runs", settings.keep)

@@ -32,6 +32,7 @@ def as_json(result: Result) -> dict[str, Any]:
             "seed": result.settings.seed,
             **asdict(shape),
         },
+        "versions": result.versions,
         "by_kind": {kind: _totals(of_kind) for kind, of_kind in _by_kind(result).items()},
         "runs": [{**asdict(run), "good": run.good} for run in result.runs],
         "faults": [{**asdict(outcome), "survived": outcome.survived} for outcome in result.outcomes],
