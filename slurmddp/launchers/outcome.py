@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_FINISHED, EXIT_NO_PROGRESS, EXIT_STOPPED
 
+_STALLS = 2
+"""So many attempts stopped at one step show that one more would stop there as well."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -22,12 +25,21 @@ class Outcome:
 
 
 def decide(
-    exit_code: int, *, failures: int, max_restarts: int, progressed: bool, cancelled: bool, requeue: bool
+    exit_code: int,
+    *,
+    failures: int,
+    max_restarts: int,
+    progressed: bool,
+    cancelled: bool,
+    requeue: bool,
+    stalls: int = 0,
 ) -> Outcome:
     """Return what an attempt's exit code means and whether the job runs again.
 
     `failures` counts the failed attempts so far, this one included if it failed; `progressed` says that the
     attempt left a newer checkpoint than it found; `requeue` that the policy lets a job run again at all.
+    `stalls` counts the stopped attempts, this one included, that trained on from the checkpoint that is still
+    the newest.
     """
     if exit_code == EXIT_FINISHED:
         return Outcome("finished", "none")
@@ -37,6 +49,8 @@ def decide(
         return Outcome("no_progress", "none")
     if cancelled:
         return Outcome("cancelled", "none")
+    if exit_code == EXIT_STOPPED and requeue and stalls >= _STALLS:
+        return Outcome("no_progress", "none")
     if exit_code == EXIT_STOPPED:
         return Outcome("stopped", "requeue" if requeue else "none")
     again = requeue and progressed and failures <= max_restarts

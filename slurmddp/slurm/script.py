@@ -19,6 +19,9 @@ from slurmddp.spec import Job
 if TYPE_CHECKING:
     from jinja2 import Template
 
+_TRAINER = "slurmddp.training.trainer.train"
+"""The program that is known to record its first step."""
+
 
 def render(job: Job) -> str:
     """Return the batch script of `job`; raises ConfigError for values that no script can carry."""
@@ -31,6 +34,7 @@ def render(job: Job) -> str:
         nodes=int(job.resources.nodes),
         max_restarts=int(job.policy.max_restarts),
         requeue=int(job.policy.requeue),
+        tells_first_step=int(job.program.target == _TRAINER),
         lead=int(job.policy.signal_lead_s),
         grace=job.policy.grace_s,
         cpus=job.resources.cpus_per_node,

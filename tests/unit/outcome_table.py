@@ -19,6 +19,7 @@ class Row:
     progressed: bool = False
     cancelled: bool = False
     requeue: bool = True
+    stalls: int = 0
 
     @property
     def given(self) -> dict[str, int | bool]:
@@ -29,6 +30,7 @@ class Row:
             "progressed": self.progressed,
             "cancelled": self.cancelled,
             "requeue": self.requeue,
+            "stalls": self.stalls,
         }
 
 
@@ -48,6 +50,10 @@ TABLE = (
     Row("stopped with no restarts allowed", 75, "stopped", "requeue", max_restarts=0, progressed=True),
     Row("stopped and must not requeue", 75, "stopped", "none", progressed=True, requeue=False),
     Row("stopped because cancelled", 75, "cancelled", "none", progressed=True, cancelled=True),
+    Row("stopped once at the step it began with", 75, "stopped", "requeue", stalls=1),
+    Row("stopped twice at the step it began with", 75, "no_progress", "none", stalls=2),
+    Row("stopped twice and must not requeue", 75, "stopped", "none", stalls=2, requeue=False),
+    Row("stopped twice because cancelled", 75, "cancelled", "none", stalls=2, cancelled=True),
     Row("first failure", 1, "failed", "requeue", failures=1, progressed=True),
     Row("last failure allowed", 1, "failed", "requeue", failures=3, progressed=True),
     Row("one failure too many", 1, "failed", "none", failures=4, progressed=True),

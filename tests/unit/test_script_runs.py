@@ -14,6 +14,7 @@ from slurm_jobs import FakePrograms, make_job
 
 from slurmddp.runs.folder import RunFolder
 from slurmddp.slurm.script import render
+from slurmddp.spec import Program
 
 RUNNING = "JobId=41 JobState=RUNNING Reason=None Requeue=1 Restarts=0 RunTime=00:05:00 TimeLimit=01:00:00"
 ENDING = RUNNING.replace("RUNNING", "COMPLETING")
@@ -80,8 +81,19 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path)
 
 
+TRAIN = (
+    'printf \'{"event": "first_step", "time": 1, "attempt": %d, "step": 1}\\n\' "$SLURMDDP_ATTEMPT"'
+    ' >>"$SLURMDDP_RUN_DIR/attempts.jsonl"\n'
+)
+"""A step in which rank 0 records that the training has begun."""
+
+
 def step_of(row: Row) -> str:
-    return (SAVE if row.progressed else "") + (STOP if row.exit_code == 75 else f"exit {row.exit_code}")
+    return (
+        (TRAIN if row.stalls else "")
+        + (SAVE if row.progressed else "")
+        + (STOP if row.exit_code == 75 else f"exit {row.exit_code}")
+    )
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.label)
@@ -89,10 +101,12 @@ def test_the_shell_decides_as_the_table_says(tmp_path: Path, row: Row) -> None:
     run = Run(tmp_path, max_restarts=row.max_restarts, requeue=row.requeue)
     for _ in range(row.failures - 1):
         run.folder.add_event("ended", attempt=0, job_id="40", exit_code=1, outcome="failed", next="requeue")
+    for _ in range(row.stalls - 1):
+        run.folder.add_event("ended", attempt=0, outcome="stopped", next="requeue", stalled_at="")
     step = step_of(row)
     if row.cancelled:
         step = 'touch "$SLURMDDP_RUN_DIR/cancelled"\n' + step
-    assert run.start(step) == row.exit_code
+    assert run.start(step) == (79 if row.outcome == "no_progress" else row.exit_code)
     assert run.end == (row.outcome, row.next)
     assert run.asked() == (["requeue 41"] if row.next == "requeue" else [])
 
@@ -135,7 +149,7 @@ def test_an_attempt_is_recorded_from_start_to_end(run: Run) -> None:
 
 def test_each_start_claims_the_next_attempt(run: Run) -> None:
     run.folder.log_dir(0).mkdir(parents=True)
-    run.start()
+    run.start(STOP)
     run.start(SLURM_RESTART_COUNT="1")
     assert [event["attempt"] for event in run.events("started")] == [1, 2]
     assert run.events("started")[-1]["restart_count"] == 1
@@ -352,6 +366,94 @@ def test_a_controller_that_does_not_answer_changes_nothing(run: Run) -> None:
     run.start(STOP)
     assert run.end == ("stopped", "requeue")
     assert run.asked() == ["requeue 41"]
+
+
+# --- Whether it would only be stopped again ---
+
+PREEMPTED = ENDING.replace("Restarts=0", "Restarts=9")
+
+
+def ends(run: Run) -> list[tuple[str, str]]:
+    return [(event["outcome"], event["next"]) for event in run.events("ended")]
+
+
+def test_two_attempts_that_are_stopped_at_the_same_step_are_enough(run: Run) -> None:
+    run.programs.write("job", PREEMPTED)
+    assert [run.start(TRAIN + "exit 143") for _ in range(2)] == [143, 79]
+    assert ends(run) == [("stopped", "requeue"), ("no_progress", "none")]
+    log = (run.folder.log_dir(1) / "batch.log").read_text()
+    assert "Two attempts were stopped at step 0" in log
+    assert f"slurmddp resume {run.folder.name}" in log
+
+
+def test_an_attempt_that_got_further_begins_the_count_anew(run: Run) -> None:
+    run.programs.write("job", PREEMPTED)
+    run.start(TRAIN + "exit 143")
+    run.start(TRAIN + SAVE + "exit 143")
+    run.start(TRAIN + "exit 143")
+    assert ends(run) == [("stopped", "requeue")] * 3
+    assert [event.get("stalled_at") for event in run.events("ended")] == ["", None, "step-9"]
+    run.start(TRAIN + "exit 143")
+    assert run.end == ("no_progress", "none")
+
+
+def test_preemptions_while_the_training_starts_never_end_a_run(run: Run) -> None:
+    run.programs.write("job", PREEMPTED)
+    run.start(TRAIN + "exit 143")
+    for _ in range(3):
+        run.start(STOP)
+    assert ends(run) == [("stopped", "requeue")] * 4
+    run.start(TRAIN + "exit 143")
+    assert run.end == ("no_progress", "none")
+
+
+def test_a_time_limit_that_ends_twice_before_the_first_step_ends_the_run(run: Run) -> None:
+    run.start(STOP)
+    run.start(STOP)
+    assert ends(run) == [("stopped", "requeue"), ("no_progress", "none")]
+
+
+def test_a_program_of_ones_own_that_tells_nothing_is_not_judged(tmp_path: Path) -> None:
+    run = Run(tmp_path, program=Program(target="mine.train", config={}))
+    for _ in range(3):
+        run.start(STOP)
+    assert ends(run) == [("stopped", "requeue")] * 3
+
+
+def test_a_person_who_submits_again_gives_a_stalled_run_another_chance(run: Run) -> None:
+    run.start(TRAIN + STOP)
+    run.folder.add_event("submitted", job_id="41", submitter="sbatch")
+    run.start(TRAIN + STOP)
+    assert run.end == ("stopped", "requeue")
+
+
+def test_stops_by_a_person_are_stops(run: Run) -> None:
+    run.start(TRAIN + STOP)
+    run.start('touch "$SLURMDDP_RUN_DIR/stop"\n' + TRAIN + STOP)
+    assert run.end == ("stopped", "none")
+
+
+@pytest.mark.parametrize("outcome", ["finished", "failed", "config", "no_progress"])
+def test_a_job_that_had_its_end_does_not_begin_again(run: Run, outcome: str) -> None:
+    codes = {"finished": 0, "failed": 1, "config": 78, "no_progress": 79}
+    run.start(f"exit {codes[outcome]}")
+    before = run.folder.events()
+    assert run.start(SLURM_RESTART_COUNT="1") == 0
+    assert run.folder.events() == before
+
+
+def test_a_job_that_is_to_go_on_begins_again(run: Run) -> None:
+    run.start(STOP)
+    run.start(SLURM_RESTART_COUNT="1")
+    assert ends(run) == [("stopped", "requeue"), ("finished", "none")]
+
+
+def test_a_job_with_the_number_of_an_old_one_is_not_taken_for_it(run: Run) -> None:
+    run.start("exit 1")
+    assert run.start("exit 1") == 1  # in a new SLURM, which counts from the same number
+    run.folder.add_event("started", attempt=2, job_id="41")
+    run.start(SLURM_RESTART_COUNT="1")
+    assert run.end == ("finished", "none")
 
 
 # --- Where requeueing is refused ---
