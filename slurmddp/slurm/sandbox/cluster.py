@@ -245,10 +245,15 @@ class Sandbox:
         }
 
     def kill_node(self, name: str, *, with_jobs: bool = False) -> None:
-        """Kill a node's slurmd, as a crash would; `with_jobs` also all else on it, as a power cut would."""
+        """Kill a node's slurmd, as a crash would; `with_jobs` also all else on it, as a power cut would.
+
+        After a power cut the node is off the network too, so that nobody is told; `restore_node` joins it.
+        """
         node = self._node(name).name
         if with_jobs:
-            processes.kill_all(lambda: processes.on_node(self.root, node))
+            if self.plan.namespaces:
+                network.set_link(self.plan, self._node(name), False, self._daemon_environment())
+            processes.cut_power(lambda: processes.on_node(self.root, node))
         entry = processes.recorded(self.root).get(node)
         if entry is not None:
             processes.kill_all(lambda: {entry.pid} if entry.alive() else set())
