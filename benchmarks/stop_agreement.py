@@ -3,23 +3,33 @@
     python benchmarks/stop_agreement.py [--ranks 4] [--steps 1000] [--rounds 5] [--step-ms 1.0]
 
 All variants run in the same gloo processes, in turns, with the same step: --step-ms of sleep (as when a
-device computes) and one small all-reduce as data-parallel training has it. Printed are medians over the
-rounds: time per step, and its ratio to the step that never asks; and the CPU time of one bare `tick()`.
+device computes) and one small all-reduce as data-parallel training has it. "should_stop" is all that a
+training has: signals, guard, watcher, agreement, measured pace. Printed are medians over the rounds: time per
+step, and its ratio to the step that never asks. Wall time on a busy machine says little about one percent,
+so the CPU time is told as well: of one bare call, and of the threads behind it while the rank sleeps.
 """
 
 import argparse
+import json
 import os
+import platform
+import shlex
 import socket
 import statistics
+import sys
 import time
 from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 
-from slurmddp.training.stop import StopAgreement, StopSignals
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.training.stop_poll import StopPoll
 
-VARIANTS = ("never asks", "agreement", "all-reduce")
+RESULTS = Path(__file__).parent / "results" / "stop_agreement.json"
+VARIANTS = ("never asks", "should_stop", "all-reduce")
 
 
 def free_port():
@@ -28,14 +38,14 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def train(variant, agreement, steps, step_s):
+def train(variant, should_stop, steps, step_s):
     """Return seconds per step."""
     gradient, flag = torch.ones(1000), torch.zeros(1)
     dist.barrier()
     begin = time.perf_counter()
     for _ in range(steps):
-        if variant == "agreement":
-            agreement.tick()
+        if variant == "should_stop":
+            should_stop()
         elif variant == "all-reduce":
             dist.all_reduce(flag)
             flag.item()
@@ -44,11 +54,19 @@ def train(variant, agreement, steps, step_s):
     return (time.perf_counter() - begin) / steps
 
 
-def bare_tick(agreement, calls=100_000):
+def bare_call(should_stop, calls=100_000):
+    """Return the CPU seconds of one call."""
     begin = time.thread_time()
     for _ in range(calls):
-        agreement.tick()
+        should_stop()
     return (time.thread_time() - begin) / calls
+
+
+def threads_share(seconds=5.0):
+    """Return the share of a core that the other threads take while the main thread sleeps."""
+    begin = time.process_time()
+    time.sleep(seconds)
+    return (time.process_time() - begin) / seconds
 
 
 def rank_main(rank, options, port):
@@ -58,33 +76,60 @@ def rank_main(rank, options, port):
     dist.init_process_group(
         "gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=options.ranks
     )
+    info = RankInfo(environment="local", rank=rank, world_size=options.ranks, local_world_size=options.ranks)
+    place, poll = SimpleNamespace(store=store, info=info), StopPoll(None)
     times = {variant: [] for variant in VARIANTS}
-    with StopSignals() as signals, StopAgreement(store, rank, options.ranks, signals=signals) as agreement:
-        train("agreement", agreement, 50, 0)
-        for number in range(options.rounds):
-            for variant in VARIANTS[number % 3 :] + VARIANTS[: number % 3]:
-                times[variant].append(train(variant, agreement, options.steps, options.step_ms / 1000))
-        tick_s = bare_tick(agreement)
-        dist.barrier()
+    idle = threads_share()
+
+    def should_stop():
+        return poll.tick(place)
+
+    train("should_stop", should_stop, 50, 0)
+    for number in range(options.rounds):
+        for variant in VARIANTS[number % 3 :] + VARIANTS[: number % 3]:
+            times[variant].append(train(variant, should_stop, options.steps, options.step_ms / 1000))
+    dist.barrier()
+    share = max(0.0, threads_share() - idle)
+    call_s = bare_call(should_stop)
+    dist.barrier()
+    poll.close()
     if rank == 0:
-        report(times, tick_s, options)
+        report(times, call_s, share, options)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def report(times, tick_s, options):
+def report(times, call_s, share, options):
     sizes = f"{options.rounds} rounds of {options.steps} steps of {options.step_ms:g} ms"
-    print(f"{options.ranks} gloo ranks, {sizes}, {os.cpu_count()} cores")
+    print(f"{options.ranks} gloo ranks, {sizes}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print(f"{'variant':<12} {'ms per step':>12} {'median ratio':>13}   all ratios")
+    ratios = {
+        variant: [mine / base for mine, base in zip(times[variant], times["never asks"], strict=True)]
+        for variant in VARIANTS
+    }
     for variant in VARIANTS:
-        ratios = [mine / base for mine, base in zip(times[variant], times["never asks"], strict=True)]
-        shown = " ".join(f"{ratio:.3f}" for ratio in ratios)
+        shown = " ".join(f"{ratio:.3f}" for ratio in ratios[variant])
         print(
             f"{variant:<12} {1000 * statistics.median(times[variant]):>12.4f} "
-            f"{statistics.median(ratios):>13.4f}   {shown}"
+            f"{statistics.median(ratios[variant]):>13.4f}   {shown}"
         )
-    share = 100 * tick_s * 1000
-    print(f"one bare tick(): {tick_s * 1e9:.0f} ns, that is {share:.4f} % of a step of 1 ms")
+    cost = 100 * (call_s / 0.001 + share)
+    print(f"one bare call: {call_s * 1e9:.0f} ns; its threads: {100 * share:.3f} % of a core")
+    print(f"together {cost:.3f} % of a step of 1 ms")
+    result = {
+        "command": shlex.join(["python", *sys.argv]),
+        "machine": {"cores": os.cpu_count(), "load": os.getloadavg()[0], "system": platform.platform()},
+        "torch": torch.__version__,
+        "ranks": options.ranks,
+        "step_ms": options.step_ms,
+        "ms_per_step": {name: 1000 * statistics.median(values) for name, values in times.items()},
+        "median_ratio": {name: statistics.median(values) for name, values in ratios.items()},
+        "ratios": ratios,
+        "call_ns": call_s * 1e9,
+        "threads_percent_of_a_core": 100 * share,
+        "percent_of_a_1_ms_step": cost,
+    }
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def main():

@@ -104,6 +104,14 @@ class SlowToBuild(rank_jobs.Net):
             time.sleep(1)
 
 
+class Early(rank_jobs.Net):
+    """A model whose rank is told to stop while it is built, and begins to train all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 class SlowToStart(rank_jobs.Net):
     """A model that rank 0 leaves for good while the others wait for it, and hear of the stop only later."""
 

@@ -82,6 +82,18 @@ def test_a_signal_before_the_training_ends_the_rank_without_a_save(tmp_path: Pat
     assert run.events() == [] and not run.checkpoints_dir.exists()
 
 
+def test_an_attempt_that_trained_nothing_saves_nothing(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 1, model="stop_jobs.Early")
+    assert work(run, "nothing", ranks=1) == [75]
+    assert len(events(run, "signalled")) == 1 and events(run, "saved") == []
+
+
+def test_a_job_without_time_takes_a_step_all_the_same(run: RunFolder) -> None:
+    """Otherwise it would come back for ever and get nowhere."""
+    assert work(run, "nothing", SLURMDDP_END_TIME="1") == [75, 75]
+    assert events(run, "saved")[-1]["step"] >= 1
+
+
 def test_a_rank_that_stopping_ranks_have_left_stops_too(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", model="stop_jobs.SlowToStart")
     assert [code for code, _ in isolated(run, "nothing")] == [75, 75]

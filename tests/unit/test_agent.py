@@ -78,6 +78,14 @@ def test_exit_codes_of_ranks_become_one(tmp_path: Path, codes: tuple[int | None,
     assert folder.report_file.exists() == (expected != 75)
 
 
+def test_a_rank_that_stops_alone_stops_the_others(tmp_path: Path) -> None:
+    """Before the training begins there is no agreement: the agent passes on a stop that one rank got."""
+    program = ENV + "import time\ndef main(run_dir):\n    time.sleep(60 * rank)\n    return 75 * (1 - rank)"
+    folder = make_run(tmp_path, program)
+    with start_agent(folder) as process:
+        assert process.wait(timeout=50) == 75
+
+
 def test_an_exception_names_rank_host_and_last_lines(tmp_path: Path) -> None:
     program = SAVING.replace(
         "    print(", "    if rank == 1:\n        raise ValueError('it is broken')\n    print(", 1

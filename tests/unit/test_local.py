@@ -185,6 +185,17 @@ def test_stop_saves_on_every_node(tmp_path: Path) -> None:
     assert [(event["outcome"], event["next"]) for event in events(run, "ended")] == [("stopped", "none")]
 
 
+def test_a_node_that_stops_alone_stops_the_others(tmp_path: Path) -> None:
+    program = (
+        "import os, time\ndef main(run_dir):\n    rank = int(os.environ['RANK'])\n"
+        "    time.sleep(60 * rank)\n    return 75 * (1 - rank)\n"
+    )
+    run = local_run(tmp_path, program, nodes=2, ranks_per_node=1)
+    run.start()
+    assert run.wait() == 75
+    assert [event["outcome"] for event in events(run, "ended")] == ["stopped"]
+
+
 def test_a_cancelled_run_is_not_called_stopped(tmp_path: Path) -> None:
     run = local_run(tmp_path, SAVING)
     run.start()
