@@ -27,6 +27,7 @@ from slurmddp.launchers import failure, linux, outcome
 from slurmddp.launchers.node import PRELOAD, enter_project, import_for_all
 from slurmddp.launchers.ranks import RankExit, Ranks, RankStart
 from slurmddp.launchers.signals import STOP_SIGNALS, SignalInbox
+from slurmddp.launchers.trackers import tracker_environment
 from slurmddp.runs.fence import superseded
 from slurmddp.runs.folder import RunFolder
 
@@ -119,11 +120,12 @@ class Agent:
     def _fork_ranks(self, entry: str) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
+        trackers = tracker_environment(self.folder, os.environ)
         for local_rank in range(self._ranks_per_node):
             self._ranks.fork(
                 RankStart(
                     local_rank=local_rank,
-                    environ=rank_environment(self.node, local_rank, self._ranks_per_node),
+                    environ=trackers | rank_environment(self.node, local_rank, self._ranks_per_node),
                     log=self._log(local_rank),
                     entry=entry,
                     run_dir=str(self.folder.path),
