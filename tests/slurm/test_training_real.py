@@ -104,6 +104,22 @@ def test_a_preempted_job_comes_back_and_ends_with_the_same_bits(
     assert_same_training(run, undisturbed)
 
 
+def test_a_step_that_has_no_program_of_slurm_on_its_path_is_preempted_like_any_other(
+    command: Command, undisturbed: Run
+) -> None:
+    """As in a container, where only the batch script outside can ask SLURM for anything."""
+    setup = 'cluster.setup=["found=$(type -P srun)", "srun() { PATH=/nowhere exec $found $*; }"]'
+    run = command.submit("contained", "nodes=2", STEPS, setup)
+    run.wait_step(20)
+    step = processes_of(run)
+    assert step
+    assert {process.environ()["PATH"] for process in step} == {"/nowhere"}
+    occupy(command)
+    run.wait_finished()
+    assert run.events("ended")[0]["outcome"] == "stopped"
+    assert_same_training(run, undisturbed)
+
+
 def test_a_job_at_its_time_limit_comes_back_and_ends_with_the_same_bits(
     command: Command, undisturbed: Run
 ) -> None:
