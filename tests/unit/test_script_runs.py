@@ -330,6 +330,34 @@ def test_a_job_that_was_cancelled_with_scancel_stays_cancelled(run: Run, job: st
 
 
 @pytest.mark.parametrize(
+    ("requeue", "kind", "mode", "expected"),
+    [
+        (1, "preempt/partition_prio", "REQUEUE", ("cancelled", "none")),
+        (1, "preempt/partition_prio", "CANCEL", ("stopped", "requeue")),
+        (1, "preempt/qos", "REQUEUE", ("stopped", "requeue")),  # the QOS may say otherwise
+        (0, "preempt/partition_prio", "REQUEUE", ("stopped", "resubmit")),  # SLURM cancels those
+    ],
+)
+@pytest.mark.parametrize("code", [75, 143])
+def test_a_scancel_during_the_grace_of_a_preemption_is_one(
+    run: Run, code: int, requeue: int, kind: str, mode: str, expected: tuple[str, str]
+) -> None:
+    ending = ENDING.replace("Requeue=1", f"Requeue={requeue}")
+    run.programs.write("job", ending + " PreemptTime=2026-01-01T00:00:00")
+    run.programs.write("config", f"PreemptMode             = REQUEUE\nPreemptType             = {kind}\n")
+    run.programs.write("partition", f"{PARTITION.strip()} PreemptMode={mode}\n")
+    run.start(STOP if code == 75 else f"exit {code}", SLURM_JOB_PARTITION="low")
+    assert run.end == expected
+
+
+def test_a_job_that_slurm_calls_cancelled_was_not_preempted(run: Run) -> None:
+    cancelled = RUNNING.replace("RUNNING", "CANCELLED") + " PreemptTime=2026-01-01T00:00:00"
+    run.programs.write("job", cancelled)
+    run.start(STOP)
+    assert run.end == ("cancelled", "none")
+
+
+@pytest.mark.parametrize(
     "times",
     [
         "RunTime=01:00:05 TimeLimit=01:00:00",
