@@ -107,7 +107,7 @@ def _absence(scene: Scene, luck: random.Random) -> float:
     The timeout alone is not enough for that: a ping to a silent node is waited for as long again.
     """
     patience = scene.sandbox.request.slurmd_timeout_s
-    return luck.uniform(1, patience / 2) if luck.random() < 0.5 else 2 * patience + luck.uniform(2, 20)
+    return luck.uniform(1, patience / 2) if luck.random() < 0.5 else 2 * patience + luck.uniform(5, 20)
 
 
 def preempt(scene: Scene, luck: random.Random) -> Struck:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from slurmddp.chaos import table
 from slurmddp.chaos.faults import FAULTS, choose
@@ -48,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
         print_table(("KIND", "WHAT"), [(one.name, one.purpose) for one in FAULTS.values()], sys.stdout)
         return EXIT_FINISHED
     settings = _settings(args)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _leave)
     started = time.monotonic()
 
     def report(text: str, result: Result) -> None:
@@ -81,6 +86,11 @@ def _settings(args: argparse.Namespace) -> Settings:
         limit_s=args.limit,
         keep=Path(tempfile.mkdtemp(prefix="slurmddp-chaos-kept-")) if args.keep else None,
     )
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    """Let a signal, also one that a shell's `&` had ignored, take everything down on its way out."""
+    raise KeyboardInterrupt
 
 
 def _write(output: Path | None, result: Result) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,29 @@ def test_faults_of_six_kinds_end_with_the_undisturbed_weights(tmp_path: Path) ->
     assert by_kind["preempt"]["lost_steps_most"] == 0
     assert by_kind["flip-bit"]["lost_steps_most"] > 0
     assert "6 of 6 faults survived" in done.stdout
+
+
+def test_nothing_is_left_of_an_experiment_that_is_told_to_end() -> None:
+    # The paths of a sandbox's sockets must be short.
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        started = subprocess.Popen(
+            [sys.executable, "-m", "slurmddp", "chaos", "--kinds=fill-disk"],
+            env={**os.environ, "TMPDIR": folder},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with started:
+            assert started.stderr is not None
+            first = started.stderr.readline()
+            mounts = Path("/proc/mounts").read_text()
+            started.terminate()
+            started.communicate(timeout=60)
+        assert "sandbox is up" in first
+        assert folder in mounts
+        assert started.returncode == 130
+        assert folder not in Path("/proc/mounts").read_text()
+        assert folder not in Path("/etc/hosts").read_text()
+        assert list(Path(folder).iterdir()) == []
 
 
 def test_the_controller_can_be_restarted(sandbox: Sandbox) -> None:
