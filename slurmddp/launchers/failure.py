@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import socket
 import time
@@ -25,16 +24,12 @@ from slurmddp.errors import (
     SlurmddpError,
 )
 from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.history import reads_like_a_lost_peer
 
 DELIBERATE_CODES = frozenset({EXIT_CONFIG, EXIT_NO_PROGRESS})
 """Codes with which a rank says why it must not be run again; they are passed on as they are."""
 LAST_LINES = 30
 _LINE_CHARS = 400
-_CONSEQUENCE = re.compile(
-    r"connection (was )?(reset|closed|refused)|broken pipe|peer (has )?closed|gloo.*(timed? ?out|failed)"
-    r"|nccl.*(abort|remote|timed? ?out)|store.*(closed|reset)",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +122,7 @@ def is_consequence(failure: Failure) -> bool:
     """Return whether the last lines read like those of a rank that lost another one."""
     if failure.exit_code in DELIBERATE_CODES or failure.signal not in (None, "SIGABRT"):
         return False
-    return any(_CONSEQUENCE.search(line) for line in failure.last_lines[-5:])
+    return reads_like_a_lost_peer(failure.last_lines)
 
 
 def record(folder: RunFolder, attempt: int, failure: Failure) -> bool:

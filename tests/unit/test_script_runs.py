@@ -13,6 +13,7 @@ from outcome_table import TABLE, Row
 from slurm_jobs import FakePrograms, make_job
 
 from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.history import read_failure
 from slurmddp.slurm.script import render
 from slurmddp.spec import Program
 
@@ -283,6 +284,37 @@ def test_an_agent_that_died_is_a_failure_though_srun_made_the_others_stop(
 ) -> None:
     assert run.start(f'echo 75 >"$logs/exit-node-0"; {other}exit {code}') not in (0, 75)
     assert run.end == ("failed", "none")
+
+
+def peer_lost(text: str) -> str:
+    """Return a step in which node 1's agent vanishes and a rank of node 0 ends with `text`."""
+    record = json.dumps({"rank": 0, "host": "n1", "exit_code": 1, "signal": None, "last_lines": [text]})
+    lines = [f"echo '{record}' >\"$logs/failure.json\"", 'touch "$logs/node-0.log" "$logs/node-1.log"']
+    return "; ".join([*lines, 'echo 1 >"$logs/exit-node-0"', "exit 137"])
+
+
+def test_an_agent_that_vanished_is_named_instead_of_the_rank_that_lost_it(run: Run) -> None:
+    run.programs.write("hostnames", "n1\nn2\n")
+    run.start(peer_lost("Connection closed by peer [10.0.0.2]"))
+    failure = read_failure(run.folder, 0)
+    assert failure is not None
+    assert failure.sentence == "the agent on n2 left no word: it was killed, or its host is gone"
+    assert "The agent of node 1 (n2) left no exit code." in (run.folder.log_dir(0) / "batch.log").read_text()
+    (run.folder.log_dir(0) / "exit-node-1").write_text("1\n")  # seen late
+    late = read_failure(run.folder, 0)
+    assert late is not None and late.rank == 0
+
+
+def test_a_rank_that_failed_by_itself_is_named_though_an_agent_left_no_code(run: Run) -> None:
+    run.programs.write("hostnames", "n1\nn2\n")
+    run.start(peer_lost("ValueError: bad luck"))
+    failure = read_failure(run.folder, 0)
+    assert failure is not None and (failure.rank, failure.host) == (0, "n1")
+
+
+def test_agents_that_srun_never_started_are_not_called_lost(run: Run) -> None:
+    run.start("exit 1")
+    assert read_failure(run.folder, 0) is None
 
 
 # --- What SLURM has done with the job meanwhile ---
