@@ -474,6 +474,18 @@ def test_resume_refuses_what_is_still_there(make_run, slurm, resumed, capsys, st
     assert resumed == []
 
 
+def test_resume_while_slurm_still_ends_the_cancelled_job_says_to_wait(make_run, slurm, resumed, capsys):
+    folder = make_run()
+    submit(folder)
+    start(folder)
+    slurm.set_state("7", "COMPLETING")
+    folder.cancelled_file.touch()
+    folder.add_event("cancelled", job_id="7")
+    assert main(["resume", "gpt"]) == EXIT_CONFIG
+    assert resumed == []
+    assert "Try again in a moment" in capsys.readouterr().err
+
+
 def test_resume_refuses_a_finished_run(make_run, slurm, resumed, capsys):
     folder = make_run()
     submit(folder)
