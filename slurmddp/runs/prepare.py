@@ -26,7 +26,7 @@ from slurmddp.spec import Job
 def prepare(job: Job, script: str | None) -> RunFolder:
     """Write the run folder of `job`, with `script` as its batch script, and return it.
 
-    Lifts an earlier `cancel` or `stop` of the run. Raises ConfigError before anything is written where it can.
+    Lifts an earlier `cancel` or `stop`. Raises ConfigError before anything is written where it can.
     """
     if script is not None:
         check_syntax(script)
