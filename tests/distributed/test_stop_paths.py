@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,13 @@ import torch
 from ranks import run_ranks
 
 from slurmddp import checkpoint
+from slurmddp.errors import ConfigError, SlurmddpError
 from slurmddp.runs.folder import RunFolder
+from slurmddp.training import worker
+from slurmddp.training.deadline import Limits
+from slurmddp.training.guard import Guard
+from slurmddp.training.signals import StopSignals
+from slurmddp.training.stop_poll import StopPoll
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
@@ -145,3 +152,37 @@ def test_a_rank_whose_data_is_late_follows_the_others_into_the_step(tmp_path: Pa
     run = make_run(tmp_path / "run", workers=1)
     assert work(run, "be_late", rank=1) == [75, 75]
     assert newest(run).step >= 10
+
+
+LOST = RuntimeError("[gloo] Connection closed by peer [10.0.0.2]:1234")
+BEHIND = SlurmddpError("Rank 0 went away.")
+BEHIND.__cause__ = LOST
+
+
+@pytest.mark.parametrize(
+    ("error", "signal", "code"),
+    [
+        (LOST, "SIGTERM", 75),
+        (LOST, None, 1),
+        (BEHIND, "SIGUSR2", 75),
+        (BEHIND, None, 1),
+        (ValueError("Connection closed by peer"), "SIGTERM", 1),
+        (RuntimeError("shapes do not match"), "SIGTERM", 1),
+        (ConfigError("lr is 7 km."), "SIGTERM", 78),
+    ],
+)
+def test_only_a_lost_peer_during_a_stop_is_no_failure(
+    error: Exception, signal: str | None, code: int
+) -> None:
+    guard = Guard(StopSignals(), Limits())
+    guard.begin()
+    guard.signals.received = signal
+    assert worker._code_after(error, guard) == code
+
+
+@pytest.mark.parametrize(("started", "asked"), [(0, []), (1, []), (2, ["the time limit"])])
+def test_the_end_of_the_job_waits_for_the_first_step(started: int, asked: list[str]) -> None:
+    poll, reasons = StopPoll(Guard(StopSignals(), Limits(end_time=1))), list[str]()
+    poll._agreement = SimpleNamespace(started=started, request=reasons.append)  # type: ignore[assignment]
+    poll._mind_the_time(1000.0)
+    assert reasons == asked

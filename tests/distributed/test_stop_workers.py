@@ -12,6 +12,7 @@ import pytest
 pytestmark = pytest.mark.distributed
 
 PROGRAM = '''
+import ctypes
 import os
 import sys
 import time
@@ -29,6 +30,8 @@ class Stuck(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         print("worker", os.getpid(), flush=True)
+        if sys.argv[1] == "fork":
+            ctypes.PyDLL(None).sleep(600)  # no thread of Python's gets a turn meanwhile
         time.sleep(600)
 
 
