@@ -56,8 +56,8 @@ class Distributon:
 
     `num_devices` is the number of ranks on this machine; "auto" takes what the scheduler started, or one per
     visible GPU, or one. `seed` makes initial weights equal on all ranks, later draws (dropout) different on
-    each, and fixes the order of the data. `config`, any nested mapping of plain values, says what is computed:
-    checkpoints keep it, and `load` refuses one that was written under another, key by key.
+    each, and fixes the order of the data. `config`, any nested mapping of plain values, says what is
+    computed: checkpoints keep it, and `load` refuses one that was written under another, key by key.
     """
 
     def __init__(
@@ -107,9 +107,7 @@ class Distributon:
                 f"process(es) on {socket.gethostname()}.",
                 hint=_how_many(info, wanted),
             )
-        self._place = bootstrap.start(
-            info, backend=self._backend, stopped=lambda: self._stop.requested
-        )
+        self._place = bootstrap.start(info, backend=self._backend, stopped=lambda: self._stop.requested)
         atexit.register(self._close_at_exit)
         if self._seed is not None:
             rng.seed_everything(self._seed)
@@ -285,8 +283,8 @@ class Distributon:
     def first_batch(self, batches: Iterator[Any]) -> Any:
         """Return `next(batches)`, the first batch of a step, from a loader of `setup_dataloader`.
 
-        Call it right after `should_stop`. Raises StoppedWaiting when the data does not come and all ranks stop
-        before the step; that needs loader workers.
+        Call it right after `should_stop`. Raises StoppedWaiting when the data does not come and all ranks
+        stop before the step; that needs loader workers.
         """
         return self._stop.first_batch(batches)
 

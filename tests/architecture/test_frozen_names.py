@@ -12,8 +12,8 @@ KEYS = {
     "": "name seed nodes gpus_per_node ranks_per_node cpus_per_node mem_gb time_limit partition account qos "
     "launcher submitter runs_dir snapshot program train policy model data loss optimizer scheduler strategy "
     "cluster",
-    "train": "steps batch_size accumulate global_batch clip_norm log_every eval_every eval_batches save_every "
-    "keep_last sample_chars workers",
+    "train": "steps batch_size accumulate global_batch clip_norm log_every eval_every eval_batches "
+    "save_every keep_last sample_chars workers",
     "policy": "max_restarts requeue signal_lead_s grace_s",
     "strategy.ddp": "find_unused_parameters bucket_mb",
     "strategy.single": "",

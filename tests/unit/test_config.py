@@ -281,7 +281,7 @@ def test_a_run_goes_on_at_another_size_with_the_same_steps(project: Path) -> Non
 
 def test_a_global_batch_that_the_ranks_cannot_share_is_refused(project: Path) -> None:
     settings = ["nodes=3", "ranks_per_node=2"]
-    with pytest.raises(ConfigError, match="Each optimizer step has 32 samples.*6 ranks.*1, 2, 4, 8, 16, 32"):
+    with pytest.raises(ConfigError, match=r"Each optimizer step has 32 samples.*6 ranks.*1, 2, 4, 8, 16, 32"):
         job_of(project, *settings, "train.global_batch=32")
     assert job_of(project, *settings, "train.global_batch=36").resources.nodes == 3
 
