@@ -10,7 +10,7 @@ from itertools import pairwise
 from slurmddp.chaos.faults import FAULTS, MissedError, Scene, Struck
 from slurmddp.chaos.schedule import Planned
 from slurmddp.chaos.training import POLL_S, Training
-from slurmddp.errors import SlurmddpError
+from slurmddp.errors import SlurmddpError, SlurmError
 
 CALM_S = 2.0
 """A training that takes steps for so long after a fault that may interrupt it was not interrupted."""
@@ -67,7 +67,7 @@ def strike(scene: Scene, planned: Planned, limit_s: float) -> Outcome | None:
         return None
     if how == LOST:
         note = training.end_word()
-        how = BY_HAND if _resume_by_hand(training, attempt, limit_s) else LOST
+        how = BY_HAND if _resume_by_hand(scene, attempt, limit_s) else LOST
     return _outcome(training, planned, attempt, struck, how, note)
 
 
@@ -97,10 +97,21 @@ def _steps_after(training: Training, attempt: int, moment: float) -> bool:
     return any(when > moment for _, when in training.steps(lambda number: number == attempt))
 
 
-def _resume_by_hand(training: Training, attempt: int, limit_s: float) -> bool:
+def return_nodes(scene: Scene) -> None:
+    """Give nodes back that SLURM took out of service, as an administrator would."""
+    for node, state in scene.sandbox.status().nodes.items():
+        if not state.startswith(("drain", "down")):
+            continue
+        with contextlib.suppress(SlurmError):  # It may just have come back by itself.
+            scene.sandbox.command("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
+
+def _resume_by_hand(scene: Scene, attempt: int, limit_s: float) -> bool:
     """Do what a person would: end what hangs, resume, and see whether it goes on."""
+    training = scene.training
     if not training.history().settled:
         training.give_up()
+    return_nodes(scene)
     with contextlib.suppress(SlurmddpError):
         training.resume()
         return training.wait(lambda: _is_beyond(training, attempt), limit_s)

@@ -18,7 +18,7 @@ from pathlib import Path
 from slurmddp.chaos import disk
 from slurmddp.chaos.compare import Comparison, End, compare, end_of
 from slurmddp.chaos.faults import Scene
-from slurmddp.chaos.recovery import Outcome, strike
+from slurmddp.chaos.recovery import Outcome, return_nodes, strike
 from slurmddp.chaos.schedule import Planned, draw
 from slurmddp.chaos.training import POLL_S, Place, Shape, Training, write_project
 from slurmddp.errors import SlurmddpError
@@ -28,6 +28,12 @@ DISK_MB = 192
 SPARE_NODES = 1
 """For the job to go to while a node of its own is down."""
 SLURMD_TIMEOUT_S = 10
+KILL_WAIT_S = 3
+"""Less than the 6 s for which this SLURM holds a requeued job, as at real sites (30 s and 120 s).
+
+Otherwise a node that was lost and is back may still be ending the job when it is to start it again; SLURM
+then takes the node out of service and holds the job ("launch failed requeued held") until a person comes.
+"""
 MOST_MISSES = 5
 """So many times is a fault put off that came too late or found nothing to break."""
 LAST_SECONDS = 4.0
@@ -143,6 +149,7 @@ def stage(settings: Settings, tell: Callable[[str], None]) -> Iterator[Callable[
             cpus=cpus,
             gpus=0,
             slurmd_timeout_s=SLURMD_TIMEOUT_S,
+            kill_wait_s=KILL_WAIT_S,
         )
         stack.callback(sandbox.down)
         sandbox.up()
@@ -191,6 +198,7 @@ def _await_moment(scene: Scene, planned: Planned, limit_s: float) -> bool:
     training = scene.training
     if not training.wait(lambda: training.saved(training.attempt) or training.history().settled, limit_s):
         return False
+    return_nodes(scene)
     if not training.wait(lambda: scene.sandbox.status().healthy, limit_s):
         return False
     goal = training.last_step() + planned.after_steps

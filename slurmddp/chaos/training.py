@@ -185,13 +185,22 @@ class Training:
             time.sleep(POLL_S)
         return True
 
+    def _said_by_slurm(self) -> str:
+        with contextlib.suppress(SlurmError):
+            answer = self.place.sandbox.command(
+                "squeue", "-h", "-t", "all", "-j", self.job_id, "-o", "%T, %r"
+            )
+            return answer.strip()
+        return "no such job"
+
     def end_word(self) -> str:
         """Say how the newest attempt stands, for a report on a run that does not go on."""
         newest = self.history().newest
         if newest is None:
             return "no attempt has started"
         if newest.ended is None:
-            return f"attempt {newest.number} has not ended, last step {self.last_step()}"
+            where = f"attempt {newest.number} has not ended, last step {self.last_step()}"
+            return f"{where}, SLURM: {self._said_by_slurm()}"
         return f"attempt {newest.number} ended: {newest.outcome}, code {newest.exit_code}, next {newest.next}"
 
 

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -118,7 +119,9 @@ class Story:
 
     def __init__(self, path: Path) -> None:
         self.folder = RunFolder(path)
-        self.training = Training(None, "story", Shape())  # type: ignore[arg-type]
+        slurm = SimpleNamespace(command=lambda *words: "PENDING, launch failed requeued held\n")
+        place: Any = SimpleNamespace(sandbox=slurm)
+        self.training = Training(place, "story", Shape())
         self.training.watch(self.folder)
         self.time = 1000.0
         self.event("started", attempt=0, job_id="1")
@@ -190,10 +193,11 @@ def test_a_run_that_repeats_old_steps_is_not_back_yet(story: Story, monkeypatch:
     found = story.strike(monkeypatch, act)
     assert found is not None
     assert (found.outcome, found.survived, found.lost_steps) == ("lost", False, None)
+    assert "last step 12, SLURM: PENDING, launch failed requeued held" in found.note
 
 
 def test_a_run_that_gave_up_is_lost_until_a_hand_helps(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_hand(training: Training, attempt: int, limit_s: float) -> bool:
+    def by_hand(scene: Scene, attempt: int, limit_s: float) -> bool:
         story.event("submitted", job_id="2")
         story.event("started", attempt=1, job_id="2")
         story.steps(1, 1, 13)

@@ -35,6 +35,8 @@ class Request:
     namespaces: bool | None = None
     grace_s: int = 10
     slurmd_timeout_s: int = 30
+    kill_wait_s: int = 10
+    """Between SIGTERM and SIGKILL, where no partition's grace counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +124,7 @@ def check(request: Request) -> None:
         ("gpus", request.gpus, 0, 64),
         ("grace", request.grace_s, 0, 600),
         ("slurmd-timeout", request.slurmd_timeout_s, 5, 3600),
+        ("kill-wait", request.kill_wait_s, 1, 3600),
     ):
         if not low <= value <= high:
             raise ConfigError(f"--{what} {value} is out of range.", hint=f"Give {low} to {high}.")
