@@ -11,9 +11,10 @@ import ctypes
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,9 @@ from slurmddp.training.rendezvous import open_store
 _log = logging.getLogger(__name__)
 _FAREWELL_S = 5.0
 _LEFT = "slurmddp/left"
+_GLOO_THREAD = "pt_gloo_runloop"
+_GLOO_REST_S = 1.0
+_LOOKS_AT_REST = 5
 
 
 @dataclass(frozen=True)
@@ -180,7 +184,31 @@ def _destroy_group() -> None:
         # holds one) waits, with the interpreter locked, for gloo's thread, which waits for the interpreter.
         # One more reference, never given back, lets the group end with the process instead.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
+        _await_gloo_rest()
     dist.destroy_process_group()
+
+
+def _await_gloo_rest() -> None:
+    """Return once gloo's threads have let go of the tensors of the last collective, or after a second.
+
+    A collective returns before its thread drops the tensors, for which it needs the interpreter; if that is
+    ending by then, the process aborts ("terminate called without an active exception"). A thread seen asleep
+    several times in a row, while nobody holds the interpreter, has nothing left to drop.
+    """
+    asleep_in_a_row = 0
+    deadline = time.monotonic() + _GLOO_REST_S
+    while asleep_in_a_row < _LOOKS_AT_REST and time.monotonic() < deadline:
+        time.sleep(0.002)  # lets the interpreter go
+        asleep_in_a_row = asleep_in_a_row + 1 if set(_gloo_thread_states()) <= {"S"} else 0
+
+
+def _gloo_thread_states() -> Iterator[str]:
+    """Yield the kernel's letter for the state of each thread that runs gloo's collectives; none off Linux."""
+    for file in Path("/proc/self/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # a thread that ended meanwhile
+            name, _, rest = file.read_text().partition("(")[2].rpartition(")")
+            if name == _GLOO_THREAD:
+                yield rest.split()[0]
 
 
 def _say_farewell(info: RankInfo, store: dist.Store) -> None:
