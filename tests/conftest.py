@@ -9,13 +9,30 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples in every run, none of them on the clock, and none from a file of an earlier run.
+settings.register_profile(
+    "steady", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("steady")
 
 # pytest sets the one, torch the other at the first step of an optimizer.
 VOLATILE = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
 
 
-def children() -> set[psutil.Process]:
-    return {child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE}
+def told(process: psutil.Process) -> str:
+    """Return the command line of a process, and nothing of one that has ended meanwhile."""
+    try:
+        return "" if process.status() == psutil.STATUS_ZOMBIE else " ".join(process.cmdline())[:120]
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def children() -> dict[psutil.Process, str]:
+    """Return the children that run; multiprocessing's tracker of resources stays as long as pytest does."""
+    running = {child: told(child) for child in psutil.Process().children()}
+    return {child: line for child, line in running.items() if line and "resource_tracker" not in line}
 
 
 @pytest.fixture(autouse=True)
@@ -23,13 +40,11 @@ def nothing_is_left_behind() -> Iterator[None]:
     """Fail a test that leaks an environment variable, a child process or a torch process group."""
     environment, processes = dict(os.environ), children()
     yield
-    deadline = time.monotonic() + 5
-    while (left := children() - processes) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 30
+    while (left := children().keys() - processes) and time.monotonic() < deadline:
         time.sleep(0.05)
-    names = [" ".join(process.cmdline())[:120] for process in left if process.is_running()]
-    allowed = [name for name in names if "resource_tracker" in name]
     changed = {key for key, _ in set(environment.items()) ^ set(os.environ.items())} - VOLATILE
-    assert len(names) == len(allowed), f"processes left running: {names}"
+    assert not left, f"processes left running: {[told(process) for process in left]}"
     assert not changed, f"environment variables changed: {sorted(changed)}"
     distributed = sys.modules.get("torch.distributed")
     open_group = distributed and distributed.is_available() and distributed.is_initialized()

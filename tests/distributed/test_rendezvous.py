@@ -2,9 +2,13 @@
 
 import contextlib
 import dataclasses
+import itertools
+import os
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -15,6 +19,20 @@ from slurmddp.training import rendezvous
 from slurmddp.training.rendezvous import beacon_ports, beacon_token, open_store
 
 pytestmark = pytest.mark.distributed
+
+
+NUMBERS = itertools.count()
+WHO = threading.local()
+
+
+def a_launch():
+    """Return the id of a launch that is nobody else's, and on whose first two ports nobody listens."""
+    while True:
+        launch_id = f"{os.getpid()}.{next(NUMBERS)}.0"
+        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+            for port in beacon_ports(launch_id)[:2]:
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+            return launch_id
 
 
 def rank(number, world_size=2, launch_id="1.0.0", **changes):
@@ -29,10 +47,11 @@ def rank(number, world_size=2, launch_id="1.0.0", **changes):
     return dataclasses.replace(place, **changes)
 
 
-def meet(infos, timeout_s=20.0):
+def meet(infos, timeout_s=120.0):
     """Let all these ranks meet at once and return their stores, or the error of each that failed."""
 
     def outcome(info):
+        WHO.rank = info.rank
         try:
             return open_store(info, timeout_s)
         except SlurmddpError as error:
@@ -40,6 +59,34 @@ def meet(infos, timeout_s=20.0):
 
     with ThreadPoolExecutor(len(infos)) as pool:
         return list(pool.map(outcome, infos))
+
+
+@pytest.fixture
+def patience(monkeypatch):
+    """Let the time of one rank run out when something has become true, however slow the machine is."""
+
+    def until(condition, number=0):
+        def now():
+            return time.monotonic() + 3600 * (getattr(WHO, "rank", None) == number and condition())
+
+        monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=now, sleep=time.sleep))
+
+    return until
+
+
+@pytest.fixture
+def reports(monkeypatch):
+    """Collect the ranks that have reported, or tried to."""
+    seen, report = [], rendezvous._report
+
+    def report_and_note(store, info):
+        try:
+            report(store, info)
+        finally:
+            seen.append(info.rank)
+
+    monkeypatch.setattr(rendezvous, "_report", report_and_note)
+    return seen
 
 
 @contextlib.contextmanager
@@ -67,23 +114,25 @@ def listener(port, answer=None):
 
 
 def test_four_ranks_share_a_store():
-    stores = meet([rank(number, 4) for number in range(4)])
+    launch = a_launch()
+    stores = meet([rank(number, 4, launch) for number in range(4)])
     for number, store in enumerate(stores):
         store.set(f"from {number}", str(number))
     assert [store.get("from 2") for store in stores] == [b"2"] * 4
 
 
 def test_rank_zero_may_be_late():
-    infos = [rank(1, 3), rank(2, 3)]
+    launch = a_launch()
+    infos = [rank(1, 3, launch), rank(2, 3, launch)]
     with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(open_store, info, 20.0) for info in infos]
-        first = open_store(rank(0, 3), 20.0)
+        waiting = [pool.submit(open_store, info, 120.0) for info in infos]
+        first = open_store(rank(0, 3, launch), 120.0)
         first.set("key", "value")
         assert [future.result().get("key") for future in waiting] == [b"value"] * 2
 
 
 def test_two_launches_on_one_machine_do_not_mix():
-    stores = meet([rank(number, 2, launch) for launch in ("7.0.0", "8.0.0") for number in (0, 1)])
+    stores = meet([rank(number, 2, launch) for launch in (a_launch(), a_launch()) for number in (0, 1)])
     stores[0].set("who", "seven")
     stores[2].set("who", "eight")
     assert stores[1].get("who") == b"seven"
@@ -91,17 +140,18 @@ def test_two_launches_on_one_machine_do_not_mix():
 
 
 def test_a_requeue_finds_its_own_rank_zero_while_the_old_one_still_listens(monkeypatch):
-    ports = beacon_ports("9.0.0")
+    ports, over = beacon_ports(a_launch()), threading.Event()
     monkeypatch.setattr(rendezvous, "beacon_ports", lambda launch_id: ports)
     with ThreadPoolExecutor(1) as pool:
-        old = pool.submit(open_store, rank(0, 2, "9.0.0"), 4.0)
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", ports[0]), timeout=1):
-                break
-        new = meet([rank(0, 2, "9.0.1"), rank(1, 2, "9.0.1")])
-        new[0].set("restart", "1")
-        assert new[1].get("restart") == b"1"
-        with pytest.raises(SlurmddpError, match="rank 1"):
+        old = pool.submit(open_store, rank(0, 2, "9.0.0"), 600.0, stopped=over.is_set)
+        try:
+            talk(ports[0], b"are you there?\n")
+            new = meet([rank(0, 2, "9.0.1"), rank(1, 2, "9.0.1")])
+            new[0].set("restart", "1")
+            assert new[1].get("restart") == b"1"
+        finally:
+            over.set()
+        with pytest.raises(StoppedAtCheckpoint, match="before the ranks had met"):
             old.result()
 
 
@@ -109,45 +159,50 @@ def test_a_requeue_finds_its_own_rank_zero_while_the_old_one_still_listens(monke
     "answer", [b"220 mail.example ESMTP\r\n" * 20, b"slurmddp-1 other\n", b"slurmddp-1 x\n"]
 )
 def test_ports_that_others_hold_are_passed_by(answer):
-    ports = beacon_ports("10.0.0")
+    launch = a_launch()
+    ports = beacon_ports(launch)
     with listener(ports[0], answer), listener(ports[1], answer):
-        stores = meet([rank(0, 2, "10.0.0"), rank(1, 2, "10.0.0")])
+        stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
         stores[0].set("key", "value")
         assert stores[1].get("key") == b"value"
 
 
 def test_a_port_that_accepts_and_never_answers_is_passed_by(monkeypatch):
     monkeypatch.setattr(rendezvous, "_ANSWER_S", 0.1)
-    with listener(beacon_ports("11.0.0")[0]):
-        stores = meet([rank(0, 2, "11.0.0"), rank(1, 2, "11.0.0")])
+    launch = a_launch()
+    with listener(beacon_ports(launch)[0]):
+        stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
         stores[0].set("key", "value")
         assert stores[1].get("key") == b"value"
 
 
 def test_no_free_port_at_all_is_an_error_to_read(monkeypatch):
-    taken = beacon_ports("12.0.0")[:2]
+    launch = a_launch()
+    taken = beacon_ports(launch)[:2]
     monkeypatch.setattr(rendezvous, "beacon_ports", lambda launch_id: taken)
     with listener(taken[0]), listener(taken[1]), pytest.raises(SlurmddpError, match=f"{taken[0]} first"):
-        open_store(rank(0, 2, "12.0.0"), 5.0)
+        open_store(rank(0, 2, launch), 5.0)
 
 
 def test_a_stranger_gets_no_port_and_does_not_stop_the_meeting():
-    ports = beacon_ports("13.0.0")
+    launch = a_launch()
     with ThreadPoolExecutor(1) as pool:
-        zero = pool.submit(open_store, rank(0, 2, "13.0.0"), 20.0)
+        zero = pool.submit(open_store, rank(0, 2, launch), 120.0)
         for words in (b"slurmddp-1 " + beacon_token("14.0.0") + b"\n", b"GET / HTTP/1.1\r\n\r\n", b""):
-            answer = talk(ports[0], words)
+            answer = talk(beacon_ports(launch)[0], words)
             assert not any(character in answer for character in b"23456789")
-        one = open_store(rank(1, 2, "13.0.0"), 20.0)
+        one = open_store(rank(1, 2, launch), 120.0)
         zero.result().set("key", "value")
         assert one.get("key") == b"value"
 
 
 def talk(port, words):
+    """Say something to the beacon on `port`, as soon as there is one, and return its answer."""
     while True:
         try:
-            connection = socket.create_connection(("127.0.0.1", port), timeout=10)
+            connection = socket.create_connection(("127.0.0.1", port), timeout=60)
         except ConnectionRefusedError:
+            time.sleep(0.01)
             continue
         with connection:
             connection.sendall(words)
@@ -158,8 +213,10 @@ def talk(port, words):
                 return b""
 
 
-def test_missing_ranks_are_named_to_all_who_came():
-    errors = meet([rank(0, 4), rank(2, 4)], timeout_s=2.0)
+def test_missing_ranks_are_named_to_all_who_came(patience, reports):
+    launch = a_launch()
+    patience(lambda: len(reports) == 2)
+    errors = meet([rank(0, 4, launch), rank(2, 4, launch)])
     assert all(isinstance(error, SlurmddpError) for error in errors)
     for error in errors:
         assert "2 of 4 ranks did not report" in error.message
@@ -167,22 +224,27 @@ def test_missing_ranks_are_named_to_all_who_came():
         assert error.exit_code == 1
 
 
-def test_rank_zero_says_for_whom_it_waits(monkeypatch, caplog):
+def test_rank_zero_says_for_whom_it_waits(monkeypatch, caplog, patience):
     monkeypatch.setattr(rendezvous, "_NOTICE_S", 0.1)
-    meet([rank(0, 3), rank(2, 3)], timeout_s=0.5)
-    assert "1 of 3 ranks" in caplog.text
-    assert "rank 1" in caplog.text
+    launch = a_launch()
+    patience(lambda: "1 of 3 ranks" in caplog.text)
+    errors = meet([rank(0, 3, launch), rank(2, 3, launch)])
+    assert all("rank 1." in error.message for error in errors)
+    said = [record.message for record in caplog.records if "1 of 3 ranks" in record.message]
+    assert said and all("rank 1." in text for text in said)
 
 
 def test_a_torch_that_takes_no_socket_opens_the_store_itself(monkeypatch):
     monkeypatch.setattr(rendezvous, "_torch_version", lambda: (2, 4))
-    stores = meet([rank(0, 2, "17.0.0"), rank(1, 2, "17.0.0")])
+    launch = a_launch()
+    stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
     stores[0].set("key", "value")
     assert stores[1].get("key") == b"value"
 
 
 @pytest.mark.parametrize(("present", "told"), [((0, 1), 0), ((0, 1), 1), ((0,), 0), ((1,), 1)])
 def test_a_stop_before_all_have_met_ends_the_wait_of_all(present, told, monkeypatch):
+    launch = a_launch()
     reported, report = threading.Event(), rendezvous._report
 
     def report_and_say(store, info):
@@ -197,7 +259,7 @@ def test_a_stop_before_all_have_met_ends_the_wait_of_all(present, told, monkeypa
             return number == told and (reported.is_set() or 0 not in present)
 
         with pytest.raises(StoppedAtCheckpoint) as caught:
-            open_store(rank(number, 3, "19.0.0"), 20.0, stopped=stopped)
+            open_store(rank(number, 3, launch), 120.0, stopped=stopped)
         return caught.value.message
 
     with ThreadPoolExecutor(len(present)) as pool:
@@ -205,36 +267,48 @@ def test_a_stop_before_all_have_met_ends_the_wait_of_all(present, told, monkeypa
 
 
 def test_a_stop_after_all_have_met_is_left_to_the_training():
-    asked = {0: iter([False, True]), 1: iter([])}
+    asked, launch = {0: iter([False, True]), 1: iter([])}, a_launch()
     with ThreadPoolExecutor(2) as pool:
         stopped = [lambda answers=asked[n]: next(answers, False) for n in (0, 1)]
-        meeting = [pool.submit(open_store, rank(n, 2, "20.0.0"), 20.0, stopped=stopped[n]) for n in (1, 0)]
+        meeting = [pool.submit(open_store, rank(n, 2, launch), 120.0, stopped=stopped[n]) for n in (1, 0)]
         outcomes = [future.exception() or future.result() for future in meeting]
     # Either all go on or all leave, whoever was first.
     assert len({isinstance(found, StoppedAtCheckpoint) for found in outcomes}) == 1
 
 
 def test_without_rank_zero_the_others_say_where_they_looked():
+    launch = a_launch()
     with pytest.raises(SlurmddpError) as caught:
-        open_store(rank(1, 2, "15.2.0"), 0.3)
-    assert "15.2.0" in caught.value.message
+        open_store(rank(1, 2, launch), 0.3)
+    assert launch in caught.value.message
     assert "127.0.0.1" in caught.value.message
-    assert str(beacon_ports("15.2.0")[0]) in caught.value.message
+    assert str(beacon_ports(launch)[0]) in caught.value.message
     assert "SLURMDDP_MASTER_ADDR" in caught.value.hint
 
 
-def test_two_processes_with_one_rank_are_refused():
-    outcomes = meet([rank(0, 3), rank(1, 3), rank(1, 3)], timeout_s=3.0)
+def test_two_processes_with_one_rank_are_refused(patience, reports):
+    launch = a_launch()
+    patience(lambda: len(reports) == 3)
+    outcomes = meet([rank(0, 3, launch), rank(1, 3, launch), rank(1, 3, launch)])
     assert any(isinstance(found, MismatchError) and "rank 1" in found.message for found in outcomes)
     assert all(isinstance(found, SlurmddpError) for found in outcomes)
 
 
-def test_a_store_that_does_not_answer_costs_no_more_than_the_given_time():
-    ports = beacon_ports("18.0.0")
-    with socket.create_server(("127.0.0.1", 0)) as closed:
+def test_a_store_that_does_not_answer_costs_no_more_than_the_given_time(monkeypatch, patience):
+    heard, ask, launch = [], rendezvous._ask, a_launch()
+
+    def ask_and_note(*words):
+        heard.append(ask(*words))
+        return heard[-1]
+
+    monkeypatch.setattr(rendezvous, "_ask", ask_and_note)
+    patience(lambda: any(heard), number=1)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and nobody listens
         dead = closed.getsockname()[1]
-    with listener(ports[0], b"slurmddp-1 %d\n" % dead), pytest.raises(SlurmddpError, match=f"port {dead}"):
-        open_store(rank(1, 2, "18.0.0"), 1.0)
+        with listener(beacon_ports(launch)[0], b"slurmddp-1 %d\n" % dead):
+            (error,) = meet([rank(1, 2, launch)])
+    assert isinstance(error, SlurmddpError) and f"port {dead}" in error.message
 
 
 def test_rank_zero_away_from_its_host_is_refused_at_once():
@@ -246,18 +320,20 @@ def test_rank_zero_away_from_its_host_is_refused_at_once():
 
 
 def test_only_this_machine_can_reach_ranks_of_this_machine():
-    stores = meet([rank(0), rank(1)])
+    launch = a_launch()
+    stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
     listening = [c.laddr for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
     assert stores[0].port in {address.port for address in listening}
     assert {address.ip for address in listening} == {"127.0.0.1"}
 
 
 def test_the_beacon_is_dark_once_all_have_met():
-    stores = meet([rank(0, 2, "16.0.0"), rank(1, 2, "16.0.0")])
+    launch = a_launch()
+    stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
     assert len(stores) == 2
-    for port in beacon_ports("16.0.0"):
+    for port in beacon_ports(launch)[:2]:
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port), timeout=1)
+            socket.create_connection(("127.0.0.1", port), timeout=60)
 
 
 def test_candidates_are_distinct_fixed_and_below_the_ephemeral_ports():
