@@ -12,9 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from stub_runs import slurm, start
 
 from slurmddp.errors import SlurmddpError
 from slurmddp.slurm.sandbox import Sandbox
+
+__all__ = ["slurm", "start"]
 
 
 @pytest.fixture(scope="session")

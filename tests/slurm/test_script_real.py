@@ -3,126 +3,17 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
+from stub_runs import Run, Start
 
-from slurmddp.launchers.submitter import build
-from slurmddp.runs.folder import RunFolder
-from slurmddp.runs.prepare import prepare
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.sandbox import Sandbox
-from slurmddp.slurm.script import render
-from slurmddp.spec import Cluster, Job, Policy, Program, Resources
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
-STUB = Path(__file__).parent / "stub-agent.sh"
 BOTH = pytest.mark.parametrize("submitter", ["sbatch", "submitit"])
-
-
-@pytest.fixture
-def slurm(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> SlurmClient:
-    for name, value in sandbox.environment().items():
-        monkeypatch.setenv(name, value)
-    return SlurmClient()
-
-
-class Run:
-    """One job with the stub inside, and what its folder tells."""
-
-    def __init__(self, folder: Path, job: Job, job_id: str) -> None:
-        self.folder = RunFolder(folder)
-        self.job = job
-        self.job_id = job_id
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        return [event for event in self.folder.events() if event["event"] == name]
-
-    def ends(self) -> list[tuple[str, str]]:
-        return [(event["outcome"], event["next"]) for event in self.events("ended")]
-
-    def steps(self) -> int:
-        return int((self.folder.checkpoints_dir / "latest").read_text())
-
-    def wait(self, until: Callable[[], object], what: str, timeout_s: float = 120) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not until():
-            logs = [path.read_text() for path in self.folder.path.glob("logs/**/*.*")]
-            assert time.monotonic() < deadline, f"no {what}: {self.folder.events()} {logs}"
-            time.sleep(0.2)
-
-    def wait_started(self, attempts: int = 1) -> None:
-        log = self.folder.log_dir(attempts - 1) / "node-0.log"
-        self.wait(lambda: log.exists() and "starts at" in log.read_text(), f"start {attempts}")
-
-    def wait_over(self) -> None:
-        self.wait(lambda: self.ends() and self.ends()[-1][1] == "none", "end")
-
-
-Start = Callable[..., Run]
-
-
-@pytest.fixture
-def start(slurm: SlurmClient, tmp_path: Path) -> Start:
-    """Return a function that submits a job whose stub counts to `goal`, five a second."""
-    python = tmp_path / "it's python"
-    agent = f'[ "$2" = slurmddp.launchers.agent ] && exec bash {shlex.quote(str(STUB))} "$@"'
-    python.write_text(f'#!/bin/bash\n{agent}\nexec {shlex.quote(sys.executable)} "$@"\n')
-    python.chmod(0o755)
-
-    def submit(
-        submitter: str = "sbatch",
-        *,
-        goal: int,
-        nodes: int = 2,
-        time_limit_min: int | None = None,
-        lead_s: int = 30,
-        max_restarts: int = 3,
-        env: Mapping[str, str] | None = None,
-        sbatch: Mapping[str, Any] | None = None,
-        options: tuple[str, ...] = (),
-    ) -> Run:
-        folder = tmp_path / "runs" / f"it's 50% {submitter}"
-        job = Job(
-            name="stub",
-            run_name=folder.name,
-            run_dir=folder,
-            project_dir=tmp_path,
-            launcher="slurm",
-            submitter=submitter,
-            python=str(python),
-            cluster=Cluster(
-                name="sandbox", partition="low", mem_request="none", env=env or {}, sbatch=sbatch or {}
-            ),
-            resources=Resources(nodes=nodes, ranks_per_node=2, time_limit_min=time_limit_min),
-            policy=Policy(signal_lead_s=lead_s, max_restarts=max_restarts),
-            program=Program(target="none", config={"name": "stub"}),
-            snapshot=False,
-        )
-        prepare(job, render(job))
-        (folder / "goal").write_text(str(goal))
-        client = _WithOptions(options) if options else slurm
-        return Run(folder, job, build(submitter, client).submit(job))
-
-    return submit
-
-
-class _WithOptions(SlurmClient):
-    """A site, or a person, that adds options to every sbatch."""
-
-    def __init__(self, added: tuple[str, ...]) -> None:
-        super().__init__()
-        self._added = added
-
-    def submit(self, script: Path, *, token: str, options: Any = ()) -> str:
-        return super().submit(script, token=token, options=[*self._added, *options])
 
 
 def occupy(run: Run) -> None:
