@@ -19,6 +19,7 @@ from slurmddp.spec import Program
 
 RUNNING = "JobId=41 JobState=RUNNING Reason=None Requeue=1 Restarts=0 RunTime=00:05:00 TimeLimit=01:00:00"
 ENDING = RUNNING.replace("RUNNING", "COMPLETING")
+FINISH = 'for node in 0 1; do echo 0 >"$logs/exit-node-$node"; done; exit 0'
 STOP = 'for node in 0 1; do echo 75 >"$logs/exit-node-$node"; done; exit 75'
 SAVE = 'mkdir -p "$SLURMDDP_RUN_DIR/checkpoints"; echo step-9 >"$SLURMDDP_RUN_DIR/checkpoints/latest"\n'
 
@@ -48,7 +49,7 @@ class Run:
             "SLURM_JOB_NODELIST": "n[1-2]",
         }
 
-    def start(self, step: str = "exit 0", **environ: str) -> int:
+    def start(self, step: str = FINISH, **environ: str) -> int:
         """Run the script with `step` in place of the ranks and return its exit code."""
         self.programs.write("step", step)
         done = subprocess.run(
@@ -93,7 +94,7 @@ def step_of(row: Row) -> str:
     return (
         (TRAIN if row.stalls else "")
         + (SAVE if row.progressed else "")
-        + (STOP if row.exit_code == 75 else f"exit {row.exit_code}")
+        + {0: FINISH, 75: STOP}.get(row.exit_code, f"exit {row.exit_code}")
     )
 
 
@@ -162,7 +163,7 @@ def test_an_attempt_is_numbered_above_all_others_even_where_old_logs_were_delete
     assert [event["attempt"] for event in run.events("started")] == [5]
 
 
-@pytest.mark.parametrize("step", ["exit 0", STOP, SAVE + "exit 1"], ids=["finished", "stopped", "failed"])
+@pytest.mark.parametrize("step", [FINISH, STOP, SAVE + "exit 1"], ids=["finished", "stopped", "failed"])
 def test_an_attempt_after_which_another_began_neither_ends_nor_requeues_the_run(run: Run, step: str) -> None:
     assert run.start('mkdir "${logs%-0}-1"\n' + step) == 79
     assert run.events("ended") == []
@@ -204,7 +205,7 @@ def test_the_agents_find_their_run_and_a_clean_environment(tmp_path: Path) -> No
     run = Run(
         tmp_path, cpus_per_node=8, env={"GREETING": "it's $HOME; `id`"}, setup=("export FROM_SETUP=$UNSET.",)
     )
-    run.start("exit 0", SLURM_CPU_BIND="leaked", SLURM_CPU_BIND_LIST="leaked", SLURM_STEP_ID="leaked")
+    run.start(FINISH, SLURM_CPU_BIND="leaked", SLURM_CPU_BIND_LIST="leaked", SLURM_STEP_ID="leaked")
     environ = run.programs.read("srun.env")
     for line in (
         f"SLURMDDP_RUN_DIR={run.folder.path}",
@@ -284,6 +285,42 @@ def test_an_agent_that_died_is_a_failure_though_srun_made_the_others_stop(
 ) -> None:
     assert run.start(f'echo 75 >"$logs/exit-node-0"; {other}exit {code}') not in (0, 75)
     assert run.end == ("failed", "none")
+
+
+@pytest.mark.parametrize("words", ["", 'echo 0 >"$logs/exit-node-0"; '], ids=["none", "of the first"])
+def test_srun_that_ends_with_0_without_the_word_of_every_agent_is_not_the_end(run: Run, words: str) -> None:
+    """So it does when SLURM has given a node up and the others do not end in time."""
+    run.programs.write("hostnames", "n1\nn2\n")
+    step = f'{SAVE}touch "$logs/node-0.log" "$logs/node-1.log"; {words}exit 0'
+    assert run.start(step) == 1
+    assert run.end == ("failed", "requeue")
+    assert run.asked() == ["requeue 41"]
+    log = (run.folder.log_dir(0) / "batch.log").read_text()
+    assert "The agent of node 1 (n2) left no exit code." in log
+    assert ("The agent of node 0 (n1) left no exit code." in log) == (not words)
+
+
+def test_srun_that_ends_with_0_when_slurm_has_lost_a_node_is_no_failure(run: Run) -> None:
+    run.programs.write("job", ENDING.replace("Reason=None", "Reason=NodeDown"))
+    run.start(f'{SAVE}echo 0 >"$logs/exit-node-0"; exit 0')
+    assert run.end == ("stopped", "requeue")
+
+
+@pytest.mark.parametrize("other", ["75", "0"])
+def test_srun_that_ends_with_0_hides_no_stop(run: Run, other: str) -> None:
+    assert run.start(f'echo 75 >"$logs/exit-node-0"; echo {other} >"$logs/exit-node-1"; exit 0') == 75
+    assert run.end == ("stopped", "requeue")
+
+
+def test_srun_that_ends_with_0_hides_no_failure(run: Run) -> None:
+    assert run.start('echo 0 >"$logs/exit-node-0"; echo 3 >"$logs/exit-node-1"; exit 0') == 1
+    assert run.end == ("failed", "none")
+
+
+def test_a_word_that_is_seen_late_is_waited_for(run: Run) -> None:
+    run.programs.write("on-sleep", f'echo 0 >"{run.folder.log_dir(0)}/exit-node-1"')
+    assert run.start('echo 0 >"$logs/exit-node-0"; exit 0') == 0
+    assert run.end == ("finished", "none")
 
 
 def peer_lost(text: str) -> str:
@@ -496,7 +533,7 @@ def test_stops_by_a_person_are_stops(run: Run) -> None:
 @pytest.mark.parametrize("outcome", ["finished", "failed", "config", "no_progress"])
 def test_a_job_that_had_its_end_does_not_begin_again(run: Run, outcome: str) -> None:
     codes = {"finished": 0, "failed": 1, "config": 78, "no_progress": 79}
-    run.start(f"exit {codes[outcome]}")
+    run.start(FINISH if outcome == "finished" else f"exit {codes[outcome]}")
     before = run.folder.events()
     assert run.start(SLURM_RESTART_COUNT="1") == 0
     assert run.folder.events() == before
