@@ -16,6 +16,8 @@ from slurmddp.environments.layout import render_counts
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError
 
+IMPORTS_VARIABLE = "SLURMDDP_IMPORTS_S"
+"""Seconds for which the agent imported, once, for all ranks of its node."""
 _JOB_PREFIXES = (
     "SLURM_",
     "SLURMD_",
@@ -50,6 +52,7 @@ _JOB_NAMES = frozenset(
         "SLURMDDP_EMULATED",
         "SLURMDDP_RUN_DIR",
         "SLURMDDP_ATTEMPT",
+        IMPORTS_VARIABLE,
     }
 )
 _KEPT = frozenset({"SLURM_CONF", "SLURM_CLUSTERS"})

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from slurmddp.environments.detect import detect, require
-from slurmddp.environments.present import rank_environment
+from slurmddp.environments.present import IMPORTS_VARIABLE, rank_environment
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, ConfigError, SlurmddpError
 from slurmddp.launchers import failure, linux, outcome
@@ -88,6 +88,7 @@ class Agent:
         self._stopping = False
         self._left_at: float | None = None
         self._ranks_per_node = 1
+        self._imports_s = 0.0
 
     def run(self, entry: str, preload: Sequence[str]) -> int:
         """Prepare, fork, watch; an error of the agent's own is recorded as this node's failure."""
@@ -112,20 +113,22 @@ class Agent:
         enter_project(self.folder, config.get("project_dir"))
         started = time.monotonic()
         import_for_all(preload)
+        self._imports_s = time.monotonic() - started
         _say(
             f"node {self.node.node_rank} of {self.node.nodes} on {socket.gethostname()}, attempt "
-            f"{self.attempt}: imports took {time.monotonic() - started:.2f} s, {self._ranks_per_node} ranks"
+            f"{self.attempt}: imports took {self._imports_s:.2f} s, {self._ranks_per_node} ranks"
         )
 
     def _fork_ranks(self, entry: str) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        trackers = tracker_environment(self.folder, os.environ)
+        common = tracker_environment(self.folder, os.environ)
+        common[IMPORTS_VARIABLE] = f"{self._imports_s:.3f}"
         for local_rank in range(self._ranks_per_node):
             self._ranks.fork(
                 RankStart(
                     local_rank=local_rank,
-                    environ=trackers | rank_environment(self.node, local_rank, self._ranks_per_node),
+                    environ=common | rank_environment(self.node, local_rank, self._ranks_per_node),
                     log=self._log(local_rank),
                     entry=entry,
                     run_dir=str(self.folder.path),

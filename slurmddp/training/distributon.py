@@ -42,6 +42,7 @@ from slurmddp.strategies import Strategy, build
 from slurmddp.training import bootstrap, collective, rng, session_state
 from slurmddp.training.guard import Guard
 from slurmddp.training.loader import DistributedLoader, distribute
+from slurmddp.training.start_up import StartUp
 from slurmddp.training.stop_poll import StopPoll
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
@@ -81,6 +82,7 @@ class Distributon:
         self._loaders: list[DistributedLoader] = []
         self._models: list[nn.Module] = []
         self._stop = StopPoll(stop_guard)
+        self.start_up = StartUp(os.environ)
 
     # How processes start, and end.
 
@@ -111,6 +113,7 @@ class Distributon:
         atexit.register(self._close_at_exit)
         if self._seed is not None:
             rng.seed_everything(self._seed)
+        self.start_up.lap("rendezvous")
         return self
 
     def _ranks_wanted(self, info: RankInfo) -> int:

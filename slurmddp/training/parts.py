@@ -104,6 +104,7 @@ def build_parts(distributon: Distributon, config: Mapping[str, Any]) -> Parts:
     """Build all parts that `config` describes; equal on all ranks but for the data that each will see."""
     settings = TrainSettings.build(config["train"])
     data = instantiate(config["data"], _key_="data")
+    distributon.start_up.lap("data")
     batch_size, accumulate = settings.share(distributon.world_size)
     loader = DataLoader(
         _checked(data),

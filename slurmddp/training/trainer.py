@@ -34,6 +34,7 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
     training = Training(distributon, build_parts(distributon, config), folder)
     settings, batches = training.parts.settings, training.parts.batches()
     training.resume()
+    distributon.start_up.lap("checkpoint")
     while True:
         if training.evaluation_is_due():
             training.evaluate()
@@ -69,6 +70,7 @@ class Training:
         self._journal = Journal(folder, active=distributon.is_global_zero, unit=parts.unit)
         self._stopwatch = Stopwatch()
         self._sampled = folder.sample_file.exists()
+        distributon.start_up.lap("model")
 
     def resume(self) -> None:
         """Go on from the newest checkpoint; where there is none, make sure that one can be written."""
@@ -105,7 +107,8 @@ class Training:
         self._stopwatch.stop(self._samples_per_step() * parts.units_per_sample)
         if self._is_first:
             self._is_first = False
-            self._journal.event("first_step", step=self.step)
+            self.distributon.start_up.lap("first_step")
+            self._journal.event("first_step", step=self.step, phases=self.distributon.start_up.seconds)
 
     def _first(self, batches: Iterator[Any]) -> Any:
         """Return a step's first batch; a stop ends the wait for it, and then the step is not begun."""
@@ -161,6 +164,7 @@ class Training:
     def evaluate(self) -> None:
         """Measure the held-out loss; one that a stop cut short is measured again after the resume."""
         loss = evaluate(self.distributon, self.parts)
+        self.distributon.start_up.lap("evaluation")
         if loss is not None:
             self._evaluated_at = self.step
             self._journal.evaluation(self.step, loss)

@@ -174,6 +174,10 @@ def test_it_writes_down_what_it_did(tmp_path: Path, text: Path) -> None:
         ("saved", 6),
         ("saved", 8),
     ]
+    fresh, resumed = (event["phases"] for event in folder.events() if event["event"] == "first_step")
+    assert list(fresh) == ["rendezvous", "data", "model", "checkpoint", "evaluation", "first_step"]
+    assert list(resumed) == ["rendezvous", "data", "model", "checkpoint", "first_step"]
+    assert all(seconds >= 0 for seconds in [*fresh.values(), *resumed.values()])
     signalled = folder.events()[2]
     assert (signalled["signal"], signalled["rank"], signalled["attempt"]) == ("SIGTERM", 0, 0)
     assert [step for step, kind in curve(folder) if kind == "loss"] == [3, 6, 8]

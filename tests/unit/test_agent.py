@@ -32,7 +32,7 @@ def run_agent(folder: RunFolder, **place: Any) -> int:
 def test_ranks_get_their_place_the_run_folder_and_the_project(tmp_path: Path) -> None:
     program = ENV + (
         "def main(run_dir):\n"
-        "    names = ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'NODE_RANK', 'SLURM_PROCID')\n"
+        "    names = 'RANK LOCAL_RANK WORLD_SIZE NODE_RANK SLURM_PROCID SLURMDDP_IMPORTS_S'.split()\n"
         "    found = {name: os.environ[name] for name in names}\n"
         "    print(json.dumps([run_dir, os.getcwd(), sys.path[0], found]))\n"
         "    return 0\n"
@@ -42,6 +42,7 @@ def test_ranks_get_their_place_the_run_folder_and_the_project(tmp_path: Path) ->
     run_dir, cwd, first_path, found = json.loads(folder.rank_log(0, 3).read_text())
     assert run_dir == str(folder.path)
     assert cwd == first_path == str(tmp_path / "project")
+    assert float(found.pop("SLURMDDP_IMPORTS_S")) >= 0, "the agent's imports, measured once for its ranks"
     assert found == {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "NODE_RANK": "1", "SLURM_PROCID": "3"}
     assert (folder.log_dir(0) / "exit-node-1").read_text() == "0\n"
     assert not folder.report_file.exists(), "only node 0 writes the report"

@@ -1,0 +1,31 @@
+"""The phases of a start: laps on a clock that only goes forward."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurmddp.training import start_up
+from slurmddp.training.start_up import StartUp
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(start_up.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_each_lap_takes_the_time_since_the_one_before(clock: list[float]) -> None:
+    started = StartUp({"SLURMDDP_IMPORTS_S": "2.5"})
+    for phase, seconds in [("rendezvous", 0.25), ("data", 1.0), ("model", 0.5), ("data", 2.0)]:
+        clock[0] += seconds
+        started.lap(phase)
+    assert started.seconds == {"imports": 2.5, "rendezvous": 0.25, "data": 3.0, "model": 0.5}
+    assert list(started.seconds) == ["imports", "rendezvous", "data", "model"]
+
+
+@pytest.mark.parametrize("environ", [{}, {"SLURMDDP_IMPORTS_S": "long"}])
+def test_without_the_agent_nothing_is_said_of_imports(clock: list[float], environ: dict[str, str]) -> None:
+    started = StartUp(environ)
+    started.lap("rendezvous")
+    assert started.seconds == {"rendezvous": 0.0}
