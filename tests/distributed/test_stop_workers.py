@@ -29,7 +29,7 @@ class Stuck(torch.utils.data.Dataset):
         return 8
 
     def __getitem__(self, index):
-        os.write(1, b"worker %d\n" % os.getpid())  # whole, whatever the other worker writes meanwhile
+        os.write(1, b"worker %d\\n" % os.getpid())  # whole, whatever the other worker writes meanwhile
         if sys.argv[1] == "fork":
             ctypes.PyDLL(None).sleep(600)  # no thread of Python's gets a turn meanwhile
         time.sleep(600)
