@@ -465,6 +465,58 @@ def test_a_controller_that_does_not_answer_changes_nothing(run: Run) -> None:
     assert run.asked() == ["requeue 41"]
 
 
+SILENCE = 'echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"'
+
+
+@pytest.mark.parametrize("silent", [1, 25])
+def test_a_controller_that_is_away_for_a_while_is_waited_for(run: Run, silent: int) -> None:
+    """A host that is cut off can't ask; what SLURM has done meanwhile must not be taken for a failure."""
+    run.programs.write("job", "JobState=PENDING Reason=BeginTime Restarts=1 NodeList=")
+    back = f'[ "$(wc -l <"$FAKE_SLURM/sleeps")" -lt {silent} ] || rm -f "$FAKE_SLURM/silence"'
+    run.programs.write("on-sleep", back)
+    run.start(f'{SILENCE} >"$FAKE_SLURM/silence"; exit 1')
+    assert run.end == ("stopped", "requeue")
+    assert run.asked() == []
+
+
+def test_a_controller_that_stays_away_is_not_waited_for_without_end(run: Run) -> None:
+    run.programs.write("refusal", "sbatch: error: no\n")
+    run.start(f'{SAVE}{SILENCE} >"$FAKE_SLURM/silence"; exit 1')
+    assert run.end == ("failed", "none")
+
+
+def test_a_job_that_could_not_be_put_back_goes_on_when_slurm_starts_it_all_the_same(tmp_path: Path) -> None:
+    run = Run(tmp_path, max_restarts=2)
+    run.programs.write("requeue", "exit 1")
+    run.programs.write("refusal", "sbatch: error: no\n")
+    run.start(SAVE + "exit 1")
+    assert run.end == ("failed", "none")
+    run.start(SAVE.replace("step-9", "step-10") + "exit 1", SLURM_RESTART_COUNT="1")
+    assert [event["attempt"] for event in run.events("started")] == [0, 1]
+    assert [event["next"] for event in run.events("ended")] == ["requeue", "none"] * 2, "each counted once"
+
+
+GIVEN_UP = "JobState=PENDING Reason=BeginTime Restarts=1 NodeList="
+UNTIL_KILLED = '[ "$1" != 600 ] || kill -TERM "$PPID"'
+
+
+@pytest.mark.parametrize("step", ["exit 137", FINISH, 'mkdir "${logs%-0}-1"; exit 1'])
+def test_on_a_host_that_slurm_has_given_up_the_script_waits_to_be_ended(run: Run, step: str) -> None:
+    """Had it ended when the host reports back, SLURM would drain the node and hold the job."""
+    run.programs.write("job", GIVEN_UP)
+    run.programs.write("on-sleep", UNTIL_KILLED)
+    assert run.start(step, SLURMD_NODENAME="n1") == -15
+    assert "waiting to be ended by it" in (run.folder.log_dir(0) / "batch.log").read_text()
+    assert len(run.events("ended")) == ("mkdir" not in step)
+
+
+def test_on_a_host_that_still_has_the_job_slurm_waits_for_the_script(run: Run) -> None:
+    run.programs.write("job", ENDING.replace("Restarts=0", "Restarts=1") + " NodeList=n[1-2]")
+    run.programs.write("hostnames", "n1\nn2\n")
+    run.programs.write("on-sleep", UNTIL_KILLED)
+    assert run.start(STOP, SLURMD_NODENAME="n1") == 75
+
+
 # --- Whether it would only be stopped again ---
 
 PREEMPTED = ENDING.replace("Restarts=0", "Restarts=9")
