@@ -1,0 +1,233 @@
+"""One chain of attempts, read event by event: when each began, trained, saved, ended, and what lay between.
+
+The words for the time are those of `ledger`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurmddp.runs.history import AGAIN
+
+_ENDLESS = math.inf
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sign:
+    """The last line that an attempt logged: its step, and when."""
+
+    step: int
+    time: float
+
+
+@dataclass
+class Life:
+    """One attempt: when it began and ended, and what it wrote in between."""
+
+    number: int
+    begun: float
+    waited: dict[str, float]
+    ended: float = 0.0
+    seen: float = 0.0
+    """When it last wrote an event."""
+    runs: bool = False
+    finished: bool = False
+    resumed: int | None = None
+    first: tuple[float, int] | None = None
+    """When the first step was done, and which it was."""
+    saves: list[tuple[float, float, int]] = field(default_factory=list)
+    """Of each save: from when to when training stood still, and the step that it holds."""
+    left: float = _ENDLESS
+    """From when on no step was made, as far as an event says so."""
+    sign: Sign | None = None
+
+    def note(self, event: Event, time: float) -> None:
+        """Take in one event of the attempt."""
+        kind, step = event.get("event"), whole_number(event.get("step"))
+        self.seen = max(self.seen, time)
+        if kind == "resumed" and step is not None:
+            self.resumed = step
+        elif kind == "first_step" and self.first is None:
+            self.first = (time, 1 if step is None else step)
+        elif kind == "saved" and self.first is not None and step is not None:
+            since = max(self.first[0], self.saves[-1][1] if self.saves else 0.0)
+            self.saves.append((max(since, time - (moment_of(event.get("seconds")) or 0.0)), time, step))
+        elif kind in ("signalled", "rank_failed") and self.first is not None:
+            self.left = min(self.left, time)
+
+    def begins_anew(self, event: Event) -> bool:
+        """Whether an event is that of ranks which have taken the place of those that made steps before."""
+        return self.first is not None and event.get("event") in ("resumed", "first_step")
+
+    @property
+    def start_step(self) -> int | None:
+        """The step it went on from; None when it did not get that far."""
+        if self.resumed is not None:
+            return self.resumed
+        return None if self.first is None else max(0, self.first[1] - 1)
+
+    def kept(self, next_start: float) -> float:
+        """Return the last step that counts; `next_start` is the least from which a later one went on."""
+        if self.runs or self.finished or next_start < _ENDLESS:
+            return next_start
+        return self.saves[-1][2] if self.saves else self.start_step or 0
+
+    def parts(self, kept: float, tells: bool) -> dict[str, float]:
+        """Return its seconds by word."""
+        if self.first is None:
+            return {**self.waited, "starting" if tells else "untold": self.ended - self.begun}
+        began, left = self.first[0], min(self.left, self.ended)
+        if self.finished and self.saves:
+            left = min(left, self.saves[-1][0])
+        turn = min(self._moment(kept), left)
+        saved = [self._saving(*span) for span in ((began, turn), (turn, left), (left, self.ended))]
+        return {
+            **self.waited,
+            "starting": began - self.begun,
+            "training": turn - began - saved[0],
+            "lost": left - turn - saved[1],
+            "ending": self.ended - left - saved[2],
+            "saving": math.fsum(saved),
+        }
+
+    def _saving(self, since: float, until: float) -> float:
+        return math.fsum(max(0.0, min(end, until) - max(begun, since)) for begun, end, _ in self.saves)
+
+    def _moment(self, step: float) -> float:
+        """Return when it stood at `step`; between two known moments in proportion, beyond them never."""
+        known = [] if self.first is None else [self.first]
+        known += [(begun, saved) for begun, _, saved in self.saves]
+        if self.sign is not None and known and self.sign.time > known[-1][0]:
+            known.append((min(self.sign.time, self.ended), self.sign.step))
+        for at, (time, reached) in enumerate(known):
+            if reached >= step:
+                before, passed = known[at - 1] if at else (time, reached)
+                share = (step - passed) / (reached - passed) if reached > passed else 1.0
+                return before + (time - before) * share
+        return _ENDLESS
+
+
+class Track:
+    """One chain of attempts, each after the other; a run has one, an array one for each element."""
+
+    def __init__(self, signs: Mapping[int, Sign]) -> None:
+        self._signs = signs
+        self._lives: list[Life] = []
+        self._open: Life | None = None
+        self._jobs: set[str] = set()
+        self._waiting = ""
+        """What the time between two attempts is, since when, and how much of it there was."""
+        self._since = 0.0
+        self._waited: dict[str, float] = {}
+        self._asked: float | None = None
+        """When the run was submitted while an attempt seemed to go on."""
+
+    def take(self, event: Event, time: float) -> None:
+        """Take in the next event."""
+        kind, number = event.get("event"), whole_number(event.get("attempt"))
+        if kind == "submitted":
+            if str(event.get("job_id")) in self._jobs:
+                return  # The job was faster than the one who submitted it, and wrote first.
+            if self._open is None:
+                self._wait("queued", time)
+            else:
+                self._asked = time
+        elif kind == "cancelled" and self._open is None:
+            self._wait("idle" if self._waiting else "", time)
+        elif number is not None:
+            self._take_from_attempt(event, number, time)
+
+    def _take_from_attempt(self, event: Event, number: int, time: float) -> None:
+        kind = event.get("event")
+        if kind == "started" or (self._open is None and number > self._past):
+            self._lose(time, again=event.get("launcher") != "local")
+            self._begin(event, number, time)
+        elif self._open is not None and self._open.number == number and self._open.begins_anew(event):
+            self._begin_in_place(self._open)
+        if self._open is not None and self._open.number == number:
+            self._open.note(event, time)
+            if kind == "ended":
+                self._open.finished = event.get("outcome") == "finished"
+                self._end(time)
+        if kind == "ended" and self._open is None and number == self._past:
+            asked, self._asked = self._asked, None
+            again = event.get("next") in AGAIN or asked is not None
+            self._wait("queued" if again else "idle", time)
+
+    @property
+    def _past(self) -> int:
+        return self._lives[-1].number if self._lives else -1
+
+    def _begin(self, event: Event, number: int, time: float) -> None:
+        job_id = str(event.get("job_id"))
+        self._jobs |= {job_id, job_id.partition("_")[0]} - {"None"}
+        self._wait("", time)
+        self._open = Life(number, time, self._waited, seen=time, sign=self._signs.get(number))
+        self._waited = {}
+
+    def _begin_in_place(self, life: Life) -> None:
+        """Begin the ranks of an attempt anew, from where the ones before them ended."""
+        self._end(min(life.left, life.seen))
+        self._open = Life(life.number, self._since, {}, seen=self._since, sign=life.sign)
+        life.sign = None
+
+    def _end(self, time: float) -> None:
+        if self._open is not None:
+            self._open.ended = time
+            self._lives.append(self._open)
+            self._open, self._since = None, time
+
+    def _lose(self, time: float, *, again: bool) -> None:
+        """End the attempt that left no end, if there is one; `again`: a queue may have had it since then."""
+        life, asked, self._asked = self._open, self._asked, None
+        if life is None:
+            return
+        sign = life.sign.time if life.sign is not None else 0.0
+        self._end(min(time, max(life.seen, sign)))
+        self._waiting = "queued" if again and asked is None else "idle"
+        if asked is not None:
+            self._wait("queued", max(asked, self._since))
+
+    def _wait(self, word: str, time: float) -> None:
+        """Count the time up to now as what it was, and from now on as `word`."""
+        if self._waiting:
+            self._waited[self._waiting] = self._waited.get(self._waiting, 0.0) + time - self._since
+        self._waiting, self._since = word, time
+
+    def close(self, now: float, *, runs: bool, waits: bool) -> None:
+        """End the account: now, if the run goes on."""
+        if self._open is not None and runs:
+            self._open.runs = True
+            self._end(now)
+        self._lose(now, again=True)
+        if waits:
+            self._wait("", now)
+
+    def seconds(self, tells: bool) -> dict[int | None, dict[str, float]]:
+        """Return the seconds of each attempt by word, and under None those after the last one."""
+        sums: dict[int | None, dict[str, float]] = {}
+        start = _ENDLESS
+        for life in reversed(self._lives):
+            own = sums.setdefault(life.number, {})
+            for word, seconds in life.parts(life.kept(start), tells).items():
+                own[word] = own.get(word, 0.0) + max(0.0, seconds)
+            start = min(start, _ENDLESS if life.start_step is None else life.start_step)
+        if self._waited:
+            sums[None] = self._waited
+        return {number: {word: s for word, s in parts.items() if s > 0} for number, parts in sums.items()}
+
+
+def moment_of(value: Any) -> float | None:
+    """Return a number of seconds that can be counted with, or None."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    return float(value) if 0 <= value < 1e15 else None
+
+
+def whole_number(value: Any) -> int | None:
+    """Return a step or the number of an attempt, or None."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
