@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,20 @@ def test_a_signal_does_not_end_the_wait_and_is_not_ignored_by_the_ranks(run: Run
     assert run.end == ("stopped", "requeue")
     ignored = int(run.programs.read("ignored").split()[1], 16)
     assert not ignored & (1 << 14 | 1 << 11)  # SIGTERM and SIGUSR2
+
+
+def test_signals_do_not_change_the_code_of_the_ranks(tmp_path: Path) -> None:
+    """The shell's `wait` says -1 or 143 for a child whose end and a signal come at one moment."""
+    run = Run(tmp_path, program=Program(target="mine.train", config={}))
+    run.programs.write("step", 'touch "$logs/began"; /bin/sleep "0.0$((RANDOM % 9))"\n' + STOP)
+    for attempt in range(12):
+        began = run.folder.log_dir(attempt) / "began"
+        script = subprocess.Popen(["bash", str(run.folder.script_file)], env=run.environ)
+        while script.poll() is None:
+            if began.exists():
+                script.terminate()
+            time.sleep(0.001)
+    assert [event["exit_code"] for event in run.events("ended")] == [75] * 12
 
 
 def test_the_end_is_recorded_before_slurm_is_asked_to_requeue(run: Run) -> None:
