@@ -19,6 +19,16 @@ from slurmddp.launchers import linux
 from slurmddp.training import worker
 
 
+def all_have_come(place: str) -> None:
+    """Wait until all ranks have come to this place, each in its own time."""
+    folder = Path(os.environ["SLURMDDP_RUN_DIR"])
+    (folder / f"{place}-{os.environ['RANK']}").touch()
+    deadline = time.monotonic() + 60
+    while len(list(folder.glob(f"{place}-*"))) < int(os.environ["WORLD_SIZE"]):
+        assert time.monotonic() < deadline, f"not all ranks came to {place}"
+        time.sleep(0.01)
+
+
 class Countdown(torch.utils.data.Dataset[Any]):
     """Random classes; the sample read as number `at` on rank `rank` (-1: on all) does what `act` says."""
 
@@ -45,7 +55,8 @@ class Countdown(torch.utils.data.Dataset[Any]):
     def write_stop_file(self) -> None:
         Path(os.environ["SLURMDDP_RUN_DIR"], "stop").touch()
 
-    def terminate(self) -> None:
+    def terminate_all(self) -> None:
+        all_have_come("terminate")
         os.kill(os.getpid(), signal.SIGTERM)
 
     def nothing(self) -> None:
@@ -57,7 +68,13 @@ class Countdown(torch.utils.data.Dataset[Any]):
         time.sleep(600)
 
     def be_late(self) -> None:
-        time.sleep(3)
+        """Long after the step before: ranks that have data are in this step, the others wait for it."""
+        metrics = Path(os.environ["SLURMDDP_RUN_DIR"], "metrics.jsonl")
+        deadline = time.monotonic() + 60
+        while not (metrics.exists() and '"step": 9,' in metrics.read_text()):
+            assert time.monotonic() < deadline, "the ninth step was never logged"
+            time.sleep(0.05)
+        time.sleep(2)
         rank = multiprocessing.parent_process()
         assert rank is not None and rank.pid is not None
         os.kill(rank.pid, signal.SIGTERM)
@@ -97,6 +114,7 @@ class SlowToBuild(rank_jobs.Net):
 
     def __init__(self) -> None:
         super().__init__()
+        all_have_come("build")
         time.sleep(0.1 * int(os.environ["RANK"]))
         os.kill(os.getpid(), signal.SIGTERM)
         deadline = time.monotonic() + 60
@@ -117,9 +135,10 @@ class SlowToStart(rank_jobs.Net):
 
     def __init__(self) -> None:
         super().__init__()
+        all_have_come("start")
         if os.environ["RANK"] == "0":
             os._exit(75)
-        threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGTERM]).start()
+        threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGTERM]).start()
 
 
 class SlowToSave(rank_jobs.Net):

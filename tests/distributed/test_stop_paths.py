@@ -108,15 +108,16 @@ def test_a_rank_that_stopping_ranks_have_left_stops_too(tmp_path: Path) -> None:
 
 def test_a_rank_whose_save_hangs_leaves_before_it_is_killed(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", model="stop_jobs.SlowToSave", save_every=3)
-    ends = isolated(run, "terminate", rank=-1, SLURMDDP_KILL_WAIT_S="4")
+    ends = isolated(run, "terminate_all", rank=-1, SLURMDDP_KILL_WAIT_S="4")
     assert [code for code, _ in ends] == [75, 75]
     assert any("after SIGTERM the save has not come to an end" in said for _, said in ends)
     assert [event["step"] for event in events(run, "saved")] == [3, 6, 9]
 
 
 def test_the_end_of_the_job_stops_all_without_any_signal(run: RunFolder) -> None:
-    end = int(time.time()) + 10
-    assert work(run, "nothing", SLURMDDP_END_TIME=str(end), SLURMDDP_LEAD_S="5") == [75, 75]
+    """Of the hour that is left, a save that takes 2872 s needs all but the first five seconds."""
+    run.add_event("saved", attempt=0, step=0, seconds=2872.0)
+    assert work(run, "nothing", SLURMDDP_END_TIME=str(int(time.time()) + 3600)) == [75, 75]
     (signalled,) = events(run, "signalled")
     assert signalled["signal"].startswith("the time limit")
     assert events(run, "saved")[-1]["step"] > 0
@@ -137,7 +138,7 @@ def test_a_grace_that_a_save_of_this_attempt_exceeds_is_warned_of(run: RunFolder
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ranks_that_wait_for_data_stop_before_the_step(tmp_path: Path, ranks: int) -> None:
     """The tenth batch never comes: nine are trained, saved, and nothing of the tenth counts."""
-    run = make_run(tmp_path / "run", ranks, workers=1)
+    run = make_run(tmp_path / "run", ranks, workers=1, log_every=1)
     assert work(run, "hang", rank=-1, ranks=ranks) == [75] * ranks
     undisturbed = make_run(tmp_path / "undisturbed", ranks, workers=1, steps=9)
     assert work(undisturbed, "nothing", ranks=ranks) == [0] * ranks
@@ -149,7 +150,7 @@ def test_ranks_that_wait_for_data_stop_before_the_step(tmp_path: Path, ranks: in
 
 
 def test_a_rank_whose_data_is_late_follows_the_others_into_the_step(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", workers=1)
+    run = make_run(tmp_path / "run", workers=1, log_every=1)
     assert work(run, "be_late", rank=1) == [75, 75]
     assert newest(run).step >= 10
 
