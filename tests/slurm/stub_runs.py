@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slurmddp.launchers.submitter import build
-from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.folder import RunFolder, write_atomic
 from slurmddp.runs.prepare import prepare
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.sandbox import Sandbox
@@ -20,6 +20,8 @@ from slurmddp.slurm.script import render
 from slurmddp.spec import Cluster, Job, Policy, Program, Resources
 
 STUB = Path(__file__).parent / "stub-agent.sh"
+ENDLESS = 1_000_000
+"""A goal for runs that something else has to end first; `Run.aim` then sets one that is near."""
 
 
 @pytest.fixture
@@ -47,6 +49,13 @@ class Run:
     def steps(self) -> int:
         return int((self.folder.checkpoints_dir / "latest").read_text())
 
+    def aim(self, goal: int) -> None:
+        """Set the step at which the stub is done; it looks at each step, and may not see half a number."""
+        write_atomic(self.folder.path / "goal", str(goal))
+
+    def log(self, attempt: int) -> str:
+        return (self.folder.log_dir(attempt) / "node-0.log").read_text()
+
     def wait(self, until: Callable[[], object], what: str, timeout_s: float = 120) -> None:
         deadline = time.monotonic() + timeout_s
         while not until():
@@ -68,6 +77,11 @@ Start = Callable[..., Run]
 @pytest.fixture
 def start(slurm: SlurmClient, tmp_path: Path) -> Start:
     """Return a function that submits a job whose stub counts to `goal`, five a second."""
+    return starter(tmp_path, slurm)
+
+
+def starter(tmp_path: Path, slurm: SlurmClient) -> Start:
+    """Return what the fixture `start` returns, with its files in `tmp_path`."""
     python = tmp_path / "it's python"
     agent = f'[ "$2" = slurmddp.launchers.agent ] && exec bash {shlex.quote(str(STUB))} "$@"'
     python.write_text(f'#!/bin/bash\n{agent}\nexec {shlex.quote(sys.executable)} "$@"\n')
@@ -81,6 +95,7 @@ def start(slurm: SlurmClient, tmp_path: Path) -> Start:
         name: str = "",
         partition: str = "low",
         target: str = "none",
+        refused: bool = False,
         time_limit_min: int | None = None,
         lead_s: int = 30,
         max_restarts: int = 3,
@@ -105,12 +120,18 @@ def start(slurm: SlurmClient, tmp_path: Path) -> Start:
             program=Program(target=target, config={"name": "stub"}),
             snapshot=False,
         )
-        prepare(job, render(job))
+        prepare(job, refuse_requeue(render(job)) if refused else render(job))
         (folder / "goal").write_text(str(goal))
         client = _WithOptions(options) if options else slurm
         return Run(folder, job, build(submitter, client).submit(job))
 
     return submit
+
+
+def refuse_requeue(script: str) -> str:
+    """Return the script as a site's submit filter would have it that lets no job be requeued."""
+    assert "\n#SBATCH --requeue\n" in script
+    return script.replace("\n#SBATCH --requeue\n", "\n#SBATCH --no-requeue\n")
 
 
 class _WithOptions(SlurmClient):
