@@ -7,11 +7,15 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 
+from slurmddp.errors import SlurmddpError
 from slurmddp.runs import index, logs
 from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.ledger import Entry, Ledger, read_ledger
+from slurmddp.runs.phases import Phases, newest_phases
 from slurmddp.runs.status import RunStatus, status
-from slurmddp.runs.table import STATE_STYLES, clock, duration, number, paint
+from slurmddp.runs.table import STATE_STYLES, clock, duration, number, paint, percent, print_table
 from slurmddp.slurm.client import SlurmClient
 
 _FAILURE_LINES = 12
@@ -22,31 +26,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run", nargs="?", metavar="RUN", help="name, its beginning, or folder (the newest run)"
     )
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="also the time of each attempt, and of the last start"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the state of one run."""
     folder = index.find(args.run) if args.run is not None else index.newest()
-    found = status(folder, SlurmClient())
+    found, now = status(folder, SlurmClient()), time.time()
+    ledger, phases = _times(folder, found, now)
     if args.json:
-        print(json.dumps(found.as_json(), indent=2, allow_nan=False))
+        times = {"ledger": ledger.as_json(), "phases": asdict(phases) if phases else None}
+        print(json.dumps({**found.as_json(), **times}, indent=2, allow_nan=False))
         return 0
     print(paint(found.name, "bold", sys.stdout))
-    for name, text in lines(found, time.time()):
+    for name, text in lines(found, ledger, now):
         if name == "state":
             state, colon, detail = text.partition(":")
             text = paint(state, STATE_STYLES[found.state], sys.stdout) + colon + detail
         print(f"  {paint(f'{name:<10}', 'grey', sys.stdout)} {text}")
+    if args.verbose:
+        _print_times(ledger, phases)
     return 0
 
 
-def lines(one: RunStatus, now: float) -> Iterator[tuple[str, str]]:
+def _times(folder: RunFolder, found: RunStatus, now: float) -> tuple[Ledger, Phases | None]:
+    """Return what the time went into; nothing for a record that can't be read, which the state tells."""
+    try:
+        return read_ledger(folder, found, now), newest_phases(folder.events())
+    except (SlurmddpError, OSError):
+        return Ledger(), None
+
+
+def lines(one: RunStatus, ledger: Ledger, now: float) -> Iterator[tuple[str, str]]:
     """Yield what is known about a run as (name, text), the most asked for first."""
     yield "state", f"{one.state}: {one.detail}"
     if one.advice:
         yield "next", one.advice
     yield from _progress(one, now)
+    if ledger.whole:
+        yield "goodput", _goodput(ledger)
     yield from _place(one, now)
     if one.failure is not None:
         yield "failure", one.failure.sentence
@@ -101,6 +122,40 @@ def _place(one: RunStatus, now: float) -> Iterator[tuple[str, str]]:
     if one.ended is not None:
         outcome = (one.outcome or "no outcome given").replace("_", " ")
         yield "ended", f"{_ago(one.ended, now)}, exit code {one.exit_code} ({outcome})"
+
+
+def _goodput(ledger: Ledger) -> str:
+    """Say which share of the time was training, and what the rest was, the largest part first."""
+    share, held = ledger.goodput, ledger.share_on_nodes
+    told = "not known, for the program does not tell its first step" if share is None else percent(share)
+    if share is not None and held is not None and percent(held) != percent(share):
+        told += f" ({percent(held)} of the time on nodes)"
+    sizes = sorted(ledger.parts.items(), key=lambda part: -part[1])
+    parts = [f"{duration(seconds)} {word}" for word, seconds in sizes if round(seconds)]
+    return f"{told}: {', '.join(parts)}" if parts else told
+
+
+def _print_times(ledger: Ledger, phases: Phases | None) -> None:
+    """Print the ledger attempt by attempt, and the phases of the newest start."""
+    words = list(ledger.parts)
+    if words:
+        print("\nWhere the time went")
+        entries = [(_title(one), one.parts, one.whole) for one in ledger.entries]
+        entries += [("all", ledger.parts, ledger.whole)] if len(entries) > 1 else []
+        rows = [
+            (title, *(duration(parts.get(word, 0.0)) for word in words), duration(whole))
+            for title, parts, whole in entries
+        ]
+        headers = ("ATTEMPT", *(word.upper() for word in words), "WHOLE")
+        print_table(headers, rows, sys.stdout, right=frozenset(headers[1:]))
+    if phases is not None:
+        print(f"\nStart of attempt {phases.attempt}, {phases.whole:.2f} s to its first step")
+        rows = [(name.replace("_", " "), f"{seconds:.2f}") for name, seconds in phases.seconds.items()]
+        print_table(("PHASE", "SECONDS"), rows, sys.stdout, right=frozenset({"SECONDS"}))
+
+
+def _title(one: Entry) -> str:
+    return "since then" if one.attempt is None else str(one.attempt)
 
 
 def _ago(moment: float | None, now: float) -> str:

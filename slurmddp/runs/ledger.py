@@ -30,6 +30,7 @@ from slurmddp.runs import metrics
 from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.history import Attempt, fold
 from slurmddp.runs.process import is_alive
+from slurmddp.runs.status import RunStatus
 from slurmddp.runs.track import Sign, Track, moment_of, whole_number
 
 WORDS = ("training", "saving", "lost", "starting", "ending", "queued", "idle", "untold")
@@ -73,10 +74,17 @@ class Ledger:
         known = parts and "untold" not in parts
         return parts.get("training", 0.0) / math.fsum(parts.values()) if known else None
 
+    @property
+    def share_on_nodes(self) -> float | None:
+        """The share that went into training of the time in which the run had nodes."""
+        held = self.whole - self.parts.get("queued", 0.0) - self.parts.get("idle", 0.0)
+        return None if self.goodput is None or held <= 0 else min(1.0, self.goodput * self.whole / held)
+
     def as_json(self) -> dict[str, Any]:
         """Return plain values, seconds to a millisecond."""
         return {
             "goodput": None if self.goodput is None else round(self.goodput, 4),
+            "share_on_nodes": None if self.share_on_nodes is None else round(self.share_on_nodes, 4),
             "whole": round(self.whole, 3),
             "parts": _rounded(self.parts),
             "attempts": [{"attempt": one.attempt, "parts": _rounded(one.parts)} for one in self.entries],
@@ -142,22 +150,23 @@ def in_order(times: Sequence[float | None]) -> list[float]:
     return result
 
 
-def read_ledger(folder: RunFolder, *, now: float, runs: bool, waits: bool) -> Ledger:
-    """Return the ledger of a run folder, with `runs` and `waits` as in `account`.
+def read_ledger(folder: RunFolder, found: RunStatus, now: float) -> Ledger:
+    """Return the ledger of a run that stands as `found` says; raises what reading its folder raises.
 
-    A local run whose process can't be seen from here is not believed to go on.
+    What nobody sees (SLURM is silent, a local run's process is elsewhere) is not believed to go on.
     """
     events = folder.events()
     attempts = fold(events).attempts
-    seen = not attempts or _may_be_alive(attempts[-1])
+    active = found.active and (not attempts or _may_be_alive(attempts[-1]))
+    runs = active and found.state in ("running", "cancelled")
     without_end = sum(one.is_open for one in attempts)
     return account(
         events,
         now=now,
-        runs=runs and seen,
-        waits=waits and seen,
+        runs=runs,
+        waits=active and found.state in ("queued", "stopped", "running"),
         tells=_tells(folder.config().get("program")),
-        signs=_signs(folder) if without_end > (runs and seen) else None,  # The file may be long.
+        signs=_signs(folder) if without_end > runs else None,  # The file may be long.
     )
 
 

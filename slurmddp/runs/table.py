@@ -105,6 +105,11 @@ def clock(moment: float | None) -> str:
     return "-" if moment is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
 
 
+def percent(share: float) -> str:
+    """Say a share of a whole; only all of it is `100 %`."""
+    return f"{100 if share >= 1 else min(99, round(100 * share))} %"
+
+
 def number(value: float | None, digits: int = 4) -> str:
     """Say a loss: four decimals, or scientific where those would show nothing."""
     if value is None:

@@ -134,7 +134,7 @@ class Track:
                 return  # The job was faster than the one who submitted it, and wrote first.
             if self._open is None:
                 self._wait("queued", time)
-            else:
+            elif not event.get("resubmitted"):  # by another element of an array
                 self._asked = time
         elif kind == "cancelled" and self._open is None:
             self._wait("idle" if self._waiting else "", time)
@@ -200,7 +200,7 @@ class Track:
 
     def close(self, now: float, *, runs: bool, waits: bool) -> None:
         """End the account: now, if the run goes on."""
-        if self._open is not None and runs:
+        if self._open is not None and runs and self._asked is None:
             self._open.runs = True
             self._end(now)
         self._lose(now, again=True)

@@ -24,7 +24,7 @@ KEYS = {
 FLAGS = {
     "train": "--cfg --dry-run --fresh overrides",
     "list": "--all --json --limit",
-    "status": "--json run",
+    "status": "--json --verbose run",
     "logs": "--all --attempt --follow --lines --rank run",
     "stop": "run",
     "cancel": "run",

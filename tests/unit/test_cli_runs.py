@@ -17,7 +17,7 @@ from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_NO_RUN, EXIT_SLURM
 from slurmddp.runs import index
 from slurmddp.runs.folder import RunFolder, append_line
-from slurmddp.runs.table import duration, number, print_table
+from slurmddp.runs.table import duration, number, percent, print_table
 from slurmddp.slurm.fake import FakeSlurm
 from slurmddp.slurm.states import JobState
 
@@ -165,6 +165,103 @@ def test_a_job_of_another_run_that_has_the_same_id_is_left_alone(make_run, slurm
     slurm.states["8"] = JobState(job_id="8", state="RUNNING", run=folder.name)
     assert main(["cancel", "gpt"]) == 0
     assert {job: slurm.states[job].state for job in "78"} == {"7": "RUNNING", "8": "CANCELLED"}
+
+
+def trained(folder):
+    """Two attempts: one that failed after a save, one that runs."""
+    facts = {"job_id": "7", "launcher": "slurm", "nodes": "node[1-2]"}
+    for event in (
+        {"event": "submitted", "time": 1000.0, "job_id": "7"},
+        {"event": "started", "time": 1010.0, "attempt": 0, **facts},
+        {"event": "first_step", "time": 1020.0, "attempt": 0, "step": 1},
+        {"event": "saved", "time": 1142.0, "attempt": 0, "step": 20, "seconds": 2.0},
+        {"event": "rank_failed", "time": 1160.0, "attempt": 0, "rank": 1, "host": "node1"},
+        {"event": "ended", "time": 1161.0, "attempt": 0, **facts, "outcome": "failed", "next": "requeue"},
+        {"event": "started", "time": 1170.0, "attempt": 1, **facts},
+        {"event": "resumed", "time": 1178.0, "attempt": 1, "step": 20},
+    ):
+        append_line(folder.attempts_file, event)
+    return {
+        "event": "first_step",
+        "time": 1180.0,
+        "attempt": 1,
+        "step": 21,
+        "phases": {"imports": 4.0, "rendezvous": 0.5, "first_step": 1.5, "odd": "x"},
+    }
+
+
+END = {"event": "ended", "attempt": 1, "job_id": "7", "exit_code": 0, "outcome": "finished", "next": "none"}
+
+
+def test_status_tells_what_the_time_went_into(make_run, slurm, capsys):
+    folder = make_run()
+    for event in (trained(folder), {**END, "time": 1240.0}):
+        append_line(folder.attempts_file, event)
+    assert main(["status", "gpt"]) == 0
+    out = capsys.readouterr().out
+    said = "75 % (81 % of the time on nodes): 3m 00s training, 20s starting, 19s queued, 18s lost, 2s saving"
+    assert re.search(r"goodput +(.*)", out)[1] == f"{said}, 1s ending"
+    assert "ATTEMPT" not in out
+    assert main(["status", "-v", "gpt"]) == 0
+    rows = [
+        line.split("  ") for line in capsys.readouterr().out.partition("Where the time went")[2].splitlines()
+    ]
+    table = [[cell.strip() for cell in row if cell] for row in rows]
+    assert ["ATTEMPT", "TRAINING", "SAVING", "LOST", "STARTING", "ENDING", "QUEUED", "WHOLE"] in table
+    assert ["0", "2m 00s", "2s", "18s", "10s", "1s", "10s", "2m 41s"] in table
+    assert ["1", "1m 00s", "0s", "0s", "10s", "0s", "9s", "1m 19s"] in table
+    assert ["all", "3m 00s", "2s", "18s", "20s", "1s", "19s", "4m 00s"] in table
+    assert ["Start of attempt 1, 10.00 s to its first step"] in table
+    for row in (["launch", "4.00"], ["imports", "4.00"], ["rendezvous", "0.50"], ["first step", "1.50"]):
+        assert row in table
+    assert not [row for row in table if "odd" in row]
+
+
+def test_the_phases_of_a_start_come_with_its_first_step(make_run, slurm, capsys):
+    folder = make_run()
+    first_step = trained(folder)
+    append_line(folder.attempts_file, {**first_step, "attempt": 0})
+    slurm.set_state("7", "RUNNING")
+    assert main(["status", "-v", "gpt"]) == 0
+    out = capsys.readouterr().out
+    assert "ATTEMPT" in out
+    assert "PHASE" not in out, "those of an earlier attempt would be taken for its own"
+    append_line(folder.attempts_file, first_step)
+    assert main(["status", "-v", "gpt"]) == 0
+    assert "Start of attempt 1" in capsys.readouterr().out
+
+
+def test_the_goodput_of_a_program_that_tells_nothing_is_not_known(make_run, slurm, capsys):
+    folder = make_run()
+    folder.config_file.write_text("name: gpt\nprogram: {script: train.py}\n")
+    append_line(folder.attempts_file, {"event": "started", "time": 1000.0, "attempt": 1, "job_id": "7"})
+    append_line(folder.attempts_file, {**END, "time": 1060.0})
+    assert main(["status", "-v", "gpt"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"goodput +not known, for the program does not tell its first step: 1m 00s untold", out)
+
+
+def test_status_of_a_damaged_record_says_nothing_of_its_time(make_run, slurm, capsys):
+    folder = make_run()
+    folder.attempts_file.write_text("no JSON\n")
+    assert main(["status", "-v", "gpt"]) == 0
+    out = capsys.readouterr().out
+    assert "unknown: the run folder can't be read" in out
+    assert "goodput" not in out
+    assert main(["status", "--json", "gpt"]) == 0
+    assert json.loads(capsys.readouterr().out)["ledger"]["parts"] == {}
+
+
+def test_the_times_as_json(make_run, slurm, capsys):
+    folder = make_run()
+    for event in (trained(folder), {**END, "time": 1240.0}):
+        append_line(folder.attempts_file, event)
+    assert main(["status", "gpt", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ledger"]["goodput"], found["ledger"]["whole"]) == (0.75, 240.0)
+    assert found["ledger"]["attempts"][0]["parts"]["lost"] == 18.0
+    assert found["phases"]["attempt"] == 1
+    assert list(found["phases"]["seconds"]) == ["launch", "imports", "rendezvous", "first_step"]
 
 
 def test_status_as_json(make_run, slurm, capsys):
@@ -536,6 +633,13 @@ def test_tables_are_plain_in_a_pipe_and_dressed_on_a_terminal(monkeypatch):
 )
 def test_durations_read_well(seconds, text):
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(0.0, "0 %"), (0.874, "87 %"), (0.9999, "99 %"), (1.0, "100 %"), (1.0000001, "100 %")]
+)
+def test_only_all_of_it_is_a_hundred_percent(share, text):
+    assert percent(share) == text
 
 
 @pytest.mark.parametrize(

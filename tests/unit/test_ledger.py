@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import socket
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from slurmddp.runs.folder import RunFolder, append_line
 from slurmddp.runs.ledger import WORDS, account, in_order, read_ledger
+from slurmddp.runs.status import RunStatus
 from slurmddp.runs.track import Sign, moment_of, whole_number
 
 
@@ -54,6 +57,7 @@ def test_an_undisturbed_run():
     assert found.parts == {"training": 38, "saving": 4, "starting": 20, "ending": 3, "queued": 10}
     assert found.whole == 75
     assert found.goodput == pytest.approx(38 / 75)
+    assert found.share_on_nodes == pytest.approx(38 / 65)
     (entry,) = found.entries
     assert (entry.attempt, entry.whole) == (0, 75)
 
@@ -164,6 +168,12 @@ def test_a_person_who_asks_again_ends_the_idle_time_of_a_lost_run():
     }  # fmt: skip
 
 
+def test_an_attempt_before_the_job_that_runs_is_not_what_runs():
+    events = [submitted(0), started(10), event("first_step", 20, 0, step=1), submitted(100, "8")]
+    found = parts_of(events, now=130, runs=True, waits=True)
+    assert found == {"queued": 40, "starting": 10, "idle": 80}
+
+
 def test_a_line_logged_after_a_person_asked_again_makes_nothing_negative():
     events = [submitted(0), started(10), event("first_step", 20, 0, step=1), submitted(30, "8")]
     found = account([*events, started(60, 1, "8")], now=60, signs={0: Sign(9, 50.0)})
@@ -236,7 +246,9 @@ def test_ranks_that_began_anew_in_place():
 def test_a_program_that_tells_nothing_has_no_goodput():
     found = account([submitted(0), started(10), ended(100, "finished")], now=1e6, tells=False)
     assert (found.parts, found.goodput) == ({"queued": 10, "untold": 90}, None)
+    assert found.share_on_nodes is None
     assert account([], now=1.0).goodput is None
+    assert account([submitted(0)], now=1.0, waits=True).share_on_nodes is None
 
 
 def test_elements_of_an_array_count_side_by_side():
@@ -414,6 +426,9 @@ def test_a_run_that_was_made_up_is_taken_apart_again(lives):
     assert found.parts == pytest.approx({word: seconds for word, seconds in true.items() if seconds})
 
 
+RUNNING = RunStatus(name="gpt", path=Path(), state="running", detail="", active=True)
+
+
 @pytest.fixture
 def folder(tmp_path):
     run = RunFolder(tmp_path / "gpt-0a1b2c3d")
@@ -426,7 +441,7 @@ def test_lines_of_metrics_are_looked_at_for_an_attempt_without_an_end(folder):
     for one in (started(0), event("first_step", 10, 0, step=1), saved(32, 20), started(100, 1)):
         append_line(folder.attempts_file, one)
     append_line(folder.metrics_file, {"step": 25, "attempt": 0, "time": 37.0, "loss": 1.0})
-    found = read_ledger(folder, now=110.0, runs=True, waits=True)
+    found = read_ledger(folder, RUNNING, 110.0)
     assert found.parts == {"training": 20, "saving": 2, "lost": 5, "starting": 20, "queued": 63}
 
 
@@ -442,7 +457,24 @@ def test_a_local_run_that_is_not_seen_is_not_believed_to_train(folder, monkeypat
     ]
     for one in events:
         append_line(folder.attempts_file, one)
-    assert read_ledger(folder, now=100.0, runs=True, waits=True).parts["training"] == training
+    assert read_ledger(folder, RUNNING, 100.0).parts["training"] == training
+
+
+@pytest.mark.parametrize(
+    ("state", "active", "parts"),
+    [
+        ("running", True, {"training": 88}),
+        ("cancelled", True, {"training": 88}),
+        ("stopped", True, {"queued": 68}),
+        ("unknown", True, {}),
+        ("lost", False, {}),
+    ],
+)
+def test_what_goes_on_is_what_the_status_says(folder, state, active, parts):
+    for one in (started(0), event("first_step", 10, 0, step=1), saved(32, 20)):
+        append_line(folder.attempts_file, one)
+    found = read_ledger(folder, replace(RUNNING, state=state, active=active), 100.0)
+    assert found.parts == {"training": 20, "saving": 2, "starting": 10} | parts
 
 
 @pytest.mark.parametrize(
@@ -451,7 +483,7 @@ def test_a_local_run_that_is_not_seen_is_not_believed_to_train(folder, monkeypat
 def test_a_program_of_ones_own_is_known_by_the_configuration(folder, program):
     folder.config_file.write_text(f"name: gpt\nprogram: {program}\n")
     append_line(folder.attempts_file, started(0))
-    assert read_ledger(folder, now=5.0, runs=True, waits=True).parts == {"untold": 5}
+    assert read_ledger(folder, RUNNING, 5.0).parts == {"untold": 5}
 
 
 def test_the_ledger_for_programs_adds_up():
