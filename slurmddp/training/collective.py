@@ -6,7 +6,7 @@ import socket
 from typing import Any, TypeVar
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 
 from slurmddp.errors import SlurmddpError
 
@@ -47,6 +47,17 @@ def from_zero(value: T) -> T:
     distributed.broadcast_object_list(box, src=0)
     received: T = box[0]
     return received
+
+
+def share_buffers(model: nn.Module) -> None:
+    """Give all ranks the buffers of rank 0's `model`; running averages of batches differ by rank."""
+    if distributed.is_initialized():
+        with torch.no_grad():
+            for buffer in model.buffers():
+                shared = buffer.contiguous()
+                distributed.broadcast(shared, src=0)
+                if shared is not buffer and not torch.equal(shared, buffer):
+                    buffer.copy_(shared)
 
 
 def mean(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -19,10 +19,13 @@ from slurmddp.training.samples import SeededSamples, draws
 def evaluate(distributon: Distributon, parts: Parts) -> float | None:
     """Return the mean loss over the held-out samples of all ranks, or None when a stop cut it short.
 
-    All ranks call it and get the same answer. The model, its mode and all random states stay as they were.
+    All ranks call it and get the same answer. It is that of rank 0's model, the one that a checkpoint holds:
+    other ranks take over its buffers, as they do in the next training step anyway. Weights, the model's mode
+    and all random states stay as they were.
     """
     if parts.heldout is None:
         return None
+    collective.share_buffers(parts.bare_model)
     randomness, was_training = rng.capture(), parts.bare_model.training
     parts.bare_model.eval()
     try:

@@ -95,7 +95,7 @@ def _be_rank(
 
     os.environ.update(environ)
     torch.set_num_threads(1)
-    # As in a rank of an agent, loader workers are forked; else each rank would start a fork server of its own.
+    # Loader workers are forked, as by a rank of an agent; else each rank would start a fork server.
     multiprocessing.set_start_method("fork", force=True)
     try:
         answer = (True, function(*args))
