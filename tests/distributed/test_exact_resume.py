@@ -3,7 +3,7 @@
 Each row of `CASES` is a training of 12 steps in epochs of 5, evaluated after every fourth, that is
 interrupted at the named places and started again, in new processes, until it is done. The undisturbed one has
 no loader workers and saves at its end only. Equal have to be, bit by bit: weights, optimizer, schedulers,
-random states of all ranks, position in the data, and the series of losses as it was written and as it is read.
+random states of all ranks, position in the data, and the series of losses as it is written and as it is read.
 """
 
 from __future__ import annotations
