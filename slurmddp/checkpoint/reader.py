@@ -22,7 +22,7 @@ from slurmddp.runs.checkpoints import (
     TENSORS_FILE,
     TREE_FILE,
     Manifest,
-    NewerFormatError,
+    OtherVersionError,
     check_format,
     check_record,
     check_size,
@@ -60,7 +60,7 @@ def latest(root: Path) -> Path | None:
     for folder in folders:
         try:
             retried(partial(verify, folder), f"Verifying the checkpoint {folder}")
-        except NewerFormatError as problem:
+        except OtherVersionError as problem:
             raise CheckpointError(
                 f"Checkpoint {folder} is not usable: {problem.message}", hint=problem.hint
             ) from problem

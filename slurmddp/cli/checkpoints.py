@@ -7,12 +7,12 @@ import json
 import sys
 
 from slurmddp.errors import EXIT_FAILED
-from slurmddp.runs.checkpoint_list import Row, find_root, rows
+from slurmddp.runs.checkpoint_list import OTHER_VERSION, Row, find_root, rows
 from slurmddp.runs.room import size_text
 from slurmddp.runs.table import clock, print_table
 
 HEADERS = ("STEP", "STATE", "SIZE", "SAVED", "", "FOLDER")
-_STYLES = {"complete": "", "verified": "green", "damaged": "red", "set aside": "grey"}
+_STYLES = {"complete": "", "verified": "green", "damaged": "red", OTHER_VERSION: "red", "set aside": "grey"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,10 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one line per checkpoint; the exit code is 1 when one is damaged and not yet set aside."""
+    """Print one line per checkpoint; the exit code is 1 when one can't be loaded and is not yet set aside."""
     root = find_root(args.run)
     found = rows(root, hashed=args.verify)
     damaged = [row for row in found if row.state == "damaged"]
+    other = [row for row in found if row.state == OTHER_VERSION]
     if args.json:
         print(json.dumps([row.as_json() for row in found], indent=2))
     elif not found:
@@ -35,9 +36,11 @@ def run(args: argparse.Namespace) -> int:
         _print(found)
         for row in damaged:
             print(f"{row.path.name} is damaged: {row.problem}", file=sys.stderr)
+        for row in other:
+            print(f"{row.path.name}: {row.problem}", file=sys.stderr)
         if damaged:
             print("A resume passes over what is damaged and takes the newest good one.", file=sys.stderr)
-    return EXIT_FAILED if damaged else 0
+    return EXIT_FAILED if damaged or other else 0
 
 
 def _print(found: list[Row]) -> None:

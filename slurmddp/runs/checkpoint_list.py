@@ -13,19 +13,21 @@ from slurmddp.runs.checkpoints import (
     BAD,
     POINTER_FILE,
     Manifest,
+    OtherVersionError,
     check_size,
     checkpoint_folders,
     load_manifest,
     verify,
 )
 
+OTHER_VERSION = "other version"
 _BAD_FOLDER = re.compile(re.escape(BAD) + r"step-(\d{10,})(-\d+)?")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One checkpoint. `state` is `complete` (names and sizes fit), `verified` (every byte), `damaged`
-    or `set aside` (was found damaged, is never loaded).
+    """One checkpoint. `state` is `complete` (names and sizes fit), `verified` (every byte), `damaged`,
+    `other version` (another slurmddp wrote it) or `set aside` (was found damaged, is never loaded).
     """
 
     step: int
@@ -71,23 +73,31 @@ def rows(root: Path, *, hashed: bool = False) -> list[Row]:
 
 
 def newest_whole(root: Path) -> Path | None:
-    """Return the newest checkpoint that verifies, and leave the others as they are."""
+    """Return the newest checkpoint that verifies, and leave the others as they are.
+
+    Raises OtherVersionError rather than pass over one that only another slurmddp can read.
+    """
     for folder in checkpoint_folders(root):
-        if _row(folder, True, "").state == "verified":
+        row = _row(folder, True, "")
+        if row.state == "verified":
             return folder
+        if row.state == OTHER_VERSION:
+            raise OtherVersionError(f"Checkpoint {folder} is not usable: {row.problem}")
     return None
 
 
 def _row(folder: Path, hashed: bool, pointed: str) -> Row:
     step = int(folder.name.removeprefix("step-"))
-    manifest, problem = None, ""
+    manifest, problem, state = None, "", "damaged"
     try:
         manifest = verify(folder) if hashed else _sizes_fit(folder)
+        state = "verified" if hashed else "complete"
+    except OtherVersionError as error:
+        problem, state = str(error), OTHER_VERSION
     except CheckpointError as error:
         problem = error.message
     except OSError as error:
         problem = f"It can't be read: {error.strerror or error}."
-    state = "damaged" if manifest is None else "verified" if hashed else "complete"
     world_size = manifest.meta.get("world_size") if manifest else None
     is_latest = folder.name == pointed
     return Row(step, state, _bytes(folder), _saved(folder), is_latest, folder, problem, world_size)

@@ -14,20 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import CheckpointError
-from slurmddp.runs.durable import FileRecord, record_of
+from slurmddp.runs.durable import ALGORITHM, FileRecord, record_of
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST_FILE = "manifest.json"
 POINTER_FILE = "latest"
 TENSORS_FILE = "state.safetensors"
 TREE_FILE = "state.json"
 WRITING, REPLACED, DELETING, BAD = ".writing-", ".replaced-", ".deleting-", "bad-"
 
+_OTHER_VERSION = "Use the slurmddp that wrote it; nothing in it was changed."
 _FOLDER = re.compile(r"step-(\d{10,})")
 
 
-class NewerFormatError(CheckpointError):
-    """A checkpoint is whole, but a later slurmddp wrote it: not damaged, and not to be passed over."""
+class OtherVersionError(CheckpointError):
+    """A checkpoint is whole, but another slurmddp wrote it: not damaged, and not to be passed over."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Manifest:
         """Render with a digest over the content, so that a damaged manifest is noticed as well."""
         content = {
             "format": FORMAT,
+            "digest": ALGORITHM,
             "step": self.step,
             "files": {name: asdict(record) for name, record in self.files.items()},
             "versions": dict(self.versions),
@@ -77,6 +79,7 @@ def load_manifest(folder: Path) -> Manifest:
         if claimed != _digest(content):
             raise CheckpointError(f"{MANIFEST_FILE} does not match its own hash.")
         check_format(content["format"])
+        _check_algorithm(content["digest"])
         files = {name: FileRecord(**record) for name, record in content["files"].items()}
         manifest = Manifest(content["step"], files, content["meta"], content["versions"])
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -90,11 +93,17 @@ def load_manifest(folder: Path) -> Manifest:
 
 
 def check_format(found: int) -> None:
-    """Raise NewerFormatError when this version can't know what a file of that format means."""
-    if found > FORMAT:
-        raise NewerFormatError(
-            f"it has format {found}; this slurmddp reads formats up to {FORMAT}.",
-            hint="Use the slurmddp that wrote it, or a later one.",
+    """Raise OtherVersionError when this version can't know what a file of that format means."""
+    if found != FORMAT:
+        raise OtherVersionError(
+            f"it has format {found}; this slurmddp reads format {FORMAT}.", hint=_OTHER_VERSION
+        )
+
+
+def _check_algorithm(found: str) -> None:
+    if found != ALGORITHM:
+        raise OtherVersionError(
+            f"its files are hashed by {found!r}; this slurmddp knows {ALGORITHM}.", hint=_OTHER_VERSION
         )
 
 

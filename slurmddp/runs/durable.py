@@ -1,27 +1,28 @@
-"""Durable files: written, hashed and flushed to the disk, with the hash taken beside the write."""
+"""Durable files: written, hashed on the way, and flushed to the disk."""
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
-import zlib
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import xxhash
+
 from slurmddp.errors import CheckpointError
 from slurmddp.runs import room
 
-CHUNK_BYTES = 8 << 20
-_INLINE_BYTES = 1 << 18
-"""Handing less than this to the hashing thread costs more than hashing it."""
-_MOST_BEHIND = 32
-"""So many chunks may wait for the hash, which goes on during the fsync; copies from a GPU stay that long."""
+CHUNK_BYTES = 4 << 20
+
+ALGORITHM = "xxh3_128"
+"""What manifests call the digest below. It finds damage, not forgery: whoever can change a checkpoint's files
+can change its manifest too. So speed decides: it costs a small part of what the write does
+(`benchmarks/checkpoint_hash.py`)."""
+
+Digest = xxhash.xxh3_128
 
 
 @dataclass(frozen=True)
@@ -32,62 +33,21 @@ class FileRecord:
     digest: str
 
 
-class Digest:
-    """Tells damage from what was written: the SHA-256 over the CRC-32 of every 8 MiB of a file.
-
-    CRC-32 finds any three flipped bits, and any burst of up to 32, in so many bytes. SHA-256 over all of them
-    would guard against intent as well, but whoever can change these files can change the manifest too; and on
-    a fast disk it takes as long as the save itself (`benchmarks/checkpoint_hash.py`).
-    """
-
-    def __init__(self) -> None:
-        self._whole = hashlib.sha256()
-        self._crc = self._filled = 0
-
-    def update(self, data: memoryview | bytes) -> None:
-        """Take in what follows; how it is cut into pieces does not matter."""
-        view = memoryview(data)
-        while len(view):
-            piece = view[: CHUNK_BYTES - self._filled]
-            self._crc = zlib.crc32(piece, self._crc)
-            self._filled += len(piece)
-            view = view[len(piece) :]
-            if self._filled == CHUNK_BYTES:
-                self._whole.update(self._crc.to_bytes(4, "little"))
-                self._crc = self._filled = 0
-
-    def hexdigest(self) -> str:
-        whole = self._whole.copy()
-        if self._filled:
-            whole.update(self._crc.to_bytes(4, "little"))
-        return whole.hexdigest()
-
-
 def write_hashed(path: Path, parts: Iterable[memoryview], *, expected: int = 0) -> FileRecord:
-    """Write a new file and flush it to the disk; a second thread hashes the parts meanwhile.
+    """Write a new file, hash each piece while the cache still holds it, and flush the file to the disk.
 
     Raises NoRoomError before the first byte when `expected` bytes are more than disk or quota have left.
     """
     digest = Digest()
     size = 0
-    with path.open("xb", buffering=1 << 20) as stream, ThreadPoolExecutor(1) as hasher:
+    with path.open("xb", buffering=1 << 20) as stream:
         room.reserve(stream.fileno(), expected, path.parent)
-        behind: deque[Future[None]] = deque()
         for chunk in _chunks(parts):
-            if behind and behind[0].done():
-                behind.popleft().result()
-            if len(behind) > _MOST_BEHIND:
-                behind.popleft().result()
-            if behind or len(chunk) >= _INLINE_BYTES:  # Parts are hashed in their order.
-                behind.append(hasher.submit(digest.update, chunk))
-            else:
-                digest.update(chunk)
             stream.write(chunk)
+            digest.update(chunk)
             size += len(chunk)
         stream.flush()
         os.fsync(stream.fileno())
-        for hashed in behind:
-            hashed.result()
     return FileRecord(size, digest.hexdigest())
 
 

@@ -17,7 +17,11 @@ SHARED_WITH_TORCH = {"errors", "spec", "environments", "runs"}
 # The one upward edge: a script's `launch()` starts processes, and imports the launcher when it does.
 ALLOWED = {("slurmddp.training.distributon", "slurmddp.launchers.script")}
 
-ONLY_IMPORTER = {"hydra": ("slurmddp.config",), "submitit": ("slurmddp.launchers.submitit",)}
+ONLY_IMPORTER = {
+    "hydra": ("slurmddp.config",),
+    "submitit": ("slurmddp.launchers.submitit",),
+    "xxhash": ("slurmddp.runs.durable",),
+}
 
 
 def module_name(path: Path) -> str:

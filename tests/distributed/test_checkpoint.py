@@ -1,23 +1,22 @@
 """Checkpoints: exact round trips, damage noticed, failures that leave the old ones alone, retention."""
 
 import errno
-import hashlib
 import json
 import math
 import os
 import random
 import struct
-import zlib
 from collections import Counter, OrderedDict
 
 import pytest
 import safetensors.torch
 import torch
+import xxhash
 
 from slurmddp import checkpoint
 from slurmddp.checkpoint import retry
 from slurmddp.errors import CheckpointError, ConfigError
-from slurmddp.runs import durable
+from slurmddp.runs import checkpoints, durable
 from slurmddp.runs.checkpoints import checkpoint_folders
 
 
@@ -220,6 +219,7 @@ def test_folder_layout_and_manifest(tmp_path):
     manifest = json.loads((path / "manifest.json").read_text())
     assert manifest["step"] == 1200
     assert manifest["versions"]["torch"] == torch.__version__
+    assert manifest["digest"] == "xxh3_128"
     loaded = checkpoint.read(path)
     assert (loaded.step, loaded.meta) == (1200, {"world_size": 4, "note": ["x", None]})
 
@@ -234,9 +234,7 @@ def test_large_and_small_parts_are_hashed_in_their_order(tmp_path):
     data = [bytes([index]) * size for index, size in enumerate(sizes)]
     record = durable.write_hashed(tmp_path / "file", [memoryview(part) for part in data])
     assert record == durable.record_of(tmp_path / "file")
-    whole = b"".join(data)
-    crcs = (zlib.crc32(whole[start : start + (8 << 20)]) for start in range(0, len(whole), 8 << 20))
-    assert record.digest == hashlib.sha256(b"".join(crc.to_bytes(4, "little") for crc in crcs)).hexdigest()
+    assert record.digest == xxhash.xxh3_128_hexdigest(b"".join(data))
 
 
 @pytest.mark.parametrize("file", ["state.safetensors", "state.json", "manifest.json"])
@@ -311,14 +309,39 @@ def test_a_second_bad_checkpoint_of_one_step_is_kept_too(tmp_path):
     assert (tmp_path / "bad-step-0000000001-2").is_dir()
 
 
-def test_one_that_a_later_version_wrote_is_not_taken_for_damaged(tmp_path, monkeypatch):
+def rewrite_manifest(path, **changes):
+    """Write a manifest anew as another version would have: with other content and the hash that fits it."""
+    content = json.loads((path / "manifest.json").read_text())
+    del content["sha256"]
+    content = {key: value for key, value in {**content, **changes}.items() if value is not None}
+    (path / "manifest.json").write_text(json.dumps({**content, "sha256": checkpoints._digest(content)}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format": 3, "digest": "blake9"}, "has format 3; this slurmddp reads format 2"),
+        ({"format": 1, "digest": None}, "has format 1; this slurmddp reads format 2"),
+        ({"digest": "blake9"}, "its files are hashed by 'blake9'; this slurmddp knows xxh3_128"),
+        ({"digest": ["x"]}, "hashed by \\['x'\\]"),
+    ],
+    ids=["later", "earlier", "unknown digest", "strange digest"],
+)
+def test_one_that_another_version_wrote_is_refused_and_not_taken_for_damaged(tmp_path, changes, words):
     save(tmp_path, 1)
-    monkeypatch.setattr("slurmddp.runs.checkpoints.FORMAT", 2)
-    newer = save(tmp_path, 2)
-    monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="format 2"):
-        checkpoint.latest(tmp_path)
-    assert newer.is_dir()
+    other = save(tmp_path, 2)
+    rewrite_manifest(other, **changes)
+    for act in (lambda: checkpoint.latest(tmp_path), lambda: checkpoint.read(other)):
+        with pytest.raises(CheckpointError, match=words) as caught:
+            act()
+        assert "slurmddp that wrote it" in caught.value.hint
+    assert steps_in(tmp_path) == [2, 1]
+
+
+def test_a_manifest_without_a_digests_name_is_damaged(tmp_path):
+    first, second = save(tmp_path, 1), save(tmp_path, 2)
+    rewrite_manifest(second, digest=None)
+    assert checkpoint.latest(tmp_path) == first
 
 
 def test_nothing_in_a_checkpoint_is_ever_unpickled(tmp_path):

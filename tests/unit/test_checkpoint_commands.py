@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_NO_RUN
 from slurmddp.runs import index
-from slurmddp.runs.checkpoints import TENSORS_FILE, TREE_FILE, Manifest, folder_name
+from slurmddp.runs.checkpoints import FORMAT, TENSORS_FILE, TREE_FILE, Manifest, _digest, folder_name
 from slurmddp.runs.durable import write_hashed
 from slurmddp.runs.folder import RunFolder
 
@@ -56,7 +56,7 @@ def write_checkpoint(root, step, objects=None, *, scale=1.0):
     optimizer = {"dict": [["momentum", {"tensor": "objects/optimizer/momentum"}]]}
     objects = objects or {"model": model, "optimizer": optimizer}
     state = {"dict": [["objects", {"dict": [[key, value] for key, value in objects.items()]}]]}
-    tree = json.dumps({"format": 1, "state": state}).encode()
+    tree = json.dumps({"format": FORMAT, "state": state}).encode()
     files = {
         TENSORS_FILE: write_hashed(folder / TENSORS_FILE, [memoryview(data)]),
         TREE_FILE: write_hashed(folder / TREE_FILE, [memoryview(tree)]),
@@ -125,6 +125,24 @@ def test_the_reason_is_said(run, capsys):
     said = capsys.readouterr().err
     assert "state.safetensors does not match its hash" in said
     assert "A resume passes over" in said
+
+
+def test_one_of_another_version_is_neither_damaged_nor_passed_over(run, capsys):
+    write_checkpoint(run.checkpoints_dir, 1)
+    manifest = write_checkpoint(run.checkpoints_dir, 2) / "manifest.json"
+    content = json.loads(manifest.read_text()) | {"format": FORMAT + 1}
+    del content["sha256"]
+    manifest.write_text(json.dumps({**content, "sha256": _digest(content)}))
+    assert listed(capsys, "--verify") == (EXIT_FAILED, [(2, "other version"), (1, "verified")])
+    assert main(["checkpoints", "gpt"]) == EXIT_FAILED
+    said = capsys.readouterr().err
+    assert f"step-0000000002: it has format {FORMAT + 1}" in said
+    assert "A resume passes over" not in said
+    assert main(["export", "gpt"]) == EXIT_FAILED
+    said = capsys.readouterr().err
+    assert f"it has format {FORMAT + 1}" in said and "slurmddp that wrote it" in said
+    assert not list(Path.cwd().iterdir())
+    assert main(["export", "gpt", "--step", "1"]) == 0
 
 
 def test_a_run_without_any_and_a_run_that_is_none(run, capsys):
