@@ -50,11 +50,15 @@ class Run:
             "SLURM_JOB_NODELIST": "n[1-2]",
         }
 
-    def start(self, step: str = FINISH, **environ: str) -> int:
+    def succeed(self, **environ: str) -> int:
+        """Run the script as a successor that another job has submitted, with ranks that finish."""
+        return self.start(arguments=("successor",), **{"SLURM_JOB_ID": "42", **environ})
+
+    def start(self, step: str = FINISH, *, arguments: tuple[str, ...] = (), **environ: str) -> int:
         """Run the script with `step` in place of the ranks and return its exit code."""
         self.programs.write("step", step)
         done = subprocess.run(
-            ["bash", str(self.folder.script_file)],
+            ["bash", str(self.folder.script_file), *arguments],
             env={**self.environ, **environ},
             capture_output=True,
             text=True,
@@ -636,11 +640,47 @@ def test_a_job_that_may_not_requeue_submits_a_new_one(run: Run) -> None:
         "resubmitted": True,
     }
     options = run.programs.read("sbatch.argv").splitlines()
-    assert options[-1] == str(run.folder.script_file)
+    assert options[-2:] == [str(run.folder.script_file), "successor"]
     assert "--dependency=afterany:41" in options
+    assert not [option for option in options if option.startswith("--array")]
     names = {line.partition("=")[0] for line in run.programs.read("sbatch.env").splitlines()}
     assert not {"SLURM_JOB_ID", "SLURM_CPU_BIND", "SBATCH_TIMELIMIT", "SRUN_DEBUG", "PMI_RANK"} & names
     assert "SLURM_CONF" in names
+
+
+def test_an_element_of_an_array_is_succeeded_by_an_array_of_itself(run: Run) -> None:
+    run.programs.write("job", RUNNING.replace("Requeue=1", "Requeue=0"))
+    run.start(STOP, SLURM_ARRAY_JOB_ID="41", SLURM_ARRAY_TASK_ID="3")
+    assert {"--array=3", "--dependency=afterany:41_3"} <= set(run.programs.read("sbatch.argv").splitlines())
+    assert [event["job_id"] for event in run.events("submitted")] == ["1_3"]
+
+
+@pytest.mark.parametrize("outcome", ["finished", "failed", "config", "no_progress"])
+def test_a_successor_of_a_run_that_had_its_end_starts_nothing(run: Run, outcome: str) -> None:
+    run.start(STOP)
+    run.folder.add_event("submitted", job_id="42", submitter="sbatch", resubmitted=True)
+    run.folder.add_event("ended", attempt=1, job_id="43", exit_code=0, outcome=outcome, next="none")
+    before = run.folder.events()
+    assert run.succeed() == 0
+    assert run.folder.events() == before
+    assert run.folder.attempts() == [0]
+
+
+@pytest.mark.parametrize("facts", [{"outcome": "stopped", "next": "resubmit"}, None], ids=["goes on", "resumed"])
+def test_a_successor_of_a_run_that_is_to_go_on_begins(run: Run, facts: dict[str, str] | None) -> None:
+    run.folder.add_event("ended", attempt=0, job_id="41", exit_code=1, outcome="failed", next="none")
+    if facts is None:
+        run.folder.add_event("submitted", job_id="44", submitter="sbatch")
+    else:
+        run.folder.add_event("ended", attempt=1, job_id="43", exit_code=75, **facts)
+    assert run.succeed() == 0
+    assert run.end == ("finished", "none")
+
+
+def test_a_successor_among_the_elements_of_an_array_minds_only_its_own_end(run: Run) -> None:
+    run.folder.add_event("ended", attempt=0, job_id="41_1", exit_code=0, outcome="finished", next="none")
+    run.succeed(SLURM_ARRAY_JOB_ID="42", SLURM_ARRAY_TASK_ID="3")
+    assert [event["job_id"] for event in run.events("ended")] == ["41_1", "42_3"]
 
 
 def test_a_refused_requeue_becomes_a_new_submission(run: Run) -> None:
