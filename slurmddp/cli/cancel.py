@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 
 from slurmddp.errors import SlurmError
@@ -50,14 +51,19 @@ def cancel(folder: RunFolder, slurm: Slurm) -> list[str]:
     return done or [f"{folder.name} is cancelled; no job of it was left."]
 
 
+def cancel_jobs(folder: RunFolder, slurm: Slurm, ids: Sequence[str]) -> list[str]:
+    """Cancel those of the jobs that are this run's and not over yet, as far as SLURM knows; return them."""
+    known = slurm.jobs(ids) if ids else {}
+    ours = {job_id: job for job_id, job in known.items() if job.may_be_of(folder.name)}
+    active = [job_id for job_id in ids if job_id in ours and ours[job_id].state not in TERMINAL]
+    for job_id in active:
+        slurm.cancel(job_id)
+    return active
+
+
 def _cancel_jobs(folder: RunFolder, slurm: Slurm, ids: list[str]) -> list[str]:
-    """Cancel those of the jobs that SLURM still has and that are not over."""
     try:
-        known = slurm.jobs(ids) if ids else {}
-        ours = {job_id: job for job_id, job in known.items() if job.may_be_of(folder.name)}
-        active = [job_id for job_id in ids if job_id in ours and ours[job_id].state not in TERMINAL]
-        for job_id in active:
-            slurm.cancel(job_id)
+        active = cancel_jobs(folder, slurm, ids)
     except SlurmError as error:
         raise SlurmError(
             f"{folder.name} is marked as cancelled and won't be put back, but job {', '.join(ids)} may "

@@ -74,11 +74,19 @@ def decide(
         verdict = _folder_only(history)
     else:
         verdict = _from_slurm(history, job, run)
-    if stop and not verdict.active and verdict.state == "lost" and job is not None:
-        verdict = _ON_REQUEST  # SLURM put it back before it could write its end, and the script left at once
+    if stop and not verdict.active and not cancelled and _left_on_request(history, verdict, job):
+        verdict = _ON_REQUEST
     elif stop and verdict.active and verdict.state == "running":
         verdict = replace(verdict, detail=f"{verdict.detail}, asked to stop")
     return replace(verdict, advice=verdict.advice.replace("{run}", run))
+
+
+def _left_on_request(history: History, verdict: Verdict, job: JobState | None) -> bool:
+    """Whether a run that was asked to stop has left without an end that says so."""
+    if history.newest is not None and history.newest.outcome == "stopped":
+        return verdict.state in ("lost", "cancelled")  # it had saved, and its job was taken out of the queue
+    # SLURM put it back before it could write its end, and the script left at once.
+    return verdict.state == "lost" and job is not None
 
 
 def _end(attempt: Attempt, cancelled: bool) -> Verdict:

@@ -14,7 +14,7 @@ import pytest
 
 from slurmddp.cli import logs as logs_command
 from slurmddp.cli.main import main
-from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_NO_RUN, EXIT_SLURM
+from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_NO_RUN, EXIT_SLURM, SlurmError
 from slurmddp.runs import index
 from slurmddp.runs.folder import RunFolder, append_line
 from slurmddp.runs.table import duration, number, percent, print_table
@@ -500,10 +500,47 @@ def test_stop_of_a_run_that_waits_points_to_cancel(make_run, slurm, capsys):
     slurm.set_state("7", "PENDING")
     assert main(["stop", "gpt"]) == EXIT_CONFIG
     assert f"slurmddp cancel {folder.name}" in capsys.readouterr().err
+    assert not folder.stop_file.exists()
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_run_that_waits_to_go_on_is_stopped_by_leaving_the_queue(make_run, slurm, capsys, forgotten):
+    folder = make_run()
+    submit(folder)
+    start(folder)
+    end(folder, "stopped", code=75, next_="resubmit")
+    submit(folder, "8")
+    slurm.set_state("7", "COMPLETED")
+    slurm.set_state("8", "PENDING", reason="Dependency")
+    assert main(["stop", "gpt"]) == 0
+    assert "has saved and stays stopped: job 8 was taken out of the queue" in capsys.readouterr().out
+    assert slurm.states["8"].state == "CANCELLED"
+    if forgotten:
+        slurm.forget("8")
+    assert main(["status", "gpt"]) == 0
+    assert "stopped: it was stopped on request" in capsys.readouterr().out
+    assert main(["stop", "gpt"]) == 0
+    assert "nothing to stop" in capsys.readouterr().out
+
+
+def test_a_run_that_waits_stays_stopped_though_slurm_does_not_take_its_job_away(
+    make_run, slurm, capsys, monkeypatch
+):
+    folder = make_run()
+    submit(folder)
     start(folder)
     end(folder, "stopped", code=75, next_="requeue")
-    assert main(["stop", "gpt"]) == EXIT_CONFIG
-    assert not folder.stop_file.exists()
+    slurm.set_state("7", "PENDING")
+
+    def refuse(job_id):
+        raise SlurmError("Unable to contact slurm controller.")
+
+    monkeypatch.setattr(slurm, "cancel", refuse)
+    assert main(["stop", "gpt"]) == 0
+    said = capsys.readouterr().out
+    assert "job 7 may still be in the queue: Unable to contact" in said
+    assert "it ends at once" in said
+    assert folder.stop_file.exists()
 
 
 def test_nothing_to_stop(make_run, slurm, capsys):
