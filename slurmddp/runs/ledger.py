@@ -153,27 +153,28 @@ def in_order(times: Sequence[float | None]) -> list[float]:
 def read_ledger(folder: RunFolder, found: RunStatus, now: float) -> Ledger:
     """Return the ledger of a run that stands as `found` says; raises what reading its folder raises.
 
-    What nobody sees (SLURM is silent, a local run's process is elsewhere) is not believed to go on.
+    Where nobody sees how it stands (SLURM is silent, a local run's process is elsewhere), it ends with the
+    last sign of life.
     """
     events = folder.events()
     attempts = fold(events).attempts
-    active = found.active and (not attempts or _may_be_alive(attempts[-1]))
-    runs = active and found.state in ("running", "cancelled")
+    seen = found.state != "unknown" and not (attempts and _is_out_of_sight(attempts[-1]))
+    runs = found.active and found.state in ("running", "cancelled", "unknown")
     without_end = sum(one.is_open for one in attempts)
     return account(
         events,
-        now=now,
+        now=now if seen else metrics.latest(folder).time or 0.0,
         runs=runs,
-        waits=active and found.state in ("queued", "stopped", "running"),
+        waits=found.active and seen and found.state in ("queued", "stopped", "running"),
         tells=_tells(folder.config().get("program")),
         signs=_signs(folder) if without_end > runs else None,  # The file may be long.
     )
 
 
-def _may_be_alive(newest: Attempt) -> bool:
+def _is_out_of_sight(newest: Attempt) -> bool:
     if newest.launcher != "local" or newest.pid is None or newest.started is None:
-        return True
-    return bool(is_alive(newest.pid, newest.host, newest.started))
+        return False
+    return is_alive(newest.pid, newest.host, newest.started) is None
 
 
 def _signs(folder: RunFolder) -> dict[int, Sign]:

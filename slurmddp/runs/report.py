@@ -14,9 +14,11 @@ from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED
 from slurmddp.runs import figure
 from slurmddp.runs.folder import RunFolder, write_atomic
 from slurmddp.runs.history import Attempt, History, read_failure, read_history
+from slurmddp.runs.ledger import Ledger, read_ledger
 from slurmddp.runs.metrics import Metrics, read
 from slurmddp.runs.status import RunStatus, status
-from slurmddp.runs.table import clock, duration, number
+from slurmddp.runs.table import clock, duration, number, percent
+from slurmddp.runs.time_bars import TimeBars, time_bars
 
 _SAMPLE_CHARS = 4000
 TONES = {
@@ -64,6 +66,7 @@ class Page:
     tone: str
     tiles: list[Tile]
     rows: list[Row]
+    time: TimeBars | None = None
     charts: dict[str, str] = field(default_factory=dict)
     chart_label: str = ""
     sample: str = ""
@@ -79,7 +82,11 @@ def write_report(folder: RunFolder, *, exit_code: int | None = None) -> Path:
     `exit_code` is that of an attempt which is just ending, whose end is not in the folder yet.
     """
     history, metrics = read_history(folder), read(folder)
-    now = _as_of_now(status(folder, None), exit_code)
+    found = status(folder, None)
+    now = _as_of_now(found, exit_code)
+    # SLURM was not asked; that a job still runs is known to the attempt alone whose end this is.
+    seen = exit_code is not None or found.launcher == "local"
+    ledger = read_ledger(folder, found if seen else replace(found, state="unknown"), time.time())
     starts = _starts(history)
     charts: dict[str, str] = {}
     if figure.has_points(metrics):
@@ -90,8 +97,9 @@ def write_report(folder: RunFolder, *, exit_code: int | None = None) -> Path:
         name=folder.name,
         status=now,
         tone=TONES[now.state],
-        tiles=_tiles(folder.config(), now, history, metrics),
+        tiles=_tiles(folder.config(), now, ledger, metrics),
         rows=[_row(one, metrics, _outcome(one, folder, history, now)) for one in history.attempts],
+        time=time_bars(ledger),
         charts=charts,
         chart_label=_chart_label(metrics),
         sample=_text(folder.sample_file)[:_SAMPLE_CHARS],
@@ -133,7 +141,7 @@ def _starts(history: History) -> dict[int, int]:
     return {one.number: one.start_step for one in later if one.start_step is not None}
 
 
-def _tiles(config: dict[str, Any], now: RunStatus, history: History, metrics: Metrics) -> list[Tile]:
+def _tiles(config: dict[str, Any], now: RunStatus, ledger: Ledger, metrics: Metrics) -> list[Tile]:
     nodes, ranks = config.get("nodes"), config.get("ranks_per_node")
     held = metrics.held_out
     fell = f"from {number(held.values[0])}" if len(held) > 1 else ""
@@ -144,7 +152,7 @@ def _tiles(config: dict[str, Any], now: RunStatus, history: History, metrics: Me
         Tile("Training loss", number(train[-1] if train else None), "last logged"),
         Tile("Held-out loss", number(held.values[-1] if len(held) else None), fell),
         Tile("Speed", "-" if metrics.rate is None else f"{metrics.rate:,.0f}", metrics.rate_unit),
-        Tile("Time in training", duration(_training_time(history, metrics)), f"{_count(history, 'attempt')}"),
+        _time_tile(ledger),
     ]
     if isinstance(nodes, int) and isinstance(ranks, int):
         note = f"on {nodes} node{'s' * (nodes != 1)}"
@@ -152,14 +160,12 @@ def _tiles(config: dict[str, Any], now: RunStatus, history: History, metrics: Me
     return tiles
 
 
-def _count(history: History, word: str) -> str:
-    many = len(history.attempts)
-    return f"{many} {word}{'s' * (many != 1)}"
-
-
-def _training_time(history: History, metrics: Metrics) -> float | None:
-    times = [lasted for one in history.attempts if (lasted := _lasted(one, metrics)) is not None]
-    return sum(times) if times else None
+def _time_tile(ledger: Ledger) -> Tile:
+    if not ledger.whole:
+        return Tile("Goodput", "-")
+    if ledger.goodput is None:
+        return Tile("Time", duration(ledger.whole), "training is not told")
+    return Tile("Goodput", percent(ledger.goodput), f"of {duration(ledger.whole)}")
 
 
 def _lasted(attempt: Attempt, metrics: Metrics) -> float | None:

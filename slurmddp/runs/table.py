@@ -106,7 +106,9 @@ def clock(moment: float | None) -> str:
 
 
 def percent(share: float) -> str:
-    """Say a share of a whole; only all of it is `100 %`."""
+    """Say a share of a whole; only all of it is `100 %`, and only nothing `0 %`."""
+    if 0 < share < 0.005:
+        return "< 1 %"
     return f"{100 if share >= 1 else min(99, round(100 * share))} %"
 
 

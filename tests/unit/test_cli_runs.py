@@ -673,7 +673,16 @@ def test_durations_read_well(seconds, text):
 
 
 @pytest.mark.parametrize(
-    ("share", "text"), [(0.0, "0 %"), (0.874, "87 %"), (0.9999, "99 %"), (1.0, "100 %"), (1.0000001, "100 %")]
+    ("share", "text"),
+    [
+        (0.0, "0 %"),
+        (1e-9, "< 1 %"),
+        (0.0051, "1 %"),
+        (0.874, "87 %"),
+        (0.9999, "99 %"),
+        (1.0, "100 %"),
+        (1.0000001, "100 %"),
+    ],
 )
 def test_only_all_of_it_is_a_hundred_percent(share, text):
     assert percent(share) == text

@@ -42,6 +42,7 @@ def two_attempts(folder):
     event(folder, "ended", 160.0, attempt=0, job_id="7", exit_code=75, outcome="stopped", next="requeue")
     event(folder, "started", 300.0, attempt=1, job_id="7", nodes="node[1-2]", launcher="slurm")
     event(folder, "resumed", 301.0, attempt=1, step=20)
+    event(folder, "first_step", 303.0, attempt=1, step=21)
     append_line(folder.metrics_file, {"step": 20, "attempt": 1, "time": 302.0, "eval_loss": 3.5})
     train(folder, 1, 30, 40, loss=1.5)
     append_line(folder.metrics_file, {"step": 40, "attempt": 1, "time": 330.0, "eval_loss": 1.75})
@@ -102,8 +103,7 @@ def test_a_finished_run(folder):
         "1.7500",
         "from 3.5000",
         "tokens/s",
-        "2m 00s",
-        "2 attempts",
+        "Goodput 30 % of 4m 20s",
         "node[1-2]",
         "0 to 30",
         "20 to 40",
@@ -114,6 +114,54 @@ def test_a_finished_run(folder):
     ):
         assert part in text, part
     assert folder.figure_file.read_bytes().startswith(b"\x89PNG")
+
+
+def bars_of(html):
+    """Return what each bar says, and how wide the words in it are, in thousandths."""
+    found = re.findall(r'<div class="bar" role="img" aria-label="([^"]*)"[^>]*>(.*?)</div>', html)
+    slices = [re.findall(r'<i class="(\w+)"[^>]*flex-grow: ([^"]*)"', inner) for _, inner in found]
+    widths = [{word: round(float(grow)) for word, grow in words} for words in slices]
+    return list(zip([label for label, _ in found], widths, strict=True))
+
+
+def test_what_the_time_went_into(folder):
+    two_attempts(folder)
+    finish(folder)
+    html = write_report(folder).read_text()
+    whole, first, second = bars_of(html)
+    assert whole[0] == (
+        "All of the time, 4m 20s: queued 2m 20s (54 %), starting 4s (2 %), training 1m 17s (30 %), "
+        "lost 39s (15 %)"
+    )
+    assert list(whole[1].items()) == [("queued", 538), ("starting", 15), ("training", 296), ("lost", 150)]
+    assert first[0].startswith("Attempt 0, 1m 00s: ")
+    assert second[0].startswith("Attempt 1, 3m 20s: queued 2m 20s (70 %)")
+    assert re.findall(r'class="bar"[^>]*style="width: max\(\d+px, ([\d.]+)%\)', html) == ["100", "30", "100"]
+    assert "Lost 15 % 39s in steps that had to be made again" in Page(html).text
+
+
+def test_one_attempt_has_one_bar(folder):
+    event(folder, "started", 100.0, attempt=0, job_id="7", nodes="node1", launcher="slurm")
+    event(folder, "first_step", 105.0, attempt=0, step=1)
+    event(folder, "ended", 160.0, attempt=0, job_id="7", exit_code=0, outcome="finished", next="none")
+    assert len(bars_of(write_report(folder).read_text())) == 1
+
+
+def test_time_goes_on_for_the_attempt_that_writes_the_page_only(folder, monkeypatch):
+    two_attempts(folder)
+    monkeypatch.setattr("slurmddp.runs.report.time.time", lambda: 403.0)
+    assert "Training 40 % 2m 00s" in page_of(folder, exit_code=0).text
+    assert "Training 20 % 47s" in page_of(folder).text, "the last line was written at 330"
+
+
+def test_the_time_of_a_program_that_tells_nothing(folder):
+    folder.config_file.write_text(CONFIG + "program: {script: train.py}\n")
+    event(folder, "started", 100.0, attempt=0, job_id="7", nodes="node1", launcher="slurm")
+    event(folder, "ended", 160.0, attempt=0, job_id="7", exit_code=0, outcome="finished", next="none")
+    text = page_of(folder).text
+    assert "Time 1m 00s training is not told" in text
+    assert "Untold 100 % 1m 00s" in text
+    assert "Goodput" not in text
 
 
 def test_the_page_needs_nothing_from_outside(folder):
