@@ -4,7 +4,8 @@
 
 The batch script starts it through srun, the local launcher as a plain process, submitit as its task. It
 learns its place from the environment and everything else from the run folder. It never touches CUDA (a forked
-rank could not use it any more) and starts no thread. Its exit code is its ranks': see `outcome.combine`.
+rank could not use it any more) and starts no thread. Its exit code is its ranks' (see `outcome.combine`), and
+0 once a later attempt has begun; `exit-node-N` always tells the ranks'.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from slurmddp.environments.detect import detect, require
 from slurmddp.environments.present import IMPORTS_VARIABLE, rank_environment
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, ConfigError, SlurmddpError
+from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, EXIT_USAGE, ConfigError, SlurmddpError
 from slurmddp.launchers import failure, linux, outcome
 from slurmddp.launchers.node import PRELOAD, enter_project, import_for_all
 from slurmddp.launchers.ranks import RankExit, Ranks, RankStart
@@ -73,7 +74,8 @@ def run(
         if node.node_rank == 0 and code != EXIT_STOPPED and not superseded(folder, attempt):
             _try_report(report, folder, code)
     _write_exit_file(folder, attempt, node.node_rank, code)
-    return code
+    # Told of a failure, srun ends its step by number, and the later attempt's step has the same number.
+    return EXIT_FINISHED if superseded(folder, attempt) else code
 
 
 class Agent:

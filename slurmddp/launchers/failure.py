@@ -23,6 +23,7 @@ from slurmddp.errors import (
     RankFailure,
     SlurmddpError,
 )
+from slurmddp.runs.fence import superseded
 from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.history import reads_like_a_lost_peer
 
@@ -126,7 +127,10 @@ def is_consequence(failure: Failure) -> bool:
 
 
 def record(folder: RunFolder, attempt: int, failure: Failure) -> bool:
-    """Write the attempt's `failure.json` and event; False if another process was first."""
+    """Write the attempt's `failure.json` and event; False if another process was first.
+
+    The event is left out when a later attempt has begun: what all attempts share is that one's then.
+    """
     text = json.dumps(asdict(failure), ensure_ascii=False, indent=1) + "\n"
     try:
         descriptor = os.open(folder.failure_file(attempt), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
@@ -134,14 +138,15 @@ def record(folder: RunFolder, attempt: int, failure: Failure) -> bool:
         return False
     with open(descriptor, "w", encoding="utf-8") as stream:
         stream.write(text)
-    folder.add_event(
-        "rank_failed",
-        attempt=attempt,
-        rank=failure.rank,
-        host=failure.host,
-        exit_code=failure.exit_code,
-        signal=failure.signal,
-    )
+    if not superseded(folder, attempt):
+        folder.add_event(
+            "rank_failed",
+            attempt=attempt,
+            rank=failure.rank,
+            host=failure.host,
+            exit_code=failure.exit_code,
+            signal=failure.signal,
+        )
     return True
 
 

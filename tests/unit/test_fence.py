@@ -44,9 +44,12 @@ def test_a_new_attempt_is_never_taken_for_an_old_one_because_logs_were_deleted(t
     assert not superseded(folder, 8)
 
 
-def test_the_agent_of_a_past_attempt_leaves_the_report_alone(tmp_path: Path) -> None:
+def test_the_agent_of_a_past_attempt_leaves_report_and_events_alone(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "def main(run_dir): return 79")
     folder.log_dir(1).mkdir(parents=True)
     with start_agent(folder) as agent:
-        assert agent.wait(timeout=60) == 79
+        assert agent.wait(timeout=60) == 0, "of a failure srun would end the step with the same number"
+    assert (folder.log_dir(0) / "exit-node-0").read_text() == "79\n"
     assert not folder.report_file.exists()
+    assert (folder.log_dir(0) / "failure.json").exists()
+    assert not folder.attempts_file.exists()
