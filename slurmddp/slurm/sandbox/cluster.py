@@ -195,7 +195,9 @@ class Sandbox:
 
     def jobs(self) -> dict[str, str]:
         """Return id -> state of all jobs that are not over."""
-        answer = self.command("squeue", "--noheader", "--states=PD,R,CG,S,CF", "--format=%A|%T")
+        # By `%i`, not by `%A`: SLURM 22.05 cancels no element by its own number when the one that bears the
+        # array's is over.
+        answer = self.command("squeue", "--noheader", "--array", "--states=PD,R,CG,S,CF", "--format=%i|%T")
         return dict(line.split("|", 1) for line in answer.splitlines())
 
     def command(self, *words: str) -> str:
