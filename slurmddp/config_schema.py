@@ -74,6 +74,7 @@ POLICY: dict[str, Field] = {
     "requeue": Field("flag", "go on by itself after a stop"),
     "signal_lead_s": _whole("seconds before the time limit at which to save", 1),
     "grace_s": _whole("seconds from SIGTERM to SIGKILL, where SLURM does not say", 1, optional=True),
+    "exclude_failed_h": _whole("hours without a node that failed under the run; 0: take it again", 0),
 }
 
 STRATEGY: dict[str, dict[str, Field]] = {

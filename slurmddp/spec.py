@@ -72,6 +72,8 @@ class Policy:
     """Seconds before the time limit at which SLURM sends USR2 to the ranks."""
     grace_s: int | None = None
     """Seconds from SIGTERM to SIGKILL; None: as SLURM says (its KillWait and the partition's GraceTime)."""
+    exclude_failed_h: int = 24
+    """Hours for which a node that failed under the run is kept out of its next attempts; 0: not at all."""
 
 
 @dataclass(frozen=True, kw_only=True)

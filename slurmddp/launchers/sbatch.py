@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurmddp.launchers.submitter import new_token, problems, refuse_misfit
+from slurmddp.launchers.submitter import problems, refuse_misfit, submit
 from slurmddp.runs.folder import RunFolder
 from slurmddp.slurm.client import Slurm
 from slurmddp.spec import Job
@@ -21,8 +21,6 @@ class SbatchSubmitter:
         """Queue `job.sbatch`, record the job in the run folder and return its id."""
         refuse_misfit(job, self._slurm)
         folder = RunFolder(job.run_dir)
-        comment = job.cluster.sbatch.get("comment")
-        options = [f"--comment={comment}"] if comment else []
-        job_id = self._slurm.submit(folder.script_file, token=new_token(job), options=options)
+        job_id = submit(job, folder.script_file, self._slurm)
         folder.add_event("submitted", job_id=job_id, submitter="sbatch")
         return job_id

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurmddp.errors import SlurmError
-from slurmddp.launchers.submitter import new_token, problems, refuse_misfit
+from slurmddp.launchers.submitter import problems, refuse_misfit, submit
 from slurmddp.runs.folder import RunFolder
 from slurmddp.slurm.client import Slurm
 from slurmddp.slurm.options import Option, sbatch_options
@@ -99,9 +99,7 @@ def _executor(folder: Path, job: Job, slurm: Slurm) -> SlurmExecutor:
             unique = uuid.uuid4().hex
             script = JobPaths.get_first_id_independent_folder(self.folder) / f".submission_file_{unique}.sh"
             script.write_text(self._make_submission_file_text(command, unique), encoding="utf-8")
-            comment = job.cluster.sbatch.get("comment")
-            options = [f"--comment={comment}"] if comment else []
-            job_id = slurm.submit(script, token=new_token(job), options=options)
+            job_id = submit(job, script, slurm)
             submitted = self.job_class(folder=self.folder, job_id=job_id, tasks=[0])
             submitted.paths.move_temporary_file(script, "submission_file", keep_as_symlink=True)
             return submitted

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from slurmddp.errors import ConfigError, SlurmError, near_matches
+from slurmddp.runs.excluded import excluded_nodes
+from slurmddp.runs.folder import RunFolder
 from slurmddp.slurm.client import Slurm, SlurmClient
 from slurmddp.slurm.limits import check
 from slurmddp.slurm.options import job_name
@@ -44,6 +47,18 @@ def refuse_misfit(job: Job, slurm: Slurm) -> None:
     if found:
         reasons = " ".join(found)
         raise ConfigError(f"This SLURM would never start the job: {reasons}", hint="Nothing was queued.")
+
+
+def submit(job: Job, script: Path, slurm: Slurm) -> str:
+    """Submit `script`, without the nodes that failed under the run where it has others; return the id."""
+    comment, theirs = job.cluster.sbatch.get("comment"), job.cluster.sbatch.get("exclude")
+    options = [f"--comment={comment}"] if comment else []
+    failed = excluded_nodes(RunFolder(job.run_dir)) if job.policy.exclude_failed_h else []
+    if failed and "/" not in str(theirs):  # with a slash it is the name of a file with nodes
+        exclude = f"--exclude={','.join([*([str(theirs)] if theirs else []), *failed])}"
+        if slurm.would_take(script, [exclude]):
+            options.append(exclude)
+    return slurm.submit(script, token=new_token(job), options=options)
 
 
 def new_token(job: Job) -> str:

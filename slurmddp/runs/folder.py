@@ -127,6 +127,11 @@ class RunFolder:
         return self.path / "sample.txt"
 
     @property
+    def excluded_file(self) -> Path:
+        """The nodes that failed under the run, each with the time until which it is avoided."""
+        return self.path / "excluded.jsonl"
+
+    @property
     def cancelled_file(self) -> Path:
         """Present once a person has cancelled the run: nothing may requeue it."""
         return self.path / "cancelled"

@@ -32,6 +32,9 @@ class Slurm(Protocol):
     def submit(self, script: Path, *, token: str, options: Sequence[str] = ()) -> str:
         """Submit `script` once and return the job's id; `token` is unique and goes into the job's comment."""
 
+    def would_take(self, script: Path, options: Sequence[str] = ()) -> bool:
+        """Tell whether it has the nodes for `script`, be they busy; those that are down don't count."""
+
     def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
         """Return the states of those jobs that SLURM knows; raises SlurmError when it does not answer."""
 
@@ -67,6 +70,14 @@ class SlurmClient:
             if job_id is not None:
                 return job_id
         raise unanswered
+
+    def would_take(self, script: Path, options: Sequence[str] = ()) -> bool:
+        """Ask `sbatch --test-only`, which queues nothing; no answer is a no."""
+        try:
+            self._run(["sbatch", "--test-only", *options, str(script)])
+        except SlurmError:
+            return False
+        return True
 
     def _submit_once(self, command: list[str], token: str) -> str:
         stdout = self._run(command)

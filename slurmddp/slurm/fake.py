@@ -28,6 +28,8 @@ class FakeSlurm:
     site: Limits = field(default_factory=Limits)
     refusal: str = ""
     """What SLURM says to every submission; empty: it accepts them."""
+    lacks_nodes: bool = False
+    """Whether it says, when it is asked, that it has not the nodes for a job."""
     silence: str = ""
     """Why SLURM answers nothing at all; empty: it answers."""
     submissions: list[Submission] = field(default_factory=list)
@@ -44,6 +46,9 @@ class FakeSlurm:
             job_id=job_id, state="PENDING", reason="Priority", run=parse_run(token)
         )
         return job_id
+
+    def would_take(self, script: Path, options: Sequence[str] = ()) -> bool:
+        return not (self.silence or self.refusal or self.lacks_nodes)
 
     def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
         self._answer()

@@ -26,6 +26,7 @@ _TRAINER = "slurmddp.training.trainer.train"
 def render(job: Job) -> str:
     """Return the batch script of `job`; raises ConfigError for values that no script can carry."""
     return _template().render(
+        failed_nodes=_text("failed-nodes.sh.j2"),
         title=job.run_name if re.fullmatch(r"[\w.+=-]+", job.run_name) else "",
         header=[_directive(name, value) for name, value in sbatch_options(job).items()],
         run=_shell("run_dir", str(job.run_dir)),
@@ -33,6 +34,7 @@ def render(job: Job) -> str:
         python=_shell("python", job.python),
         nodes=int(job.resources.nodes),
         max_restarts=int(job.policy.max_restarts),
+        exclude_failed_h=int(job.policy.exclude_failed_h),
         requeue=int(job.policy.requeue),
         tells_first_step=int(job.program.target == _TRAINER),
         lead=int(job.policy.signal_lead_s),
@@ -49,11 +51,14 @@ def render(job: Job) -> str:
 def _template() -> Template:
     import jinja2
 
-    text = resources.files("slurmddp.templates").joinpath("job.sbatch.j2").read_text(encoding="utf-8")
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    return environment.from_string(text)
+    return environment.from_string(_text("job.sbatch.j2"))
+
+
+def _text(name: str) -> str:
+    return resources.files("slurmddp.templates").joinpath(name).read_text(encoding="utf-8")
 
 
 def _step(job: Job) -> str:

@@ -14,7 +14,7 @@ KEYS = {
     "cluster",
     "train": "steps batch_size accumulate global_batch clip_norm log_every eval_every eval_batches "
     "save_every keep_last sample_chars workers",
-    "policy": "max_restarts requeue signal_lead_s grace_s",
+    "policy": "max_restarts requeue signal_lead_s grace_s exclude_failed_h",
     "strategy.ddp": "find_unused_parameters bucket_mb",
     "strategy.single": "",
     "cluster": "name partition account qos constraint reservation gpus_per_node gpu_type gpu_request "

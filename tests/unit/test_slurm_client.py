@@ -22,6 +22,7 @@ class Site(Protocol):
     def set_state(self, job_id: str, state: str, reason: str = "", nodes: str = "") -> None: ...
     def forget(self, job_id: str) -> None: ...
     def refuse(self, words: str) -> None: ...
+    def lack_nodes(self) -> None: ...
     def fall_silent(self, words: str) -> None: ...
 
 
@@ -41,6 +42,10 @@ class ProgramsSite:
     def refuse(self, words: str) -> None:
         self.programs.write("refusal", words)
 
+    def lack_nodes(self) -> None:
+        words = "allocation failure: Requested node configuration is not available"
+        self.programs.write("test-only", f'[[ "$*" == *--exclude=n1* ]] && echo "{words}" >&2 && exit 1')
+
     def fall_silent(self, words: str) -> None:
         self.programs.write("silence", words)
         self.refuse(words)
@@ -59,6 +64,9 @@ class MemorySite:
 
     def refuse(self, words: str) -> None:
         self.fake.refusal = words
+
+    def lack_nodes(self) -> None:
+        self.fake.lacks_nodes = True
 
     def fall_silent(self, words: str) -> None:
         self.fake.silence = words
@@ -120,6 +128,19 @@ def test_a_job_that_slurm_does_not_know_is_left_out(site: Site, script: Path) ->
     assert site.slurm.jobs([job_id]) == {}
     assert site.slurm.jobs(["4711", "4712"]) == {}
     assert site.slurm.jobs([]) == {}
+
+
+def test_what_slurm_would_take_is_asked_without_queueing_it(site: Site, script: Path) -> None:
+    assert site.slurm.would_take(script, ["--exclude=n1"])
+    site.lack_nodes()
+    assert not site.slurm.would_take(script, ["--exclude=n1"])
+    assert site.slurm.submit(script, token="t:1") == "1"
+
+
+@pytest.mark.parametrize("words", ["sbatch: error: Invalid account", "sbatch: error: Socket timed out"])
+def test_a_slurm_that_gives_no_clear_answer_would_not_take_it(site: Site, script: Path, words: str) -> None:
+    site.refuse(words)
+    assert not site.slurm.would_take(script)
 
 
 def test_cancel_ends_a_job(site: Site, script: Path) -> None:

@@ -4,6 +4,7 @@ import pickle
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from slurm_jobs import CONFIG, PARTITIONS, FakePrograms, make_job
 from slurmddp.errors import ConfigError, SlurmError
 from slurmddp.launchers.submitit import RunScript
 from slurmddp.launchers.submitter import build
-from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.folder import RunFolder, append_line
 from slurmddp.runs.prepare import prepare
 from slurmddp.slurm.fake import FakeSlurm
 from slurmddp.slurm.limits import parse_limits
@@ -220,3 +221,51 @@ def test_submitting_never_imports_torch(name: str, tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def fail(job: Job, node: str, *, lasts_s: float = 3600) -> None:
+    entry = {"time": 1, "node": node, "reason": "SLURM calls it DOWN", "expires": time.time() + lasts_s}
+    append_line(RunFolder(job.run_dir).excluded_file, entry)
+
+
+@BOTH
+def test_nodes_that_failed_under_the_run_are_excluded(name: str, slurm: FakeSlurm, tmp_path: Path) -> None:
+    job = prepared(tmp_path, sbatch={"comment": "thesis", "exclude": "n[7-8]"})
+    fail(job, "n2")
+    fail(job, "n1")
+    fail(job, "n1")
+    fail(job, "n3", lasts_s=-1)
+    build(name, slurm).submit(job)
+    assert slurm.submissions[0].options == ("--comment=thesis", "--exclude=n[7-8],n1,n2")
+
+
+def test_a_damaged_list_of_failed_nodes_stops_nobody(slurm: FakeSlurm, tmp_path: Path) -> None:
+    job = prepared(tmp_path)
+    RunFolder(job.run_dir).excluded_file.write_text("mended by hand: n1\n")
+    build("sbatch", slurm).submit(job)
+    assert slurm.submissions[0].options == ()
+
+
+@BOTH
+def test_nodes_that_failed_are_taken_where_slurm_has_no_others(
+    name: str, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    job = prepared(tmp_path)
+    fail(job, "n1")
+    slurm.lacks_nodes = True
+    assert build(name, slurm).submit(job) == "1"
+    assert slurm.submissions[0].options == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"exclude_failed_h": 0}, {"sbatch": {"exclude": "/home/ada/bad-nodes"}}],
+    ids=["policy", "file"],
+)
+def test_failed_nodes_are_not_excluded_against_a_persons_will(
+    slurm: FakeSlurm, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    job = prepared(tmp_path, **changes)
+    fail(job, "n1")
+    build("sbatch", slurm).submit(job)
+    assert slurm.submissions[0].options == ()

@@ -1,0 +1,23 @@
+"""The nodes that failed under a run and that its next attempts avoid; the batch script notes them."""
+
+from __future__ import annotations
+
+import time
+
+from slurmddp.errors import SlurmddpError
+from slurmddp.runs.folder import RunFolder, read_lines
+
+
+def excluded_nodes(folder: RunFolder, now: float | None = None) -> list[str]:
+    """Return the nodes whose exclusion has not expired, sorted; none if the file is damaged."""
+    at = time.time() if now is None else now
+    try:
+        entries = list(read_lines(folder.excluded_file))
+    except SlurmddpError:  # It is an advice, and no reason to keep a person from going on.
+        return []
+    return sorted({str(entry["node"]) for entry in entries if entry.get("node") and _expires(entry) > at})
+
+
+def _expires(entry: dict[str, object]) -> float:
+    expires = entry.get("expires")
+    return float(expires) if isinstance(expires, int | float) else 0.0
