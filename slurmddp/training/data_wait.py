@@ -1,28 +1,30 @@
 """A wait for data that a stop can end: a file system that hangs must not keep the job from its checkpoint.
 
-The step that waits for its first batch is held: it counts as not begun, so that ranks that all wait for the
-same storage agree to stop before it. Where another rank has gone into that step already, this rank has to
-follow it and waits on. It works for data that loader workers read; what a rank reads itself (`workers=0`)
-can't be interrupted, and ends with the guard's exit before the kill.
+What a rank is about to compute on a batch is held while it waits for the batch: it counts as not begun, so
+that ranks that all wait for the same storage agree to stop before it. Where another rank has its batch
+already, this rank has to follow it and waits on. Data that loader workers read is looked for ten times a
+second. A rank that reads its data itself (`workers=0`) looks up between two samples; one sample can't be
+interrupted (another thread can't read in the rank's place: data sets may hold what only works in the thread
+that made it), so one that never comes ends with the guard's exit before the kill.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 _LOOK_S = 0.1
 
 
 class StoppedWaiting(Exception):
-    """All ranks stop before the step whose first batch was being waited for; the data was not touched."""
+    """All ranks stop before computing on the batch that was asked for, which counts as never handed out."""
 
 
 class Pause(Protocol):
     """What a waiting rank asks: `StopPoll` has it."""
 
     waits_for_step: bool
-    """Whether it is the first batch of a step that is waited for now."""
+    """Whether it is a batch before which all ranks can stop that is waited for now."""
 
     def hold(self) -> None: ...
     def release(self) -> bool: ...
@@ -31,9 +33,17 @@ class Pause(Protocol):
 
 def interruptible(batches: Iterator[Any], pause: Pause) -> Iterator[Any]:
     """Let the waits of a DataLoader's iterator end by StoppedWaiting; torch has no public way to do so."""
-    fetch = getattr(batches, "_try_get_data", None)
-    if fetch is None or hasattr(fetch, "interruptible"):
-        return batches
+    if hasattr(batches, "_try_get_data"):
+        return _workers_interruptible(batches, pause)
+    if hasattr(batches, "_next_data") and hasattr(batches, "_dataset_fetcher"):
+        return _reading_interruptible(batches, pause)
+    return batches
+
+
+def _workers_interruptible(batches: Any, pause: Pause) -> Iterator[Any]:
+    fetch = batches._try_get_data
+    if hasattr(fetch, "interruptible"):
+        return batches  # type: ignore[no-any-return]
 
     def attempt(timeout: float = 5.0) -> tuple[bool, Any]:
         if not pause.waits_for_step:
@@ -44,11 +54,63 @@ def interruptible(batches: Iterator[Any], pause: Pause) -> Iterator[Any]:
             success, data = fetch(min(_LOOK_S, left))
             left -= _LOOK_S
         if (success or pause.is_over()) and not pause.release():
-            for worker in getattr(batches, "_workers", ()):
+            for worker in batches._workers:
                 worker.terminate()  # else each would be waited for, five seconds long
             raise StoppedWaiting
         return success, data
 
     attempt.interruptible = True  # type: ignore[attr-defined]
-    batches._try_get_data = attempt  # type: ignore[attr-defined]
-    return batches
+    batches._try_get_data = attempt
+    return batches  # type: ignore[no-any-return]
+
+
+def _reading_interruptible(batches: Any, pause: Pause) -> Iterator[Any]:
+    """Do so for an iterator whose process reads the samples itself."""
+    fetcher, read = batches._dataset_fetcher, batches._next_data
+
+    def look() -> None:
+        if pause.is_over() and not pause.release():
+            raise StoppedWaiting
+
+    def attempt() -> Any:
+        if not pause.waits_for_step:
+            return read()
+        pause.hold()
+        data = read()
+        if not pause.release():
+            raise StoppedWaiting
+        return data
+
+    if hasattr(fetcher, "dataset_iter"):
+        fetcher.dataset_iter = _between(fetcher.dataset_iter, look)
+    else:
+        fetcher.dataset = _LooksUp(fetcher.dataset, look)
+    batches._next_data = attempt
+    return batches  # type: ignore[no-any-return]
+
+
+def _between(samples: Iterator[Any], look: Callable[[], None]) -> Iterator[Any]:
+    for sample in samples:
+        yield sample
+        look()
+
+
+class _LooksUp:
+    """Reads samples of `inner` with a look before each; those that `inner` reads by the batch are one."""
+
+    def __init__(self, inner: Any, look: Callable[[], None]) -> None:
+        self._inner, self._look = inner, look
+
+    def __getitem__(self, key: Any) -> Any:
+        self._look()
+        return self._inner[key]
+
+    def __getitems__(self, keys: Sequence[Any]) -> Sequence[Any]:
+        found: Sequence[Any]
+        if hasattr(type(self._inner), "look_and_read"):  # SeededSamples, which this module does without
+            found = self._inner.look_and_read(keys, self._look)
+        elif hasattr(self._inner, "__getitems__"):
+            found = self._inner.__getitems__(keys)
+        else:
+            found = [self[key] for key in keys]
+        return found

@@ -18,9 +18,7 @@ strategy's business, how processes start the launcher's, and how a process learn
 from __future__ import annotations
 
 import atexit
-import multiprocessing
 import os
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -37,11 +35,12 @@ from torch.utils.data import DataLoader
 from slurmddp.checkpoint.config_match import ALLOW_VARIABLE
 from slurmddp.environments.detect import detect
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import ConfigError, MismatchError, SlurmddpError, StoppedAtCheckpoint
+from slurmddp.errors import ConfigError, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.strategies import Strategy, build
 from slurmddp.training import bootstrap, collective, rng, session_state
 from slurmddp.training.guard import Guard
 from slurmddp.training.loader import DistributedLoader, distribute
+from slurmddp.training.start_check import refuse_to_multiply, require_devices
 from slurmddp.training.start_up import StartUp
 from slurmddp.training.stop_poll import StopPoll
 
@@ -99,16 +98,11 @@ class Distributon:
         info = detect(os.environ)
         wanted = self._ranks_wanted(info)
         if info.environment == "single" and wanted > 1:
-            _refuse_to_multiply()
+            refuse_to_multiply()
             from slurmddp.launchers.script import launch_script
 
             launch_script(wanted)
-        if wanted != info.local_world_size:
-            raise MismatchError(
-                f"num_devices is {wanted}, but {info.environment} started {info.local_world_size} "
-                f"process(es) on {socket.gethostname()}.",
-                hint=_how_many(info, wanted),
-            )
+        require_devices(info, wanted)
         self._place = bootstrap.start(info, backend=self._backend, stopped=lambda: self._stop.requested)
         atexit.register(self._close_at_exit)
         if self._seed is not None:
@@ -278,8 +272,9 @@ class Distributon:
         """Return whether to save and leave now; call it on every rank, once before each step.
 
         True at the same step on all ranks, after SIGTERM or SIGUSR2 came to any of them, in a run of slurmddp
-        after `slurmddp stop`, and when a save only just fits before the job's time limit. The first call puts
-        handlers for the signals in place, so a program that never asks is ended by them as usual.
+        after `slurmddp stop`, and when a save only just fits before the job's time limit. The first call
+        waits for all ranks and puts handlers for the signals in place, so a program that never asks is ended
+        by them as usual.
         """
         return self._stop.tick(self._here)
 
@@ -287,9 +282,17 @@ class Distributon:
         """Return `next(batches)`, the first batch of a step, from a loader of `setup_dataloader`.
 
         Call it right after `should_stop`. Raises StoppedWaiting when the data does not come and all ranks
-        stop before the step; that needs loader workers.
+        stop before the step; without loader workers that is noticed between two samples.
         """
         return self._stop.first_batch(batches)
+
+    def later_batch(self, batches: Iterator[Any]) -> Any:
+        """Return `next(batches)`, one of several batches of a step; all ranks call it equally often.
+
+        Raises StoppedWaiting on all ranks before the same batch when they are to stop: within the step, which
+        is then to be undone (see `training/half_step.py`) or to be left out of what is saved.
+        """
+        return self._stop.later_batch(batches)
 
     @property
     def stop_requested(self) -> bool:
@@ -363,26 +366,3 @@ class Distributon:
             config=self._config,
             allow_other_config=allow_other_config or os.environ.get(ALLOW_VARIABLE) == "1",
         )
-
-
-def _refuse_to_multiply() -> None:
-    """Raise where running this program's command again would not start ranks but something else."""
-    if multiprocessing.parent_process() is not None:
-        raise SlurmddpError(
-            "launch() was called in a process that multiprocessing started.",
-            hint="Launch from the main program, under `if __name__ == '__main__':`.",
-        )
-    if os.environ.get("SLURMDDP_LAUNCHER") == "local":
-        raise SlurmddpError(
-            "launch() was called in a process that launch() started, and it does not see its place.",
-            hint="Unset SLURMDDP_ENVIRONMENT; a forced environment hides what the launcher says.",
-        )
-
-
-def _how_many(info: RankInfo, wanted: int) -> str:
-    auto = 'or use num_devices="auto"'
-    if info.environment == "slurm":
-        return f"Start it with `srun --ntasks-per-node={wanted}`, {auto}."
-    if info.environment == "torchrun":
-        return f"Start it with `torchrun --nproc-per-node={wanted}`, {auto}."
-    return f"Start {wanted} process(es) per node, {auto}."

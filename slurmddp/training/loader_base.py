@@ -89,6 +89,16 @@ class DistributedLoader:
     def load_rank_state(self, state: dict[str, Any]) -> None:
         """Take what `rank_state` gave; comes after `load_state_dict`."""
 
+    def mark(self) -> tuple[Any, Any]:
+        """Return the place in the data, for `go_back`."""
+        return self.state_dict(), self.rank_state()
+
+    def go_back(self, mark: tuple[Any, Any]) -> None:
+        """Return to a place: batches that were handed out since count as never trained."""
+        self.load_state_dict(mark[0])
+        if mark[1] is not None:
+            self.load_rank_state(mark[1])
+
     def _reseed(self) -> None:
         # A loader without a generator of its own would draw its workers' seeds from the global one, once
         # more in a resumed run than in an undisturbed one.

@@ -7,7 +7,7 @@ undisturbed one. The generators of python, torch and NumPy are seeded anew befor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import Dataset, Sampler, TensorDataset, get_worker_info
@@ -59,20 +59,26 @@ class SeededSamples(Dataset[Any]):
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: Sequence[Key]) -> Sequence[Any]:
-        if get_worker_info() is not None:
-            return self._read(keys)
-        with rng.aside():
-            return self._read(keys)
+        return self.look_and_read(keys, None)
 
-    def _read(self, keys: Sequence[Key]) -> Sequence[Any]:
+    def look_and_read(self, keys: Sequence[Key], look: Callable[[], None] | None) -> Sequence[Any]:
+        """Return the samples of `keys`; `look` is called before each, and may raise."""
+        if get_worker_info() is not None:
+            return self._read(keys, look)
+        with rng.aside():
+            return self._read(keys, look)
+
+    def _read(self, keys: Sequence[Key], look: Callable[[], None] | None) -> Sequence[Any]:
         by_the_batch = getattr(self._inner, "__getitems__", None)
         if by_the_batch is None:
-            return [self._read_one(key) for key in keys]
+            return [self._read_one(key, look) for key in keys]
         self._seed_from(keys[0])
         found: Sequence[Any] = by_the_batch([index for index, *_ in keys])
         return found
 
-    def _read_one(self, key: Key) -> Any:
+    def _read_one(self, key: Key, look: Callable[[], None] | None) -> Any:
+        if look is not None:
+            look()
         self._seed_from(key)
         return self._inner[key[0]]
 

@@ -1,5 +1,7 @@
 """Stopping together: any rank's signal leads all ranks to leave after the same step, for nothing per step.
 
+A step here is whatever lies between two calls of `tick`: an optimizer step, or one batch of it.
+
 The agreement needs no collective and no device synchronisation. A watcher thread of each rank looks into
 the store a few times a second. Once somebody has asked to stop:
 
@@ -46,6 +48,20 @@ class Store(Protocol):
     def set(self, key: str, value: str, /) -> None: ...
     def add(self, key: str, amount: int, /) -> int: ...
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
+
+
+def signal_reason(signals: StopSignals | None, rank: int) -> str | None:
+    """Return the signal that has come to this rank, for the log."""
+    name = signals.received if signals else None
+    return f"{name} on rank {rank} ({socket.gethostname()})" if name else None
+
+
+def file_reason(stop_file: Path | None) -> str | None:
+    """Return the stop file's name if it is there."""
+    try:
+        return f"the file {stop_file}" if stop_file and stop_file.exists() else None
+    except OSError:  # a file system that does not answer now says nothing about stopping
+        return None
 
 
 class StopAgreement:
@@ -225,17 +241,13 @@ class StopAgreement:
             self._board.post(self._started)
 
     def _own_reason(self) -> str | None:
-        name = self._signals.received if self._signals else None
-        return f"{name} on rank {self._rank} ({socket.gethostname()})" if name else self._own_request
+        return signal_reason(self._signals, self._rank) or self._own_request
 
     def _file_reason(self) -> str | None:
         if self._stop_file is None or time.monotonic() < self._next_look:
             return None
         self._next_look = time.monotonic() + FILE_POLL_S
-        try:
-            return f"the file {self._stop_file}" if self._stop_file.exists() else None
-        except OSError:  # a file system that does not answer now says nothing about stopping
-            return None
+        return file_reason(self._stop_file)
 
     def _await_decision(self, board: _Board) -> None:
         self._settled.wait(self._timeout_s)

@@ -13,11 +13,13 @@ from typing import ParamSpec, TypeVar
 
 from slurmddp.errors import SlurmddpError
 from slurmddp.runs.folder import RunFolder
+from slurmddp.training import collective
 from slurmddp.training.bootstrap import Place
+from slurmddp.training.data_wait import StoppedWaiting
 from slurmddp.training.deadline import Limits, Pace, last_safe_moment, read_limits, shortfalls
 from slurmddp.training.guard import Guard
 from slurmddp.training.signals import StopSignals
-from slurmddp.training.stop import StopAgreement
+from slurmddp.training.stop import StopAgreement, file_reason, signal_reason
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,11 +31,15 @@ _PAST_SAVES = 10
 
 
 class StopPoll:
-    """Asks once per step; `guard` is one that stands already, with its signals, and stays after `close`."""
+    """Asks once per batch; `guard` is one that stands already, with its signals, and stays after `close`."""
 
     def __init__(self, guard: Guard | None) -> None:
         self._guard, self._own_guard = guard, guard is None
         self._agreement: StopAgreement | None = None
+        self._found_at_start: str | None = None
+        """Why all ranks stop before their first step."""
+        self._steps = 0
+        """Optimizer steps that were allowed to begin."""
         self._pace = Pace()
         self._ticked: float | None = None
         self._folder: RunFolder | None = None
@@ -42,7 +48,15 @@ class StopPoll:
         self.waits_for_step = False
 
     def tick(self, place: Place) -> bool:
-        agreement = self._agreement or self._begin(place)
+        """Return whether to stop now rather than begin the next optimizer step."""
+        if self._agreement is None and self._found_at_start is None:
+            self._begin(place)
+        if self._agreement is None:
+            return True
+        self._steps += 1
+        return self._ask(self._agreement)
+
+    def _ask(self, agreement: StopAgreement) -> bool:
         now = time.monotonic()
         if self._ticked is not None:
             self._pace.add_step(now - self._ticked)
@@ -50,7 +64,7 @@ class StopPoll:
         self._ticked = time.monotonic()
         return stop
 
-    def _begin(self, place: Place) -> StopAgreement:
+    def _begin(self, place: Place) -> None:
         if self._guard is None:
             self._guard = Guard(StopSignals().__enter__(), read_limits(os.environ)).__enter__()
         info, run_dir = place.info, os.environ.get("SLURMDDP_RUN_DIR")
@@ -58,12 +72,16 @@ class StopPoll:
             self._folder = RunFolder(run_dir)
             self._recall_saves(self._folder)
         file = self._folder.stop_file if self._folder else None
-        self._agreement = StopAgreement(
-            place.store, info.rank, info.world_size, signals=self._guard.signals, stop_file=file
-        )
+        signals = self._guard.signals
+        # An agreement takes a moment to spread; what came during the start is known before the first step.
+        found = collective.gather(signal_reason(signals, info.rank) or file_reason(file))
+        self._found_at_start = next((reason for reason in found if reason), None)
+        if self._found_at_start is None:
+            self._agreement = StopAgreement(
+                place.store, info.rank, info.world_size, signals=signals, stop_file=file
+            )
         self._guard.begin(self._mind_the_time if info.rank == 0 else None)
         self._warn()
-        return self._agreement
 
     def _recall_saves(self, folder: RunFolder) -> None:
         try:
@@ -78,7 +96,7 @@ class StopPoll:
         """Ask for a stop at the last moment from which it can still succeed; called by the guard."""
         agreement, moment = self._agreement, last_safe_moment(self._limits, self._pace.measured)
         # An attempt that could not even take a step would come back for ever.
-        if agreement is not None and moment is not None and now >= moment and agreement.started > 1:
+        if agreement is not None and moment is not None and now >= moment and self._steps > 1:
             agreement.request("the time limit")
 
     @property
@@ -117,6 +135,12 @@ class StopPoll:
         finally:
             self.waits_for_step = False
 
+    def later_batch(self, batches: Iterator[T]) -> T:
+        """Return a later batch of a step; StoppedWaiting when all stop before it, within the step."""
+        if self._agreement is not None and self._ask(self._agreement):
+            raise StoppedWaiting
+        return self.first_batch(batches)
+
     def hold(self) -> None:
         if self._agreement is not None:
             self._agreement.hold()
@@ -129,13 +153,15 @@ class StopPoll:
 
     @property
     def requested(self) -> bool:
+        if self._found_at_start is not None:
+            return True
         if self._agreement is not None:
             return self._agreement.requested
         return self._guard is not None and self._guard.signals.received is not None
 
     @property
     def reason(self) -> str | None:
-        return self._agreement.reason if self._agreement else None
+        return self._agreement.reason if self._agreement else self._found_at_start
 
     def close(self) -> None:
         if self._agreement is not None:

@@ -20,6 +20,7 @@ from slurmddp.runs.folder import RunFolder
 from slurmddp.training.data_wait import StoppedWaiting
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.evaluate import evaluate, has_samples
+from slurmddp.training.half_step import StepStart
 from slurmddp.training.metrics import Journal, Stopwatch
 from slurmddp.training.parts import Parts, build_parts
 
@@ -35,18 +36,18 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
     settings, batches = training.parts.settings, training.parts.batches()
     training.resume()
     distributon.start_up.lap("checkpoint")
-    while True:
-        if training.evaluation_is_due():
-            training.evaluate()
-        if training.step >= settings.steps:
-            break
+    while training.step < settings.steps:
         if distributon.should_stop():
             training.stop()
+        if training.evaluation_is_due():
+            training.evaluate()
         training.take_step(batches)
         if settings.is_due(settings.log_every, training.step) or training.step == settings.steps:
             training.log()
         if settings.is_due(settings.save_every, training.step) and training.step < settings.steps:
             training.save()
+    if training.evaluation_is_due():
+        training.evaluate()
     training.save()
     training.write_sample()
 
@@ -93,10 +94,12 @@ class Training:
     def take_step(self, batches: Iterator[Any]) -> None:
         """Take one optimizer step on as many batches as belong to it."""
         parts, accumulate = self.parts, self.parts.loader.accumulate
+        # An attempt takes its first step whole: else one that is always stopped in it would get nowhere.
+        start = StepStart(parts) if accumulate > 1 and not self._is_first else None
         self._stopwatch.start()
         total = torch.zeros((), device=self.distributon.device)
         for number in range(1, accumulate + 1):
-            inputs, targets = _pair(self._first(batches) if number == 1 else next(batches))
+            inputs, targets = _pair(self._batch(batches, number, start))
             with self.distributon.accumulating(parts.model, last=number == accumulate):
                 loss = parts.loss(parts.model(inputs), targets)
                 self.distributon.backward(loss, parts=accumulate)
@@ -110,11 +113,15 @@ class Training:
             self.distributon.start_up.lap("first_step")
             self._journal.event("first_step", step=self.step, phases=self.distributon.start_up.seconds)
 
-    def _first(self, batches: Iterator[Any]) -> Any:
-        """Return a step's first batch; a stop ends the wait for it, and then the step is not begun."""
+    def _batch(self, batches: Iterator[Any], number: int, start: StepStart | None) -> Any:
+        """Return the batch `number` of a step; when all ranks stop before it, nothing of the step remains."""
         try:
-            return self.distributon.first_batch(batches)
+            if number == 1:
+                return self.distributon.first_batch(batches)
+            return next(batches) if start is None else self.distributon.later_batch(batches)
         except StoppedWaiting:
+            if start is not None and number > 1:
+                start.restore()
             self.stop()
 
     def _update(self) -> None:

@@ -184,6 +184,7 @@ def test_only_a_lost_peer_during_a_stop_is_no_failure(
 @pytest.mark.parametrize(("started", "asked"), [(0, []), (1, []), (2, ["the time limit"])])
 def test_the_end_of_the_job_waits_for_the_first_step(started: int, asked: list[str]) -> None:
     poll, reasons = StopPoll(Guard(StopSignals(), Limits(end_time=1))), list[str]()
-    poll._agreement = SimpleNamespace(started=started, request=reasons.append)  # type: ignore[assignment]
+    poll._agreement = SimpleNamespace(request=reasons.append)  # type: ignore[assignment]
+    poll._steps = started
     poll._mind_the_time(1000.0)
     assert reasons == asked

@@ -176,7 +176,7 @@ def test_it_writes_down_what_it_did(tmp_path: Path, text: Path) -> None:
     ]
     fresh, resumed = (event["phases"] for event in folder.events() if event["event"] == "first_step")
     assert list(fresh) == ["rendezvous", "data", "model", "checkpoint", "evaluation", "first_step"]
-    assert list(resumed) == ["rendezvous", "data", "model", "checkpoint", "first_step"]
+    assert list(resumed) == list(fresh), "the stop came before the evaluation that was due"
     assert all(seconds >= 0 for seconds in [*fresh.values(), *resumed.values()])
     signalled = folder.events()[2]
     assert (signalled["signal"], signalled["rank"], signalled["attempt"]) == ("SIGTERM", 0, 0)

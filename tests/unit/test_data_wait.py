@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,7 +40,9 @@ class Batches:
 class Pause:
     """All ranks stop before the step from look `over_at` on; `follows`: the others are in it already."""
 
-    def __init__(self, batches: Batches, over_at: int | None = None, *, follows: bool = True) -> None:
+    def __init__(
+        self, batches: Batches | Samples, over_at: int | None = None, *, follows: bool = True
+    ) -> None:
         self.waits_for_step, self.held, self.follows = True, 0, follows
         self._batches, self._over_at = batches, over_at
 
@@ -82,10 +85,75 @@ def test_a_later_batch_of_a_step_is_waited_for() -> None:
     assert not pause.held
 
 
-def test_an_iterator_is_changed_once_and_one_without_workers_never() -> None:
+def test_an_iterator_is_changed_once_and_another_kind_never() -> None:
     batches, plain = Batches(comes_at=1), iter([1])
     pause = Pause(batches)
     first = interruptible(batches, pause)
     changed = first._try_get_data  # type: ignore[attr-defined]
     assert interruptible(first, pause)._try_get_data is changed  # type: ignore[attr-defined]
     assert next(interruptible(plain, pause)) == 1
+
+
+class Samples:
+    """Ten samples, of which each look is counted."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def __getitem__(self, index: int) -> int:
+        self.looks += 1
+        return index
+
+
+class ByTheBatch(Samples):
+    def __getitems__(self, keys: list[int]) -> list[int]:
+        return [self[key] for key in keys]
+
+
+class Reading:
+    """Stands for torch's iterator in a process that reads the samples itself."""
+
+    def __init__(self, **fetcher: Any) -> None:
+        self._dataset_fetcher = SimpleNamespace(**fetcher)
+
+    def __iter__(self) -> Reading:
+        return self
+
+    def __next__(self) -> Any:
+        return self._next_data()
+
+    def _next_data(self) -> Any:
+        fetcher = self._dataset_fetcher
+        if hasattr(fetcher, "dataset_iter"):
+            return [next(fetcher.dataset_iter) for _ in range(4)]
+        return fetcher.dataset.__getitems__([0, 1, 2, 3])
+
+
+def iterable(samples: Samples) -> Reading:
+    return Reading(dataset_iter=map(samples.__getitem__, range(8)))
+
+
+def test_a_rank_that_reads_by_itself_stops_between_two_samples() -> None:
+    for make in (lambda samples: Reading(dataset=samples), iterable):
+        samples = Samples()
+        pause = Pause(samples, over_at=2, follows=False)
+        with pytest.raises(StoppedWaiting):
+            next(interruptible(make(samples), pause))
+        assert (samples.looks, pause.held) == (2, 1)
+
+
+@pytest.mark.parametrize("samples", [Samples(), ByTheBatch()])
+def test_a_batch_that_was_read_is_not_handed_out_once_the_ranks_have_agreed(samples: Samples) -> None:
+    with pytest.raises(StoppedWaiting):
+        next(interruptible(Reading(dataset=samples), Pause(samples, follows=False)))
+    assert samples.looks == 4
+
+
+def test_a_rank_that_reads_by_itself_follows_those_that_are_in_the_step() -> None:
+    samples = Samples()
+    assert next(interruptible(Reading(dataset=samples), Pause(samples, over_at=0))) == [0, 1, 2, 3]
+    held = Pause(samples, over_at=0, follows=False)
+    held.waits_for_step = False
+    held.is_over = lambda: False  # type: ignore[method-assign] # nothing is held
+    assert next(interruptible(Reading(dataset=samples), held)) == [0, 1, 2, 3]
+    assert held.held == 0
