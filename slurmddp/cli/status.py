@@ -143,7 +143,7 @@ def _print_times(ledger: Ledger, phases: Phases | None) -> None:
         entries = [(_title(one), one.parts, one.whole) for one in ledger.entries]
         entries += [("all", ledger.parts, ledger.whole)] if len(entries) > 1 else []
         rows = [
-            (title, *(duration(parts.get(word, 0.0)) for word in words), duration(whole))
+            (title, *(_short(parts.get(word, 0.0)) for word in words), _short(whole))
             for title, parts, whole in entries
         ]
         headers = ("ATTEMPT", *(word.upper() for word in words), "WHOLE")
@@ -152,6 +152,13 @@ def _print_times(ledger: Ledger, phases: Phases | None) -> None:
         print(f"\nStart of attempt {phases.attempt}, {phases.whole:.2f} s to its first step")
         rows = [(name.replace("_", " "), f"{seconds:.2f}") for name, seconds in phases.seconds.items()]
         print_table(("PHASE", "SECONDS"), rows, sys.stdout, right=frozenset({"SECONDS"}))
+
+
+def _short(seconds: float) -> str:
+    """Say a time in a table, where a blank is read sooner than `0s`, and a tenth matters in a short one."""
+    if seconds >= 9.95:
+        return duration(seconds)
+    return f"{seconds:.1f}s" if seconds >= 0.05 else ""
 
 
 def _title(one: Entry) -> str:

@@ -42,5 +42,5 @@ def newest_phases(events: Iterable[Any]) -> Phases | None:
     seconds = {str(name): value for name in told if (value := moment_of(told[name])) is not None}
     since, until = moment_of(begun.get("time")), moment_of(first.get("time"))
     if since is not None and until is not None:
-        seconds = {"launch": max(0.0, until - since - sum(seconds.values())), **seconds}
+        seconds = {"launch": round(max(0.0, until - since - sum(seconds.values())), 3), **seconds}
     return Phases(newest, seconds) if seconds else None

@@ -155,6 +155,12 @@ def test_a_killed_rank_is_retried_after_progress(command: Command, undisturbed: 
     run.wait_finished()
     assert [event["outcome"] for event in run.events("ended")] == ["failed", "finished"]
     assert run.losses() == undisturbed.losses()
+    told = json.loads(command("status", "--json", run.folder.name))
+    parts = told["ledger"]["parts"]
+    assert set(parts) == {"queued", "starting", "training", "saving", "lost", "ending"}
+    begun = json.loads((run.folder / "attempts.jsonl").read_text().splitlines()[0])["time"]
+    assert sum(parts.values()) == pytest.approx(run.events("ended")[-1]["time"] - begun, abs=0.1)
+    assert list(told["phases"]["seconds"])[:3] == ["launch", "imports", "rendezvous"]
 
 
 @pytest.mark.parametrize("submitter", ["sbatch", "submitit"])

@@ -208,9 +208,9 @@ def test_status_tells_what_the_time_went_into(make_run, slurm, capsys):
     ]
     table = [[cell.strip() for cell in row if cell] for row in rows]
     assert ["ATTEMPT", "TRAINING", "SAVING", "LOST", "STARTING", "ENDING", "QUEUED", "WHOLE"] in table
-    assert ["0", "2m 00s", "2s", "18s", "10s", "1s", "10s", "2m 41s"] in table
-    assert ["1", "1m 00s", "0s", "0s", "10s", "0s", "9s", "1m 19s"] in table
-    assert ["all", "3m 00s", "2s", "18s", "20s", "1s", "19s", "4m 00s"] in table
+    assert ["0", "2m 00s", "2.0s", "18s", "10s", "1.0s", "10s", "2m 41s"] in table
+    assert ["1", "1m 00s", "10s", "9.0s", "1m 19s"] in table
+    assert ["all", "3m 00s", "2.0s", "18s", "20s", "1.0s", "19s", "4m 00s"] in table
     assert ["Start of attempt 1, 10.00 s to its first step"] in table
     for row in (["launch", "4.00"], ["imports", "4.00"], ["rendezvous", "0.50"], ["first step", "1.50"]):
         assert row in table
