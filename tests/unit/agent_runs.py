@@ -72,7 +72,7 @@ def start_agent(
         return subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True)
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 30) -> None:
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 120) -> None:
     """Wait for `condition`; the limit only ends a test that hangs."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -89,6 +89,15 @@ def wait_for_lines(folder: RunFolder, text: str, ranks: int, attempt: int = 0) -
 
 def children_of(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
+
+
+def runs(process: psutil.Process | int) -> bool:
+    """Whether a process still does anything; an orphan's zombie is for pid 1 to collect."""
+    try:
+        found = psutil.Process(process) if isinstance(process, int) else process
+        return found.is_running() and found.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def all_gone(processes: list[psutil.Process]) -> bool:

@@ -12,7 +12,16 @@ from typing import Any
 
 import psutil
 import pytest
-from agent_runs import SAVING, all_gone, children_of, make_run, start_agent, wait_for_lines, wait_until
+from agent_runs import (
+    SAVING,
+    all_gone,
+    children_of,
+    make_run,
+    runs,
+    start_agent,
+    wait_for_lines,
+    wait_until,
+)
 
 from slurmddp.launchers import failure, node
 from slurmddp.runs.folder import RunFolder
@@ -26,7 +35,7 @@ def events(folder: RunFolder, kind: str) -> list[dict]:
 
 def run_agent(folder: RunFolder, **place: Any) -> int:
     with start_agent(folder, **place) as process:
-        return process.wait(timeout=60)
+        return process.wait(timeout=120)
 
 
 def test_ranks_get_their_place_the_run_folder_and_the_project(tmp_path: Path) -> None:
@@ -81,10 +90,10 @@ def test_exit_codes_of_ranks_become_one(tmp_path: Path, codes: tuple[int | None,
 
 def test_a_rank_that_stops_alone_stops_the_others(tmp_path: Path) -> None:
     """Before the training begins there is no agreement: the agent passes on a stop that one rank got."""
-    program = ENV + "import time\ndef main(run_dir):\n    time.sleep(60 * rank)\n    return 75 * (1 - rank)"
+    program = ENV + "import time\ndef main(run_dir):\n    time.sleep(600 * rank)\n    return 75 * (1 - rank)"
     folder = make_run(tmp_path, program)
     with start_agent(folder) as process:
-        assert process.wait(timeout=50) == 75
+        assert process.wait(timeout=120) == 75
 
 
 def test_an_exception_names_rank_host_and_last_lines(tmp_path: Path) -> None:
@@ -128,7 +137,7 @@ def test_a_killed_rank_is_named_and_the_others_end(tmp_path: Path) -> None:
         wait_for_lines(folder, "ready", 3)
         ranks = children_of(agent.pid)
         os.kill(ranks[1].pid, signal.SIGKILL)
-        assert agent.wait(timeout=30) == 1
+        assert agent.wait(timeout=120) == 1
     assert all_gone(ranks)
     found = failure.read(folder, 0)
     assert found is not None
@@ -143,7 +152,7 @@ def test_a_stop_signal_reaches_every_rank(tmp_path: Path, sent: signal.Signals) 
     with start_agent(folder) as agent:
         wait_for_lines(folder, "ready", 2)
         agent.send_signal(sent)
-        assert agent.wait(timeout=30) == 75
+        assert agent.wait(timeout=120) == 75
     for rank in range(2):
         assert folder.rank_log(0, rank).read_text().endswith(f"saved after {sent.name}\n")
     assert not folder.failure_file(0).exists()
@@ -155,7 +164,7 @@ def test_an_interrupt_is_a_stop_too(tmp_path: Path) -> None:
     with start_agent(folder) as agent:
         wait_for_lines(folder, "ready", 2)
         agent.send_signal(signal.SIGINT)
-        assert agent.wait(timeout=30) == 75
+        assert agent.wait(timeout=120) == 75
     assert folder.rank_log(0, 0).read_text().endswith("saved after SIGTERM\n")
 
 
@@ -165,7 +174,7 @@ def test_a_stop_before_the_worker_is_ready_is_no_failure(tmp_path: Path) -> None
     with start_agent(folder) as agent:
         wait_for_lines(folder, "ready", 2)
         agent.terminate()
-        assert agent.wait(timeout=30) == 75
+        assert agent.wait(timeout=120) == 75
     assert not folder.failure_file(0).exists()
 
 
@@ -177,7 +186,7 @@ def test_a_stop_after_another_node_failed_does_not_wait_for_a_save(tmp_path: Pat
         first = failure.here(-9, node_rank=0, rank=0, local_rank=0)
         assert failure.record(folder, 0, first)
         agent.terminate()
-        assert agent.wait(timeout=30) == 1
+        assert agent.wait(timeout=120) == 1
     assert failure.read(folder, 0) == first, "the first failure stands"
     assert len(events(folder, "rank_failed")) == 1
 
@@ -187,7 +196,7 @@ def test_a_failure_elsewhere_ends_this_node_without_a_signal(tmp_path: Path) -> 
     with start_agent(folder, nodes=2, node_rank=1) as agent:
         wait_until(lambda: folder.rank_log(0, 3).exists(), "the last rank")
         failure.record(folder, 0, failure.here(3, node_rank=0, rank=0, local_rank=0))
-        assert agent.wait(timeout=30) == 1
+        assert agent.wait(timeout=120) == 1
 
 
 def test_a_failure_elsewhere_is_not_masked_by_ranks_that_stop_well(tmp_path: Path) -> None:
@@ -196,7 +205,7 @@ def test_a_failure_elsewhere_is_not_masked_by_ranks_that_stop_well(tmp_path: Pat
         wait_until(lambda: folder.rank_log(0, 3).exists(), "the last rank")
         failure.record(folder, 0, failure.here(78, node_rank=0, rank=0, local_rank=0))
         agent.terminate()
-        assert agent.wait(timeout=30) == 78
+        assert agent.wait(timeout=120) == 78
 
 
 def test_nothing_outlives_a_killed_agent(tmp_path: Path) -> None:
@@ -205,13 +214,8 @@ def test_nothing_outlives_a_killed_agent(tmp_path: Path) -> None:
         wait_for_lines(folder, "ready", 3)
         ranks = children_of(agent.pid)
         agent.kill()
-        wait_until(lambda: not any(_runs(rank) for rank in ranks), "the ranks of a killed agent end")
+        wait_until(lambda: not any(runs(rank) for rank in ranks), "the ranks of a killed agent end")
     assert len(ranks) == 3
-
-
-def _runs(process: psutil.Process) -> bool:
-    """Whether a process still does anything; an orphan's zombie is for pid 1 to collect."""
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def test_the_agent_stops_when_its_parent_dies(tmp_path: Path) -> None:
@@ -227,7 +231,7 @@ def test_the_agent_stops_when_its_parent_dies(tmp_path: Path) -> None:
         agent = psutil.Process(int(parent.stdout.readline()))
         wait_for_lines(folder, "ready", 2)
         parent.kill()
-        wait_until(lambda: not _runs(agent), "the agent ends after its parent")
+        wait_until(lambda: not runs(agent), "the agent ends after its parent")
     assert folder.rank_log(0, 0).read_text().endswith("saved after SIGTERM\n")
 
 
@@ -241,7 +245,7 @@ def test_what_a_rank_started_ends_with_it(tmp_path: Path, ending: str) -> None:
     folder = make_run(tmp_path, program, ranks_per_node=1)
     run_agent(folder)
     pid = int(folder.rank_log(0, 0).read_text().split()[0])
-    wait_until(lambda: not psutil.pid_exists(pid), "the rank's own child ends")
+    wait_until(lambda: not runs(pid), "the rank's own child ends")
 
 
 @pytest.mark.parametrize(("code", "output"), [(0, "closed\n"), (3, "")])
@@ -316,7 +320,7 @@ def test_imports_leave_the_collector_on_and_their_objects_out_of_it(tmp_path: Pa
         "import gc\nfrom slurmddp.launchers import node\n"
         "node.import_for_all(['json'])\nprint(gc.isenabled(), gc.get_freeze_count() > 1000)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout == "True True\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from agent_runs import wait_until
 
 from slurmddp.training.deadline import Limits
 from slurmddp.training.guard import PATIENCE_S, Guard
@@ -84,6 +85,6 @@ def test_the_thread_looks_by_itself_and_ends_with_the_guard() -> None:
     signals = Signals()
     with Guard(signals, Limits(), leave=said.append) as guard:
         signals.send("SIGTERM")
-        guard._thread.join(2 * PATIENCE_S)
+        wait_until(lambda: said, "the thread looks")
         assert guard._thread.is_alive()
     assert said and not guard._thread.is_alive()

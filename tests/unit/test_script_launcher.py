@@ -10,9 +10,8 @@ import sys
 import threading
 from pathlib import Path
 
-import psutil
 import pytest
-from agent_runs import all_gone, children_of, wait_until
+from agent_runs import all_gone, children_of, runs, wait_until
 
 from slurmddp.errors import ConfigError
 from slurmddp.launchers.script import launch_script, rank_environment, rerun_command
@@ -63,7 +62,7 @@ def start_command(program: Path, *arguments: str, devices: int = 2) -> subproces
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=120)
     return process.returncode, output, errors
 
 
@@ -72,7 +71,9 @@ def wait_for_ranks(program: Path, count: int) -> None:
 
 
 RECORD = "(here / f'argv-{rank}.json').write_text(json.dumps([sys.argv, __name__, sys.flags.optimize]))\n"
-READY = "(here / f'ready-{rank}').touch()\n"
+READY = (
+    "(here / f'.{rank}').write_text(str(os.getpid())); (here / f'.{rank}').rename(here / f'ready-{rank}')\n"
+)
 WAIT = READY + "while True: time.sleep(0.01)\n"
 
 
@@ -137,8 +138,9 @@ def test_ranks_learn_their_place(program: Path) -> None:
 
 def test_output_of_rank_0_is_untouched_and_others_are_named(program: Path) -> None:
     body = (
-        "print(f'hello from {rank}')\nprint(f'10%\\r90%\\rdone {rank}', file=sys.stderr)\n"
-        "sys.stderr.write('no end')\n"
+        "while rank == 1 and not (here / 'ready-0').exists(): time.sleep(0.01)\n"
+        "print(f'hello from {rank}', flush=True)\nprint(f'10%\\r90%\\rdone {rank}', file=sys.stderr)\n"
+        "sys.stderr.write('no end')\nsys.stderr.flush()\n" + READY
     )
     code, output, errors = finish(start(program, body))
     assert code == 0
@@ -164,7 +166,7 @@ def test_a_reader_that_leaves_does_not_stop_the_training(program: Path) -> None:
     process.stdout.close()
     assert process.stderr is not None
     with process.stderr:
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=120) == 0
     wait_for_ranks(program, 2)
 
 
@@ -194,8 +196,7 @@ def test_a_killed_rank_ends_all_even_deaf_ones(program: Path) -> None:
     with start(program, body, devices=3) as process:
         wait_for_ranks(program, 3)
         ranks = children_of(process.pid)
-        victim = ranks[2]
-        victim.kill()
+        os.kill(int((program.parent / "ready-2").read_text()), signal.SIGKILL)
         code, _, errors = finish(process)
     assert code == 1
     assert f"Rank 2 on {os.uname().nodename} was killed by SIGKILL" in errors
@@ -204,8 +205,8 @@ def test_a_killed_rank_ends_all_even_deaf_ones(program: Path) -> None:
 
 
 def test_ctrl_c_interrupts_every_rank_once(program: Path) -> None:
-    body = READY + (
-        "try:\n    while True: time.sleep(0.01)\n"
+    body = (
+        f"try:\n    {READY}    while True: time.sleep(0.01)\n"
         "except KeyboardInterrupt:\n    (here / f'interrupted-{rank}').touch()\n    raise\n"
     )
     with start(program, body) as process:
@@ -238,7 +239,7 @@ def test_a_second_ctrl_c_kills_deaf_ranks_and_their_children(program: Path) -> N
         process.send_signal(signal.SIGINT)
         assert finish(process)[0] == 130
     assert len(left) == 4
-    wait_until(lambda: not any(_runs(one) for one in left), "ranks and their children end")
+    wait_until(lambda: not any(runs(one) for one in left), "ranks and their children end")
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR2])
@@ -258,15 +259,7 @@ def test_ranks_die_with_the_first_process(program: Path) -> None:
         process.kill()
         finish(process)
     assert len(ranks) == 2
-    wait_until(lambda: not any(_runs(one) for one in ranks), "the ranks end")
-
-
-def _runs(process: psutil.Process) -> bool:
-    """Whether a process still does anything; an orphan's zombie is for pid 1 to collect."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    wait_until(lambda: not any(runs(one) for one in ranks), "the ranks end")
 
 
 @pytest.mark.parametrize(
