@@ -49,7 +49,7 @@ def nothing_left_in_the_sandbox(request: pytest.FixtureRequest) -> Iterator[None
     wait_for_idle(used)
 
 
-def wait_for_idle(used: Sandbox, timeout_s: float = 90) -> None:
+def wait_for_idle(used: Sandbox, timeout_s: float = 180) -> None:
     """Wait until every node can take a job."""
     deadline = time.monotonic() + timeout_s
     while set((states := used.status().nodes).values()) != {"idle"}:

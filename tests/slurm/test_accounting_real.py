@@ -13,7 +13,7 @@ from train_project import Command, Run, make_project
 
 from slurmddp.slurm.sandbox import Sandbox
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_with_accounting_a_forgotten_job_is_looked_up(accounted: Sandbox, tmp_pa
     command = Command(make_project(tmp_path / "project"), accounted.environment())
     run = killed_run(command)
     forget_jobs(command, tmp_path / "bin")
-    run.wait("verdict from sacct", lambda: state_of(run) == "failed", timeout_s=60)
+    run.wait("verdict from sacct", lambda: state_of(run) == "failed")
     listed = json.loads(command("list", "--json", cwd=Path("/")))
     assert [(row["name"], row["state"]) for row in listed] == [(run.folder.name, "failed")]
 

@@ -21,7 +21,7 @@ SRUN = ["srun", "--mpi=none", "--kill-on-bad-exit=1"]
 
 def run(sandbox, *words, **variables):
     environ = {**scrub(os.environ), **sandbox.environment(), "CUDA_VISIBLE_DEVICES": "", **variables}
-    return subprocess.run(words, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(words, env=environ, capture_output=True, text=True, timeout=240, check=False)
 
 
 @pytest.fixture

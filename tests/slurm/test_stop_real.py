@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from train_project import Command, Run, make_project
+from train_project import UNHURRIED, Command, Run, make_project
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def ends(run: Run) -> list[tuple[str, str]]:
 
 
 def test_a_person_stops_a_run_and_goes_on_with_it(command: Command, tmp_path) -> None:
-    run = command.submit("stopped", "nodes=2", "train.steps=150")
+    run = command.submit("stopped", "nodes=2", "train.steps=150", UNHURRIED)
     run.wait_step(5)
     assert "saves a checkpoint" in command("stop", "stopped", cwd=tmp_path)
     run.wait("end", lambda: run.events("ended"))
@@ -39,13 +39,13 @@ def test_a_person_stops_a_run_and_goes_on_with_it(command: Command, tmp_path) ->
 
 
 def test_a_job_stops_early_enough_for_a_save_that_takes_longer_than_the_lead(command: Command) -> None:
-    """SLURM sends USR2 up to half a minute early; a save as long as the one recorded here needs more."""
-    run = command.submit(
-        "deadline", "nodes=2", "train.steps=100000", "time_limit=1", "policy.signal_lead_s=1"
-    )
-    earlier = {"event": "saved", "time": 0, "attempt": 0, "step": 0, "seconds": 30.0}
+    """SLURM sends USR2 up to half a minute early; a save as long as the one recorded here needs two more."""
+    limits = ["time_limit=3", "policy.signal_lead_s=1", "+cluster.sbatch.hold=true"]
+    run = command.submit("deadline", "nodes=2", "train.steps=100000", *limits)
+    earlier = {"event": "saved", "time": 0, "attempt": 0, "step": 0, "seconds": 128.0}
     with (run.folder / "attempts.jsonl").open("a") as stream:
         stream.write(json.dumps(earlier) + "\n")
+    command.slurm("scontrol", "release", run.job_id)
     run.wait("end", lambda: run.events("ended"))
     assert ends(run) == [("stopped", "requeue")]
     assert run.events("signalled")[0]["signal"].startswith("the time limit")
