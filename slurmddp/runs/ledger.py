@@ -114,14 +114,15 @@ def account(
     times = in_order([moment_of(event.get("time")) for event in known])
     now = max([now, *times[-1:]])
     started = [event for event in known if event.get("event") == "started"]
-    elements = {whole_number(event.get("attempt")): _element(event.get("job_id")) for event in started}
+    elements = {whole_number(event.get("attempt")): _element(event) for event in started}
     found: list[Entry] = []
     for element in sorted({*elements.values()} or {""}):
         track = Track(signs or {})
         for event, time in zip(known, times, strict=True):
             number = event.get("attempt")
-            # What a person does concerns all elements of an array, what an attempt writes only its own.
-            if number is None or elements.get(whole_number(number), "") == element:
+            own = _element(event) if number is None else elements.get(whole_number(number), "")
+            # A cancel, and the submission of a whole array, concern every element.
+            if own == element or (number is None and (not own or event.get("event") != "submitted")):
                 track.take(event, time)
         track.close(now, runs=runs, waits=waits)
         found += [Entry(number, parts) for number, parts in track.seconds(tells).items()]
@@ -193,6 +194,6 @@ def _tells(program: Any) -> bool:
     return program.get("_target_", _TRAINER) == _TRAINER and not program.get("script")
 
 
-def _element(job_id: Any) -> str:
-    """Return which element of an array a job is; empty for a plain job."""
-    return str(job_id or "").partition("_")[2]
+def _element(event: Mapping[str, Any]) -> str:
+    """Return of which element of an array an event tells; empty for a plain job."""
+    return str(event.get("job_id") or "").partition("_")[2]

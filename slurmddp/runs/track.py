@@ -134,7 +134,7 @@ class Track:
                 return  # The job was faster than the one who submitted it, and wrote first.
             if self._open is None:
                 self._wait("queued", time)
-            elif not event.get("resubmitted"):  # by another element of an array
+            else:
                 self._asked = time
         elif kind == "cancelled" and self._open is None:
             self._wait("idle" if self._waiting else "", time)
