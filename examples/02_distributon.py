@@ -53,6 +53,7 @@ def main() -> None:
         step = distributon.load(options.checkpoints, model=model, optimizer=optimizer) or 0
 
     for epoch in range(loader.epoch, options.epochs):
+        loss = None  # stays so when the last run was stopped right after the last batch of this epoch
         for points, labels in loader:
             loss = cross_entropy(model(points), labels)
             distributon.backward(loss)
@@ -62,7 +63,8 @@ def main() -> None:
             if options.checkpoints and distributon.should_stop():
                 distributon.save(options.checkpoints, step, model=model, optimizer=optimizer)
                 sys.exit(75)
-        distributon.print(f"epoch {epoch}: loss {distributon.all_reduce_mean(loss):.4f}")
+        if loss is not None:
+            distributon.print(f"epoch {epoch}: loss {distributon.all_reduce_mean(loss):.4f}")
         if options.checkpoints:
             distributon.save(options.checkpoints, step, model=model, optimizer=optimizer)
 

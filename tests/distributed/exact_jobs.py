@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import random
+import runpy
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -236,3 +239,16 @@ def own_loop(d: Distributon, config: dict[str, Any], folder: RunFolder) -> None:
     d.save(folder.checkpoints_dir, step, **training.objects)
     if step < train["steps"]:
         raise StoppedAtCheckpoint(f"Stopped at step {step} of {train['steps']}.", hint="")
+
+
+def script_that_stops_after(arguments: list[str], steps: int | None) -> int:
+    """Run a script that calls `should_stop` after each of its steps; return its exit code."""
+    counted = itertools.count(1)
+    Distributon.should_stop = lambda self: next(counted) == steps  # type: ignore[method-assign]
+    sys.argv = arguments
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            runpy.run_path(arguments[0], run_name="__main__")
+        except SystemExit as exit:
+            return int(str(exit.code))
+    return 0

@@ -9,8 +9,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import exact_jobs
 import pytest
 import torch
+from ranks import run_ranks
 
 from slurmddp import checkpoint
 from slurmddp.environments.detect import detect
@@ -147,6 +149,19 @@ def test_the_second_example_differs_from_the_first_where_it_must() -> None:
 def test_the_first_example_runs(tmp_path: Path) -> None:
     run_all([([sys.executable, str(EXAMPLES / "01_single.py")], {})], tmp_path)
     assert trained(tmp_path)
+
+
+@pytest.mark.usefixtures("rank_server")
+def test_a_script_that_stops_at_the_end_of_an_epoch_goes_on(tmp_path: Path) -> None:
+    """20 steps of two ranks are an epoch; stopped after its last, then after the first of the next."""
+    for name, stops in (("whole", [None]), ("parts", [20, 1, None])):
+        options = ["--epochs", "3", "--checkpoints", str(tmp_path / name), "--devices", "2"]
+        for stop in stops:
+            arguments = [SCRIPT, *options, "--weights", str(tmp_path / f"{name}.pt")]
+            codes = run_ranks(exact_jobs.script_that_stops_after, 2, arguments, stop)
+            assert codes == ([75, 75] if stop else [0, 0])
+    whole, parts = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("whole", "parts"))
+    assert all(torch.equal(value, parts[name]) for name, value in whole.items())
 
 
 def test_a_script_stops_at_a_checkpoint_and_goes_on(tmp_path: Path) -> None:
