@@ -143,15 +143,15 @@ def _print_times(ledger: Ledger, phases: Phases | None) -> None:
         entries = [(_title(one), one.parts, one.whole) for one in ledger.entries]
         entries += [("all", ledger.parts, ledger.whole)] if len(entries) > 1 else []
         rows = [
-            (title, *(_short(parts.get(word, 0.0)) for word in words), _short(whole))
+            (title, _short(whole), *(_short(parts.get(word, 0.0)) for word in words))
             for title, parts, whole in entries
         ]
-        headers = ("ATTEMPT", *(word.upper() for word in words), "WHOLE")
-        print_table(headers, rows, sys.stdout, right=frozenset(headers[1:]))
+        headers = ("ATTEMPT", "WHOLE", *(word.upper() for word in words))
+        print_table(headers, rows, sys.stdout, right=frozenset(headers[1:]), whole=True)
     if phases is not None:
         print(f"\nStart of attempt {phases.attempt}, {phases.whole:.2f} s to its first step")
         rows = [(name.replace("_", " "), f"{seconds:.2f}") for name, seconds in phases.seconds.items()]
-        print_table(("PHASE", "SECONDS"), rows, sys.stdout, right=frozenset({"SECONDS"}))
+        print_table(("PHASE", "SECONDS"), rows, sys.stdout, right=frozenset({"SECONDS"}), whole=True)
 
 
 def _short(seconds: float) -> str:
@@ -162,7 +162,7 @@ def _short(seconds: float) -> str:
 
 
 def _title(one: Entry) -> str:
-    return "since then" if one.attempt is None else str(one.attempt)
+    return "later" if one.attempt is None else str(one.attempt)
 
 
 def _ago(moment: float | None, now: float) -> str:

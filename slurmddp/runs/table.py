@@ -41,19 +41,23 @@ def print_table(
     *,
     right: frozenset[str] = frozenset(),
     styles: Sequence[str] = (),
+    whole: bool = False,
 ) -> None:
-    """Print a table; `right` names columns of numbers, `styles` colours the second column of each row."""
-    if is_terminal(stream):
+    """Print a table; `right` names columns of numbers, `styles` colours the second column of each row.
+
+    A terminal that is too narrow cuts it off on the right; a table that stays `whole` wraps its lines there.
+    """
+    if is_terminal(stream) and not whole:
         _print_rich(headers, rows, stream, right, styles)
         return
     cells = [list(headers), *(list(row) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headers))]
-    for row in cells:
+    for number, row in enumerate(cells):
         padded = (
             cell.rjust(width) if header in right else cell.ljust(width)
             for cell, width, header in zip(row, widths, headers, strict=True)
         )
-        print("  ".join(padded).rstrip(), file=stream)
+        print(paint("  ".join(padded).rstrip(), "" if number else "bold", stream), file=stream)
 
 
 def _print_rich(

@@ -207,10 +207,10 @@ def test_status_tells_what_the_time_went_into(make_run, slurm, capsys):
         line.split("  ") for line in capsys.readouterr().out.partition("Where the time went")[2].splitlines()
     ]
     table = [[cell.strip() for cell in row if cell] for row in rows]
-    assert ["ATTEMPT", "TRAINING", "SAVING", "LOST", "STARTING", "ENDING", "QUEUED", "WHOLE"] in table
-    assert ["0", "2m 00s", "2.0s", "18s", "10s", "1.0s", "10s", "2m 41s"] in table
-    assert ["1", "1m 00s", "10s", "9.0s", "1m 19s"] in table
-    assert ["all", "3m 00s", "2.0s", "18s", "20s", "1.0s", "19s", "4m 00s"] in table
+    assert ["ATTEMPT", "WHOLE", "TRAINING", "SAVING", "LOST", "STARTING", "ENDING", "QUEUED"] in table
+    assert ["0", "2m 41s", "2m 00s", "2.0s", "18s", "10s", "1.0s", "10s"] in table
+    assert ["1", "1m 19s", "1m 00s", "10s", "9.0s"] in table
+    assert ["all", "4m 00s", "3m 00s", "2.0s", "18s", "20s", "1.0s", "19s"] in table
     assert ["Start of attempt 1, 10.00 s to its first step"] in table
     for row in (["launch", "4.00"], ["imports", "4.00"], ["rendezvous", "0.50"], ["first step", "1.50"]):
         assert row in table
@@ -662,6 +662,14 @@ def test_tables_are_plain_in_a_pipe_and_dressed_on_a_terminal(monkeypatch):
     )
     assert "\x1b[" in dressed.getvalue()
     assert "[bold]resnet" in dressed.getvalue()
+
+
+def test_a_table_that_stays_whole_is_not_cut_off_on_a_narrow_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "10")
+    stream = Terminal()
+    print_table(("ATTEMPT", "TRAINING"), [("0", "2m 00s")], stream, right=frozenset({"TRAINING"}), whole=True)
+    assert re.sub(r"\x1b\[\d+m", "", stream.getvalue()) == "ATTEMPT  TRAINING\n0          2m 00s\n"
 
 
 @pytest.mark.parametrize(
