@@ -28,6 +28,7 @@ from slurmddp.runs.checkpoints import (
     check_size,
     checkpoint_folders,
     load_manifest,
+    require_state,
     verify,
 )
 from slurmddp.runs.durable import HashedReader, open_hashed, write_small
@@ -100,9 +101,7 @@ def _folders(root: Path) -> list[Path]:
 
 def _read(path: Path) -> Checkpoint:
     manifest = load_manifest(path)
-    for name in (TENSORS_FILE, TREE_FILE):
-        if name not in manifest.files:
-            raise CheckpointError(f"the manifest does not list {name}.")
+    require_state(manifest)
     tensors = _read_tensors(path, manifest)
     state = unflatten(_read_tree(path, manifest), tensors)
     return Checkpoint(manifest.step, state, dict(manifest.meta))

@@ -8,7 +8,7 @@ neither hash on the way nor read into the final memory without a second copy.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -50,6 +50,11 @@ def encoded_size(tensors: Mapping[str, torch.Tensor]) -> int:
     """Return how many bytes `encode` will yield."""
     data = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     return sum(map(len, _head(_ordered(tensors)))) + data
+
+
+def is_in_memory(tensors: Iterable[torch.Tensor]) -> bool:
+    """Tell whether `encode` yields these tensors' own memory, and copies none of them."""
+    return all(t.is_cpu and t.is_contiguous() and not t.is_conj() and not t.is_neg() for t in tensors)
 
 
 def _ordered(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:

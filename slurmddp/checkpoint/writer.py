@@ -25,7 +25,7 @@ from slurmddp.checkpoint.retention import (
 )
 from slurmddp.checkpoint.retry import retried
 from slurmddp.checkpoint.state import flatten
-from slurmddp.checkpoint.tensors import encode, encoded_size
+from slurmddp.checkpoint.tensors import encode, encoded_size, is_in_memory
 from slurmddp.errors import CheckpointError, ConfigError
 from slurmddp.runs import room
 from slurmddp.runs.checkpoints import (
@@ -69,9 +69,11 @@ def _filler(state: Mapping[str, Any]) -> tuple[Fill, int]:
     flat = flatten(state)
     tree = json.dumps({"format": FORMAT, "state": flat.tree}, separators=(",", ":")).encode()
     tensor_bytes = encoded_size(flat.tensors)
+    held = is_in_memory(flat.tensors.values())
 
     def fill(folder: Path) -> dict[str, FileRecord]:
-        tensors = write_hashed(folder / TENSORS_FILE, encode(flat.tensors), expected=tensor_bytes)
+        parts = encode(flat.tensors)
+        tensors = write_hashed(folder / TENSORS_FILE, parts, expected=tensor_bytes, held=held)
         return {TENSORS_FILE: tensors, TREE_FILE: write_hashed(folder / TREE_FILE, [memoryview(tree)])}
 
     return fill, tensor_bytes + len(tree)
@@ -139,13 +141,26 @@ def _publish_once(target: Path, fill: Fill, meta: Mapping[str, Any], needed: int
     temporary = _fresh_folder(root, target.name, needed)
     try:
         step = int(target.name.removeprefix("step-"))
-        _complete(temporary, Manifest(step, fill(temporary), meta, _versions()))
+        _complete(temporary, Manifest(step, _filled(temporary, fill), meta, _versions()))
         # No lock spans the hosts: what gets past this look is a whole checkpoint of the same training.
         refuse_superseded(os.environ)
         _move_in(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     trust(target)
+
+
+def _filled(folder: Path, fill: Fill) -> Mapping[str, FileRecord]:
+    """Return the records of what `fill` writes; a file without one would never be verified."""
+    records = fill(folder)
+    written = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    for name in sorted(written ^ records.keys()):
+        found = "A checkpoint's folder holds" if name in written else "There is no file"
+        raise CheckpointError(
+            f"{found} {name}, which is {'not ' if name in written else ''}among the records.",
+            hint="Return one record for each file that was written: slurmddp.runs.durable.record_of(path).",
+        )
+    return records
 
 
 def _fresh_folder(root: Path, name: str, needed: int) -> Path:

@@ -117,6 +117,13 @@ def verify(folder: Path) -> Manifest:
     return manifest
 
 
+def require_state(manifest: Manifest) -> None:
+    """Raise CheckpointError unless the checkpoint holds a whole state, as `checkpoint.write` leaves it."""
+    for name in (TENSORS_FILE, TREE_FILE):
+        if name not in manifest.files:
+            raise CheckpointError(f"the manifest does not list {name}.")
+
+
 def check_size(path: Path, expected: FileRecord) -> None:
     """Raise CheckpointError when a file is missing or has another size than the manifest says."""
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,7 @@ CHUNK_BYTES = 4 << 20
 
 ALGORITHM = "xxh3_128"
 """What manifests call the digest below. It finds damage, not forgery: whoever can change a checkpoint's files
-can change its manifest too. So speed decides: it costs a small part of what the write does
-(`benchmarks/checkpoint_hash.py`)."""
+can change its manifest too. So speed decides (`benchmarks/checkpoint_hash.py`)."""
 
 Digest = xxhash.xxh3_128
 
@@ -33,22 +33,43 @@ class FileRecord:
     digest: str
 
 
-def write_hashed(path: Path, parts: Iterable[memoryview], *, expected: int = 0) -> FileRecord:
-    """Write a new file, hash each piece while the cache still holds it, and flush the file to the disk.
+def write_hashed(
+    path: Path, parts: Iterable[memoryview], *, expected: int = 0, held: bool = False
+) -> FileRecord:
+    """Write a new file, flush it to the disk, and return its size and digest.
 
+    `held` says that the parts stay in memory anyway: they are hashed while the disk is at work on the flush,
+    which costs no time unless the disk is faster than the hash; else each is hashed right after its write.
     Raises NoRoomError before the first byte when `expected` bytes are more than disk or quota have left.
     """
-    digest = Digest()
-    size = 0
+    digest, size, unhashed = Digest(), 0, []
     with path.open("xb", buffering=1 << 20) as stream:
         room.reserve(stream.fileno(), expected, path.parent)
         for chunk in _chunks(parts):
             stream.write(chunk)
-            digest.update(chunk)
             size += len(chunk)
+            if held:
+                unhashed.append(chunk)
+            else:
+                digest.update(chunk)
         stream.flush()
-        os.fsync(stream.fileno())
+        with _flushing(stream, beside=held):
+            for chunk in unhashed:
+                digest.update(chunk)
     return FileRecord(size, digest.hexdigest())
+
+
+@contextmanager
+def _flushing(stream: IO[bytes], *, beside: bool) -> Iterator[None]:
+    """Flush a file to the disk, with `beside` by a second thread while the body runs."""
+    if not beside:
+        yield
+        os.fsync(stream.fileno())
+        return
+    with ThreadPoolExecutor(1) as flusher:
+        flushed = flusher.submit(os.fsync, stream.fileno())
+        yield
+        flushed.result()
 
 
 class HashedReader:

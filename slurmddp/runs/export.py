@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from slurmddp.errors import CheckpointError, ConfigError, SlurmddpError, near_matches
 from slurmddp.runs import room
-from slurmddp.runs.checkpoints import TENSORS_FILE, TREE_FILE, verify
+from slurmddp.runs.checkpoints import TENSORS_FILE, TREE_FILE, require_state, verify
 from slurmddp.runs.durable import CHUNK_BYTES, sync_folder
 
 _NAMES = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "uint16": "U16", "uint32": "U32",
@@ -37,7 +37,7 @@ def export_weights(
         raise ConfigError(
             f"{output} exists already.", hint="Give another --output, or --force to replace a file."
         )
-    verify(folder)
+    require_state(verify(folder))
     wanted = _names_of(folder, model)
     with (folder / TENSORS_FILE).open("rb") as source:
         entries, data_start = _header(source)

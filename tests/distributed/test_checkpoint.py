@@ -229,12 +229,42 @@ def test_a_state_of_many_chunks(tmp_path):
     assert same(round_trip(tmp_path, state), state)
 
 
-def test_large_and_small_parts_are_hashed_in_their_order(tmp_path):
+@pytest.mark.parametrize("held", [True, False])
+def test_large_and_small_parts_are_hashed_in_their_order(tmp_path, held):
     sizes = [9 << 20, 10, 3, 1 << 18, 7, 20 << 20, 1]
     data = [bytes([index]) * size for index, size in enumerate(sizes)]
-    record = durable.write_hashed(tmp_path / "file", [memoryview(part) for part in data])
+    record = durable.write_hashed(tmp_path / "file", [memoryview(part) for part in data], held=held)
     assert record == durable.record_of(tmp_path / "file")
     assert record.digest == xxhash.xxh3_128_hexdigest(b"".join(data))
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_flush_that_fails_fails_the_write(tmp_path, monkeypatch, held):
+    def refuse(descriptor):
+        raise OSError(errno.EIO, "no")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="no"):
+        durable.write_hashed(tmp_path / "file", [memoryview(b"x")], held=held)
+
+
+def test_copies_are_not_held_in_memory_until_the_flush(tmp_path, monkeypatch):
+    held = []
+    real = durable.write_hashed
+
+    def spy(path, parts, *, expected=0, held=False):
+        asked[path.name] = held
+        return real(path, parts, expected=expected, held=held)
+
+    monkeypatch.setattr("slurmddp.checkpoint.writer.write_hashed", spy)
+    plain, turned = torch.ones(4, 5), torch.ones(4, 5).t()
+    conjugate = torch.ones(3, dtype=torch.complex64).conj()
+    for state, expected in (([plain], True), ([plain, turned], False), ([plain, conjugate], False)):
+        asked = {}
+        save(tmp_path, len(held), {"tensors": state})
+        held.append(asked["state.safetensors"])
+        assert held[-1] is expected
+        assert not asked["state.json"]
 
 
 @pytest.mark.parametrize("file", ["state.safetensors", "state.json", "manifest.json"])

@@ -1,0 +1,41 @@
+"""What ranks run that write one checkpoint together: files of torch.distributed.checkpoint, published by rank 0."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch.distributed import checkpoint as sharded
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from slurmddp import checkpoint
+from slurmddp.runs.durable import FileRecord, record_of
+from slurmddp.training import collective
+from slurmddp.training.distributon import Distributon
+
+
+def whole(step: int) -> torch.Tensor:
+    return torch.arange(1000.0).reshape(100, 10) + step
+
+
+def write_sharded(root: str, steps: list[int]) -> list[str]:
+    """Save one tensor, half of it on each of two ranks, as the checkpoint of each step."""
+    with Distributon() as d:
+        mesh = init_device_mesh("cpu", (d.launch().world_size,))
+        return [
+            _write(d, Path(root), step, distribute_tensor(whole(step), mesh, [Shard(0)])) for step in steps
+        ]
+
+
+def _write(d: Distributon, root: Path, step: int, tensor: torch.Tensor) -> str:
+    def fill(folder: Path) -> dict[str, FileRecord]:
+        sharded.save({"w": tensor}, checkpoint_id=collective.from_zero(str(folder)))
+        return {file.name: record_of(file) for file in folder.iterdir()}
+
+    path = ""
+    if d.is_global_zero:
+        path = str(checkpoint.publish(root, step, fill, meta={"world_size": d.world_size}))
+    else:
+        sharded.save({"w": tensor}, checkpoint_id=collective.from_zero(""))
+    return str(collective.from_zero(path))
