@@ -56,7 +56,7 @@ class Run:
     def log(self, attempt: int) -> str:
         return (self.folder.log_dir(attempt) / "node-0.log").read_text()
 
-    def wait(self, until: Callable[[], object], what: str, timeout_s: float = 120) -> None:
+    def wait(self, until: Callable[[], object], what: str, timeout_s: float = 240) -> None:
         deadline = time.monotonic() + timeout_s
         while not until():
             logs = [path.read_text() for path in self.folder.path.glob("logs/**/*.*")]
@@ -64,8 +64,21 @@ class Run:
             time.sleep(0.2)
 
     def wait_started(self, attempts: int = 1) -> None:
-        log = self.folder.log_dir(attempts - 1) / "node-0.log"
-        self.wait(lambda: log.exists() and "starts at" in log.read_text(), f"start {attempts}")
+        """Wait until the stubs of all nodes have begun, and take signals."""
+        folder = self.folder.log_dir(attempts - 1)
+        logs = [folder / f"node-{node}.log" for node in range(self.job.resources.nodes)]
+
+        def begun() -> bool:
+            return all(log.exists() and "starts at" in log.read_text() for log in logs)
+
+        self.wait(begun, f"start {attempts}")
+
+    def wait_stopped(self) -> int:
+        """Wait for the first end and let the run be done soon after; return the step that was saved."""
+        self.wait(self.ends, "first end")
+        saved = self.steps()
+        self.aim(saved + 3)
+        return saved
 
     def wait_over(self) -> None:
         self.wait(lambda: self.ends() and self.ends()[-1][1] == "none", "end")
