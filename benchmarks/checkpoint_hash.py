@@ -5,8 +5,8 @@
 Two answers, for states of 100 MB and 600 MB, as medians over the rounds; less than 5 % is promised.
 `alone`: the share of a save during which it hashes while nothing is flushed, from the moments at which both
 begin and end; hashing and writing never overlap. `paired`: (with - without) / with, from saves that take
-turns, as they are and with a digest that does nothing; on a shared machine it scatters widely. `fsync` is part
-of a save; the disk is what `--dir` stands on. `--busy N` runs N processes beside it that never rest.
+turns, as they are and with a digest that does nothing; on a shared machine it scatters widely. `fsync` is
+part of a save; the disk is what `--dir` stands on. `--busy N` runs N processes beside it that never rest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ranks run that write one checkpoint together: files of torch.distributed.checkpoint, published by rank 0."""
+"""What ranks run that write a checkpoint together: files of torch.distributed.checkpoint, by all of them."""
 
 from __future__ import annotations
 
