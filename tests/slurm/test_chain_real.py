@@ -16,7 +16,7 @@ from slurmddp.errors import EXIT_NO_PROGRESS
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.sandbox import Sandbox
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(autouse=True)
@@ -37,12 +37,16 @@ def partitions(sandbox: Sandbox) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def long_chain(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory, partitions: None) -> Iterator[Run]:
-    """A run whose jobs may last a minute. SLURM looks every half minute whose time to be told has come."""
+    """A run whose jobs may last a minute.
+
+    SLURM looks every half minute whose time to be told has come, here in ten seconds or later: what it tells
+    a job that has no step yet is lost.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name, value in sandbox.environment().items():
             patch.setenv(name, value)
         begin = starter(tmp_path_factory.mktemp("chain"), SlurmClient())
-        yield begin(goal=ENDLESS, nodes=1, name="long", partition="minute", lead_s=50, refused=True)
+        yield begin(goal=ENDLESS, nodes=1, name="long", partition="minute", lead_s=20, refused=True)
 
 
 def waiting(run: Run) -> list[str]:

@@ -14,7 +14,7 @@ from stub_runs import ENDLESS, Run, Start
 
 from slurmddp.slurm.sandbox import Sandbox
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 SITES = {
     "requeue-0": "PreemptMode=REQUEUE GraceTime=0",
