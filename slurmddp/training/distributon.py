@@ -82,6 +82,7 @@ class Distributon:
         self._models: list[nn.Module] = []
         self._stop = StopPoll(stop_guard)
         self.start_up = StartUp(os.environ)
+        """How long the phases of this rank's start take; the default trainer writes it down."""
 
     # How processes start, and end.
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from slurmddp.runs.folder import RunFolder, append_line
 from slurmddp.runs.ledger import WORDS, account, in_order, read_ledger
+from slurmddp.runs.phases import newest_phases
 from slurmddp.runs.status import RunStatus
 from slurmddp.runs.track import Sign, moment_of, whole_number
 
@@ -314,6 +315,7 @@ EVENTS = st.fixed_dictionaries(
         "launcher": st.sampled_from(["slurm", "local", None, 1]),
         "outcome": st.sampled_from(["finished", "stopped", "failed", None]),
         "next": st.sampled_from(["none", "requeue", "resubmit", None]),
+        "phases": st.one_of(st.dictionaries(st.text(max_size=2), NUMBERS, max_size=3), NUMBERS),
     },
 )
 LIKELY = st.builds(
@@ -372,6 +374,8 @@ def test_whatever_was_written_all_of_the_time_is_told_and_none_twice(events, now
         else:
             assert found.whole <= whole + 1e-6
         assert found.goodput is None or 0 <= found.goodput <= 1 + 1e-9
+    phases = newest_phases(events)
+    assert phases is None or all(seconds >= 0 for seconds in phases.seconds.values())
     both = account([*events, *events], now=now, runs=True, waits=True, tells=tells, signs=signs)
     assert all(seconds >= 0 for one in both.entries for seconds in one.parts.values())
 
