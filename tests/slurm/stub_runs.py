@@ -114,6 +114,7 @@ def starter(tmp_path: Path, slurm: SlurmClient) -> Start:
         max_restarts: int = 3,
         env: Mapping[str, str] | None = None,
         sbatch: Mapping[str, Any] | None = None,
+        setup: tuple[str, ...] = (),
         options: tuple[str, ...] = (),
     ) -> Run:
         folder = tmp_path / "runs" / (name or f"it's 50% {submitter}")
@@ -126,7 +127,12 @@ def starter(tmp_path: Path, slurm: SlurmClient) -> Start:
             submitter=submitter,
             python=str(python),
             cluster=Cluster(
-                name="sandbox", partition=partition, mem_request="none", env=env or {}, sbatch=sbatch or {}
+                name="sandbox",
+                partition=partition,
+                mem_request="none",
+                setup=setup,
+                env=env or {},
+                sbatch=sbatch or {},
             ),
             resources=Resources(nodes=nodes, ranks_per_node=2, time_limit_min=time_limit_min),
             policy=Policy(signal_lead_s=lead_s, max_restarts=max_restarts),

@@ -79,9 +79,18 @@ def successor(start: Start) -> Iterator[Run]:
     gate("UP")
 
 
-def test_failures_are_counted_along_the_chain(start: Start) -> None:
+@pytest.mark.parametrize("submitter", ["sbatch", "submitit"])
+def test_failures_are_counted_along_the_chain(start: Start, submitter: str) -> None:
     """Each attempt gets two steps further and crashes."""
-    run = start(goal=ENDLESS, nodes=1, refused=True, max_restarts=2, env={"STUB_CRASH": "2"})
+    run = start(
+        submitter,
+        goal=ENDLESS,
+        nodes=1,
+        refused=True,
+        options=("--no-requeue",),
+        max_restarts=2,
+        env={"STUB_CRASH": "2"},
+    )
     run.wait_over()
     assert run.ends() == [("failed", "resubmit"), ("failed", "resubmit"), ("failed", "none")]
     assert len({event["job_id"] for event in run.events("started")}) == 3
@@ -104,7 +113,7 @@ def test_two_jobs_that_are_stopped_at_one_step_end_the_chain(start: Start, slurm
     assert waiting(run) == []
 
 
-def test_an_element_of_an_array_is_succeeded_by_itself_alone(start: Start) -> None:
+def test_an_element_of_an_array_is_succeeded_by_itself_alone(start: Start, slurm: SlurmClient) -> None:
     run = start(goal=ENDLESS, nodes=1, refused=True, options=("--array=1-2",))
     for attempts in (1, 2):
         run.wait_started(attempts)
@@ -115,6 +124,10 @@ def test_an_element_of_an_array_is_succeeded_by_itself_alone(start: Start) -> No
     assert sorted(element[2] for element in elements) == ["1", "2", "2"]
     submitted = run.events("submitted")[-1]["job_id"]
     assert submitted == run.events("started")[-1]["job_id"] != element
+    assert main(["cancel", str(run.folder.path)]) == 0
+    names = [event["job_id"] for event in run.events("started")]
+    run.wait(lambda: [job.terminal for job in slurm.jobs(names).values()] == [True] * 3, "end of all")
+    assert len(run.events("submitted")) == 2
 
 
 @pytest.mark.parametrize("command", ["cancel", "stop"])

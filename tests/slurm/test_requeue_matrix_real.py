@@ -70,6 +70,24 @@ def test_a_preempted_run_goes_on_at_every_site(
             assert f" on {'USR2' if user_signal else 'TERM'}\n" in run.log(0)
 
 
+def test_a_preemption_while_the_setup_lines_run_is_none_of_their_failures(
+    configure: Configure, start: Start, sandbox: Sandbox
+) -> None:
+    """SLURM signals their commands too, then starts no rank any more, and kills what goes on."""
+    configure(user_signal=False)
+    setup = ("set -e", 'touch "$run/set-up-$attempt"', '[ "$attempt" != 0 ] || sleep 1000')
+    sites = ("requeue-0", "cancel-0")
+    requeued = [start(goal=1, nodes=1, name=site, partition=site, setup=setup) for site in sites]
+    refused = [start(goal=1, nodes=1, name=f"{s}-no", partition=s, setup=setup, refused=True) for s in sites]
+    for run in requeued + refused:
+        run.wait((run.folder.path / "set-up-0").exists, "setup")
+    preempt_all(sandbox)
+    for run in requeued + refused:
+        run.wait_over()
+        how = "requeue" if run in requeued else "resubmit"
+        assert run.ends() == [("stopped", how), ("finished", "none")], run.folder.name
+
+
 def assert_went_on(run: Run, how: str) -> None:
     """Check that a second attempt, of this job or of one successor, went on from where the first saved."""
     assert run.ends() == [("stopped", how), ("finished", "none")], run.folder.name

@@ -770,6 +770,49 @@ def test_setup_lines_that_end_the_script_are_a_failure(
     assert not (run.programs.folder / "srun.argv").exists()
 
 
+def start_only(run: Run, **environ: str) -> int:
+    """Run the script with no word on what srun would do; returns its exit code."""
+    script = ["bash", str(run.folder.script_file)]
+    return subprocess.run(script, env={**run.environ, **environ}, timeout=60, capture_output=True).returncode
+
+
+@pytest.mark.parametrize("lines", [("set -e", "false"), ("exit 75",), ("exit 143",), ("exit 0",)])
+@pytest.mark.parametrize("requeue", [1, 0])
+def test_a_preemption_that_ends_a_setup_line_is_no_failure(
+    tmp_path: Path, lines: tuple[str, ...], requeue: int
+) -> None:
+    """SLURM signals all that the batch step has started, the commands of the setup lines too."""
+    run = Run(tmp_path, setup=lines)
+    preempted = ENDING.replace("Requeue=1", f"Requeue={requeue}") + " PreemptTime=2026-01-01T00:00:00"
+    run.programs.write("job", preempted)
+    assert start_only(run) == 1
+    assert run.end == ("stopped", "requeue" if requeue else "resubmit")
+    assert run.asked() == (["requeue 41"] if requeue else ["sbatch"])
+
+
+def test_a_job_that_is_told_to_end_while_it_is_set_up_starts_no_rank(tmp_path: Path) -> None:
+    run = Run(tmp_path, setup=("kill -TERM $BASHPID", "touch $run/went-on"))
+    run.programs.write("job", ENDING + " PreemptTime=2026-01-01T00:00:00")
+    start_only(run)
+    assert run.end == ("stopped", "requeue")
+    assert not (run.folder.path / "went-on").exists()
+    assert not (run.programs.folder / "srun.argv").exists()
+
+
+def test_setup_lines_that_are_no_shell_are_a_failure_with_an_end(tmp_path: Path) -> None:
+    run = Run(tmp_path, setup=("if true; then",))
+    assert start_only(run) == 1
+    assert run.end == ("failed", "none")
+    assert "no shell that bash can read" in (run.folder.log_dir(0) / "batch.log").read_text()
+
+
+def test_setup_lines_change_nothing_of_what_follows_the_ranks(tmp_path: Path) -> None:
+    run = Run(tmp_path, setup=("job=99", "nodes=0"))
+    run.start(STOP)
+    assert run.end == ("stopped", "requeue")
+    assert run.asked() == ["requeue 41"]
+
+
 def test_outside_slurm_the_script_says_what_it_is_for(run: Run) -> None:
     environ = {key: value for key, value in run.environ.items() if key != "SLURM_JOB_ID"}
     done = subprocess.run(["bash", str(run.folder.script_file)], env=environ, capture_output=True, text=True)
