@@ -131,6 +131,8 @@ def _tell(record: dict[str, Any], note: str) -> tuple[str, str]:
     if event == "started":
         where = record.get("nodes") or "this machine"
         return f"attempt {attempt} starts on {where}", "starting: importing torch, preparing the data"
+    if event == "warned":
+        return str(record.get("text", "")), note
     if event == "resumed":
         return f"going on from step {record.get('step')}", "preparing the data"
     if event == "signalled":

@@ -2,7 +2,8 @@
 
     program: {_target_: slurmddp.training.trainer.train}
 
-It trains any model on any map-style data of pairs (inputs, targets), and goes on bit for bit after a stop.
+It trains any model on any data of pairs (inputs, targets), and goes on bit for bit after a stop;
+`data_names.py` lists what it looks for in a data set.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import torch
 from torch.nn import functional
 
 from slurmddp.errors import ConfigError, SlurmddpError, StoppedAtCheckpoint
+from slurmddp.runs.checkpoints import checkpoint_folders, folder_name, step_of
 from slurmddp.runs.folder import RunFolder
 from slurmddp.training.data_wait import StoppedWaiting
 from slurmddp.training.distributon import Distributon
@@ -76,7 +79,9 @@ class Training:
     def resume(self) -> None:
         """Go on from the newest checkpoint; where there is none, make sure that one can be written."""
         progress: dict[str, Any] = {}
+        newest = self._newest()
         step = self.distributon.load(self._root, progress=progress, **self.parts.saved_objects)
+        self._tell_unused(newest, step)
         if step is None:
             self.distributon.test_save(
                 self._root,
@@ -90,6 +95,24 @@ class Training:
         self._saved = (self.step, self._evaluated_at)
         self._journal.event("resumed", step=step)
         self.distributon.print(f"resumed at step {step}")
+
+    def _newest(self) -> int | None:
+        if not self.distributon.is_global_zero:
+            return None
+        with suppress(OSError):  # `load`, where the other ranks wait, tries again.
+            return next((step_of(folder) for folder in checkpoint_folders(self._root)), None)
+        return None
+
+    def _tell_unused(self, newest: int | None, used: int | None) -> None:
+        """Record that training goes on from an older checkpoint than the newest there was, or from none."""
+        if newest is None or (used is not None and used >= newest):
+            return
+        instead = f"; it goes on from step {used}, the newest that verifies."
+        text = f"Checkpoint {folder_name(newest)} can't be used" + (
+            ", nor can any before it: it begins anew." if used is None else instead
+        )
+        text += " `slurmddp checkpoints RUN` lists them, the log says why."
+        self._journal.event("warned", about="checkpoint", text=text)
 
     def take_step(self, batches: Iterator[Any]) -> None:
         """Take one optimizer step on as many batches as belong to it."""

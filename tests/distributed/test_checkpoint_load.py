@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import rank_jobs
@@ -14,7 +15,9 @@ from torch import nn
 from slurmddp import checkpoint, config
 from slurmddp.checkpoint import config_match
 from slurmddp.errors import CheckpointError, ConfigError
+from slurmddp.runs.folder import RunFolder, read_lines
 from slurmddp.training.distributon import Distributon
+from slurmddp.training.trainer import Training
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
@@ -250,3 +253,35 @@ def test_a_test_save_counts_what_the_optimizer_will_need(alone, tmp_path, monkey
 def test_a_test_save_that_fails_is_heard_by_all_ranks(tmp_path: Path) -> None:
     for said in run_ranks(rank_jobs.test_save_onto_a_file, 2, str(tmp_path)):
         assert "test save" in said and "failed" in said
+
+
+# A damaged one.
+
+
+@pytest.mark.parametrize(
+    ("damaged", "found", "words"),
+    [
+        ((), 30, None),
+        ((30,), 20, "step-0000000030 can't be used; it goes on from step 20, the newest that verifies."),
+        ((30, 20, 10), None, "step-0000000030 can't be used, nor can any before it: it begins anew."),
+    ],
+)
+def test_a_run_records_that_its_newest_checkpoint_was_of_no_use(
+    alone, tmp_path, damaged, found, words
+) -> None:
+    folder, model = RunFolder(tmp_path), nn.Linear(2, 2)
+    for step in (10, 20, 30):
+        progress = {"evaluated_at": -1, "losses": []}
+        path = alone.save(folder.checkpoints_dir, step, progress=progress, model=model)
+        if step in damaged:
+            (path / "state.json").unlink()
+    settings = SimpleNamespace(keep_last=3)
+    parts = SimpleNamespace(settings=settings, saved_objects={"model": model}, unit="samples")
+    training = Training(alone, parts, folder)
+    training.resume()
+    assert training.step == (found or 0)
+    events = list(read_lines(folder.attempts_file))
+    assert [event["text"] for event in events if event["event"] == "warned"] == (
+        [f"Checkpoint {words} `slurmddp checkpoints RUN` lists them, the log says why."] if words else []
+    )
+    assert [event["step"] for event in events if event["event"] == "resumed"] == ([found] if found else [])

@@ -69,6 +69,9 @@ def test_events_tell_the_story_of_a_run(folder: RunFolder) -> None:
         folder.add_event("started", attempt=0, job_id="7", nodes="n[1-2]", launcher="slurm")
         view.tick()
         assert "importing torch" in view.reading.note
+        folder.add_event("warned", attempt=0, about="checkpoint", text="Checkpoint 30 can't be used.")
+        view.tick()
+        assert "importing torch" in view.reading.note
         folder.add_event("resumed", attempt=0, step=20)
         folder.add_event("first_step", attempt=0, step=21)
         view.tick()
@@ -80,6 +83,7 @@ def test_events_tell_the_story_of_a_run(folder: RunFolder) -> None:
     assert lines(stream) == [
         "submitted as job 7",
         "attempt 0 starts on n[1-2]",
+        "Checkpoint 30 can't be used.",
         "going on from step 20",
         "SIGTERM received: stopping at a checkpoint",
         "attempt 0 ended: stopped, goes on",
