@@ -204,6 +204,9 @@ def _already_finished(status: RunStatus) -> int:
 
 def put_aside(folder: RunFolder) -> Path:
     """Move a run folder to the first free `NAME.old-N` beside it and return its new place."""
+    from slurmddp.runs.owner import refuse_foreign
+
+    refuse_foreign(folder.path)
     number = 1
     while (aside := folder.path.with_name(f"{folder.name}.old-{number}")).exists():
         number += 1

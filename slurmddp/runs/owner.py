@@ -31,7 +31,7 @@ def foreign_owner(path: Path) -> str | None:
 
 
 def refuse_foreign(root: Path) -> None:
-    """Raise ConfigError when the folder of checkpoints, or the run that it would be in, is someone else's."""
+    """Raise ConfigError when a run, or a folder of checkpoints in it or to be in it, is someone else's."""
     is_run = not root.exists() and (root.parent / "config.yaml").exists()
     folder = root.parent if is_run else root
     owner = foreign_owner(folder)

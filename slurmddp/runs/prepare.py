@@ -20,17 +20,20 @@ import yaml
 from slurmddp.errors import ConfigError
 from slurmddp.runs import snapshot
 from slurmddp.runs.folder import RunFolder, write_atomic
+from slurmddp.runs.owner import refuse_foreign
 from slurmddp.spec import Job
 
 
 def prepare(job: Job, script: str | None) -> RunFolder:
     """Write the run folder of `job`, with `script` as its batch script, and return it.
 
-    Lifts an earlier `cancel` or `stop`. Raises ConfigError before anything is written where it can.
+    Lifts an earlier `cancel` or `stop`. Raises ConfigError before anything is written where it can, also for
+    a run of another account.
     """
     if script is not None:
         check_syntax(script)
     folder = RunFolder(job.run_dir)
+    refuse_foreign(folder.path)
     with _writable(folder.path.parent):
         folder.path.parent.mkdir(parents=True, exist_ok=True)
         with _beside(folder.path) as draft:

@@ -9,7 +9,9 @@ import pytest
 import yaml
 from slurm_jobs import make_job
 
+from slurmddp.cli.train import put_aside
 from slurmddp.errors import ConfigError, SlurmddpError
+from slurmddp.runs import owner
 from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.prepare import check_syntax, prepare
 from slurmddp.slurm.script import render
@@ -146,3 +148,19 @@ def test_a_config_that_was_cut_short_is_told(tmp_path: Path) -> None:
     folder.config_file.write_text("name: x\ngpus_per_node\n  : [{")
     with pytest.raises(SlurmddpError, match="damaged"):
         folder.config()
+
+
+def test_a_run_of_somebody_else_is_left_as_it_is(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = job_in(project)
+    folder = prepare(job, render(job))
+    folder.stop_file.touch()
+    before = {name: (folder.path / name).read_bytes() for name in content(folder.path)}
+    monkeypatch.setattr(owner.os, "geteuid", lambda: 54321)
+    words = r"gpt-0123abcd belongs to .*runs as account 54321\. Nothing was written.*name="
+    (project / "train.py").write_text("v = 2\n")
+    with pytest.raises(ConfigError, match=words):
+        prepare(job, render(job))
+    with pytest.raises(ConfigError, match=words):
+        put_aside(folder)
+    assert {name: (folder.path / name).read_bytes() for name in content(folder.path)} == before
+    assert [path.name for path in folder.path.parent.iterdir()] == [folder.name]
