@@ -27,7 +27,8 @@ def require(folder: Path, needed: int) -> None:
     """Raise NoRoomError when the file system of `folder` has fewer bytes left for this user than `needed`."""
     free = free_bytes(folder)
     if needed + SLACK_BYTES > free:
-        raise NoRoomError(errno.ENOSPC, f"it needs {size_text(needed)}, and {size_text(free)} are free")
+        wanted = f"{size_text(needed)} and {size_text(SLACK_BYTES)} to spare"
+        raise NoRoomError(errno.ENOSPC, f"it needs {wanted}, and {size_text(free)} are free")
 
 
 def reserve(descriptor: int, needed: int, folder: Path) -> None:
