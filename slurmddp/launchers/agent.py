@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from slurmddp.environments.detect import detect, require
+from slurmddp.environments.limits import leave_at, read_limits
 from slurmddp.environments.present import IMPORTS_VARIABLE, rank_environment
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, EXIT_USAGE, ConfigError, SlurmddpError
@@ -88,6 +89,8 @@ class Agent:
         self._inbox = inbox
         self._ranks = Ranks(inbox)
         self._stopping = False
+        self._limits = read_limits(os.environ)
+        self._terminated: float | None = None
         self._left_at: float | None = None
         self._ranks_per_node = 1
         self._imports_s = 0.0
@@ -146,11 +149,20 @@ class Agent:
                 return self._fail(bad)
             codes += [rank.returncode for rank in ended]
             self._pass_on_stop(codes)
+            if self._ranks and self._out_of_time():
+                _say("SLURM is about to kill: ranks end here, the run goes on from its last checkpoint")
+                self._ranks.end(0.0)
+                return EXIT_STOPPED
             if self._ranks and self._failed_elsewhere():
                 _say("the attempt has failed elsewhere")
                 self._ranks.end(_KILL_GRACE_S)
         found = failure.read(self.folder, self.attempt)
         return failure.node_code(found) if found else outcome.combine(codes)
+
+    def _out_of_time(self) -> bool:
+        """Whether even the ranks' own guards, which come first, have not made all of them leave in time."""
+        at = None if self._terminated is None else leave_at(self._limits, self._terminated, share=0.5)
+        return at is not None and time.time() >= at
 
     def _pass_on_stop(self, codes: Sequence[int]) -> None:
         """Stop the ranks that outlive one which stopped: before the training begins it stops alone."""
@@ -167,6 +179,8 @@ class Agent:
             if not self._stopping:
                 _say(f"received {sent.name}: the ranks stop at a checkpoint")
             self._stopping = True
+            if sent == signal.SIGTERM:
+                self._terminated = self._terminated or time.time()
             if not self._failed_elsewhere():
                 self._ranks.signal(signal.SIGTERM if sent == signal.SIGINT else sent)
 

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
+from slurmddp.environments.limits import Limits, leave_at
 from slurmddp.errors import EXIT_STOPPED
-from slurmddp.training.deadline import Limits, leave_at
 from slurmddp.training.signals import StopSignals
 
 log = logging.getLogger(__name__)

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
+from slurmddp.environments.limits import Limits, read_limits
 from slurmddp.errors import SlurmddpError
 from slurmddp.runs.folder import RunFolder
 from slurmddp.training import collective
 from slurmddp.training.bootstrap import Place
 from slurmddp.training.data_wait import StoppedWaiting
-from slurmddp.training.deadline import Limits, Pace, last_safe_moment, read_limits, shortfalls
+from slurmddp.training.deadline import Pace, last_safe_moment, shortfalls
 from slurmddp.training.guard import Guard
 from slurmddp.training.signals import StopSignals
 from slurmddp.training.stop import StopAgreement, file_reason, signal_reason

@@ -13,10 +13,10 @@ import torch
 
 from slurmddp.checkpoint.config_match import computed
 from slurmddp.environments.detect import detect, require
+from slurmddp.environments.limits import read_limits
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError
 from slurmddp.runs.folder import RunFolder
 from slurmddp.strategies import build
-from slurmddp.training.deadline import read_limits
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.guard import Guard
 from slurmddp.training.instantiate import instantiate, locate

@@ -14,10 +14,10 @@ import torch
 from ranks import run_ranks
 
 from slurmddp import checkpoint
+from slurmddp.environments.limits import Limits
 from slurmddp.errors import ConfigError, SlurmddpError
 from slurmddp.runs.folder import RunFolder
 from slurmddp.training import worker
-from slurmddp.training.deadline import Limits
 from slurmddp.training.guard import Guard
 from slurmddp.training.signals import StopSignals
 from slurmddp.training.stop_poll import StopPoll

@@ -28,7 +28,7 @@ from slow_data import SlowDigits
 
 
 class DeafDigits(SlowDigits):
-    """In the attempt whose number stands in `trap`, rank 1 goes into C code and never comes back."""
+    """In the attempt whose number stands in `trap`, rank 1 goes into C code for good, with Python's lock."""
 
     def __init__(self, trap, **options):
         super().__init__(**options)
@@ -39,7 +39,7 @@ class DeafDigits(SlowDigits):
             if self.trap.read_text() == os.environ["SLURMDDP_ATTEMPT"]:
                 lock = ctypes.create_string_buffer(64)
                 for _ in range(2):
-                    ctypes.CDLL(None).pthread_mutex_lock(lock)
+                    ctypes.PyDLL(None).pthread_mutex_lock(lock)
         return super().__getitem__(index)
 '''
 SAVING = ["train.save_every=10", "train.workers=0"]
@@ -159,7 +159,8 @@ def test_a_killed_agent_takes_its_ranks_along_is_named_and_the_job_is_tried_agai
     command("cancel", run.folder.name)
 
 
-def test_a_rank_that_hears_nothing_leaves_before_slurm_kills_it(command: Command) -> None:
+def test_ranks_that_hear_nothing_leave_before_slurm_kills_them(command: Command) -> None:
+    """Rank 0, in a collective, leaves by its guard; rank 1, whose guard is stuck too, by its agent."""
     trap = command.project / "trap"
     deaf = ["data=deaf", f"+data.trap={trap}", "policy.grace_s=8"]
     run = command.submit("deaf", "nodes=2", "train.steps=100000", *SAVING, *deaf)
@@ -170,7 +171,8 @@ def test_a_rank_that_hears_nothing_leaves_before_slurm_kills_it(command: Command
     (end,) = run.events("ended")
     assert (end["exit_code"], end["outcome"], end["next"]) == (75, "stopped", "requeue")
     logs = run.folder / "logs" / "attempt-0"
-    assert "SLURM is about to kill this rank: it leaves now" in (logs / "rank-1.log").read_text()
+    assert "SLURM is about to kill this rank: it leaves now" in (logs / "rank-0.log").read_text()
+    assert "SLURM is about to kill: ranks end here" in (logs / "node-0.log").read_text()
     assert [(logs / f"exit-node-{node}").read_text() for node in (0, 1)] == ["75\n", "75\n"]
     saved = of_attempt(run.events("saved"), 0)[-1]["step"]
     run.wait("second attempt", lambda: of_attempt(run.records("metrics.jsonl"), 1))

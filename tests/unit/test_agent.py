@@ -159,6 +159,26 @@ def test_a_stop_signal_reaches_every_rank(tmp_path: Path, sent: signal.Signals) 
     assert not folder.report_file.exists()
 
 
+DEAF = """
+import ctypes, signal
+def main(run_dir):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    print("ready", flush=True)
+    ctypes.PyDLL(None).sleep(1000)  # no other thread of the rank runs meanwhile
+"""
+
+
+def test_ranks_that_do_not_leave_are_ended_before_slurm_kills_them(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, DEAF)
+    with start_agent(folder, SLURMDDP_KILL_WAIT_S="2") as agent:
+        wait_for_lines(folder, "ready", 2)
+        agent.terminate()
+        assert agent.wait(timeout=120) == 75
+    assert "SLURM is about to kill: ranks end here" in (folder.log_dir(0) / "node-0.log").read_text()
+    assert (folder.log_dir(0) / "exit-node-0").read_text() == "75\n"
+    assert not folder.failure_file(0).exists()
+
+
 def test_an_interrupt_is_a_stop_too(tmp_path: Path) -> None:
     folder = make_run(tmp_path, SAVING)
     with start_agent(folder) as agent:

@@ -6,17 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmddp.training.deadline import (
-    RESERVE_S,
-    SPREAD,
-    Limits,
-    Measured,
-    Pace,
-    last_safe_moment,
-    leave_at,
-    read_limits,
-    shortfalls,
-)
+from slurmddp.environments.limits import RESERVE_S, Limits, leave_at, read_limits
+from slurmddp.training.deadline import SPREAD, Measured, Pace, last_safe_moment, shortfalls
 
 
 def test_limits_come_from_the_environment() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from agent_runs import wait_until
 
-from slurmddp.training.deadline import Limits
+from slurmddp.environments.limits import Limits
 from slurmddp.training.guard import PATIENCE_S, Guard
 from slurmddp.training.signals import StopSignals
 

@@ -1,0 +1,60 @@
+"""What SLURM leaves to a job, and when to leave before it kills: pure, for ranks and agents alike.
+
+The batch step asks SLURM once and hands the answers down in the environment; a rank could not ask: there may
+be no scontrol in its container, and a thousand that asked would be too many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+RESERVE_S = 5.0
+"""For what is no save: the ranks agree, leave, and the batch script asks for the job to be put back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What SLURM leaves to this job; None means not known, and so no promise is built on it."""
+
+    end_time: float | None = None
+    """When the job's time is over, in seconds since the epoch."""
+    lead_s: float = 120.0
+    """How long before that SLURM sends USR2 (`policy.signal_lead_s`)."""
+    kill_wait_s: float | None = None
+    """Between SIGTERM and SIGKILL."""
+    preempt_grace_s: float = 0.0
+    """How much longer that is when the job is preempted."""
+
+
+def read_limits(environ: Mapping[str, str]) -> Limits:
+    """Return what the batch step has found out; SLURM itself tells the end of a job from 23.02 on."""
+    lead = _seconds(environ, "SLURMDDP_LEAD_S")
+    return Limits(
+        end_time=_seconds(environ, "SLURMDDP_END_TIME") or _seconds(environ, "SLURM_JOB_END_TIME"),
+        lead_s=Limits.lead_s if lead is None else lead,
+        kill_wait_s=_seconds(environ, "SLURMDDP_KILL_WAIT_S"),
+        preempt_grace_s=_seconds(environ, "SLURMDDP_PREEMPT_GRACE_S") or 0.0,
+    )
+
+
+def _seconds(environ: Mapping[str, str], name: str) -> float | None:
+    text = environ.get(name, "")
+    return float(text) if text.isascii() and text.isdecimal() else None
+
+
+def leave_at(limits: Limits, terminated: float, share: float = 1.0) -> float | None:
+    """Return when a rank that got SIGTERM at `terminated` should leave by itself, just before it is killed.
+
+    A smaller `share` of the time kept free gives a later moment.
+
+    Only at a preemption does SLURM add the grace; what else sends SIGTERM before the time is over either
+    kills a job that is to end for good or puts it back itself, so the later moment does no harm there.
+    """
+    if limits.kill_wait_s is None:
+        return None
+    is_over = limits.end_time is not None and terminated >= limits.end_time - 1
+    killed = terminated + limits.kill_wait_s + (0.0 if is_over else limits.preempt_grace_s)
+    if limits.end_time is not None and not is_over:
+        killed = min(killed, limits.end_time + limits.kill_wait_s)
+    return killed - share * min(RESERVE_S, limits.kill_wait_s / 4)
