@@ -152,7 +152,7 @@ class Noisy(nn.Module):
                 file.write(" ".join(str(int(index)) for index in samples[:, 0]) + "\n")
         x = self.norm(torch.tanh(self.first(samples[:, 1:])))
         for layer in self.hidden:
-            scale = 1 + random.random() + float(np.random.rand()) if self.training and self._noisy else 1
+            scale = 1 + random.random() + float(np.random.rand()) if self._noisy else 1
             x = x + self.drop(torch.tanh(layer(x))) * scale
         logits: torch.Tensor = self.last(x)
         return logits
