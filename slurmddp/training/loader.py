@@ -23,7 +23,7 @@ from torch.utils.data import (
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.training import global_batch
-from slurmddp.training.counted import CountedLoader
+from slurmddp.training.counted import CountedLoader, StreamLoader
 from slurmddp.training.loader_base import DistributedLoader, rebuild, to_device
 from slurmddp.training.order import DistributedOrder
 from slurmddp.training.samples import Dealt, SeededSamples, draws
@@ -118,8 +118,10 @@ def distribute(
 ) -> DistributedLoader:
     """Return a loader like `loader` that gives this rank its part; see `Distributon.setup_dataloader`."""
     if not _has_known_order(loader):
-        if info.world_size > 1:
+        if info.world_size > 1 and not hasattr(loader.dataset, "set_share"):
             log.warning("%s is not divided among ranks: it has to look at the rank itself.", _owner(loader))
+        if isinstance(loader.dataset, IterableDataset):
+            return StreamLoader(loader, device, seed, info, accumulate)
         return CountedLoader(rebuild(loader), device, seed, info, accumulate)
     order = _order_of(loader, info, seed, accumulate)
     data: Any = loader.dataset

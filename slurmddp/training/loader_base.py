@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.training.data_wait import Pause, interruptible
 from slurmddp.training.rng import derive
-from slurmddp.training.samples import SeededSamples
+from slurmddp.training.samples import LooksLike
 from slurmddp.training.signals import hold_in_worker, signals_held
 
 
@@ -44,7 +44,7 @@ class DistributedLoader:
     @property
     def dataset(self) -> Any:
         data = self._loader.dataset
-        return data._inner if isinstance(data, SeededSamples) else data
+        return data._inner if isinstance(data, LooksLike) else data
 
     @property
     def accumulate(self) -> int:
@@ -88,6 +88,9 @@ class DistributedLoader:
 
     def load_rank_state(self, state: dict[str, Any]) -> None:
         """Take what `rank_state` gave; comes after `load_state_dict`."""
+
+    def check_rank_states(self, states: Sequence[Mapping[str, Any] | None]) -> None:
+        """Raise MismatchError unless a training can go on from what all ranks of a checkpoint had saved."""
 
     def mark(self) -> tuple[Any, Any]:
         """Return the place in the data, for `go_back`."""

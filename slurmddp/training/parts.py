@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from slurmddp.errors import ConfigError, near_matches
-from slurmddp.training import global_batch
+from slurmddp.training import global_batch, training_data
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.instantiate import instantiate
 from slurmddp.training.loader import DistributedLoader
@@ -96,8 +96,16 @@ class Parts:
 
     def batches(self) -> Iterator[Any]:
         """Yield pairs (inputs, targets) for ever, epoch after epoch."""
-        while True:
-            yield from self.loader
+        empty = 0
+        while empty < 2:  # The first one may be what a resume has left of an epoch.
+            empty += 1
+            for batch in self.loader:
+                empty = 0
+                yield batch
+        raise ConfigError(
+            f"data is a {type(self.data).__name__} whose epoch has no whole batch for this rank.",
+            hint="Use a smaller train.batch_size, fewer ranks or loader workers, or more data.",
+        )
 
 
 def build_parts(distributon: Distributon, config: Mapping[str, Any]) -> Parts:
@@ -106,10 +114,11 @@ def build_parts(distributon: Distributon, config: Mapping[str, Any]) -> Parts:
     data = instantiate(config["data"], _key_="data")
     distributon.start_up.lap("data")
     batch_size, accumulate = settings.share(distributon.world_size)
+    readers = distributon.world_size * max(1, settings.workers)
     loader = DataLoader(
-        _checked(data),
+        training_data.checked(data, readers),
+        sampler=training_data.sampler_for(data),
         batch_size=batch_size,
-        shuffle=True,
         drop_last=True,
         num_workers=settings.workers,
         pin_memory=distributon.device.type == "cuda",
@@ -121,7 +130,7 @@ def build_parts(distributon: Distributon, config: Mapping[str, Any]) -> Parts:
     return Parts(
         settings=settings,
         data=data,
-        heldout=data.heldout() if hasattr(data, "heldout") else None,
+        heldout=training_data.heldout_of(data),
         loader=distributon.setup_dataloader(loader, accumulate=accumulate, keep_global_batch=True),
         bare_model=bare_model,
         model=model,
@@ -141,19 +150,6 @@ def _build_scheduler(config: Mapping[str, Any] | None, optimizer: Optimizer) -> 
             hint="Use a function of the step, such as slurmddp.training.schedules.cosine.",
         )
     return scheduler  # type: ignore[no-any-return]
-
-
-def _checked(data: Any) -> Dataset[Any]:
-    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
-        raise ConfigError(
-            f"data is a {type(data).__name__}, which has no length or can't be indexed.",
-            hint="Name a map-style data set, or train iterable data with a program._target_ of your own.",
-        )
-    if len(data) == 0:
-        raise ConfigError(
-            f"data is a {type(data).__name__} without a single sample.", hint="Check where it looks for them."
-        )
-    return data  # type: ignore[no-any-return]
 
 
 def _checked_model(model: Any, config: Mapping[str, Any]) -> nn.Module:

@@ -16,7 +16,6 @@ from slurmddp.training import rng
 from slurmddp.training.order import DistributedOrder
 
 Key = tuple[int, ...]
-_OWN = ("_inner", "_seed")
 
 
 def draws(data: Any) -> bool:
@@ -42,12 +41,34 @@ class Dealt(Sampler[Any]):
         return (item for item, _ in zip(items, range(len(self)), strict=False)) if self.even else items
 
 
-class SeededSamples(Dataset[Any]):
+class LooksLike:
+    """A wrapper whose other attributes are those of `_inner`, read and set.
+
+    A worker's own start finds the data set in `get_worker_info().dataset` and may open files in it.
+    """
+
+    own_names: tuple[str, ...] = ("_inner",)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.own_names:  # Not there yet: it is being copied to a worker.
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.own_names:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._inner, name, value)
+
+
+class SeededSamples(LooksLike, Dataset[Any]):
     """Reads samples of `inner` by (index, epoch, ...), each after seeding the generators from that key.
 
     In the rank's own process the generators are put back afterwards. Samples that `inner` reads by the batch,
     with `__getitems__`, share the seed of the first of them. To everybody else it looks like `inner`.
     """
+
+    own_names = ("_inner", "_seed")
 
     def __init__(self, inner: Any, seed: int) -> None:
         self._inner, self._seed = inner, seed
@@ -84,16 +105,3 @@ class SeededSamples(Dataset[Any]):
 
     def _seed_from(self, key: Key) -> None:
         rng.seed_sample(rng.derive(self._seed, "sample", *key))
-
-    # A worker's own start finds the data set in `get_worker_info().dataset` and may open files in it.
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _OWN:  # Not there yet: it is being copied to a worker.
-            raise AttributeError(name)
-        return getattr(self._inner, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _OWN:
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self._inner, name, value)

@@ -208,6 +208,8 @@ def check(
             f"{len(loaders)} were set up before load.",
             hint="Call setup_dataloader for the same loaders, in the same order, before load.",
         )
+    for number, loader in enumerate(loaders):
+        loader.check_rank_states([rank["data"][number] for rank in state.get("rng", []) if "data" in rank])
     for name, value in objects.items():
         if name not in saved:
             raise CheckpointError(f"The checkpoint holds no {name!r}.", hint=near_matches(name, saved))
@@ -243,7 +245,7 @@ def apply(
                 undo.callback(fit.undo_for(target))
                 _load_into(name, target, saved[name])
         for loader, position in zip(loaders, state["loaders"], strict=True):
-            undo.callback(loader.load_state_dict, loader.state_dict())
+            undo.callback(loader.go_back, loader.mark())
             loader.load_state_dict(position)
         undo.pop_all()
     for name in certain:

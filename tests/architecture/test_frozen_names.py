@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 from importlib import import_module
+from pathlib import Path
 
 from slurmddp import config_schema
 from slurmddp.cli.main import COMMANDS
+from slurmddp.training import data_names
 
 KEYS = {
     "": "name seed nodes gpus_per_node ranks_per_node cpus_per_node mem_gb time_limit partition account qos "
@@ -44,6 +46,12 @@ SANDBOX = {
 }
 
 
+DATA = (
+    "__len__ __getitem__ __getitems__ __iter__ set_share set_epoch state_dict load_state_dict sample_weights "
+    "deterministic heldout tokens_per_sample encode decode"
+)
+
+
 def names(parser: argparse.ArgumentParser) -> str:
     found = set()
     for action in parser._actions:
@@ -69,6 +77,12 @@ def test_configuration_keys() -> None:
     assert {section: set(table) for section, table in tables.items()} == {
         section: set(text.split()) for section, text in KEYS.items()
     }
+
+
+def test_what_a_data_set_may_have() -> None:
+    assert " ".join(data_names.ATTRIBUTES) == DATA
+    told = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    assert [name for name in data_names.ATTRIBUTES if f"`{name}" not in told] == []
 
 
 def test_commands_and_their_flags() -> None:

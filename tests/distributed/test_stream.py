@@ -1,0 +1,147 @@
+"""Iterable data: shared by all readers, each sample once, resumed where the loop was, with the same draws."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import MismatchError
+from slurmddp.training.counted import StreamLoader
+from slurmddp.training.loader import DistributedLoader, distribute
+
+SAMPLES = 53
+
+
+class Shared(IterableDataset[Any]):
+    """Numbers, in an order of the epoch's own, with something drawn for each; says nothing of its place."""
+
+    def __init__(self) -> None:
+        self.epoch, self.share, self.passed = 0, (0, 1), 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def set_share(self, part: int, parts: int) -> None:
+        self.share = part, parts
+
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        part, parts = self.share
+        while (number := self.passed * parts + part) < SAMPLES:
+            self.passed += 1
+            yield (number * 7 + self.epoch) % SAMPLES, random.random()
+        self.passed = 0
+
+
+class Placed(Shared):
+    """Says where it is, too, and can be put there."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"passed": self.passed, "as a tensor": torch.tensor(self.passed)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.passed = state["passed"]
+        assert state["as a tensor"] == self.passed
+
+
+class Stateless(Shared):
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        self.passed = 0
+        return super().__iter__()
+
+
+def make(data: type, workers: int, rank: int = 0, ranks: int = 1, **options: Any) -> DistributedLoader:
+    return distribute(
+        DataLoader(data(), batch_size=3, num_workers=workers, **options),
+        device=torch.device("cpu"),
+        info=RankInfo(environment="local", rank=rank, world_size=ranks, local_world_size=ranks),
+        seed=4,
+    )
+
+
+def numbers_of(batches: list[Any]) -> list[int]:
+    return [number for numbers, _ in batches for number in numbers.tolist()]
+
+
+def shown(batches: list[Any]) -> list[str]:
+    return [str(batch) for batch in batches]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_all_readers_together_give_each_sample_once(ranks: int, workers: int) -> None:
+    loaders = [make(Stateless, workers, rank, ranks) for rank in range(ranks)]
+    for _ in range(2):
+        assert sorted(number for own in loaders for number in numbers_of(list(own))) == [*range(SAMPLES)]
+
+
+@pytest.mark.filterwarnings("default::DeprecationWarning")
+@pytest.mark.parametrize(("data", "workers"), [(Placed, 0), (Placed, 2), (Stateless, 0), (Stateless, 2)])
+def test_a_resume_anywhere_gives_the_rest_of_the_epoch_and_the_next_one(data: type, workers: int) -> None:
+    """Late in the epoch one of the two readers has come to its end, and the other has not."""
+    options = {"prefetch_factor": 3, "persistent_workers": True} if workers else {}
+    whole = make(data, workers, **options)
+    epochs = [shown(list(whole)) for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    for stop in (1, 5, len(epochs[0]) - 1):
+        stopped, resumed = (make(data, workers, **options) for _ in range(2))
+        walk = iter(stopped)
+        before = shown([next(walk) for _ in range(stop)])
+        resumed.load_state_dict(stopped.state_dict())
+        resumed.load_rank_state(stopped.rank_state())
+        assert before + shown(list(resumed)) == epochs[0]
+        assert shown(list(resumed)) == epochs[1]
+        del walk
+
+
+def test_batches_that_are_taken_back_come_again() -> None:
+    loader, other = make(Placed, 0), make(Placed, 0)
+    walk = iter(loader)
+    next(walk)
+    mark = loader.mark()
+    later = shown([next(walk) for _ in range(3)])
+    loader.go_back(mark)
+    walk = iter(loader)
+    assert shown([next(walk) for _ in range(3)]) == later == shown(list(other))[1:4]
+
+
+def test_what_a_stream_draws_leaves_the_ranks_own_generators_alone() -> None:
+    random.seed(1)
+    expected = random.random()
+    random.seed(1)
+    list(make(Stateless, 0))
+    assert random.random() == expected
+
+
+def stopped_at(workers: int, batches: int = 2, ranks: int = 1) -> DistributedLoader:
+    loader = make(Placed, workers, ranks=ranks)
+    loader.load_rank_state(
+        {"epoch": 0, "batches": batches, "workers": workers, "next": 0, "places": [None] * 9}
+    )
+    return loader
+
+
+@pytest.mark.parametrize(("before", "now"), [(0, 2), (2, 0), (2, 1)])
+def test_another_number_of_loader_workers_is_refused_within_an_epoch(before: int, now: int) -> None:
+    resumed = make(Placed, now)
+    resumed.load_state_dict(stopped_at(before, 0).state_dict())
+    with pytest.raises(
+        MismatchError, match=rf"{before} loader workers per rank shared Placed.*train.workers={before}"
+    ):
+        resumed.load_state_dict(stopped_at(before).state_dict())
+
+
+def test_a_checkpoint_in_which_any_rank_is_within_an_epoch_wants_as_many_ranks() -> None:
+    """Shares may differ in length: rank 0 has come to its end, which is all that the common state says."""
+    states = [stopped_at(0, batches, 2).rank_state() for batches in (0, 3)]
+    one = make(Placed, 0)
+    one.load_state_dict(stopped_at(0, 0, 2).state_dict())
+    one.check_rank_states([states[0], states[0]])
+    with pytest.raises(MismatchError, match="2 ranks had read 3 batches each of Placed"):
+        one.check_rank_states(states)
+    assert isinstance(one, StreamLoader)
