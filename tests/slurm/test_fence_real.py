@@ -17,7 +17,7 @@ from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.history import read_failure
 from slurmddp.slurm.sandbox import Sandbox
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 DEAF_DATA = '''
 import ctypes
@@ -37,6 +37,7 @@ class DeafDigits(SlowDigits):
     def __getitem__(self, index):
         if os.environ["RANK"] == "1" and self.trap.exists():
             if self.trap.read_text() == os.environ["SLURMDDP_ATTEMPT"]:
+                self.trap.with_suffix(".sprung").touch()
                 lock = ctypes.create_string_buffer(64)
                 for _ in range(2):
                     ctypes.PyDLL(None).pthread_mutex_lock(lock)
@@ -166,6 +167,7 @@ def test_ranks_that_hear_nothing_leave_before_slurm_kills_them(command: Command)
     run = command.submit("deaf", "nodes=2", "train.steps=100000", *SAVING, *deaf)
     run.wait("checkpoint", lambda: run.events("saved"))
     trap.write_text("0")
+    run.wait("rank in the trap", trap.with_suffix(".sprung").exists)
     command.slurm("sbatch", "-p", "high", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1")
     run.wait("end", lambda: run.events("ended"))
     (end,) = run.events("ended")

@@ -16,7 +16,7 @@ from slurmddp.runs.excluded import excluded_nodes
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.sandbox import Sandbox
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 ALONE = {"exclusive": True}
 
