@@ -28,7 +28,6 @@ from slurmddp.runs.metrics import read
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
 STEPS, EPOCH, EVAL_EVERY, BATCH, HELDOUT = 12, 5, 4, 2, 10
-
 TRAINER, OWN_LOOP = "slurmddp.training.trainer.train", "exact_jobs.own_loop"
 
 SCHEDULERS: dict[str, dict[str, Any]] = {
@@ -108,7 +107,9 @@ CASES = [
     # Two.
     Case("two on one rank", 1, "killed next-epoch", workers=2, scheduler="restarts"),
     Case("two on two ranks", 2, "first accumulation", accumulate=3, scheduler="constant"),
-    Case("two on two ranks, workers", 2, "middle epoch-end", workers=2, scheduler="one-cycle", log_every=5),
+    Case(
+        "two on two ranks with workers", 2, "middle epoch-end", workers=2, scheduler="one-cycle", log_every=5
+    ),
     Case("two on four ranks", 4, "evaluation next-epoch", workers=2, accumulate=2),
     # Five.
     Case("five on one rank", 1, "first middle evaluation accumulation epoch-end", accumulate=2, log_every=3),
@@ -204,7 +205,6 @@ def test_an_interrupted_training_ends_as_an_undisturbed_one(
     whole, parts = undisturbed(case), RunFolder(tmp_path)
     config = config_of(case, workers=case.workers, save_every=3)
     for number, halt in enumerate([*case.halts, None]):
-        print(halt or "to the end")
         ends = run_ranks(exact_jobs.attempt, case.ranks, config, str(parts.path), number, halt)
         assert_ended(ends, halt)
     assert_same(final_state(whole), final_state(parts))
@@ -223,6 +223,11 @@ def test_every_two_conditions_meet_in_a_case() -> None:
     assert {one for one, _ in wanted} | {other for _, other in wanted} == set(known)
     assert not wanted - met
     assert {case.scheduler for case in ours} == set(SCHEDULERS)
+
+
+def test_the_documentation_names_every_case() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "exact-resume.md").read_text()
+    assert [str(case) for case in [*CASES, *ELASTIC] if f"`{case}`" not in page] == []
 
 
 def conditions(case: Case) -> list[tuple[str, Any]]:
@@ -267,9 +272,7 @@ def test_with_other_ranks_each_step_keeps_its_samples_and_nearly_its_numbers(
         assert after == pytest.approx(before, abs=TOLERANCE, rel=0)
     weights, weights_of_parts = (final_state(folder)["objects"]["model"] for folder in (whole, parts))
     for name, value in weights.items():
-        difference = float((value - weights_of_parts[name]).abs().max())
-        print(name, difference)
-        assert difference <= TOLERANCE, name
+        assert float((value - weights_of_parts[name]).abs().max()) <= TOLERANCE, name
 
 
 def train_elastic(
