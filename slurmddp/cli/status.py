@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 from slurmddp.errors import SlurmddpError
 from slurmddp.runs import index, logs
+from slurmddp.runs.excluded import excluded_nodes
 from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.ledger import Entry, Ledger, read_ledger
 from slurmddp.runs.phases import Phases, newest_phases
@@ -69,6 +70,8 @@ def lines(one: RunStatus, ledger: Ledger, now: float) -> Iterator[tuple[str, str
     if ledger.whole:
         yield "goodput", _goodput(ledger)
     yield from _place(one, now)
+    if failed := excluded_nodes(RunFolder(one.path), now):
+        yield "avoids", f"{', '.join(failed)}: failed under it"
     if one.failure is not None:
         yield "failure", one.failure.sentence
         for line in one.failure.last_lines[-_FAILURE_LINES:]:

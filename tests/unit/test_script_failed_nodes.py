@@ -118,6 +118,9 @@ def test_nothing_is_noted_where_the_policy_says_so(tmp_path: Path) -> None:
     run.start(STOP)
     assert len(noted(run)) == 1
     assert run.asked() == ["requeue 41"]
+    run.programs.write("job", RUNNING.replace("Requeue=1", "Requeue=0"))
+    run.start(SAVE + STOP)
+    assert "--exclude" not in run.programs.read("sbatch.argv")
 
 
 def test_the_policy_says_for_how_long(tmp_path: Path) -> None:
