@@ -15,7 +15,7 @@ import pytest
 from slurmddp.chaos import disk
 from slurmddp.slurm.sandbox import Sandbox, processes
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1000)]
 
 KINDS = "kill-rank,sigterm-rank,preempt,restart-controller,flip-bit,kill-during-save"
 
@@ -26,7 +26,7 @@ def chaos(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=900,
     )
 
 
@@ -61,7 +61,7 @@ def test_nothing_is_left_of_an_experiment_that_is_told_to_end() -> None:
             first = started.stderr.readline()
             mounts = Path("/proc/mounts").read_text()
             started.terminate()
-            started.communicate(timeout=60)
+            started.communicate(timeout=240)
         assert "sandbox is up" in first
         assert folder in mounts
         assert started.returncode == 130
@@ -72,7 +72,7 @@ def test_nothing_is_left_of_an_experiment_that_is_told_to_end() -> None:
 
 def test_the_controller_can_be_restarted(sandbox: Sandbox) -> None:
     before = processes.recorded(sandbox.root)["slurmctld"]
-    job = sandbox.command("sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 30").strip()
+    job = sandbox.command("sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 600").strip()
     sandbox.restart_controller()
     after = processes.recorded(sandbox.root)["slurmctld"]
     assert (before.alive(), after.alive()) == (False, True)
