@@ -529,6 +529,14 @@ def test_on_a_host_that_slurm_has_given_up_the_script_waits_to_be_ended(run: Run
     assert len(run.events("ended")) == ("mkdir" not in step)
 
 
+def test_a_script_that_slurm_is_ending_already_does_not_wait_for_that(run: Run) -> None:
+    run.programs.write("job", GIVEN_UP)
+    up = "parent=$(cut -d ' ' -f 4 /proc/$parent/stat)"
+    end = f"parent=$PPID; while grep -q job.sbatch /proc/$parent/cmdline; do kill -TERM $parent; {up}; done"
+    assert run.start(f"{end}; /bin/sleep 0.3; exit 137", SLURMD_NODENAME="n1") == 137
+    assert "waiting to be ended" not in (run.folder.log_dir(0) / "batch.log").read_text()
+
+
 def test_on_a_host_that_still_has_the_job_slurm_waits_for_the_script(run: Run) -> None:
     run.programs.write("job", ENDING.replace("Restarts=0", "Restarts=1") + " NodeList=n[1-2]")
     run.programs.write("hostnames", "n1\nn2\n")
@@ -666,7 +674,9 @@ def test_a_successor_of_a_run_that_had_its_end_starts_nothing(run: Run, outcome:
     assert run.folder.attempts() == [0]
 
 
-@pytest.mark.parametrize("facts", [{"outcome": "stopped", "next": "resubmit"}, None], ids=["goes on", "resumed"])
+@pytest.mark.parametrize(
+    "facts", [{"outcome": "stopped", "next": "resubmit"}, None], ids=["goes on", "resumed"]
+)
 def test_a_successor_of_a_run_that_is_to_go_on_begins(run: Run, facts: dict[str, str] | None) -> None:
     run.folder.add_event("ended", attempt=0, job_id="41", exit_code=1, outcome="failed", next="none")
     if facts is None:
