@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 
 import pytest
+from agent_runs import children_of, wait_until
 
 from slurmddp.slurm.sandbox import processes
 
@@ -51,10 +51,9 @@ def test_a_parent_does_not_report_the_death_of_its_child(tmp_path) -> None:
         subprocess.Popen(["sh", "-c", f"sleep 600; echo told >> {told}"], start_new_session=True)
         for _ in range(20)
     ]
-    listing = ["ps", "-o", "pid=", "-g", ",".join(str(shell.pid) for shell in shells)]
-    while len(pids := subprocess.run(listing, capture_output=True, text=True).stdout.split()) < 40:
-        time.sleep(0.05)
-    everyone = sorted(map(int, pids), reverse=True)
+    wait_until(lambda: all(children_of(shell.pid) for shell in shells), "each shell has its sleep")
+    pids = [pid for shell in shells for pid in (shell.pid, *(child.pid for child in children_of(shell.pid)))]
+    everyone = sorted(pids, reverse=True)
     processes.cut_power(lambda: {pid for pid in everyone if processes.start_time(pid) is not None})
     for shell in shells:
         shell.wait(120)
