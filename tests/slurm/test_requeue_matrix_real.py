@@ -6,6 +6,7 @@ be requeued, and one has met a site that takes `--requeue` away. A single job of
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 
@@ -36,7 +37,10 @@ def configure(sandbox: Sandbox) -> Iterator[Configure]:
     def write(*, user_signal: bool) -> None:
         # From SLURM 23.02 on it is PreemptParameters=send_user_signal.
         option = ["SlurmctldParameters=preempt_send_user_signal"] if user_signal else []
-        conf.write_text("\n".join([before, *extra, *option, ""]))
+        patient = re.sub(
+            r"(?m)^KillWait=.*", "KillWait=60", before
+        )  # a slow machine is no reason to be killed
+        conf.write_text("\n".join([patient, *extra, *option, ""]))
         sandbox.command("scontrol", "reconfigure")
 
     yield write
