@@ -13,7 +13,7 @@ from slurmddp.training import bootstrap
 before = dict(os.environ)
 threads = torch.get_num_threads()
 info = detect(os.environ)
-place = bootstrap.start(info, rendezvous_timeout_s=60)
+place = bootstrap.start(info, rendezvous_timeout_s=240)
 total = torch.tensor([float(info.rank + 1)], device=place.device)
 if place.backend is not None:
     dist.all_reduce(total)

@@ -54,7 +54,7 @@ def run_ranks(
     world_size: int,
     *args: Any,
     environments: Sequence[Mapping[str, str]] | None = None,
-    timeout_s: float = 120,
+    timeout_s: float = 400,
 ) -> list[Any]:
     """Return the results of `function(*args)` on each rank; fail with the traceback of a rank that raised."""
     processes, ends = [], []

@@ -87,7 +87,7 @@ def test_forked_ranks_take_a_ddp_step_without_importing_more(
     )
     folder = make_run(tmp_path, program, nodes=nodes, ranks_per_node=ranks_per_node)
     agents = start_agents(folder, nodes)
-    codes = [agent.wait(timeout=120) for agent in agents]
+    codes = [agent.wait(timeout=400) for agent in agents]
     assert codes == [0] * nodes, logs(folder)
     found = [
         json.loads(folder.rank_log(0, rank).read_text().splitlines()[-1])
@@ -109,7 +109,7 @@ def main(run_dir):
         signal.signal(number, lambda number, frame: stop.append(number))
     place, model, optimizer = prepare()
     step(model, optimizer)
-    print("ready", flush=True)
+    print(f"ready as {os.getpid()}.", flush=True)
     while True:
         asked = torch.tensor([float(bool(stop))])
         torch.distributed.all_reduce(asked)
@@ -125,18 +125,19 @@ def main(run_dir):
 def test_a_stop_on_one_node_lets_all_ranks_save(tmp_path: Path) -> None:
     folder = make_run(tmp_path, STEPS, nodes=2)
     agents = start_agents(folder, 2)
-    wait_for_lines(folder, "ready", 4)
+    wait_for_lines(folder, "ready as", 4)
     agents[1].terminate()
-    assert [agent.wait(timeout=60) for agent in agents] == [75, 75], logs(folder)
+    assert [agent.wait(timeout=400) for agent in agents] == [75, 75], logs(folder)
 
 
 def test_of_a_killed_rank_and_those_that_lost_it_the_killed_one_is_named(tmp_path: Path) -> None:
     folder = make_run(tmp_path, STEPS, nodes=2)
     agents = start_agents(folder, 2)
-    wait_for_lines(folder, "ready", 4)
+    wait_for_lines(folder, "ready as", 4)
     ranks = psutil.Process(agents[1].pid).children()
-    os.kill(ranks[0].pid, signal.SIGKILL)
-    assert [agent.wait(timeout=60) for agent in agents] == [1, 1], logs(folder)
+    victim = folder.rank_log(0, 2).read_text().partition("ready as ")[2].partition(".")[0]
+    os.kill(int(victim), signal.SIGKILL)
+    assert [agent.wait(timeout=400) for agent in agents] == [1, 1], logs(folder)
     found = failure.read(folder, 0)
     assert found is not None
     assert (found.rank, found.node_rank, found.signal) == (2, 1, "SIGKILL")

@@ -46,7 +46,7 @@ def run_all(
     folder.mkdir(exist_ok=True)
     running = [start(command, folder, environ, epochs) for command, environ in commands]
     try:
-        output = [process.communicate(timeout=200)[0] for process in running]
+        output = [process.communicate(timeout=400)[0] for process in running]
     finally:
         for process in running:
             process.kill()
@@ -87,7 +87,7 @@ def by_agent(folder: Path) -> None:
         cwd=folder,
         env={**scrub(os.environ), "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
-        timeout=200,
+        timeout=400,
         check=True,
     )
     (run,) = (folder / "runs").glob("script-*")
@@ -173,7 +173,7 @@ def test_a_script_stops_at_a_checkpoint_and_goes_on(tmp_path: Path) -> None:
             assert endless.stdout
             assert endless.stdout.readline().startswith("epoch 0")
             endless.send_signal(signal.SIGTERM)
-            output, _ = endless.communicate(timeout=100)
+            output, _ = endless.communicate(timeout=400)
         finally:
             endless.kill()
     assert endless.returncode == 75, output

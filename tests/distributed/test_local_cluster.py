@@ -25,7 +25,7 @@ def test_two_nodes_with_two_ranks_are_pretended_here(tmp_path: Path) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=400,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = (tmp_path / "runs").glob("tried-*")

@@ -35,7 +35,7 @@ def run_ranks(tmp_path, rounds):
         for command in commands
     ]
     try:
-        ends = [rank.communicate(timeout=200) for rank in ranks]
+        ends = [rank.communicate(timeout=400) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -251,7 +251,7 @@ def test_an_agreement_that_nobody_closes_does_not_keep_the_process(store_host):
         "print(agreement.tick())\n"
     )
     command = [sys.executable, "-c", program, str(store_host[1].port)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
 
