@@ -17,6 +17,7 @@ class Measured:
     """How long a step and a save take here."""
 
     step_s: float = 0.0
+    """From one question whether to stop to the next: a step, or a batch of an accumulated one."""
     save_s: float | None = None
     """The longest save; None before the first."""
 

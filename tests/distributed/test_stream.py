@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError
+from slurmddp.training import session_state
 from slurmddp.training.counted import StreamLoader
 from slurmddp.training.loader import DistributedLoader, distribute
 
@@ -145,3 +146,12 @@ def test_a_checkpoint_in_which_any_rank_is_within_an_epoch_wants_as_many_ranks()
     with pytest.raises(MismatchError, match="2 ranks had read 3 batches each of Placed"):
         one.check_rank_states(states)
     assert isinstance(one, StreamLoader)
+
+
+def test_such_a_checkpoint_is_refused_before_anything_is_loaded() -> None:
+    stopped = [stopped_at(0, batches, 2) for batches in (0, 3)]
+    rng = [{"data": [loader.rank_state()]} for loader in stopped]
+    state = {"objects": {}, "loaders": [stopped[0].state_dict()], "rng": rng}
+    session_state.check(state, {}, [make(Placed, 0, 0, 2)], lambda module: module)
+    with pytest.raises(MismatchError, match="2 ranks had read 3 batches each"):
+        session_state.check(state, {}, [make(Placed, 0)], lambda module: module)
