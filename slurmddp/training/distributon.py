@@ -272,10 +272,10 @@ class Distributon:
     def should_stop(self) -> bool:
         """Return whether to save and leave now; call it on every rank, once before each step.
 
-        True at the same step on all ranks, after SIGTERM or SIGUSR2 came to any of them, in a run of slurmddp
-        after `slurmddp stop`, and when a save only just fits before the job's time limit. The first call
-        waits for all ranks and puts handlers for the signals in place, so a program that never asks is ended
-        by them as usual.
+        Ask before the step's first batch is taken: what a loop was handed counts as trained. True at the same
+        step on all ranks, after SIGTERM or SIGUSR2 came to any of them, in a run of slurmddp after `slurmddp
+        stop`, and when a save only just fits before the job's time limit. The first call waits for all ranks
+        and puts handlers for the signals in place, so a program that never asks is ended by them as usual.
         """
         return self._stop.tick(self._here)
 
