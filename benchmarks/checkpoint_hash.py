@@ -168,7 +168,7 @@ def main() -> int:
     held = all(one["alone"]["median"] < LIMIT for one in found)
     result = {
         "sizes": found,
-        "held": held,
+        "alone_held": held,
         "busy": options.busy,
         "load_average": [round(value, 2) for value in os.getloadavg()],
         "niceness": os.nice(0),

@@ -65,6 +65,7 @@ def test_killed_at_random_moments(tmp_path, in_memory):
 @pytest.mark.parametrize("where", ["one file system", "TMPDIR elsewhere", "target elsewhere"])
 def test_killed_at_two_hundred_random_moments(tmp_path, in_memory, where):
     (tmp_path / "tmp").mkdir()
+    assert in_memory.stat().st_dev != tmp_path.stat().st_dev, "these are meant to be two file systems"
     root = (in_memory if where == "target elsewhere" else tmp_path) / "root"
     temporary = tmp_path / "tmp"
     if where == "TMPDIR elsewhere":

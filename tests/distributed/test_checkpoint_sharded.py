@@ -20,12 +20,14 @@ from slurmddp.runs.durable import FileRecord, write_hashed
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_sharded_files_are_verified_and_set_aside_like_any_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "root"
-    first, second = (Path(path) for path in run_ranks(sharded_jobs.write_sharded, 2, str(root), [10, 20])[1])
+    saved = run_ranks(sharded_jobs.write_sharded, 2, str(root), [10, 20], timeout_s=250)
+    first, second = (Path(path) for path in saved[1])
     assert set(verify(second).files) == {".metadata", "__0_0.distcp", "__1_0.distcp"}
     assert checkpoint.latest(root) == second
     assert main(["checkpoints", str(root), "--verify", "--json"]) == 0
