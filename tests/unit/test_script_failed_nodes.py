@@ -164,8 +164,10 @@ def test_an_entry_that_has_expired_is_taken_back(run: Run) -> None:
     failing(run, node("n1"), node("n2"))
     note(run, "n3", age_s=DAY_S + 10)
     run.programs.write("job", RUNNING + " ExcNodeList=n3")
+    run.programs.write("test-only", REFUSE_ALL)
     run.start(STOP)
     assert run.asked() == ["requeue 41", "update JobId=41 ExcNodeList="]
+    assert "again:" not in log(run)
 
 
 def test_entries_that_have_not_expired_stay_though_nothing_failed_this_time(run: Run) -> None:
@@ -238,6 +240,14 @@ def test_an_attempt_that_is_given_its_failed_node_again_leaves_it_to_others(run:
     assert run.folder.attempts() == [0]
     asked = run.programs.read("test-only.calls").splitlines()[0]
     assert "--nodes=1 --exclude=n1,n2 " in asked
+
+
+def test_it_asks_for_as_many_others_as_it_was_given_failed_nodes(run: Run) -> None:
+    note(run, "n2", age_s=600)
+    vanished(run).programs.write("test-only", SOON)
+    run.start(SLURM_RESTART_COUNT="1")
+    assert run.asked() == ["requeue 41", "update JobId=41 ExcNodeList=n1,n2"]
+    assert "--nodes=2 --exclude=n1,n2 " in run.programs.read("test-only.calls").splitlines()[0]
 
 
 @pytest.mark.parametrize("answer", [LATER, REFUSE_ALL, "exit 0"], ids=["later", "never", "no word"])
