@@ -29,12 +29,7 @@ SPARE_NODES = 1
 """For the job to go to while a node of its own is down."""
 SLURMD_TIMEOUT_S = 10
 KILL_WAIT_S = 3
-HOLD_S = 10
-"""More than a node that was lost and is back needs to end its job, as at real sites (120 s and about 30 s).
-
-SLURM takes 5 s for that even where KillWait is less, and its step another 3 s. A job that is to start before
-that on the same node is held ("launch failed requeued held"), and the node is taken out of service.
-"""
+"""Less than SLURM's 6 s before it starts a job again that was put back, as at real sites (30 s and 120 s)."""
 MOST_MISSES = 5
 """So many times is a fault put off that came too late or found nothing to break."""
 LAST_SECONDS = 4.0
@@ -151,7 +146,6 @@ def stage(settings: Settings, tell: Callable[[str], None]) -> Iterator[Callable[
             gpus=0,
             slurmd_timeout_s=SLURMD_TIMEOUT_S,
             kill_wait_s=KILL_WAIT_S,
-            hold_s=HOLD_S,
         )
         stack.callback(sandbox.down)
         sandbox.up()

@@ -134,7 +134,10 @@ def test_ranks_on_a_node_that_slurm_has_lost_write_nothing_once_a_later_attempt_
     assert run.events("ended") == [], "neither the old script nor SLURM disturbed the new attempt"
     command("stop", run.folder.name)
     run.wait("end", lambda: run.events("ended"))
-    assert [(end["attempt"], end["outcome"]) for end in run.events("ended")] == [(1, "stopped")]
+    ends = [(end["attempt"], end["outcome"], end["next"]) for end in run.events("ended")]
+    assert ends == [(1, "stopped", "none")]
+    assert [event["attempt"] for event in run.events("started")] == [0, 1]
+    assert not any(event["signal"].startswith("SIG") for event in run.events("signalled"))
     losses: dict[int, set[float]] = {}
     for record in run.records("metrics.jsonl"):
         losses.setdefault(record["step"], set()).add(record["loss"])

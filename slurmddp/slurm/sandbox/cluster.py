@@ -60,7 +60,6 @@ class Sandbox:
         grace_s: int | None = None,
         slurmd_timeout_s: int | None = None,
         kill_wait_s: int | None = None,
-        hold_s: int | None = None,
     ) -> None:
         folder = root.absolute() if root is not None else home(os.environ) / name
         sizes = {
@@ -72,7 +71,6 @@ class Sandbox:
             "grace_s": grace_s,
             "slurmd_timeout_s": slurmd_timeout_s,
             "kill_wait_s": kill_wait_s,
-            "hold_s": hold_s,
         }
         self._asked: dict[str, Any] = {key: value for key, value in sizes.items() if value is not None}
         self.request = Request(name=name, root=folder, **self._asked)

@@ -37,8 +37,6 @@ class Request:
     slurmd_timeout_s: int = 30
     kill_wait_s: int = 10
     """Between SIGTERM and SIGKILL, where no partition's grace counts."""
-    hold_s: int = 5
-    """How long a job that was put back has to wait, and a second more: 120 at real sites."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +125,6 @@ def check(request: Request) -> None:
         ("grace", request.grace_s, 0, 600),
         ("slurmd-timeout", request.slurmd_timeout_s, 5, 3600),
         ("kill-wait", request.kill_wait_s, 1, 3600),
-        ("hold", request.hold_s, 5, 3600),
     ):
         if not low <= value <= high:
             raise ConfigError(f"--{what} {value} is out of range.", hint=f"Give {low} to {high}.")
