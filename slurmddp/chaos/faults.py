@@ -107,7 +107,7 @@ def _absence(scene: Scene, luck: random.Random) -> float:
     SLURM gives a silent node up after twice its timeout and some seconds, ends the job elsewhere and holds it
     for 6 s. A node that comes back just when the job may start is given the job while it still ends the old
     one: SLURM then takes the node out of service and holds the job ("launch failed requeued held") until a
-    person comes. Real sites hold a job for 120 s; here nearly every return would hit that moment.
+    person comes. Real sites hold a job for 120 s; here every third return hit that moment.
     """
     patience = scene.sandbox.request.slurmd_timeout_s
     return luck.uniform(1, patience / 2) if luck.random() < 0.5 else 2 * patience + luck.uniform(40, 50)
