@@ -118,9 +118,13 @@ class StreamLoader(CountedLoader):
         if self._done and not self._stream.keeps_state:
             self._warn_of_reading_again()
         self._stream.begin(self._epoch, self._next, list(self._places))
-        for reader, place, batch in self._started():
-            self._done, self._next, self._places[reader] = self._done + 1, (reader + 1) % self._readers, place
-            yield batch
+        try:
+            for reader, place, batch in self._started():
+                self._done, self._next = self._done + 1, (reader + 1) % self._readers
+                self._places[reader] = place
+                yield batch
+        finally:  # A stop may have come between two samples of a batch.
+            self._stream.put_back()
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "workers": self._loader.num_workers}

@@ -45,15 +45,24 @@ def seed_sample(seed: int) -> None:
 @contextmanager
 def aside() -> Iterator[None]:
     """Leave the CPU generators as they are now, whatever is drawn inside."""
-    numpy = sys.modules.get("numpy")
-    kept = random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None
+    kept = keep()
     try:
         yield
     finally:
-        random.setstate(kept[0])
-        torch.set_rng_state(kept[1])
-        if numpy is not None:
-            numpy.random.set_state(kept[2])
+        put_back(kept)
+
+
+def keep() -> tuple[Any, ...]:
+    """Return the state of the CPU generators, quickly, for `put_back` in this process."""
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None
+
+
+def put_back(kept: tuple[Any, ...]) -> None:
+    random.setstate(kept[0])
+    torch.set_rng_state(kept[1])
+    if kept[2] is not None:
+        sys.modules["numpy"].random.set_state(kept[2])
 
 
 def capture() -> dict[str, Any]:

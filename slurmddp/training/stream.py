@@ -16,7 +16,6 @@ generators of python, torch and NumPy go.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any
 
@@ -34,12 +33,24 @@ class Stream(LooksLike, IterableDataset[Any]):
     the same answer.
     """
 
-    own_names = ("_inner", "_seed", "_info", "_readers", "_epoch", "_first", "_places", "_reader", "_read")
+    own_names = (
+        "_inner",
+        "_seed",
+        "_info",
+        "_readers",
+        "_epoch",
+        "_first",
+        "_places",
+        "_reader",
+        "_read",
+        "_kept",
+    )
 
     def __init__(self, inner: Any, *, seed: int, info: RankInfo, workers: int) -> None:
         self._inner, self._seed, self._info = inner, seed, info
         self._readers = max(1, workers)
         self.begin(0, 0, [])
+        self._kept: tuple[Any, ...] | None = None
         self._reader = self._read = 0
         """Which of the rank's readers this process is, and how many samples of the epoch it has given."""
 
@@ -75,10 +86,17 @@ class Stream(LooksLike, IterableDataset[Any]):
     def _drawing(self, read: Callable[[], Any], number: int) -> Any:
         if not draws(self._inner):
             return read()
-        with nullcontext() if get_worker_info() else rng.aside():
-            place = self._info.rank * self._readers + self._reader
-            rng.seed_sample(rng.derive(self._seed, "stream", self._epoch, place, number))
-            return read()
+        if self._kept is None and get_worker_info() is None:
+            self._kept = rng.keep()
+        place = self._info.rank * self._readers + self._reader
+        rng.seed_sample(rng.derive(self._seed, "stream", self._epoch, place, number))
+        return read()
+
+    def put_back(self) -> None:
+        """Give the rank's own process back the generators that it had before the batch."""
+        if self._kept is not None:
+            rng.put_back(self._kept)
+            self._kept = None
 
     @property
     def keeps_state(self) -> bool:
@@ -104,4 +122,5 @@ class Stamp:
     def __call__(self, samples: Any) -> tuple[int, dict[str, Any], Any]:
         worker = get_worker_info()
         stream: Stream = worker.dataset if worker else self._stream  # type: ignore[assignment]
+        stream.put_back()
         return stream.reader, stream.place(), self._collate(samples)
