@@ -39,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
 
 def cancel(folder: RunFolder, slurm: Slurm) -> list[str]:
     """Mark the run as cancelled, then end its jobs or its process; returns what was done, in sentences."""
-    # The mark comes first: from here on the batch script neither requeues nor resubmits.
+    read_history(folder)  # a record that can't be read is an error before anything is changed
+    # The mark comes before all else: from here on the batch script neither requeues nor resubmits.
     write_atomic(folder.cancelled_file, "cancelled by `slurmddp cancel`; `slurmddp resume` takes this away\n")
     history = read_history(folder)
     ids = [job_id for job_id in history.open_jobs if not job_id.startswith("local")]

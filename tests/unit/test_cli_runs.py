@@ -381,6 +381,17 @@ def test_cancel_marks_the_run_before_it_ends_the_job(make_run, slurm, capsys):
     assert "job 7 was told to end" in capsys.readouterr().out
 
 
+def test_cancel_of_a_damaged_record_changes_nothing(make_run, slurm, capsys):
+    folder = make_run()
+    submit(folder)
+    slurm.set_state("7", "RUNNING")
+    folder.attempts_file.write_text("no JSON\n" + folder.attempts_file.read_text())
+    assert main(["cancel", "gpt"]) != 0
+    assert "attempts.jsonl" in capsys.readouterr().err
+    assert not folder.cancelled_file.exists()
+    assert slurm.states["7"].state == "RUNNING"
+
+
 def test_cancel_ends_every_job_that_is_left_and_no_other(make_run, slurm):
     folder = make_run()
     submit(folder, "6")
