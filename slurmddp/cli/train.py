@@ -215,7 +215,7 @@ def put_aside(folder: RunFolder) -> Path:
 
 
 def _submit(job: Job) -> int:
-    from slurmddp.launchers import submitter
+    from slurmddp.launchers import submission, submitter
     from slurmddp.runs.index import remember
     from slurmddp.runs.prepare import prepare
     from slurmddp.slurm import client
@@ -229,7 +229,7 @@ def _submit(job: Job) -> int:
             "here with launcher=local. Nothing was written.",
         )
     slurm = client.SlurmClient()
-    submitter.refuse_misfit(job, slurm)
+    submission.refuse_misfit(job, slurm)
     is_new = not job.run_dir.exists()
     folder = prepare(job, script)
     try:

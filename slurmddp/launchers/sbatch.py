@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurmddp.launchers.submitter import problems, refuse_misfit, submit
+from slurmddp.launchers.submission import problems, refuse_misfit, submit
 from slurmddp.runs.folder import RunFolder
 from slurmddp.slurm.client import Slurm
 from slurmddp.spec import Job

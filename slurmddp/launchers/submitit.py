@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurmddp.errors import SlurmError
-from slurmddp.launchers.submitter import problems, refuse_misfit, submit
+from slurmddp.launchers.submission import problems, refuse_misfit, submit
 from slurmddp.runs.folder import RunFolder
 from slurmddp.slurm.client import Slurm
 from slurmddp.slurm.options import Option, sbatch_options

@@ -87,7 +87,7 @@ def parse_exit(text: str) -> tuple[int | None, int | None]:
 
 
 def parse_run(comment: str) -> str:
-    """Return the run that the token in a job's comment names, as `submitter.new_token` writes it."""
+    """Return the run that the token in a job's comment names, as `submission.new_token` writes it."""
     match = re.search(r"(?:^|\s)slurmddp:([^:\s]+):[0-9a-f]{12}(?:\s|$)", comment)
     return match[1] if match else ""
 
