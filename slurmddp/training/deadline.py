@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -58,7 +59,9 @@ def shortfalls(limits: Limits, measured: Measured) -> dict[str, str]:
     found: dict[str, str] = {}
     if measured.save_s is None:
         return found
-    needed, takes = SPREAD * measured.save_s + RESERVE_S, f"A save takes {measured.save_s:.0f} s"
+    needed = SPREAD * measured.save_s + RESERVE_S
+    duration = f"{measured.save_s:.2g}" if measured.save_s < 9.5 else f"{measured.save_s:.0f}"
+    takes = f"A save takes {duration} s, and {math.ceil(needed)} s are needed to be safe"
     if needed > limits.lead_s:
         found["lead"] = (
             f"{takes}; policy.signal_lead_s leaves {limits.lead_s:.0f} s before the time limit. "

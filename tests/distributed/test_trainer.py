@@ -14,7 +14,6 @@ from ranks import run_ranks
 from slurmddp import checkpoint
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import RunFolder, read_lines
-from slurmddp.training import parts
 from slurmddp.training.parts import TrainSettings
 from slurmddp.training.trainer import _who
 
@@ -254,8 +253,3 @@ def test_the_shipped_warm_up_fits_a_training_of_any_length() -> None:
         assert cosine(optimizer, steps=steps, warmup_steps=None).get_last_lr()[0] == (
             1.0 if steps < 20 else pytest.approx(1 / (steps // 20 + 1))
         )
-
-
-def test_data_without_a_sample_is_refused() -> None:
-    with pytest.raises(ConfigError, match="without a single sample"):
-        parts._checked([])

@@ -105,3 +105,8 @@ def test_weights_that_are_none_are_refused(weights: Any) -> None:
 def test_weights_may_be_a_tensor() -> None:
     drawn = training_data.sampler_for(data_jobs.Weighted(torch.ones(100, dtype=torch.int32)))
     assert isinstance(drawn, torch.utils.data.WeightedRandomSampler) and drawn.num_samples == 100
+
+
+def test_data_without_a_sample_is_refused() -> None:
+    with pytest.raises(ConfigError, match="without a single sample"):
+        training_data.checked([], readers=1)
