@@ -239,9 +239,8 @@ def _submit(job: Job) -> int:
             _take_away(folder)
         raise
     remember(folder)
-    ranks = job.resources.world_size
     nodes = f"{job.resources.nodes} node{'s' if job.resources.nodes > 1 else ''}"
-    print(f"run     {folder.name}  ({ranks} ranks on {nodes} of {job.cluster.name})")
+    print(f"run     {folder.name}  ({_ranks(job)} on {nodes} of {job.cluster.name})")
     print(f"job     {job_id}")
     print(f"folder  {folder.path}")
     print(_how_to_follow(folder.name))
@@ -253,6 +252,11 @@ def _take_away(folder: RunFolder) -> None:
     shutil.rmtree(folder.path, ignore_errors=True)
     with suppress(OSError):
         folder.path.parent.rmdir()
+
+
+def _ranks(job: Job) -> str:
+    count = job.resources.world_size
+    return f"{count} rank{'s' if count > 1 else ''}"
 
 
 def _how_to_follow(name: str) -> str:
@@ -268,8 +272,7 @@ def _train_here(job: Job) -> int:
     _fits_here(job)
     folder = prepare(job, None)
     remember(folder)
-    ranks = job.resources.world_size
-    print(f"run     {folder.name}  ({ranks} rank{'s' if ranks > 1 else ''} on this machine)")
+    print(f"run     {folder.name}  ({_ranks(job)} on this machine)")
     print(f"folder  {folder.path}", flush=True)
     config = job.program.config
     own = bool(config["program"].get("script")) or job.program.target != OWN_TRAINER

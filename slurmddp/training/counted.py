@@ -84,7 +84,7 @@ class CountedLoader(DistributedLoader):
         if ranks != self._world_size:
             raise MismatchError(
                 f"{ranks} ranks had read {batches} batches each of {type(self.dataset).__name__}, "
-                f"whose order is its own; {self._world_size} ranks can't take over from there.",
+                f"whose order is its own; it can't go on with {self._world_size} from there.",
                 hint=f"Go on with {ranks} ranks, or use map-style data without a sampler of your own.",
             )
 

@@ -63,6 +63,13 @@ def test_a_submission_says_what_it_is_called_and_how_to_follow_it(
     assert index.find("first").path == folder.path
 
 
+def test_a_submission_of_one_rank_says_so(
+    project: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *BIG, "nodes=1", "gpus_per_node=1"]) == 0
+    assert "(1 rank on 1 node of big)" in capsys.readouterr().out
+
+
 def test_a_dry_run_prints_the_bytes_that_a_submission_sends(
     project: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -105,4 +105,6 @@ def test_a_lead_that_is_too_short_is_only_made_up_for_where_the_end_is_known() -
 
 def test_a_short_save_is_told_with_the_time_that_it_needs() -> None:
     text = shortfalls(Limits(lead_s=1, end_time=1000), Measured(save_s=0.041))["lead"]
-    assert text.startswith("A save takes 0.041 s, and 6 s are needed to be safe; policy.signal_lead_s leaves 1 s")
+    assert text.startswith(
+        "A save takes 0.041 s, and 6 s are needed to be safe; policy.signal_lead_s leaves 1 s"
+    )
