@@ -40,11 +40,12 @@ def run(args: argparse.Namespace) -> int:
 def cancel(folder: RunFolder, slurm: Slurm) -> list[str]:
     """Mark the run as cancelled, then end its jobs or its process; returns what was done, in sentences."""
     read_history(folder)  # a record that can't be read is an error before anything is changed
+    again = folder.cancelled_file.exists()
     # The mark comes before all else: from here on the batch script neither requeues nor resubmits.
     write_atomic(folder.cancelled_file, "cancelled by `slurmddp cancel`; `slurmddp resume` takes this away\n")
     history = read_history(folder)
     ids = [job_id for job_id in history.open_jobs if not job_id.startswith("local")]
-    done = _cancel_jobs(folder, slurm, ids) if ids else _stop_process(folder, history)
+    done = _cancel_jobs(folder, slurm, ids) if ids else _stop_process(folder, history, at_once=again)
     # A resubmission that was already under way when the mark was set has its own job.
     late = [job_id for job_id in read_history(folder).open_jobs if job_id not in history.open_jobs]
     done += _cancel_jobs(folder, slurm, late)
@@ -74,7 +75,7 @@ def _cancel_jobs(folder: RunFolder, slurm: Slurm, ids: list[str]) -> list[str]:
     return [f"{folder.name} is cancelled: job {job_id} was told to end." for job_id in active]
 
 
-def _stop_process(folder: RunFolder, history: History) -> list[str]:
+def _stop_process(folder: RunFolder, history: History, *, at_once: bool) -> list[str]:
     newest = history.newest
     if newest is None or newest.pid is None or newest.started is None:
         return []
@@ -87,5 +88,7 @@ def _stop_process(folder: RunFolder, history: History) -> list[str]:
     if not alive:
         return []
     with suppress(ProcessLookupError):
-        os.kill(newest.pid, signal.SIGTERM)
-    return [f"{folder.name} is cancelled: process {newest.pid} was told to save and stop."]
+        # The launcher saves and stops at the first signal, and kills at a Ctrl-C after that.
+        os.kill(newest.pid, signal.SIGINT if at_once else signal.SIGTERM)
+    told = "to end at once" if at_once else "to save and stop; a second `slurmddp cancel` kills it"
+    return [f"{folder.name} is cancelled: process {newest.pid} was told {told}."]

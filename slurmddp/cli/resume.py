@@ -43,7 +43,8 @@ def _tell_size(job: Job) -> None:
     """Say what becomes of the optimizer steps of a run that goes on with more or fewer ranks."""
     ranks = job.resources.nodes * job.resources.ranks_per_node
     samples = job.program.config["train"]["global_batch"]
-    print(f"{job.run_name} goes on with {ranks} rank(s); each optimizer step keeps its {samples} samples.")
+    s = "s" if ranks > 1 else ""
+    print(f"{job.run_name} goes on with {ranks} rank{s}; each optimizer step keeps its {samples} samples.")
 
 
 def refuse(found: RunStatus) -> None:

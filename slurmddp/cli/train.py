@@ -122,8 +122,8 @@ def _local_commands(job: Job) -> str:
 
     nodes = job.resources.nodes
     lines = [
-        f"# {job.run_name}: {job.resources.world_size} ranks on this machine, "
-        f"{nodes} agent{'s' if nodes > 1 else ''} of {job.resources.ranks_per_node} ranks each",
+        f"# {job.run_name}: {_counted(job.resources.world_size, 'rank')} on this machine, "
+        f"{_counted(nodes, 'agent')} of {_counted(job.resources.ranks_per_node, 'rank')} each",
         f"cd {shlex.quote(str(job.project_dir))}",
     ]
     for node in range(nodes):
@@ -239,8 +239,8 @@ def _submit(job: Job) -> int:
             _take_away(folder)
         raise
     remember(folder)
-    nodes = f"{job.resources.nodes} node{'s' if job.resources.nodes > 1 else ''}"
-    print(f"run     {folder.name}  ({_ranks(job)} on {nodes} of {job.cluster.name})")
+    where = f"{_counted(job.resources.nodes, 'node')} of {job.cluster.name}"
+    print(f"run     {folder.name}  ({_ranks(job)} on {where})")
     print(f"job     {job_id}")
     print(f"folder  {folder.path}")
     print(_how_to_follow(folder.name))
@@ -255,8 +255,11 @@ def _take_away(folder: RunFolder) -> None:
 
 
 def _ranks(job: Job) -> str:
-    count = job.resources.world_size
-    return f"{count} rank{'s' if count > 1 else ''}"
+    return _counted(job.resources.world_size, "rank")
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'s' if count > 1 else ''}"
 
 
 def _how_to_follow(name: str) -> str:

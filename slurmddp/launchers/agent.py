@@ -121,7 +121,7 @@ class Agent:
         self._imports_s = time.monotonic() - started
         _say(
             f"node {self.node.node_rank} of {self.node.nodes} on {socket.gethostname()}, attempt "
-            f"{self.attempt}: imports took {self._imports_s:.2f} s, {self._ranks_per_node} ranks"
+            f"{self.attempt}: imports took {self._imports_s:.2f} s, ranks here: {self._ranks_per_node}"
         )
 
     def _fork_ranks(self, entry: str) -> None:

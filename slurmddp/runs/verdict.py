@@ -16,11 +16,15 @@ _RESUME = "Go on with `slurmddp resume {run}`."
 _LOGS = "See `slurmddp logs {run}`."
 _LOGS_OR_RESUME = _LOGS + " " + _RESUME
 _FIX = _LOGS + " After the fix: `slurmddp resume {run}`."
+_CORRECT = (
+    _LOGS
+    + " Type `slurmddp train` again with the right value; sizes and times go to `slurmddp resume {run}` too."
+)
 _ENDS = {
     "finished": ("finished", "all steps are done", ""),
     "stopped": ("stopped", "it stopped at a checkpoint and nothing will start it again", _RESUME),
     "failed": ("failed", "it failed and is not tried again", _FIX),
-    "config": ("failed", "its configuration is wrong", _FIX),
+    "config": ("failed", "its configuration is wrong", _CORRECT),
     "no_progress": ("failed", "its last two attempts got no further", _FIX),
     "cancelled": ("cancelled", "a person cancelled it", _RESUME),
 }
@@ -62,7 +66,7 @@ def decide(
         verdict = _end(history.newest, cancelled)
         verdict = _ON_REQUEST if stop and verdict.state == "stopped" else verdict
     elif cancelled or history.last == "cancelled":
-        verdict = _cancelled(history, job if asked else None, trouble)
+        verdict = _cancelled(history, job if asked else None, trouble, leaving=local and bool(alive))
     elif history.last is None:
         advice = "If no command is at work on it, start it with `slurmddp resume {run}`."
         verdict = Verdict("preparing", "nothing has been submitted or started yet", advice)
@@ -93,14 +97,20 @@ def _end(attempt: Attempt, cancelled: bool) -> Verdict:
     outcome = attempt.outcome or ""
     if cancelled and outcome != "finished":
         outcome = "cancelled"
+    if outcome == "stopped" and attempt.saved_step is None and attempt.resumed_step is None:
+        # Before its first checkpoint, or by a program that does not tell of its own.
+        return Verdict("stopped", "it stopped and nothing will start it again", _RESUME)
     if outcome in _ENDS:
         return Verdict(*_ENDS[outcome])
     return Verdict("failed", f"it ended in a way that slurmddp does not know ({_how(attempt)})", _LOGS)
 
 
-def _cancelled(history: History, job: JobState | None, trouble: str) -> Verdict:
+def _cancelled(history: History, job: JobState | None, trouble: str, *, leaving: bool) -> Verdict:
     if history.newest is not None and history.newest.outcome == "finished":
         return Verdict(*_ENDS["finished"])  # the cancel came too late
+    if leaving and history.newest is not None:
+        detail = f"a person cancelled it; process {history.newest.pid} is to save and leave"
+        return Verdict("cancelled", detail, "`slurmddp cancel {run}` once more kills it.", active=True)
     if trouble:
         detail = f"a person cancelled it, but whether job {history.job_id} is gone can't be seen: {trouble}"
         return Verdict("cancelled", detail, active=True)

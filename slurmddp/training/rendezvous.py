@@ -99,7 +99,7 @@ def open_store(
 
 def _left_early() -> StoppedAtCheckpoint:
     return StoppedAtCheckpoint(
-        "Stopped before the ranks had met.", hint="Run the same command again to start from there."
+        "Stopped before the ranks had met.", hint="It begins there when it is started again."
     )
 
 

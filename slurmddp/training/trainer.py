@@ -228,7 +228,7 @@ class Training:
             self.save()
         raise StoppedAtCheckpoint(
             f"Stopped at step {self.step} of {self.parts.settings.steps} by {reason}.",
-            hint="Run the same command again to go on from there.",
+            hint="It goes on from there when it is started again.",
         )
 
     def write_sample(self) -> None:

@@ -477,6 +477,43 @@ def test_cancel_of_a_local_run_tells_its_process(make_run, slurm, capsys):
     assert f"process {process.pid} was told to save and stop" in capsys.readouterr().out
 
 
+def test_a_cancelled_local_run_that_does_not_leave_is_killed_by_a_second_cancel(make_run, slurm, capsys):
+    folder = make_run()
+    deaf = (
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"deaf\n"
+        local(folder, process.pid)
+        assert main(["cancel", "gpt"]) == 0
+        capsys.readouterr()
+        assert main(["status", "gpt"]) == 0
+        said = capsys.readouterr().out
+        assert f"process {process.pid} is to save and leave" in said and "once more kills it" in said
+        assert main(["cancel", "gpt"]) == 0
+        assert process.wait(30) == -signal.SIGINT
+        assert "told to end at once" in capsys.readouterr().out
+        assert main(["status", "gpt"]) == 0
+        assert "a person cancelled it" in capsys.readouterr().out
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_stop_is_called_one_at_a_checkpoint_only_if_there_is_one(make_run, slurm, capsys, saved):
+    folder = make_run()
+    submit(folder)
+    start(folder)
+    if saved:
+        folder.add_event("saved", attempt=0, step=3)
+    end(folder, "stopped", code=75)
+    assert main(["status", "gpt"]) == 0
+    assert ("at a checkpoint" in capsys.readouterr().out) == saved
+
+
 def test_cancel_of_a_local_run_elsewhere_says_where(make_run, slurm, capsys):
     local(make_run(), 123, host="laptop-of-ann")
     assert main(["cancel", "gpt"]) == 0
