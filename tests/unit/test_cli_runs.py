@@ -480,7 +480,9 @@ def test_cancel_of_a_local_run_tells_its_process(make_run, slurm, capsys):
 def test_a_cancelled_local_run_that_does_not_leave_is_killed_by_a_second_cancel(make_run, slurm, capsys):
     folder = make_run()
     deaf = (
-        "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job inherits it as ignored\n"
+        "print('deaf', flush=True); time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
     try:
