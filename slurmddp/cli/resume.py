@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from slurmddp.errors import ConfigError
 from slurmddp.runs import index
 from slurmddp.runs.status import RunStatus, status
+from slurmddp.runs.table import counted
 from slurmddp.slurm.client import SlurmClient
 
 if TYPE_CHECKING:
@@ -41,10 +42,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _tell_size(job: Job) -> None:
     """Say what becomes of the optimizer steps of a run that goes on with more or fewer ranks."""
-    ranks = job.resources.nodes * job.resources.ranks_per_node
+    ranks = counted(job.resources.world_size, "rank")
     samples = job.program.config["train"]["global_batch"]
-    s = "s" if ranks > 1 else ""
-    print(f"{job.run_name} goes on with {ranks} rank{s}; each optimizer step keeps its {samples} samples.")
+    print(f"{job.run_name} goes on with {ranks}; each optimizer step keeps its {samples} samples.")
 
 
 def refuse(found: RunStatus) -> None:

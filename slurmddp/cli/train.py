@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from slurmddp.cli.errors_text import EXIT_CODES
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmError
 from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.table import counted
 
 if TYPE_CHECKING:
     from slurmddp.runs.status import RunStatus
@@ -122,8 +123,8 @@ def _local_commands(job: Job) -> str:
 
     nodes = job.resources.nodes
     lines = [
-        f"# {job.run_name}: {_counted(job.resources.world_size, 'rank')} on this machine, "
-        f"{_counted(nodes, 'agent')} of {_counted(job.resources.ranks_per_node, 'rank')} each",
+        f"# {job.run_name}: {counted(job.resources.world_size, 'rank')} on this machine, "
+        f"{counted(nodes, 'agent')} of {counted(job.resources.ranks_per_node, 'rank')} each",
         f"cd {shlex.quote(str(job.project_dir))}",
     ]
     for node in range(nodes):
@@ -239,8 +240,8 @@ def _submit(job: Job) -> int:
             _take_away(folder)
         raise
     remember(folder)
-    where = f"{_counted(job.resources.nodes, 'node')} of {job.cluster.name}"
-    print(f"run     {folder.name}  ({_ranks(job)} on {where})")
+    where = f"{counted(job.resources.nodes, 'node')} of {job.cluster.name}"
+    print(f"run     {folder.name}  ({counted(job.resources.world_size, 'rank')} on {where})")
     print(f"job     {job_id}")
     print(f"folder  {folder.path}")
     print(_how_to_follow(folder.name))
@@ -252,14 +253,6 @@ def _take_away(folder: RunFolder) -> None:
     shutil.rmtree(folder.path, ignore_errors=True)
     with suppress(OSError):
         folder.path.parent.rmdir()
-
-
-def _ranks(job: Job) -> str:
-    return _counted(job.resources.world_size, "rank")
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}{'s' if count > 1 else ''}"
 
 
 def _how_to_follow(name: str) -> str:
@@ -275,7 +268,7 @@ def _train_here(job: Job) -> int:
     _fits_here(job)
     folder = prepare(job, None)
     remember(folder)
-    print(f"run     {folder.name}  ({_ranks(job)} on this machine)")
+    print(f"run     {folder.name}  ({counted(job.resources.world_size, 'rank')} on this machine)")
     print(f"folder  {folder.path}", flush=True)
     config = job.program.config
     own = bool(config["program"].get("script")) or job.program.target != OWN_TRAINER

@@ -102,6 +102,12 @@ class History:
         return self.last != "ended" or newest is None or newest.next in AGAIN
 
     @property
+    def may_live(self) -> bool:
+        """Whether its job or process may be there: what goes on, or was cancelled and takes time to leave."""
+        leaving = self.last == "cancelled" and self.newest is not None and self.newest.is_open
+        return self.goes_on or leaving
+
+    @property
     def settled(self) -> bool:
         """Whether the folder alone says how the run ended."""
         return self.last is not None and not self.goes_on

@@ -99,9 +99,7 @@ class _Read:
     @property
     def open_slurm_job(self) -> bool:
         """Whether only SLURM knows how the newest job stands: it may go on, or is being cancelled."""
-        history = self.history
-        ending = history.last == "cancelled" and history.newest is not None and history.newest.is_open
-        return not self.is_local and (history.goes_on or ending)
+        return not self.is_local and self.history.may_live
 
 
 def _read(folder: RunFolder) -> _Read | RunStatus:
@@ -149,18 +147,12 @@ def _verdict(read: _Read, jobs: dict[str, JobState] | None, trouble: str) -> Ver
         run=read.folder.name,
         cancelled=read.folder.cancelled_file.exists(),
         stop=read.folder.stop_file.exists(),
-        alive=_is_alive(history.newest) if read.is_local and _may_live(history) else None,
+        alive=_is_alive(history.newest) if read.is_local and history.may_live else None,
         local=read.is_local,
         asked=jobs is not None,
         job=job,
         trouble=trouble,
     )
-
-
-def _may_live(history: History) -> bool:
-    """Whether a local run has processes, as far as its folder tells; a cancelled one may still leave."""
-    leaving = history.last == "cancelled" and history.newest is not None and history.newest.is_open
-    return history.goes_on or leaving
 
 
 def _is_alive(attempt: Attempt | None) -> bool | None:

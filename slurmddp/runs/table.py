@@ -27,6 +27,11 @@ def is_terminal(stream: TextIO) -> bool:
     return bool(getattr(stream, "isatty", lambda: False)()) and os.environ.get("TERM") != "dumb"
 
 
+def counted(number: int, thing: str) -> str:
+    """Say `1 rank`, `2 ranks`."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def paint(text: str, style: str, stream: TextIO) -> str:
     """Colour `text` on a terminal, unless NO_COLOR is set."""
     if not style or not is_terminal(stream) or os.environ.get("NO_COLOR"):
