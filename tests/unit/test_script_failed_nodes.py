@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_script_runs import ENDING, RUNNING, SAVE, STOP, Run
+from test_script_runs import ENDING, GIVEN_UP, RUNNING, SAVE, STOP, TERM_THE_SCRIPT, Run
 
 DAY_S = 24 * 3600
 REFUSE_ALL = 'echo "allocation failure: Requested node configuration is not available" >&2; exit 1'
@@ -266,6 +266,15 @@ def test_it_leaves_only_once(run: Run) -> None:
     assert run.end == ("finished", "none")
     assert len(noted(run)) == 1
     assert len(run.asked()) == 2
+
+
+def test_it_still_hears_that_slurm_ends_it_when_slurm_does_not_put_it_back(run: Run) -> None:
+    vanished(run).programs.write("test-only", SOON)
+    run.programs.write("job", f"Requeue=1 {GIVEN_UP}")
+    run.programs.write("requeue", "exit 1")
+    step = f"{TERM_THE_SCRIPT}; /bin/sleep 0.3; exit 137"
+    assert run.start(step, SLURM_RESTART_COUNT="1", SLURMD_NODENAME="n1") == 137
+    assert "waiting to be ended" not in log(run, 1)
 
 
 def test_it_stays_on_nodes_that_did_not_fail(run: Run) -> None:

@@ -516,6 +516,10 @@ def test_a_job_that_could_not_be_put_back_goes_on_when_slurm_starts_it_all_the_s
 
 
 GIVEN_UP = "JobState=PENDING Reason=BeginTime Restarts=1 NodeList="
+TERM_THE_SCRIPT = (
+    "parent=$PPID; while grep -q job.sbatch /proc/$parent/cmdline; do kill -TERM $parent;"
+    " parent=$(cut -d ' ' -f 4 /proc/$parent/stat); done"
+)
 UNTIL_KILLED = '[ "$1" != 600 ] || kill -TERM "$PPID"'
 
 
@@ -531,9 +535,7 @@ def test_on_a_host_that_slurm_has_given_up_the_script_waits_to_be_ended(run: Run
 
 def test_a_script_that_slurm_is_ending_already_does_not_wait_for_that(run: Run) -> None:
     run.programs.write("job", GIVEN_UP)
-    up = "parent=$(cut -d ' ' -f 4 /proc/$parent/stat)"
-    end = f"parent=$PPID; while grep -q job.sbatch /proc/$parent/cmdline; do kill -TERM $parent; {up}; done"
-    assert run.start(f"{end}; /bin/sleep 0.3; exit 137", SLURMD_NODENAME="n1") == 137
+    assert run.start(f"{TERM_THE_SCRIPT}; /bin/sleep 0.3; exit 137", SLURMD_NODENAME="n1") == 137
     assert "waiting to be ended" not in (run.folder.log_dir(0) / "batch.log").read_text()
 
 
