@@ -416,7 +416,7 @@ def load_from_an_own_folder(root: str) -> str:
         return _said_by(lambda: d.load(Path(root, str(d.rank)), progress={}))
 
 
-def test_save_onto_a_file(root: str) -> str:
+def save_onto_a_file(root: str) -> str:
     with Distributon(seed=1) as d:
         d.launch()
         Path(root, "file").touch()

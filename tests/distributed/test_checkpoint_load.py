@@ -251,7 +251,7 @@ def test_a_test_save_counts_what_the_optimizer_will_need(alone, tmp_path, monkey
 
 
 def test_a_test_save_that_fails_is_heard_by_all_ranks(tmp_path: Path) -> None:
-    for said in run_ranks(rank_jobs.test_save_onto_a_file, 2, str(tmp_path)):
+    for said in run_ranks(rank_jobs.save_onto_a_file, 2, str(tmp_path)):
         assert "test save" in said and "failed" in said
 
 

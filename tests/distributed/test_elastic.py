@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks import run_ranks
 from torch.utils.data import DataLoader, TensorDataset
+from trainer_runs import trainer_config
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError
@@ -121,24 +122,16 @@ def test_a_number_of_ranks_that_cannot_share_is_refused() -> None:
 
 @pytest.fixture
 def config(tmp_path: Path) -> dict[str, Any]:
-    return {
-        "seed": 0,
-        "train": {
-            "steps": 8,
-            "batch_size": 2,
-            "log_every": 2,
-            "eval_every": 4,
-            "eval_batches": 5,
-            "save_every": 0,
-        },
-        "data": {"_target_": "elastic_jobs.Noted", "blur": 0.5},
-        "model": {"_target_": "rank_jobs.Net"},
-        "loss": {"_target_": "slurmddp.training.trainer.token_cross_entropy", "_partial_": True},
-        "optimizer": {"_target_": "torch.optim.AdamW", "lr": 0.01},
-        "scheduler": {"_target_": "slurmddp.training.schedules.cosine", "steps": 8, "warmup_steps": 2},
-        "strategy": {"name": "ddp"},
-        "program": {"_target_": "slurmddp.training.trainer.train"},
+    train = {
+        "steps": 8,
+        "batch_size": 2,
+        "log_every": 2,
+        "eval_every": 4,
+        "eval_batches": 5,
+        "save_every": 0,
     }
+    scheduler = {"_target_": "slurmddp.training.schedules.cosine", "steps": 8, "warmup_steps": 2}
+    return trainer_config({"_target_": "elastic_jobs.Noted", "blur": 0.5}, train, scheduler=scheduler)
 
 
 @pytest.mark.distributed

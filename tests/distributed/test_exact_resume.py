@@ -21,6 +21,7 @@ import pytest
 from exact_jobs import Halt
 from ranks import run_ranks
 from test_trainer import assert_same, final_state
+from trainer_runs import trainer_config
 
 from slurmddp.runs.folder import RunFolder, read_lines
 from slurmddp.runs.metrics import read
@@ -126,32 +127,26 @@ CASES = [
 
 
 def config_of(case: Case, **train: Any) -> dict[str, Any]:
-    return {
-        "seed": 0,
-        "train": {
-            "steps": STEPS,
-            "batch_size": BATCH,
-            "accumulate": case.accumulate,
-            "log_every": case.log_every,
-            "eval_every": EVAL_EVERY,
-            "eval_batches": HELDOUT,
-            "save_every": 0,
-            "workers": 0,
-            **train,
-        },
-        # The one sample that is left over belongs to no step.
-        "data": {
-            "_target_": "exact_jobs.Blurred",
-            "size": EPOCH * BATCH * case.accumulate * case.ranks + 1,
-            "heldout": HELDOUT,
-        },
-        "model": {"_target_": "exact_jobs.Noisy"},
-        "loss": {"_target_": "slurmddp.training.trainer.token_cross_entropy", "_partial_": True},
-        "optimizer": {"_target_": "torch.optim.AdamW", "lr": 0.01},
-        "scheduler": SCHEDULERS[case.scheduler],
-        "strategy": dict(case.strategy),
-        "program": {"_target_": case.program},
+    settings = {
+        "steps": STEPS,
+        "batch_size": BATCH,
+        "accumulate": case.accumulate,
+        "log_every": case.log_every,
+        "eval_every": EVAL_EVERY,
+        "eval_batches": HELDOUT,
+        "save_every": 0,
+        "workers": 0,
     }
+    # The one sample that is left over belongs to no step.
+    size = EPOCH * BATCH * case.accumulate * case.ranks + 1
+    return trainer_config(
+        data={"_target_": "exact_jobs.Blurred", "size": size, "heldout": HELDOUT},
+        train={**settings, **train},
+        model={"_target_": "exact_jobs.Noisy"},
+        scheduler=SCHEDULERS[case.scheduler],
+        strategy=dict(case.strategy),
+        program={"_target_": case.program},
+    )
 
 
 @pytest.fixture(scope="module")

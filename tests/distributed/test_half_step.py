@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import half_jobs
 import pytest
+import trainer_runs
 from ranks import run_ranks
 from test_trainer import assert_same, final_state
+from trainer_runs import trainer_config
 
 from slurmddp.runs.folder import RunFolder
 
@@ -19,22 +20,12 @@ pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 def make_run(
     path: Path, ranks: int, data: str = "Augmented", model: str = "Normed", **train: Any
 ) -> RunFolder:
-    path.mkdir()
-    folder = RunFolder(path)
-    config = {
-        "seed": 0,
-        "nodes": 1,
-        "ranks_per_node": ranks,
-        "train": {"steps": 4, "log_every": 1, "eval_every": 0, "save_every": 0, **train},
-        "data": {"_target_": f"half_jobs.{data}"},
-        "model": {"_target_": f"half_jobs.{model}"},
-        "loss": {"_target_": "slurmddp.training.trainer.token_cross_entropy", "_partial_": True},
-        "optimizer": {"_target_": "torch.optim.AdamW", "lr": 0.01},
-        "strategy": {"name": "ddp"},
-        "program": {"_target_": "slurmddp.training.trainer.train"},
-    }
-    folder.config_file.write_text(json.dumps(config))
-    return folder
+    config = trainer_config(
+        data={"_target_": f"half_jobs.{data}"},
+        model={"_target_": f"half_jobs.{model}"},
+        train={"steps": 4, "log_every": 1, "eval_every": 0, "save_every": 0, **train},
+    )
+    return trainer_runs.make_run(path, ranks, config)
 
 
 def work(folder: RunFolder, ranks: int, ask_at: int = 0) -> list[int]:

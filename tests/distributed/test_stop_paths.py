@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,9 @@ from typing import Any
 import pytest
 import stop_jobs
 import torch
+import trainer_runs
 from ranks import run_ranks
+from trainer_runs import trainer_config
 
 from slurmddp import checkpoint
 from slurmddp.environments.limits import Limits
@@ -31,23 +32,14 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def make_run(path: Path, ranks: int = 2, model: str = "rank_jobs.Net", **train: Any) -> RunFolder:
-    path.mkdir()
-    folder = RunFolder(path)
-    config = {
-        "seed": 0,
-        "nodes": 1,
-        "ranks_per_node": ranks,
-        "train": {"steps": 100_000, "batch_size": 2, "log_every": 1000, "eval_every": 0, "save_every": 0}
-        | train,
-        "data": {"_target_": "stop_jobs.Countdown"},
-        "model": {"_target_": model},
-        "loss": {"_target_": "slurmddp.training.trainer.token_cross_entropy", "_partial_": True},
-        "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.01},
-        "strategy": {"name": "ddp"},
-        "program": {"_target_": "slurmddp.training.trainer.train"},
-    }
-    folder.config_file.write_text(json.dumps(config))
-    return folder
+    settings = {"steps": 100_000, "batch_size": 2, "log_every": 1000, "eval_every": 0, "save_every": 0}
+    config = trainer_config(
+        data={"_target_": "stop_jobs.Countdown"},
+        train={**settings, **train},
+        model={"_target_": model},
+        optimizer={"_target_": "torch.optim.SGD", "lr": 0.01},
+    )
+    return trainer_runs.make_run(path, ranks, config)
 
 
 def work(

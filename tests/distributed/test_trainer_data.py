@@ -11,6 +11,7 @@ import rank_jobs
 import torch
 from ranks import run_ranks
 from test_trainer import assert_same, curve, final_state, new_folder
+from trainer_runs import trainer_config
 
 from slurmddp.errors import ConfigError
 from slurmddp.training import training_data
@@ -20,16 +21,9 @@ pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
 def make_config(data: str, *, arguments: dict[str, Any] | None = None, **train: Any) -> dict[str, Any]:
     settings = {"steps": 12, "batch_size": 2, "accumulate": 2, "log_every": 1, "save_every": 0}
-    return {
-        "seed": 0,
-        "train": {**settings, **train},
-        "data": {"_target_": f"data_jobs.{data}", **(arguments or {})},
-        "model": {"_target_": "rank_jobs.Net"},
-        "loss": {"_target_": "slurmddp.training.trainer.token_cross_entropy", "_partial_": True},
-        "optimizer": {"_target_": "torch.optim.AdamW", "lr": 0.01},
-        "scheduler": None,
-        "strategy": {"name": "ddp"},
-    }
+    return trainer_config(
+        data={"_target_": f"data_jobs.{data}", **(arguments or {})}, train={**settings, **train}
+    )
 
 
 @pytest.mark.parametrize(

@@ -232,9 +232,15 @@ def test_another_interpreter_may_have_other_packages(tmp_path: Path) -> None:
 
 def test_data_that_will_be_downloaded_need_not_be_there(tmp_path: Path) -> None:
     project = make_project(tmp_path / "p")
-    config.compose(["+data.root=later", "+data.download=true"], project)
+    absent = config.compose(["+data.root=later", "+data.download=true"], project)["data"]
+    assert (absent["root"], absent["download"]) == ("later", True)
     (project / "here").mkdir()
-    config.compose(["+data.root=here", "+data.inner={path: conf/model}"], project)
+    assert (
+        config.compose(["+data.root=here", "+data.inner={path: conf/model}"], project)["data"]["root"]
+        == "here"
+    )
+    with pytest.raises(ConfigError, match="later"):
+        config.compose(["+data.root=later"], project)
 
 
 FILES = {
