@@ -1,0 +1,44 @@
+"""A run folder that commands find by its name, and the SLURM that they ask."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurmddp.runs import index
+from slurmddp.runs.folder import RunFolder
+from slurmddp.slurm.fake import FakeSlurm
+
+CONFIG = """\
+name: gpt
+nodes: 2
+ranks_per_node: 2
+train:
+  steps: 400
+"""
+
+
+@pytest.fixture
+def slurm(monkeypatch):
+    fake = FakeSlurm()
+    for command in ("list", "status", "logs", "stop", "cancel", "resume"):
+        monkeypatch.setattr(f"slurmddp.cli.{command}.SlurmClient", lambda: fake)
+    return fake
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    def make(name="gpt-0a1b2c3d"):
+        folder = RunFolder(tmp_path / "project" / "runs" / name)
+        folder.path.mkdir(parents=True)
+        folder.config_file.write_text(CONFIG)
+        index.remember(folder)
+        return folder
+
+    return make

@@ -1,0 +1,77 @@
+"""How the commands print tables, times and numbers."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+
+from slurmddp.runs.table import duration, number, percent, print_table
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_tables_are_plain_in_a_pipe_and_dressed_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    rows = [("gpt", "failed", "10"), ("[bold]resnet", "running", "9")]
+    plain, dressed = io.StringIO(), Terminal()
+    for stream in (plain, dressed):
+        print_table(
+            ("NAME", "STATE", "STEP"), rows, stream, right=frozenset({"STEP"}), styles=["red", "green"]
+        )
+    assert plain.getvalue() == (
+        "NAME          STATE    STEP\ngpt           failed     10\n[bold]resnet  running     9\n"
+    )
+    assert "\x1b[" in dressed.getvalue()
+    assert "[bold]resnet" in dressed.getvalue()
+
+
+def test_a_table_that_stays_whole_is_not_cut_off_on_a_narrow_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "10")
+    stream = Terminal()
+    print_table(("ATTEMPT", "TRAINING"), [("0", "2m 00s")], stream, right=frozenset({"TRAINING"}), whole=True)
+    assert re.sub(r"\x1b\[\d+m", "", stream.getvalue()) == "ATTEMPT  TRAINING\n0          2m 00s\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (-3, "0s"), (41.4, "41s"), (185, "3m 05s"), (7620, "2h 07m"), (273600, "3d 04h")],
+)
+def test_durations_read_well(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0.0, "0 %"),
+        (1e-9, "< 1 %"),
+        (0.0051, "1 %"),
+        (0.874, "87 %"),
+        (0.9999, "99 %"),
+        (1.0, "100 %"),
+        (1.0000001, "100 %"),
+    ],
+)
+def test_only_all_of_it_is_a_hundred_percent(share, text):
+    assert percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0.0, "0.0000"),
+        (1.23456, "1.2346"),
+        (1e-6, "1.00e-06"),
+        (3e9, "3.00e+09"),
+        (float("nan"), "nan"),
+    ],
+)
+def test_losses_read_well(value, text):
+    assert number(value) == text
