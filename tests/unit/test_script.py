@@ -1,4 +1,4 @@
-"""The text of the batch script; what it does when it runs is in test_script_runs.py."""
+"""The text of the batch script; what it does when it runs is in test_script_runs and the files beside it."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_script_runs import ENDING, GIVEN_UP, RUNNING, SAVE, STOP, TERM_THE_SCRIPT, Run
+from script_run import ENDING, GIVEN_UP, RUNNING, SAVE, STOP, TERM_THE_SCRIPT, Run
 
 DAY_S = 24 * 3600
 REFUSE_ALL = 'echo "allocation failure: Requested node configuration is not available" >&2; exit 1'

@@ -1,0 +1,122 @@
+"""How the batch script lets a run go on where its own job can't be put back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from script_run import (
+    ENDING,
+    RUNNING,
+    STOP,
+    Run,
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def test_a_job_that_may_not_requeue_submits_a_new_one(run: Run) -> None:
+    run.programs.write("job", RUNNING.replace("Requeue=1", "Requeue=0"))
+    run.start(STOP, SLURM_CPU_BIND="x", SBATCH_TIMELIMIT="1", SRUN_DEBUG="1", PMI_RANK="1", SLURM_CONF="/c")
+    assert run.end == ("stopped", "resubmit")
+    assert run.asked() == ["sbatch"]
+    assert run.events("submitted")[0] | {"time": 0} == {
+        "event": "submitted",
+        "time": 0,
+        "job_id": "1",
+        "submitter": "sbatch",
+        "resubmitted": True,
+    }
+    options = run.programs.read("sbatch.argv").splitlines()
+    assert options[-2:] == [str(run.folder.script_file), "successor"]
+    assert "--dependency=afterany:41" in options
+    assert not [option for option in options if option.startswith("--array")]
+    names = {line.partition("=")[0] for line in run.programs.read("sbatch.env").splitlines()}
+    assert not {"SLURM_JOB_ID", "SLURM_CPU_BIND", "SBATCH_TIMELIMIT", "SRUN_DEBUG", "PMI_RANK"} & names
+    assert "SLURM_CONF" in names
+
+
+def test_an_element_of_an_array_is_succeeded_by_an_array_of_itself(run: Run) -> None:
+    run.programs.write("job", RUNNING.replace("Requeue=1", "Requeue=0"))
+    run.start(STOP, SLURM_ARRAY_JOB_ID="41", SLURM_ARRAY_TASK_ID="3")
+    assert {"--array=3", "--dependency=afterany:41_3"} <= set(run.programs.read("sbatch.argv").splitlines())
+    assert [event["job_id"] for event in run.events("submitted")] == ["1_3"]
+
+
+@pytest.mark.parametrize("outcome", ["finished", "failed", "config", "no_progress"])
+def test_a_successor_of_a_run_that_had_its_end_starts_nothing(run: Run, outcome: str) -> None:
+    run.start(STOP)
+    run.folder.add_event("submitted", job_id="42", submitter="sbatch", resubmitted=True)
+    run.folder.add_event("ended", attempt=1, job_id="43", exit_code=0, outcome=outcome, next="none")
+    before = run.folder.events()
+    assert run.succeed() == 0
+    assert run.folder.events() == before
+    assert run.folder.attempts() == [0]
+
+
+@pytest.mark.parametrize(
+    "facts", [{"outcome": "stopped", "next": "resubmit"}, None], ids=["goes on", "resumed"]
+)
+def test_a_successor_of_a_run_that_is_to_go_on_begins(run: Run, facts: dict[str, str] | None) -> None:
+    run.folder.add_event("ended", attempt=0, job_id="41", exit_code=1, outcome="failed", next="none")
+    if facts is None:
+        run.folder.add_event("submitted", job_id="44", submitter="sbatch")
+    else:
+        run.folder.add_event("ended", attempt=1, job_id="43", exit_code=75, **facts)
+    assert run.succeed() == 0
+    assert run.end == ("finished", "none")
+
+
+def test_a_successor_among_the_elements_of_an_array_minds_only_its_own_end(run: Run) -> None:
+    run.folder.add_event("ended", attempt=0, job_id="41_1", exit_code=0, outcome="finished", next="none")
+    run.succeed(SLURM_ARRAY_JOB_ID="42", SLURM_ARRAY_TASK_ID="3")
+    assert [event["job_id"] for event in run.events("ended")] == ["41_1", "42_3"]
+
+
+def test_a_refused_requeue_becomes_a_new_submission(run: Run) -> None:
+    run.programs.write("requeue", 'echo "Requested operation is presently disabled for job 41" >&2; exit 1')
+    run.start(STOP)
+    assert run.asked()[-1] == "sbatch"
+    assert [event["job_id"] for event in run.events("submitted")] == ["1"]
+
+
+def test_a_request_that_was_granted_though_its_answer_was_lost_is_enough(run: Run) -> None:
+    granted = ENDING.replace("Restarts=0", "Restarts=1")
+    run.programs.write("requeue", f'echo "{granted}" >job; exit 1')
+    run.start(STOP)
+    assert run.asked() == ["requeue 41"]
+
+
+def test_a_job_that_is_pending_already_is_not_submitted_again(run: Run) -> None:
+    pending = 'echo "JobState=PENDING Restarts=0" >job; echo "Job is pending execution for job 41"; exit 1'
+    run.programs.write("requeue", pending)
+    run.start(STOP)
+    assert run.asked() == ["requeue 41"]
+
+
+def test_a_submission_that_timed_out_but_was_queued_is_found(run: Run) -> None:
+    run.programs.write("job", RUNNING.replace("Requeue=1", "Requeue=0"))
+    run.programs.write("timeouts", "1")
+    run.programs.write("queued-anyway", "")
+    run.start(STOP)
+    assert run.programs.calls("sbatch") == 1
+    assert [event["job_id"] for event in run.events("submitted")] == ["1"]
+
+
+def test_a_banner_does_not_hide_the_new_job(run: Run) -> None:
+    run.programs.write("job", RUNNING.replace("Requeue=1", "Requeue=0"))
+    run.programs.write("banner", "Welcome\n")
+    run.programs.write("suffix", ";alpha")
+    run.start(STOP)
+    assert [event["job_id"] for event in run.events("submitted")] == ["1"]
+
+
+def test_when_slurm_takes_neither_the_run_says_that_nothing_will_start_it(run: Run) -> None:
+    run.programs.write("requeue", "exit 1")
+    run.programs.write("refusal", "sbatch: error: no\n")
+    run.start(STOP)
+    assert run.end == ("stopped", "none")
+    assert f"slurmddp resume {run.folder.name}" in (run.folder.log_dir(0) / "batch.log").read_text()
