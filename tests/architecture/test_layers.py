@@ -10,9 +10,10 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "slurmddp"
 
 # From the bottom to the top; a room may import itself and any room before it.
-TORCH_FREE = ["errors", "spec", "environments", "slurm", "runs", "launchers", "config", "chaos", "cli"]
+TORCH_FREE = ["errors", "spec", "environments", "node", "slurm", "runs"]
+TORCH_FREE += ["launchers", "config", "chaos", "cli"]
 WITH_TORCH = ["checkpoint", "strategies", "training"]
-SHARED_WITH_TORCH = {"errors", "spec", "environments", "runs"}
+SHARED_WITH_TORCH = {"errors", "spec", "environments", "node", "runs"}
 
 # The one upward edge: a script's `launch()` starts processes, and imports the launcher when it does.
 ALLOWED = {("slurmddp.training.distributon", "slurmddp.launchers.script")}

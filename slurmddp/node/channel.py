@@ -1,0 +1,67 @@
+"""Messages between a rank and the process that keeps its checkpoints: small JSON values and open files.
+
+A Unix socket keeps the bounds of messages and passes descriptors on, so memory that a rank has made stays
+with the keeper when the rank dies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+CHANNEL_VARIABLE = "SLURMDDP_CHANNEL_FD"
+MAX_MESSAGE_BYTES = 128 * 1024
+_MAX_DESCRIPTORS = 16
+
+
+class Channel:
+    """One end of the line; `pair` makes both."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, Channel]:
+        """Return the two ends of a new line; descriptors are closed on exec unless passed on by name."""
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(one), cls(other)
+
+    @classmethod
+    def attach(cls, environ: Mapping[str, str]) -> Channel | None:
+        """Return the rank's end of the line to its agent; None where there is no agent."""
+        number = environ.get(CHANNEL_VARIABLE, "")
+        return cls(socket.socket(fileno=int(number))) if number.isdecimal() else None
+
+    def fileno(self) -> int:
+        return self._end.fileno()
+
+    def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Send one message; raises OSError when the other end is gone or the message is too long."""
+        data = json.dumps(message).encode()
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise OSError(f"A message of {len(data)} bytes; at most {MAX_MESSAGE_BYTES} go at once.")
+        socket.send_fds(self._end, [data], list(descriptors))
+
+    def receive(self, timeout_s: float | None = 0.0) -> tuple[dict[str, Any], list[int]] | None:
+        """Return the next message and its descriptors, or None when there is none within `timeout_s`.
+
+        None waits for ever. Raises EOFError when the other end is closed.
+        """
+        self._end.settimeout(timeout_s)
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._end, MAX_MESSAGE_BYTES, _MAX_DESCRIPTORS)
+        except (BlockingIOError, TimeoutError):
+            return None
+        except ConnectionResetError as error:
+            raise EOFError from error
+        if not data:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise EOFError
+        return dict(json.loads(data)), list(descriptors)
+
+    def close(self) -> None:
+        self._end.close()

@@ -1,0 +1,111 @@
+"""The page and the line between a rank and its agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+
+import pytest
+
+from slurmddp.node.channel import CHANNEL_VARIABLE, MAX_MESSAGE_BYTES, Channel
+from slurmddp.node.pulse import PHASES, PULSE_VARIABLE, Pulse
+
+
+def run_in_child(action) -> None:  # type: ignore[no-untyped-def]
+    pid = os.fork()
+    if pid == 0:
+        action()
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+
+
+def test_what_a_killed_rank_has_shown_stays_readable() -> None:
+    pulse = Pulse.create()
+
+    def rank() -> None:
+        own = Pulse.attach({PULSE_VARIABLE: str(pulse.descriptor)})
+        own.resumed(6)
+        own.enter("step")
+        own.completed(7, 0.5, 0.125)
+        own.completed(8, 0.25, 0.0)
+
+    run_in_child(rank)
+    beat = pulse.read()
+    assert (beat.phase, beat.resumed, beat.step, beat.steps) == ("step", 6, 8, 2)
+    assert (beat.step_s, beat.wait_s) == (0.75, 0.125)
+    assert beat.since <= beat.stepped
+    pulse.close()
+
+
+def test_a_page_begins_anew_for_the_next_rank() -> None:
+    pulse = Pulse.create()
+    pulse.completed(8, 0.25, 0.0)
+    pulse.reset()
+    beat = pulse.read()
+    assert (beat.phase, beat.resumed, beat.step, beat.steps, beat.step_s) == (PHASES[0], -1, -1, 0, 0.0)
+    assert beat.since > 0
+    pulse.close()
+
+
+def test_without_an_agent_nobody_reads_and_nothing_breaks() -> None:
+    pulse = Pulse.attach({})
+    pulse.enter("step")
+    assert pulse.read().phase == "step"
+    assert Channel.attach({}) is None
+    pulse.close()
+
+
+def test_memory_that_a_killed_rank_sent_stays_with_the_keeper() -> None:
+    keeper, rank_end = Channel.pair()
+
+    def rank() -> None:
+        own = Channel.attach({CHANNEL_VARIABLE: str(rank_end.fileno())})
+        assert own is not None
+        descriptor = os.memfd_create("state")
+        os.write(descriptor, b"weights")
+        own.send({"kind": "memory", "size": 7}, [descriptor])
+
+    run_in_child(rank)
+    received = keeper.receive(5.0)
+    assert received is not None
+    message, (descriptor,) = received
+    assert message == {"kind": "memory", "size": 7}
+    assert os.pread(descriptor, 10, 0) == b"weights"
+    os.close(descriptor)
+    keeper.close()
+    rank_end.close()
+
+
+def test_a_line_says_when_there_is_nothing_and_when_nobody_is_left() -> None:
+    one, other = Channel.pair()
+    assert one.receive() is None
+    other.send({"kind": "last"})
+    other.close()
+    assert one.receive() == ({"kind": "last"}, [])
+    with pytest.raises(EOFError):
+        one.receive()
+    with pytest.raises(OSError):
+        one.send({"kind": "nobody"})
+    one.close()
+
+
+def test_a_message_that_is_too_long_is_refused_not_cut() -> None:
+    one, other = Channel.pair()
+    with pytest.raises(OSError, match="at most"):
+        one.send({"kind": "x" * MAX_MESSAGE_BYTES})
+    one.send({"kind": "x" * (MAX_MESSAGE_BYTES - 100)})
+    assert len(other.receive()[0]["kind"]) == MAX_MESSAGE_BYTES - 100  # type: ignore[index]
+    one.close()
+    other.close()
+
+
+def test_descriptors_do_not_leak_when_no_one_takes_them(tmp_path: object) -> None:
+    one, other = Channel.pair()
+    with tempfile.TemporaryFile() as file:
+        one.send({"kind": "file"}, [file.fileno()])
+    received = other.receive(1.0)
+    assert received is not None
+    os.close(received[1][0])
+    one.close()
+    other.close()
