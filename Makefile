@@ -7,7 +7,7 @@ SLURM_PACKAGES := slurm-wlm slurmdbd munge mariadb-server iproute2
 SLURM_PROGRAMS := slurmctld slurmd slurmdbd munged mariadbd ip
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint format bench clean install slurm unit distributed slurm-tests
+.PHONY: help train test lint format bench clean install slurm unit distributed slurm-tests other-tests
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,7 +32,8 @@ slurm:
 
 test: $(BIN)/.installed-test slurm  ## install what the tests need and run all of them, on a real SLURM too
 	$(MAKE) --no-print-directory lint
-	$(PYTEST) tests -m "not slow" --durations=15
+	@# SLURM's own waits leave the processors idle, so its tests run beside the others; output comes as each ends.
+	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target slurm-tests other-tests
 
 lint: $(BIN)/.installed-test  ## ruff and mypy (strict)
 	$(BIN)/ruff check .
@@ -50,7 +51,10 @@ distributed: $(BIN)/.installed-test
 	$(PYTEST) tests/distributed
 
 slurm-tests: $(BIN)/.installed-test slurm
-	$(PYTEST) tests/slurm -m "not slow"
+	$(PYTEST) tests/slurm -m "not slow" --durations=15
+
+other-tests: $(BIN)/.installed-test
+	$(PYTEST) tests --ignore=tests/slurm -m "not slow" --durations=15
 
 bench: $(BIN)/.installed-test  ## measure start-up; results go to benchmarks/results/
 	$(BIN)/python benchmarks/startup.py
