@@ -44,8 +44,14 @@ WHERE_AND_HOW_LONG = (
     "cpus_per_node",
     "launcher",
     "submitter",
+    "spare_nodes",
+    "elastic",
+    "preflight",
+    "train.memory_save_every",
 )
 """What may change when a run goes on, and so is left out of its name; `cluster` and `policy` too."""
+_HOW_TRAINED = ("memory_save_every",)
+"""Keys of `train` that change no number."""
 
 _PRIMARY = "slurmddp_primary"
 _LEFT_OUT = [
@@ -94,7 +100,7 @@ def build_job(
 
 def job_of_run(folder: RunFolder, changes: Sequence[str] = ()) -> Job:
     """Return the job of an existing run; `changes` may touch its size, where it runs and how long, only."""
-    stored = folder.config()
+    stored = _with_new_keys(folder.config())
     project_dir = Path(stored.pop("project_dir", folder.path.parent.parent))
     new = _changes(changes, folder)
     if any(key in config_sizes.SIZE for key, _ in new):
@@ -124,6 +130,8 @@ def _job(
         "project_dir": str(project_dir),
     }
     run_name = folder.name if folder else f"{config['name']}-{fingerprint(final)}"
+    if config["elastic"]:
+        final = config_sizes.hold_global_batch(final, resources)
     run_dir = folder.path if folder else Path(os.path.normpath(project_dir / config["runs_dir"] / run_name))
     config_check.check_folder(run_dir)
     return Job(
@@ -140,12 +148,14 @@ def _job(
         program=Program(target=config["program"]["_target_"], config=final),
         overrides=tuple(overrides),
         snapshot=config["snapshot"],
+        elastic=config["elastic"],
     )
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:
     """Return eight hex digits that change with what is computed, and not with where or how long it runs."""
     computed = {key: config[key] for key in (*HASHED, "seed", "nodes", "ranks_per_node")}
+    computed["train"] = {key: config["train"][key] for key in config["train"] if key not in _HOW_TRAINED}
     text = json.dumps(computed, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -219,6 +229,16 @@ def _cluster(config: Mapping[str, Any]) -> Cluster | None:
     return Cluster(**fields)
 
 
+def _with_new_keys(stored: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's configuration with the defaults of the keys that are newer than the run."""
+    base = _load(config_overrides.conf_roots(Path.cwd())[-1] / "config.yaml")
+    whole = {**{key: base[key] for key in base if key in config_schema.TOP}, **stored}
+    for key in ("train", "policy"):
+        if isinstance(stored.get(key), dict):
+            whole[key] = {**base[key], **stored[key]}
+    return whole
+
+
 def _launcher(config: Mapping[str, Any], cluster: Cluster | None) -> str:
     launcher = str(config["launcher"])
     if launcher == "slurm" and cluster is None:
@@ -229,7 +249,8 @@ def _launcher(config: Mapping[str, Any], cluster: Cluster | None) -> str:
 def _changes(changes: Sequence[str], folder: RunFolder) -> list[tuple[str, Any]]:
     given = [config_overrides.take_apart(text) for text in changes]
     for one in given:
-        if one.first not in (*config_sizes.SIZE, *WHERE_AND_HOW_LONG, "cluster", "policy") or one.sign == "~":
+        free = (*config_sizes.SIZE, *WHERE_AND_HOW_LONG, "cluster", "policy")
+        if (one.first not in free and one.key not in free) or one.sign == "~":
             raise ConfigError(
                 f"{one.text!r} changes what {folder.name} computes; a run that goes on may only change "
                 f"{', '.join((*config_sizes.SIZE, *WHERE_AND_HOW_LONG))}, cluster and policy.",

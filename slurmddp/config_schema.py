@@ -30,6 +30,7 @@ TOP: dict[str, Field] = {
     "name": _text("first part of the run's name"),
     "seed": Field("whole", "every random number follows from it", 0, maximum=2**63 - 1),
     "nodes": _whole("machines", 1),
+    "spare_nodes": _whole("further machines, to take the place of lost ones", 0),
     "gpus_per_node": _whole("GPUs on each node", 0, optional=True),
     "ranks_per_node": _whole("processes on each node", 1, optional=True),
     "cpus_per_node": _whole("CPUs on each node", 1, optional=True),
@@ -42,6 +43,8 @@ TOP: dict[str, Field] = {
     "submitter": _text("how it is submitted", optional=False, choices=("sbatch", "submitit")),
     "runs_dir": _text("where the run folders are", optional=False),
     "snapshot": Field("flag", "keep a copy of the code"),
+    "elastic": Field("flag", "go on with fewer nodes when one is lost"),
+    "preflight": Field("flag", "look at every node before the training starts"),
     "program": Field("node", "the function that every rank runs"),
     "train": Field("section", "the training loop"),
     "policy": Field("section", "stops and failures"),
@@ -64,6 +67,7 @@ TRAIN: dict[str, Field] = {
     "eval_every": _whole("steps between two evaluations; 0: only at the ends", 0),
     "eval_batches": _whole("batches of one evaluation; 0: none", 0),
     "save_every": _whole("steps between two checkpoints; 0: only at the end", 0),
+    "memory_save_every": Field("interval", "steps between two states kept in memory; 0: none", 0),
     "keep_last": _whole("checkpoints to keep", 2),
     "sample_chars": _whole("characters of text to write at the end", 0),
     "workers": _whole("loader processes per rank", 0),
@@ -71,10 +75,15 @@ TRAIN: dict[str, Field] = {
 
 POLICY: dict[str, Field] = {
     "max_restarts": _whole("failures after which the job is tried again", 0),
+    "max_restarts_in_place": _whole("failures of an attempt after which its ranks start again; 0: none", 0),
     "requeue": Field("flag", "go on by itself after a stop"),
     "signal_lead_s": _whole("seconds before the time limit at which to save", 1),
     "grace_s": _whole("seconds from SIGTERM to SIGKILL, where SLURM does not say", 1, optional=True),
     "exclude_failed_h": _whole("hours without a node that failed under the run; 0: take it again", 0),
+    "stall_timeout_s": Field(
+        "number", "seconds in which a rank has to get on; null: learnt; 0: for ever", 0, optional=True
+    ),
+    "join_timeout_s": Field("number", "seconds for which nodes wait for each other", 1),
 }
 
 STRATEGY: dict[str, dict[str, Field]] = {

@@ -20,6 +20,11 @@ def resolve(
     """Return the size of the job: what was asked, else the cluster's, else what this machine has."""
     if cluster is not None:
         _within(config, cluster)
+    if config["spare_nodes"] and launcher == "local" and config["nodes"] == 1:
+        raise ConfigError(
+            f"spare_nodes={config['spare_nodes']}, but this job has one node, which is this machine.",
+            hint="Say nodes=2 or more to pretend nodes here, or spare_nodes=0.",
+        )
     gpus = _gpus(config, cluster, gpus_here)
     ranks = _ranks(config, cluster, gpus, launcher)
     if config["strategy"]["name"] == "single" and config["nodes"] * ranks > 1:
@@ -33,6 +38,7 @@ def resolve(
     share = gpus / cluster.gpus_per_node if cluster and cluster.gpus_per_node else 1.0
     return Resources(
         nodes=config["nodes"],
+        spare_nodes=config["spare_nodes"],
         ranks_per_node=ranks,
         gpus_per_node=gpus,
         cpus_per_node=_share_of_cpus(config["cpus_per_node"], cluster, share, ranks),
@@ -52,6 +58,13 @@ def resize(stored: dict[str, Any], changed: Collection[str]) -> None:
             stored[other] = None
 
 
+def hold_global_batch(config: Mapping[str, Any], resources: Resources) -> dict[str, Any]:
+    """Return the configuration with the samples of a step written out, for a run that may lose nodes."""
+    train = config["train"]
+    samples = train["global_batch"] or train["batch_size"] * train["accumulate"] * resources.world_size
+    return {**config, "train": {**train, "global_batch": samples}}
+
+
 def check_global_batch(config: Mapping[str, Any], resources: Resources) -> None:
     """Refuse a number of ranks that can't share the samples of one step evenly."""
     samples = config["train"].get("global_batch")
@@ -66,11 +79,13 @@ def check_global_batch(config: Mapping[str, Any], resources: Resources) -> None:
 
 
 def _within(config: Mapping[str, Any], cluster: Cluster) -> None:
-    if cluster.max_nodes is not None and config["nodes"] > cluster.max_nodes:
+    nodes, spares, most = config["nodes"], config["spare_nodes"], cluster.max_nodes
+    if most is not None and nodes + spares > most:
+        asked = f"nodes={nodes} with spare_nodes={spares}" if spares else f"nodes={nodes}"
+        fewer = f"{most} nodes or less in all" if spares else f"nodes={most} or less"
         raise ConfigError(
-            f"nodes={config['nodes']} is more than the {cluster.max_nodes} that cluster {cluster.name} "
-            "gives one job (its max_nodes).",
-            hint=f"Say nodes={cluster.max_nodes} or less, or choose another cluster.",
+            f"{asked} is more than the {most} that cluster {cluster.name} gives one job (its max_nodes).",
+            hint=f"Say {fewer}, or choose another cluster.",
         )
     gpus = config["gpus_per_node"]
     if gpus is not None and gpus > cluster.gpus_per_node:

@@ -27,7 +27,8 @@ EXPECTED = {
     "text": "a text",
     "whole": "a whole number",
     "number": "a number",
-    "flag": "true or false",
+    "flag": "true or false (or on, off)",
+    "interval": "auto or a whole number",
     "time": 'a time such as "HH:MM:SS", "90m" or a number of minutes',
     "node": "a mapping with a `_target_`",
     "section": "a mapping of keys to values",
@@ -55,7 +56,7 @@ def check_value(key: str, value: Any, field: Field) -> Any:
     if field.choices and converted not in field.choices:
         near = near_matches(converted, field.choices)
         raise ConfigError(f"`{key}` can't be {value!r}; it is one of {', '.join(field.choices)}.", hint=near)
-    if field.minimum is not None and not converted >= field.minimum:
+    if field.minimum is not None and converted != "auto" and not converted >= field.minimum:
         raise ConfigError(
             f"`{key}` is {value}, but must be at least {field.minimum:g} ({field.doc}).",
             hint=f"Say {key}={field.minimum:g} or more.",
@@ -79,7 +80,7 @@ def _wrong(key: str, value: Any, field: Field) -> ConfigError:
 def _how_to_give(key: str, field: Field) -> str:
     if field.kind == "text":
         return f"Quote it if it should be a text: '{key}=\"...\"'."
-    examples = {"whole": "1", "number": "1.5", "flag": "true", "time": "02:00:00"}
+    examples = {"whole": "1", "number": "1.5", "flag": "true", "time": "02:00:00", "interval": "auto"}
     if field.kind in examples:
         return f"For example {key}={examples[field.kind]}."
     return "See `slurmddp train --cfg` for the shape."
@@ -113,7 +114,14 @@ def _as_number(value: Any) -> float | int | None:
 
 
 def _as_flag(value: Any) -> bool | None:
+    """Return a flag; a command line's `on` and `off` come as texts, where YAML reads them as flags itself."""
+    if isinstance(value, str):
+        return {"on": True, "off": False}.get(value)
     return value if isinstance(value, bool) else None
+
+
+def _as_interval(value: Any) -> str | int | None:
+    return "auto" if value == "auto" else _as_whole(value)
 
 
 def _as_time(value: Any) -> str | int | None:
@@ -157,6 +165,7 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
     "whole": _as_whole,
     "number": _as_number,
     "flag": _as_flag,
+    "interval": _as_interval,
     "time": _as_time,
     "node": _as_mapping,
     "section": _as_mapping,

@@ -50,6 +50,8 @@ class Resources:
     """How much of a cluster one job takes."""
 
     nodes: int
+    spare_nodes: int = 0
+    """Nodes beyond `nodes` that wait, and take the place of lost ones."""
     ranks_per_node: int
     gpus_per_node: int = 0
     cpus_per_node: int | None = None
@@ -60,6 +62,11 @@ class Resources:
     def world_size(self) -> int:
         return self.nodes * self.ranks_per_node
 
+    @property
+    def all_nodes(self) -> int:
+        """What SLURM is asked for: the nodes that train and those that wait."""
+        return self.nodes + self.spare_nodes
+
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
@@ -67,6 +74,8 @@ class Policy:
 
     max_restarts: int = 3
     """Failures after which the job is tried again; preemptions and time limits don't count."""
+    max_restarts_in_place: int = 10
+    """Failures of one attempt after which its ranks start again within the job; 0: none."""
     requeue: bool = True
     signal_lead_s: int = 120
     """Seconds before the time limit at which SLURM sends USR2 to the ranks."""
@@ -74,6 +83,10 @@ class Policy:
     """Seconds from SIGTERM to SIGKILL; None: as SLURM says (its KillWait and the partition's GraceTime)."""
     exclude_failed_h: int = 24
     """Hours for which a node that failed under the run is kept out of its next attempts; 0: not at all."""
+    stall_timeout_s: float | None = None
+    """Seconds in which a rank has to get on; None: learnt from what its steps take; 0: for ever."""
+    join_timeout_s: float = 300
+    """Seconds for which the nodes of a job wait for each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +108,11 @@ class GlobalBatch:
         sizes = [ranks for ranks in range(1, self.samples + 1) if self.samples % ranks == 0]
         closest = sorted(sorted(sizes, key=lambda size: abs(size - near))[:shown])
         return ", ".join(map(str, closest)) + (", ..." if len(sizes) > shown else "")
+
+    def most_nodes(self, nodes: int, ranks_per_node: int) -> int:
+        """Return how many of `nodes` can share it evenly, all with `ranks_per_node`; 0: none can."""
+        sizes = range(nodes, 0, -1)
+        return next((size for size in sizes if self.samples % (size * ranks_per_node) == 0), 0)
 
     def share(self, world_size: int, most: int) -> tuple[int, int] | None:
         """Return (samples per batch, batches per step) of one rank that takes at most `most` at once.
@@ -130,3 +148,10 @@ class Job:
     overrides: tuple[str, ...] = ()
     """The command line as typed."""
     snapshot: bool = True
+    elastic: bool = False
+    """Whether it goes on with fewer nodes when one is lost and no spare is left."""
+
+    @property
+    def outlives_nodes(self) -> bool:
+        """Whether a node can be lost and the job goes on."""
+        return self.elastic or self.resources.spare_nodes > 0

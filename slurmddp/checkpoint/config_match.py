@@ -13,7 +13,7 @@ from slurmddp.errors import ConfigError
 COMPUTED = ("seed", "model", "data", "loss", "optimizer", "scheduler", "strategy", "train", "program")
 """The parts of a run's configuration that decide what is computed."""
 _TRAIN_LOOKS = ("steps", "log_every", "eval_every", "eval_batches", "save_every", "keep_last", "sample_chars",
-                "workers", "global_batch")  # fmt: skip
+                "workers", "global_batch", "memory_save_every")  # fmt: skip
 """Keys of `train` that say how long, what is shown and what is kept; they change no number on the way.
 
 `global_batch` is set when a run changes its size; the data order in the checkpoint says what it has to be."""

@@ -67,7 +67,7 @@ def _settings() -> str:
 
     lines = ["settings (what a key is set to by default: slurmddp train --cfg):"]
     for prefix, fields in (("", TOP), ("train.", TRAIN), ("policy.", POLICY)):
-        lines += [f"  {prefix + key:<22} {field.doc}" for key, field in fields.items()]
+        lines += [f"  {prefix + key:<29} {field.doc}" for key, field in fields.items()]
     return "\n".join(lines)
 
 

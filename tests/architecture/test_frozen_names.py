@@ -12,11 +12,12 @@ from slurmddp.training import data_names
 
 KEYS = {
     "": "name seed nodes gpus_per_node ranks_per_node cpus_per_node mem_gb time_limit partition account qos "
-    "launcher submitter runs_dir snapshot program train policy model data loss optimizer scheduler strategy "
-    "cluster",
+    "launcher submitter runs_dir snapshot spare_nodes elastic preflight program train policy model data loss "
+    "optimizer scheduler strategy cluster",
     "train": "steps batch_size accumulate global_batch clip_norm log_every eval_every eval_batches "
-    "save_every keep_last sample_chars workers",
-    "policy": "max_restarts requeue signal_lead_s grace_s exclude_failed_h",
+    "save_every memory_save_every keep_last sample_chars workers",
+    "policy": "max_restarts requeue signal_lead_s grace_s exclude_failed_h max_restarts_in_place "
+    "stall_timeout_s join_timeout_s",
     "strategy.ddp": "find_unused_parameters bucket_mb",
     "strategy.single": "",
     "cluster": "name partition account qos constraint reservation gpus_per_node gpu_type gpu_request "

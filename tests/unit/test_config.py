@@ -15,7 +15,7 @@ from projects import make_project
 from slurmddp import config, config_overrides, config_schema
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import RunFolder
-from slurmddp.spec import Cluster, Job, Policy, Resources
+from slurmddp.spec import Cluster, GlobalBatch, Job, Policy, Resources
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -187,7 +187,8 @@ def test_the_stored_configuration_is_plain_and_whole(project: Path) -> None:
 WHERE = [
     "partition=x", "account=x", "qos=x", "time_limit=5", "mem_gb=3", "cpus_per_node=5",
     "policy.max_restarts=9", "submitter=submitit", "runs_dir=other", "snapshot=false", "launcher=local",
-    "cluster.time_limit=7", "cluster.setup=[]",
+    "cluster.time_limit=7", "cluster.setup=[]", "spare_nodes=1", "elastic=true", "preflight=on",
+    "train.memory_save_every=7", "policy.stall_timeout_s=9",
 ]  # fmt: skip
 WHAT = [
     "nodes=2", "gpus_per_node=4", "seed=1", "model.width=65", "data.vocab_size=98", "optimizer.lr=0.1",
@@ -198,6 +199,11 @@ WHAT = [
 @pytest.mark.parametrize("override", WHERE)
 def test_where_and_how_long_leave_the_name_alone(project: Path, override: str) -> None:
     assert job_of(project, "+cluster=big", override).run_name == job_of(project, "+cluster=big").run_name
+
+
+def test_new_keys_renamed_no_run(project: Path) -> None:
+    """The digits that this configuration had before there were the keys that say how, not what."""
+    assert job_of(project, "+cluster=big", "nodes=2").run_name == "gpt-7217d816"
 
 
 @pytest.mark.parametrize("override", WHAT)
@@ -263,6 +269,49 @@ def test_a_run_goes_on_elsewhere_and_longer(project: Path) -> None:
     moved = config.job_of_run(folder, ["cluster=h100x8"])
     assert (moved.cluster.name, moved.resources.gpus_per_node) == ("h100x8", 2)
     assert config.job_of_run(folder, ["launcher=local"]).launcher == "local"
+
+
+def test_a_run_that_is_older_than_some_keys_goes_on_with_their_defaults(project: Path) -> None:
+    folder = prepared(project, "+cluster=big")
+    older = folder.config()
+    for section, keys in ((older, ("spare_nodes", "elastic", "preflight")), (older["policy"], ("grace_s",))):
+        for key in keys:
+            del section[key]
+    del older["train"]["memory_save_every"]
+    older["train"]["steps"] = 77
+    folder.config_file.write_text(yaml.safe_dump(older, sort_keys=False))
+    job = config.job_of_run(folder, ["spare_nodes=1", "train.memory_save_every=5"])
+    assert (job.resources.spare_nodes, job.elastic) == (1, False)
+    assert [job.program.config["train"][key] for key in ("steps", "memory_save_every")] == [77, 5]
+
+
+@pytest.mark.parametrize(("said", "meant"), [("on", True), ("true", True), ("off", False), ("false", False)])
+def test_a_flag_is_on_or_off_in_a_file_and_on_the_command_line(
+    tmp_path: Path, said: str, meant: bool
+) -> None:
+    plain = make_project(tmp_path / "plain")
+    assert job_of(plain, f"preflight={said}").program.config["preflight"] is meant
+    own = make_project(tmp_path / "own", slurmddp=f"preflight: {said}\nelastic: {said}\n")
+    assert job_of(own).program.config["preflight"] is meant
+    assert job_of(own).elastic is meant
+
+
+def test_an_elastic_run_holds_the_samples_of_its_steps(project: Path) -> None:
+    """On fewer nodes each step is as large as before, and its name and numbers are those of a plain run."""
+    job = job_of(project, "+cluster=big", "nodes=3", "train.accumulate=2", "elastic=true")
+    assert job.program.config["train"]["global_batch"] == 16 * 2 * 24
+    assert GlobalBatch(16 * 2 * 24).share(24, most=16) == (16, 2)
+    assert GlobalBatch(16 * 2 * 24).share(16, most=16) == (16, 3)
+    given = job_of(project, "+cluster=big", "nodes=3", "train.global_batch=48", "elastic=true")
+    assert given.program.config["train"]["global_batch"] == 48
+    assert given.outlives_nodes and not job_of(project).outlives_nodes
+
+
+@pytest.mark.parametrize(
+    ("samples", "nodes", "ranks_per_node", "most"), [(48, 3, 8, 3), (48, 5, 2, 4), (6, 4, 2, 3), (5, 3, 2, 0)]
+)
+def test_so_many_nodes_share_a_step(samples: int, nodes: int, ranks_per_node: int, most: int) -> None:
+    assert GlobalBatch(samples).most_nodes(nodes, ranks_per_node) == most
 
 
 def test_a_run_goes_on_at_another_size_with_the_same_steps(project: Path) -> None:
