@@ -21,9 +21,9 @@ import torch.distributed as dist
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError, SlurmddpError
-from slurmddp.training.address import LOOPBACK, find_rank_zero
+from slurmddp.node.address import LOOPBACK, find_rank_zero
+from slurmddp.node.interface import interface_towards
 from slurmddp.training.device import choose_backend, choose_device, choose_threads
-from slurmddp.training.interface import interface_towards
 from slurmddp.training.rendezvous import open_store
 
 _log = logging.getLogger(__name__)

@@ -24,14 +24,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError, SlurmddpError, StoppedAtCheckpoint
-from slurmddp.training.address import Address, find_rank_zero, master_name
+from slurmddp.node.address import Address, find_rank_zero, master_name, not_here
+from slurmddp.node.ports import candidate_ports, listen
 
 _log = logging.getLogger(__name__)
-
-FIRST_PORT = 15000
-PORTS = 15000
-CANDIDATES = 32
-"""Beacon ports lie below the range from which Linux takes ephemeral ports (32768 and up)."""
 
 _HELLO = b"slurmddp-1 "
 _LINE_BYTES = 128
@@ -44,19 +40,6 @@ _VERDICT = "slurmddp/verdict"
 _COMPLETE = b"complete"
 _STOPPED = b"stopped"
 _LOGS_HINT = "The logs of the missing ranks say why they did not start."
-
-
-def beacon_ports(launch_id: str) -> list[int]:
-    """Return the ports on which the ranks of this launch look for rank 0, in order."""
-    ports: list[int] = []
-    number = 0
-    while len(ports) < CANDIDATES:
-        digest = hashlib.sha256(f"port {number} of {launch_id}".encode()).digest()
-        port = FIRST_PORT + int.from_bytes(digest[:4], "big") % PORTS
-        if port not in ports:
-            ports.append(port)
-        number += 1
-    return ports
 
 
 def beacon_token(launch_id: str) -> bytes:
@@ -156,12 +139,7 @@ def _serve(info: RankInfo, addresses: list[Address]) -> tuple[Address, dist.TCPS
                 continue
             raise
         return address, _store_on(listener, address)
-    raise MismatchError(
-        f"Rank 0 runs on {socket.gethostname()}, but {master_name(info)!r} is "
-        f"{', '.join(address.text for address in addresses)}, which is no address of this machine.",
-        hint="Set SLURMDDP_MASTER_ADDR to an address of rank 0's node, or correct /etc/hosts or DNS. With "
-        "`--distribution=arbitrary` (SLURM_HOSTFILE) rank 0 need not be on the first node: leave that out.",
-    )
+    raise not_here(info, addresses)
 
 
 def _store_on(listener: socket.socket, address: Address) -> dist.TCPStore:
@@ -181,20 +159,9 @@ def _torch_version() -> tuple[int, ...]:
 
 def _light_beacon(address: Address, launch_id: str) -> socket.socket:
     """Listen on the first candidate port that is free."""
-    ports = beacon_ports(launch_id)
-    for port in ports:
-        try:
-            beacon = socket.create_server((address.text, port), family=address.family, backlog=1024)
-        except OSError as error:
-            if error.errno in (errno.EADDRINUSE, errno.EACCES):
-                continue
-            raise
-        beacon.settimeout(0.05)
-        return beacon
-    raise SlurmddpError(
-        f"Rank 0 tried {len(ports)} ports on {address.text}, {ports[0]} first, and none is free.",
-        hint="Something on this node holds thousands of ports (`ss -ltn` shows what): exclude the node.",
-    )
+    beacon = listen(address, candidate_ports(launch_id))
+    beacon.settimeout(0.05)
+    return beacon
 
 
 def _answer(beacon: socket.socket, token: bytes, store_port: int) -> None:
@@ -230,7 +197,7 @@ def _join(
     pause = 0.02
     while not stopped():
         for address in addresses:
-            for port in beacon_ports(info.launch_id):
+            for port in candidate_ports(info.launch_id):
                 store_port = _ask(address, port, beacon_token(info.launch_id))
                 if store_port is not None:
                     return _connect(address, store_port, deadline)
@@ -309,7 +276,7 @@ def _give_up(store: dist.TCPStore, info: RankInfo) -> SlurmddpError:
 
 
 def _nobody(info: RankInfo, addresses: list[Address]) -> SlurmddpError:
-    ports = beacon_ports(info.launch_id)
+    ports = candidate_ports(info.launch_id)
     where = ", ".join(address.text for address in addresses)
     return SlurmddpError(
         f"Rank {info.rank} on {socket.gethostname()} did not find rank 0 of launch {info.launch_id} on "

@@ -16,8 +16,8 @@ from slurmddp.environments.detect import detect
 from slurmddp.environments.present import emulated_step, rank_environment, scrub
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError, MismatchError, SlurmddpError
+from slurmddp.node.ports import candidate_ports
 from slurmddp.training import bootstrap
-from slurmddp.training.rendezvous import beacon_ports
 
 pytestmark = pytest.mark.distributed
 
@@ -118,7 +118,7 @@ def test_torchrun_brings_its_own_meeting_point():
 
 def free_port():
     """Return a free port that the kernel gives to nobody by itself meanwhile."""
-    for port in beacon_ports(f"test {os.getpid()}"):
+    for port in candidate_ports(f"test {os.getpid()}"):
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
     raise LookupError("no free port")

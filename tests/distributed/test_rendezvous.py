@@ -15,8 +15,9 @@ import pytest
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError, SlurmddpError, StoppedAtCheckpoint
+from slurmddp.node.ports import CANDIDATES, candidate_ports
 from slurmddp.training import rendezvous
-from slurmddp.training.rendezvous import beacon_ports, beacon_token, open_store
+from slurmddp.training.rendezvous import beacon_token, open_store
 
 pytestmark = pytest.mark.distributed
 
@@ -30,7 +31,7 @@ def a_launch():
     while True:
         launch_id = f"{os.getpid()}.{next(NUMBERS)}.0"
         with contextlib.suppress(OSError), contextlib.ExitStack() as held:
-            for port in beacon_ports(launch_id)[:2]:
+            for port in candidate_ports(launch_id)[:2]:
                 held.enter_context(socket.create_server(("127.0.0.1", port)))
             return launch_id
 
@@ -140,8 +141,8 @@ def test_two_launches_on_one_machine_do_not_mix():
 
 
 def test_a_requeue_finds_its_own_rank_zero_while_the_old_one_still_listens(monkeypatch):
-    ports, over = beacon_ports(a_launch()), threading.Event()
-    monkeypatch.setattr(rendezvous, "beacon_ports", lambda launch_id: ports)
+    ports, over = candidate_ports(a_launch()), threading.Event()
+    monkeypatch.setattr(rendezvous, "candidate_ports", lambda launch_id: ports)
     with ThreadPoolExecutor(1) as pool:
         old = pool.submit(open_store, rank(0, 2, "9.0.0"), 600.0, stopped=over.is_set)
         try:
@@ -160,7 +161,7 @@ def test_a_requeue_finds_its_own_rank_zero_while_the_old_one_still_listens(monke
 )
 def test_ports_that_others_hold_are_passed_by(answer):
     launch = a_launch()
-    ports = beacon_ports(launch)
+    ports = candidate_ports(launch)
     with listener(ports[0], answer), listener(ports[1], answer):
         stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
         stores[0].set("key", "value")
@@ -170,7 +171,7 @@ def test_ports_that_others_hold_are_passed_by(answer):
 def test_a_port_that_accepts_and_never_answers_is_passed_by(monkeypatch):
     monkeypatch.setattr(rendezvous, "_ANSWER_S", 0.1)
     launch = a_launch()
-    with listener(beacon_ports(launch)[0]):
+    with listener(candidate_ports(launch)[0]):
         stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
         stores[0].set("key", "value")
         assert stores[1].get("key") == b"value"
@@ -178,8 +179,8 @@ def test_a_port_that_accepts_and_never_answers_is_passed_by(monkeypatch):
 
 def test_no_free_port_at_all_is_an_error_to_read(monkeypatch):
     launch = a_launch()
-    taken = beacon_ports(launch)[:2]
-    monkeypatch.setattr(rendezvous, "beacon_ports", lambda launch_id: taken)
+    taken = candidate_ports(launch)[:2]
+    monkeypatch.setattr(rendezvous, "candidate_ports", lambda launch_id: taken)
     with listener(taken[0]), listener(taken[1]), pytest.raises(SlurmddpError, match=f"{taken[0]} first"):
         open_store(rank(0, 2, launch), 5.0)
 
@@ -189,7 +190,7 @@ def test_a_stranger_gets_no_port_and_does_not_stop_the_meeting():
     with ThreadPoolExecutor(1) as pool:
         zero = pool.submit(open_store, rank(0, 2, launch), 120.0)
         for words in (b"slurmddp-1 " + beacon_token("14.0.0") + b"\n", b"GET / HTTP/1.1\r\n\r\n", b""):
-            answer = talk(beacon_ports(launch)[0], words)
+            answer = talk(candidate_ports(launch)[0], words)
             assert not any(character in answer for character in b"23456789")
         one = open_store(rank(1, 2, launch), 120.0)
         zero.result().set("key", "value")
@@ -282,7 +283,7 @@ def test_without_rank_zero_the_others_say_where_they_looked():
         open_store(rank(1, 2, launch), 0.3)
     assert launch in caught.value.message
     assert "127.0.0.1" in caught.value.message
-    assert str(beacon_ports(launch)[0]) in caught.value.message
+    assert str(candidate_ports(launch)[0]) in caught.value.message
     assert "SLURMDDP_MASTER_ADDR" in caught.value.hint
 
 
@@ -306,7 +307,7 @@ def test_a_store_that_does_not_answer_costs_no_more_than_the_given_time(monkeypa
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # and nobody listens
         dead = closed.getsockname()[1]
-        with listener(beacon_ports(launch)[0], b"slurmddp-1 %d\n" % dead):
+        with listener(candidate_ports(launch)[0], b"slurmddp-1 %d\n" % dead):
             (error,) = meet([rank(1, 2, launch)])
     assert isinstance(error, SlurmddpError) and f"port {dead}" in error.message
 
@@ -331,15 +332,15 @@ def test_the_beacon_is_dark_once_all_have_met():
     launch = a_launch()
     stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
     assert len(stores) == 2
-    for port in beacon_ports(launch)[:2]:
+    for port in candidate_ports(launch)[:2]:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=60)
 
 
 def test_candidates_are_distinct_fixed_and_below_the_ephemeral_ports():
-    ports = beacon_ports("100.0.0")
-    assert ports == beacon_ports("100.0.0")
-    assert len(set(ports)) == rendezvous.CANDIDATES
+    ports = candidate_ports("100.0.0")
+    assert ports == candidate_ports("100.0.0")
+    assert len(set(ports)) == CANDIDATES
     assert all(15000 <= port < 30000 for port in ports)
-    assert set(ports) != set(beacon_ports("100.0.1"))
+    assert set(ports) != set(candidate_ports("100.0.1"))
     assert beacon_token("100.0.0") != beacon_token("100.0.1")

@@ -5,7 +5,7 @@ import socket
 import psutil
 import pytest
 
-from slurmddp.training.interface import interface_towards, interface_with, source_address
+from slurmddp.node.interface import interface_towards, interface_with, source_address
 
 
 def own_addresses():

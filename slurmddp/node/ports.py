@@ -1,0 +1,47 @@
+"""Ports on which those meet who share nothing but the text that names their launch.
+
+Everybody derives the same list from that text. Who listens takes the first port of it that is free; who looks
+walks the list and asks each listener for a proof, so another job's listener, a foreign service and an earlier
+attempt that still listens are passed by.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import socket
+
+from slurmddp.errors import SlurmddpError
+from slurmddp.node.address import Address
+
+FIRST_PORT = 15000
+PORTS = 15000
+CANDIDATES = 32
+"""They lie below the range from which Linux takes ephemeral ports (32768 and up)."""
+
+
+def candidate_ports(identity: str) -> list[int]:
+    """Return the ports to try, in order; `identity` is the launch's id, with the purpose where it has two."""
+    ports: list[int] = []
+    number = 0
+    while len(ports) < CANDIDATES:
+        digest = hashlib.sha256(f"port {number} of {identity}".encode()).digest()
+        port = FIRST_PORT + int.from_bytes(digest[:4], "big") % PORTS
+        if port not in ports:
+            ports.append(port)
+        number += 1
+    return ports
+
+
+def listen(address: Address, ports: list[int]) -> socket.socket:
+    """Listen on the first of `ports` that is free on `address`, and on no other address."""
+    for port in ports:
+        try:
+            return socket.create_server((address.text, port), family=address.family, backlog=1024)
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+    raise SlurmddpError(
+        f"Rank 0 tried {len(ports)} ports on {address.text}, {ports[0]} first, and none is free.",
+        hint="Something on this node holds thousands of ports (`ss -ltn` shows what): exclude the node.",
+    )
