@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-from slurmddp.checkpoint.retention import restore_replaced, set_aside
-from slurmddp.checkpoint.retry import retried
 from slurmddp.checkpoint.state import unflatten
 from slurmddp.checkpoint.tensors import decode
 from slurmddp.errors import CheckpointError
@@ -33,6 +31,8 @@ from slurmddp.runs.checkpoints import (
 )
 from slurmddp.runs.durable import HashedReader, open_hashed, write_small
 from slurmddp.runs.owner import foreign_owner, warn_if_exposed
+from slurmddp.runs.retention import restore_replaced, set_aside
+from slurmddp.runs.retry import retried
 
 log = logging.getLogger(__name__)
 

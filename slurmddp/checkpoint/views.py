@@ -9,9 +9,9 @@ import socket
 import time
 from pathlib import Path
 
-from slurmddp.checkpoint.retry import TRANSIENT
 from slurmddp.errors import CheckpointError
 from slurmddp.runs.checkpoints import MANIFEST_FILE
+from slurmddp.runs.retry import TRANSIENT
 
 WAITS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """A minute together: as long as NFS, by default, may believe in what it knew of a folder."""

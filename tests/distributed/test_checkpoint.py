@@ -14,9 +14,8 @@ import torch
 import xxhash
 
 from slurmddp import checkpoint
-from slurmddp.checkpoint import retry
 from slurmddp.errors import CheckpointError, ConfigError
-from slurmddp.runs import checkpoints, durable
+from slurmddp.runs import checkpoints, durable, retry
 from slurmddp.runs.checkpoints import checkpoint_folders
 
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from slurmddp import checkpoint
-from slurmddp.checkpoint import retry, views
+from slurmddp.checkpoint import views
 from slurmddp.errors import CheckpointError, ConfigError
-from slurmddp.runs import owner, room
+from slurmddp.runs import owner, retry, room
 from slurmddp.runs.checkpoints import checkpoint_folders
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from slurmddp import checkpoint
-from slurmddp.checkpoint import writer
 from slurmddp.errors import SupersededError
+from slurmddp.runs import publish
+from slurmddp.runs.checkpoints import WRITING
 from slurmddp.runs.folder import RunFolder
 from slurmddp.training.metrics import Journal
 
@@ -33,7 +34,7 @@ def contents(root: Path) -> dict[str, bytes]:
 def test_a_past_attempt_saves_nothing_and_clears_nothing_away(folder: RunFolder) -> None:
     checkpoint.write(folder.checkpoints_dir, 1, STATE, meta={})
     folder.claim_attempt()
-    half_written = folder.checkpoints_dir / f"{writer.WRITING}step-0000000002-77"
+    half_written = folder.checkpoints_dir / f"{WRITING}step-0000000002-77"
     half_written.mkdir()
     (half_written / "part").write_text("by the later attempt")
     before = contents(folder.path)
@@ -51,7 +52,7 @@ def test_an_attempt_that_is_overtaken_while_it_writes_does_not_publish(
     def complete(path: Path, manifest: object) -> None:
         folder.claim_attempt()
 
-    monkeypatch.setattr(writer, "_complete", complete)
+    monkeypatch.setattr(publish, "complete", complete)
     with pytest.raises(SupersededError):
         checkpoint.write(folder.checkpoints_dir, 2, STATE, meta={})
     assert contents(folder.checkpoints_dir) == before
@@ -67,7 +68,7 @@ def test_a_past_attempt_does_not_move_the_pointer_back(
         temporary.rename(target)
         folder.claim_attempt()
 
-    monkeypatch.setattr(writer, "_move_in", move_in)
+    monkeypatch.setattr(publish, "_move_in", move_in)
     with pytest.raises(SupersededError):
         checkpoint.write(folder.checkpoints_dir, 4, STATE, meta={})
     assert (folder.checkpoints_dir / "latest").read_text() == "step-0000000005\n"
@@ -80,7 +81,7 @@ def test_files_that_the_later_attempt_took_away_are_no_failure_of_the_disk(
         folder.claim_attempt()
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr(writer, "_complete", complete)
+    monkeypatch.setattr(publish, "complete", complete)
     with pytest.raises(SupersededError):
         checkpoint.write(folder.checkpoints_dir, 1, STATE, meta={})
 

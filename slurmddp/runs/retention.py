@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import logging
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from slurmddp.errors import CheckpointError
@@ -62,11 +67,40 @@ def prune(root: Path, keep_last: int, newest: Path) -> None:
 
 
 def clear_leftovers(root: Path) -> None:
-    """Remove what a killed writer left half-done; only the one writer of `root` may call this."""
+    """Remove what a killed writer left half-done, and nothing that another one on this host still holds."""
     restore_replaced(root)
     for path in root.iterdir():
-        if path.name.startswith((WRITING, DELETING, REPLACED)):
+        if path.name.startswith((WRITING, DELETING, REPLACED)) and not _is_held(path):
             _remove(path)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep this host's other writers from taking `folder` for a leftover, for as long as this process lives.
+
+    A rank that was killed leaves a process that still writes its state, and the next rank may begin to save.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # Some network file systems have no locks.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno == errno.EWOULDBLOCK
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def restore_replaced(root: Path) -> None:
