@@ -7,6 +7,7 @@
     +-- SlurmError           69   SLURM is missing, does not answer, or refused
     +-- CheckpointError       1   a checkpoint can be neither written nor read
     +-- RankFailure           1   a rank died; says which one, where, and its last lines
+    +-- UnfitNodeError       76   a node is not fit for training: run me again on others
     +-- StoppedAtCheckpoint  75   stopped on request: run me again and I go on
     +-- NoProgressError      79   two attempts got no further: do not run me again
     +-- SupersededError      79   a later attempt has the run: do not run me again
@@ -25,6 +26,7 @@ EXIT_USAGE = 2
 EXIT_NO_RUN = 66
 EXIT_SLURM = 69
 EXIT_STOPPED = 75
+EXIT_UNFIT_NODE = 76
 EXIT_CONFIG = 78
 EXIT_NO_PROGRESS = 79
 
@@ -73,6 +75,12 @@ class CheckpointError(SlurmddpError):
 
 class RankFailure(SlurmddpError):
     """A rank ended badly; the message names the rank, its host, the cause and its last lines."""
+
+
+class UnfitNodeError(SlurmddpError):
+    """The preflight found a node that is not fit for training, and the next attempt will not get it."""
+
+    exit_code = EXIT_UNFIT_NODE
 
 
 class StoppedAtCheckpoint(SlurmddpError):

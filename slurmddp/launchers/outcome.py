@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_FINISHED, EXIT_NO_PROGRESS, EXIT_STOPPED
+from slurmddp.errors import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_NO_PROGRESS,
+    EXIT_STOPPED,
+    EXIT_UNFIT_NODE,
+)
 
 _STALLS = 2
 """So many attempts stopped at one step show that one more would stop there as well."""
@@ -53,14 +60,15 @@ def decide(
         return Outcome("no_progress", "none")
     if exit_code == EXIT_STOPPED:
         return Outcome("stopped", "requeue" if requeue else "none")
-    again = requeue and progressed and failures <= max_restarts
+    # A node that is not fit was found before the first step, and the next attempt gets another one.
+    again = requeue and (progressed or exit_code == EXIT_UNFIT_NODE) and failures <= max_restarts
     return Outcome("failed", "requeue" if again else "none")
 
 
 def combine(codes: Iterable[int]) -> int:
     """Return the exit code of a group from those of its members: a refusal, else a failure, else a stop."""
     found = set(codes)
-    for deliberate in (EXIT_CONFIG, EXIT_NO_PROGRESS):
+    for deliberate in (EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNFIT_NODE):
         if deliberate in found:
             return deliberate
     if found - {EXIT_FINISHED, EXIT_STOPPED}:

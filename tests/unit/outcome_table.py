@@ -66,5 +66,9 @@ TABLE = (
     Row("killed by scancel", 137, "cancelled", "none", failures=1, progressed=True, cancelled=True),
     Row("terminated", 143, "failed", "requeue", failures=2, progressed=True),
     Row("out of memory as srun says it", 253, "failed", "requeue", failures=1, progressed=True),
+    Row("a node was not fit", 76, "failed", "requeue", failures=1),
+    Row("too many nodes were not fit", 76, "failed", "none", failures=4),
+    Row("a node was not fit and must not requeue", 76, "failed", "none", failures=1, requeue=False),
+    Row("a node was not fit for a cancelled run", 76, "cancelled", "none", failures=1, cancelled=True),
     Row("usage error", 2, "failed", "none", failures=1),
 )

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from script_run import ENDING, GIVEN_UP, RUNNING, SAVE, STOP, TERM_THE_SCRIPT, Run
 
+from slurmddp.runs.excluded import exclude
+
 DAY_S = 24 * 3600
 REFUSE_ALL = 'echo "allocation failure: Requested node configuration is not available" >&2; exit 1'
 LONG_AGO = "2020-01-01T00:00:00"
@@ -110,6 +112,20 @@ def test_a_node_whose_agent_is_gone_has_failed_if_it_was_started_anew(
     failing(run, node("n1"), node("n2", began=began))
     run.start(step)
     assert [entry["reason"] for entry in noted(run)] == ["it was started anew"] * failed
+
+
+def test_a_node_that_the_preflight_found_unfit_is_kept_out_of_the_next_attempt(run: Run) -> None:
+    """The ranks note it, before any step, and no other is known to have failed."""
+    failing(run, node("n1"), node("n2"))
+    exclude(run.folder, "n2", 'preflight: cuda:0 multiplies "wrongly" in torch.float32.', hours=24)
+    line = (run.folder.path / "excluded.jsonl").read_text()
+    (run.folder.path / "excluded.jsonl").unlink()
+    run.programs.write("noted", line)
+    noting = f'cat {run.programs.folder}/noted >>"$SLURMDDP_RUN_DIR/excluded.jsonl"\n'
+    failed = 'printf \'{"rank": 1,\n "exit_code": 76,\n "signal": null}\n\' >"$logs/failure.json"\n'
+    assert run.start(noting + failed + "exit 137") == 76
+    assert run.end == ("failed", "requeue")
+    assert run.asked() == ["requeue 41", "update JobId=41 ExcNodeList=n2"]
 
 
 def test_nothing_is_noted_where_the_policy_says_so(tmp_path: Path) -> None:
