@@ -33,7 +33,9 @@ class Channel:
     def attach(cls, environ: Mapping[str, str]) -> Channel | None:
         """Return the rank's end of the line to its agent; None where there is no agent."""
         number = environ.get(CHANNEL_VARIABLE, "")
-        return cls(socket.socket(fileno=int(number))) if number.isdecimal() else None
+        if not number.isdecimal() or not _is_line(int(number)):
+            return None
+        return cls(socket.socket(fileno=int(number)))
 
     def fileno(self) -> int:
         return self._end.fileno()
@@ -52,16 +54,31 @@ class Channel:
         """
         self._end.settimeout(timeout_s)
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._end, MAX_MESSAGE_BYTES, _MAX_DESCRIPTORS)
+            data, descriptors = self._receive()
         except (BlockingIOError, TimeoutError):
             return None
-        except ConnectionResetError as error:
-            raise EOFError from error
         if not data:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise EOFError
-        return dict(json.loads(data)), list(descriptors)
+        return dict(json.loads(data)), descriptors
+
+    def _receive(self) -> tuple[bytes, list[int]]:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._end, MAX_MESSAGE_BYTES, _MAX_DESCRIPTORS)
+        except ConnectionResetError:
+            # The other end closed before it had read all; this is told once, ahead of what it sent itself.
+            data, descriptors, _, _ = socket.recv_fds(self._end, MAX_MESSAGE_BYTES, _MAX_DESCRIPTORS)
+        return data, list(descriptors)
 
     def close(self) -> None:
         self._end.close()
+
+
+def _is_line(descriptor: int) -> bool:
+    """Whether this process has inherited the line: the number alone goes further, to programs it starts."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as end:
+            return (end.family, end.type) == (socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError:
+        return False

@@ -109,3 +109,23 @@ def test_descriptors_do_not_leak_when_no_one_takes_them(tmp_path: object) -> Non
     os.close(received[1][0])
     one.close()
     other.close()
+
+
+def test_what_was_sent_is_heard_though_the_sender_went_without_reading_its_answers() -> None:
+    keeper, rank_end = Channel.pair()
+    keeper.send({"kind": "written"})
+    rank_end.send({"kind": "write", "step": 7})
+    rank_end.close()
+    received = keeper.receive(30)
+    assert received is not None and received[0]["step"] == 7
+    with pytest.raises(EOFError):
+        keeper.receive(30)
+    keeper.close()
+
+
+def test_a_number_that_is_no_line_here_is_passed_over() -> None:
+    reader, writer = os.pipe()
+    os.close(writer)
+    assert Channel.attach({CHANNEL_VARIABLE: str(reader)}) is None
+    os.close(reader)
+    assert Channel.attach({CHANNEL_VARIABLE: str(reader)}) is None

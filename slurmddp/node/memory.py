@@ -1,0 +1,184 @@
+"""One training state in a memory file (memfd): what a rank leaves there is still there when the rank is dead.
+
+A header of one page tells where the parts lie: the very bytes of the checkpoint's tensor file, those of its
+tree, and `about`, JSON with what else the checkpoint is to say. The header's word `sealed` is taken away
+before the first byte changes and put back after the last one, so a copy that a kill cut short is none.
+`busy` is set as long as somebody writes the state to the disk. Every word is eight bytes, written at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import mmap
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+MEMORY_VARIABLE = "SLURMDDP_MEMORY_FDS"
+PAGE_BYTES = 4096
+
+_MAGIC = b"SDDPmem1"
+_HEADER = struct.Struct("<8s7q")
+_SEALED_AT, _BUSY_AT, _STEP_AT = 8, 16, 24
+_WORD = struct.Struct("<q")
+_CHUNK_BYTES = 32 << 20
+"""So much is asked of the kernel at once: it holds a lock meanwhile that other threads may wait for."""
+_POPULATE_WRITE, _HUGE_PAGE = 23, 14
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """Where the parts of a whole state lie, in bytes from the begin of its memory file."""
+
+    step: int
+    tensors_at: int
+    tensors_bytes: int
+    tree_bytes: int
+    about_bytes: int
+
+    @property
+    def tree_at(self) -> int:
+        return self.tensors_at + self.tensors_bytes
+
+    @property
+    def about_at(self) -> int:
+        return self.tree_at + self.tree_bytes
+
+    @property
+    def end(self) -> int:
+        return self.about_at + self.about_bytes
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The bytes of a state; valid inside `mapped` only."""
+
+    tensors: memoryview
+    tree: memoryview
+    about: dict[str, Any]
+
+
+def create() -> int:
+    """Return a new, empty memory file."""
+    return os.memfd_create("slurmddp-state", os.MFD_CLOEXEC)
+
+
+def from_environment(environ: Mapping[str, str]) -> list[int]:
+    """Return the memory files that the agent has handed to this rank; what is no such file is left out."""
+    numbers = [int(word) for word in environ.get(MEMORY_VARIABLE, "").split(",") if word.isdecimal()]
+    return [number for number in numbers if _is_memory(number)]
+
+
+def _is_memory(descriptor: int) -> bool:
+    try:
+        return "memfd:slurmddp-state" in os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
+    except OSError:
+        return False
+
+
+def read_header(descriptor: int) -> Sealed | None:
+    """Return where a whole state lies, or None where there is none."""
+    data = os.pread(descriptor, _HEADER.size, 0)
+    if len(data) < _HEADER.size:
+        return None
+    magic, sealed, _, step, *places = _HEADER.unpack(data)
+    if magic != _MAGIC or not sealed:
+        return None
+    found = Sealed(step, *places)
+    return found if found.end <= os.fstat(descriptor).st_size else None
+
+
+def unseal(descriptor: int) -> None:
+    """Say that the bytes are about to change."""
+    os.pwrite(descriptor, _HEADER.pack(_MAGIC, 0, 0, 0, 0, 0, 0, 0), 0)
+
+
+def seal(descriptor: int, state: Sealed) -> None:
+    """Say that all bytes of `state` are in place."""
+    places = (state.tensors_at, state.tensors_bytes, state.tree_bytes, state.about_bytes)
+    os.pwrite(descriptor, _HEADER.pack(_MAGIC, 0, 0, state.step, *places), 0)
+    os.pwrite(descriptor, _WORD.pack(1), _SEALED_AT)
+
+
+def set_busy(descriptor: int, busy: bool) -> None:
+    """Say that somebody writes the state to the disk, or does no longer: it must not change meanwhile."""
+    os.pwrite(descriptor, _WORD.pack(busy), _BUSY_AT)
+
+
+def is_busy(descriptor: int) -> bool:
+    """Tell whether the state is being written to the disk."""
+    data = os.pread(descriptor, _WORD.size, _BUSY_AT)
+    return len(data) == _WORD.size and _WORD.unpack(data)[0] != 0
+
+
+def newest(descriptors: Iterable[int]) -> int | None:
+    """Return the memory file with the newest whole state, or None."""
+    sealed = [(found.step, number) for number in descriptors if (found := read_header(number))]
+    return max(sealed, default=(0, None))[1]
+
+
+def newest_step(descriptors: Sequence[int]) -> int | None:
+    """Return the step of the newest whole state, or None."""
+    return max((found.step for number in descriptors if (found := read_header(number))), default=None)
+
+
+@contextmanager
+def mapped(descriptor: int, state: Sealed) -> Iterator[Parts]:
+    """Hold the bytes of a whole state in view, without a copy."""
+    with (
+        mmap.mmap(descriptor, state.end, prot=mmap.PROT_READ) as area,
+        memoryview(area) as whole,
+        whole[state.tensors_at : state.tree_at] as tensors,
+        whole[state.tree_at : state.about_at] as tree,
+    ):
+        about = json.loads(bytes(whole[state.about_at : state.end]))
+        yield Parts(tensors, tree, about)
+
+
+def reserve(descriptor: int, size: int) -> mmap.mmap:
+    """Make the file at least `size` bytes long, with all its pages in place, and return a view of it.
+
+    Raises OSError, ENOMEM as a rule, where the memory is not to be had; a page that is missing later on would
+    end the process.
+    """
+    if os.fstat(descriptor).st_size < size:
+        os.ftruncate(descriptor, -(-size // PAGE_BYTES) * PAGE_BYTES)
+    area = mmap.mmap(descriptor, 0)
+    try:
+        _populate(descriptor, area)
+    except BaseException:
+        area.close()
+        raise
+    return area
+
+
+def _populate(descriptor: int, area: mmap.mmap) -> None:
+    size = len(area)
+    place = ctypes.addressof(ctypes.c_char.from_buffer(area))
+    _advise(place, size, _HUGE_PAGE)  # Fewer pages to make and to find; without effect where not allowed.
+    for start in range(0, size, _CHUNK_BYTES):
+        length = min(_CHUNK_BYTES, size - start)
+        code = _advise(place + start, length, _POPULATE_WRITE)
+        if (
+            code == errno.EINVAL
+        ):  # A kernel before 5.14: the memory can be had, the pages come with their use.
+            os.posix_fallocate(descriptor, start, length)
+        elif code:
+            raise OSError(errno.ENOMEM if code == errno.EFAULT else code, os.strerror(code))
+
+
+def _advise(place: int, size: int, advice: int) -> int:
+    return ctypes.get_errno() if _madvise()(place, size, advice) else 0
+
+
+@cache
+def _madvise() -> Any:
+    call = ctypes.CDLL(None, use_errno=True).madvise
+    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return call

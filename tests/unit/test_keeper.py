@@ -1,0 +1,217 @@
+"""The keeper of a node's states: what a rank leaves in memory is written, whatever happens to the rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from slurmddp.launchers.keeper import Keeper
+from slurmddp.node import memory
+from slurmddp.node.channel import CHANNEL_VARIABLE, Channel
+from slurmddp.runs import checkpoint_writer
+from slurmddp.runs.checkpoint_writer import Request, Result
+from slurmddp.runs.checkpoints import TENSORS_FILE, TREE_FILE, checkpoint_folders, verify
+from slurmddp.runs.folder import RunFolder
+
+TENSORS, TREE = b"t" * 5000, b'{"format":2}'
+
+
+def fill(descriptor: int, step: int, *, sealed: bool = True) -> None:
+    """Lay a state into a memory file as a rank does."""
+    about = json.dumps({"meta": {"kind": "test"}, "versions": {"python": "3"}, "root": "/x"}).encode()
+    state = memory.Sealed(step, memory.PAGE_BYTES, len(TENSORS), len(TREE), len(about))
+    memory.unseal(descriptor)
+    with memory.reserve(descriptor, state.end) as area:
+        area[state.tensors_at : state.end] = TENSORS + TREE + about
+    if sealed:
+        memory.seal(descriptor, state)
+
+
+def request(root: Path, slot: int, step: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "kind": "write", "slot": slot, "step": step, "root": str(root), "keep_last": 3, "background": False,
+        "since": time.monotonic(), "stall_s": 0.25, "run_dir": None, "attempt": 0, **changes,
+    }  # fmt: skip
+
+
+class Rank:
+    """The rank's end of the line, in this process."""
+
+    lines: ClassVar[list[Channel]] = []
+
+    def __init__(self, keeper: Keeper, local_rank: int = 0) -> None:
+        # What a forked rank has is a copy, which outlives the agent's.
+        number = os.dup(keeper.channel_for(local_rank))
+        line = Channel.attach({CHANNEL_VARIABLE: str(number)})
+        assert line is not None
+        self.line = line
+        self.lines.append(line)
+
+    def lay(self, slot: int, step: int, *, sealed: bool = True) -> int:
+        descriptor = memory.create()
+        fill(descriptor, step, sealed=sealed)
+        self.line.send({"kind": "memory", "slot": slot}, [descriptor])
+        return descriptor
+
+    def answer(self) -> Result:
+        received = self.line.receive(30)
+        assert received is not None
+        return received[0]
+
+
+def wait_for(keeper: Keeper) -> None:
+    """Do what the agent's loop does, until nothing is left to write."""
+    deadline = time.monotonic() + 60
+    keeper.handle()
+    while keeper.busy() and time.monotonic() < deadline:
+        select.select(keeper.descriptors(), [], [], 0.02)
+        keeper.handle()
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            continue
+        if pid:
+            assert keeper.ended(pid, status)
+    assert not keeper.busy()
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Keeper]]:
+    keepers: list[Keeper] = []
+
+    def build(*perform: checkpoint_writer.Perform) -> Keeper:
+        keepers.append(Keeper(*perform))
+        return keepers[-1]
+
+    yield build
+    for keeper in keepers:
+        keeper.finish(0.0)
+        keeper.close()
+    while Rank.lines:
+        Rank.lines.pop().close()
+
+
+def test_a_state_is_published_after_its_rank_is_gone(tmp_path: Path, make: Callable[..., Keeper]) -> None:
+    keeper = make()
+    rank = Rank(keeper)
+    os.close(rank.lay(0, 7))
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    rank.line.send(request(tmp_path, 0, 7, run_dir=str(folder.path), attempt=4))
+    rank.line.close()
+    keeper.channel_for(0)  # The next generation's line does away with the one before, not with its requests.
+    wait_for(keeper)
+    (written,) = checkpoint_folders(tmp_path)
+    assert (verify(written).step, verify(written).meta) == (7, {"kind": "test"})
+    assert (written / TENSORS_FILE).read_bytes() == TENSORS
+    assert (written / TREE_FILE).read_bytes() == TREE
+    (event,) = folder.events()
+    assert (event["event"], event["step"], event["seconds"], event["attempt"]) == ("saved", 7, 0.25, 4)
+    assert event["written_s"] >= 0
+    assert keeper.newest_step() == 7
+    assert not memory.is_busy(keeper.memory_fds()[0])
+
+
+def test_memory_goes_to_the_next_generation_and_a_cut_short_copy_does_not_count(
+    make: Callable[..., Keeper],
+) -> None:
+    keeper = make()
+    assert (keeper.newest_step(), keeper.memory_fds()) == (None, [])
+    rank = Rank(keeper)
+    rank.lay(0, 5)
+    rank.lay(1, 9, sealed=False)
+    keeper.handle()
+    assert keeper.newest_step() == 5
+    fds = memory.from_environment({memory.MEMORY_VARIABLE: ",".join(map(str, keeper.memory_fds()))})
+    assert len(fds) == 2
+    found = memory.newest(fds)
+    assert found is not None
+    state = memory.read_header(found)
+    assert state is not None
+    with memory.mapped(found, state) as parts:
+        assert (bytes(parts.tensors), bytes(parts.tree)) == (TENSORS, TREE)
+
+
+def test_writes_come_one_by_one_and_are_answered(tmp_path: Path, make: Callable[..., Keeper]) -> None:
+    def perform(descriptor: int, asked: Request) -> Result:
+        with (tmp_path / "log").open("a") as log:
+            log.write(f"begin {asked['step']}\n")
+            log.flush()
+            time.sleep(0.05)
+            log.write(f"end {asked['step']}\n")
+        return {"kind": "written", "step": asked["step"], "written_s": 0.0, "error": None}
+
+    keeper = make(perform)
+    rank = Rank(keeper)
+    held = [rank.lay(slot, slot + 1) for slot in (0, 1)]
+    for slot in (0, 1):
+        memory.set_busy(held[slot], True)
+        rank.line.send(request(tmp_path, slot, slot + 1))
+    keeper.handle()
+    assert keeper.busy()
+    assert keeper.finish(60)
+    assert (tmp_path / "log").read_text().split("\n")[:4] == ["begin 1", "end 1", "begin 2", "end 2"]
+    assert [rank.answer()["step"], rank.answer()["step"]] == [1, 2]
+    assert not any(memory.is_busy(descriptor) for descriptor in held)
+
+
+def test_a_killed_writer_is_an_error_for_its_rank(tmp_path: Path, make: Callable[..., Keeper]) -> None:
+    def perform(descriptor: int, asked: Request) -> Result:
+        os.kill(os.getpid(), signal.SIGTERM)  # It ends its job's processes, and not what they leave behind.
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    keeper = make(perform)
+    rank = Rank(keeper)
+    memory.set_busy(rank.lay(0, 3), True)
+    rank.line.send(request(tmp_path, 0, 3))
+    wait_for(keeper)
+    error = checkpoint_writer.error_of(rank.answer())
+    assert type(error).__name__ == "CheckpointError"
+    assert "the checkpoint of step 3 was killed by SIGKILL" in str(error)
+    assert not memory.is_busy(keeper.memory_fds()[0])
+    assert keeper.newest_step() == 3, "the state itself is whole"
+
+
+def test_a_writer_that_comes_to_no_end_is_given_up(tmp_path: Path, make: Callable[..., Keeper]) -> None:
+    def perform(descriptor: int, asked: Request) -> Result:
+        time.sleep(1000)
+        raise AssertionError
+
+    keeper = make(perform)
+    rank = Rank(keeper)
+    rank.lay(0, 3)
+    for _ in range(2):
+        rank.line.send(request(tmp_path, 0, 3))
+    assert not keeper.finish(0.1)
+    assert not keeper.busy()
+
+
+def test_what_can_not_be_written_is_told_with_the_errors_own_kind(
+    tmp_path: Path, make: Callable[..., Keeper]
+) -> None:
+    keeper = make()
+    rank = Rank(keeper)
+    rank.lay(0, 3)
+    (tmp_path / "file").touch()
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    rank.line.send(request(tmp_path / "file", 0, 3, run_dir=str(folder.path)))
+    wait_for(keeper)
+    error = checkpoint_writer.error_of(rank.answer())
+    assert "could not be written to" in str(error) and "Older checkpoints are untouched" in str(error)
+    (event,) = folder.events()
+    assert (event["event"], event["about"]) == ("warned", "checkpoint")
+    assert "could not be written" in event["text"]
+
+
+def test_other_children_are_not_its_business(make: Callable[..., Keeper]) -> None:
+    assert not make().ended(12345, 0)
