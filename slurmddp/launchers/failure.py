@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from slurmddp.errors import (
@@ -23,28 +23,18 @@ from slurmddp.errors import (
     RankFailure,
     SlurmddpError,
 )
+from slurmddp.runs.causes import reason_of
+from slurmddp.runs.failures import DELIBERATE_CODES, Failure, from_json, is_consequence
 from slurmddp.runs.fence import superseded
 from slurmddp.runs.folder import RunFolder
-from slurmddp.runs.history import reads_like_a_lost_peer
 
-DELIBERATE_CODES = frozenset({EXIT_CONFIG, EXIT_NO_PROGRESS})
-"""Codes with which a rank says why it must not be run again; they are passed on as they are."""
+__all__ = ["DELIBERATE_CODES", "Failure", "is_consequence", "replace"]
+
 LAST_LINES = 30
+"""How many lines of a log are kept with a failure."""
+_READ_LINES = 400
+"""How many are read to find the reason: of a deep traceback the last ones are all torch's own."""
 _LINE_CHARS = 400
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """One process's bad end; `rank` and `local_rank` are None when the agent itself died or refused."""
-
-    rank: int | None
-    local_rank: int | None
-    node_rank: int
-    host: str
-    exit_code: int | None
-    signal: str | None
-    time: float = 0.0
-    last_lines: tuple[str, ...] = ()
 
 
 def signal_name(number: int) -> str:
@@ -67,8 +57,15 @@ def here(
     rank: int | None = None,
     local_rank: int | None = None,
     lines: Sequence[str] = (),
+    reason: str = "",
+    generation: int = 0,
+    oom: str | None = None,
 ) -> Failure:
-    """Return the failure of a process that ended on this host just now."""
+    """Return the failure of a process that ended on this host just now.
+
+    The reason is found in all `lines` (see `last_lines`) unless it is given; the last of them are kept.
+    `oom` is what `OomWatch.verdict` says.
+    """
     code, name = split_status(returncode)
     return Failure(
         rank=rank,
@@ -78,23 +75,28 @@ def here(
         exit_code=code,
         signal=name,
         time=round(time.time(), 3),
-        last_lines=tuple(lines),
+        last_lines=tuple(lines)[-LAST_LINES:],
+        reason=reason or reason_of(code, name, lines, oom),
+        generation=generation,
     )
 
 
-def last_lines(log: Path, count: int = LAST_LINES) -> tuple[str, ...]:
-    """Return the last `count` lines of a log, each cut to a readable length; none if it can't be read."""
+def last_lines(log: Path, count: int = _READ_LINES, *, since: int = 0) -> tuple[str, ...]:
+    """Return the last `count` lines of a log, each cut to a readable length; none if it can't be read.
+
+    What stands before the byte `since` was written by another process.
+    """
     try:
         with log.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, size - 64 * 1024))
+            stream.seek(max(since, size - 64 * 1024))
             text = stream.read().decode("utf-8", errors="replace")
     except OSError:
         return ()
     return tail_of(text, count)
 
 
-def tail_of(text: str, count: int = LAST_LINES) -> tuple[str, ...]:
+def tail_of(text: str, count: int = _READ_LINES) -> tuple[str, ...]:
     """Return the last `count` non-empty lines; of a line redrawn with carriage returns, what stood last."""
     lines = [line.rstrip().rpartition("\r")[2] for line in text.split("\n")]
     return tuple(line[:_LINE_CHARS] for line in lines if line.strip())[-count:]
@@ -113,31 +115,38 @@ def likely_first(failures: Iterable[Failure]) -> Failure:
         elif failure.signal == "SIGABRT":
             weight = 3
         else:
-            weight = 1 if failure.signal else 2
+            weight = 1 if failure.signal or failure.rank is None else 2
         return weight + 10 * is_consequence(failure), failure.rank or 0
 
     return min(failures, key=order)
 
 
-def is_consequence(failure: Failure) -> bool:
-    """Return whether the last lines read like those of a rank that lost another one."""
-    if failure.exit_code in DELIBERATE_CODES or failure.signal not in (None, "SIGABRT"):
-        return False
-    return reads_like_a_lost_peer(failure.last_lines)
-
-
-def record(folder: RunFolder, attempt: int, failure: Failure) -> bool:
+def record(folder: RunFolder, attempt: int, failure: Failure, *, generation: int | None = None) -> bool:
     """Write the attempt's `failure.json` and event; False if another process was first.
 
-    The event is left out when a later attempt has begun: what all attempts share is that one's then.
+    With `generation`, the failure is that of ranks which are started again in place: the attempt goes on.
     """
-    text = json.dumps(asdict(failure), ensure_ascii=False, indent=1) + "\n"
+    path = folder.failure_file(attempt)
+    if generation is not None:
+        path = path.with_name(f"failure-g{generation}.json")
+        failure = replace(failure, generation=generation)
     try:
-        descriptor = os.open(folder.failure_file(attempt), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
         return False
     with open(descriptor, "w", encoding="utf-8") as stream:
-        stream.write(text)
+        stream.write(_as_json(failure))
+    _add_event(folder, attempt, failure)
+    return True
+
+
+def _as_json(failure: Failure) -> str:
+    known = {name: value for name, value in asdict(failure).items() if value not in ("", ())}
+    return json.dumps(known, ensure_ascii=False, indent=1) + "\n"
+
+
+def _add_event(folder: RunFolder, attempt: int, failure: Failure) -> None:
+    """Tell of a failure, unless a later attempt has begun: what all attempts share is that one's then."""
     if not superseded(folder, attempt):
         folder.add_event(
             "rank_failed",
@@ -146,17 +155,31 @@ def record(folder: RunFolder, attempt: int, failure: Failure) -> bool:
             host=failure.host,
             exit_code=failure.exit_code,
             signal=failure.signal,
+            generation=failure.generation,
+            reason=failure.reason,
         )
-    return True
+
+
+def write_exit(folder: RunFolder, attempt: int, rank: int, returncode: int, generation: int = 0) -> None:
+    """Leave `exit-rank-<rank>`: how a rank ended, good or bad; that of a later generation takes its place."""
+    code, name = split_status(returncode)
+    end = Failure(
+        rank=rank,
+        host=socket.gethostname(),
+        exit_code=code,
+        signal=name,
+        time=round(time.time(), 3),
+        generation=generation,
+    )
+    (folder.log_dir(attempt) / f"exit-rank-{rank}").write_text(_as_json(end), encoding="utf-8")
 
 
 def read(folder: RunFolder, attempt: int) -> Failure | None:
     """Return the failure that the attempt recorded; None also while it is being written."""
     try:
-        found = json.loads(folder.failure_file(attempt).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        return from_json(folder.failure_file(attempt).read_text(encoding="utf-8"))
+    except FileNotFoundError:
         return None
-    return replace(Failure(**found), last_lines=tuple(found["last_lines"]))
 
 
 def node_code(failure: Failure) -> int:
@@ -165,17 +188,9 @@ def node_code(failure: Failure) -> int:
 
 
 def describe(failure: Failure) -> str:
-    """Return the sentence that names rank, host and cause."""
-    who = f"Rank {failure.rank}" if failure.rank is not None else f"The agent of node {failure.node_rank}"
-    if failure.signal == "SIGKILL":
-        cause = "was killed by SIGKILL (often the kernel's out-of-memory killer)"
-    elif failure.signal:
-        cause = f"was killed by {failure.signal}"
-    elif failure.exit_code in DELIBERATE_CODES:
-        cause = f"refused to go on (exit code {failure.exit_code})"
-    else:
-        cause = f"ended with exit code {failure.exit_code}"
-    return f"{who} on {failure.host} {cause}."
+    """Return the sentence that names rank, host and cause, and one that says what to do."""
+    sentence = failure.sentence
+    return f"{sentence[0].upper()}{sentence[1:]}." + (f" {failure.advice}" if failure.advice else "")
 
 
 def as_error(failure: Failure, log: Path) -> SlurmddpError:

@@ -272,7 +272,7 @@ class LocalRun:
         if found is None:
             return RankFailure("A rank failed.", hint=f"See the logs in {self.folder.log_dir(self.attempt)}.")
         if found.rank is None:
-            return failure.as_error(found, self._node_log(found.node_rank))
+            return failure.as_error(found, self._node_log(found.node_rank or 0))
         return failure.as_error(found, self.folder.rank_log(self.attempt, found.rank))
 
     def _failure_text(self) -> str:

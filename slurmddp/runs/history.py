@@ -2,42 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slurmddp.runs.folder import RunFolder
 
 AGAIN = frozenset({"requeue", "resubmit"})
-_LOST_PEER = re.compile(
-    r"connection (was )?(reset|closed|refused)|broken pipe|peer (has )?closed|gloo.*(timed? ?out|failed)"
-    r"|nccl.*(abort|remote|timed? ?out)|store.*(closed|reset)",
-    re.IGNORECASE,
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """What the first failing rank of an attempt left."""
-
-    rank: int | None
-    host: str
-    exit_code: int | None
-    signal: str | None
-    last_lines: tuple[str, ...] = ()
-
-    @property
-    def sentence(self) -> str:
-        # Before the ranks exist, what fails is the agent that starts them.
-        who = "the agent" if self.rank is None else f"rank {self.rank}"
-        if self.signal is None and self.exit_code is None:
-            return (
-                f"{who} on {self.host or 'an unknown host'} left no word: it was killed, or its host is gone"
-            )
-        how = f"was killed by {self.signal}" if self.signal else f"ended with exit code {self.exit_code}"
-        return f"{who} on {self.host or 'an unknown host'} {how}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,50 +152,3 @@ def _facts(known: Attempt, event: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "first_step":
         return {"first_step": step if known.first_step is None else known.first_step}
     return {"signal": event.get("signal")} if kind == "signalled" else {}
-
-
-def reads_like_a_lost_peer(last_lines: Sequence[str]) -> bool:
-    """Whether the last lines of a process are those of one that only lost another."""
-    return any(_LOST_PEER.search(line) for line in last_lines[-5:])
-
-
-def read_failure(folder: RunFolder, attempt: int) -> Failure | None:
-    """Return what the first failing rank of an attempt left, or None; an agent that is gone leaves nothing.
-
-    Then others fail because they lost it, and the batch script has noted which one left no exit code.
-    """
-    left = _recorded(folder, attempt)
-    if left is not None and (
-        left.signal not in (None, "SIGABRT") or not reads_like_a_lost_peer(left.last_lines)
-    ):
-        return left
-    hosts = _hosts_of_lost_agents(folder, attempt)
-    return Failure(rank=None, host=", ".join(hosts), exit_code=None, signal=None) if hosts else left
-
-
-def _hosts_of_lost_agents(folder: RunFolder, attempt: int) -> list[str]:
-    logs = folder.log_dir(attempt)
-    # A shared file system may have shown an exit code late.
-    lost = [
-        path for path in logs.glob("lost-node-*") if not (logs / path.name.replace("lost", "exit")).exists()
-    ]
-    return [
-        path.read_text(encoding="utf-8").strip() or path.name.removeprefix("lost-") for path in sorted(lost)
-    ]
-
-
-def _recorded(folder: RunFolder, attempt: int) -> Failure | None:
-    path = folder.failure_file(attempt)
-    try:
-        left = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(left, dict):
-        return None
-    return Failure(
-        rank=left.get("rank"),
-        host=str(left.get("host") or ""),
-        exit_code=left.get("exit_code"),
-        signal=left.get("signal"),
-        last_lines=tuple(str(line) for line in left.get("last_lines") or ()),
-    )

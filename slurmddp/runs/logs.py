@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slurmddp.runs.failures import read_failure
 from slurmddp.runs.folder import RunFolder
-from slurmddp.runs.history import read_failure, read_history
+from slurmddp.runs.history import read_history
 
 _RANK = re.compile(r"rank-(\d+)\.log")
 _NODE = re.compile(r"node-(\d+)\.log")

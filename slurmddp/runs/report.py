@@ -12,8 +12,9 @@ from typing import Any
 import slurmddp
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED
 from slurmddp.runs import figure
+from slurmddp.runs.failures import read_failure
 from slurmddp.runs.folder import RunFolder, write_atomic
-from slurmddp.runs.history import Attempt, History, read_failure, read_history
+from slurmddp.runs.history import Attempt, History, read_history
 from slurmddp.runs.ledger import Ledger, read_ledger
 from slurmddp.runs.metrics import Metrics, read
 from slurmddp.runs.status import RunStatus, status

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import SlurmddpError, SlurmError
+from slurmddp.runs.failures import Failure, read_failure
 from slurmddp.runs.folder import RunFolder
-from slurmddp.runs.history import Attempt, Failure, History, read_failure, read_history
+from slurmddp.runs.history import Attempt, History, read_history
 from slurmddp.runs.metrics import Latest, latest
 from slurmddp.runs.process import is_alive
 from slurmddp.runs.verdict import Verdict, decide

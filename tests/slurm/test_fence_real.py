@@ -13,8 +13,8 @@ import psutil
 import pytest
 from train_project import Command, Run, make_project
 
+from slurmddp.runs.failures import read_failure
 from slurmddp.runs.folder import RunFolder
-from slurmddp.runs.history import read_failure
 from slurmddp.slurm.sandbox import Sandbox
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]

@@ -184,7 +184,8 @@ def test_an_exception_ends_all_and_is_told_with_rank_host_and_lines(program: Pat
     assert code == 1
     told = errors[errors.index("slurmddp: ") :]
     assert told.startswith(
-        f"slurmddp: Rank 1 on {os.uname().nodename} ended with exit code 1. Its last lines:"
+        f"slurmddp: Rank 1 on {os.uname().nodename} ended with exit code 1: "
+        "ValueError: it is broken (my script.py:9 in <module>). Its last lines:"
     )
     assert told.endswith("    ValueError: it is broken\n")
 

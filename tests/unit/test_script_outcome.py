@@ -21,7 +21,7 @@ from script_run import (
     Run,
 )
 
-from slurmddp.runs.history import read_failure
+from slurmddp.runs.failures import read_failure
 from slurmddp.spec import Program
 
 # --- What srun's code hides ---

@@ -1,0 +1,172 @@
+"""What a process died of, read from its last lines, and what a person can do about it: pure.
+
+A phrase begins with its kind, so the phrase that was written down is enough to find the advice again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+OUT_OF_MEMORY = "out of memory"
+OUT_OF_GPU_MEMORY = "out of GPU memory"
+SHARED_MEMORY = "shared memory (/dev/shm) is full"
+DISK_FULL = "no space left"
+FILES = "too many open files"
+LOST_PEER = "lost another rank"
+KILLED = "by a person, the site or SLURM"
+CRASHED = "crashed"
+STALLED = "stalled"
+LOST_NODE = "lost node"
+
+_WHAT_TO_DO = {
+    OUT_OF_MEMORY: "Ask for more with mem_gb=, or take a smaller train.batch_size or fewer train.workers.",
+    OUT_OF_GPU_MEMORY: "Take a smaller train.batch_size; train.accumulate=N keeps what a step is made of.",
+    SHARED_MEMORY: "Data workers pass batches on through it: take fewer train.workers (0 needs none), "
+    "or give the container more (--shm-size).",
+    DISK_FULL: "Make room there, or ask for a larger quota.",
+    FILES: "Raise the limit (`ulimit -n`), or take fewer train.workers.",
+    LOST_PEER: "The cause is another rank or node that ended first.",
+    KILLED: "The batch log and `sacct` may say who.",
+    CRASHED: "It is in compiled code below Python; the log has the whole stack.",
+    STALLED: "The stacks of all ranks lie beside the logs.",
+    LOST_NODE: "Its host went down, or its network.",
+}
+_NOT_FOR_MEMORY = ", for the kernel has killed nothing here for want of memory"
+_TEXT_CHARS = 200
+_TRACEBACK = "Traceback (most recent call last):"
+_FRAME = re.compile(r'\s+File "(?P<path>[^"]+)", line (?P<line>\d+),? in (?P<where>.+)')
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(: .*)?$")
+_OF_A_RANK = re.compile(r"\[rank\d+\]: ")
+"""What torch puts before each line of a traceback once the ranks have met."""
+_LIBRARY = re.compile(r"<|.*/(site|dist)-packages/|.*/lib/python3[^/]*/")
+_OURS = str(Path(__file__).parents[1]) + "/"
+_LOST = re.compile(
+    r"connection (was )?(reset|closed|refused)|broken pipe|peer (has )?closed|gloo.*(timed? ?out|failed)"
+    r"|nccl.*(abort|remote|timed? ?out)|store.*(closed|reset)",
+    re.IGNORECASE,
+)
+_WORKER = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: ([\w ]+)")
+_KINDS = (
+    (OUT_OF_GPU_MEMORY, r"OutOfMemoryError|CUDA (error: )?out of memory|_STATUS_ALLOC_FAILED"),
+    (SHARED_MEMORY, r"shared memory\(shm\).*No space left|</torch_\d+_.*No space left"),
+    (OUT_OF_MEMORY, r"MemoryError\b|can't allocate memory|Cannot allocate memory"),
+    (DISK_FULL, r"No space left on device|Disk quota exceeded"),
+    (f"{DISK_FULL}, most likely", r"inline_container.*unexpected pos"),
+    (FILES, r"Too many open files"),
+)  # fmt: skip
+
+
+def reads_like_a_lost_peer(lines: Sequence[str]) -> bool:
+    """Whether the last lines of a process are those of one that only lost another."""
+    return any(_LOST.search(line) for line in lines[-5:])
+
+
+def advice(reason: str) -> str:
+    """Return what to do about a reason; an empty text where the reason itself is all there is."""
+    kinds = [kind for kind in _WHAT_TO_DO if reason.startswith(kind)]
+    return _WHAT_TO_DO[max(kinds, key=len)] if kinds else ""
+
+
+def reason_of(exit_code: int | None, signal: str | None, lines: Sequence[str], oom: str | None = None) -> str:
+    """Return why a process ended, as one phrase; an empty text where nothing tells.
+
+    `lines` are its last ones, a few hundred. `oom` says what the kernel's count of processes killed for want
+    of memory tells: None when it can't be read, "" when none was killed, else how (`at the limit of 4 GB`).
+    """
+    plain = [_OF_A_RANK.sub("", line) for line in lines]
+    return _of_signal(signal, plain, oom) if signal else _of_exit(exit_code, plain, oom)
+
+
+def _of_signal(signal: str, lines: Sequence[str], oom: str | None) -> str:
+    if signal == "SIGKILL":
+        return _of_kill("it", oom) if oom else f"{KILLED}{_NOT_FOR_MEMORY}" if oom == "" else ""
+    if signal not in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"):
+        return ""
+    if signal == "SIGABRT" and reads_like_a_lost_peer(lines):
+        return _lost_peer(lines)
+    said = [line.partition("what():")[2].strip() for line in lines if "what():" in line]
+    where = _crash_place(lines)
+    if signal == "SIGBUS":
+        return f"{SHARED_MEMORY}, or a file that was mapped is cut off or on a full disk{where}"
+    return f"{CRASHED}{where}" + (f": {_cut(said[-1])}" if said else "")
+
+
+def _of_exit(exit_code: int | None, lines: Sequence[str], oom: str | None) -> str:
+    if worker := _of_worker(lines, oom):
+        return worker
+    refusals = [line.partition("Error: ")[2] for line in lines if line.startswith("Error: ")]
+    text, place = _exception(lines)
+    if not text or (refusals and exit_code not in (None, 1)):
+        text, place = (refusals[-1], "") if refusals else ("", "")
+    for kind, pattern in _KINDS:
+        if re.search(pattern, text):
+            return f"{kind}: {_cut(text)}{place}"
+    return _lost_peer(lines) if reads_like_a_lost_peer(lines) else f"{_cut(text)}{place}"
+
+
+def _of_worker(lines: Sequence[str], oom: str | None) -> str:
+    """Return what killed a data worker, which the rank only tells of."""
+    ends = [match[1].strip() for line in lines if (match := _WORKER.search(line))]
+    if not ends:
+        return ""
+    if ends[-1] == "Killed" and oom == "":
+        return f"a data worker was killed {KILLED}{_NOT_FOR_MEMORY}"
+    if ends[-1] == "Killed":
+        return (
+            _of_kill("a data worker", oom)
+            if oom
+            else f"{OUT_OF_MEMORY}, most likely: a data worker was killed"
+        )
+    if ends[-1] == "Bus error":
+        return f"{SHARED_MEMORY}: a data worker ended with a bus error"
+    return f"{CRASHED} in a data worker: {ends[-1].lower()}{_crash_place(lines)}"
+
+
+def _of_kill(who: str, oom: str) -> str:
+    return f"{OUT_OF_MEMORY}: the kernel killed {who} {oom}"
+
+
+def _lost_peer(lines: Sequence[str]) -> str:
+    said = [line.strip() for line in lines[-5:] if _LOST.search(line)]
+    return f"{LOST_PEER}: {_cut(said[-1])}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _TEXT_CHARS else text[: _TEXT_CHARS - 3] + "..."
+
+
+def _exception(lines: Sequence[str]) -> tuple[str, str]:
+    """Return the line of the exception that ended a process, and where it was raised."""
+    starts = [number for number, line in enumerate(lines) if line.strip().endswith(_TRACEBACK)]
+    if not starts:
+        return "", ""
+    begun = next((number for number in reversed(starts) if lines[number].strip() == _TRACEBACK), starts[-1])
+    after = [line for line in lines[starts[-1] + 1 :] if not line.startswith(" ")]
+    texts = [line.strip() for line in after if _EXCEPTION.match(line)]
+    places = _place(lines[starts[-1] :]) or _place(lines[begun:]) or _place(lines[starts[-1] :], anyone=True)
+    return (texts[0] if texts else ""), places
+
+
+def _place(lines: Iterable[str], *, anyone: bool = False, innermost: int = -1) -> str:
+    """Return ` (train.py:12 in step)` for the innermost frame of the person's own code, or of `anyone`."""
+    frames = [match for line in lines if (match := _FRAME.match(line))]
+    own = [frame for frame in frames if anyone or not _is_library(frame["path"])]
+    if not own:
+        return ""
+    frame = own[innermost]
+    return f" ({Path(frame['path']).name}:{frame['line']} in {frame['where'].strip()})"
+
+
+def _is_library(path: str) -> bool:
+    return path.startswith(_OURS) or _LIBRARY.match(path) is not None
+
+
+def _crash_place(lines: Sequence[str]) -> str:
+    """Return where Python stood when compiled code crashed, from the lines of faulthandler."""
+    starts = [number for number, line in enumerate(lines) if line.startswith("Current thread")]
+    if not starts:
+        return ""
+    stack = [line for line in lines[starts[-1] + 1 :] if not line.startswith("Extension modules")]
+    return _place(stack, innermost=0) or _place(stack, anyone=True, innermost=0)

@@ -1,0 +1,171 @@
+"""How a process of a run ended: the value that is written beside the logs, and how it is read again.
+
+An attempt's `failure.json` is its final cause; `failure-g<generation>.json` are those after which the ranks
+were started again in place; `exit-rank-<rank>` tells of every rank, good or bad: srun's code hides the first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from slurmddp.errors import EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_STOPPED, EXIT_UNFIT_NODE
+from slurmddp.runs import causes
+from slurmddp.runs.causes import reads_like_a_lost_peer
+from slurmddp.runs.folder import RunFolder
+
+DELIBERATE_CODES = frozenset({EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNFIT_NODE})
+"""Codes with which a rank says why it must not be run again, or not here; they are passed on as they are."""
+_TAIL_BYTES = 16 * 1024
+_SLURM_SAW_OOM = re.compile(r"oom[-_ ]kill|: Out Of Memory|exceeded (job )?memory limit", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One process's bad end; `rank` and `local_rank` are None when the agent itself died or refused."""
+
+    rank: int | None
+    local_rank: int | None = None
+    node_rank: int | None = None
+    host: str
+    exit_code: int | None
+    signal: str | None
+    time: float = 0.0
+    last_lines: tuple[str, ...] = ()
+    reason: str = ""
+    """Why, as one phrase (see `causes`); empty where nothing tells."""
+    generation: int = 0
+    """Which set of ranks of the attempt it was, counted from the restarts in place."""
+
+    @property
+    def sentence(self) -> str:
+        """Who, where, how and why, to stand within a line of text."""
+        host = self.host or "an unknown host"
+        if self.reason.startswith(causes.LOST_NODE):
+            return f"node {self.node_rank} ({host}) was lost{self.reason.removeprefix(causes.LOST_NODE)}"
+        who = f"rank {self.rank} on {host}"
+        if self.rank is None:
+            # Before the ranks exist, what fails is the agent that starts them.
+            who = f"the agent {'' if self.node_rank is None else f'of node {self.node_rank} '}on {host}"
+        if self.signal is None and self.exit_code is None:
+            return f"{who} {self.reason or 'left no word: it was killed, or its host is gone'}"
+        return f"{who} {self._how}" + (f": {self.reason}" if self.reason else "")
+
+    @property
+    def _how(self) -> str:
+        if self.signal == "SIGKILL" and not self.reason:
+            return "was killed by SIGKILL (often the kernel's out-of-memory killer)"
+        if self.signal:
+            return f"was killed by {self.signal}"
+        if self.exit_code in DELIBERATE_CODES:
+            return f"refused to go on (exit code {self.exit_code})"
+        return f"ended with exit code {self.exit_code}"
+
+    @property
+    def advice(self) -> str:
+        """What a person can do about it; empty where the reason is all there is."""
+        return causes.advice(self.reason)
+
+
+def from_json(text: str) -> Failure | None:
+    """Return the failure in a file's text; None when it is not (yet) a whole one."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(found, dict):
+        return None
+    known: dict[str, Any] = {"rank": None, "host": "", "exit_code": None, "signal": None}
+    known |= {field.name: found[field.name] for field in fields(Failure) if field.name in found}
+    known["host"] = str(known["host"] or "")
+    known["last_lines"] = tuple(str(line) for line in known.get("last_lines") or ())
+    return Failure(**known)
+
+
+def read_failure(folder: RunFolder, attempt: int) -> Failure | None:
+    """Return the first failure of an attempt, or None; an agent that is gone leaves nothing.
+
+    Then others fail because they lost it, and the batch script has noted which one left no exit code.
+    """
+    left = _read(folder.failure_file(attempt)) or _first_bad_exit(folder, attempt)
+    if left is not None and not is_consequence(left):
+        return left
+    hosts = _hosts_of_lost_agents(folder, attempt)
+    if not hosts:
+        return left
+    reason = f"{causes.OUT_OF_MEMORY}: SLURM tells of it" if _slurm_saw_oom(folder, attempt) else ""
+    signal = "SIGKILL" if reason else None
+    return Failure(rank=None, host=", ".join(hosts), exit_code=None, signal=signal, reason=reason)
+
+
+def read_restarted(folder: RunFolder, attempt: int) -> list[Failure]:
+    """Return the failures after which an attempt's ranks were started again in place, in that order."""
+    files = folder.log_dir(attempt).glob("failure-g*.json")
+    found = [failure for path in files if (failure := _read(path)) is not None]
+    return sorted(found, key=lambda failure: (failure.generation, failure.time))
+
+
+def is_consequence(failure: Failure) -> bool:
+    """Whether the last lines read like those of a rank that lost another one."""
+    if failure.exit_code is None and failure.signal != "SIGABRT":
+        return False  # Killed, lost or stalled: what it was saying does not matter.
+    if failure.exit_code in DELIBERATE_CODES:
+        return False
+    return reads_like_a_lost_peer(failure.last_lines)
+
+
+def rank_exits(folder: RunFolder, attempt: int) -> list[Failure]:
+    """Return how each rank of an attempt ended last, good ends included, by rank."""
+    files = folder.log_dir(attempt).glob("exit-rank-*")
+    found = [end for path in files if (end := _read(path)) is not None and end.rank is not None]
+    return sorted(found, key=lambda end: end.rank or 0)
+
+
+def _first_bad_exit(folder: RunFolder, attempt: int) -> Failure | None:
+    """Return the rank that ended badly first, where its agent was ended before it could say more."""
+    ends = rank_exits(folder, attempt)
+    newest = max((end.generation for end in ends), default=0)
+    bad = [end for end in ends if end.exit_code not in (0, EXIT_STOPPED) and end.generation == newest]
+    return min(bad, key=lambda end: end.time, default=None)
+
+
+def _read(path: Path) -> Failure | None:
+    try:
+        return from_json(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+
+
+def _hosts_of_lost_agents(folder: RunFolder, attempt: int) -> list[str]:
+    logs = folder.log_dir(attempt)
+    # A shared file system may have shown an exit code late.
+    lost = [
+        path for path in logs.glob("lost-node-*") if not (logs / path.name.replace("lost", "exit")).exists()
+    ]
+    return [
+        path.read_text(encoding="utf-8").strip() or path.name.removeprefix("lost-") for path in sorted(lost)
+    ]
+
+
+def _slurm_saw_oom(folder: RunFolder, attempt: int) -> bool:
+    """Whether SLURM says in the batch log or a node's log that the kernel killed for want of memory."""
+    logs = folder.log_dir(attempt)
+    return any(_SLURM_SAW_OOM.search(line) for path in _slurms_words(logs) for line in _tail(path))
+
+
+def _slurms_words(logs: Path) -> Iterator[Path]:
+    yield logs / "batch.log"
+    yield from logs.glob("node-*.log")
+
+
+def _tail(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, 2) - _TAIL_BYTES))
+            return stream.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []
