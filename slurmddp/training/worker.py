@@ -17,6 +17,7 @@ from slurmddp.environments.limits import read_limits
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError
 from slurmddp.runs.folder import RunFolder
 from slurmddp.strategies import build
+from slurmddp.training import preflight
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.guard import Guard
 from slurmddp.training.instantiate import instantiate, locate
@@ -70,6 +71,9 @@ def _run(folder: RunFolder, guard: Guard) -> None:
         strategy=strategy, seed=config.get("seed"), config=computed(config), stop_guard=guard
     ) as distributon:
         distributon.launch()
+        if config.get("preflight") and os.environ.get("SLURMDDP_GENERATION", "0") == "0":
+            preflight.run(distributon._here, folder, config)
+            distributon.start_up.lap("preflight")
         target(distributon, config, folder, **options)
 
 

@@ -1,0 +1,285 @@
+"""A look at every node before the training starts (`preflight=on`): better no start than one on a bad node.
+
+    device, memory, disk, limits   each rank by itself
+    pairs                          one rank of each node trades known numbers with one of another
+    sum, clocks                    all ranks together
+
+Ranks tell what they have found over the store in which they met, which works also where the network between
+the devices doesn't. Rank 0 judges for all. A node that is not fit is noted in `excluded.jsonl`, and the
+attempt ends with the code that asks for other nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import SlurmddpError, UnfitNodeError
+from slurmddp.runs.excluded import exclude
+from slurmddp.runs.fence import superseded
+from slurmddp.runs.folder import RunFolder
+from slurmddp.training import preflight_pairs as pairs
+from slurmddp.training.bootstrap import Place
+from slurmddp.training.bounded import within
+from slurmddp.training.preflight_checks import CHECKS, NOBODY, NODE, RUN, Check, Finding, Surroundings, look
+from slurmddp.training.preflight_pairs import Pair
+
+_log = logging.getLogger(__name__)
+
+CHECK_S = 20.0
+"""How long one check of a rank by itself may take: a GPU's first touch takes seconds, or hangs."""
+PAIR_S = 10.0
+"""How long a node waits for its partner; all begin a round at the same time."""
+ANSWER_S = 60.0
+"""How long rank 0 waits for the answer of another rank."""
+_RANK_ZERO_S = 10.0
+"""How much longer than that the others wait for rank 0."""
+_SAID = 8
+"""So many findings stand in the error; the event holds all."""
+SKEW_WARNED_S, SKEW_REFUSED_S = 2.0, 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What one rank tells rank 0 after a part of the preflight."""
+
+    findings: Sequence[Finding] = ()
+    failed_pairs: Mapping[Pair, str] = field(default_factory=dict)
+    at: float = field(default_factory=lambda: time.time())
+    """When it was given, by this node's clock."""
+
+    def to_json(self) -> str:
+        failed = [[*pair, why] for pair, why in self.failed_pairs.items()]
+        return json.dumps([[asdict(finding) for finding in self.findings], failed, self.at])
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Answer:
+        findings, failed, at = json.loads(text)
+        return cls(
+            findings=[Finding(**one) for one in findings],
+            failed_pairs={(a, b): why for a, b, why in failed},
+            at=at,
+        )
+
+
+def run(
+    place: Place,
+    folder: RunFolder,
+    config: Mapping[str, Any],
+    *,
+    checks: Sequence[Check] = CHECKS,
+    check_s: float = CHECK_S,
+    pair_s: float = PAIR_S,
+) -> None:
+    """Look at all nodes; every rank calls it. Raises on all ranks when one node is not fit for training.
+
+    That is UnfitNodeError when the next attempt gets other nodes, else SlurmddpError.
+    """
+    flight = _Flight(place, folder, config)
+    workers = int((config.get("train") or {}).get("workers") or 0)
+    here = Surroundings(
+        info=place.info, device=place.device, node=flight.node, folder=folder, workers=workers
+    )
+    flight.share("own", Answer(findings=look(checks, here, check_s)))
+    if place.store is not None:
+        flight.share("pairs", Answer(failed_pairs=_meet_partners(place, pair_s)))
+        flight.share("sum", Answer(findings=_sum(place, flight.node, pair_s)))
+    flight.end()
+
+
+class _Flight:
+    """What the ranks do together: tell rank 0 what they have found, and hear from it whether to go on."""
+
+    def __init__(self, place: Place, folder: RunFolder, config: Mapping[str, Any]) -> None:
+        self.info, self._store, self._folder = place.info, place.store, folder
+        self._attempt = int(os.environ.get("SLURMDDP_ATTEMPT") or 0)
+        self._hours = int((config.get("policy") or {}).get("exclude_failed_h", 24))
+        self._began = time.monotonic()
+        self._told = 0.0
+        """When rank 0 last let all go on: what they tell next is written after that."""
+        self.names = node_names(place.info)
+        self.node = self.names[place.info.node_rank]
+
+    def share(self, part: str, own: Answer) -> None:
+        """Share what the ranks found in one part of the preflight; raise on all if a node is not fit."""
+        if self._store is None:
+            failed, avoided = self._judge(part, [own])
+        elif self.info.rank == 0:
+            failed, avoided = self._judge(part, self._collect(self._store, part, own))
+            self._told = time.time()
+            self._store.set(_key(part), json.dumps([failed, avoided]))
+        else:
+            failed, avoided = self._ask_zero(self._store, part, own)
+        said = " ".join(failed[:_SAID]) + (f" And {len(failed) - _SAID} more." if len(failed) > _SAID else "")
+        if avoided:
+            hint = f"The next attempt runs on other nodes than {', '.join(avoided)}."
+            raise UnfitNodeError(f"Preflight: {said}", hint=hint)
+        if failed:
+            hint = "No node was excluded for it. preflight=off starts without a look."
+            raise SlurmddpError(f"Preflight: {said}", hint=hint)
+
+    def end(self) -> None:
+        """Record that all nodes are fit."""
+        if self.info.rank == 0 and not superseded(self._folder, self._attempt):
+            self._add_event(failed=[])
+
+    def _collect(self, store: dist.Store, part: str, own: Answer) -> list[Answer | None]:
+        """Return every rank's answer, None for a rank that gave none in time."""
+        keys = [_key(part, rank) for rank in range(1, self.info.world_size)]
+        with suppress(dist.DistStoreError):  # Who is missing is seen below.
+            store.wait(keys, timedelta(seconds=ANSWER_S))
+        there = [store.get(key) if store.check([key]) else None for key in keys]
+        return [own, *(Answer.from_json(text) if text else None for text in there)]
+
+    def _ask_zero(self, store: dist.Store, part: str, own: Answer) -> tuple[list[str], list[str]]:
+        """Tell rank 0 what was found here; return its verdict: what failed, and which nodes are avoided."""
+        patience = ANSWER_S + _RANK_ZERO_S
+        try:
+            store.set(_key(part, self.info.rank), own.to_json())
+            store.wait([_key(part)], timedelta(seconds=patience))
+            failed, avoided = json.loads(store.get(_key(part)))
+        except RuntimeError as error:
+            raise SlurmddpError(
+                f"Preflight: rank 0 on {self.names[0]} is gone, or told nothing for {patience:.0f} s.",
+                hint="Its log may say why.",
+            ) from error
+        return failed, avoided
+
+    def _judge(self, part: str, answers: Sequence[Answer | None]) -> tuple[list[str], list[str]]:
+        """Return what follows from all answers, written down already: who hears of it leaves at once."""
+        given = [answer for answer in answers if answer is not None]
+        found = [finding for answer in given for finding in answer.findings]
+        found += blame(
+            {pair: why for answer in given for pair, why in answer.failed_pairs.items()}, self.names
+        )
+        if part == "sum" and len(given) == len(answers):
+            stamps = [answer.at for answer in given[:: self.info.local_world_size]]
+            found += judge_clocks(self.names, stamps, self._told, time.time())
+        found += [self._silent(rank) for rank, answer in enumerate(answers) if answer is None]
+        if superseded(self._folder, self._attempt):
+            return [finding.sentence for finding in found if finding.blames != NOBODY], []
+        return self._record(found)
+
+    def _silent(self, rank: int) -> Finding:
+        node = self.names[rank // self.info.local_world_size]
+        text = f"rank {rank} did not tell what it found within {ANSWER_S:.0f} s."
+        return Finding(check="answer", node=node, text=text, hint="Its log may say why.")
+
+    def _record(self, found: Sequence[Finding]) -> tuple[list[str], list[str]]:
+        """Write down what was found, and which nodes the next attempts avoid; return both."""
+        for finding in found:
+            _log.warning("preflight: %s", finding.sentence)
+            if finding.blames == NOBODY:
+                text = f"Preflight: {finding.sentence}"
+                self._folder.add_event("warned", attempt=self._attempt, about="preflight", text=text)
+        failed = [finding.sentence for finding in found if finding.blames != NOBODY]
+        unfit = {finding.node: finding.text for finding in found if finding.blames == NODE}
+        avoided = list(unfit) if self._hours > 0 and can_be_avoided(unfit, self.info) else []
+        for node in avoided:
+            exclude(self._folder, node, f"preflight: {unfit[node]}", hours=self._hours)
+        if failed:
+            self._add_event(failed)
+        return failed, avoided
+
+    def _add_event(self, failed: list[str]) -> None:
+        seconds = round(time.monotonic() - self._began, 3)
+        _log.info("preflight: %d node(s), %.2f s", self.info.nodes, seconds)
+        self._folder.add_event(
+            "preflight", attempt=self._attempt, seconds=seconds, nodes=self.info.nodes, failed=failed
+        )
+
+
+def _key(part: str, rank: int | None = None) -> str:
+    return f"slurmddp/preflight/{part}" + ("" if rank is None else f"/{rank}")
+
+
+def node_names(info: RankInfo) -> list[str]:
+    """Return what to call the nodes: by their names where these tell them apart."""
+    if len(set(info.hosts)) == info.nodes and not info.emulated:
+        return [socket.gethostname()] if info.hosts == ("localhost",) else list(info.hosts)
+    return [f"node {node}" for node in range(info.nodes)]
+
+
+def can_be_avoided(unfit: Mapping[str, str], info: RankInfo) -> bool:
+    """Whether SLURM knows these names, and they are not so many that others would do no better."""
+    known = info.environment == "slurm" and not info.emulated and set(unfit) <= set(info.hosts)
+    return known and (2 * len(unfit) <= info.nodes or info.nodes == 1)
+
+
+def _meet_partners(place: Place, pair_s: float) -> dict[Pair, str]:
+    """Meet one node after the other, as all nodes do; return with whom that failed, and why."""
+    info, began, failed = place.info, time.monotonic(), {}
+    for number, met in enumerate(pairs.rounds(info.nodes), 1):
+        pair = next((pair for pair in met if info.node_rank in pair), None)
+        if info.local_rank != 0 or pair is None:
+            continue
+        peer = (pair[0] + pair[1] - info.node_rank) * info.local_world_size
+        trade = partial(pairs.exchange, peer, place.device)
+        try:
+            why = within(began + number * pair_s - time.monotonic(), trade, place.device)
+        except (RuntimeError, TimeoutError) as error:
+            why = str(error).splitlines()[0]
+        if why is not None:
+            failed[pair] = why
+    return failed
+
+
+def blame(failed: Mapping[Pair, str], names: Sequence[str]) -> list[Finding]:
+    """Return the nodes to which the pairs that failed come down."""
+    nodes = pairs.to_blame(failed)
+    hint = "Have its network looked at: interface, cable, firewall."
+    blames = NODE if 2 * len(nodes) <= len(names) else RUN
+    return [
+        Finding(
+            check="pairs",
+            node=names[node],
+            text=pairs.describe(node, failed, names),
+            hint=hint,
+            blames=blames,
+        )
+        for node in nodes
+    ]
+
+
+def _sum(place: Place, node: str, limit_s: float) -> list[Finding]:
+    try:
+        why = within(limit_s, partial(pairs.reduce_all, place.device), place.device)
+    except (RuntimeError, TimeoutError) as error:
+        why = str(error).splitlines()[0]
+    if why is None:
+        return []
+    text = f"the sum over all ranks failed on rank {place.info.rank}: {why}."
+    hint = "The pairs of nodes work, so look for what only all ranks at once need."
+    return [Finding(check="sum", node=node, text=text, hint=hint, blames=RUN)]
+
+
+def judge_clocks(names: Sequence[str], stamps: Sequence[float], after: float, before: float) -> list[Finding]:
+    """Say whose clock is off, from stamps that were all made between two moments of rank 0's clock.
+
+    Only what is certain counts: a stamp between the two says nothing, and a machine that is slow warns of
+    nothing.
+    """
+    ahead = [min(0.0, stamp - after) + max(0.0, stamp - before) for stamp in stamps]
+    usual = sorted(ahead)[(len(ahead) - 1) // 2]
+    found = []
+    for name, value in zip(names, ahead, strict=True):
+        if (off := abs(value - usual)) > SKEW_WARNED_S:
+            text = f"its clock is {off:.1f} s {'ahead of' if value > usual else 'behind'} most others."
+            hint = (
+                "Have its time service (chrony, ntpd) looked at; stops before the time limit need the clock."
+            )
+            blames = NODE if off > SKEW_REFUSED_S else NOBODY
+            found.append(Finding(check="clocks", node=name, text=text, hint=hint, blames=blames))
+    return found

@@ -1,0 +1,111 @@
+"""Ranks that go through a preflight, healthy or with a fault that one of them is given."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slurmddp.errors import SlurmddpError
+from slurmddp.runs.folder import RunFolder
+from slurmddp.training import preflight, preflight_checks, preflight_pairs
+from slurmddp.training.distributon import Distributon
+from slurmddp.training.preflight_checks import CHECKS, Finding, Surroundings
+
+LIMIT_S = 0.5
+"""For what is meant not to end; nothing that is healthy has to end within it."""
+
+
+def fly(folder: str, config: dict[str, Any] | None = None, **options: Any) -> tuple[str, int, str]:
+    """Take part in a preflight; return its error's kind, exit code and message."""
+    os.environ["SLURMDDP_ATTEMPT"] = "0"
+    with Distributon() as d:
+        d.launch()
+        # The nodes are pretended; from here on they have names, as on a cluster.
+        names = tuple(f"n{node + 1}" for node in range(d._here.info.nodes))
+        place = replace(d._here, info=replace(d._here.info, hosts=names, emulated=False))
+        try:
+            preflight.run(place, RunFolder(folder), config or {}, **options)
+        except SlurmddpError as error:
+            return type(error).__name__, error.exit_code, str(error)
+        return "", 0, ""
+
+
+def healthy(folder: str, config: dict[str, Any]) -> tuple[str, int, str]:
+    return fly(folder, config)
+
+
+def _is_me(rank: int) -> bool:
+    return os.environ["RANK"] == str(rank)
+
+
+def with_a_bad_device(folder: str, rank: int, hours: int) -> tuple[str, int, str]:
+    """Let the device of one rank calculate wrongly."""
+    if _is_me(rank):
+        preflight_checks.multiplies_right = lambda on, kind: False
+    return fly(folder, {"policy": {"exclude_failed_h": hours}})
+
+
+def with_a_device_that_hangs(folder: str, rank: int) -> tuple[str, int, str]:
+    def device(here: Surroundings) -> list[Finding]:
+        time.sleep(3600)
+        return []
+
+    if _is_me(rank):
+        return fly(folder, checks=(device,), check_s=LIMIT_S)
+    return fly(folder)
+
+
+def with_a_check_that_raises(folder: str, rank: int) -> tuple[str, int, str]:
+    def device(here: Surroundings) -> list[Finding]:
+        raise MemoryError("no more of it")
+
+    return fly(folder, checks=(device,)) if _is_me(rank) else fly(folder)
+
+
+def with_a_full_run_disk(folder: str) -> tuple[str, int, str]:
+    preflight_checks.free_bytes = lambda path: 17 if path == Path(folder) else 1 << 40
+    return fly(folder)
+
+
+def with_a_disk_that_refuses(folder: str, rank: int) -> tuple[str, int, str]:
+    if _is_me(rank):
+        preflight_checks.tempfile.gettempdir = lambda: "/proc"
+    return fly(folder)
+
+
+def with_a_silent_node(folder: str, node: int) -> tuple[str, int, str]:
+    if os.environ["NODE_RANK"] == str(node):
+        preflight_pairs.exchange = lambda peer, device: time.sleep(3600)
+    return fly(folder, pair_s=LIMIT_S)
+
+
+def with_a_node_that_damages(folder: str, node: int) -> tuple[str, int, str]:
+    """Let other numbers than it should send come from one node."""
+    vector, bad = preflight_pairs._vector, os.environ["NODE_RANK"] == str(node)
+
+    def damaged(rank: int, device: torch.device) -> torch.Tensor:
+        return vector(rank, device) + (bad and rank == int(os.environ["RANK"]))
+
+    preflight_pairs._vector = damaged
+    return fly(folder)
+
+
+def with_a_clock(folder: str, rank: int, ahead_s: float) -> tuple[str, int, str]:
+    """Set the clock of one rank's node."""
+    if _is_me(rank):
+        now = time.time
+        time.time = lambda: now() + ahead_s
+    return fly(folder)
+
+
+def checks_of_one_rank(folder: str) -> list[str]:
+    """Return what all checks of a rank by itself say here, beside limits that differ from place to place."""
+    with Distributon() as d:
+        d.launch()
+        here = Surroundings(info=d._here.info, device=d.device, node="n1", folder=RunFolder(folder))
+        return [one.sentence for one in preflight_checks.look(CHECKS, here, 60) if one.blames != "nobody"]
