@@ -1,0 +1,51 @@
+"""NCCL's flight recorder: what each rank's last collectives were, written down when a training stands still.
+
+torch keeps it in memory and writes it on a time-out of NCCL's own, which comes later than the watchdog, or
+when something is written into a named pipe that each rank makes. `torchfrtrace` reads the files. Names that
+torch has given up (TORCH_NCCL_TRACE_BUFFER_SIZE, ...) are set as well, for its older versions. Ranks on gloo
+have no such record.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+ENTRIES = 2000
+
+
+class FlightRecorder:
+    """The files and pipes of one node's ranks; `close` removes the pipes."""
+
+    def __init__(self, log_dir: Path) -> None:
+        self._log_dir = log_dir
+        # Not beside the logs: a rank ends when it can't make its pipe, and not every file system has pipes.
+        self._pipes = Path(tempfile.mkdtemp(prefix="slurmddp-nccl-"))
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return what to lay over `environ` for the ranks; what a person has set stays."""
+        trace = str(self._log_dir / "nccl-trace-rank-")
+        wanted = {
+            "TORCH_FR_BUFFER_SIZE": str(ENTRIES),
+            "TORCH_NCCL_TRACE_BUFFER_SIZE": str(ENTRIES),
+            "TORCH_FR_DUMP_TEMP_FILE": trace,
+            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": trace,
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+            "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{self._pipes}/",
+        }
+        return {name: value for name, value in wanted.items() if name not in environ}
+
+    def request(self, ranks: Iterable[int]) -> None:
+        """Ask ranks to write theirs; each does so within a second or two if its NCCL threads still run."""
+        for rank in ranks:
+            with suppress(OSError):  # No pipe, or nobody who reads it.
+                pipe = os.open(self._pipes / f"{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
+                with open(pipe, "wb", buffering=0) as stream:
+                    stream.write(b"1\n")
+
+    def close(self) -> None:
+        shutil.rmtree(self._pipes, ignore_errors=True)
