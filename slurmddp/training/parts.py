@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -42,6 +42,8 @@ class TrainSettings:
     """Held-out batches of `batch_size` over all ranks together, so the samples are the same on any number."""
     save_every: int = 100
     """0 saves at the end only, and when the run is stopped."""
+    memory_save_every: int | Literal["auto"] = "auto"
+    """Steps between two states in memory; 0: none; auto: what costs little (`training/memory_pace.py`)."""
     keep_last: int = 3
     sample_chars: int = 400
     workers: int = 0
