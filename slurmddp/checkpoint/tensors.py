@@ -39,17 +39,23 @@ class Source(Protocol):
 
 def encode(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
     """Yield the bytes of a safetensors file; tensors elsewhere are copied to the CPU one at a time."""
-    ordered = _ordered(tensors)
-    yield from _head(ordered)
-    for _, tensor in ordered:
+    head, ordered = layout(tensors)
+    yield memoryview(head)
+    for tensor in ordered:
         if tensor.numel():
             yield _bytes_of(tensor)
 
 
 def encoded_size(tensors: Mapping[str, torch.Tensor]) -> int:
     """Return how many bytes `encode` will yield."""
-    data = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    return sum(map(len, _head(_ordered(tensors)))) + data
+    head, ordered = layout(tensors)
+    return len(head) + sum(tensor.numel() * tensor.element_size() for tensor in ordered)
+
+
+def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, list[torch.Tensor]]:
+    """Return what a safetensors file begins with, and the tensors in the order in which they follow."""
+    ordered = _ordered(tensors)
+    return _head(ordered), [tensor for _, tensor in ordered]
 
 
 def is_in_memory(tensors: Iterable[torch.Tensor]) -> bool:
@@ -57,13 +63,18 @@ def is_in_memory(tensors: Iterable[torch.Tensor]) -> bool:
     return all(t.is_cpu and t.is_contiguous() and not t.is_conj() and not t.is_neg() for t in tensors)
 
 
+def is_aligned(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor of this type begins in the file at a multiple of its element size."""
+    return tensor.dtype in _DTYPES
+
+
 def _ordered(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
     """Put the widest types first, so that every tensor starts at a multiple of its element size."""
     return sorted(tensors.items(), key=lambda item: -_stored_width(item[1].dtype))
 
 
-def _head(ordered: Sequence[tuple[str, torch.Tensor]]) -> Iterator[memoryview]:
-    """Yield what stands before the tensors' bytes: the header's length, and the header."""
+def _head(ordered: Sequence[tuple[str, torch.Tensor]]) -> bytes:
+    """Return what stands before the tensors' bytes: the header's length, and the header."""
     header: dict[str, Any] = {}
     offset = 0
     odd = {name: _odd_entry(tensor) for name, tensor in ordered if tensor.dtype not in _DTYPES}
@@ -79,8 +90,7 @@ def _head(ordered: Sequence[tuple[str, torch.Tensor]]) -> Iterator[memoryview]:
         offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    yield memoryview(len(text).to_bytes(8, "little"))
-    yield memoryview(text)
+    return len(text).to_bytes(8, "little") + text
 
 
 def decode(source: Source, size: int) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache
 from typing import Any
 
@@ -24,8 +24,8 @@ MEMORY_VARIABLE = "SLURMDDP_MEMORY_FDS"
 PAGE_BYTES = 4096
 
 _MAGIC = b"SDDPmem1"
-_HEADER = struct.Struct("<8s7q")
-_SEALED_AT, _BUSY_AT, _STEP_AT = 8, 16, 24
+_HEADER = struct.Struct("<8s8q")
+_SEALED_AT, _BUSY_AT = 8, 16
 _WORD = struct.Struct("<q")
 _CHUNK_BYTES = 32 << 20
 """So much is asked of the kernel at once: it holds a lock meanwhile that other threads may wait for."""
@@ -37,10 +37,17 @@ class Sealed:
     """Where the parts of a whole state lie, in bytes from the begin of its memory file."""
 
     step: int
+    stamp: int
+    """Tells states of one step apart, on all nodes alike; a later one has a higher one."""
     tensors_at: int
     tensors_bytes: int
     tree_bytes: int
     about_bytes: int
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Of two states the newer one has more."""
+        return self.step, self.stamp
 
     @property
     def tree_at(self) -> int:
@@ -87,22 +94,21 @@ def read_header(descriptor: int) -> Sealed | None:
     data = os.pread(descriptor, _HEADER.size, 0)
     if len(data) < _HEADER.size:
         return None
-    magic, sealed, _, step, *places = _HEADER.unpack(data)
+    magic, sealed, _, *facts = _HEADER.unpack(data)
     if magic != _MAGIC or not sealed:
         return None
-    found = Sealed(step, *places)
+    found = Sealed(*facts)
     return found if found.end <= os.fstat(descriptor).st_size else None
 
 
 def unseal(descriptor: int) -> None:
     """Say that the bytes are about to change."""
-    os.pwrite(descriptor, _HEADER.pack(_MAGIC, 0, 0, 0, 0, 0, 0, 0), 0)
+    os.pwrite(descriptor, _HEADER.pack(_MAGIC, *[0] * 8), 0)
 
 
 def seal(descriptor: int, state: Sealed) -> None:
     """Say that all bytes of `state` are in place."""
-    places = (state.tensors_at, state.tensors_bytes, state.tree_bytes, state.about_bytes)
-    os.pwrite(descriptor, _HEADER.pack(_MAGIC, 0, 0, state.step, *places), 0)
+    os.pwrite(descriptor, _HEADER.pack(_MAGIC, 0, 0, *astuple(state)), 0)
     os.pwrite(descriptor, _WORD.pack(1), _SEALED_AT)
 
 
@@ -119,8 +125,8 @@ def is_busy(descriptor: int) -> bool:
 
 def newest(descriptors: Iterable[int]) -> int | None:
     """Return the memory file with the newest whole state, or None."""
-    sealed = [(found.step, number) for number in descriptors if (found := read_header(number))]
-    return max(sealed, default=(0, None))[1]
+    sealed = [(found.order, number) for number in descriptors if (found := read_header(number))]
+    return max(sealed)[1] if sealed else None
 
 
 def newest_step(descriptors: Sequence[int]) -> int | None:

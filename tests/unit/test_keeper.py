@@ -27,7 +27,7 @@ TENSORS, TREE = b"t" * 5000, b'{"format":2}'
 def fill(descriptor: int, step: int, *, sealed: bool = True) -> None:
     """Lay a state into a memory file as a rank does."""
     about = json.dumps({"meta": {"kind": "test"}, "versions": {"python": "3"}, "root": "/x"}).encode()
-    state = memory.Sealed(step, memory.PAGE_BYTES, len(TENSORS), len(TREE), len(about))
+    state = memory.Sealed(step, 0, memory.PAGE_BYTES, len(TENSORS), len(TREE), len(about))
     memory.unseal(descriptor)
     with memory.reserve(descriptor, state.end) as area:
         area[state.tensors_at : state.end] = TENSORS + TREE + about

@@ -1,0 +1,280 @@
+"""Copies a training state into memory that outlives this process, and reads one back: the rank's side.
+
+Two memory files take turns, so that a whole state is there while the next one is copied. They are kept, with
+all their pages in place: a copy then costs what a copy costs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slurmddp.checkpoint.reader import Checkpoint
+from slurmddp.checkpoint.state import flatten, unflatten
+from slurmddp.checkpoint.tensors import decode, is_aligned, layout
+from slurmddp.errors import CheckpointError
+from slurmddp.node import memory
+from slurmddp.node.memory_limit import available_bytes, copies_that_fit
+from slurmddp.runs.checkpoints import FORMAT, check_format
+from slurmddp.runs.publish import check, versions
+from slurmddp.runs.room import size_text
+
+log = logging.getLogger(__name__)
+
+_ROUND_BYTES = 2 << 20
+"""Memory is taken in pieces of this size: a tree that is a few bytes longer next time needs no new map."""
+
+
+class NoMemory(Exception):
+    """There is no memory for a copy; the text says how much was wanted and how much there is."""
+
+
+@dataclass
+class _Slot:
+    """One memory file; `area` is this process's view of it, `bytes` the same as a tensor."""
+
+    descriptor: int
+    area: mmap.mmap | None = None
+    bytes: torch.Tensor | None = None
+    is_pinned: bool = False
+
+    @property
+    def capacity(self) -> int:
+        return 0 if self.area is None else len(self.area)
+
+
+class Snapshots:
+    """The memory files of one rank; `keep` is told the number and descriptor of each new one."""
+
+    def __init__(
+        self,
+        inherited: Sequence[int] = (),
+        keep: Callable[[int, int], None] = lambda slot, descriptor: None,
+        available: Callable[[], int] = available_bytes,
+    ) -> None:
+        self._slots = [_Slot(descriptor) for descriptor in inherited]
+        self._keep, self._available = keep, available
+        self._wanted = 2
+        self._preparing: threading.Thread | None = None
+        self._refused: NoMemory | None = None
+
+    def prepare(self, size: int) -> None:
+        """Take the memory for states of `size` bytes, in a thread of its own; `take` waits for it."""
+        self._join()
+        self._preparing = threading.Thread(target=self._prepare, args=(size,), name="slurmddp-memory")
+        self._preparing.daemon = True
+        self._preparing.start()
+
+    def _prepare(self, size: int) -> None:
+        with suppress(NoMemory, OSError):  # `take` meets the same, and tells.
+            self._make_slots(size)
+            for slot in self._slots:
+                if not memory.is_busy(slot.descriptor):
+                    self._fit(slot, size)
+
+    def _join(self) -> None:
+        if self._preparing is not None:
+            self._preparing.join()
+            self._preparing = None
+
+    def take(
+        self, root: Path, step: int, stamp: int, state: Mapping[str, Any], meta: Mapping[str, Any]
+    ) -> int | None:
+        """Copy `state` and return the number of the memory file that holds it now.
+
+        `root` is where its checkpoint would be; `stamp` is the same for copies on other nodes. None if all
+        files are being written to the disk. Raises NoMemory, or what writing it would raise.
+        """
+        check(step, 1, meta)
+        flat = flatten(state)
+        head, tensors = layout(flat.tensors)
+        tree = json.dumps({"format": FORMAT, "state": flat.tree}, separators=(",", ":")).encode()
+        about = json.dumps({"root": str(root), "meta": dict(meta), "versions": versions()}).encode()
+        tensors_bytes = len(head) + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        # The tensors themselves begin with a page.
+        at = -(-(memory.PAGE_BYTES + len(head)) // memory.PAGE_BYTES) * memory.PAGE_BYTES - len(head)
+        sealed = memory.Sealed(step, stamp, at, tensors_bytes, len(tree), len(about))
+        number = self._free_slot(sealed.end)
+        if number is not None:
+            self._fill(self._slots[number], sealed, [head, tree, about], tensors)
+        return number
+
+    def _fill(
+        self, slot: _Slot, sealed: memory.Sealed, texts: Sequence[bytes], tensors: Sequence[torch.Tensor]
+    ) -> None:
+        self._fit(slot, sealed.end)
+        assert slot.area is not None and slot.bytes is not None
+        memory.unseal(slot.descriptor)
+        for start, text in zip((sealed.tensors_at, sealed.tree_at, sealed.about_at), texts, strict=True):
+            slot.area[start : start + len(text)] = text
+        _copy(slot, sealed.tensors_at + len(texts[0]), tensors)
+        memory.seal(slot.descriptor, sealed)
+
+    def _free_slot(self, size: int) -> int | None:
+        """Return the memory file to overwrite: never one that is being written, nor the newest of two."""
+        self._join()
+        self._make_slots(size)
+        free = [
+            ((-1, 0) if (found := memory.read_header(slot.descriptor)) is None else found.order, number)
+            for number, slot in enumerate(self._slots)
+            if not memory.is_busy(slot.descriptor)
+        ]
+        return min(free)[1] if free else None
+
+    def _make_slots(self, size: int) -> None:
+        if self._refused is not None:
+            raise self._refused
+        missing = self._wanted - len(self._slots)
+        if missing <= 0:
+            return
+        available = self._available()
+        copies = copies_that_fit(_rounded(size), available, missing)
+        if copies < missing:
+            self._wanted -= missing - copies
+            self._say_less(size, available)
+        for _ in range(copies):
+            self._slots.append(_Slot(memory.create()))
+            self._keep(len(self._slots) - 1, self._slots[-1].descriptor)
+
+    def _say_less(self, size: int, available: int) -> None:
+        facts = f"A copy of the state takes {size_text(size)}, and {size_text(available)} of memory are left"
+        if self._wanted == 0:
+            self._refused = NoMemory(f"{facts}: training waits until each checkpoint is written.")
+            raise self._refused
+        log.warning("%s: one copy is held in place of two, and training waits for it to be written.", facts)
+
+    def _fit(self, slot: _Slot, size: int) -> None:
+        """Make sure that a memory file takes `size` bytes."""
+        if slot.capacity >= size:
+            return
+        more = _rounded(size) - os.fstat(slot.descriptor).st_size
+        available = self._available()
+        if more > 0 and copies_that_fit(more, available) == 0:
+            raise NoMemory(
+                f"The state has grown by {size_text(more)}, and {size_text(available)} of memory are left: "
+                "training waits until each checkpoint is written."
+            )
+        _unmap(slot)
+        try:
+            slot.area = memory.reserve(slot.descriptor, _rounded(size))
+        except OSError as error:
+            raise NoMemory(
+                f"No memory for a copy of {size_text(size)} ({error.strerror}): training waits until each "
+                "checkpoint is written."
+            ) from error
+        slot.bytes = torch.frombuffer(slot.area, dtype=torch.uint8)
+
+    def newest(self) -> tuple[int, memory.Sealed] | None:
+        """Return descriptor and place of the newest whole state."""
+        descriptor = memory.newest(slot.descriptor for slot in self._slots)
+        sealed = None if descriptor is None else memory.read_header(descriptor)
+        return None if descriptor is None or sealed is None else (descriptor, sealed)
+
+    def forget_after(self, order: tuple[int, int]) -> None:
+        """Let states that are newer than that count for nothing: training goes on from that one."""
+        for slot in self._slots:
+            found = memory.read_header(slot.descriptor)
+            if found is not None and found.order > order and not memory.is_busy(slot.descriptor):
+                memory.unseal(slot.descriptor)
+
+    def busy(self, number: int, busy: bool) -> None:
+        """Say that a memory file is being written to the disk, or no longer is."""
+        memory.set_busy(self._slots[number].descriptor, busy)
+
+    def close(self) -> None:
+        """Let go of the memory here; whom it was kept by still has it."""
+        self._join()
+        for slot in self._slots:
+            _unmap(slot)
+            os.close(slot.descriptor)
+        self._slots.clear()
+
+
+def _rounded(size: int) -> int:
+    return -(-size // _ROUND_BYTES) * _ROUND_BYTES
+
+
+def _unmap(slot: _Slot) -> None:
+    if slot.bytes is not None and slot.is_pinned:
+        torch.cuda.cudart().cudaHostUnregister(slot.bytes.data_ptr())  # type: ignore[no-untyped-call]
+    slot.bytes, slot.is_pinned = None, False
+    if slot.area is not None:
+        slot.area.close()
+        slot.area = None
+
+
+def _copy(slot: _Slot, at: int, tensors: Sequence[torch.Tensor]) -> None:
+    """Copy `tensors`, one after the other, to the place `at`; devices copy beside each other."""
+    on_device = [tensor for tensor in tensors if tensor.is_cuda]
+    if on_device:
+        _pin(slot)
+    with torch.no_grad():
+        for tensor in tensors:
+            size = tensor.numel() * tensor.element_size()
+            if size:
+                _copy_one(slot, at, size, tensor)
+                at += size
+    for device in {tensor.device for tensor in on_device}:
+        torch.cuda.synchronize(device)
+
+
+def _copy_one(slot: _Slot, at: int, size: int, tensor: torch.Tensor) -> None:
+    assert slot.bytes is not None
+    target = slot.bytes[at : at + size]
+    if not tensor.is_contiguous() and is_aligned(tensor) and not tensor.is_conj() and not tensor.is_neg():
+        target.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
+        return
+    dense = tensor.resolve_conj().resolve_neg().contiguous()
+    # A single element counts as contiguous whatever its stride says; view() would look at the stride.
+    target.copy_(dense.as_strided((dense.numel(),), (1,)).view(torch.uint8), non_blocking=True)
+
+
+def _pin(slot: _Slot) -> None:
+    """Register the memory with CUDA, which then copies into it at full speed and beside other work."""
+    if slot.is_pinned or slot.bytes is None:
+        return
+    code = torch.cuda.cudart().cudaHostRegister(slot.bytes.data_ptr(), slot.capacity, 0)  # type: ignore[no-untyped-call]
+    slot.is_pinned = int(code) == 0
+    if not slot.is_pinned:
+        log.warning("CUDA does not take the memory for checkpoints (error %d): copies are slower.", int(code))
+
+
+def read_memory(descriptor: int, state: memory.Sealed) -> Checkpoint:
+    """Return the state in a memory file; its tensors are copies."""
+    with memory.mapped(descriptor, state) as parts:
+        return read_parts(state.step, parts)
+
+
+def read_parts(step: int, parts: memory.Parts) -> Checkpoint:
+    """Return the state that `parts` hold; its tensors are copies."""
+    try:
+        content = json.loads(bytes(parts.tree))
+        check_format(content["format"])
+        tensors = decode(_Bytes(parts.tensors), len(parts.tensors))
+        return Checkpoint(step, unflatten(content["state"], tensors), parts.about["meta"])
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise CheckpointError(f"The state of step {step} in memory can't be decoded: {error}.") from error
+
+
+class _Bytes:
+    """Bytes as a source of tensors."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view, self._at = view, 0
+
+    def readinto(self, buffer: memoryview) -> None:
+        end = self._at + len(buffer)
+        if end > len(self._view):
+            raise CheckpointError("The state in memory ends too early.")
+        buffer[:] = self._view[self._at : end]
+        self._at = end

@@ -1,0 +1,70 @@
+"""How much memory a copy of the state may take: asked before it is taken, since the kernel only kills after.
+
+Pages of a memory file count in the control group of the job as any others do. Its limit, that of every group
+above it, and what the host has left are all looked at; what a group holds of files that nobody has touched
+for a while (checkpoints that were written, say) the kernel gives back by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+_SHARE = 0.9
+"""Of what is left a copy may take so much; training itself may still grow."""
+
+
+def copies_that_fit(size: int, available: int, wanted: int = 2) -> int:
+    """Return how many copies of `size` bytes, at most `wanted`, may be taken of `available` bytes."""
+    return min(wanted, int(_SHARE * available) // max(1, size))
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Return what this process may still take before a limit is reached; `root` is where the host's / is."""
+    left = [_of_host(root), *(limit - used for limit, used in _groups(root))]
+    return max(0, min(left))
+
+
+def _of_host(root: Path) -> int:
+    for line in (root / "proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 1 << 62  # A kernel that does not tell; the limits of the job are left.
+
+
+def _groups(root: Path) -> Iterator[tuple[int, int]]:
+    """Yield limit and use of each memory control group that this process is in, from its own upwards."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    mount = root / "sys/fs/cgroup"
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            yield from _upwards(mount / "memory", path, *names)
+        elif number == "0":
+            yield from _upwards(mount, path, "memory.max", "memory.current", "inactive_file")
+
+
+def _upwards(mount: Path, path: str, limit: str, usage: str, cache: str) -> Iterator[tuple[int, int]]:
+    folder = mount / path.strip("/")
+    while True:
+        found = _read(folder, limit, usage, cache)
+        if found is not None:
+            yield found
+        if folder in (mount, folder.parent):
+            return
+        folder = folder.parent
+
+
+def _read(folder: Path, limit: str, usage: str, cache: str) -> tuple[int, int] | None:
+    """Return limit and use of one group; None where it has no limit, or does not show it."""
+    try:
+        told = (folder / limit).read_text().strip()
+        used = int((folder / usage).read_text())
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    return (int(told), used - int(stat.get(cache, 0))) if told.isdecimal() else None
