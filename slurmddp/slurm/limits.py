@@ -75,12 +75,12 @@ def _unknown_partition(name: str, limits: Limits) -> str:
 
 
 def _misfits(job: Job, partition: Partition) -> list[str]:
-    nodes, minutes = job.resources.nodes, job.resources.time_limit_min
+    nodes, minutes = job.resources.all_nodes, job.resources.time_limit_min
     problems: list[str] = []
     smallest = [limit for limit in (partition.max_nodes, partition.total_nodes) if limit is not None]
     if smallest and nodes > min(smallest):
         problems.append(
-            f"nodes={nodes} is more than partition {partition.name!r} gives a job ({min(smallest)}). "
+            f"{_asked(job)} is more than partition {partition.name!r} gives a job ({min(smallest)}). "
             f"Use nodes={min(smallest)} or fewer, or another partition=."
         )
     if minutes is not None and partition.max_time_min is not None and minutes > partition.max_time_min:
@@ -94,6 +94,11 @@ def _misfits(job: Job, partition: Partition) -> list[str]:
             f"Partition {partition.name!r} takes no jobs now ({partition.state}). Use another partition=."
         )
     return problems
+
+
+def _asked(job: Job) -> str:
+    nodes, spares = job.resources.nodes, job.resources.spare_nodes
+    return f"nodes={nodes} with spare_nodes={spares}" if spares else f"nodes={nodes}"
 
 
 def _partition(line: str) -> Partition:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from slurmddp.errors import ConfigError
 from slurmddp.slurm.units import render_minutes
-from slurmddp.spec import Cluster, Job
+from slurmddp.spec import Job
 
 Option = str | int | bool
 """True stands for a bare flag."""
@@ -20,7 +20,7 @@ _OWN_KEYS = {
     "constraint": "constraint", "reservation": "reservation", "cpus-per-task": "cpus_per_node=",
     "gpus-per-node": "gpus_per_node=", "mem": "mem_gb=", "mem-per-cpu": "mem_gb= and mem_request",
     "job-name": "name=", "signal": "policy.signal_lead_s=", "requeue": "policy.requeue=",
-    "no-requeue": "policy.requeue=",
+    "no-requeue": "policy.requeue=", "no-kill": "spare_nodes= or elastic=",
 }  # fmt: skip
 """sbatch options that slurmddp writes itself, and the setting of ours that a person wants instead."""
 
@@ -39,7 +39,8 @@ def sbatch_options(job: Job) -> dict[str, Option]:
     cluster, resources = job.cluster, job.resources
     options: dict[str, Option | None] = {
         "job-name": job_name(job.name),
-        "nodes": resources.nodes,
+        "nodes": resources.all_nodes,
+        "no-kill": True if job.outlives_nodes else None,
         "ntasks-per-node": 1,
         "cpus-per-task": resources.cpus_per_node,
         "time": None if resources.time_limit_min is None else render_minutes(resources.time_limit_min),
@@ -60,9 +61,10 @@ def sbatch_options(job: Job) -> dict[str, Option]:
     return {name: _one_line(f"sbatch option {name}", kept[name]) for name in sorted(kept)}
 
 
-def srun_options(cluster: Cluster) -> dict[str, Option]:
-    """Return what the cluster file adds to srun, by long names, sorted; raises ConfigError."""
-    return dict(sorted(_others("srun", cluster.srun, _SRUN_RESERVED).items()))
+def srun_options(job: Job) -> dict[str, Option]:
+    """Return what the cluster file adds to srun, and what spares need, by long names; raises ConfigError."""
+    own: dict[str, Option] = {"no-kill": True} if job.outlives_nodes else {}
+    return dict(sorted({**_others("srun", job.cluster.srun, _SRUN_RESERVED), **own}.items()))
 
 
 def job_name(name: str) -> str:

@@ -32,7 +32,8 @@ def render(job: Job) -> str:
         run=_shell("run_dir", str(job.run_dir)),
         project=_shell("project_dir", str(job.project_dir)),
         python=_shell("python", job.python),
-        nodes=int(job.resources.nodes),
+        nodes=int(job.resources.all_nodes),
+        outlives_nodes=job.outlives_nodes,
         max_restarts=int(job.policy.max_restarts),
         exclude_failed_h=int(job.policy.exclude_failed_h),
         requeue=int(job.policy.requeue),
@@ -43,7 +44,7 @@ def render(job: Job) -> str:
         step=_step(job),
         setup=[_setup_line(line) for line in job.cluster.setup],
         env=[_export(name, value) for name, value in sorted(job.cluster.env.items())],
-        srun=[_argument(name, value) for name, value in srun_options(job.cluster).items()],
+        srun=[_argument(name, value) for name, value in srun_options(job).items()],
     )
 
 
@@ -63,7 +64,7 @@ def _text(name: str) -> str:
 
 def _step(job: Job) -> str:
     """Return the shape of the step: one agent on each node, with all the CPUs that the job has there."""
-    nodes, cpus = job.resources.nodes, job.resources.cpus_per_node
+    nodes, cpus = job.resources.all_nodes, job.resources.cpus_per_node
     shape = f"--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1"
     return shape if cpus is None else f"{shape} --cpus-per-task={cpus}"
 
