@@ -2,6 +2,7 @@
 # Stands in for the interpreter of a job: called as `stub-agent.sh -m slurmddp.launchers.agent RUN_DIR`, it
 # counts to the number in RUN_DIR/goal, five a second, and stops at a "checkpoint" on TERM or USR2.
 # STUB_FAIL=NODE fails there as soon as the first node has begun, STUB_CRASH=N crashes after N steps and a save, STUB_STUCK=1 saves nothing.
+# STUB_REPLACED=NODE says at the end, as the first node's agent would, that the ranks went on without that node.
 run=$3
 stop=""
 trap 'stop=TERM' TERM
@@ -17,6 +18,9 @@ while [ "$step" != "$crash" ] && [ "$step" -lt "$(cat "$run/goal")" ] && [ -z "$
     sleep 0.2
     step=$((step + 1))
 done
+if [ "$SLURM_NODEID" = 0 ] && [ -n "${STUB_REPLACED:-}" ]; then
+    touch "$run/logs/attempt-$SLURMDDP_ATTEMPT/replaced-node-$STUB_REPLACED"
+fi
 if [ "$SLURM_NODEID" = 0 ] && [ -z "${STUB_STUCK:-}" ]; then
     mkdir -p "$run/checkpoints"
     echo "$step" >"$run/checkpoints/latest"

@@ -66,7 +66,7 @@ class Run:
     def wait_started(self, attempts: int = 1) -> None:
         """Wait until the stubs of all nodes have begun, and take signals."""
         folder = self.folder.log_dir(attempts - 1)
-        logs = [folder / f"node-{node}.log" for node in range(self.job.resources.nodes)]
+        logs = [folder / f"node-{node}.log" for node in range(self.job.resources.all_nodes)]
 
         def begun() -> bool:
             return all(log.exists() and "starts at" in log.read_text() for log in logs)
@@ -105,6 +105,8 @@ def starter(tmp_path: Path, slurm: SlurmClient) -> Start:
         *,
         goal: int,
         nodes: int = 2,
+        spare_nodes: int = 0,
+        elastic: bool = False,
         name: str = "",
         partition: str = "low",
         target: str = "none",
@@ -134,10 +136,13 @@ def starter(tmp_path: Path, slurm: SlurmClient) -> Start:
                 env=env or {},
                 sbatch=sbatch or {},
             ),
-            resources=Resources(nodes=nodes, ranks_per_node=2, time_limit_min=time_limit_min),
+            resources=Resources(
+                nodes=nodes, spare_nodes=spare_nodes, ranks_per_node=2, time_limit_min=time_limit_min
+            ),
             policy=Policy(signal_lead_s=lead_s, max_restarts=max_restarts),
             program=Program(target=target, config={"name": "stub"}),
             snapshot=False,
+            elastic=elastic,
         )
         prepare(job, refuse_requeue(render(job)) if refused else render(job))
         (folder / "goal").write_text(str(goal))

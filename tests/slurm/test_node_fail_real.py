@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from stub_runs import ENDLESS, Run, starter
@@ -80,6 +81,34 @@ def test_the_next_attempt_of_a_run_that_lost_a_node_runs_on_others(failing: Sand
     again = build("sbatch", SlurmClient()).submit(requeued.job)
     assert lost[0] in excluded_by(failing, again)
     failing.cancel_jobs()
+
+
+def test_a_job_with_a_spare_and_one_that_goes_on_with_fewer_outlive_a_node(
+    failing: Sandbox, tmp_path: Path
+) -> None:
+    """The step goes on, srun ends with 0, and the node is known to have failed."""
+    slurm = SlurmClient()
+    start = starter(tmp_path, slurm)
+    common: dict[str, Any] = {"goal": ENDLESS, "sbatch": ALONE, "env": {"STUB_REPLACED": "1"}}
+    runs = (
+        start(nodes=2, spare_nodes=1, name="spare", **common),
+        start(nodes=3, elastic=True, name="fewer", **common),
+    )
+    for run in runs:
+        run.wait_started()
+    lost = [nodes_of(run, 0)[1] for run in runs]
+    for node in lost:
+        failing.kill_node(node, with_jobs=True)
+    for run, node in zip(runs, lost, strict=True):
+        batch_log = run.folder.log_dir(0) / "batch.log"
+        run.wait(lambda log=batch_log, node=node: f"Node failure on {node}" in log.read_text(), "lost node")
+        finish(run)
+        assert "srun ended with code 0." in batch_log.read_text()
+        assert run.ends() == [("finished", "none")]
+        assert excluded_nodes(run.folder) == [node]
+    for run, node in zip(runs, lost, strict=True):
+        run.wait(lambda run=run: slurm.jobs([run.job_id])[run.job_id].state == "COMPLETED", "completed job")
+        failing.restore_node(node)
 
 
 def test_a_run_whose_only_node_failed_does_not_stay_on_it_when_it_is_given_it_again(
