@@ -18,10 +18,9 @@ from slurmddp.errors import ConfigError
 from slurmddp.launchers.control_hub import Hub
 from slurmddp.launchers.control_member import Member
 from slurmddp.launchers.control_session import ALL, Clock, Message, copied
+from slurmddp.node.ports import SECRET_VARIABLE
 
 __all__ = ["ALL", "Clock", "Link", "Message", "open_link"]
-
-SECRET_VARIABLE = "SLURMDDP_SECRET"
 
 
 class Link(Protocol):

@@ -67,6 +67,7 @@ class Hub:
         self._guests: dict[int, _Guest] = {}
         self._most_guests = 4 * info.nodes + 32
         self._nodes_by_wire: dict[int, int] = {}
+        self._refused: set[str] = set()
         self._own: list[tuple[int, Message]] = []
         self._listener = _listen(info)
         self._poll = select.epoll()
@@ -184,10 +185,10 @@ class Hub:
         """Whether this agent is the member it says it is, or takes the place of one that is gone."""
         if peer.identity == join.identity:
             return not peer.gone
-        if peer.here:
-            _log.warning(
-                "node %d is here already, on %s: another on %s is refused", join.node, peer.host, join.host
-            )
+        if peer.here and join.identity not in self._refused:
+            self._refused.add(join.identity)  # It will ask again and again.
+            told = join.node, peer.host, join.host
+            _log.warning("node %d is here already, on %s; a second one on %s is refused", *told)
         return not peer.here
 
     def _welcome(self, guest: _Guest, join: Join, now: float) -> list[tuple[int, Message]]:
