@@ -121,7 +121,7 @@ def _local_commands(job: Job) -> str:
     """Return the shell lines that do what a local run does: one agent per pretended node."""
     from slurmddp.environments.present import emulated_step
 
-    nodes = job.resources.nodes
+    nodes = job.resources.all_nodes
     lines = [
         f"# {job.run_name}: {counted(job.resources.world_size, 'rank')} on this machine, "
         f"{counted(nodes, 'agent')} of {counted(job.resources.ranks_per_node, 'rank')} each",

@@ -122,10 +122,10 @@ class LocalRun:
             pid=os.getpid(),
             host=socket.gethostname(),
         )
-        self._agents = [self._start_agent(node_rank) for node_rank in range(self.job.resources.nodes)]
+        self._agents = [self._start_agent(node_rank) for node_rank in range(self.job.resources.all_nodes)]
 
     def _start_agent(self, node_rank: int) -> subprocess.Popen[bytes]:
-        nodes = self.job.resources.nodes
+        nodes = self.job.resources.all_nodes
         step = emulated_step(nodes, node_rank, self._job_id, self.folder.path, self.attempt)
         environ = {**scrub(os.environ), **self.job.cluster.env, **step}
         with self._node_log(node_rank).open("ab") as log:
@@ -143,9 +143,12 @@ class LocalRun:
         return self.folder.log_dir(self.attempt) / f"node-{node_rank}.log"
 
     def poll(self) -> int | None:
-        """Return the attempt's exit code once every agent has ended; the failure of one ends the others."""
+        """Return the attempt's exit code once every agent has ended; the failure of one ends the others.
+
+        Where the job outlives nodes only the first one's does: it decides whether the others go on.
+        """
         codes = [self._code_of(agent) for agent in self._agents]
-        for node_rank, code in enumerate(codes):
+        for node_rank, code in enumerate(codes[:1] if self.job.outlives_nodes else codes):
             if code not in (None, EXIT_FINISHED, EXIT_STOPPED) and self._force_at is None:
                 self._end_the_others(node_rank, code or EXIT_FAILED)
         if self._force_at is not None and time.monotonic() > self._force_at:
@@ -155,7 +158,9 @@ class LocalRun:
         if len(ended) < len(codes):
             return None
         found = None if self._killed else failure.read(self.folder, self.attempt)
-        return failure.node_code(found) if found else outcome.combine(ended)
+        if found:
+            return failure.node_code(found)
+        return outcome.of_survivors(ended) if self.job.outlives_nodes else outcome.combine(ended)
 
     def _pass_on_stop(self, codes: Sequence[int | None]) -> None:
         """Stop the agents that outlive one which stopped, as srun does with --kill-on-bad-exit."""

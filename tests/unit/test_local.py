@@ -96,6 +96,41 @@ def test_pretended_nodes_train_as_one_job(tmp_path: Path, monkeypatch: pytest.Mo
     assert (started["pid"], started["launcher"]) == (os.getpid(), "local")
 
 
+STAND_INS = """
+import os, pathlib, signal, sys, time
+folder, node = pathlib.Path(sys.argv[1]), int(os.environ["SLURM_NODEID"])
+(folder / f"here-{node}").write_text(str(os.getpid()))
+while len(list(folder.glob("here-*"))) < 3:
+    time.sleep(0.01)
+if node == int(sys.argv[2]):
+    os.kill(os.getpid(), signal.SIGKILL)
+lost = folder / f"here-{sys.argv[2]}"
+while os.path.exists(f"/proc/{lost.read_text()}"):
+    time.sleep(0.01)
+time.sleep(0.3)  # Whoever ends the others because of it does so now.
+(folder / f"went-on-{node}").touch()
+"""
+
+
+@pytest.mark.parametrize("job", [{"spare_nodes": 1, "nodes": 2}, {"elastic": True, "nodes": 3}], ids=str)
+@pytest.mark.parametrize("lost", [0, 1])
+def test_who_goes_on_when_a_pretended_node_is_lost_is_for_the_first_agent_to_say(
+    tmp_path: Path, job: dict[str, int], lost: int
+) -> None:
+    folder = make_run(tmp_path, "")
+    resources = Resources(nodes=job["nodes"], spare_nodes=job.get("spare_nodes", 0), ranks_per_node=1)
+    described = job_of(folder, resources=resources, elastic=bool(job.get("elastic")))
+    command = [sys.executable, "-c", STAND_INS, str(folder.path), str(lost)]
+    run = LocalRun(described, folder, command=command, say=lambda text: None)
+    run.start()
+    if lost == 0:
+        with pytest.raises(RankFailure, match="SIGKILL"):
+            run.wait()
+    else:
+        assert run.wait() == 0
+        assert {path.name for path in folder.path.glob("went-on-*")} == {"went-on-0", "went-on-2"}
+
+
 def test_a_failure_that_got_further_starts_again(tmp_path: Path) -> None:
     program = CHECKPOINT + (
         "def main(run_dir):\n    save(run_dir, 10 * (attempt + 1))\n"
