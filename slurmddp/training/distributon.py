@@ -36,10 +36,12 @@ from slurmddp.checkpoint.config_match import ALLOW_VARIABLE
 from slurmddp.environments.detect import detect
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError, SlurmddpError, StoppedAtCheckpoint
+from slurmddp.node.pulse import Pulse
 from slurmddp.strategies import Strategy, build
 from slurmddp.training import bootstrap, collective, rng, session_state
 from slurmddp.training.guard import Guard
 from slurmddp.training.loader import DistributedLoader, distribute
+from slurmddp.training.progress import Progress, shown_as
 from slurmddp.training.start_check import refuse_to_multiply, require_devices
 from slurmddp.training.start_up import StartUp
 from slurmddp.training.stop_poll import StopPoll
@@ -81,6 +83,7 @@ class Distributon:
         self._loaders: list[DistributedLoader] = []
         self._models: list[nn.Module] = []
         self._stop = StopPoll(stop_guard)
+        self._progress = Progress(Pulse.attach(os.environ))
         self.start_up = StartUp(os.environ)
         """How long the phases of this rank's start take; the default trainer writes it down."""
 
@@ -104,10 +107,12 @@ class Distributon:
 
             launch_script(wanted)
         require_devices(info, wanted)
+        self._progress.enter("meeting")
         self._place = bootstrap.start(info, backend=self._backend, stopped=lambda: self._stop.requested)
         atexit.register(self._close_at_exit)
         if self._seed is not None:
             rng.seed_everything(self._seed)
+        self._progress.enter("loading", watched=False)
         self.start_up.lap("rendezvous")
         return self
 
@@ -121,11 +126,13 @@ class Distributon:
         atexit.unregister(self._close_at_exit)
         if self._place is None:
             return
+        self._progress.enter("ending")
         self._stop.close()
         bootstrap.finish(self._place)
         if self._place.backend is not None:
             time.sleep(_DRAIN_S)
         self._place = None
+        self._progress.enter("ending", watched=False)
 
     def _close_at_exit(self) -> None:
         if not hasattr(sys, "last_type"):  # The program ends by itself, not by an exception.
@@ -201,6 +208,7 @@ class Distributon:
     def setup_optimizer(self, optimizer: AnyOptimizer) -> AnyOptimizer:
         """Return `optimizer`; raises ConfigError unless it holds parameters that `setup_model` has moved."""
         self._require_models(optimizer)
+        self._progress.follow(optimizer)
         return optimizer
 
     def _require_models(self, optimizer: Optimizer) -> None:
@@ -247,7 +255,7 @@ class Distributon:
             even=even,
             keep_global_batch=keep_global_batch,
         )
-        own.pause = self._stop
+        own.pause, own.progress = self._stop, self._progress
         self._loaders.append(own)
         return own
 
@@ -259,6 +267,7 @@ class Distributon:
         With `parts` backward passes per optimizer step, the step uses the mean over all of them.
         """
         self._here  # noqa: B018 - raises before launch.
+        self._progress.backward_begins()
         (loss / parts if parts != 1 else loss).backward()  # type: ignore[no-untyped-call]
 
     def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
@@ -277,7 +286,12 @@ class Distributon:
         stop`, and when a save only just fits before the job's time limit. The first call waits for all ranks
         and puts handlers for the signals in place, so a program that never asks is ended by them as usual.
         """
+        self._progress.step_begins()
         return self._stop.tick(self._here)
+
+    def alive(self, phase: str = "evaluating") -> None:
+        """Tell the watchdog, again and again, that long work of your own gets on; see docs/watchdog.md."""
+        self._progress.alive(phase)
 
     def first_batch(self, batches: Iterator[Any]) -> Any:
         """Return `next(batches)`, the first batch of a step, from a loader of `setup_dataloader`.
@@ -321,6 +335,7 @@ class Distributon:
 
     # Checkpoints.
 
+    @shown_as("saving")
     def save(self, root: str | Path, step: int, *, keep_last: int = 3, **objects: Any) -> Path:
         """Write a checkpoint of `objects`, of the loaders and of every rank's randomness; all ranks call it.
 
@@ -339,6 +354,7 @@ class Distributon:
             keep_last=keep_last,
         )
 
+    @shown_as("saving")
     def test_save(self, root: str | Path, *, keep_last: int = 3, **objects: Any) -> float:
         """Do all that `save` would but leave nothing behind; return the seconds it took. All ranks call it.
 
@@ -350,6 +366,7 @@ class Distributon:
             Path(root), objects, self._loaders, unwrap=self.unwrap, keep_last=keep_last
         )
 
+    @shown_as("loading")
     def load(self, root: str | Path, *, allow_other_config: bool = False, **objects: Any) -> int | None:
         """Give `objects` the state of the newest good checkpoint under `root` and return its step.
 
@@ -358,7 +375,7 @@ class Distributon:
         another `config` is loaded only with `allow_other_config`, or SLURMDDP_ALLOW_OTHER_CONFIG=1.
         """
         self._here  # noqa: B018
-        return session_state.load(
+        step = session_state.load(
             Path(root),
             objects,
             self._loaders,
@@ -367,3 +384,5 @@ class Distributon:
             config=self._config,
             allow_other_config=allow_other_config or os.environ.get(ALLOW_VARIABLE) == "1",
         )
+        self._progress.resumed(step or 0)
+        return step

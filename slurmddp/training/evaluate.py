@@ -25,6 +25,7 @@ def evaluate(distributon: Distributon, parts: Parts) -> float | None:
     """
     if parts.heldout is None:
         return None
+    distributon.alive("evaluating")
     collective.share_buffers(parts.bare_model)
     randomness, was_training = rng.capture(), parts.bare_model.training
     parts.bare_model.eval()
@@ -68,6 +69,7 @@ def _sum_losses(
     loss_of: Loss = parts.loss
     total, count = 0.0, 0
     for inputs, targets in (to_device(batch, distributon.device) for batch in loader):
+        distributon.alive("evaluating")
         if distributon.stop_requested:
             return total, count, False
         total += float(loss_of(model(inputs), targets)) * len(targets)

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.training.data_wait import Pause, interruptible
+from slurmddp.training.progress import Progress
 from slurmddp.training.rng import derive
 from slurmddp.training.samples import LooksLike
 from slurmddp.training.signals import hold_in_worker, signals_held
@@ -40,6 +41,8 @@ class DistributedLoader:
         self._entered = False
         self.pause: Pause | None = None
         """Lets a stop end the wait for a batch."""
+        self.progress: Progress | None = None
+        """Shows the waits for batches."""
 
     @property
     def dataset(self) -> Any:
@@ -70,7 +73,10 @@ class DistributedLoader:
             self._next_epoch()
         self._entered = True
         self._reseed()
-        for batch in self._rest_of_epoch():
+        batches = self._rest_of_epoch()
+        if self.progress is not None:
+            batches = self.progress.batches(batches, self._device)
+        for batch in batches:
             yield to_device(batch, self._device)
         self._next_epoch()
         self._entered = False

@@ -35,6 +35,7 @@ def token_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Te
 
 def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -> None:
     """Train to `train.steps`, from the newest checkpoint on; raises StoppedAtCheckpoint when told to stop."""
+    distributon.alive("loading")
     training = Training(distributon, build_parts(distributon, config), folder)
     settings, batches = training.parts.settings, training.parts.batches()
     training.resume()
@@ -236,6 +237,7 @@ class Training:
         model: Any = self.parts.bare_model
         data, count = self.parts.data, self.parts.settings.sample_chars
         can = hasattr(model, "generate") and hasattr(data, "encode") and hasattr(data, "decode")
+        self.distributon.alive("ending")
         if can and count and self.distributon.is_global_zero and not self._sampled:
             model.eval()
             prompt = data.encode("def ")[None].to(self.distributon.device)
