@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
+import importlib.util
 import os
 import pkgutil
 import socket
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import ModuleType
 
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import RunFolder
@@ -26,8 +29,13 @@ PRELOAD = (
     "torch.profiler._cupti_monitor",
     "numpy",
     "safetensors.torch",
+    "encodings.idna",  # a socket's, for the first host that it is given
     "slurmddp.training.*",
 )
+_EXTENSIONS = ("numpy", "array", "cmath", "decimal", "random", "shutil", "unicodedata")
+"""Modules below sympy that hold libraries of their own, which wait while torch's are loaded."""
+_PURE = "sympy"
+"""The largest part of torch._dynamo that is Python alone."""
 
 
 def enter_project(folder: RunFolder, project_dir: str | None) -> None:
@@ -44,19 +52,60 @@ def enter_project(folder: RunFolder, project_dir: str | None) -> None:
     sys.path[0] = str(folder.code_dir if folder.code_dir.is_dir() else project)
 
 
-def import_for_all(names: Sequence[str]) -> None:
-    """Import modules by name for every rank to share; raises ConfigError if one of them touched CUDA."""
+def import_for_all(names: Sequence[str]) -> str | None:
+    """Import modules by name for every rank to share; return why ranks can't be forked then, if so."""
     gc.disable()  # Almost all that an import makes stays; looking for garbage takes a fifth of the time.
     try:
-        import_all(names)
+        if "torch" in names:
+            with _libraries_loading("torch", "libtorch_global_deps.so", "libtorch_python.so"):
+                _import_quietly(_PURE)
+        why = import_all(names)
     finally:
         gc.enable()
     gc.freeze()  # No collection in a rank will look at, and so copy, what is shared now.
-    refuse_cuda(sys.modules.get("torch"))
+    return why
 
 
-def import_all(names: Sequence[str]) -> None:
-    """Import modules by name; `package.*` stands for every module of the package."""
+@contextmanager
+def _libraries_loading(package: str, *libraries: str) -> Iterator[None]:
+    """Let the kernel and the linker load a package's libraries while this thread imports Python modules.
+
+    Loading torch's takes a fifth of a second on a warm machine, of a processor that nobody else uses.
+    """
+    for name in _EXTENSIONS:
+        _import_quietly(name)
+    loader = threading.Thread(target=_load_libraries, args=(package, libraries))
+    loader.start()
+    try:
+        yield
+    finally:
+        loader.join()
+
+
+def _load_libraries(package: str, libraries: Sequence[str]) -> None:
+    """Load libraries of a package that is not imported yet; what can't be loaded fails in its import."""
+    found = importlib.util.find_spec(package)
+    folders = (found.submodule_search_locations if found else None) or []
+    # Called through ctypes it lets the interpreter go; ctypes.CDLL itself and imports don't.
+    dlopen = ctypes.CDLL(None).dlopen
+    dlopen.restype, dlopen.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int)
+    for name, scope in zip(libraries, (os.RTLD_GLOBAL, 0), strict=True):
+        for folder in folders:
+            dlopen(os.fsencode(Path(folder, "lib", name)), os.RTLD_NOW | scope)
+
+
+def _import_quietly(name: str) -> None:
+    """Import a module ahead of those that need it; one that is not there is theirs to miss."""
+    with suppress(ImportError):
+        importlib.import_module(name)
+
+
+def import_all(names: Sequence[str]) -> str | None:
+    """Import modules by name; `package.*` stands for every module of the package.
+
+    Returns which import left this process so that it can't be forked, and how; None if none did.
+    """
+    why = None
     for name in names:
         package, star, _ = name.partition(".*")
         try:
@@ -64,8 +113,12 @@ def import_all(names: Sequence[str]) -> None:
         except ModuleNotFoundError as error:
             _tolerate_missing(error, package)
             continue
+        if why is None and (found := why_no_fork()):
+            why = f"importing {package} {found}"
         if star:
-            import_all([f"{package}.{entry.name}" for entry in pkgutil.iter_modules(module.__path__)])
+            parts = import_all([f"{package}.{entry.name}" for entry in pkgutil.iter_modules(module.__path__)])
+            why = why or parts
+    return why
 
 
 def _tolerate_missing(error: ModuleNotFoundError, name: str) -> None:
@@ -78,10 +131,14 @@ def _tolerate_missing(error: ModuleNotFoundError, name: str) -> None:
     ) from error
 
 
-def refuse_cuda(torch: ModuleType | None) -> None:
-    """Raise if an import has touched CUDA: a forked rank could not use it any more."""
+def why_no_fork() -> str | None:
+    """Return what in this process a fork would break, as what somebody has done; None: nothing is known.
+
+    A forked process can't use CUDA if its parent has, and inherits the locks of threads that it has not.
+    Threads that are not Python's (those of numpy's BLAS) see to that themselves.
+    """
+    torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        raise ConfigError(
-            "CUDA was initialised in the agent while modules were imported, so the ranks can't be forked.",
-            hint="Move code that touches the GPU out of module level, into a function.",
-        )
+        return "has initialised CUDA"
+    others = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    return f"has started a thread ({others[0]})" if others else None

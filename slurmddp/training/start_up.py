@@ -12,8 +12,9 @@ class StartUp:
     """A stopwatch with one lap per phase, on the clock that nobody sets; a phase may have several laps."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self._seconds = dict(_imports(environ))
-        self._since = time.monotonic()
+        now = time.monotonic()
+        self._seconds = dict(_before(environ, now))
+        self._since = now
 
     def lap(self, phase: str) -> None:
         """Count the time since the last lap, or since the stopwatch was made, as `phase`."""
@@ -27,8 +28,10 @@ class StartUp:
         return {phase: round(seconds, 3) for phase, seconds in self._seconds.items()}
 
 
-def _imports(environ: Mapping[str, str]) -> Mapping[str, float]:
+def _before(environ: Mapping[str, str], now: float) -> Mapping[str, float]:
+    """Return what the agent says of the time before: until it could start ranks, and from then to `now`."""
     try:
-        return {"imports": float(environ[IMPORTS_VARIABLE])}
+        imports, ready = map(float, environ[IMPORTS_VARIABLE].split())
     except (KeyError, ValueError):
         return {}  # Started by another launcher, where every rank imports for itself before this is loaded.
+    return {"imports": imports, "fork": max(0.0, now - ready)}

@@ -161,7 +161,7 @@ def test_a_killed_rank_is_retried_after_progress(command: Command, undisturbed: 
     assert set(parts) == {"queued", "starting", "training", "saving", "lost", "ending"}
     begun = json.loads((run.folder / "attempts.jsonl").read_text().splitlines()[0])["time"]
     assert sum(parts.values()) == pytest.approx(run.events("ended")[-1]["time"] - begun, abs=0.1)
-    assert list(told["phases"]["seconds"])[:3] == ["launch", "imports", "rendezvous"]
+    assert list(told["phases"]["seconds"])[:4] == ["launch", "imports", "fork", "rendezvous"]
 
 
 @pytest.mark.parametrize("submitter", ["sbatch", "submitit"])

@@ -16,15 +16,21 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_each_lap_takes_the_time_since_the_one_before(clock: list[float]) -> None:
-    started = StartUp({"SLURMDDP_IMPORTS_S": "2.5"})
+    started = StartUp({"SLURMDDP_IMPORTS_S": "2.5 99.875"})
     for phase, seconds in [("rendezvous", 0.25), ("data", 1.0), ("model", 0.5), ("data", 2.0)]:
         clock[0] += seconds
         started.lap(phase)
-    assert started.seconds == {"imports": 2.5, "rendezvous": 0.25, "data": 3.0, "model": 0.5}
-    assert list(started.seconds) == ["imports", "rendezvous", "data", "model"]
+    assert started.seconds == {
+        "imports": 2.5,
+        "fork": 0.125,
+        "rendezvous": 0.25,
+        "data": 3.0,
+        "model": 0.5,
+    }
+    assert list(started.seconds) == ["imports", "fork", "rendezvous", "data", "model"]
 
 
-@pytest.mark.parametrize("environ", [{}, {"SLURMDDP_IMPORTS_S": "long"}])
+@pytest.mark.parametrize("environ", [{}, {"SLURMDDP_IMPORTS_S": "long"}, {"SLURMDDP_IMPORTS_S": "2.5"}])
 def test_without_the_agent_nothing_is_said_of_imports(clock: list[float], environ: dict[str, str]) -> None:
     started = StartUp(environ)
     started.lap("rendezvous")
