@@ -240,7 +240,8 @@ def _submit(job: Job) -> int:
             _take_away(folder)
         raise
     remember(folder)
-    where = f"{counted(job.resources.nodes, 'node')} of {job.cluster.name}"
+    spares = f" and {counted(job.resources.spare_nodes, 'spare')}" if job.resources.spare_nodes else ""
+    where = f"{counted(job.resources.nodes, 'node')}{spares} of {job.cluster.name}"
     print(f"run     {folder.name}  ({counted(job.resources.world_size, 'rank')} on {where})")
     print(f"job     {job_id}")
     print(f"folder  {folder.path}")

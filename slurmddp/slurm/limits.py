@@ -77,11 +77,17 @@ def _unknown_partition(name: str, limits: Limits) -> str:
 def _misfits(job: Job, partition: Partition) -> list[str]:
     nodes, minutes = job.resources.all_nodes, job.resources.time_limit_min
     problems: list[str] = []
-    smallest = [limit for limit in (partition.max_nodes, partition.total_nodes) if limit is not None]
-    if smallest and nodes > min(smallest):
+    most = min(
+        (limit for limit in (partition.max_nodes, partition.total_nodes) if limit is not None), default=nodes
+    )
+    if nodes > most:
+        asked, fewer = f"nodes={nodes}", f"nodes={most} or fewer"
+        if job.resources.spare_nodes:
+            asked = f"nodes={job.resources.nodes} with spare_nodes={job.resources.spare_nodes}"
+            fewer = f"{most} nodes or fewer in all"
         problems.append(
-            f"{_asked(job)} is more than partition {partition.name!r} gives a job ({min(smallest)}). "
-            f"Use nodes={min(smallest)} or fewer, or another partition=."
+            f"{asked} is more than partition {partition.name!r} gives a job ({most}). "
+            f"Use {fewer}, or another partition=."
         )
     if minutes is not None and partition.max_time_min is not None and minutes > partition.max_time_min:
         longest = render_minutes(partition.max_time_min)
@@ -94,11 +100,6 @@ def _misfits(job: Job, partition: Partition) -> list[str]:
             f"Partition {partition.name!r} takes no jobs now ({partition.state}). Use another partition=."
         )
     return problems
-
-
-def _asked(job: Job) -> str:
-    nodes, spares = job.resources.nodes, job.resources.spare_nodes
-    return f"nodes={nodes} with spare_nodes={spares}" if spares else f"nodes={nodes}"
 
 
 def _partition(line: str) -> Partition:

@@ -56,7 +56,7 @@ def _run(folder: RunFolder, guard: Guard) -> None:
     info = detect(os.environ)
     require(
         info,
-        nodes=config.get("nodes"),
+        nodes=None if config.get("elastic") else config.get("nodes"),
         ranks_per_node=config.get("ranks_per_node"),
         gpus_per_node=config.get("gpus_per_node"),
         visible_gpus=torch.cuda.device_count() or None,

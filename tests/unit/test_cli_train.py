@@ -70,6 +70,19 @@ def test_a_submission_of_one_rank_says_so(
     assert "(1 rank on 1 node of big)" in capsys.readouterr().out
 
 
+def test_a_submission_with_spares_tells_of_them(
+    project: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *BIG, "spare_nodes=2"]) == 0
+    assert "(24 ranks on 3 nodes and 2 spares of big)" in capsys.readouterr().out
+    assert "#SBATCH --nodes=5\n" in slurm.submissions[0].script
+    slurm.site = Limits(partitions={"gpu": Partition(name="gpu", max_nodes=4)})
+    assert main(["train", *BIG, "spare_nodes=2", "name=other"]) == EXIT_CONFIG
+    told = capsys.readouterr().err
+    assert "nodes=3 with spare_nodes=2 is more than partition 'gpu' gives a job (4)" in told
+    assert "Use 4 nodes or fewer in all" in told
+
+
 def test_a_dry_run_prints_the_bytes_that_a_submission_sends(
     project: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
