@@ -1,0 +1,151 @@
+"""What agents tell of their ranks, and what node 0's agent makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from slurmddp.launchers.culprit import RankReport
+from slurmddp.launchers.flight_recorder import FlightRecorder
+from slurmddp.launchers.inquiry import Comparison, Inquiry
+from slurmddp.launchers.stragglers import Pace
+from slurmddp.launchers.watch import Watch
+from slurmddp.node.pulse import Beat, Pulse
+
+STEP = Beat("step", 100.0, 7, 0, 7, 100.0, 7.0, 0.0, watched=True)
+NO_PROCESSES: dict[int, tuple[int, Pulse]] = {}
+
+
+def over_the_line(message: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(message))  # type: ignore[no-any-return]
+
+
+def report(rank: int, **changes: Any) -> dict[str, Any]:
+    usual = {"rank": rank, "host": "n0", "phase": "step", "step": 7, "seconds": 400.0, "limit_s": 300.0}
+    return {"kind": "report", "reports": [RankReport(**(usual | changes)).to_json()]}
+
+
+def test_a_watch_tells_of_a_standstill_and_reports_when_asked(tmp_path: Path) -> None:
+    watch = Watch(2.0, tmp_path, "n1", beats=lambda: {4: STEP}, processes=lambda: NO_PROCESSES)
+    told: list[dict[str, Any]] = []
+    for now in range(100, 103):
+        told += watch.look(float(now))
+    kinds = [message["kind"] for message in told]
+    assert kinds == ["pace", "stall"]
+    assert told[0]["paces"]["4"]["step"] == 7
+    assert (told[1]["rank"], told[1]["phase"], told[1]["limit_s"]) == (4, "step", 2.0)
+    watch.ask(generation=0)
+    assert watch.next_look() - time.monotonic() < 1
+    (answer,) = watch.look(102.1)
+    assert RankReport.from_json(over_the_line(answer)["reports"][0]).seconds >= 2.0
+    assert watch.look(102.2) == []
+
+
+def test_a_watch_that_is_told_to_forget_says_nothing(tmp_path: Path) -> None:
+    watch = Watch(2.0, tmp_path, "n1", beats=dict, processes=lambda: NO_PROCESSES)
+    watch.ask(generation=0)
+    watch.forget()
+    assert watch.look(100.0) == []
+
+
+def test_who_has_stopped_follows_from_the_reports_of_all() -> None:
+    inquiry = Inquiry((0, 1, 2))
+    assert inquiry.begin(100.0)
+    assert not inquiry.begin(100.5), "they are asked once"
+    inquiry.take(0, over_the_line(report(0)))
+    inquiry.take(2, over_the_line(report(2, phase="data")))
+    assert inquiry.verdict(101.0) is None
+    inquiry.take(1, over_the_line(report(1)))
+    verdict = inquiry.verdict(101.0)
+    assert verdict is not None
+    assert verdict.report.rank == 2
+    assert verdict.reason.startswith("stalled: Rank 2 on n0 has been waiting for data for 400 s")
+    assert inquiry.verdict(102.0) is None
+    assert inquiry.next_look is None
+
+
+def test_an_agent_that_does_not_report_is_not_waited_for_for_ever() -> None:
+    inquiry = Inquiry((0, 1))
+    inquiry.begin(100.0)
+    inquiry.take(0, report(0))
+    assert inquiry.next_look is not None
+    verdict = inquiry.verdict(inquiry.next_look)
+    assert verdict is not None
+    assert verdict.report.rank == 0
+
+
+def test_nothing_comes_of_it_while_another_node_is_at_work() -> None:
+    inquiry = Inquiry((0, 1))
+    inquiry.begin(100.0)
+    inquiry.take(0, report(0))
+    inquiry.take(1, report(1, phase="evaluating", seconds=0.2, limit_s=900.0))
+    assert inquiry.verdict(100.1) is None
+    assert inquiry.next_look is None
+    assert inquiry.begin(170.0), "it may be asked again"
+
+
+def paces(first: int, *waits: float, steps: int) -> dict[str, Any]:
+    """Return what an agent sends of ranks from `first` on that wait so long for data in each step."""
+    sent = {}
+    for rank, wait in enumerate(waits, first):
+        pace = Pace(
+            host=f"n{first}",
+            step=steps,
+            steps=steps,
+            step_s=steps * 1.0,
+            wait_s=steps * wait,
+            forward_s=steps * 0.1,
+        )
+        sent[str(rank)] = pace.to_json()
+    return over_the_line({"kind": "pace", "paces": sent})
+
+
+def test_a_straggler_is_told_once_it_was_slowest_twice_and_then_rarely() -> None:
+    comparison = Comparison(4)
+    lines: list[tuple[str | None, Any]] = []
+    for number in range(1, 26):
+        assert comparison.take(paces(0, 0.0, 0.0, steps=20 * number), 30.0 * number) == (None, None)
+        lines.append(comparison.take(paces(2, 0.0, 0.5, steps=20 * number), 30.0 * number))
+    told = [(number, line, found) for number, (line, found) in enumerate(lines, 1) if line]
+    assert [number for number, line, _ in told if line.startswith("slowest: rank 3 on n2")] == [2, 22]
+    assert [found.rank for _, _, found in told if found] == [3]
+
+
+def test_ranks_that_keep_pace_have_it_told_every_ten_minutes() -> None:
+    comparison = Comparison(2)
+    told = []
+    for number in range(1, 45):
+        line, found = comparison.take(paces(0, 0.1, 0.1, steps=20 * number), 30.0 * number)
+        assert found is None
+        told += [number] if line else []
+    assert told == [1, 21, 41]
+
+
+def test_one_slow_moment_makes_no_straggler() -> None:
+    comparison = Comparison(2)
+    comparison.take(paces(0, 0.1, 0.1, steps=20), 30.0)
+    slow = paces(0, 0.1, 0.1, steps=40)
+    slow["paces"]["1"]["wait_s"] += 15.0
+    assert comparison.take(slow, 60.0) == (None, None)
+    after = paces(0, 0.1, 0.1, steps=60)
+    after["paces"]["1"]["wait_s"] += 15.0
+    assert comparison.take(after, 90.0) == (None, None)
+
+
+def test_the_recorder_keeps_what_a_person_has_set_and_asks_by_the_pipes(tmp_path: Path) -> None:
+    recorder = FlightRecorder(tmp_path)
+    environ = recorder.environment({"TORCH_FR_BUFFER_SIZE": "0"})
+    assert "TORCH_FR_BUFFER_SIZE" not in environ
+    assert environ["TORCH_FR_DUMP_TEMP_FILE"] == str(tmp_path / "nccl-trace-rank-")
+    pipes = Path(environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"])
+    os.mkfifo(pipes / "3.pipe")
+    reader = os.open(pipes / "3.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    os.mkfifo(pipes / "4.pipe")  # Nobody reads it.
+    recorder.request([3, 4, 5])
+    assert os.read(reader, 10) == b"1\n"
+    os.close(reader)
+    recorder.close()
+    assert not pipes.exists()
