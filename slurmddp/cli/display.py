@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.logs import LineReader
+from slurmddp.runs.notices import stall_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -131,12 +132,14 @@ def _tell(record: dict[str, Any], note: str) -> tuple[str, str]:
     if event == "started":
         where = record.get("nodes") or "this machine"
         return f"attempt {attempt} starts on {where}", "starting: importing torch, preparing the data"
-    if event == "warned":
+    if event in ("warned", "straggler"):
         return str(record.get("text", "")), note
     if event == "resumed":
         return f"going on from step {record.get('step')}", "preparing the data"
     if event == "signalled":
         return f"{record.get('signal')} received: stopping at a checkpoint", "saving"
+    if event == "stalled":
+        return stall_text(record), "ending the ranks"
     if event == "rank_failed":
         who = "the node" if record.get("rank") is None else f"rank {record['rank']} on"
         return f"{who} {record.get('host')} failed", "ending the other ranks"

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 
 from slurmddp.errors import SlurmddpError
@@ -14,6 +15,7 @@ from slurmddp.runs import index, logs
 from slurmddp.runs.excluded import excluded_nodes
 from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.ledger import Entry, Ledger, read_ledger
+from slurmddp.runs.notices import notices
 from slurmddp.runs.phases import Phases, newest_phases
 from slurmddp.runs.status import RunStatus, status
 from slurmddp.runs.table import STATE_STYLES, clock, duration, number, paint, percent, print_table
@@ -72,6 +74,7 @@ def lines(one: RunStatus, ledger: Ledger, now: float) -> Iterator[tuple[str, str
     yield from _place(one, now)
     if failed := excluded_nodes(RunFolder(one.path), now):
         yield "avoids", f"{', '.join(failed)}: failed under it"
+    yield from _notices(RunFolder(one.path))
     if one.failure is not None:
         yield "failure", one.failure.sentence
         for line in one.failure.last_lines[-_FAILURE_LINES:]:
@@ -94,6 +97,12 @@ def _last_words(folder: RunFolder) -> list[str]:
         f"[{logs.label(path)}] {line}" for path in paths for line in logs.tail(path, _FAILURE_LINES // 2)
     ]
     return lines[-_FAILURE_LINES:]
+
+
+def _notices(folder: RunFolder) -> list[tuple[str, str]]:
+    with suppress(SlurmddpError, OSError):  # A record that can't be read is told by the state.
+        return list(notices(folder.events()))
+    return []
 
 
 def _progress(one: RunStatus, now: float) -> Iterator[tuple[str, str]]:
