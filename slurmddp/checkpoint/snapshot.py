@@ -12,7 +12,6 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,17 +39,24 @@ class NoMemory(Exception):
 
 
 @dataclass
+class _View:
+    """This process's view of a memory file: `area`, and the same as a tensor of bytes."""
+
+    area: mmap.mmap
+    bytes: torch.Tensor
+    is_pinned: bool = False
+
+
+@dataclass
 class _Slot:
-    """One memory file; `area` is this process's view of it, `bytes` the same as a tensor."""
+    """One memory file."""
 
     descriptor: int
-    area: mmap.mmap | None = None
-    bytes: torch.Tensor | None = None
-    is_pinned: bool = False
+    view: _View | None = None
 
     @property
     def capacity(self) -> int:
-        return 0 if self.area is None else len(self.area)
+        return 0 if self.view is None else len(self.view.area)
 
 
 class Snapshots:
@@ -76,11 +82,13 @@ class Snapshots:
         self._preparing.start()
 
     def _prepare(self, size: int) -> None:
-        with suppress(NoMemory, OSError):  # `take` meets the same, and tells.
+        try:
             self._make_slots(size)
             for slot in self._slots:
                 if not memory.is_busy(slot.descriptor):
                     self._fit(slot, size)
+        except NoMemory as why:
+            self._refused = why  # for `take` to tell
 
     def _join(self) -> None:
         if self._preparing is not None:
@@ -88,12 +96,20 @@ class Snapshots:
             self._preparing = None
 
     def take(
-        self, root: Path, step: int, stamp: int, state: Mapping[str, Any], meta: Mapping[str, Any]
+        self,
+        root: Path,
+        step: int,
+        stamp: int,
+        state: Mapping[str, Any],
+        meta: Mapping[str, Any],
+        *,
+        patient: bool = True,
     ) -> int | None:
         """Copy `state` and return the number of the memory file that holds it now.
 
         `root` is where its checkpoint would be; `stamp` is the same for copies on other nodes. None if all
-        files are being written to the disk. Raises NoMemory, or what writing it would raise.
+        files are being written to the disk, or if not `patient` and the memory is still to be taken, which
+        then begins. Raises NoMemory, or what writing it would raise.
         """
         check(step, 1, meta)
         flat = flatten(state)
@@ -104,20 +120,38 @@ class Snapshots:
         # The tensors themselves begin with a page.
         at = -(-(memory.PAGE_BYTES + len(head)) // memory.PAGE_BYTES) * memory.PAGE_BYTES - len(head)
         sealed = memory.Sealed(step, stamp, at, tensors_bytes, len(tree), len(about))
+        if not patient and not self._is_ready(sealed.end):
+            return None
         number = self._free_slot(sealed.end)
         if number is not None:
             self._fill(self._slots[number], sealed, [head, tree, about], tensors)
         return number
 
+    def has_free(self) -> bool:
+        """Tell whether `take` would find a memory file that is not being written."""
+        return len(self._slots) < self._wanted or not all(memory.is_busy(s.descriptor) for s in self._slots)
+
+    def _is_ready(self, size: int) -> bool:
+        """Tell whether all pages for a state of `size` bytes are in place, and begin to take them if not."""
+        if self._preparing is not None and self._preparing.is_alive():
+            return False
+        self._join()
+        if self._refused is None and (
+            len(self._slots) < self._wanted
+            or any(slot.capacity < size and not memory.is_busy(slot.descriptor) for slot in self._slots)
+        ):
+            self.prepare(size)
+            return False
+        return True
+
     def _fill(
         self, slot: _Slot, sealed: memory.Sealed, texts: Sequence[bytes], tensors: Sequence[torch.Tensor]
     ) -> None:
-        self._fit(slot, sealed.end)
-        assert slot.area is not None and slot.bytes is not None
+        view = self._fit(slot, sealed.end)
         memory.unseal(slot.descriptor)
         for start, text in zip((sealed.tensors_at, sealed.tree_at, sealed.about_at), texts, strict=True):
-            slot.area[start : start + len(text)] = text
-        _copy(slot, sealed.tensors_at + len(texts[0]), tensors)
+            view.area[start : start + len(text)] = text
+        _copy(view, sealed.tensors_at + len(texts[0]), tensors)
         memory.seal(slot.descriptor, sealed)
 
     def _free_slot(self, size: int) -> int | None:
@@ -153,10 +187,10 @@ class Snapshots:
             raise self._refused
         log.warning("%s: one copy is held in place of two, and training waits for it to be written.", facts)
 
-    def _fit(self, slot: _Slot, size: int) -> None:
-        """Make sure that a memory file takes `size` bytes."""
-        if slot.capacity >= size:
-            return
+    def _fit(self, slot: _Slot, size: int) -> _View:
+        """Return the view of a memory file that takes `size` bytes."""
+        if slot.view is not None and slot.capacity >= size:
+            return slot.view
         more = _rounded(size) - os.fstat(slot.descriptor).st_size
         available = self._available()
         if more > 0 and copies_that_fit(more, available) == 0:
@@ -166,19 +200,31 @@ class Snapshots:
             )
         _unmap(slot)
         try:
-            slot.area = memory.reserve(slot.descriptor, _rounded(size))
+            area = memory.reserve(slot.descriptor, _rounded(size))
         except OSError as error:
             raise NoMemory(
                 f"No memory for a copy of {size_text(size)} ({error.strerror}): training waits until each "
                 "checkpoint is written."
             ) from error
-        slot.bytes = torch.frombuffer(slot.area, dtype=torch.uint8)
+        slot.view = _View(area, torch.frombuffer(area, dtype=torch.uint8))
+        return slot.view
 
-    def newest(self) -> tuple[int, memory.Sealed] | None:
-        """Return descriptor and place of the newest whole state."""
-        descriptor = memory.newest(slot.descriptor for slot in self._slots)
-        sealed = None if descriptor is None else memory.read_header(descriptor)
-        return None if descriptor is None or sealed is None else (descriptor, sealed)
+    def newest(self, root: Path) -> tuple[int, memory.Sealed] | None:
+        """Return descriptor and place of the newest whole state whose checkpoint belongs under `root`."""
+        found = []
+        for slot in self._slots:
+            sealed = memory.read_header(slot.descriptor)
+            if sealed is None:
+                continue
+            with memory.mapped(slot.descriptor, sealed) as parts:
+                if parts.about["root"] == str(root):
+                    found.append((sealed.order, slot.descriptor, sealed))
+        return max(found)[1:] if found else None
+
+    @property
+    def descriptors(self) -> list[int]:
+        """The memory files, in the order of their numbers."""
+        return [slot.descriptor for slot in self._slots]
 
     def forget_after(self, order: tuple[int, int]) -> None:
         """Let states that are newer than that count for nothing: training goes on from that one."""
@@ -187,7 +233,7 @@ class Snapshots:
             if found is not None and found.order > order and not memory.is_busy(slot.descriptor):
                 memory.unseal(slot.descriptor)
 
-    def busy(self, number: int, busy: bool) -> None:
+    def set_busy(self, number: int, busy: bool) -> None:
         """Say that a memory file is being written to the disk, or no longer is."""
         memory.set_busy(self._slots[number].descriptor, busy)
 
@@ -205,32 +251,32 @@ def _rounded(size: int) -> int:
 
 
 def _unmap(slot: _Slot) -> None:
-    if slot.bytes is not None and slot.is_pinned:
-        torch.cuda.cudart().cudaHostUnregister(slot.bytes.data_ptr())  # type: ignore[no-untyped-call]
-    slot.bytes, slot.is_pinned = None, False
-    if slot.area is not None:
-        slot.area.close()
-        slot.area = None
+    if slot.view is None:
+        return
+    view, slot.view = slot.view, None
+    if view.is_pinned:
+        torch.cuda.cudart().cudaHostUnregister(view.bytes.data_ptr())  # type: ignore[no-untyped-call]
+    area = view.area
+    del view  # with the tensor, which would go on pointing there
+    area.close()
 
 
-def _copy(slot: _Slot, at: int, tensors: Sequence[torch.Tensor]) -> None:
+def _copy(view: _View, at: int, tensors: Sequence[torch.Tensor]) -> None:
     """Copy `tensors`, one after the other, to the place `at`; devices copy beside each other."""
     on_device = [tensor for tensor in tensors if tensor.is_cuda]
     if on_device:
-        _pin(slot)
+        _pin(view)
     with torch.no_grad():
         for tensor in tensors:
             size = tensor.numel() * tensor.element_size()
             if size:
-                _copy_one(slot, at, size, tensor)
+                _copy_one(view.bytes[at : at + size], tensor)
                 at += size
     for device in {tensor.device for tensor in on_device}:
         torch.cuda.synchronize(device)
 
 
-def _copy_one(slot: _Slot, at: int, size: int, tensor: torch.Tensor) -> None:
-    assert slot.bytes is not None
-    target = slot.bytes[at : at + size]
+def _copy_one(target: torch.Tensor, tensor: torch.Tensor) -> None:
     if not tensor.is_contiguous() and is_aligned(tensor) and not tensor.is_conj() and not tensor.is_neg():
         target.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
         return
@@ -239,20 +285,15 @@ def _copy_one(slot: _Slot, at: int, size: int, tensor: torch.Tensor) -> None:
     target.copy_(dense.as_strided((dense.numel(),), (1,)).view(torch.uint8), non_blocking=True)
 
 
-def _pin(slot: _Slot) -> None:
+def _pin(view: _View) -> None:
     """Register the memory with CUDA, which then copies into it at full speed and beside other work."""
-    if slot.is_pinned or slot.bytes is None:
+    if view.is_pinned:
         return
-    code = torch.cuda.cudart().cudaHostRegister(slot.bytes.data_ptr(), slot.capacity, 0)  # type: ignore[no-untyped-call]
-    slot.is_pinned = int(code) == 0
-    if not slot.is_pinned:
+    place, size = view.bytes.data_ptr(), len(view.bytes)
+    code = torch.cuda.cudart().cudaHostRegister(place, size, 0)  # type: ignore[no-untyped-call]
+    view.is_pinned = int(code) == 0
+    if not view.is_pinned:
         log.warning("CUDA does not take the memory for checkpoints (error %d): copies are slower.", int(code))
-
-
-def read_memory(descriptor: int, state: memory.Sealed) -> Checkpoint:
-    """Return the state in a memory file; its tensors are copies."""
-    with memory.mapped(descriptor, state) as parts:
-        return read_parts(state.step, parts)
 
 
 def read_parts(step: int, parts: memory.Parts) -> Checkpoint:

@@ -64,11 +64,19 @@ class Sealed:
 
 @dataclass(frozen=True)
 class Parts:
-    """The bytes of a state; valid inside `mapped` only."""
+    """The bytes of a state, all together and one by one."""
 
+    whole: memoryview
     tensors: memoryview
     tree: memoryview
     about: dict[str, Any]
+
+    @classmethod
+    def of(cls, whole: memoryview, state: Sealed) -> Parts:
+        """Take apart what lies between the begin of the tensors and the end."""
+        tree_at, about_at = state.tensors_bytes, state.tensors_bytes + state.tree_bytes
+        about = json.loads(bytes(whole[about_at:]))
+        return cls(whole, whole[:tree_at], whole[tree_at:about_at], about)
 
 
 def create() -> int:
@@ -136,15 +144,14 @@ def newest_step(descriptors: Sequence[int]) -> int | None:
 
 @contextmanager
 def mapped(descriptor: int, state: Sealed) -> Iterator[Parts]:
-    """Hold the bytes of a whole state in view, without a copy."""
-    with (
-        mmap.mmap(descriptor, state.end, prot=mmap.PROT_READ) as area,
-        memoryview(area) as whole,
-        whole[state.tensors_at : state.tree_at] as tensors,
-        whole[state.tree_at : state.about_at] as tree,
-    ):
-        about = json.loads(bytes(whole[state.about_at : state.end]))
-        yield Parts(tensors, tree, about)
+    """Hold the bytes of a whole state in view, without a copy; the view ends with the context."""
+    with mmap.mmap(descriptor, state.end, prot=mmap.PROT_READ) as area, memoryview(area) as everything:
+        parts = Parts.of(everything[state.tensors_at :], state)
+        try:
+            yield parts
+        finally:
+            for view in (parts.tensors, parts.tree, parts.whole):
+                view.release()
 
 
 def reserve(descriptor: int, size: int) -> mmap.mmap:

@@ -37,15 +37,16 @@ events go, or null."""
 Result = dict[str, Any]
 Perform = Callable[[int, Request], Result]
 
-_LET_PASS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+LET_PASS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _POLITE = 5
 """How much less than the training a writer in the background claims of the processors."""
 
 
 def stay() -> None:
     """Let this process outlast what ends its job in good order: a state that is sealed is to be written."""
-    for number in _LET_PASS:
+    for number in LET_PASS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LET_PASS)  # Who starts a writer may have held them back.
 
 
 def perform(descriptor: int, request: Request) -> Result:
@@ -94,9 +95,11 @@ def conclude(request: Request, error: SlurmddpError | None) -> Result:
     """Record how a write has ended and return the result."""
     written_s = round(time.monotonic() - request["since"], 3)
     result: Result = {"kind": "written", "step": request["step"], "written_s": written_s, "error": None}
-    facts: dict[str, Any] = {"step": request["step"], "seconds": request["stall_s"], "written_s": written_s}
     if error is None:
-        _record(request, "saved", facts)
+        # Where somebody waits, training stands still until all is written.
+        still_s, beside_s = (0.0, written_s) if request["background"] else (written_s, 0.0)
+        seconds = round(request["stall_s"] + still_s, 3)
+        _record(request, "saved", {"step": request["step"], "seconds": seconds, "written_s": beside_s})
         return result
     print(f"slurmddp writer: {error}", file=sys.stderr, flush=True)
     if not isinstance(error, errors.SupersededError):

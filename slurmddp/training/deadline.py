@@ -20,7 +20,9 @@ class Measured:
     step_s: float = 0.0
     """From one question whether to stop to the next: a step, or a batch of an accumulated one."""
     save_s: float | None = None
-    """The longest save; None before the first."""
+    """The longest save, from its begin until it was durable; None before the first."""
+    is_writing: bool = False
+    """Whether one is still being written, which a stop waits for before it saves."""
 
 
 class Pace:
@@ -51,7 +53,7 @@ def last_safe_moment(limits: Limits, measured: Measured) -> float | None:
     if limits.end_time is None:
         return None
     save_s = limits.lead_s if measured.save_s is None else SPREAD * measured.save_s
-    return limits.end_time - RESERVE_S - save_s - 2 * measured.step_s
+    return limits.end_time - RESERVE_S - save_s * (2 if measured.is_writing else 1) - 2 * measured.step_s
 
 
 def shortfalls(limits: Limits, measured: Measured) -> dict[str, str]:

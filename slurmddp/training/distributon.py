@@ -23,7 +23,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
@@ -32,16 +31,16 @@ from torch import distributed, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from slurmddp.checkpoint.config_match import ALLOW_VARIABLE
 from slurmddp.environments.detect import detect
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.node.pulse import Pulse
 from slurmddp.strategies import Strategy, build
-from slurmddp.training import bootstrap, collective, rng, session_state
+from slurmddp.training import bootstrap, collective, rng
 from slurmddp.training.guard import Guard
 from slurmddp.training.loader import DistributedLoader, distribute
-from slurmddp.training.progress import Progress, shown_as
+from slurmddp.training.persistence import Persistence
+from slurmddp.training.progress import Progress
 from slurmddp.training.start_check import refuse_to_multiply, require_devices
 from slurmddp.training.start_up import StartUp
 from slurmddp.training.stop_poll import StopPoll
@@ -53,7 +52,7 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 _DRAIN_S = 0.1
 
 
-class Distributon:
+class Distributon(Persistence):
     """One training's view of all its processes; a context manager that leaves them on exit.
 
     `num_devices` is the number of ranks on this machine; "auto" takes what the scheduler started, or one per
@@ -127,12 +126,18 @@ class Distributon:
         if self._place is None:
             return
         self._progress.enter("ending")
+        try:
+            self._close_saves()
+        finally:
+            self._leave(self._place)
+        self._progress.enter("ending", watched=False)
+
+    def _leave(self, place: bootstrap.Place) -> None:
         self._stop.close()
-        bootstrap.finish(self._place)
-        if self._place.backend is not None:
+        bootstrap.finish(place)
+        if place.backend is not None:
             time.sleep(_DRAIN_S)
         self._place = None
-        self._progress.enter("ending", watched=False)
 
     def _close_at_exit(self) -> None:
         if not hasattr(sys, "last_type"):  # The program ends by itself, not by an exception.
@@ -287,6 +292,8 @@ class Distributon:
         and puts handlers for the signals in place, so a program that never asks is ended by them as usual.
         """
         self._progress.step_begins()
+        if self._saves is not None:
+            self._saves.poll()
         return self._stop.tick(self._here)
 
     def alive(self, phase: str = "evaluating") -> None:
@@ -332,57 +339,3 @@ class Distributon:
         """Print on global rank 0 only."""
         if self.is_global_zero:
             print(*values, flush=True)
-
-    # Checkpoints.
-
-    @shown_as("saving")
-    def save(self, root: str | Path, step: int, *, keep_last: int = 3, **objects: Any) -> Path:
-        """Write a checkpoint of `objects`, of the loaders and of every rank's randomness; all ranks call it.
-
-        An object has `state_dict` and `load_state_dict`, or is a dict of plain values. Global rank 0 writes;
-        all ranks return its folder when it is durable, or all raise.
-        """
-        self._here  # noqa: B018
-        return self._stop.timed(session_state.save)(
-            Path(root),
-            step,
-            objects,
-            self._loaders,
-            unwrap=self.unwrap,
-            seed=self._seed,
-            config=self._config,
-            keep_last=keep_last,
-        )
-
-    @shown_as("saving")
-    def test_save(self, root: str | Path, *, keep_last: int = 3, **objects: Any) -> float:
-        """Do all that `save` would but leave nothing behind; return the seconds it took. All ranks call it.
-
-        Before the first step it finds a full disk, a used-up quota, a folder that can't be written to, or an
-        object that can't be stored; the room that torch's optimizers need later on is counted in.
-        """
-        self._here  # noqa: B018
-        return self._stop.timed(session_state.rehearse)(
-            Path(root), objects, self._loaders, unwrap=self.unwrap, keep_last=keep_last
-        )
-
-    @shown_as("loading")
-    def load(self, root: str | Path, *, allow_other_config: bool = False, **objects: Any) -> int | None:
-        """Give `objects` the state of the newest good checkpoint under `root` and return its step.
-
-        Returns None, and changes nothing, when there is no checkpoint; changes nothing either when it raises
-        because one does not fit. All ranks call it, after all setup_ methods; rank 0 chooses. A checkpoint of
-        another `config` is loaded only with `allow_other_config`, or SLURMDDP_ALLOW_OTHER_CONFIG=1.
-        """
-        self._here  # noqa: B018
-        step = session_state.load(
-            Path(root),
-            objects,
-            self._loaders,
-            unwrap=self.unwrap,
-            seed=self._seed,
-            config=self._config,
-            allow_other_config=allow_other_config or os.environ.get(ALLOW_VARIABLE) == "1",
-        )
-        self._progress.resumed(step or 0)
-        return step

@@ -56,10 +56,12 @@ class Stopwatch:
     def start(self) -> None:
         self._since = time.perf_counter()
 
-    def stop(self, work: int) -> None:
-        """Count `work` units as done since `start`."""
+    def stop(self, work: int) -> float:
+        """Count `work` units as done since `start`; return the seconds since then."""
+        seconds = time.perf_counter() - self._since
         self._work += work
-        self._seconds += time.perf_counter() - self._since
+        self._seconds += seconds
+        return seconds
 
     def take_rate(self) -> float:
         """Return units per second since the last call, and begin anew."""

@@ -1,25 +1,17 @@
-"""Saving and loading a training on all ranks together: named objects, positions in the data, randomness.
-
-One rank reads and writes the folder of checkpoints, and whatever goes wrong on any rank is raised on all:
-a rank that left alone would keep the others waiting in their next collective.
-"""
+"""What the state of a training is: its named objects, positions in the data, the randomness of every rank."""
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
 from slurmddp import checkpoint
-from slurmddp.checkpoint import config_match, fit, views
+from slurmddp.checkpoint import fit
 from slurmddp.errors import CheckpointError, ConfigError, near_matches
-from slurmddp.runs.checkpoints import load_manifest
 from slurmddp.training import collective, rng
 from slurmddp.training.loader import DistributedLoader
 
@@ -29,128 +21,14 @@ Unwrap = Callable[[nn.Module], nn.Module]
 Loaders = Sequence[DistributedLoader]
 
 
-def save(
-    root: Path,
-    step: int,
-    objects: Mapping[str, Any],
-    loaders: Loaders,
-    *,
-    unwrap: Unwrap,
-    seed: int | None,
-    config: Mapping[str, Any] | None = None,
-    keep_last: int,
-) -> Path:
-    """Let rank 0 write the checkpoint; return its folder on all ranks when it is durable."""
-    randomness = collective.gather_to_zero(_of_this_rank(loaders))
-    error: Exception | None = None
-    if randomness is not None:
-        try:
-            state = collect(objects, loaders, randomness, unwrap)
-            meta = {"world_size": len(randomness), "seed": seed, **config_match.facts(config)}
-            root = checkpoint.write(root, step, state, meta=meta, keep_last=keep_last)
-        except Exception as caught:
-            error = caught
-    collective.agree(error)
-    return collective.from_zero(root)
-
-
-def rehearse(
-    root: Path, objects: Mapping[str, Any], loaders: Loaders, *, unwrap: Unwrap, keep_last: int
-) -> float:
-    """Let rank 0 write, read back and remove what `save` would write; return the seconds that it took."""
-    started = time.perf_counter()
-    randomness = collective.gather_to_zero(_of_this_rank(loaders))
-    error: Exception | None = None
-    if randomness is not None:
-        try:
-            state = collect(objects, loaders, randomness, unwrap)
-            checkpoint.rehearse(root, state, growth=_growth(objects), keep_last=keep_last)
-        except Exception as caught:
-            error = caught
-    collective.agree(error)
-    return collective.from_zero(time.perf_counter() - started)
-
-
-def _growth(objects: Mapping[str, Any]) -> int:
-    """Return how many bytes the optimizers' states will have after the first step and don't have yet."""
-    return sum(_first_step_bytes(value) for value in objects.values() if isinstance(value, Optimizer))
-
-
-def _first_step_bytes(optimizer: Optimizer) -> int:
-    """Estimate from the settings that torch's optimizers share: Adam keeps two copies, momentum one."""
-    if optimizer.state:
-        return 0
-    copies = 2 if "betas" in optimizer.defaults else 1 if optimizer.defaults.get("momentum") else 0
-    trained = (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
-    trained_bytes: int = sum(parameter.numel() * parameter.element_size() for parameter in trained)
-    return copies * trained_bytes
-
-
-def load(
-    root: Path,
-    objects: Mapping[str, Any],
-    loaders: Loaders,
-    *,
-    unwrap: Unwrap,
-    seed: int | None,
-    config: Mapping[str, Any] | None = None,
-    allow_other_config: bool = False,
-) -> int | None:
-    """Let rank 0 choose the newest good checkpoint, read it on all ranks, and return its step, or None."""
-    chosen: tuple[str, str] | None = None
-    error: Exception | None = None
-    try:
-        if collective.rank() == 0:
-            chosen = _choose(root, config, allow_other_config)
-    except Exception as caught:
-        error = caught
-    collective.agree(error)
-    chosen = collective.from_zero(chosen)
-    if chosen is None:
-        return None
-    return _load_from(root.absolute() / chosen[0], chosen[1], objects, loaders, unwrap, seed)
-
-
-def _choose(root: Path, config: Mapping[str, Any] | None, allow: bool) -> tuple[str, str] | None:
-    """Return name and mark of the checkpoint to load; raises ConfigError for one of another configuration."""
-    folder = checkpoint.latest(root)
-    if folder is None:
-        return None
-    config_match.check(load_manifest(folder).meta, config, folder.name, allow=allow)
-    return folder.name, views.mark_of(folder)
-
-
-def _load_from(
-    folder: Path, mark: str, objects: Mapping[str, Any], loaders: Loaders, unwrap: Unwrap, seed: int | None
-) -> int:
-    """Read and check on all ranks before any of them changes anything."""
-    found: checkpoint.Checkpoint | None = None
-    error: Exception | None = None
-    try:
-        views.await_same(folder, mark)
-        found = checkpoint.read(folder)
-        certain = check(found.state, objects, loaders, unwrap)
-    except Exception as caught:
-        error = caught
-    collective.agree(error)
-    try:
-        if found is not None:
-            apply(found.state, objects, loaders, unwrap, certain)
-            _restore_data(found, loaders)
-            _restore_randomness(found, seed)
-    except Exception as caught:
-        error = caught
-    collective.agree(error)
-    return found.step if found is not None else 0
-
-
-def _of_this_rank(loaders: Loaders) -> dict[str, Any]:
+def of_this_rank(loaders: Loaders) -> dict[str, Any]:
     """Return what each rank has to save of its own: randomness, and places in data that it reads alone."""
     places = [loader.rank_state() for loader in loaders]
     return rng.capture() | ({"data": places} if any(place is not None for place in places) else {})
 
 
-def _restore_data(found: checkpoint.Checkpoint, loaders: Loaders) -> None:
+def restore_data(found: checkpoint.Checkpoint, loaders: Loaders) -> None:
+    """Give this rank's loaders the places that only they know."""
     saved = found.state["rng"]
     if len(saved) != collective.world_size():
         return  # A loader that has places of its own has refused that already.
@@ -159,7 +37,8 @@ def _restore_data(found: checkpoint.Checkpoint, loaders: Loaders) -> None:
             loader.load_rank_state(place)
 
 
-def _restore_randomness(found: checkpoint.Checkpoint, seed: int | None) -> None:
+def restore_randomness(found: checkpoint.Checkpoint, seed: int | None) -> None:
+    """Give this rank its random state; on another number of ranks, one that follows from seed and step."""
     saved, ranks, rank = found.state["rng"], collective.world_size(), collective.rank()
     if len(saved) == ranks:
         rng.restore(saved[rank])

@@ -9,7 +9,8 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import ParamSpec, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 from slurmddp.environments.limits import Limits, read_limits
 from slurmddp.errors import SlurmddpError
@@ -22,7 +23,6 @@ from slurmddp.training.guard import Guard
 from slurmddp.training.signals import StopSignals
 from slurmddp.training.stop import StopAgreement, file_reason, signal_reason
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -47,6 +47,8 @@ class StopPoll:
         """The run's folder, on rank 0 of a run that has one: one rank warns, looks for the file, ..."""
         self._warned: set[str] = set()
         self.waits_for_step = False
+        self.is_writing: Callable[[], bool] = lambda: False
+        """Whether an earlier checkpoint is still being written, for which a stop has to wait."""
 
     def tick(self, place: Place) -> bool:
         """Return whether to stop now rather than begin the next optimizer step."""
@@ -86,16 +88,18 @@ class StopPoll:
 
     def _recall_saves(self, folder: RunFolder) -> None:
         try:
-            saves = [event.get("seconds") for event in folder.events() if event.get("event") == "saved"]
+            saves = [event for event in folder.events() if event.get("event") == "saved"]
         except SlurmddpError:
             return  # A damaged record is told by what depends on it.
-        for seconds in saves[-_PAST_SAVES:]:
-            if isinstance(seconds, (int, float)):
-                self._pace.add_save(seconds)
+        for event in saves[-_PAST_SAVES:]:
+            still_s, beside_s = event.get("seconds"), event.get("written_s", 0.0)
+            if isinstance(still_s, (int, float)) and isinstance(beside_s, (int, float)):
+                self._pace.add_save(still_s + beside_s)
 
     def _mind_the_time(self, now: float) -> None:
         """Ask for a stop at the last moment from which it can still succeed; called by the guard."""
-        agreement, moment = self._agreement, last_safe_moment(self._limits, self._pace.measured)
+        measured = replace(self._pace.measured, is_writing=self.is_writing())
+        agreement, moment = self._agreement, last_safe_moment(self._limits, measured)
         # An attempt that could not even take a step would come back for ever.
         if agreement is not None and moment is not None and now >= moment and self._steps > 1:
             agreement.request("the time limit")
@@ -104,18 +108,14 @@ class StopPoll:
     def _limits(self) -> Limits:
         return self._guard.limits if self._guard is not None else Limits()
 
-    def timed(self, save: Callable[P, T]) -> Callable[P, T]:
-        """Return `save`, measured, so that the next one can be given enough time."""
+    def saved(self, seconds: float) -> None:
+        """Take note that a save was durable after `seconds`, so that the next one is given enough time."""
+        self._pace.add_save(seconds)
+        self._warn()
 
-        def measured(*args: P.args, **kwargs: P.kwargs) -> T:
-            started = time.monotonic()
-            result = save(*args, **kwargs)
-            self._pace.add_save(time.monotonic() - started)
-            self._ticked = None  # The time since the last step was not a step's.
-            self._warn()
-            return result
-
-        return measured
+    def stood_still(self) -> None:
+        """Take note that the time since the last step was not a step's."""
+        self._ticked = None
 
     def _warn(self) -> None:
         """Say once what is too short for a save of the length that was measured."""

@@ -9,7 +9,6 @@ It trains any model on any data of pairs (inputs, targets), and goes on bit for 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -24,6 +23,7 @@ from slurmddp.training.data_wait import StoppedWaiting
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.evaluate import evaluate, has_samples
 from slurmddp.training.half_step import StepStart
+from slurmddp.training.memory_pace import MemoryPace
 from slurmddp.training.metrics import Journal, Stopwatch
 from slurmddp.training.parts import Parts, build_parts
 
@@ -49,7 +49,9 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
         if settings.is_due(settings.log_every, training.step) or training.step == settings.steps:
             training.log()
         if settings.is_due(settings.save_every, training.step) and training.step < settings.steps:
-            training.save()
+            training.save(wait=False)
+        elif training.memory_save_is_due and training.step < settings.steps:
+            training.memory_save()
     if training.evaluation_is_due():
         training.evaluate()
     training.save()
@@ -73,6 +75,10 @@ class Training:
         self._is_first = True
         self._root = folder.checkpoints_dir
         self._journal = Journal(folder, active=distributon.is_global_zero, unit=parts.unit)
+        every = parts.settings.memory_save_every
+        self._memory_pace = MemoryPace(every, keeps=distributon.keeps_memory)
+        self.memory_save_is_due = False
+        distributon.record_saves(folder)
         self._stopwatch = Stopwatch()
         self._sampled = folder.sample_file.exists()
         distributon.start_up.lap("model")
@@ -87,6 +93,7 @@ class Training:
             self.distributon.test_save(
                 self._root,
                 keep_last=self.parts.settings.keep_last,
+                wait=False,
                 progress={"evaluated_at": -1, "losses": []},
                 **self.parts.saved_objects,
             )
@@ -94,7 +101,7 @@ class Training:
         self.step, self._evaluated_at = step, progress["evaluated_at"]
         self._losses = list(progress["losses"])
         self._saved = (self.step, self._evaluated_at)
-        self._journal.event("resumed", step=step)
+        self._journal.event("resumed", step=step, **{"from": self.distributon.resumed_from})
         self.distributon.print(f"resumed at step {step}")
 
     def _newest(self) -> int | None:
@@ -131,7 +138,8 @@ class Training:
         self._update()
         self._pending.append(total)
         self.step += 1
-        self._stopwatch.stop(self._samples_per_step() * parts.units_per_sample)
+        seconds = self._stopwatch.stop(self._samples_per_step() * parts.units_per_sample)
+        self.memory_save_is_due = self._memory_pace.step(seconds)
         if self._is_first:
             self._is_first = False
             self.distributon.start_up.lap("first_step")
@@ -204,22 +212,27 @@ class Training:
             # All ranks know of the stop now. A step more would leave this evaluation behind for good.
             self.stop()
 
-    def save(self) -> None:
-        """Write a checkpoint of everything that the next step depends on, unless there is one."""
-        if self._saved == (self.step, self._evaluated_at):
-            return
+    def save(self, *, wait: bool = True) -> None:
+        """Save everything that the next step depends on; with `wait`, return when that is durable."""
+        if self._saved != (self.step, self._evaluated_at):
+            self.distributon.save(
+                self._root, self.step, keep_last=self.parts.settings.keep_last, wait=wait, **self._state()
+            )
+            self._saved = (self.step, self._evaluated_at)
+        elif wait:
+            self.distributon.finish_saving()
+
+    def memory_save(self) -> None:
+        """Copy what `save` would write into memory: a rank that takes this one's place goes on from there."""
+        told, seconds = self.distributon.memory_save(
+            self._root, self.step, told=self._memory_pace.figures, **self._state()
+        )
+        self._memory_pace.copied(told, seconds)
+
+    def _state(self) -> dict[str, Any]:
         self._collect_losses()
         progress = {"evaluated_at": self._evaluated_at, "losses": self._losses}
-        started = time.perf_counter()
-        self.distributon.save(
-            self._root,
-            self.step,
-            keep_last=self.parts.settings.keep_last,
-            progress=progress,
-            **self.parts.saved_objects,
-        )
-        self._saved = (self.step, self._evaluated_at)
-        self._journal.event("saved", step=self.step, seconds=round(time.perf_counter() - started, 3))
+        return {"progress": progress, **self.parts.saved_objects}
 
     def stop(self) -> NoReturn:
         """Save and leave; raises StoppedAtCheckpoint on all ranks."""

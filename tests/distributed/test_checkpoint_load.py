@@ -275,7 +275,7 @@ def test_a_run_records_that_its_newest_checkpoint_was_of_no_use(
         path = alone.save(folder.checkpoints_dir, step, progress=progress, model=model)
         if step in damaged:
             (path / "state.json").unlink()
-    settings = SimpleNamespace(keep_last=3)
+    settings = SimpleNamespace(keep_last=3, memory_save_every=0)
     parts = SimpleNamespace(settings=settings, saved_objects={"model": model}, unit="samples")
     training = Training(alone, parts, folder)
     training.resume()

@@ -105,7 +105,7 @@ def test_a_state_is_published_after_its_rank_is_gone(tmp_path: Path, make: Calla
     os.close(rank.lay(0, 7))
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    rank.line.send(request(tmp_path, 0, 7, run_dir=str(folder.path), attempt=4))
+    rank.line.send(request(tmp_path, 0, 7, run_dir=str(folder.path), attempt=4, background=True))
     rank.line.close()
     keeper.channel_for(0)  # The next generation's line does away with the one before, not with its requests.
     wait_for(keeper)

@@ -1,0 +1,268 @@
+"""The writing rank's side of a save: copy the state into memory, ask for it to be written, hear how it went.
+
+Under slurmddp's agent the agent keeps the memory and writes. Elsewhere the rank starts a writer of its own
+when it is first told not to wait; that process outlives a rank that is killed until all is written. Where
+there is no memory for a copy the rank writes itself, as it does when it is to wait and has no agent.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import slurmddp
+from slurmddp import checkpoint
+from slurmddp.checkpoint.snapshot import NoMemory, Snapshots
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import CheckpointError, SlurmddpError
+from slurmddp.node import memory
+from slurmddp.node.channel import CHANNEL_VARIABLE, Channel
+from slurmddp.runs.checkpoint_writer import LET_PASS, conclude, error_of
+from slurmddp.runs.folder import RunFolder
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.05
+_LEAVE_S = 30.0
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A write that was asked for and not answered yet."""
+
+    slot: int
+    step: int
+    stall_s: float
+
+
+class Saves:
+    """What one rank has saved, and what of it is durable."""
+
+    def __init__(self, environ: Mapping[str, str], info: RankInfo | None = None) -> None:
+        # Copies of what the agent handed down: a second Distributon in this process needs it too.
+        self._line = _agents_line(environ)
+        self.has_agent = self._line is not None
+        inherited = [os.dup(number) for number in memory.from_environment(environ)]
+        self._snapshots = Snapshots(inherited, self._register)
+        self._attempt = int(environ.get("SLURMDDP_ATTEMPT") or 0)
+        self.holds = info is None or info.rank == 0 or (self.has_agent and info.local_rank == 0)
+        """Whether this rank copies states: rank 0, and the first rank of each node that has an agent."""
+        self.spreads = info is not None and self.has_agent and info.nodes > 1
+        """Whether other ranks than rank 0 do."""
+        self.unfinished = False
+        """Whether a save was asked for that nobody has waited for; the same on all ranks."""
+        self.run_folder: RunFolder | None = None
+        """Where the events of saves are written."""
+        self.on_durable: Callable[[float], None] = lambda seconds: None
+        """Is told how long each save took until it was durable."""
+        self._writer: subprocess.Popen[bytes] | None = None
+        self._asked: list[_Asked] = []
+        self._failed: SlurmddpError | None = None
+        self._refused = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being written beside the training."""
+        return bool(self._asked)
+
+    def write(
+        self,
+        root: Path,
+        step: int,
+        stamp: int,
+        state: Mapping[str, Any],
+        meta: Mapping[str, Any],
+        *,
+        keep_last: int,
+        wait: bool,
+        began: float,
+    ) -> None:
+        """Save `state`; training stands still since `began`. Raises what went wrong with an earlier one."""
+        self.poll()
+        self._raise_failed()
+        request = {
+            "kind": "write", "step": step, "root": str(root), "keep_last": keep_last, "background": not wait,
+            "run_dir": None if self.run_folder is None else str(self.run_folder.path),
+            "attempt": self._attempt,
+        }  # fmt: skip
+        slot = self._copy(root, step, stamp, state, meta) if self._writes_beside(wait) else None
+        since = time.monotonic()
+        request |= {"since": since, "stall_s": round(since - began, 3)}
+        if slot is None:
+            self.finish()
+            checkpoint.write(root, step, state, meta=meta, keep_last=keep_last)
+            conclude(request | {"background": False}, None)
+            return
+        self._ask(slot, request)
+        if wait:
+            self.finish()
+
+    def keep(
+        self, root: Path, step: int, stamp: int, state: Mapping[str, Any], meta: Mapping[str, Any]
+    ) -> None:
+        """Copy `state` into memory, if that takes no more than the copy; a failure is told and no error."""
+        if self._refused:
+            return
+        try:
+            self._snapshots.take(root, step, stamp, state, meta, patient=False)
+        except NoMemory as why:
+            self._refuse(why)
+        except SlurmddpError as error:
+            self._refuse(error)
+
+    def prepare(self, size: int, *, wait: bool = True) -> None:
+        """Take the memory for states of about `size` bytes beside what comes next, if any will be used."""
+        if self.holds and self._writes_beside(wait) and not self._refused:
+            self._own_line()
+            self._snapshots.prepare(size)
+
+    def poll(self) -> None:
+        """Hear what was written meanwhile; costs nothing while nothing is."""
+        while self._asked and self._hear(0.0):
+            pass
+
+    def finish(self) -> None:
+        """Return when all that was asked for is durable; raises the first error."""
+        while self._asked:
+            self._hear(1.0)
+        self._raise_failed()
+
+    def held(self, root: Path) -> tuple[int, memory.Sealed] | None:
+        """Return descriptor and place of the newest state in this node's memory that belongs under `root`."""
+        return self._snapshots.newest(root)
+
+    def went_on_from(self, order: tuple[int, int]) -> None:
+        """Let states in memory that are newer than the one that was loaded count for nothing."""
+        if self.holds:
+            self._snapshots.forget_after(order)
+        else:
+            self._snapshots.close()
+
+    def close(self) -> None:
+        """Let go of memory and writer; one that is still at work ends by itself."""
+        self._snapshots.close()
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+        if self._writer is not None and not self._asked:
+            with suppress(subprocess.TimeoutExpired):
+                self._writer.wait(_LEAVE_S)
+            self._writer = None
+
+    def _writes_beside(self, wait: bool) -> bool:
+        return not self._refused and (self.has_agent or not wait or self._writer is not None)
+
+    def _copy(
+        self, root: Path, step: int, stamp: int, state: Mapping[str, Any], meta: Mapping[str, Any]
+    ) -> int | None:
+        """Return the slot that holds the state now; None where it must be written without a copy."""
+        try:
+            self._own_line()
+            while not self._snapshots.has_free():
+                self._hear(_LOOK_S)
+            return self._snapshots.take(root, step, stamp, state, meta)
+        except NoMemory as why:
+            self._refuse(why)
+        except OSError as error:
+            self._refuse(CheckpointError(f"No process can be started that writes checkpoints: {error}."))
+        return None
+
+    def _refuse(self, why: Exception) -> None:
+        self._refused = True
+        log.warning("%s", why)
+
+    def _ask(self, slot: int, request: dict[str, Any]) -> None:
+        self._snapshots.set_busy(slot, True)
+        self._asked.append(_Asked(slot, request["step"], request["stall_s"]))
+        try:
+            self._own_line().send(request | {"slot": slot})
+        except OSError:
+            self._lose_writer()
+
+    def _hear(self, timeout_s: float) -> bool:
+        """Take in one answer; return whether there was one."""
+        try:
+            received = self._own_line().receive(timeout_s)
+        except (EOFError, OSError):
+            self._lose_writer()
+            return True
+        if received is None:
+            return False
+        result = received[0]
+        done = next((asked for asked in self._asked if asked.step == result["step"]), None)
+        if done is not None:
+            self._asked.remove(done)
+            self._failed = self._failed or error_of(result)
+            if result["error"] is None:
+                self.on_durable(done.stall_s + result["written_s"])
+        return True
+
+    def _lose_writer(self) -> None:
+        """What was being written when the writer went is not: say so at the next occasion."""
+        for asked in self._asked:
+            self._snapshots.set_busy(asked.slot, False)
+        steps = ", ".join(str(asked.step) for asked in self._asked)
+        if self._asked:
+            error = CheckpointError(f"The process that wrote the checkpoint of step {steps} has ended.")
+            self._failed = self._failed or error
+        self._asked.clear()
+        if self._line is not None and not self.has_agent:
+            self._line.close()
+            self._line = self._writer = None
+
+    def _raise_failed(self) -> None:
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+
+    def _own_line(self) -> Channel:
+        if self._line is None:
+            self._line, self._writer = _start_writer()
+            for number, descriptor in enumerate(self._snapshots.descriptors):
+                self._register(number, descriptor)
+        return self._line
+
+    def _register(self, slot: int, descriptor: int) -> None:
+        if self._line is not None:
+            self._line.send({"kind": "memory", "slot": slot}, [descriptor])
+
+
+def _agents_line(environ: Mapping[str, str]) -> Channel | None:
+    number = environ.get(CHANNEL_VARIABLE, "")
+    try:
+        return Channel.attach({CHANNEL_VARIABLE: str(os.dup(int(number)))}) if number.isdecimal() else None
+    except OSError:
+        return None
+
+
+def _start_writer() -> tuple[Channel, subprocess.Popen[bytes]]:
+    """Start a process that outlives this one until it has written all that was asked for."""
+    own, theirs = Channel.pair()
+    package = str(Path(slurmddp.__file__).parents[1])
+    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+    # Until it lets the job's signals pass by itself, they wait.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, LET_PASS)
+    try:
+        writer = subprocess.Popen(
+            [sys.executable, "-m", "slurmddp.runs.checkpoint_writer", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+    except OSError:
+        own.close()
+        raise
+    finally:
+        theirs.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return own, writer
