@@ -33,7 +33,7 @@ def render(job: Job) -> str:
         project=_shell("project_dir", str(job.project_dir)),
         python=_shell("python", job.python),
         nodes=int(job.resources.all_nodes),
-        outlives_nodes=job.outlives_nodes,
+        outlives_nodes=int(job.outlives_nodes),
         max_restarts=int(job.policy.max_restarts),
         exclude_failed_h=int(job.policy.exclude_failed_h),
         requeue=int(job.policy.requeue),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -167,3 +168,83 @@ def test_a_person_who_cancels_a_job_that_lost_a_node_is_heard(ended: Run, slurmd
     ended.programs.write("job", RUNNING.replace("RUNNING", "CANCELLED"))
     ended.start(LOST)
     assert ended.end == ("cancelled", "none")
+
+
+# --- When the first node is lost, and the script with it ---
+
+
+def first_is_lost(run: Run, state: str = "DOWN*", port: int = 0) -> Run:
+    """Let the first node have no slurmd, as an agent on the second would find it."""
+    line = NODE.format("n1", state).replace(
+        " State", f" NodeAddr=127.0.0.1 NodeHostName=n1 Port={port} State"
+    )
+    run.programs.write("node-n1", line)
+    run.folder.log_dir(0).mkdir(parents=True, exist_ok=True)
+    return run
+
+
+def ask_hostless(run: Run) -> list[str]:
+    """Let an agent ask, and return what was asked of SLURM then."""
+    run.programs.write("jobs/41", "RUNNING|||")
+    environ = {**run.environ, "SLURMDDP_ATTEMPT": "0"}
+    command = ["bash", str(run.folder.script_file), "hostless"]
+    subprocess.run(command, env=environ, check=True, capture_output=True, timeout=60)
+    return [*run.asked(), *(["scancel"] if "CANCELLED" in run.programs.read("jobs/41") else [])]
+
+
+@pytest.fixture
+def refusing(slurmd: socket.socket) -> int:
+    """A port where nobody listens."""
+    return int(slurmd.getsockname()[1])
+
+
+def test_a_job_that_outlived_its_first_node_is_put_back_by_another(run: Run, refusing: int) -> None:
+    """SLURM leaves such a job alone, and its script is gone: it would stay until its time limit."""
+    first_is_lost(run, port=refusing)
+    assert ask_hostless(run) == ["requeue 41"]
+    assert ask_hostless(run) == ["requeue 41"], "each agent asks, one is enough"
+    assert run.folder.attempts() == [0]
+
+
+def test_where_the_site_refuses_that_another_submits_a_successor(run: Run, refusing: int) -> None:
+    run.programs.write("job", RUNNING.replace("Requeue=1", "Requeue=0"))
+    assert ask_hostless(first_is_lost(run, port=refusing)) == ["sbatch", "scancel"]
+    assert "--dependency=afterany:41" in run.programs.read("sbatch.argv")
+    assert run.events("submitted")[0]["resubmitted"] is True
+
+
+@pytest.mark.parametrize(("requeue", "asked"), [(1, []), (0, ["sbatch"])])
+def test_any_other_job_is_ended_by_slurm(
+    tmp_path: Path, refusing: int, requeue: int, asked: list[str]
+) -> None:
+    """And put back, if the site allows it; else nobody but another agent could submit a successor."""
+    run = first_is_lost(Run(tmp_path), "ALLOCATED*", refusing)
+    run.programs.write("job", RUNNING.replace("Requeue=1", f"Requeue={requeue}"))
+    assert ask_hostless(run) == asked
+
+
+def test_a_first_node_that_answers_has_its_script(run: Run, slurmd: socket.socket) -> None:
+    slurmd.listen()
+    assert ask_hostless(first_is_lost(run, port=slurmd.getsockname()[1])) == []
+
+
+@pytest.mark.parametrize("file", ["stop", "cancelled"])
+def test_a_run_that_a_person_ended_is_only_taken_out_of_slurm(run: Run, refusing: int, file: str) -> None:
+    (run.folder.path / file).touch()
+    assert ask_hostless(first_is_lost(run, port=refusing)) == ["scancel"]
+
+
+@pytest.mark.parametrize(
+    "job",
+    [RUNNING.replace("Restarts=0", "Restarts=1"), RUNNING.replace("RUNNING", "COMPLETING")],
+    ids=["put back", "ending"],
+)
+def test_a_job_that_slurm_has_dealt_with_is_left_alone(run: Run, refusing: int, job: str) -> None:
+    run.programs.write("job", job)
+    assert ask_hostless(first_is_lost(run, port=refusing)) == []
+
+
+def test_a_node_that_slurm_does_not_give_up_is_not_waited_for_for_ever(tmp_path: Path, refusing: int) -> None:
+    run = Run(tmp_path, elastic=True)
+    assert ask_hostless(first_is_lost(run, "ALLOCATED", refusing)) == []
+    assert len(run.programs.read("sleeps").split()) == 90
