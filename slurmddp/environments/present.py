@@ -17,7 +17,9 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError
 
 IMPORTS_VARIABLE = "SLURMDDP_IMPORTS_S"
-"""Seconds for which the agent imported, once, for all ranks of its node."""
+"""Seconds in which the agent started and imported, once for all ranks of its node, and when that was done."""
+GENERATION_VARIABLE = "SLURMDDP_GENERATION"
+"""Which set of ranks of the attempt this is, from 0; the agent gives it to its ranks."""
 _JOB_PREFIXES = (
     "SLURM_",
     "SLURMD_",
@@ -53,6 +55,11 @@ _JOB_NAMES = frozenset(
         "SLURMDDP_RUN_DIR",
         "SLURMDDP_ATTEMPT",
         IMPORTS_VARIABLE,
+        GENERATION_VARIABLE,
+        "SLURMDDP_SECRET",
+        "SLURMDDP_PULSE_FD",
+        "SLURMDDP_CHANNEL_FD",
+        "SLURMDDP_MEMORY_FDS",
     }
 )
 _KEPT = frozenset({"SLURM_CONF", "SLURM_CLUSTERS"})

@@ -176,11 +176,15 @@ def _short(hosts: tuple[str, ...]) -> str:
 
 
 def _launch_id(environ: Mapping[str, str]) -> str:
-    """Return a text that only the ranks of this launch share: a requeue changes it, as does a new step."""
+    """Return a text that only the ranks of this launch share.
+
+    A requeue changes it, as does a new step, and ranks that an agent starts in the place of others.
+    """
     restart = integer(environ, "SLURM_RESTART_COUNT") or 0
     parts = [environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_STEP_ID", "0"), str(restart)]
-    extra = environ.get("SLURMDDP_LAUNCH_ID")
-    return ".".join([*parts, extra] if extra else parts)
+    generation = environ.get("SLURMDDP_GENERATION")
+    more = [environ.get("SLURMDDP_LAUNCH_ID"), f"g{generation}" if generation else None]
+    return ".".join([*parts, *(part for part in more if part)])
 
 
 def _cpus(environ: Mapping[str, str], tasks: int) -> int | None:

@@ -12,6 +12,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -171,7 +172,8 @@ def write_exit(folder: RunFolder, attempt: int, rank: int, returncode: int, gene
         time=round(time.time(), 3),
         generation=generation,
     )
-    (folder.log_dir(attempt) / f"exit-rank-{rank}").write_text(_as_json(end), encoding="utf-8")
+    with suppress(OSError):  # A full disk may hide how it ended, never change what follows.
+        (folder.log_dir(attempt) / f"exit-rank-{rank}").write_text(_as_json(end), encoding="utf-8")
 
 
 def read(folder: RunFolder, attempt: int) -> Failure | None:

@@ -57,7 +57,7 @@ def children() -> list[int]:
 
 
 def end_children(timeout_s: float) -> None:
-    """Kill every child, and what these leave behind: an orphan is adopted (see `adopt_orphans`) and is next."""
+    """Kill every child, and what these leave behind: an adopted orphan (see `adopt_orphans`) is the next."""
     deadline = time.monotonic() + timeout_s
     while (left := children()) and time.monotonic() < deadline:
         for pid in left:

@@ -13,6 +13,7 @@ import psutil
 import yaml
 
 from slurmddp.environments.present import emulated_step, scrub
+from slurmddp.launchers import guardian
 from slurmddp.runs.folder import RunFolder
 
 SAVING = """
@@ -88,7 +89,9 @@ def wait_for_lines(folder: RunFolder, text: str, ranks: int, attempt: int = 0) -
 
 
 def children_of(pid: int) -> list[psutil.Process]:
-    return psutil.Process(pid).children(recursive=True)
+    """Return what runs below an agent, its guardian left out."""
+    below = psutil.Process(pid).children(recursive=True)
+    return [process for process in below if process.name() != guardian.NAME]
 
 
 def runs(process: psutil.Process | int) -> bool:

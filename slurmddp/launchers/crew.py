@@ -1,0 +1,167 @@
+"""The ranks of one node: started for a generation, watched through their pages, and ended with it.
+
+What outlives a rank is kept here and handed to the one that takes its place: its page of progress, its log.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from slurmddp.environments.present import GENERATION_VARIABLE, IMPORTS_VARIABLE, rank_environment
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import SlurmddpError
+from slurmddp.launchers import failure
+from slurmddp.launchers.failure import Failure
+from slurmddp.launchers.generation import Generation
+from slurmddp.launchers.rank import RankStart
+from slurmddp.launchers.oom import OomWatch
+from slurmddp.launchers.ranks import RankExit, Ranks
+from slurmddp.node.pulse import PULSE_VARIABLE, Beat, Pulse
+from slurmddp.runs.folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Work:
+    """What ranks run, the same in every generation."""
+
+    folder: RunFolder
+    attempt: int
+    node: RankInfo
+    """The place of the agent: one task on each node of the job."""
+    ranks_per_node: int
+    entry: str
+    imports_s: float
+    """How long it took until this agent could start ranks."""
+    common: Mapping[str, str]
+    """Variables that all ranks get."""
+
+
+def place_of(node: RankInfo, generation: Generation) -> RankInfo:
+    """Return the agent's place among those that run ranks in `generation`."""
+    place = generation.agents.index(node.node_rank)
+    return replace(
+        node,
+        rank=place,
+        node_rank=place,
+        world_size=len(generation.agents),
+        nodes=len(generation.agents),
+        hosts=tuple(node.hosts[agent] for agent in generation.agents),
+    )
+
+
+class Crew:
+    """The ranks of this node, one generation after the other."""
+
+    def __init__(self, work: Work, ranks: Ranks) -> None:
+        self._work, self._ranks = work, ranks
+        self._pulses = [Pulse.create() for _ in range(work.ranks_per_node)]
+        self._logged = [0] * work.ranks_per_node
+        """How long each rank's log was when the rank began."""
+        self._place = work.node
+        self._generation = 0
+        self._oom = OomWatch()
+        ranks.on_exit = self._leave_exit
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def start(self, generation: Generation) -> None:
+        """Begin the ranks that this node has in a generation."""
+        work = self._work
+        self._place = place_of(work.node, generation)
+        self._generation = generation.number
+        self._oom.begin()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        since = time.monotonic()
+        common = {
+            **work.common,
+            GENERATION_VARIABLE: str(generation.number),
+            IMPORTS_VARIABLE: f"{0.0 if generation.number else work.imports_s:.3f} {since:.3f}",
+        }
+        for local_rank, pulse in enumerate(self._pulses):
+            pulse.reset()
+            log = self._log(local_rank)
+            self._logged[local_rank] = _size(log)
+            own = {PULSE_VARIABLE: str(pulse.descriptor)}
+            environ = common | rank_environment(self._place, local_rank, work.ranks_per_node) | own
+            start = RankStart(
+                local_rank=local_rank,
+                environ=environ,
+                log=log,
+                entry=work.entry,
+                run_dir=str(work.folder.path),
+            )
+            self._ranks.start(start)
+
+    def signal(self, sent: signal.Signals) -> None:
+        """Send `sent` to every rank that runs."""
+        self._ranks.signal(sent)
+
+    def reap(self) -> list[RankExit]:
+        """Return the ranks that have ended since the last call."""
+        return self._ranks.reap()
+
+    def end(self, grace_s: float) -> None:
+        """End every rank, with `grace_s` seconds for those that end by themselves."""
+        self._ranks.end(grace_s)
+
+    def kill(self) -> None:
+        """End every rank at once, so that others can begin; raises SlurmddpError when one can't be ended."""
+        self._ranks.kill()
+        if self._ranks:
+            raise SlurmddpError(
+                f"{len(self._ranks)} rank(s) on this node can't be ended: the kernel holds them in a call.",
+                hint="A file server or a device does not answer; the node may need a restart.",
+            )
+
+    @property
+    def step(self) -> int:
+        """The furthest step that a rank of this generation has completed; -1 for none."""
+        return max(pulse.read().step for pulse in self._pulses)
+
+    def beats(self) -> dict[int, Beat]:
+        """Return what the pages of the ranks that run show, by global rank."""
+        return {
+            self.rank(local_rank): self._pulses[local_rank].read() for local_rank in self._ranks.local_ranks
+        }
+
+    def failures(self, ended: Sequence[RankExit]) -> list[Failure]:
+        """Return what is to be told of ranks that ended badly."""
+        return [self._failure(one) for one in ended if not one.good]
+
+    def _failure(self, ended: RankExit) -> Failure:
+        since = self._logged[ended.local_rank]
+        return failure.here(
+            ended.returncode,
+            node_rank=self._work.node.node_rank,
+            rank=self.rank(ended.local_rank),
+            local_rank=ended.local_rank,
+            lines=failure.last_lines(self._log(ended.local_rank), since=since),
+            generation=self._generation,
+            oom=self._oom.verdict(),
+        )
+
+    def _leave_exit(self, ended: RankExit) -> None:
+        """Write down how a rank has ended, also one that was told to: srun's code hides the first."""
+        work, rank = self._work, self.rank(ended.local_rank)
+        failure.write_exit(work.folder, work.attempt, rank, ended.returncode, self._generation)
+
+    def rank(self, local_rank: int) -> int:
+        """Return the global rank that a local one has in this generation."""
+        return self._place.node_rank * self._work.ranks_per_node + local_rank
+
+    def _log(self, local_rank: int) -> Path:
+        return self._work.folder.rank_log(self._work.attempt, self.rank(local_rank))
+
+
+def _size(log: Path) -> int:
+    with suppress(OSError):
+        return log.stat().st_size
+    return 0

@@ -1,0 +1,290 @@
+"""What node 0's agent does for all: it lets ranks begin together, again after a fall, and end together.
+
+It does no work of its own. It is told what agents say and what time it is, and leaves orders for them:
+
+    go       begin the ranks of a generation; agents without a place in it wait as spares
+    stop     end your ranks at once, and answer with `stopped`: other ones are to begin
+    pass_on  ask your ranks to stop: others have stopped before them
+    leave    all ranks have come to their end
+    end      the attempt has failed: end your ranks and leave
+
+Agents say `fell` (a rank has died), `stopped`, `done` (all ranks ended as they should) and `stopping` (a
+signal has asked the run to stop). Each way takes one message; nobody asks twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from slurmddp.errors import EXIT_CONFIG, EXIT_STOPPED
+from slurmddp.launchers import failure, outcome
+from slurmddp.launchers.failure import Failure
+from slurmddp.launchers.generation import Decision, Facts, Generation, Rules, choose_agents, decide
+from slurmddp.runs.causes import LOST_NODE
+
+Message = dict[str, Any]
+
+FIRST_NOTICE_S = 3.0
+"""After this many seconds the agents that have not arrived are named, and then again and again."""
+NOTICE_S = 10.0
+_SPARES_WAIT_S = 10.0
+"""How long those that are enough to begin wait for the spares."""
+CAUSE_WAIT_S = 0.3
+"""How long a rank that only lost its peer lets the peer's own agent be first to report."""
+LEFT_ALONE_S = 0.9
+"""How long ranks may take to follow those of another node that have stopped before they are told to."""
+
+
+class Record(Protocol):
+    """Where the lead leaves what people and later attempts read."""
+
+    def say(self, text: str) -> None: ...
+    def fell(self, cause: Failure, generation: int) -> None: ...
+    def restarted(self, generation: Generation, before: Generation, cause: Failure, step: int) -> None: ...
+    def failed(self, cause: Failure) -> None: ...
+    def is_over(self) -> bool:
+        """Whether a person has ended the run, or a later attempt has begun."""
+
+
+class Lead:
+    """The state of one attempt, as the agents tell it; times are of one monotonic clock."""
+
+    def __init__(self, rules: Rules, hosts: Sequence[str], record: Record, now: float) -> None:
+        self.orders: list[tuple[int, Message]] = []
+        """What to send next, and to whom; its own agent comes last."""
+        self._rules, self._hosts, self._record = rules, hosts, record
+        self._begun, self._notice = now, now + FIRST_NOTICE_S
+        self._phase = "joining"
+        self._present: set[int] = set()
+        self._gone: set[int] = set()
+        self._generation = Generation(-1, tuple(range(rules.nodes)))
+        self._restarts, self._furthest = 0, -1
+        self._stopping = False
+        self._shrunk: Failure | None = None
+        """The loss of a node after which the others went on without another in its place."""
+        self._act_at: float | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Make room for what is told of a new generation."""
+        self._step = -1
+        self._fallen: list[Failure] = []
+        self._lost: set[int] = set()
+        self._done: dict[int, int] = {}
+        self._awaited: set[int] = set()
+        self._act_at = None
+
+    @property
+    def next_look(self) -> float | None:
+        """When `look` is to be called, should nothing happen before."""
+        return self._notice if self._phase == "joining" else self._act_at
+
+    # What happens.
+
+    def take(self, sender: int, message: Mapping[str, Any], now: float) -> None:
+        """Take in what an agent says, or what the link says of it; other kinds are passed over."""
+        kind = message["kind"]
+        if kind == "arrived":
+            self._present.add(sender)
+        elif kind == "stopping":
+            self._stopping = True
+            if self._phase == "joining":
+                self._record.say("stopped before the ranks were started")
+                self.leave(EXIT_STOPPED)
+        elif kind == "lost":
+            self._take_loss(sender, str(message.get("why", "")), now)
+        elif kind == "fell" and message.get("generation", -1) in (-1, self._generation.number):
+            self._take_fall(sender, message, now)
+        elif kind in ("stopped", "done") and message["generation"] == self._generation.number:
+            (self._take_stopped if kind == "stopped" else self._take_done)(sender, message, now)
+
+    def look(self, now: float, missing: Sequence[int] = ()) -> None:
+        """Do what is due; `missing` are the agents that have not arrived yet."""
+        if self._phase == "joining":
+            self._present = set(range(self._rules.all_nodes)) - set(missing) - self._gone
+            self._join(now)
+        elif self._act_at is not None and now >= self._act_at:
+            self._act_at = None
+            if self._phase == "failing":
+                self.end(failure.likely_first(self._fallen))
+            elif self._phase == "running":
+                self._order([a for a in self._generation.agents if a not in self._done], {"kind": "pass_on"})
+
+    def _join(self, now: float) -> None:
+        missing = sorted(set(range(self._rules.all_nodes)) - self._present)
+        waited = now - self._begun
+        agents = choose_agents(self._generation.agents, self._present, self._rules)
+        if not missing or (len(agents) == self._rules.nodes and waited >= _SPARES_WAIT_S):
+            self._go(agents)
+        elif waited >= self._rules.join_timeout_s:
+            if agents:
+                self._go(agents)
+            else:
+                why = f"it did not arrive within {self._rules.join_timeout_s:g} s (policy.join_timeout_s)"
+                self.end(lost_node(missing[0], self._hosts, why))
+        elif now >= self._notice:
+            self._notice = now + NOTICE_S
+            self._record.say(
+                f"waiting for {names_of(missing, self._hosts)}; {len(self._present)} of "
+                f"{self._rules.all_nodes} nodes are here, and all start their ranks together"
+            )
+
+    def _take_loss(self, sender: int, why: str, now: float) -> None:
+        self._gone.add(sender)
+        self._present.discard(sender)
+        if self._phase == "leaving":
+            return
+        self._record.say(f"{names_of([sender], self._hosts)} is lost: {why}")
+        if sender not in self._generation.agents or sender in self._done or self._generation.number < 0:
+            return
+        self._lost.add(sender)
+        self._fallen.append(lost_node(sender, self._hosts, why))
+        self._awaited.discard(sender)
+        self._fall(now)
+
+    def _take_fall(self, sender: int, message: Mapping[str, Any], now: float) -> None:
+        found = [as_failure(facts) for facts in message["failures"]]
+        self._note(message, found)
+        if any(one.rank is None for one in found):  # The agent itself can't go on.
+            self._gone.add(sender)
+            self._present.discard(sender)
+            self._lost.add(sender)
+            self._awaited.discard(sender)
+        self._fall(now)
+
+    def _take_stopped(self, sender: int, message: Mapping[str, Any], now: float) -> None:
+        self._note(message, [as_failure(facts) for facts in message["failures"]])
+        self._stopping |= bool(message.get("stopping"))
+        self._awaited.discard(sender)
+        if self._phase == "stopping" and not self._awaited:
+            self._conclude()
+
+    def _take_done(self, sender: int, message: Mapping[str, Any], now: float) -> None:
+        self._done[sender] = int(message["code"])
+        self._note(message, [])
+        if self._phase == "running" and set(self._generation.agents) <= set(self._done):
+            self.leave(outcome.combine(self._done.values()))
+        elif self._phase == "running" and EXIT_STOPPED in self._done.values() and self._act_at is None:
+            self._act_at = now + LEFT_ALONE_S
+
+    def _note(self, message: Mapping[str, Any], found: Sequence[Failure]) -> None:
+        self._step = max(self._step, int(message.get("step", -1)))
+        self._fallen += found
+
+    # What follows.
+
+    def _fall(self, now: float) -> None:
+        """A rank or a node is gone: end all ranks, so that others begin, or the attempt."""
+        if self._phase == "joining":
+            self.end(failure.likely_first(self._fallen))
+        elif self._phase == "stopping":
+            if not self._awaited:
+                self._conclude()
+        elif self._phase in ("running", "failing"):
+            cause = failure.likely_first(self._fallen)
+            if self._phase == "running" and self._decide().restart:
+                self._phase, self._act_at = "stopping", None
+                self._awaited = set(self._generation.agents) - self._lost
+                self._order(self._awaited, {"kind": "stop", "generation": self._generation.number})
+            elif not failure.is_consequence(cause):
+                self.end(cause)
+            elif self._phase == "running":
+                self._phase, self._act_at = "failing", now + CAUSE_WAIT_S
+
+    def _decide(self) -> Decision:
+        facts = Facts(
+            codes=[fallen.exit_code for fallen in self._fallen],
+            stopping=self._stopping or self._record.is_over(),
+            done=bool(self._done),
+            lost=bool(self._lost),
+            agents=choose_agents(self._generation.agents, self._present, self._rules),
+            restarts=self._restarts,
+            step=self._step,
+            furthest=self._furthest,
+        )
+        return decide(facts, self._rules)
+
+    def _conclude(self) -> None:
+        """All ranks of a generation have ended: begin with the next, or end the attempt after all."""
+        cause = failure.likely_first(self._fallen)
+        decision = self._decide()
+        if decision.restart:
+            self._record.fell(cause, self._generation.number)
+            self._restart(cause)
+        elif self._stopping:
+            self._record.fell(cause, self._generation.number)
+            self._record.say("asked to stop before the ranks had begun again")
+            self.leave(EXIT_STOPPED)
+        else:
+            self.end(cause)
+
+    def _restart(self, cause: Failure) -> None:
+        before, step = self._generation, self._step
+        agents = choose_agents(before.agents, self._present, self._rules)
+        if len(agents) < len(before.agents):
+            self._shrunk = cause
+        self._furthest = max(self._furthest, step)
+        self._restarts += 1
+        after = Generation(before.number + 1, agents)
+        self._record.restarted(after, before, cause, step)
+        self._go(agents)
+
+    def _go(self, agents: tuple[int, ...]) -> None:
+        self._forget()
+        self._phase = "running"
+        self._generation = Generation(self._generation.number + 1, agents)
+        facts = {"generation": self._generation.number, "agents": list(agents)}
+        self._order(self._present, {"kind": "go", **facts})
+
+    def leave(self, code: int) -> None:
+        """Let all agents leave; `code` is for those that have run no ranks."""
+        self._phase = "leaving"
+        self._order(self._present, {"kind": "leave", "code": code})
+
+    def end(self, cause: Failure) -> None:
+        """The attempt has failed for good: let all agents end their ranks and leave."""
+        if self._phase == "leaving":
+            return
+        if cause.exit_code == EXIT_CONFIG and self._shrunk is not None and self._step < 0:
+            self._record.say("the ranks refuse to go on with fewer nodes")
+            cause = self._shrunk  # The next attempt gets all of them again.
+        if self._generation.number >= 0:
+            self._record.say(f"{failure.describe(cause)} The attempt ends: {self._decide().why}.")
+        self._record.failed(cause)
+        self._phase = "leaving"
+        self._order(self._present, {"kind": "end", "code": failure.node_code(cause)})
+
+    def _order(self, agents: Sequence[int] | set[int], message: Message) -> None:
+        self.orders += [(agent, message) for agent in sorted(agents, reverse=True)]
+
+
+def lost_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
+    """Return the failure of a node that is gone, as another one sees it."""
+    return Failure(
+        rank=None,
+        node_rank=agent,
+        host=hosts[agent],
+        exit_code=None,
+        signal=None,
+        time=round(time.time(), 3),
+        reason=f"{LOST_NODE}: {why}",
+    )
+
+
+def names_of(agents: Sequence[int], hosts: Sequence[str]) -> str:
+    """Return `node 3 (c07), node 4 (c08)`."""
+    shown = ", ".join(f"node {agent} ({hosts[agent]})" for agent in agents[:8])
+    return shown + (f" and {len(agents) - 8} more" if len(agents) > 8 else "")
+
+
+def as_facts(found: Failure) -> dict[str, Any]:
+    """Return a failure as it goes over the link."""
+    return asdict(found)
+
+
+def as_failure(facts: Mapping[str, Any]) -> Failure:
+    """Return a failure from what came over the link."""
+    return Failure(**{**facts, "last_lines": tuple(facts["last_lines"])})

@@ -1,0 +1,281 @@
+"""What an agent does while its node's ranks run, or wait to: it takes things as they come and obeys the lead.
+
+A turn of the loop waits once, for a signal, a word of another agent or the end of a rank, and acts on it.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from slurmddp.environments.limits import Limits, leave_at
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import EXIT_STOPPED
+from slurmddp.launchers import failure, outcome
+from slurmddp.launchers.control import Link, Message
+from slurmddp.launchers.crew import Crew
+from slurmddp.launchers.events import Events
+from slurmddp.launchers.failure import Failure
+from slurmddp.launchers.generation import Generation, Rules
+from slurmddp.launchers.lead import (
+    FIRST_NOTICE_S,
+    LEFT_ALONE_S,
+    NOTICE_S,
+    Lead,
+    as_facts,
+    lost_node,
+    names_of,
+)
+from slurmddp.launchers.records import Records
+
+_KILL_GRACE_S = 1.0
+"""Between SIGTERM and SIGKILL for the ranks that outlive a failed one: time to end a write, not to save."""
+_TICK_S = 1.0
+_STOPPING_TICK_S = 0.1
+
+
+class AgentLoop:
+    """One agent's part of an attempt, from the moment at which it could start ranks to its exit code."""
+
+    def __init__(
+        self,
+        node: RankInfo,
+        rules: Rules,
+        crew: Crew,
+        link: Link,
+        events: Events,
+        records: Records,
+        limits: Limits,
+    ) -> None:
+        self._node, self._rules, self._crew, self._link = node, rules, crew, link
+        self._events, self._records, self._limits = events, records, limits
+        self._begun = time.monotonic()
+        self._notice = self._begun + FIRST_NOTICE_S
+        self._lead: Lead | None = None
+        if node.node_rank == 0:
+            self._lead = Lead(rules, node.hosts, records, self._begun)
+        self._generation: Generation | None = None
+        self._at_work = False
+        """Whether ranks of the present generation are to be waited for here."""
+        self._fallen: list[Failure] = []
+        self._codes: list[int] = []
+        """How those of its ranks have ended that ended as they should."""
+        self._code: int | None = None
+        self._stopping = False
+        self._terminated: float | None = None
+        self._left_at: float | None = None
+
+    def run(self) -> int:
+        """Do what happens asks for, until the attempt is over; return this node's exit code."""
+        self._turn(self._begun)
+        while self._code is None:
+            self._look(time.monotonic())
+            if self._code is None:
+                self._turn(self._next_look())
+        return self._code
+
+    def give_up(self, why: Failure) -> None:
+        """Tell the others that this agent can't go on; without them, the run folder."""
+        self._crew.end(0.0)
+        if self._lead is not None:
+            self._lead.end(why)
+            self._send_orders(obey=False)
+        elif self._link.missing():
+            self._records.failed(why)
+        else:
+            self._tell("fell", failures=[as_facts(why)])
+
+    def _turn(self, until: float) -> None:
+        happened = self._events.wait(until)
+        self._take_signals(happened.signals)
+        self._reap()
+        for sender, message in happened.messages:
+            self._hear(sender, message)
+
+    def _next_look(self) -> float:
+        soon = self._stopping or self._left_at is not None
+        due = time.monotonic() + (_STOPPING_TICK_S if soon else _TICK_S)
+        lead = self._lead.next_look if self._lead is not None else None
+        return due if lead is None else min(due, lead)
+
+    def _look(self, now: float) -> None:
+        """Do what the moment asks for."""
+        if self._generation is None:
+            self._wait_to_begin(now)
+        if self._lead is not None and self._code is None:
+            self._lead.look(now, self._link.missing())
+            self._send_orders()
+        self._pass_on_stop(now)
+        if self._at_work and self._out_of_time():
+            self._records.say(
+                "SLURM is about to kill: ranks end here, the run goes on from its last checkpoint"
+            )
+            self._crew.end(0.0)
+            self._at_work = False
+            if self._lead is not None:
+                self._lead.leave(EXIT_STOPPED)
+                self._send_orders()
+            else:
+                self._tell("done", code=EXIT_STOPPED)
+                self._code = EXIT_STOPPED
+
+    # Words of other agents.
+
+    def _tell(self, kind: str, **facts: Any) -> None:
+        """Tell the lead, which may be this very agent."""
+        number = -1 if self._generation is None else self._generation.number
+        message: Message = {"kind": kind, "generation": number, "step": self._crew.step, **facts}
+        if self._lead is None:
+            self._link.send(0, message)
+        else:
+            self._lead.take(0, message, time.monotonic())
+            self._send_orders()
+
+    def _hear(self, sender: int, message: Message) -> None:
+        if self._lead is not None:
+            self._lead.take(sender, message, time.monotonic())
+            self._send_orders()
+        elif message["kind"] == "lost":
+            self._lose_lead(str(message.get("why", "")))
+        else:
+            self._obey(message)
+
+    def _send_orders(self, *, obey: bool = True) -> None:
+        """Send what the lead has ordered; its own agent, which may wait for ranks to end, comes last."""
+        while self._lead is not None and self._lead.orders:
+            to, message = self._lead.orders.pop(0)
+            if to != 0:
+                self._link.send(to, message)
+            elif obey:
+                self._obey(message)
+
+    def _obey(self, message: Message) -> None:
+        orders: dict[str, Callable[[Message], None]] = {
+            "go": self._begin,
+            "stop": self._stop_ranks,
+            "pass_on": lambda message: self._take_signals([signal.SIGTERM]),
+            "leave": self._leave,
+            "end": self._end,
+        }
+        order = orders.get(message["kind"])
+        if order is not None and self._code is None:
+            order(message)
+
+    def _lose_lead(self, why: str) -> None:
+        """Without node 0 nobody decides, and no rank can train: end as with a rank that failed there."""
+        self._records.say(f"{names_of([0], self._node.hosts)} is lost: {why}")
+        if self._generation is not None and not self._at_work:
+            self._code = outcome.combine(self._codes) if self._codes else EXIT_STOPPED
+            return
+        found = failure.likely_first([*self._fallen, lost_node(0, self._node.hosts, why)])
+        self._records.failed(found)
+        self._crew.end(_KILL_GRACE_S)
+        self._code = failure.node_code(found)
+
+    # Orders.
+
+    def _begin(self, message: Message) -> None:
+        self._generation = Generation(message["generation"], tuple(message["agents"]))
+        self._fallen, self._codes, self._left_at = [], [], None
+        if self._generation.place(self._node.node_rank) is None:
+            self._records.say("this node waits, to take the place of one that is lost")
+        elif self._stopping:
+            self._codes = [EXIT_STOPPED]
+            self._tell("done", code=EXIT_STOPPED)
+        else:
+            self._at_work = True
+            self._crew.start(self._generation)
+
+    def _stop_ranks(self, message: Message) -> None:
+        self._at_work = False
+        bad = self._crew.failures(self._crew.reap())  # Not by our hand, so one of them may be the cause.
+        step = self._crew.step
+        self._crew.kill()
+        self._tell("stopped", failures=[as_facts(one) for one in bad], step=step, stopping=self._stopping)
+
+    def _leave(self, message: Message) -> None:
+        if self._generation is None:
+            self._records.say("stopped before the ranks were started")
+        if self._at_work:
+            self._crew.end(0.0)
+            self._codes.append(EXIT_STOPPED)
+        found = self._records.failure()
+        own = outcome.combine(self._codes) if self._codes else int(message["code"])
+        self._code = failure.node_code(found) if found is not None else own
+
+    def _end(self, message: Message) -> None:
+        if self._at_work and not self._fallen:
+            self._records.say("the attempt has failed elsewhere")
+        self._crew.end(_KILL_GRACE_S)
+        self._code = int(message["code"])
+
+    # The own ranks.
+
+    def _reap(self) -> None:
+        ended = self._crew.reap()
+        if not self._at_work:
+            return
+        self._codes += [one.returncode for one in ended if one.good]
+        bad = self._crew.failures(ended)
+        self._fallen += bad
+        if bad:
+            self._tell("fell", failures=[as_facts(one) for one in bad])
+        elif ended and not self._crew and not self._fallen:
+            self._at_work = False
+            self._tell("done", code=outcome.combine(self._codes))
+
+    def _pass_on_stop(self, now: float) -> None:
+        """Stop the ranks that outlive one which stopped: before the training begins it stops alone."""
+        if self._stopping or EXIT_STOPPED not in self._codes or not self._crew:
+            return
+        self._left_at = self._left_at or now
+        if now - self._left_at > LEFT_ALONE_S:
+            self._take_signals([signal.SIGTERM])
+
+    def _take_signals(self, received: Sequence[signal.Signals]) -> None:
+        for sent in received:
+            if sent == signal.SIGCHLD:
+                continue
+            if sent == signal.SIGTERM:
+                self._terminated = self._terminated or time.time()
+            if self._at_work and not self._fallen:
+                self._crew.signal(signal.SIGTERM if sent == signal.SIGINT else sent)
+            if not self._stopping:
+                self._stopping = True
+                self._note_stop(sent)
+
+    def _note_stop(self, sent: signal.Signals) -> None:
+        if self._generation is not None:
+            self._records.say(f"received {sent.name}: the ranks stop at a checkpoint")
+        if self._generation is None and self._lead is None and self._link.missing():
+            self._records.say("stopped before the ranks were started")
+            self._code = EXIT_STOPPED  # Nobody to agree with, and nothing to lose.
+        else:
+            self._tell("stopping")
+
+    def _out_of_time(self) -> bool:
+        """Whether even the ranks' own guards, which come first, have not made all of them leave in time."""
+        at = None if self._terminated is None else leave_at(self._limits, self._terminated, share=0.5)
+        return at is not None and time.time() >= at
+
+    # Before the first ranks.
+
+    def _wait_to_begin(self, now: float) -> None:
+        """See who has failed before the line to it stood, and who of the others is missing here."""
+        if (found := self._records.failure()) is not None:
+            if self._lead is not None:
+                self._lead.end(found)
+            else:
+                self._code = failure.node_code(found)
+        elif self._lead is None and self._link.missing():
+            if now - self._begun > self._rules.join_timeout_s:
+                why = f"it was not there within {self._rules.join_timeout_s:g} s (policy.join_timeout_s)"
+                self._records.failed(found := lost_node(0, self._node.hosts, why))
+                self._code = failure.node_code(found)
+            elif now >= self._notice:
+                self._notice = now + NOTICE_S
+                self._records.say(
+                    f"waiting for {names_of([0], self._node.hosts)}, which lets all ranks begin"
+                )

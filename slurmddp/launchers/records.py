@@ -1,0 +1,84 @@
+"""What node 0's agent writes into the run folder about an attempt's ranks: lines, events, failures.
+
+A record that can't be written, on a full disk say, may hide what happened, never change what follows.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from slurmddp.launchers import failure
+from slurmddp.launchers.failure import Failure
+from slurmddp.launchers.generation import Generation
+from slurmddp.runs.fence import superseded
+from slurmddp.runs.folder import RunFolder
+
+
+def say(text: str) -> None:
+    """Write a line to this node's log."""
+    print(f"slurmddp agent: {text}", file=sys.stderr, flush=True)
+
+
+class Records:
+    """The files of one attempt, as the lead writes them (see `lead.Record`)."""
+
+    def __init__(self, folder: RunFolder, attempt: int) -> None:
+        self._folder, self._attempt = folder, attempt
+
+    def say(self, text: str) -> None:
+        say(text)
+
+    def is_over(self) -> bool:
+        """Whether a person has ended the run, or a later attempt has begun."""
+        ended = self._folder.stop_file.exists() or self._folder.cancelled_file.exists()
+        return ended or superseded(self._folder, self._attempt)
+
+    def failure(self) -> Failure | None:
+        """Return the failure that the attempt has ended with, if it has."""
+        return failure.read(self._folder, self._attempt)
+
+    def fell(self, cause: Failure, generation: int) -> None:
+        """Record the failure of a generation after which the attempt goes on."""
+        try:
+            failure.record(self._folder, self._attempt, cause, generation=generation)
+        except OSError as error:
+            say(f"the failure was not recorded: {error}")
+
+    def failed(self, cause: Failure) -> None:
+        """Record the failure that ends the attempt, unless it has one."""
+        try:
+            failure.record(self._folder, self._attempt, cause)
+        except OSError as error:
+            say(f"the failure was not recorded: {error}")
+
+    def restarted(self, generation: Generation, before: Generation, cause: Failure, step: int) -> None:
+        """Record that the ranks begin again, and which nodes have others in their places."""
+        facts: dict[str, object] = {}
+        taken = [agent for agent in generation.agents if agent not in before.agents]
+        if taken:
+            facts["spare"] = taken
+        if len(generation.agents) != len(before.agents):
+            facts["nodes"] = len(generation.agents)
+        say(
+            f"{failure.describe(cause)} The ranks begin again (generation {generation.number}) on "
+            f"{len(generation.agents)} node(s); they had come to step {step}."
+        )
+        try:
+            self._mark_replaced(set(before.agents) - set(generation.agents))
+            self._folder.add_event(
+                "restarted",
+                attempt=self._attempt,
+                generation=generation.number,
+                reason=failure.describe(cause),
+                node=cause.node_rank,
+                rank=cause.rank,
+                step=step,
+                **facts,
+            )
+        except OSError as error:
+            say(f"the restart was not recorded: {error}")
+
+    def _mark_replaced(self, agents: set[int]) -> None:
+        """Say that the attempt can finish without these nodes: the batch script waits for no word of them."""
+        for agent in agents:
+            (self._folder.log_dir(self._attempt) / f"replaced-node-{agent}").touch()
