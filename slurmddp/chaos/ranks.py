@@ -23,11 +23,16 @@ class RankProcess:
 class _Process:
     pid: int
     parent: int
+    leads: bool
+    """Whether it leads a process group that is not a session."""
     environ: dict[str, str]
 
 
 def find(run_dir: Path, attempt: int, ranks_per_node: int) -> list[RankProcess]:
-    """Return the ranks of one attempt, in order; a rank is a child of an agent with the agent's command."""
+    """Return the ranks of one attempt, in order.
+
+    A rank is a child of an agent with the agent's command, and leads a process group in the agent's session.
+    """
     mine = {
         process.pid: process
         for process in _of_run(run_dir)
@@ -35,7 +40,7 @@ def find(run_dir: Path, attempt: int, ranks_per_node: int) -> list[RankProcess]:
     }
     found = []
     for agent in (pid for pid, process in mine.items() if process.parent not in mine):
-        children = sorted(pid for pid, process in mine.items() if process.parent == agent)
+        children = sorted(pid for pid, process in mine.items() if process.parent == agent and process.leads)
         for local_rank, pid in enumerate(children):
             environ = mine[pid].environ
             first = int(environ.get("SLURM_NODEID", "0")) * ranks_per_node
@@ -51,12 +56,17 @@ def _of_run(run_dir: Path) -> list[_Process]:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 words = (folder / "cmdline").read_bytes().split(b"\0")
                 if words[1:4] == [b"-m", AGENT, str(run_dir).encode()]:
-                    found.append(_Process(int(folder.name), _parent(folder), _environ(folder)))
+                    pid, (parent, group, session) = int(folder.name), _place(folder)
+                    leads = group == pid != session
+                    found.append(_Process(pid, parent, leads, _environ(folder)))
     return found
 
 
-def _parent(folder: Path) -> int:
-    return int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+def _place(folder: Path) -> list[int]:
+    """Return parent, process group and session."""
+    return [
+        int(word) for word in (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1:4]
+    ]
 
 
 def _environ(folder: Path) -> dict[str, str]:

@@ -85,11 +85,13 @@ def test_lines_come_whole_and_once(tmp_path: Path) -> None:
     assert lines.look() == [{"a": 1}, {"a": 2}, {"a": 3}]
 
 
-def make_process(pid: int, parent: int, run: Path, node: int, attempt: int, name: str) -> None:
+def make_process(
+    pid: int, parent: int, run: Path, node: int, attempt: int, name: str, group: int = 0, session: int = 1
+) -> None:
     folder = ranks.PROC / str(pid)
     folder.mkdir()
     (folder / "cmdline").write_bytes(b"\0".join([b"python", b"-m", ranks.AGENT, str(run).encode(), b""]))
-    (folder / "stat").write_text(f"{pid} (py) thon) S {parent} 1 1")
+    (folder / "stat").write_text(f"{pid} (py) thon) S {parent} {group or pid} {session} 0")
     facts = {"SLURMDDP_ATTEMPT": attempt, "SLURM_NODEID": node, "SLURMD_NODENAME": name}
     (folder / "environ").write_text("\0".join(f"{key}={value}" for key, value in facts.items()))
 
@@ -101,7 +103,9 @@ def test_ranks_are_the_children_of_the_agents(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "77").mkdir()
     for pid, parent, node in ((20, 5, 1), (10, 4, 0), (22, 20, 1), (21, 20, 1), (11, 10, 0), (12, 10, 0)):
         make_process(pid, parent, run, node, 3, f"n{node}")
-    make_process(30, 11, run, 0, 3, "n0")  # a loader worker of rank 0
+    make_process(30, 11, run, 0, 3, "n0", group=11)  # a loader worker of rank 0
+    make_process(9, 10, run, 0, 3, "n0", group=10)  # a writer of checkpoints
+    make_process(8, 10, run, 0, 3, "n0", session=8)  # the agent's guardian
     make_process(40, 4, run, 0, 2, "n0")  # what is left of an earlier attempt
     make_process(41, 40, run, 0, 2, "n0")
     make_process(51, 10, Path("/runs/other"), 0, 3, "n0")
