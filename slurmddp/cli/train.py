@@ -22,6 +22,7 @@ from slurmddp.cli.errors_text import EXIT_CODES
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmError
 from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.table import counted
+from slurmddp.spec import GlobalBatch
 
 if TYPE_CHECKING:
     from slurmddp.runs.status import RunStatus
@@ -92,9 +93,23 @@ def _dry_run(job: Job) -> int:
     from slurmddp.slurm.script import render
 
     sys.stdout.write(render(job))
-    for note in _limits(job):
+    for note in [*_left_idle(job), *_limits(job)]:
         print(f"slurmddp: note: {note}", file=sys.stderr)
     return EXIT_FINISHED
+
+
+def _left_idle(job: Job) -> list[str]:
+    """Return what is to be known of an elastic job whose steps one node less could not share."""
+    left, samples = job.resources.nodes - 1, job.program.config["train"]["global_batch"]
+    if not job.elastic or not left:
+        return []
+    used = GlobalBatch(samples).most_nodes(left, job.resources.ranks_per_node)
+    if used == left:
+        return []
+    return [
+        f"When this job loses a node, {used} of the other {left} go on: {left} nodes can't share the "
+        f"{samples} samples of a step evenly. Another train.global_batch may let them."
+    ]
 
 
 def _fits_here(job: Job) -> None:

@@ -96,6 +96,17 @@ def test_a_dry_run_prints_the_bytes_that_a_submission_sends(
     assert subprocess.run(["bash", "-n"], input=shown.out, text=True).returncode == 0
 
 
+def test_a_dry_run_says_how_many_nodes_go_on_when_one_is_lost(
+    project: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elastic = ["train", "--dry-run", *BIG, "nodes=8", "elastic=true"]
+    assert main(elastic) == 0
+    assert "4 of the other 7 go on: 7 nodes can't share the 1024 samples" in capsys.readouterr().err
+    for silent in (["train.global_batch=896"], ["elastic=false"], ["nodes=1"]):
+        assert main([*elastic, *silent]) == 0
+        assert capsys.readouterr().err == "", silent
+
+
 def test_a_dry_run_says_whether_this_slurm_would_take_it(
     project: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
