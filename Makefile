@@ -7,7 +7,7 @@ SLURM_PACKAGES := slurm-wlm slurmdbd munge mariadb-server iproute2
 SLURM_PROGRAMS := slurmctld slurmd slurmdbd munged mariadbd ip
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint format bench clean install slurm unit distributed slurm-tests other-tests
+.PHONY: help train test lint format bench clean install slurm gpu unit distributed slurm-tests other-tests
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,7 +54,10 @@ slurm-tests: $(BIN)/.installed-test slurm
 	$(PYTEST) tests/slurm -m "not slow" --durations=15
 
 other-tests: $(BIN)/.installed-test
-	$(PYTEST) tests --ignore=tests/slurm -m "not slow" --durations=15
+	$(PYTEST) tests --ignore=tests/slurm -m "not slow and not gpu" --durations=15
+
+gpu: $(BIN)/.installed-test
+	$(PYTEST) tests/gpu
 
 bench: $(BIN)/.installed-test  ## measure start-up; results go to benchmarks/results/
 	$(BIN)/python benchmarks/startup.py

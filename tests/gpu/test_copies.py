@@ -1,0 +1,23 @@
+"""A state on a GPU is copied into kept memory that CUDA has registered, as it was at that moment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gpu_jobs
+import pytest
+from ranks import run_ranks
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("rank_server")]
+
+
+def test_a_copy_holds_what_was_there_and_its_memory_is_registered(tmp_path: Path) -> None:
+    (found,) = run_ranks(gpu_jobs.copies_into_memory, 1, str(tmp_path))
+    assert found == {
+        "step 1": True,
+        "dtypes 1": True,
+        "step 2": True,
+        "dtypes 2": True,
+        "pinned": [True, True],
+        "after": 4.0,
+    }

@@ -1,0 +1,55 @@
+"""The cases of tests/distributed/test_exact_resume.py on GPUs: those with no more ranks than GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import exact_jobs
+import pytest
+import torch
+from exact_jobs import Halt
+from ranks import place_environments, run_ranks
+from test_exact_resume import CASES, TRAINER, Case, assert_ended, config_of, shown, written
+from test_trainer import assert_same, final_state
+
+from slurmddp.runs.folder import RunFolder
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("rank_server")]
+
+GPUS = max(1, torch.cuda.device_count())
+"""At least one, so that a machine without a GPU collects the tests all the same."""
+CASES_HERE = [case for case in CASES if case.ranks <= GPUS and case.program == TRAINER]
+
+
+IN_ONE_ORDER = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""Lets cuBLAS sum in the same order every time; who trains exactly on a GPU has to ask for it."""
+
+
+def train(folder: Path, case: Case, config: dict[str, Any], halts: Sequence[Halt]) -> RunFolder:
+    folder.mkdir()
+    for number, halt in enumerate([*halts, None]):
+        places = [place | IN_ONE_ORDER for place in place_environments(case.ranks)]
+        given = (config, str(folder), number, halt)
+        assert_ended(run_ranks(exact_jobs.attempt, case.ranks, *given, environments=places), halt)
+    return RunFolder(folder)
+
+
+@pytest.mark.parametrize("case", CASES_HERE, ids=str)
+def test_an_interrupted_training_on_gpus_ends_as_an_undisturbed_one(tmp_path: Path, case: Case) -> None:
+    whole = train(tmp_path / "whole", case, config_of(case), [])
+    config = config_of(case, workers=case.workers, save_every=3)
+    parts = train(tmp_path / "parts", case, config, case.halts)
+    assert_same(final_state(whole), final_state(parts))
+    assert shown(parts) == shown(whole)
+    if "killed" not in case.places:
+        assert written(parts) == written(whole)
+    assert _has_cuda_state(final_state(parts)), "it was no training on a GPU"
+
+
+def _has_cuda_state(state: Any) -> bool:
+    """Whether the randomness of a GPU is in it, so that the training was on one."""
+    if isinstance(state, dict):
+        return "cuda" in state or any(_has_cuda_state(value) for value in state.values())
+    return isinstance(state, list | tuple) and any(_has_cuda_state(value) for value in state)
