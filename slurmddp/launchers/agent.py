@@ -28,13 +28,16 @@ from slurmddp.launchers import failure, linux
 from slurmddp.launchers.control import open_link
 from slurmddp.launchers.crew import Crew, Work
 from slurmddp.launchers.events import Events
+from slurmddp.launchers.flight_recorder import FlightRecorder
 from slurmddp.launchers.generation import rules_of
-from slurmddp.launchers.loop import AgentLoop
+from slurmddp.launchers.keeper import Keeper
+from slurmddp.launchers.loop import AgentLoop, Line
 from slurmddp.launchers.node import PRELOAD, enter_project, import_for_all
 from slurmddp.launchers.ranks import Ranks
 from slurmddp.launchers.records import Records, say
 from slurmddp.launchers.signals import STOP_SIGNALS, SignalInbox
 from slurmddp.launchers.trackers import tracker_environment
+from slurmddp.launchers.watch import Watch
 from slurmddp.node.ports import SECRET_VARIABLE
 from slurmddp.runs.fence import superseded
 from slurmddp.runs.folder import RunFolder
@@ -116,10 +119,26 @@ class Agent:
             f"{self.attempt}: imports took {imports_s:.2f} s, ranks here: {rules.ranks_per_node}"
         )
         common = tracker_environment(self.folder, os.environ)
+        recorder = FlightRecorder(self.folder.log_dir(self.attempt)) if config.get("gpus_per_node") else None
+        if recorder is not None:
+            undo.callback(recorder.close)
+            common |= recorder.environment(os.environ)
         work = Work(self.folder, self.attempt, self.node, rules.ranks_per_node, entry, imports_s, common)
-        crew = Crew(work, Ranks(self._inbox, in_child=lambda: link.close(farewell=False)))
-        events = Events(self._inbox, link)
-        return AgentLoop(self.node, rules, crew, link, events, self._records, read_limits(os.environ))
+        keeper = Keeper()
+        undo.callback(keeper.close)
+        ranks = Ranks(self._inbox, in_child=lambda: link.close(farewell=False), others=keeper.ended)
+        crew = Crew(work, ranks, keeper)
+        events = Events(self._inbox, link, keeper)
+        watch = Watch(
+            (config.get("policy") or {}).get("stall_timeout_s"),
+            self.folder.log_dir(self.attempt),
+            socket.gethostname(),
+            beats=crew.beats,
+            processes=crew.processes,
+            recorder=recorder,
+        )
+        line = Line(self.node, link, events)
+        return AgentLoop(line, rules, crew, keeper, watch, self._records, read_limits(os.environ))
 
     def _give_up(self, why: failure.Failure) -> int:
         """End the ranks, and say why this agent itself can't go on."""

@@ -1,6 +1,6 @@
 """The ranks of one node: started for a generation, watched through their pages, and ended with it.
 
-What outlives a rank is kept here and handed to the one that takes its place: its page of progress, its log.
+What outlives a rank is handed to the one that takes its place: its page, its log, states in memory.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from slurmddp.errors import SlurmddpError
 from slurmddp.launchers import failure
 from slurmddp.launchers.failure import Failure
 from slurmddp.launchers.generation import Generation
-from slurmddp.launchers.rank import RankStart
+from slurmddp.launchers.keeper import Keeper
 from slurmddp.launchers.oom import OomWatch
+from slurmddp.launchers.rank import RankStart
 from slurmddp.launchers.ranks import RankExit, Ranks
+from slurmddp.node.channel import CHANNEL_VARIABLE
+from slurmddp.node.memory import MEMORY_VARIABLE
 from slurmddp.node.pulse import PULSE_VARIABLE, Beat, Pulse
 from slurmddp.runs.folder import RunFolder
 
@@ -58,8 +61,8 @@ def place_of(node: RankInfo, generation: Generation) -> RankInfo:
 class Crew:
     """The ranks of this node, one generation after the other."""
 
-    def __init__(self, work: Work, ranks: Ranks) -> None:
-        self._work, self._ranks = work, ranks
+    def __init__(self, work: Work, ranks: Ranks, keeper: Keeper) -> None:
+        self._work, self._ranks, self._keeper = work, ranks, keeper
         self._pulses = [Pulse.create() for _ in range(work.ranks_per_node)]
         self._logged = [0] * work.ranks_per_node
         """How long each rank's log was when the rank began."""
@@ -89,7 +92,11 @@ class Crew:
             pulse.reset()
             log = self._log(local_rank)
             self._logged[local_rank] = _size(log)
-            own = {PULSE_VARIABLE: str(pulse.descriptor)}
+            own = {
+                PULSE_VARIABLE: str(pulse.descriptor),
+                CHANNEL_VARIABLE: str(self._keeper.channel_for(local_rank)),
+                MEMORY_VARIABLE: ",".join(map(str, self._keeper.memory_fds())),
+            }
             environ = common | rank_environment(self._place, local_rank, work.ranks_per_node) | own
             start = RankStart(
                 local_rank=local_rank,
@@ -130,6 +137,13 @@ class Crew:
         """Return what the pages of the ranks that run show, by global rank."""
         return {
             self.rank(local_rank): self._pulses[local_rank].read() for local_rank in self._ranks.local_ranks
+        }
+
+    def processes(self) -> dict[int, tuple[int, Pulse]]:
+        """Return pid and page of each rank that runs, by global rank."""
+        return {
+            self.rank(local_rank): (pid, self._pulses[local_rank])
+            for pid, local_rank in zip(self._ranks.pids, self._ranks.local_ranks, strict=True)
         }
 
     def failures(self, ended: Sequence[RankExit]) -> list[Failure]:

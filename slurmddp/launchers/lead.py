@@ -21,8 +21,11 @@ from typing import Any, Protocol
 
 from slurmddp.errors import EXIT_CONFIG, EXIT_STOPPED
 from slurmddp.launchers import failure, outcome
+from slurmddp.launchers.culprit import RankReport
 from slurmddp.launchers.failure import Failure
 from slurmddp.launchers.generation import Decision, Facts, Generation, Rules, choose_agents, decide
+from slurmddp.launchers.inquiry import Comparison, Inquiry, Verdict
+from slurmddp.launchers.stragglers import Straggler
 from slurmddp.runs.causes import LOST_NODE
 
 Message = dict[str, Any]
@@ -45,6 +48,8 @@ class Record(Protocol):
     def fell(self, cause: Failure, generation: int) -> None: ...
     def restarted(self, generation: Generation, before: Generation, cause: Failure, step: int) -> None: ...
     def failed(self, cause: Failure) -> None: ...
+    def stalled(self, report: RankReport, generation: int) -> None: ...
+    def slow(self, found: Straggler, generation: int) -> None: ...
     def is_over(self) -> bool:
         """Whether a person has ended the run, or a later attempt has begun."""
 
@@ -66,6 +71,7 @@ class Lead:
         self._shrunk: Failure | None = None
         """The loss of a node after which the others went on without another in its place."""
         self._act_at: float | None = None
+        self._inquiry, self._comparison = Inquiry(()), Comparison(0)
         self._forget()
 
     def _forget(self) -> None:
@@ -80,7 +86,9 @@ class Lead:
     @property
     def next_look(self) -> float | None:
         """When `look` is to be called, should nothing happen before."""
-        return self._notice if self._phase == "joining" else self._act_at
+        if self._phase == "joining":
+            return self._notice
+        return min(filter(None, (self._act_at, self._inquiry.next_look)), default=None)
 
     # What happens.
 
@@ -98,6 +106,8 @@ class Lead:
             self._take_loss(sender, str(message.get("why", "")), now)
         elif kind == "fell" and message.get("generation", -1) in (-1, self._generation.number):
             self._take_fall(sender, message, now)
+        elif kind in ("stall", "report", "pace") and message["generation"] == self._generation.number:
+            self._take_sight(sender, message, now)
         elif kind in ("stopped", "done") and message["generation"] == self._generation.number:
             (self._take_stopped if kind == "stopped" else self._take_done)(sender, message, now)
 
@@ -112,6 +122,7 @@ class Lead:
                 self.end(failure.likely_first(self._fallen))
             elif self._phase == "running":
                 self._order([a for a in self._generation.agents if a not in self._done], {"kind": "pass_on"})
+        self._judge(now)
 
     def _join(self, now: float) -> None:
         missing = sorted(set(range(self._rules.all_nodes)) - self._present)
@@ -169,6 +180,43 @@ class Lead:
             self.leave(outcome.combine(self._done.values()))
         elif self._phase == "running" and EXIT_STOPPED in self._done.values() and self._act_at is None:
             self._act_at = now + LEFT_ALONE_S
+
+    def _take_sight(self, sender: int, message: Mapping[str, Any], now: float) -> None:
+        """Take in what an agent sees of its ranks: that they stand still, what each does, their pace."""
+        if message["kind"] == "pace":
+            line, found = self._comparison.take(message, now)
+            if line is not None:
+                self._record.say(line)
+            if found is not None:
+                self._record.slow(found, self._generation.number)
+        elif message["kind"] == "report":
+            self._inquiry.take(sender, message)
+            self._judge(now)
+        elif self._phase == "running" and self._inquiry.begin(now):
+            self._order(self._generation.agents, {"kind": "report", "generation": self._generation.number})
+
+    def _judge(self, now: float) -> None:
+        """Let the rank that holds up all others count as fallen."""
+        verdict = self._inquiry.verdict(now)
+        if verdict is not None and self._phase == "running":
+            self._record.stalled(verdict.report, self._generation.number)
+            self._step = max(self._step, verdict.report.step)
+            self._fallen.append(self._stalled(verdict))
+            self._fall(now)
+
+    def _stalled(self, verdict: Verdict) -> Failure:
+        rank = verdict.report.rank
+        return Failure(
+            rank=rank,
+            local_rank=rank % self._rules.ranks_per_node,
+            node_rank=self._generation.agents[rank // self._rules.ranks_per_node],
+            host=verdict.report.host,
+            exit_code=None,
+            signal=None,
+            time=round(time.time(), 3),
+            reason=verdict.reason,
+            last_lines=verdict.report.stack,
+        )
 
     def _note(self, message: Mapping[str, Any], found: Sequence[Failure]) -> None:
         self._step = max(self._step, int(message.get("step", -1)))
@@ -236,6 +284,8 @@ class Lead:
         self._forget()
         self._phase = "running"
         self._generation = Generation(self._generation.number + 1, agents)
+        self._inquiry = Inquiry(agents)
+        self._comparison = Comparison(len(agents) * self._rules.ranks_per_node)
         facts = {"generation": self._generation.number, "agents": list(agents)}
         self._order(self._present, {"kind": "go", **facts})
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from slurmddp.environments.limits import Limits, leave_at
@@ -19,6 +20,7 @@ from slurmddp.launchers.crew import Crew
 from slurmddp.launchers.events import Events
 from slurmddp.launchers.failure import Failure
 from slurmddp.launchers.generation import Generation, Rules
+from slurmddp.launchers.keeper import Keeper
 from slurmddp.launchers.lead import (
     FIRST_NOTICE_S,
     LEFT_ALONE_S,
@@ -29,11 +31,23 @@ from slurmddp.launchers.lead import (
     names_of,
 )
 from slurmddp.launchers.records import Records
+from slurmddp.launchers.watch import Watch
 
 _KILL_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL for the ranks that outlive a failed one: time to end a write, not to save."""
+_WRITING_S = 600.0
+"""How long an agent whose ranks have ended waits for a checkpoint to be written."""
 _TICK_S = 1.0
 _STOPPING_TICK_S = 0.1
+
+
+@dataclass(frozen=True)
+class Line:
+    """Where the agent stands among the others, and how it hears of them and of all else."""
+
+    node: RankInfo
+    link: Link
+    events: Events
 
 
 class AgentLoop:
@@ -41,21 +55,22 @@ class AgentLoop:
 
     def __init__(
         self,
-        node: RankInfo,
+        line: Line,
         rules: Rules,
         crew: Crew,
-        link: Link,
-        events: Events,
+        keeper: Keeper,
+        watch: Watch,
         records: Records,
         limits: Limits,
     ) -> None:
-        self._node, self._rules, self._crew, self._link = node, rules, crew, link
-        self._events, self._records, self._limits = events, records, limits
+        self._node, self._link, self._events = line.node, line.link, line.events
+        self._rules, self._crew, self._keeper, self._watch = rules, crew, keeper, watch
+        self._records, self._limits = records, limits
         self._begun = time.monotonic()
         self._notice = self._begun + FIRST_NOTICE_S
         self._lead: Lead | None = None
-        if node.node_rank == 0:
-            self._lead = Lead(rules, node.hosts, records, self._begun)
+        if line.node.node_rank == 0:
+            self._lead = Lead(rules, line.node.hosts, records, self._begun)
         self._generation: Generation | None = None
         self._at_work = False
         """Whether ranks of the present generation are to be waited for here."""
@@ -74,7 +89,16 @@ class AgentLoop:
             self._look(time.monotonic())
             if self._code is None:
                 self._turn(self._next_look())
+        self._finish_writing()
         return self._code
+
+    def _finish_writing(self) -> None:
+        """Stay until the checkpoint that a rank has handed over is on the disk, as long as SLURM lets us."""
+        until = time.monotonic() + _WRITING_S
+        self._keeper.handle()
+        while self._keeper.busy() and time.monotonic() < until and not self._out_of_time():
+            self._turn(time.monotonic() + _STOPPING_TICK_S)
+        self._keeper.finish(0.0)
 
     def give_up(self, why: Failure) -> None:
         """Tell the others that this agent can't go on; without them, the run folder."""
@@ -97,6 +121,7 @@ class AgentLoop:
     def _next_look(self) -> float:
         soon = self._stopping or self._left_at is not None
         due = time.monotonic() + (_STOPPING_TICK_S if soon else _TICK_S)
+        due = min(due, self._watch.next_look()) if self._at_work else due
         lead = self._lead.next_look if self._lead is not None else None
         return due if lead is None else min(due, lead)
 
@@ -108,6 +133,8 @@ class AgentLoop:
             self._lead.look(now, self._link.missing())
             self._send_orders()
         self._pass_on_stop(now)
+        for message in self._watch.look(now) if self._at_work else []:
+            self._tell(message.pop("kind"), **message)
         if self._at_work and self._out_of_time():
             self._records.say(
                 "SLURM is about to kill: ranks end here, the run goes on from its last checkpoint"
@@ -155,6 +182,7 @@ class AgentLoop:
         orders: dict[str, Callable[[Message], None]] = {
             "go": self._begin,
             "stop": self._stop_ranks,
+            "report": lambda message: self._watch.ask(message["generation"]),
             "pass_on": lambda message: self._take_signals([signal.SIGTERM]),
             "leave": self._leave,
             "end": self._end,
@@ -192,6 +220,7 @@ class AgentLoop:
         self._at_work = False
         bad = self._crew.failures(self._crew.reap())  # Not by our hand, so one of them may be the cause.
         step = self._crew.step
+        self._watch.forget()
         self._crew.kill()
         self._tell("stopped", failures=[as_facts(one) for one in bad], step=step, stopping=self._stopping)
 

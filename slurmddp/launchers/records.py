@@ -8,8 +8,10 @@ from __future__ import annotations
 import sys
 
 from slurmddp.launchers import failure
+from slurmddp.launchers.culprit import RankReport
 from slurmddp.launchers.failure import Failure
 from slurmddp.launchers.generation import Generation
+from slurmddp.launchers.stragglers import Straggler
 from slurmddp.runs.fence import superseded
 from slurmddp.runs.folder import RunFolder
 
@@ -77,6 +79,22 @@ class Records:
             )
         except OSError as error:
             say(f"the restart was not recorded: {error}")
+
+    def stalled(self, report: RankReport, generation: int) -> None:
+        """Record the rank at which all ranks stand still."""
+        facts = {"rank": report.rank, "host": report.host, "phase": report.phase, "step": report.step}
+        self._add("stalled", generation=generation, **facts, seconds=report.seconds)
+
+    def slow(self, found: Straggler, generation: int) -> None:
+        """Record a rank that is slower than the others."""
+        self._add("straggler", generation=generation, rank=found.rank, host=found.host, text=found.line)
+
+    def _add(self, event: str, **facts: object) -> None:
+        try:
+            if not superseded(self._folder, self._attempt):
+                self._folder.add_event(event, attempt=self._attempt, **facts)
+        except OSError as error:
+            say(f"{event} was not recorded: {error}")
 
     def _mark_replaced(self, agents: set[int]) -> None:
         """Say that the attempt can finish without these nodes: the batch script waits for no word of them."""

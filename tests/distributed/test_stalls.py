@@ -1,0 +1,143 @@
+"""A rank that hangs: it is named, all stacks are there, and the ranks begin again or the attempt ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from agent_runs import make_run
+
+from slurmddp.environments.present import emulated_step, scrub
+from slurmddp.launchers import failure
+from slurmddp.runs.folder import RunFolder
+
+pytestmark = pytest.mark.distributed
+
+AGENT = """
+import os, sys
+from slurmddp.launchers.agent import run
+code = run(sys.argv[1], entry="rank_program:main", report=lambda folder, code: None)
+sys.stdout.flush()
+os._exit(code)
+"""
+PROGRAM = """
+import os, time
+import torch
+from torch import distributed, nn
+from torch.utils.data import DataLoader, Dataset
+from slurmddp import Distributon
+
+HANGS = os.environ["RANK"] == "1" and os.environ["SLURMDDP_GENERATION"] == "0"
+HOW = {how!r}
+
+
+def hang():
+    while HANGS:
+        time.sleep(0.01)
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        if HOW == "data" and index >= 8:
+            hang()
+        return torch.ones(2)
+
+
+class Model(nn.Linear):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if HOW == "forward" and self.calls == 3:
+            hang()
+        return super().forward(x)
+
+
+def main(run_dir):
+    with Distributon(seed=0) as d:
+        d.launch()
+        model = d.setup_model(Model(2, 1))
+        optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        loader = d.setup_dataloader(DataLoader(Numbers(), batch_size=2, num_workers=HOW == "data"))
+        for number, batch in enumerate(loader):
+            if HOW == "collective" and HANGS and number == 2:
+                d.barrier()
+            d.backward(model(batch).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+    return 0
+"""
+
+
+def run_agents(
+    tmp_path: Path, how: str, nodes: int, ranks_per_node: int, **policy: Any
+) -> tuple[RunFolder, list[int]]:
+    folder = make_run(tmp_path, PROGRAM.format(how=how), nodes=nodes, ranks_per_node=ranks_per_node)
+    config = yaml.safe_load(folder.config_file.read_text())
+    folder.config_file.write_text(yaml.safe_dump(config | {"policy": {"stall_timeout_s": 2, **policy}}))
+    folder.log_dir(0).mkdir(parents=True)
+    script = folder.path / "start_agent.py"
+    script.write_text(AGENT)
+    agents = []
+    for node_rank in range(nodes):
+        environ = scrub(os.environ) | emulated_step(nodes, node_rank, "local-1", folder.path, 0)
+        with (folder.log_dir(0) / f"node-{node_rank}.log").open("ab") as log:
+            agents.append(
+                subprocess.Popen(
+                    [sys.executable, str(script), str(folder.path)], env=environ, stdout=log, stderr=log
+                )
+            )
+    return folder, [agent.wait(timeout=400) for agent in agents]
+
+
+def of_kind(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
+    return [event for event in folder.events() if event["event"] == kind]
+
+
+def logs(folder: RunFolder) -> str:
+    return "\n".join(path.read_text() for path in sorted(folder.log_dir(0).glob("*.*")))
+
+
+@pytest.mark.parametrize(
+    ("how", "nodes", "phase", "place"),
+    [("forward", 2, "step", "It stands at rank_program.py"), ("data", 1, "data", "Its loader worker stands")],
+)
+def test_a_rank_that_hangs_is_named_and_the_ranks_begin_again(
+    tmp_path: Path, how: str, nodes: int, phase: str, place: str
+) -> None:
+    folder, codes = run_agents(tmp_path, how, nodes, 2 // nodes)
+    assert codes == [0] * nodes, logs(folder)
+    (stalled,) = of_kind(folder, "stalled")
+    assert (stalled["rank"], stalled["phase"], stalled["generation"]) == (1, phase, 0), logs(folder)
+    assert stalled["seconds"] >= 2
+    (fallen,) = of_kind(folder, "rank_failed")
+    assert fallen["rank"] == 1
+    assert fallen["reason"].startswith("stalled: Rank 1 on ")
+    assert place in fallen["reason"]
+    assert "rank 0: waiting at rank_program.py" in fallen["reason"]
+    (restarted,) = of_kind(folder, "restarted")
+    assert restarted["generation"] == 1
+    for rank in (0, 1):
+        stacks = (folder.log_dir(0) / f"stacks-rank-{rank}.txt").read_text()
+        assert "rank_program.py" in stacks
+        assert ("in hang" in stacks) is (rank == 1)
+
+
+def test_where_ranks_may_not_begin_again_the_stall_is_the_failure(tmp_path: Path) -> None:
+    folder, codes = run_agents(tmp_path, "collective", 1, 2, max_restarts_in_place=0)
+    assert codes == [1]
+    found = failure.read(folder, 0)
+    assert found is not None
+    assert found.rank == 1
+    assert found.reason.startswith("stalled: Rank 1 on ")
+    assert "in a collective that not all have joined, at rank_program.py" in found.reason
+    assert any("in barrier" in line for line in found.last_lines)
+    assert not of_kind(folder, "restarted")
