@@ -158,7 +158,7 @@ def test_a_killed_agent_takes_its_ranks_along_is_named_and_the_job_is_tried_agai
     assert f"The agent of node 1 ({host}) left no exit code." in (logs / "batch.log").read_text()
     failure = read_failure(RunFolder(run.folder), 0)
     assert failure is not None
-    assert f"the agent on {host} left no word" in failure.sentence
+    assert f"node 1 ({host}) was lost" in failure.sentence
     run.wait("second attempt", lambda: of_attempt(run.records("metrics.jsonl"), 1))
     command("cancel", run.folder.name)
 
