@@ -154,7 +154,6 @@ class Wire:
             while self._waiting:
                 self._end.settimeout(max(0.001, deadline - time.monotonic()))
                 del self._waiting[: self._end.send(self._waiting)]
-            self._end.shutdown(socket.SHUT_WR)
             self._end.setblocking(False)
             while self._end.recv(_READ_BYTES):  # Closed with words unread, the kernel would take ours back.
                 pass

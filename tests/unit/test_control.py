@@ -10,7 +10,19 @@ import time
 
 import psutil
 import pytest
-from control_links import LIMIT_S, SECRET, Hand, Star, a_launch, pass_s, place, ports_of, running, word
+from control_links import (
+    LIMIT_S,
+    SECRET,
+    Hand,
+    Star,
+    a_launch,
+    by_hand,
+    pass_s,
+    place,
+    ports_of,
+    running,
+    word,
+)
 
 from slurmddp.errors import ConfigError, MismatchError, SlurmddpError
 from slurmddp.launchers import control_hub
@@ -254,8 +266,9 @@ def test_a_forked_child_lets_go_and_takes_nothing_with_it(star):
     assert two.losses == []
 
 
-def test_an_end_that_is_lost_is_seen_although_a_child_holds_a_copy(star):
-    two = star(running(2))
+@contextlib.contextmanager
+def child():
+    """A child that holds copies of all descriptors for a while."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -263,13 +276,28 @@ def test_an_end_that_is_lost_is_seen_although_a_child_holds_a_copy(star):
         os.read(reader, 1)
         os._exit(0)
     try:
-        two.links[1].close()
-        two.until(lambda: not two.links[0]._nodes_by_wire, 1)
-        assert two.losses == []
+        yield
     finally:
         os.close(writer)
         os.close(reader)
         os.waitpid(pid, 0)
+
+
+def test_who_is_given_up_hears_of_it_although_a_child_holds_a_copy(star):
+    two = star(by_hand(2))
+    with child():
+        pass_s(two, 12, 1)
+        assert two.losses == [(0, 1, "no heartbeat for 10 s")]
+        two.until(lambda: len(two.losses) == 2, 0)
+    assert two.losses[1] == (1, 0, "connection closed")
+
+
+def test_a_farewell_is_heard_although_a_child_holds_a_copy(star):
+    two = star(running(2))
+    with child():
+        two.links[1].close()
+        two.until(lambda: two.links[0]._peers[1].gone, 1)
+    assert two.losses == []
 
 
 def test_an_agent_is_woken_by_its_descriptors_alone(star):

@@ -200,6 +200,36 @@ def test_an_error_of_the_network_is_no_end_of_the_other(star, node):
     assert two.words(0) == [(1, word("hello again"))]
 
 
+def test_the_end_of_the_old_connection_may_be_seen_before_the_new_one_stands(star):
+    two = star(by_hand(2))
+    member = two.links[1]
+    pass_s(two, 4, 0)  # The hub is slow, so the member tries a second connection.
+    while member._attempt is None or not member._attempt.nonce:
+        two.turn()
+    wire = member._attempt.wire
+    wire.read = lambda: None
+    two.until(lambda: member._wire is None)
+    assert two.losses == []
+    del wire.read
+    two.until(lambda: member._wire is wire)
+    two.settle()
+    assert two.losses == []
+
+
+def test_a_hub_that_ends_while_a_second_connection_is_tried_is_lost_at_once(star):
+    two = star(by_hand(2))
+    member = two.links[1]
+    pass_s(two, 4, 0)
+    wire = member._attempt.wire
+    wire.read = lambda: None  # Its end comes later than that of the first connection.
+    two.links.pop(0).close(farewell=False)
+    two.until(lambda: member._wire is None)
+    assert two.losses == []
+    del wire.read
+    two.until(lambda: two.losses)
+    assert two.losses == [(1, 0, "connection closed")]
+
+
 def test_a_member_cut_off_for_too_long_is_lost_and_stays_lost(star):
     two = star(by_hand(2))
     two.links[1]._places = []

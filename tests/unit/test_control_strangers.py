@@ -152,7 +152,7 @@ def test_callers_who_say_nothing_do_not_crowd_out_the_members(star):
 
 
 def test_a_hub_that_may_open_no_more_makes_room(star):
-    two = star(Star(2).open(0))
+    two = star(Star(2, hands={0: Hand()}).open(0))
     hub = two.links[0]
 
     class Full:
