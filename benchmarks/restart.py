@@ -12,10 +12,11 @@ slurmddp           the agents, which start the ranks again in place
 Under torchrun rank 0 saves by torch.save without a flush to the disk, its best case; under slurmddp by
 `Distributon.save(wait=False)`. torchrun 2.13 keeps one store for all its restarts, in which the ranks that
 begin again may find the addresses of those that are gone, and hang; so it is told not to
-(TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1). A time ends when every rank has completed a step after the one in which the
-rank died: all ranks run on one machine and read one clock. Sizes are NODESxRANKS; one node is this machine,
-several are hosts of a sandbox (network namespaces, as root), where srun starts one torchrun (rendezvous c10d)
-or one agent on each. Ratios are medians of the ratios of the rounds.
+(TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1). A time ends when every rank has completed a step after the one in
+which the rank died: all ranks run on one machine and read one clock. Sizes are NODESxRANKS; one node is this
+machine, several are hosts of a sandbox (network namespaces, as root), where srun starts one torchrun
+(rendezvous c10d) or one agent on each. 1x1gpu, added where torch sees a GPU, trains there, over NCCL under
+torchrun; all others hide the GPUs. Ratios are medians of the ratios of the rounds.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def stamp(name, text):
     os.close(descriptor)
 
 def take(model, optimizer, step):
-    loss = nn.functional.cross_entropy(model(torch.randn(16, 32)), torch.randint(8, (16,)))
+    device = next(model.parameters()).device
+    inputs, targets = torch.randn(16, 32), torch.randint(8, (16,))
+    loss = nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device))
     loss.backward()
     rank, last = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]) - 1
     if step == {DIES_IN} and rank == last and not (STAMPS / "death").exists():
@@ -78,6 +81,8 @@ def take(model, optimizer, step):
         os.kill(os.getpid(), signal.SIGKILL)
     optimizer.step()
     optimizer.zero_grad()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
     stamp(f"rank-{{rank}}", step)
 """
 PLAIN = """
@@ -85,8 +90,11 @@ import os, sys
 import torch
 from bench_step import LAST, model, take
 
-torch.distributed.init_process_group("gloo")
-ddp = torch.nn.parallel.DistributedDataParallel(model())
+has_gpu = torch.cuda.is_available()
+if has_gpu:
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+torch.distributed.init_process_group("nccl" if has_gpu else "gloo")
+ddp = torch.nn.parallel.DistributedDataParallel(model().cuda() if has_gpu else model())
 optimizer = torch.optim.AdamW(ddp.parameters())
 file, step = sys.argv[1], 0
 if os.path.exists(file):
@@ -125,14 +133,26 @@ class Size:
     nodes: int
     ranks: int
     """On each node."""
+    on_gpu: bool = False
 
     @classmethod
     def read(cls, text: str) -> Size:
-        nodes, ranks = text.split("x")
-        return cls(int(nodes), int(ranks))
+        nodes, ranks = text.removesuffix("gpu").split("x")
+        return cls(int(nodes), int(ranks), text.endswith("gpu"))
 
     def __str__(self) -> str:
-        return f"{self.nodes}x{self.ranks}"
+        return f"{self.nodes}x{self.ranks}{'gpu' * self.on_gpu}"
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {} if self.on_gpu else {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def default_sizes() -> list[Size]:
+    """Return what is measured unless sizes are named."""
+    import torch
+
+    return [Size(1, 2), Size(1, 4), Size(2, 2)] + [Size(1, 1, on_gpu=True)] * torch.cuda.is_available()
 
 
 @dataclass(frozen=True)
@@ -213,6 +233,7 @@ def measure(way: str, size: Size, folder: Path, site: Site) -> float:
     stamps = Path(tempfile.mkdtemp(prefix="stamps-", dir=folder))
     command, own, logs = processes(way, size, folder, site)
     environ = {**site.environ, **own, "BENCHMARK_STAMPS": str(stamps), "OMP_NUM_THREADS": "1"}
+    environ |= size.environ
     with (stamps / "log").open("ab") as log:
         process = subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True)
     try:
@@ -283,7 +304,7 @@ def measure_size(size: Size, folder: Path, site: Site, rounds: int) -> dict[str,
             if number:  # the first round fills the caches of the file system
                 times[way].append(taken)
     result = compare(times)
-    print(f"\n{size.nodes} node(s) x {size.ranks} ranks ({rounds} rounds)")
+    print(f"\n{size}: {size.nodes} node(s), {size.ranks} rank(s) on each ({rounds} rounds)")
     for way, values in times.items():
         print(f"  {way:<18}{statistics.median(values):8.3f} s   ({min(values):.3f} to {max(values):.3f})")
     print(f"  slurmddp's time is {result['slurmddp_to']} of theirs", flush=True)
@@ -295,7 +316,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=7, help="rounds that count (default: 7)")
-    parser.add_argument("--sizes", type=Size.read, nargs="+", default=[Size(1, 2), Size(1, 4), Size(2, 2)])
+    parser.add_argument("--sizes", type=Size.read, nargs="+", help="default: 1x2 1x4 2x2")
     asked = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="slurmddp-restart-"))
     found: dict[str, dict[str, object]] = {}
@@ -303,7 +324,7 @@ def main() -> int:
         for name, text in (("bench_step.py", STEP), ("plain.py", PLAIN), ("ours.py", OURS)):
             (folder / name).write_text(text)
         here = Site(scrub(os.environ) | {"PYTHONPATH": str(folder)})
-        for size in asked.sizes:
+        for size in asked.sizes or default_sizes():
             if size.nodes == 1:
                 found[str(size)] = measure_size(size, folder, here, asked.rounds)
                 continue
