@@ -142,7 +142,12 @@ def _tell(record: dict[str, Any], note: str) -> tuple[str, str]:
         return stall_text(record), "ending the ranks"
     if event == "rank_failed":
         who = "the node" if record.get("rank") is None else f"rank {record['rank']} on"
-        return f"{who} {record.get('host')} failed", "ending the other ranks"
+        why = f": {record['reason']}" if record.get("reason") else ""
+        return f"{who} {record.get('host')} failed{why}", "ending the other ranks"
+    if event == "restarted":
+        step = record.get("step", -1)
+        reached = f"; they had come to step {step}" if isinstance(step, int) and step >= 0 else ""
+        return f"the ranks begin again in place (generation {record.get('generation')}){reached}", "starting"
     if event == "ended":
         again = {"requeue": ", goes on", "resubmit": ", goes on in a new job"}.get(record.get("next", ""), "")
         finished = record.get("outcome") == "finished"

@@ -22,6 +22,7 @@ from slurmddp.runs.table import STATE_STYLES, clock, duration, number, paint, pe
 from slurmddp.slurm.client import SlurmClient
 
 _FAILURE_LINES = 12
+_RESTARTS = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,8 +76,11 @@ def lines(one: RunStatus, ledger: Ledger, now: float) -> Iterator[tuple[str, str
     if failed := excluded_nodes(RunFolder(one.path), now):
         yield "avoids", f"{', '.join(failed)}: failed under it"
     yield from _notices(RunFolder(one.path))
+    yield from _restarted(one)
     if one.failure is not None:
         yield "failure", one.failure.sentence
+        if one.failure.advice:
+            yield "", one.failure.advice
         for line in one.failure.last_lines[-_FAILURE_LINES:]:
             yield "", f"| {line}"
     elif one.state in ("failed", "lost"):
@@ -87,6 +91,16 @@ def lines(one: RunStatus, ledger: Ledger, now: float) -> Iterator[tuple[str, str
     if one.report is not None:
         yield "report", str(one.report)
     yield "folder", str(one.path)
+
+
+def _restarted(one: RunStatus) -> Iterator[tuple[str, str]]:
+    """Yield the failures after which the ranks began again in place, the last few of them."""
+    name = "restarted"
+    for failure in one.restarted[-_RESTARTS:]:
+        yield name, f"{clock(failure.time)} {failure.sentence}"
+        name = ""
+    if len(one.restarted) > _RESTARTS:
+        yield name, f"({len(one.restarted) - _RESTARTS} more before)"
 
 
 def _last_words(folder: RunFolder) -> list[str]:

@@ -127,6 +127,7 @@ class Agent:
         keeper = Keeper()
         undo.callback(keeper.close)
         ranks = Ranks(self._inbox, in_child=lambda: link.close(farewell=False), others=keeper.ended)
+        undo.callback(ranks.close)
         crew = Crew(work, ranks, keeper)
         events = Events(self._inbox, link, keeper)
         watch = Watch(

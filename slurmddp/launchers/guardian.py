@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import signal
+from contextlib import suppress
 from typing import NoReturn
 
 from slurmddp.launchers import linux
@@ -45,6 +46,13 @@ class Guardian:
 
     def _slot(self, content: int) -> int:
         return next(slot for slot in range(_SLOTS) if self._leaders[slot] == content)
+
+    def close(self) -> None:
+        """End the process, which may have been ended by others."""
+        with suppress(ProcessLookupError, ChildProcessError):
+            if os.waitpid(self.pid, os.WNOHANG)[0] == 0:
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
 
 
 def _guard(agent: int, leaders: memoryview) -> NoReturn:

@@ -6,10 +6,9 @@ group of their agent, so that group's count is the right one; where there is non
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 _NO_LIMIT = 1 << 60
 """The first version of control groups says `unlimited` by a number of this size."""
@@ -61,10 +60,10 @@ def memory_group(cgroup: str, mountinfo: str) -> tuple[Path, Path, int] | None:
         elif number == "0":
             names[2] = name
     for version in sorted(names):  # A host may have both; memory is then counted by the first.
+        group = PurePosixPath(names[version])
         for root, mount in _mounts(mountinfo, version):
-            inside = os.path.relpath(names[version], root)
-            if not inside.startswith(".."):
-                return mount / inside, mount, version
+            if group.is_relative_to(root) and ".." not in group.parts:
+                return mount / group.relative_to(root), mount, version
     return None
 
 

@@ -46,7 +46,7 @@ class Ranks:
         in_child: Callable[[], object] = lambda: None,
         others: Callable[[int, int], object] = lambda pid, status: None,
     ) -> None:
-        """`in_child` lets a fork go of what is the agent's; `others` gets pid and status of other children."""
+        """`in_child` lets a fork go of what the agent has; `others` gets pid and status of other children."""
         self._inbox, self._in_child, self._others = inbox, in_child, others
         self.on_exit: Callable[[RankExit], object] = lambda ended: None
         """Called for every rank that has ended, also for those that were told to."""
@@ -123,6 +123,10 @@ class Ranks:
         for pid in self._running:
             linux.signal_group(pid, signal.SIGKILL)
         self._await_end(time.monotonic() + _UNKILLABLE_S)
+
+    def close(self) -> None:
+        """Let go of the guardian: no rank runs any more, and none will."""
+        self._guardian.close()
 
     def _await_end(self, deadline: float) -> None:
         self.reap()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,16 @@ def rank_exits(folder: RunFolder, attempt: int) -> list[Failure]:
     files = folder.log_dir(attempt).glob("exit-rank-*")
     found = [end for path in files if (end := _read(path)) is not None and end.rank is not None]
     return sorted(found, key=lambda end: end.rank or 0)
+
+
+def tell_others(ends: Sequence[Failure], first: Failure) -> str:
+    """Say how the ranks besides the first failing one ended: "2 were killed by SIGTERM"."""
+    ways = Counter(
+        f"killed by {end.signal}" if end.signal else f"exit code {end.exit_code}"
+        for end in ends
+        if end.rank != first.rank
+    )
+    return "of the other ranks: " + ", ".join(f"{count} {way}" for way, count in ways.items()) if ways else ""
 
 
 def _first_bad_exit(folder: RunFolder, attempt: int) -> Failure | None:

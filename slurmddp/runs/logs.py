@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slurmddp.runs.failures import read_failure
+from slurmddp.runs.failures import Failure, rank_exits, read_failure, read_restarted, tell_others
 from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.history import read_history
 
@@ -74,11 +74,21 @@ def snapshot(folder: RunFolder, attempt: int, selection: Selection, count: int |
 
 
 def failure_lines(folder: RunFolder, attempt: int) -> Iterator[str]:
-    """Yield the failure of an attempt, its last lines included; nothing when no rank failed."""
+    """Yield the failures of an attempt, their last lines included; nothing when no rank failed."""
+    for past in read_restarted(folder, attempt):
+        yield f"-- attempt {attempt}: {past.sentence}; the ranks began again in place"
     failure = read_failure(folder, attempt)
     if failure is None:
         return
-    yield f"-- attempt {attempt}: {failure.sentence}; its last lines:"
+    yield from _last_lines(attempt, failure)
+    if others := tell_others(rank_exits(folder, attempt), failure):
+        yield f"-- {others}"
+    if failure.advice:
+        yield f"-- {failure.advice}"
+
+
+def _last_lines(attempt: int, failure: Failure) -> Iterator[str]:
+    yield f"-- attempt {attempt}: {failure.sentence}" + ("; its last lines:" if failure.last_lines else "")
     for line in failure.last_lines:
         yield f"[rank {failure.rank}] {line}" if failure.rank is not None else line
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import SlurmddpError, SlurmError
-from slurmddp.runs.failures import Failure, read_failure
+from slurmddp.runs.failures import Failure, read_failure, read_restarted
 from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.history import Attempt, History, read_history
 from slurmddp.runs.metrics import Latest, latest
@@ -53,6 +53,8 @@ class RunStatus:
     exit_code: int | None = None
     outcome: str | None = None
     failure: Failure | None = None
+    restarted: tuple[Failure, ...] = ()
+    """The failures after which the ranks of the newest attempt began again in place."""
     log: Path | None = None
     report: Path | None = None
     active: bool = False
@@ -184,6 +186,7 @@ def _compose(read: _Read, verdict: Verdict) -> RunStatus:
         created=history.created,
         seen=max(filter(None, [newest.seen if newest else None, values.time]), default=None),
         failure=failure,
+        restarted=tuple(read_restarted(folder, newest.number)) if newest else (),
         log=_log(folder, newest, failure),
         report=folder.report_file if folder.report_file.exists() else None,
     )

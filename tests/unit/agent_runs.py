@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -63,12 +63,18 @@ def agent_command(tmp_path: Path) -> list[str]:
 
 
 def start_agent(
-    folder: RunFolder, *, attempt: int = 0, nodes: int = 1, node_rank: int = 0, **environ: str
+    folder: RunFolder,
+    *,
+    attempt: int = 0,
+    nodes: int = 1,
+    node_rank: int = 0,
+    command: Sequence[str] = (),
+    **environ: str,
 ) -> subprocess.Popen[bytes]:
     """Start one agent as the local launcher would."""
     folder.log_dir(attempt).mkdir(parents=True, exist_ok=True)
     environ = scrub(os.environ) | emulated_step(nodes, node_rank, "local-1", folder.path, attempt) | environ
-    command = [*agent_command(folder.path.parent), str(folder.path)]
+    command = [*(command or agent_command(folder.path.parent)), str(folder.path)]
     with (folder.log_dir(attempt) / f"node-{node_rank}.log").open("ab") as log:
         return subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True)
 
