@@ -8,7 +8,6 @@ from __future__ import annotations
 import select
 import signal
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,8 +33,8 @@ class Happened:
 class Events:
     """The only place where an agent waits."""
 
-    def __init__(self, inbox: SignalInbox, link: Link, others: Iterable[Source] = ()) -> None:
-        self._inbox, self._link, self._others = inbox, link, tuple(others)
+    def __init__(self, inbox: SignalInbox, link: Link, *others: Source) -> None:
+        self._inbox, self._link, self._others = inbox, link, others
 
     def wait(self, until: float) -> Happened:
         """Return as soon as something has come, or at `until` (of the monotonic clock)."""

@@ -40,6 +40,10 @@ class Rules:
     """The samples of one optimizer step over all ranks, where the configuration fixes them."""
 
     @property
+    def outlives_nodes(self) -> bool:
+        return self.elastic or self.spare_nodes > 0
+
+    @property
     def all_nodes(self) -> int:
         return self.nodes + self.spare_nodes
 

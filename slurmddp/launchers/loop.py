@@ -78,6 +78,8 @@ class AgentLoop:
         self._codes: list[int] = []
         """How those of its ranks have ended that ended as they should."""
         self._code: int | None = None
+        self.lost_lead = False
+        """Whether this agent had to end because node 0's is gone."""
         self._stopping = False
         self._terminated: float | None = None
         self._left_at: float | None = None
@@ -110,6 +112,7 @@ class AgentLoop:
             self._records.failed(why)
         else:
             self._tell("fell", failures=[as_facts(why)])
+        self._keeper.finish(_WRITING_S)
 
     def _turn(self, until: float) -> None:
         happened = self._events.wait(until)
@@ -194,11 +197,13 @@ class AgentLoop:
     def _lose_lead(self, why: str) -> None:
         """Without node 0 nobody decides, and no rank can train: end as with a rank that failed there."""
         self._records.say(f"{names_of([0], self._node.hosts)} is lost: {why}")
+        self.lost_lead = True
         if self._generation is not None and not self._at_work:
             self._code = outcome.combine(self._codes) if self._codes else EXIT_STOPPED
             return
         found = failure.likely_first([*self._fallen, lost_node(0, self._node.hosts, why)])
-        self._records.failed(found)
+        if not self._rules.outlives_nodes:  # Else node 0, if it lost only this one, goes on without it.
+            self._records.failed(found)
         self._crew.end(_KILL_GRACE_S)
         self._code = failure.node_code(found)
 
@@ -231,7 +236,7 @@ class AgentLoop:
             self._crew.end(0.0)
             self._codes.append(EXIT_STOPPED)
         found = self._records.failure()
-        own = outcome.combine(self._codes) if self._codes else int(message["code"])
+        own = outcome.combine(self._codes) if self._codes and self._lead is None else int(message["code"])
         self._code = failure.node_code(found) if found is not None else own
 
     def _end(self, message: Message) -> None:
