@@ -1,22 +1,20 @@
 """How the ranks of one launch find each other without a port that anybody had to choose.
 
-Rank 0 opens the store on a port that the kernel gives out and keeps, so it can't collide. To tell the
-others that port it answers on a beacon: the first free one of a list of ports which every rank derives from
-the launch's id. A rank walks the same list and asks each port with the launch's token. Another program or
-another job's beacon on one of them is passed by, and so is a previous attempt that still listens, because
-its token differs. When all ranks have reported, the beacon is closed. No shared file system is needed.
+Rank 0 opens the store on a port that the kernel gives out and keeps, so it can't collide, and on no other
+address than the one that leads to the others. To tell them that port it answers on a beacon (`beacon`), for
+which the ranks look by the launch's id. When all ranks have reported, the beacon is closed. No shared file
+system is needed.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
-import hmac
 import logging
 import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import groupby
 
 import torch
 import torch.distributed as dist
@@ -25,28 +23,21 @@ from torch.distributed.rendezvous import rendezvous
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.node.address import Address, find_rank_zero, master_name, not_here
-from slurmddp.node.ports import candidate_ports, listen
+from slurmddp.training.beacon import Words, answer, ask, light
 
 _log = logging.getLogger(__name__)
 
-_HELLO = b"slurmddp-1 "
-_LINE_BYTES = 128
-_ANSWER_S = 1.0
-_NOTICE_S = 10.0
-_LOOK_S = 0.002
-"""Rank 0 looks this often for callers, and so whether all have come: it only counts in its own store."""
+_NOTICE_S = (3.0, 10.0)
+"""When a rank that waits first says so, and how often from then on."""
 _POLL_S = 0.25
 _GRACE_S = 5.0
 _ARRIVED = "slurmddp/arrived"
+_SCATTERED = "slurmddp/scattered"
+"""Set by a rank that does not lie where it would if each node had the next few ranks (`--distribution`)."""
 _VERDICT = "slurmddp/verdict"
 _COMPLETE = b"complete"
 _STOPPED = b"stopped"
 _LOGS_HINT = "The logs of the missing ranks say why they did not start."
-
-
-def beacon_token(launch_id: str) -> bytes:
-    """Return what a rank shows the beacon to prove that it belongs to this launch."""
-    return hashlib.sha256(f"token of {launch_id}".encode()).hexdigest().encode()
 
 
 def open_store(
@@ -82,6 +73,19 @@ def open_store(
     return store
 
 
+class _Notice:
+    """When a rank that waits says so in its log."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + _NOTICE_S[0]
+
+    def is_due(self) -> bool:
+        due = time.monotonic() > self._next
+        if due:
+            self._next = time.monotonic() + _NOTICE_S[1]
+        return due
+
+
 def _left_early() -> StoppedAtCheckpoint:
     return StoppedAtCheckpoint(
         "Stopped before the ranks had met.", hint="It begins there when it is started again."
@@ -113,23 +117,22 @@ def _host(
 ) -> dist.TCPStore:
     """Rank 0: open the store, and answer on the beacon until all ranks have reported."""
     address, store = _serve(info, addresses)
-    notice = time.monotonic() + _NOTICE_S
-    with _light_beacon(address, info.launch_id) as beacon:
+    words, notice = Words(info.launch_id), _Notice()
+    with light(address, words) as beacon:
         _report(store, info)
         while store.add(_ARRIVED, 0) < info.world_size and not store.check([_VERDICT]):
             if stopped():
                 _settle(store, _STOPPED)
             if time.monotonic() > deadline:
                 raise _give_up(store, info)
-            if time.monotonic() > notice:
-                _log.warning("still waiting: %s", _missing(store, info))
-                notice += _NOTICE_S
-            _answer(beacon, beacon_token(info.launch_id), store.port)
+            if notice.is_due():
+                _log.warning("still waiting: %s The others can't begin without.", _missing(store, info))
+            answer(beacon, words, store.port)
         if _settle(store, _COMPLETE) == _STOPPED:
             # The others poll the verdict, and the store ends with this process; some may only just arrive.
             told = time.monotonic() + 2 * _POLL_S
             while time.monotonic() < told:
-                _answer(beacon, beacon_token(info.launch_id), store.port)
+                answer(beacon, words, store.port)
             raise _left_early()
     return store
 
@@ -162,67 +165,24 @@ def _torch_version() -> tuple[int, ...]:
     return tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
-def _light_beacon(address: Address, launch_id: str) -> socket.socket:
-    """Listen on the first candidate port that is free."""
-    beacon = listen(address, candidate_ports(launch_id))
-    beacon.settimeout(_LOOK_S)
-    return beacon
-
-
-def _answer(beacon: socket.socket, token: bytes, store_port: int) -> None:
-    """Answer one caller, if there is one: the store's port to our own ranks, `other` to anybody else."""
-    try:
-        caller, _ = beacon.accept()
-    except TimeoutError:
-        return
-    with caller:
-        caller.settimeout(_ANSWER_S)
-        try:
-            ours = hmac.compare_digest(_read_line(caller), _HELLO + token)
-            caller.sendall(_HELLO + (str(store_port).encode() if ours else b"other") + b"\n")
-        except OSError:
-            return  # The caller went away; it asks again if it is one of ours.
-
-
-def _read_line(connection: socket.socket) -> bytes:
-    """Read up to a newline; a peer that speaks another protocol is cut off after a few bytes."""
-    line = b""
-    while not line.endswith(b"\n") and len(line) < _LINE_BYTES:
-        received = connection.recv(_LINE_BYTES - len(line))
-        if not received:
-            break
-        line += received
-    return line.rstrip(b"\n")
-
-
 def _join(
     info: RankInfo, addresses: list[Address], deadline: float, stopped: Callable[[], bool]
 ) -> dist.TCPStore:
     """Any other rank: look for the beacon until it answers, then connect to the store."""
-    pause = 0.02
+    words, notice, pause = Words(info.launch_id), _Notice(), 0.02
     while not stopped():
         for address in addresses:
-            for port in candidate_ports(info.launch_id):
-                store_port = _ask(address, port, beacon_token(info.launch_id))
+            for port in words.ports:
+                store_port = ask(address, port, words)
                 if store_port is not None:
                     return _connect(address, store_port, deadline)
                 if time.monotonic() > deadline:
                     raise _nobody(info, addresses)
+        if notice.is_due():
+            _log.warning("still waiting: rank 0 on %s does not answer.", master_name(info))
         time.sleep(pause)
         pause = min(pause * 1.2, 1.0)  # a sixth of the time that has passed
     raise _left_early()
-
-
-def _ask(address: Address, port: int, token: bytes) -> int | None:
-    """Return the store's port if our beacon listens here; None for silence and for strangers."""
-    try:
-        with socket.create_connection((address.text, port), timeout=_ANSWER_S) as connection:
-            connection.sendall(_HELLO + token + b"\n")
-            answer = _read_line(connection)
-    except OSError:
-        return None
-    number = answer.removeprefix(_HELLO)
-    return int(number) if answer.startswith(_HELLO) and number.isdigit() else None
 
 
 def _connect(address: Address, port: int, deadline: float) -> dist.TCPStore:
@@ -243,6 +203,8 @@ def _report(store: dist.TCPStore, info: RankInfo) -> None:
             f"Two processes of launch {info.launch_id} say that they are rank {info.rank}.",
             hint="Start each rank once: one srun, and no RANK or SLURM_PROCID set by hand.",
         )
+    if info.rank // info.local_world_size != info.node_rank:
+        store.set(_SCATTERED, "1")
     store.add(_ARRIVED, 1)
 
 
@@ -267,9 +229,19 @@ def _await_verdict(
 def _missing(store: dist.TCPStore, info: RankInfo) -> str:
     """Return a sentence that names the ranks which have not reported."""
     ranks = [rank for rank in range(info.world_size) if not store.check([f"slurmddp/here/{rank}"])]
-    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    shown = _named(ranks, info, with_hosts=not store.check([_SCATTERED]))
     host = socket.gethostname()
-    return f"{len(ranks)} of {info.world_size} ranks did not report to rank 0 on {host}: rank {shown}."
+    return f"{len(ranks)} of {info.world_size} ranks did not report to rank 0 on {host}: {shown}."
+
+
+def _named(ranks: list[int], info: RankInfo, *, with_hosts: bool) -> str:
+    """Return the ranks, by host where these hold blocks of ranks; a long list is cut off."""
+    shown, more = ranks[:8], ", ..." if len(ranks) > 8 else ""
+    hosts = [host for host in info.hosts for _ in range(info.local_world_size)]
+    if info.nodes == 1 or not with_hosts or len(hosts) != info.world_size:
+        return f"rank {', '.join(map(str, shown))}{more}"
+    blocks = [(host, [str(rank) for rank in block]) for host, block in groupby(shown, hosts.__getitem__)]
+    return " and ".join(f"rank {', '.join(block)} on {host}" for host, block in blocks) + more
 
 
 def _give_up(store: dist.TCPStore, info: RankInfo) -> SlurmddpError:
@@ -281,7 +253,7 @@ def _give_up(store: dist.TCPStore, info: RankInfo) -> SlurmddpError:
 
 
 def _nobody(info: RankInfo, addresses: list[Address]) -> SlurmddpError:
-    ports = candidate_ports(info.launch_id)
+    ports = Words(info.launch_id).ports
     where = ", ".join(address.text for address in addresses)
     return SlurmddpError(
         f"Rank {info.rank} on {socket.gethostname()} did not find rank 0 of launch {info.launch_id} on "

@@ -15,9 +15,10 @@ import pytest
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError, SlurmddpError, StoppedAtCheckpoint
-from slurmddp.node.ports import CANDIDATES, candidate_ports
-from slurmddp.training import rendezvous
-from slurmddp.training.rendezvous import beacon_token, open_store
+from slurmddp.node.ports import candidate_ports
+from slurmddp.training import beacon, rendezvous
+from slurmddp.training.beacon import Words
+from slurmddp.training.rendezvous import open_store
 
 pytestmark = pytest.mark.distributed
 
@@ -142,7 +143,7 @@ def test_two_launches_on_one_machine_do_not_mix():
 
 def test_a_requeue_finds_its_own_rank_zero_while_the_old_one_still_listens(monkeypatch):
     ports, over = candidate_ports(a_launch()), threading.Event()
-    monkeypatch.setattr(rendezvous, "candidate_ports", lambda launch_id: ports)
+    monkeypatch.setattr(beacon, "candidate_ports", lambda launch_id: ports)
     with ThreadPoolExecutor(1) as pool:
         old = pool.submit(open_store, rank(0, 2, "9.0.0"), 600.0, stopped=over.is_set)
         try:
@@ -157,7 +158,15 @@ def test_a_requeue_finds_its_own_rank_zero_while_the_old_one_still_listens(monke
 
 
 @pytest.mark.parametrize(
-    "answer", [b"220 mail.example ESMTP\r\n" * 20, b"slurmddp-1 other\n", b"slurmddp-1 x\n"]
+    "answer",
+    [
+        b"220 mail.example ESMTP\r\n" * 20,
+        b"slurmddp-1 other\n",
+        b"slurmddp-1 x\n",
+        b"slurmddp-1 1\n",
+        b"slurmddp-1 1 %s\n" % (b"0" * 64),
+        Words("some other launch").answer(1) + b"\n",
+    ],
 )
 def test_ports_that_others_hold_are_passed_by(answer):
     launch = a_launch()
@@ -169,7 +178,7 @@ def test_ports_that_others_hold_are_passed_by(answer):
 
 
 def test_a_port_that_accepts_and_never_answers_is_passed_by(monkeypatch):
-    monkeypatch.setattr(rendezvous, "_ANSWER_S", 0.1)
+    monkeypatch.setattr(beacon, "_ANSWER_S", 0.1)
     launch = a_launch()
     with listener(candidate_ports(launch)[0]):
         stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
@@ -180,7 +189,7 @@ def test_a_port_that_accepts_and_never_answers_is_passed_by(monkeypatch):
 def test_no_free_port_at_all_is_an_error_to_read(monkeypatch):
     launch = a_launch()
     taken = candidate_ports(launch)[:2]
-    monkeypatch.setattr(rendezvous, "candidate_ports", lambda launch_id: taken)
+    monkeypatch.setattr(beacon, "candidate_ports", lambda launch_id: taken)
     with listener(taken[0]), listener(taken[1]), pytest.raises(SlurmddpError, match=f"{taken[0]} first"):
         open_store(rank(0, 2, launch), 5.0)
 
@@ -189,7 +198,7 @@ def test_a_stranger_gets_no_port_and_does_not_stop_the_meeting():
     launch = a_launch()
     with ThreadPoolExecutor(1) as pool:
         zero = pool.submit(open_store, rank(0, 2, launch), 120.0)
-        for words in (b"slurmddp-1 " + beacon_token("14.0.0") + b"\n", b"GET / HTTP/1.1\r\n\r\n", b""):
+        for words in (Words("14.0.0").question() + b"\n", b"GET / HTTP/1.1\r\n\r\n", b""):
             answer = talk(candidate_ports(launch)[0], words)
             assert not any(character in answer for character in b"23456789")
         one = open_store(rank(1, 2, launch), 120.0)
@@ -226,7 +235,7 @@ def test_missing_ranks_are_named_to_all_who_came(patience, reports):
 
 
 def test_rank_zero_says_for_whom_it_waits(monkeypatch, caplog, patience):
-    monkeypatch.setattr(rendezvous, "_NOTICE_S", 0.1)
+    monkeypatch.setattr(rendezvous, "_NOTICE_S", (0.1, 0.1))
     launch = a_launch()
     patience(lambda: "1 of 3 ranks" in caplog.text)
     errors = meet([rank(0, 3, launch), rank(2, 3, launch)])
@@ -241,6 +250,66 @@ def test_a_torch_that_takes_no_socket_opens_the_store_itself(monkeypatch):
     stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
     stores[0].set("key", "value")
     assert stores[1].get("key") == b"value"
+
+
+def on_two_nodes(number, launch_id, **changes):
+    """Return the place of one of four ranks on two nodes that this machine pretends to be."""
+    place = rank(number, 4, launch_id, nodes=2, hosts=("n1", "n2"), local_world_size=2, emulated=True)
+    return dataclasses.replace(place, **{"node_rank": number // 2, "local_rank": number % 2} | changes)
+
+
+def test_missing_ranks_are_named_with_their_hosts(patience, reports):
+    launch = a_launch()
+    patience(lambda: len(reports) == 2)
+    errors = meet([on_two_nodes(number, launch) for number in (0, 3)])
+    assert all("rank 1 on n1 and rank 2 on n2." in error.message for error in errors)
+
+
+def test_ranks_that_do_not_lie_in_blocks_are_named_without_hosts(patience, reports):
+    launch = a_launch()
+    patience(lambda: len(reports) == 3)
+    errors = meet([on_two_nodes(number, launch, node_rank=number % 2) for number in (0, 1, 2)])
+    assert all(error.message.endswith("rank 3.") for error in errors)
+
+
+def test_a_rank_that_finds_no_rank_zero_says_so_while_it_waits(monkeypatch, caplog, patience):
+    monkeypatch.setattr(rendezvous, "_NOTICE_S", (0.1, 0.1))
+    patience(lambda: "rank 0 on n1 does not answer" in caplog.text, number=2)
+    (error,) = meet([on_two_nodes(2, a_launch())])
+    assert "did not find rank 0" in error.message
+
+
+def test_a_rank_that_waits_says_so_after_seconds_and_then_now_and_then():
+    now = itertools.count(100.0, 0.5)
+    clock = SimpleNamespace(monotonic=now.__next__)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(rendezvous, "time", clock)
+        notice = rendezvous._Notice()
+        said = [0.5 * (step + 1) for step in range(50) if notice.is_due()]
+    assert said[0] <= 4.0
+    assert len(said) == 3
+
+
+def test_ranks_that_know_the_secret_meet_beside_some_of_the_same_launch_that_do_not(monkeypatch):
+    launch = a_launch()
+    monkeypatch.setenv("SLURMDDP_SECRET", "5e" * 32)
+    with ThreadPoolExecutor(1) as pool:
+        zero = pool.submit(open_store, rank(0, 2, launch), 120.0)
+        for secret in ("", "no" * 32):
+            answer = talk(candidate_ports(launch)[0], Words(launch, secret).question() + b"\n")
+            assert answer == b"slurmddp-1 other\n"
+        store = open_store(rank(1, 2, launch), 120.0)
+        zero.result().set("key", "value")
+        assert store.get("key") == b"value"
+
+
+def test_the_store_is_reached_on_the_address_that_leads_to_the_others_only():
+    launch = a_launch()
+    stores = meet([on_two_nodes(n, launch, emulated=False, master_addr="127.0.0.2") for n in range(4)])
+    with socket.create_connection(("127.0.0.2", stores[0].port), timeout=60):
+        pass
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", stores[0].port), timeout=60)
 
 
 @pytest.mark.parametrize(("present", "told"), [((0, 1), 0), ((0, 1), 1), ((0,), 0), ((1,), 1)])
@@ -296,18 +365,18 @@ def test_two_processes_with_one_rank_are_refused(patience, reports):
 
 
 def test_a_store_that_does_not_answer_costs_no_more_than_the_given_time(monkeypatch, patience):
-    heard, ask, launch = [], rendezvous._ask, a_launch()
+    heard, ask, launch = [], rendezvous.ask, a_launch()
 
     def ask_and_note(*words):
         heard.append(ask(*words))
         return heard[-1]
 
-    monkeypatch.setattr(rendezvous, "_ask", ask_and_note)
+    monkeypatch.setattr(rendezvous, "ask", ask_and_note)
     patience(lambda: any(heard), number=1)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # and nobody listens
         dead = closed.getsockname()[1]
-        with listener(candidate_ports(launch)[0], b"slurmddp-1 %d\n" % dead):
+        with listener(candidate_ports(launch)[0], Words(launch).answer(dead) + b"\n"):
             (error,) = meet([rank(1, 2, launch)])
     assert isinstance(error, SlurmddpError) and f"port {dead}" in error.message
 
@@ -335,12 +404,3 @@ def test_the_beacon_is_dark_once_all_have_met():
     for port in candidate_ports(launch)[:2]:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=60)
-
-
-def test_candidates_are_distinct_fixed_and_below_the_ephemeral_ports():
-    ports = candidate_ports("100.0.0")
-    assert ports == candidate_ports("100.0.0")
-    assert len(set(ports)) == CANDIDATES
-    assert all(15000 <= port < 30000 for port in ports)
-    assert set(ports) != set(candidate_ports("100.0.1"))
-    assert beacon_token("100.0.0") != beacon_token("100.0.1")
