@@ -30,6 +30,7 @@ from slurmddp.launchers.crew import Crew, Work
 from slurmddp.launchers.events import Events
 from slurmddp.launchers.flight_recorder import FlightRecorder
 from slurmddp.launchers.generation import rules_of
+from slurmddp.launchers.hostless import put_back
 from slurmddp.launchers.keeper import Keeper
 from slurmddp.launchers.loop import AgentLoop, Line
 from slurmddp.launchers.node import PRELOAD, enter_project, import_for_all
@@ -73,11 +74,14 @@ def run(
             refusal = _refusal(error, node_rank=int(os.environ.get("SLURM_NODEID") or 0))
             Records(folder, attempt).failed(refusal)
             return error.exit_code
-        code = Agent(folder, attempt, node, inbox).run(entry, preload)
+        agent = Agent(folder, attempt, node, inbox)
+        code = agent.run(entry, preload)
         linux.end_children(_UNKILLABLE_S)  # What has left the process group of its rank is still below.
         if node.node_rank == 0 and code != EXIT_STOPPED and not superseded(folder, attempt):
             _try_report(report, folder, code)
     _write_exit_file(folder, attempt, node.node_rank, code)
+    if agent.lost_lead:
+        put_back(folder, os.environ)
     # Told of a failure, srun ends its step by number, and the later attempt's step has the same number.
     return EXIT_FINISHED if superseded(folder, attempt) else code
 
@@ -104,6 +108,11 @@ class Agent:
                 lines = failure.tail_of(traceback.format_exc())
                 return self._give_up(failure.here(EXIT_FAILED, node_rank=self.node.node_rank, lines=lines))
 
+    @property
+    def lost_lead(self) -> bool:
+        """Whether it had to end because node 0's agent is gone."""
+        return self._loop is not None and self._loop.lost_lead
+
     def _prepare(self, entry: str, preload: Sequence[str], undo: ExitStack) -> AgentLoop:
         config = self.folder.config()
         rules = rules_of(config, self.node.nodes)
@@ -112,7 +121,8 @@ class Agent:
         # It listens from here on, and is handled after the imports: who has not imported yet has not arrived.
         link = open_link(self.node, _secret(os.environ, self.node))
         undo.callback(link.close)
-        import_for_all(preload)
+        if why := import_for_all(preload):
+            say(f"{why}, so ranks are not forked: each imports for itself, which takes longer")
         imports_s = linux.age_s()
         say(
             f"node {self.node.node_rank} of {self.node.nodes} on {socket.gethostname()}, attempt "

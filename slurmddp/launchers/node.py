@@ -63,7 +63,7 @@ def import_for_all(names: Sequence[str]) -> str | None:
     finally:
         gc.enable()
     gc.freeze()  # No collection in a rank will look at, and so copy, what is shared now.
-    return why
+    return why if why_no_fork() else None
 
 
 @contextmanager
