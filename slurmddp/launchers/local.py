@@ -22,6 +22,7 @@ from slurmddp.environments.present import emulated_step, scrub
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, ConfigError, RankFailure, SlurmddpError
 from slurmddp.launchers import failure, linux, outcome
 from slurmddp.launchers.signals import SignalInbox
+from slurmddp.node.ports import SECRET_VARIABLE
 from slurmddp.runs.fence import superseded
 from slurmddp.runs.folder import RunFolder
 from slurmddp.spec import Job
@@ -67,6 +68,7 @@ class LocalRun:
         self._command = list(command) or agent_command(self.folder)
         self._say = say
         self._job_id = f"local-{secrets.token_hex(4)}"
+        self._secret = ""
         self._agents: list[subprocess.Popen[bytes]] = []
         self._failures = 0
         self._killed = False
@@ -112,6 +114,7 @@ class LocalRun:
         self._step_before = newest_step(self.folder)
         self._force_at = self._left_at = None
         self._told_others = False
+        self._secret = secrets.token_hex(16)
         self.folder.add_event(
             "started",
             attempt=self.attempt,
@@ -127,7 +130,7 @@ class LocalRun:
     def _start_agent(self, node_rank: int) -> subprocess.Popen[bytes]:
         nodes = self.job.resources.all_nodes
         step = emulated_step(nodes, node_rank, self._job_id, self.folder.path, self.attempt)
-        environ = {**scrub(os.environ), **self.job.cluster.env, **step}
+        environ = {**scrub(os.environ), **self.job.cluster.env, **step, SECRET_VARIABLE: self._secret}
         with self._node_log(node_rank).open("ab") as log:
             return linux.start_bound(
                 self._command,
@@ -145,7 +148,7 @@ class LocalRun:
     def poll(self) -> int | None:
         """Return the attempt's exit code once every agent has ended; the failure of one ends the others.
 
-        Where the job outlives nodes only the first one's does: it decides whether the others go on.
+        Where the job outlives nodes the first one's word stands for all: it decides whether the others go on.
         """
         codes = [self._code_of(agent) for agent in self._agents]
         for node_rank, code in enumerate(codes[:1] if self.job.outlives_nodes else codes):
@@ -160,7 +163,7 @@ class LocalRun:
         found = None if self._killed else failure.read(self.folder, self.attempt)
         if found:
             return failure.node_code(found)
-        return outcome.of_survivors(ended) if self.job.outlives_nodes else outcome.combine(ended)
+        return outcome.combine(ended[:1] if self.job.outlives_nodes else ended)
 
     def _pass_on_stop(self, codes: Sequence[int | None]) -> None:
         """Stop the agents that outlive one which stopped, as srun does with --kill-on-bad-exit."""
