@@ -5,7 +5,7 @@ The shell of the batch script decides by the same table; `tests/unit/outcome_tab
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from slurmddp.errors import (
@@ -74,11 +74,3 @@ def combine(codes: Iterable[int]) -> int:
     if found - {EXIT_FINISHED, EXIT_STOPPED}:
         return EXIT_FAILED
     return EXIT_STOPPED if EXIT_STOPPED in found else EXIT_FINISHED
-
-
-def of_survivors(codes: Sequence[int]) -> int:
-    """Return the exit code of agents, by node, whose ranks may have gone on without some of them.
-
-    The first has decided who goes on; of the others only a stop counts, since one that was lost is replaced.
-    """
-    return combine([codes[0], *(code for code in codes[1:] if code == EXIT_STOPPED)])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from outcome_table import TABLE, Row
 
-from slurmddp.launchers.outcome import Outcome, combine, decide, of_survivors
+from slurmddp.launchers.outcome import Outcome, combine, decide
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.label)
@@ -73,11 +73,3 @@ def test_no_progress_ends_every_chain_of_failures(exit_code: int, failures: int)
 )
 def test_one_code_for_many_processes(codes: tuple[int, ...], expected: int) -> None:
     assert combine(codes) == expected
-
-
-@pytest.mark.parametrize(
-    ("codes", "expected"),
-    [((0, -9, 0), 0), ((75, -9, 75), 75), ((0, 1, 75), 75), ((1, 0, 0), 1), ((-9, 0, 0), 1), ((78, 0), 78)],
-)
-def test_a_job_that_outlives_nodes_ends_as_its_first_agent_does(codes: tuple[int, ...], expected: int) -> None:
-    assert of_survivors(codes) == expected

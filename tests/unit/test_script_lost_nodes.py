@@ -82,11 +82,6 @@ def test_such_a_stop_is_a_stop(run: Run) -> None:
     assert run.asked() == ["requeue 41", "update JobId=41 ExcNodeList=n2"]
 
 
-def test_others_that_stopped_are_heard(run: Run) -> None:
-    assert run.start(f'{SAVE}{WENT_ON} echo 75 >"$logs/exit-node-2"; exit 75') == 75
-    assert run.end == ("stopped", "requeue")
-
-
 def test_a_spare_that_was_lost_while_it_waited_was_not_needed(run: Run) -> None:
     of_three(run, "ALLOCATED", "ALLOCATED", "DOWN*")
     assert run.start('echo 0 >"$logs/exit-node-0"; echo 0 >"$logs/exit-node-1"; exit 137') == 0
