@@ -23,8 +23,8 @@ REASONS = {
     "worker_exception": "ValueError: bad sample 5 (train.py:8 in __getitem__)",
     "memory_error": "out of memory: MemoryError (train.py:17 in step)",
     "alloc": "out of memory: RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPU"
-    "Allocator: can't allocate memory: you tried to allocate 4503599627370496 bytes. Error code 12 (Cannot allocate "
-    "memory) (train.py:18 in step)",
+    "Allocator: can't allocate memory: you tried to allocate 4503599627370496 bytes. Error code 12 (Cannot "
+    "allocate memory) (train.py:18 in step)",
     "cuda_oom": "out of GPU memory: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. "
     "GPU 0 has a total capacity of 79.15 GiB of which 1.06 GiB is free. Including non-PyTorch memory, this "
     "process has 78.08 GiB m... (train.py:32 in step)",
