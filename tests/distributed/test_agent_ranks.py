@@ -22,7 +22,9 @@ pytestmark = pytest.mark.distributed
 AGENT = """
 import os, sys
 from slurmddp.launchers.agent import run
-code = run(sys.argv[1], entry="rank_program:main", report=lambda folder, code: None)
+from slurmddp.launchers.node import PRELOAD
+preload = sys.argv[2:] or PRELOAD
+code = run(sys.argv[1], entry="rank_program:main", preload=preload, report=lambda folder, code: None)
 sys.stdout.flush()
 os._exit(code)
 """
@@ -54,7 +56,7 @@ def prepare():
 """
 
 
-def start_agents(folder: RunFolder, nodes: int) -> list[subprocess.Popen[bytes]]:
+def start_agents(folder: RunFolder, nodes: int, *preload: str) -> list[subprocess.Popen[bytes]]:
     folder.log_dir(0).mkdir(parents=True)
     script = folder.path / "start_agent.py"
     script.write_text(AGENT)
@@ -62,7 +64,7 @@ def start_agents(folder: RunFolder, nodes: int) -> list[subprocess.Popen[bytes]]
     for node_rank in range(nodes):
         environ = scrub(os.environ) | emulated_step(nodes, node_rank, "local-1", folder.path, 0)
         with (folder.log_dir(0) / f"node-{node_rank}.log").open("ab") as log:
-            command = [sys.executable, str(script), str(folder.path)]
+            command = [sys.executable, str(script), str(folder.path), *preload]
             agents.append(subprocess.Popen(command, env=environ, stdout=log, stderr=log))
     return agents
 
@@ -80,7 +82,7 @@ def test_forked_ranks_take_a_ddp_step_without_importing_more(
         "    before = set(sys.modules)\n"
         "    place, model, optimizer = prepare()\n"
         "    step(model, optimizer)\n"
-        "    more = sorted(name for name in set(sys.modules) - before if name.startswith('torch'))\n"
+        "    more = sorted(set(sys.modules) - before)\n"
         "    print(json.dumps([model.module.weight.sum().item(), more]))\n"
         "    bootstrap.finish(place)\n"
         "    return 0\n"
@@ -95,6 +97,26 @@ def test_forked_ranks_take_a_ddp_step_without_importing_more(
     ]
     assert len({weight for weight, _ in found}) == 1, "all ranks hold the same weights"
     assert all(more == [] for _, more in found), "the agent has imported it all before the fork"
+
+
+def test_ranks_of_an_agent_that_cannot_be_forked_train_as_well(tmp_path: Path) -> None:
+    program = STEP + (
+        "def main(run_dir):\n"
+        "    place, model, optimizer = prepare()\n"
+        "    step(model, optimizer)\n"
+        "    print(json.dumps(model.module.weight.sum().item()))\n"
+        "    bootstrap.finish(place)\n"
+        "    return 0\n"
+    )
+    folder = make_run(tmp_path, program)
+    thread = "threading.Thread(target=threading.Event().wait, name='monitor', daemon=True)"
+    (tmp_path / "project" / "monitored.py").write_text(f"import threading\n{thread}.start()\n")
+    (agent,) = start_agents(folder, 1, "monitored")
+    assert agent.wait(timeout=400) == 0, logs(folder)
+    said = (folder.log_dir(0) / "node-0.log").read_text()
+    assert "importing monitored has started a thread (monitor), so ranks are not forked" in said
+    found = [folder.rank_log(0, rank).read_text().splitlines()[-1] for rank in range(2)]
+    assert found[0] == found[1], "all ranks hold the same weights"
 
 
 STEPS = (
