@@ -21,7 +21,7 @@ from slurmddp.launchers import guardian
 from slurmddp.runs.failures import rank_exits
 from slurmddp.runs.folder import RunFolder
 
-STUBBORN = "import signal, time; signal.pthread_sigmask(0, {1, 2, 15}); time.sleep(600)"
+STUBBORN = "import signal, time; signal.pthread_sigmask(0, [1, 2, 15]); time.sleep(600)"
 FAMILY = f"""
 import os, subprocess, sys, time
 def start(words, **options):
