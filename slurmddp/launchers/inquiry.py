@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmddp.launchers.culprit import RankReport, first_stopped, why
-from slurmddp.launchers.stragglers import PACE_EVERY_S, Pace, Straggler, pace_line, straggler
+from slurmddp.launchers.stragglers import (
+    PACE_EVERY_S,
+    Pace,
+    Straggler,
+    enough_steps,
+    pace_line,
+    straggler,
+)
 from slurmddp.runs.causes import STALLED
 
 _REPORTS_S = 15.0
@@ -86,6 +93,8 @@ class Comparison:
         """
         self._new |= {int(rank): Pace.from_json(values) for rank, values in message["paces"].items()}
         if len(self._new) < self._ranks:
+            return None, None
+        if self._before and not enough_steps(self._new, self._before):
             return None, None
         new, self._new = self._new, {}
         before, self._before = self._before, new

@@ -114,6 +114,11 @@ def pace_line(now: Mapping[int, Pace], before: Mapping[int, Pace]) -> str | None
     )
 
 
+def enough_steps(now: Mapping[int, Pace], before: Mapping[int, Pace]) -> bool:
+    """Whether there were steps enough in between to compare the ranks by."""
+    return len(_means(now, before)) == len(now)
+
+
 def _means(now: Mapping[int, Pace], before: Mapping[int, Pace]) -> list[_Mean]:
     """Return the means of ranks that have taken enough steps; one that began anew counts from there."""
     found = []

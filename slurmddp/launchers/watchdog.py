@@ -42,6 +42,7 @@ START_UP = frozenset({"meeting", "loading", "first_step"})
 """Phases for which a person's time-out, meant for the training, is never shorter than the usual limit."""
 _TIMES_THE_LONGEST = 10.0
 _ABOVE_THE_LONGEST_S = 1500.0
+_TIMES_THE_FIRST = 2.0
 _LOOK_S = 5.0
 """The most that one look adds to a standstill; the agent looks once a second."""
 _AGAIN = 0.25
@@ -117,6 +118,8 @@ class Watchdog:
             return max(usual, self._timeout_s) if beat.phase in START_UP else self._timeout_s
         longest = self._longest.get(beat.phase, 0.0)
         learnt = min(_TIMES_THE_LONGEST * longest, longest + _ABOVE_THE_LONGEST_S)
+        if beat.phase == "step":  # Usually the first is the longest; on a slow machine it is the measure.
+            learnt = max(learnt, _TIMES_THE_FIRST * self._longest.get("first_step", 0.0))
         return max(usual, learnt) * self._patience.get(beat.phase, 1.0)
 
     def is_overdue(self, rank: int) -> bool:

@@ -20,13 +20,16 @@ pytestmark = pytest.mark.distributed
 
 AGENT = """
 import os, sys
+from slurmddp.launchers import watch
 from slurmddp.launchers.agent import run
+watch.LINE_EVERY_S = watch._LOOK_S = 0.2
 code = run(sys.argv[1], entry="rank_program:main", report=lambda folder, code: None)
 sys.stdout.flush()
 os._exit(code)
 """
 PROGRAM = """
 import os, time
+from pathlib import Path
 import torch
 from torch import distributed, nn
 from torch.utils.data import DataLoader, Dataset
@@ -34,6 +37,7 @@ from slurmddp import Distributon
 
 HANGS = os.environ["RANK"] == "1" and os.environ["SLURMDDP_GENERATION"] == "0"
 HOW = {how!r}
+BEGUN = time.monotonic()
 
 
 def hang():
@@ -48,6 +52,8 @@ class Numbers(Dataset):
     def __getitem__(self, index):
         if HOW == "data" and index >= 8:
             hang()
+        if HOW == "collective" and os.environ["RANK"] == "1":
+            time.sleep(0.05)
         return torch.ones(2)
 
 
@@ -61,18 +67,26 @@ class Model(nn.Linear):
         return super().forward(x)
 
 
+def slow_rank_is_told(d, run_dir):
+    told = "straggler" in Path(run_dir, "attempts.jsonl").read_text() or time.monotonic() > BEGUN + 120
+    return d.all_reduce_mean(torch.tensor([float(told)])).item() > 0
+
+
 def main(run_dir):
     with Distributon(seed=0) as d:
         d.launch()
         model = d.setup_model(Model(2, 1))
         optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
         loader = d.setup_dataloader(DataLoader(Numbers(), batch_size=2, num_workers=HOW == "data"))
-        for number, batch in enumerate(loader):
-            if HOW == "collective" and HANGS and number == 2:
-                d.barrier()
-            d.backward(model(batch).sum())
-            optimizer.step()
-            optimizer.zero_grad()
+        on = True
+        while on:
+            on = HOW == "collective"
+            for batch in loader:
+                if HOW == "collective" and slow_rank_is_told(d, run_dir) and HANGS:
+                    d.barrier()
+                d.backward(model(batch).sum())
+                optimizer.step()
+                optimizer.zero_grad()
     return 0
 """
 
@@ -84,6 +98,7 @@ def run_agents(
     config = yaml.safe_load(folder.config_file.read_text())
     folder.config_file.write_text(yaml.safe_dump(config | {"policy": {"stall_timeout_s": 2, **policy}}))
     folder.log_dir(0).mkdir(parents=True)
+    folder.attempts_file.touch()
     script = folder.path / "start_agent.py"
     script.write_text(AGENT)
     agents = []
@@ -95,7 +110,12 @@ def run_agents(
                     [sys.executable, str(script), str(folder.path)], env=environ, stdout=log, stderr=log
                 )
             )
-    return folder, [agent.wait(timeout=400) for agent in agents]
+    try:
+        return folder, [agent.wait(timeout=240) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()  # Nothing but a test that has failed leaves it running.
+            agent.wait()
 
 
 def of_kind(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
@@ -131,7 +151,9 @@ def test_a_rank_that_hangs_is_named_and_the_ranks_begin_again(
         assert ("in hang" in stacks) is (rank == 1)
 
 
-def test_where_ranks_may_not_begin_again_the_stall_is_the_failure(tmp_path: Path) -> None:
+def test_a_slow_rank_is_told_and_a_stall_after_which_nothing_begins_again_is_the_failure(
+    tmp_path: Path,
+) -> None:
     folder, codes = run_agents(tmp_path, "collective", 1, 2, max_restarts_in_place=0)
     assert codes == [1]
     found = failure.read(folder, 0)
@@ -141,3 +163,7 @@ def test_where_ranks_may_not_begin_again_the_stall_is_the_failure(tmp_path: Path
     assert "in a collective that not all have joined, at rank_program.py" in found.reason
     assert any("in barrier" in line for line in found.last_lines)
     assert not of_kind(folder, "restarted")
+    slow = of_kind(folder, "straggler")[-1]
+    assert slow["rank"] == 1
+    assert slow["text"].startswith(f"slowest: rank 1 on {found.host}, ")
+    assert slow["text"] in logs(folder)

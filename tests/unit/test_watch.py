@@ -114,6 +114,15 @@ def test_a_straggler_is_told_once_it_was_slowest_twice_and_then_rarely() -> None
     assert [found.rank for _, _, found in told if found] == [3]
 
 
+def test_slow_steps_are_compared_over_a_longer_time() -> None:
+    comparison = Comparison(2)
+    told = []
+    for number in range(1, 13):
+        line, _ = comparison.take(paces(0, 0.0, 0.5, steps=2 * number), 30.0 * number)
+        told += [number] if line and line.startswith("slowest: rank 1") else []
+    assert told == [7]
+
+
 def test_ranks_that_keep_pace_have_it_told_every_ten_minutes() -> None:
     comparison = Comparison(2)
     told = []

@@ -90,6 +90,13 @@ def test_one_slow_step_of_many_is_normal_for_a_training_with_long_steps(clock: C
     assert clock.wait(900, {0: clock.working(STEP)}) is None
 
 
+def test_where_the_first_step_takes_long_the_second_may_too(clock: Clock) -> None:
+    clock.wait(600, {0: replace(STEP, phase="first_step", step=-1, steps=0)})
+    second = clock.working(STEP)
+    assert clock.wait(1190, {0: second}) is None
+    assert clock.wait(30, {0: second}) is not None
+
+
 def test_after_a_restart_the_phase_gets_twice_the_time(clock: Clock) -> None:
     assert clock.wait(310, {0: STEP}) is not None
     new = replace(STEP, phase="starting", steps=0, watched=False, since=clock.now)
