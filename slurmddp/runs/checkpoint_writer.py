@@ -134,6 +134,8 @@ def serve(channel: Channel, do: Perform = perform) -> None:
             message, descriptors = channel.receive(None) or ({}, [])
         except EOFError:
             return
+        if message["kind"] == "end":
+            return
         if message["kind"] == "memory":
             slots[message["slot"]] = descriptors[0]
             continue

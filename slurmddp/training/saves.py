@@ -151,6 +151,9 @@ class Saves:
         """Let go of memory and writer; one that is still at work ends by itself."""
         self._snapshots.close()
         if self._line is not None:
+            with suppress(OSError):
+                # Loader workers may hold this end as well, so that it would not be seen to close.
+                self._line.send({"kind": "end"})
             self._line.close()
             self._line = None
         if self._writer is not None and not self._asked:
