@@ -23,7 +23,14 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError, SlurmddpError
 from slurmddp.node.address import LOOPBACK, find_rank_zero
 from slurmddp.node.interface import interface_towards
-from slurmddp.training.device import choose_backend, choose_device, choose_threads
+from slurmddp.training.device import (
+    choose_backend,
+    choose_device,
+    choose_threads,
+    device_identity,
+    own_mig_device,
+    visible_names,
+)
 from slurmddp.training.rendezvous import open_store
 
 _log = logging.getLogger(__name__)
@@ -65,19 +72,28 @@ def start(
             "torch.distributed is initialised already in this process.",
             hint="Use one Distributon at a time and close it before the next; don't call init_process_group.",
         )
-    index = choose_device(info, os.environ, torch.cuda.device_count())
-    chosen = choose_backend(backend, index, {"gloo", "nccl", *dist.Backend.backend_list})
-    device = _take_device(info, index)
-    place = Place(info, device, chosen if info.world_size > 1 else None, None, contextlib.ExitStack())
+    undo = contextlib.ExitStack()
     try:
+        index = _choose_device(info, undo)
+        chosen = choose_backend(backend, index, {"gloo", "nccl", *dist.Backend.backend_list})
+        device = _take_device(info, index)
+        place = Place(info, device, chosen if info.world_size > 1 else None, None, undo)
         _set_threads(info, place.undo)
         if place.backend is None:
             return place
         store = _find_others(place, rendezvous_timeout_s, stopped)
         return _meet(place, store, timeout_s)
     except BaseException:
-        place.undo.close()
+        undo.close()
         raise
+
+
+def visible_gpus() -> int:
+    """Return how many GPUs the ranks of this node can share; leaves CUDA alone where it would take one."""
+    names = visible_names(os.environ) or ()
+    if names and names[0].startswith("MIG-") and torch.version.cuda:
+        return len(names)
+    return torch.cuda.device_count()
 
 
 def finish(place: Place) -> None:
@@ -87,6 +103,18 @@ def finish(place: Place) -> None:
     collective that this one will never join.
     """
     place.undo.close()
+
+
+def _choose_device(info: RankInfo, undo: contextlib.ExitStack) -> int | None:
+    """Return the index of this rank's GPU, None for the CPU; one of several MIG devices is the only one then.
+
+    CUDA reads the variable once, so this comes before anything that asks it for devices.
+    """
+    own = own_mig_device(info, os.environ)
+    if own is None:
+        return choose_device(info, os.environ, torch.cuda.device_count())
+    _set_variable("CUDA_VISIBLE_DEVICES", own, undo)
+    return 0 if torch.cuda.device_count() else None
 
 
 def _take_device(info: RankInfo, index: int | None) -> torch.device:
@@ -143,7 +171,7 @@ def _find_others(place: Place, timeout_s: float, stopped: Callable[[], bool]) ->
 
 def _meet(place: Place, store: dist.Store, timeout_s: float) -> Place:
     """Form the group with the ranks that share `store`."""
-    if place.backend == "nccl":
+    if place.device.type == "cuda":
         _refuse_shared_gpu(place.info, store, place.device)
     met = replace(place, store=store)
     _join_group(met, store, timedelta(seconds=timeout_s))
@@ -152,8 +180,11 @@ def _meet(place: Place, store: dist.Store, timeout_s: float) -> Place:
 
 def _refuse_shared_gpu(info: RankInfo, store: dist.Store, device: torch.device) -> None:
     """Raise MismatchError on the second rank that computes on one GPU: NCCL would fail late and darkly."""
-    identity = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-    if identity is not None and store.add(f"slurmddp/gpu/{identity}", 1) > 1:
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    if uuid is None:
+        return  # torch before 2.4
+    identity = device_identity(os.environ, device.index, uuid)
+    if store.add(f"slurmddp/gpu/{identity}", 1) > 1:
         raise MismatchError(
             f"Rank {info.rank} was given {device} ({identity}), which another rank has already.",
             hint=f"Ask for `--gpus-per-node={info.local_world_size}` and `--gpu-bind=none`.",

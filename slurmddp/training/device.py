@@ -1,43 +1,113 @@
-"""Which device a rank computes on, and which backend goes with it; pure decisions about numbers."""
+"""Which device a rank computes on, and which backend goes with it; pure decisions about names and numbers."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError, MismatchError, near_matches
 
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_KINDS = (re.compile(r"\d+"), re.compile("GPU-."), re.compile("MIG-."))
+"""Names of devices: the kernel's number (CUDA reads as much of it as is one), a UUID or its begin, MIG."""
 _ONE_GPU_EACH = ("per_task", "single")
+
+
+def visible_names(environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return the devices that CUDA_VISIBLE_DEVICES names, as far as CUDA reads it; None where it is not set.
+
+    CUDA stops at the first name that is none, and at the first of another kind than the one before. Raises
+    MismatchError for a name that stands there twice: CUDA then shows no device at all.
+    """
+    text = environ.get(_VISIBLE)
+    if text is None:
+        return None
+    listed = [name.strip() for name in text.split(",")]
+    kind = next((kind for kind in _KINDS if kind.match(listed[0])), None)
+    names: list[str] = []
+    for name in listed:
+        if kind is None or not kind.match(name):
+            break
+        if name in names:
+            raise MismatchError(
+                f"{_VISIBLE}={text!r} names {name} twice, and CUDA then shows no device.",
+                hint="Name each once; a rank needs a device of its own.",
+            )
+        names.append(name)
+    return tuple(names)
+
+
+def own_mig_device(info: RankInfo, environ: Mapping[str, str]) -> str | None:
+    """Return the one MIG device that this rank must see alone; None where names say nothing of the kind.
+
+    CUDA shows a process the first MIG device that it is given, whatever else is named.
+    """
+    names = visible_names(environ) or ()
+    if not names or not names[0].startswith("MIG-"):
+        return None
+    index = choose_device(info, environ, len(names))
+    return None if index is None else names[index]
 
 
 def choose_device(info: RankInfo, environ: Mapping[str, str], visible: int) -> int | None:
     """Return the CUDA index for this rank among the `visible` GPUs, or None for the CPU.
 
-    A rank that sees one GPU, where SLURM binds GPUs to tasks, takes that one; ranks that see all GPUs of
-    the node take one each. Raises MismatchError when there are GPUs, but fewer than ranks.
+    A rank that sees GPUs of its own, where SLURM binds them to tasks, takes the first; ranks that see all of
+    the node's take one each. Raises MismatchError when there are GPUs, but fewer than ranks.
     """
     if visible == 0:
         return None
     if visible >= info.local_world_size:
         return info.local_rank
-    if visible == 1 and _gpus_are_bound_to_tasks(info, environ):
+    if _sees_its_own(info, environ, visible):
         return 0
     ranks = info.local_world_size
     raise MismatchError(
-        f"{ranks} ranks on this node see {visible} GPU(s); each rank needs one of its own.",
+        f"{ranks} ranks on this node see {visible} GPU(s); each rank needs one of its own.{_unread(environ)}",
         hint=f"Ask for `--gpus-per-node={ranks}` (with `--gpu-bind=none`), or start {visible} rank(s) "
         f"per node (`--ntasks-per-node={visible}`), or hide the GPUs (CUDA_VISIBLE_DEVICES=) to use CPUs.",
     )
 
 
-def _gpus_are_bound_to_tasks(info: RankInfo, environ: Mapping[str, str]) -> bool:
+def _unread(environ: Mapping[str, str]) -> str:
+    """Return a sentence on what CUDA leaves out of the names that it was given; empty for nothing."""
+    names, text = visible_names(environ), environ.get(_VISIBLE, "")
+    left = text.split(",")[len(names or ()) :]
+    return f" CUDA reads {_VISIBLE}={text!r} up to {left[0].strip()!r}." if names and left else ""
+
+
+def _sees_its_own(info: RankInfo, environ: Mapping[str, str], visible: int) -> bool:
+    """Whether what this rank sees is shown to no other rank of the node."""
     if info.environment not in ("slurm", "mpi"):
         return False
     binding = environ.get("SLURM_GPU_BIND", "") + environ.get("SLURM_TRES_BIND", "")
-    per_task = environ.get("SLURM_GPUS_PER_TASK") or "gpu" in environ.get("SLURM_TRES_PER_TASK", "")
-    if per_task or any(word in binding for word in _ONE_GPU_EACH):
+    each = _gpus_per_task(environ, binding)
+    if each is not None:
+        return visible == each
+    if visible > 1:
+        return False  # As with `closest`: some ranks see the same ones, and none knows which.
+    if any(word in binding for word in _ONE_GPU_EACH):
         return True
     return info.gpus_on_node is None or info.gpus_on_node >= info.local_world_size
+
+
+def _gpus_per_task(environ: Mapping[str, str], binding: str) -> int | None:
+    """Return how many GPUs each task has to itself, where SLURM says so: `2`, `a100:2`, `gres/gpu:a100=2`."""
+    for pattern, text in (
+        (r"(?:^|:)(\d+)$", environ.get("SLURM_GPUS_PER_TASK", "")),
+        (r"\bgpu(?::[^,=:]+)?[=:](\d+)", environ.get("SLURM_TRES_PER_TASK", "")),
+        (r"per_task:(\d+)", binding),
+    ):
+        if found := re.search(pattern, text):
+            return int(found[1])
+    return None
+
+
+def device_identity(environ: Mapping[str, str], index: int, uuid: object) -> str:
+    """Return what tells the device of this rank from every other; MIG devices may share their GPU's UUID."""
+    names = visible_names(environ) or ()
+    return names[index] if index < len(names) and names[index].startswith("MIG-") else str(uuid)
 
 
 def choose_backend(asked: str, device_index: int | None, known: Collection[str] = ("gloo", "nccl")) -> str:

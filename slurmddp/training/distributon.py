@@ -118,7 +118,7 @@ class Distributon(Persistence):
     def _ranks_wanted(self, info: RankInfo) -> int:
         if self._num_devices != "auto":
             return self._num_devices
-        return info.local_world_size if info.environment != "single" else max(1, torch.cuda.device_count())
+        return info.local_world_size if info.environment != "single" else max(1, bootstrap.visible_gpus())
 
     def close(self) -> None:
         """Leave the other ranks; happens at the end of the program in any case, and only once."""

@@ -9,15 +9,13 @@ import sys
 import time
 import traceback
 
-import torch
-
 from slurmddp.checkpoint.config_match import computed
 from slurmddp.environments.detect import detect, require
 from slurmddp.environments.limits import read_limits
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError
 from slurmddp.runs.folder import RunFolder
 from slurmddp.strategies import build
-from slurmddp.training import preflight
+from slurmddp.training import bootstrap, preflight
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.guard import Guard
 from slurmddp.training.instantiate import instantiate, locate
@@ -59,7 +57,7 @@ def _run(folder: RunFolder, guard: Guard) -> None:
         nodes=None if config.get("elastic") else config.get("nodes"),
         ranks_per_node=config.get("ranks_per_node"),
         gpus_per_node=config.get("gpus_per_node"),
-        visible_gpus=torch.cuda.device_count() or None,
+        visible_gpus=bootstrap.visible_gpus() or None,
     )
     strategy = build(**config.get("strategy", {"name": "ddp"}))
     program = config.get("program") or {}

@@ -200,3 +200,58 @@ def test_a_group_that_exists_already_is_refused(no_gpu):
 def test_granted_gpus_that_torch_does_not_see_are_worth_a_warning(no_gpu, caplog):
     bootstrap.finish(bootstrap.start(alone(gpus_on_node=4)))
     assert "SLURM granted 4 GPU(s), but torch sees none" in caplog.text
+
+
+MIG = "MIG-a,MIG-b"
+TWO_LOCAL = RankInfo(environment="torchrun", rank=1, local_rank=1, world_size=2, local_world_size=2)
+
+
+def test_a_mig_device_is_alone_before_cuda_is_asked(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", MIG)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    seen = []
+
+    def device_count():
+        seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
+        return 1
+
+    monkeypatch.setattr(torch.cuda, "device_count", device_count)
+    assert bootstrap.visible_gpus() == 2, "as many as the ranks of the node can share"
+    assert seen == []
+    with contextlib.ExitStack() as undo:
+        assert bootstrap._choose_device(TWO_LOCAL, undo) == 0
+        assert seen == ["MIG-b"]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == MIG, "finish puts it back"
+
+
+def test_whole_gpus_are_counted_by_torch(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert bootstrap.visible_gpus() == 2
+    with contextlib.ExitStack() as undo:
+        assert bootstrap._choose_device(TWO_LOCAL, undo) == 1
+
+
+@pytest.mark.parametrize(("names", "shared"), [("0,1", True), (MIG, False)])
+def test_two_ranks_on_one_gpu_are_refused_and_two_parts_of_it_are_not(monkeypatch, names, shared):
+    properties = type("Properties", (), {"uuid": "GPU-5"})()
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    store = dist.HashStore()
+    for rank, name in enumerate(names.split(",")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", name)
+        info = RankInfo(environment="slurm", rank=rank, local_rank=rank, world_size=2, local_world_size=2)
+        with contextlib.ExitStack() as expected:
+            if shared and rank == 1:
+                match = r"Rank 1 was given cuda:0 \(GPU-5\), which another rank has already"
+                expected.enter_context(pytest.raises(MismatchError, match=match))
+            bootstrap._refuse_shared_gpu(info, store, torch.device("cuda", 0))
+
+
+def test_gpus_of_a_gloo_group_are_held_apart_too(monkeypatch):
+    asked = []
+    monkeypatch.setattr(bootstrap, "_refuse_shared_gpu", lambda info, store, device: asked.append(device))
+    monkeypatch.setattr(bootstrap, "_join_group", lambda place, store, timeout: None)
+    for name in ("cpu", "cuda:0"):
+        place = bootstrap.Place(TWO_LOCAL, torch.device(name), "gloo", None, contextlib.ExitStack())
+        bootstrap._meet(place, dist.HashStore(), 1.0)
+    assert asked == [torch.device("cuda:0")]

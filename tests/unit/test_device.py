@@ -6,7 +6,14 @@ import pytest
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError, MismatchError
-from slurmddp.training.device import choose_backend, choose_device, choose_threads
+from slurmddp.training.device import (
+    choose_backend,
+    choose_device,
+    choose_threads,
+    device_identity,
+    own_mig_device,
+    visible_names,
+)
 
 NODE_OF_FOUR = RankInfo(
     environment="slurm", rank=6, local_rank=2, node_rank=1, world_size=8, local_world_size=4, nodes=2
@@ -53,6 +60,100 @@ def test_fewer_gpus_than_ranks_are_refused_with_the_flags(info, visible):
 
 def test_every_local_rank_has_its_own_gpu():
     assert [choose_device(place(local_rank=rank), {}, 4) for rank in range(4)] == [0, 1, 2, 3]
+
+
+BINDINGS = [
+    # what was asked of SLURM, what it sets, GPUs that each of four ranks sees, indices of the four ranks
+    ("--gpus-per-node=4", {}, 4, [0, 1, 2, 3]),
+    ("--gpus-per-node=8", {}, 8, [0, 1, 2, 3]),
+    ("--gpus-per-task=1", {"SLURM_GPUS_PER_TASK": "1"}, 1, [0, 0, 0, 0]),
+    ("--gpus-per-task=a100:1", {"SLURM_GPUS_PER_TASK": "a100:1"}, 1, [0, 0, 0, 0]),
+    ("--gpus-per-task=2", {"SLURM_GPUS_PER_TASK": "2"}, 2, [0, 0, 0, 0]),
+    ("--gpus-per-task=2 from 23.11", {"SLURM_TRES_PER_TASK": "cpu=8,gres/gpu=2"}, 2, [0, 0, 0, 0]),
+    ("--gpus-per-task=a100:2", {"SLURM_TRES_PER_TASK": "gres/gpu:a100=2"}, 2, [0, 0, 0, 0]),
+    ("--gpus-per-task=1 --gpu-bind=none", {"SLURM_GPUS_PER_TASK": "1"}, 4, [0, 1, 2, 3]),
+    ("--gpu-bind=per_task:2", {"SLURM_GPU_BIND": "per_task:2"}, 2, [0, 0, 0, 0]),
+    ("--gpu-bind=single:1", {"SLURM_GPU_BIND": "single:1"}, 1, [0, 0, 0, 0]),
+    ("--tres-bind=gres/gpu:single:1", {"SLURM_TRES_BIND": "gres/gpu:single:1"}, 1, [0, 0, 0, 0]),
+    ("--gpu-bind=map_gpu:0,1,2,3", {"SLURM_GPU_BIND": "map_gpu:0,1,2,3"}, 1, [0, 0, 0, 0]),
+    ("--gpu-bind=mask_gpu:1,2,4,8", {"SLURM_GPU_BIND": "mask_gpu:0x1,0x2,0x4,0x8"}, 1, [0, 0, 0, 0]),
+    ("--gpu-bind=closest, a GPU per socket", {"SLURM_GPU_BIND": "closest"}, 1, [0, 0, 0, 0]),
+    ("--gpu-bind=closest, two per socket", {"SLURM_GPU_BIND": "closest"}, 2, None),
+    ("--gpu-bind=none", {"SLURM_GPU_BIND": "none"}, 4, [0, 1, 2, 3]),
+    ("--gpus-per-task=4, of which two are seen", {"SLURM_GPUS_PER_TASK": "4"}, 2, None),
+]
+
+
+@pytest.mark.parametrize(
+    ("environ", "visible", "indices"), [row[1:] for row in BINDINGS], ids=[b[0] for b in BINDINGS]
+)
+def test_each_way_to_bind_gpus(environ, visible, indices):
+    ranks = [place(local_rank=rank, gpus_on_node=4) for rank in range(4)]
+    if indices is not None:
+        assert [choose_device(rank, environ, visible) for rank in ranks] == indices
+        return
+    for rank in ranks:
+        with pytest.raises(MismatchError, match=f"4 ranks on this node see {visible}"):
+            choose_device(rank, environ, visible)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (None, None),
+        ("", ()),
+        ("-1", ()),
+        ("NoDevFiles", ()),
+        ("0,1", ("0", "1")),
+        (" 2, 3 ", ("2", "3")),
+        ("0,-1,1", ("0",)),
+        ("0,x,1", ("0",)),
+        ("GPU-8932f937,GPU-5", ("GPU-8932f937", "GPU-5")),
+        ("GPU-8932f937,1", ("GPU-8932f937",)),
+        ("MIG-1a2b,MIG-3c4d", ("MIG-1a2b", "MIG-3c4d")),
+        ("MIG-GPU-5/1/0,MIG-GPU-5/2/0", ("MIG-GPU-5/1/0", "MIG-GPU-5/2/0")),
+        ("MIG-1a2b,GPU-5", ("MIG-1a2b",)),
+    ],
+)
+def test_names_are_read_as_cuda_reads_them(text, names):
+    assert visible_names({} if text is None else {"CUDA_VISIBLE_DEVICES": text}) == names
+
+
+@pytest.mark.parametrize("text", ["0,0", "GPU-5,GPU-6,GPU-5", "MIG-1,MIG-1"])
+def test_a_device_that_is_named_twice_is_refused(text):
+    with pytest.raises(MismatchError, match="twice, and CUDA then shows no device"):
+        visible_names({"CUDA_VISIBLE_DEVICES": text})
+
+
+def test_the_name_at_which_cuda_stops_is_told():
+    with pytest.raises(
+        MismatchError, match=r"see 1 GPU\(s\).*reads CUDA_VISIBLE_DEVICES='0,x,2,3' up to 'x'"
+    ):
+        choose_device(TORCHRUN, {"CUDA_VISIBLE_DEVICES": "0,x,2,3"}, 1)
+
+
+@pytest.mark.parametrize(
+    "names", ["MIG-a,MIG-b,MIG-c,MIG-d", "MIG-GPU-5/1/0,MIG-GPU-5/2/0,MIG-GPU-6/1/0,MIG-GPU-6/2/0"]
+)
+def test_each_rank_is_to_see_one_mig_device(names):
+    environ = {"CUDA_VISIBLE_DEVICES": names}
+    found = [own_mig_device(place(local_rank=rank), environ) for rank in range(4)]
+    assert found == names.split(",")
+    alone = {"CUDA_VISIBLE_DEVICES": found[2], "SLURM_GPUS_PER_TASK": "1"}
+    assert own_mig_device(place(local_rank=2), alone) == found[2], "narrowed already"
+    assert len({device_identity({"CUDA_VISIBLE_DEVICES": name}, 0, "GPU-5") for name in found}) == 4
+
+
+def test_fewer_mig_devices_than_ranks_are_refused():
+    with pytest.raises(MismatchError, match=r"4 ranks on this node see 2 GPU"):
+        own_mig_device(TORCHRUN, {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"})
+
+
+@pytest.mark.parametrize("text", [None, "", "0,1,2,3", "GPU-1,GPU-2,GPU-3,GPU-4"])
+def test_whole_gpus_are_left_to_cuda(text):
+    environ = {} if text is None else {"CUDA_VISIBLE_DEVICES": text}
+    assert own_mig_device(NODE_OF_FOUR, environ) is None
+    assert device_identity(environ, 0, "uuid-of-0") == "uuid-of-0"
 
 
 @pytest.mark.parametrize(
