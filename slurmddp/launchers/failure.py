@@ -98,9 +98,10 @@ def last_lines(log: Path, count: int = _READ_LINES, *, since: int = 0) -> tuple[
 
 
 def tail_of(text: str, count: int = _READ_LINES) -> tuple[str, ...]:
-    """Return the last `count` non-empty lines; of a line redrawn with carriage returns, what stood last."""
+    """Return the last `count` lines that say something; of one redrawn over and over, what stood last."""
     lines = [line.rstrip().rpartition("\r")[2] for line in text.split("\n")]
-    return tuple(line[:_LINE_CHARS] for line in lines if line.strip())[-count:]
+    # Python underlines in a traceback what is wrong; in cut or wrapped lines that tells nothing.
+    return tuple(line[:_LINE_CHARS] for line in lines if line.strip(" ^~"))[-count:]
 
 
 def likely_first(failures: Iterable[Failure]) -> Failure:

@@ -117,4 +117,4 @@ class OomWatch:
         if self._counter.whole_host:
             return "when this host was short of it"
         limit = self._counter.limit_bytes()
-        return f"at the limit of {limit / 2**30:.1f} GiB" if limit else "when this host was short of it"
+        return f"at the limit of {limit / 2**30:.3g} GiB" if limit else "when this host was short of it"

@@ -45,6 +45,12 @@ class Failure:
     @property
     def sentence(self) -> str:
         """Who, where, how and why, to stand within a line of text."""
+        told = self.exit_code is not None or self.signal is not None
+        return f"{self.short}: {self.reason}" if self.reason and told else self.short
+
+    @property
+    def short(self) -> str:
+        """Who, where and how, where the reason stands elsewhere."""
         host = self.host or "an unknown host"
         if self.reason.startswith(causes.LOST_NODE):
             return f"node {self.node_rank} ({host}) was lost{self.reason.removeprefix(causes.LOST_NODE)}"
@@ -54,7 +60,7 @@ class Failure:
             who = f"the agent {'' if self.node_rank is None else f'of node {self.node_rank} '}on {host}"
         if self.signal is None and self.exit_code is None:
             return f"{who} {self.reason or 'left no word: it was killed, or its host is gone'}"
-        return f"{who} {self._how}" + (f": {self.reason}" if self.reason else "")
+        return f"{who} {self._how}"
 
     @property
     def _how(self) -> str:

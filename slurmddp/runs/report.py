@@ -12,7 +12,7 @@ from typing import Any
 import slurmddp
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED
 from slurmddp.runs import figure
-from slurmddp.runs.failures import read_failure
+from slurmddp.runs.failures import read_failure, read_restarted
 from slurmddp.runs.folder import RunFolder, write_atomic
 from slurmddp.runs.history import Attempt, History, read_history
 from slurmddp.runs.ledger import Ledger, read_ledger
@@ -59,6 +59,16 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Restart:
+    """One failure after which the ranks of an attempt began again in place."""
+
+    attempt: int
+    when: str
+    what: str
+    advice: str
+
+
+@dataclass(frozen=True)
 class Page:
     """Everything that the template shows, as plain text still to be escaped."""
 
@@ -67,6 +77,7 @@ class Page:
     tone: str
     tiles: list[Tile]
     rows: list[Row]
+    restarts: list[Restart] = field(default_factory=list)
     time: TimeBars | None = None
     charts: dict[str, str] = field(default_factory=dict)
     chart_label: str = ""
@@ -100,6 +111,7 @@ def write_report(folder: RunFolder, *, exit_code: int | None = None) -> Path:
         tone=TONES[now.state],
         tiles=_tiles(folder.config(), now, ledger, metrics),
         rows=[_row(one, metrics, _outcome(one, folder, history, now)) for one in history.attempts],
+        restarts=_restarts(folder, history),
         time=time_bars(ledger),
         charts=charts,
         chart_label=_chart_label(metrics),
@@ -127,7 +139,7 @@ def _as_of_now(found: RunStatus, exit_code: int | None) -> RunStatus:
     if found.state != "running":
         return found
     if found.failure is not None:
-        return replace(found, state="failed", detail=found.failure.sentence, advice="")
+        return replace(found, state="failed", detail=found.failure.short, advice="")
     if exit_code not in (None, EXIT_FINISHED, EXIT_STOPPED):
         return replace(found, state="failed", detail=f"it ended with exit code {exit_code}", advice="")
     done = found.step is not None and found.total_steps is not None and found.step >= found.total_steps
@@ -199,12 +211,20 @@ def _outcome(attempt: Attempt, folder: RunFolder, history: History, now: RunStat
         return "finished", "good"
     if attempt.outcome == "stopped":
         return "stopped at a checkpoint" + (f" ({attempt.signal})" if attempt.signal else ""), "wait"
-    if failure is not None:
-        return failure.sentence, "bad"
+    if failure is not None:  # Why the newest one failed stands above.
+        return failure.short if attempt is history.newest else failure.sentence, "bad"
     if attempt.is_open:
         return (now.state, TONES[now.state]) if attempt is history.newest else ("no end written", "wait")
     code = "" if attempt.exit_code is None else f", exit code {attempt.exit_code}"
     return (attempt.outcome or "ended").replace("_", " ") + code, "bad"
+
+
+def _restarts(folder: RunFolder, history: History) -> list[Restart]:
+    return [
+        Restart(one.number, clock(failure.time), failure.sentence, failure.advice)
+        for one in history.attempts
+        for failure in read_restarted(folder, one.number)
+    ]
 
 
 def _chart_label(metrics: Metrics) -> str:

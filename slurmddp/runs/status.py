@@ -195,7 +195,7 @@ def _compose(read: _Read, verdict: Verdict) -> RunStatus:
 
 def _with_failure(verdict: Verdict, failure: Failure | None) -> str:
     shown = failure is not None and verdict.state == "failed"
-    return f"{verdict.detail}; {failure.sentence}" if failure and shown else verdict.detail
+    return f"{verdict.detail}; {failure.short}" if failure and shown else verdict.detail
 
 
 def _of_attempts(history: History) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from slurmddp.runs.causes import advice, reason_of
 
 LOGS = Path(__file__).parent / "last_words"
 SIGNALS = {"segv": -11, "bus": -7}
-AT_LIMIT = "at the limit of 4.0 GiB"
+AT_LIMIT = "at the limit of 4 GiB"
 
 REASONS = {
     "torch_exception": "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5) "
@@ -61,7 +61,7 @@ def test_every_recorded_log_is_told_apart() -> None:
     [
         (None, ""),
         ("", "by a person, the site or SLURM, for the kernel has killed nothing here for want of memory"),
-        (AT_LIMIT, "out of memory: the kernel killed it at the limit of 4.0 GiB"),
+        (AT_LIMIT, "out of memory: the kernel killed it at the limit of 4 GiB"),
     ],
 )
 def test_only_the_kernels_count_tells_one_kill_from_another(oom: str | None, reason: str) -> None:
@@ -71,7 +71,7 @@ def test_only_the_kernels_count_tells_one_kill_from_another(oom: str | None, rea
 def test_a_killed_data_worker_is_one_for_want_of_memory_if_the_kernel_says_so() -> None:
     assert (
         read("worker_killed", AT_LIMIT)
-        == "out of memory: the kernel killed a data worker at the limit of 4.0 GiB"
+        == "out of memory: the kernel killed a data worker at the limit of 4 GiB"
     )
     assert read("worker_killed", "").startswith("a data worker was killed by a person, the site or SLURM")
 

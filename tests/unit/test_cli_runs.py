@@ -88,6 +88,28 @@ def test_status_shows_the_failing_rank(make_run, slurm, capsys):
     assert "exit code 137 (failed)" in out
 
 
+def test_status_tells_why_and_what_to_do_also_of_restarts_in_place(make_run, slurm, capsys):
+    folder = make_run()
+    submit(folder)
+    start(folder)
+    left = {"rank": 3, "host": "node4", "exit_code": None, "signal": "SIGKILL", "reason": "out of memory: so"}
+    folder.failure_file(0).write_text(json.dumps(left))
+    for generation in range(7):
+        path = folder.log_dir(0) / f"failure-g{generation}.json"
+        path.write_text(json.dumps(left | {"rank": generation, "generation": generation, "time": 100.0}))
+    end(folder, "failed", code=1)
+    assert main(["status", "gpt"]) == 0
+    out = capsys.readouterr().out
+    assert "rank 3 on node4 was killed by SIGKILL: out of memory: so\n" in out
+    assert "Ask for more with mem_gb=" in out
+    assert [f"rank {rank} on" in out for rank in range(7)] == [False] * 2 + [True] * 5
+    assert "(2 more before)" in out
+    assert main(["status", "--json", "gpt"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["failure"]["reason"] == "out of memory: so"
+    assert [one["generation"] for one in found["restarted"]] == list(range(7))
+
+
 def test_status_names_the_nodes_that_the_run_avoids(make_run, slurm, capsys):
     folder = make_run()
     submit(folder)

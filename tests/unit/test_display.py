@@ -179,6 +179,12 @@ def test_what_a_program_of_ones_own_prints_is_shown_on_request(folder: RunFolder
 def test_a_node_that_failed_without_a_rank_is_told() -> None:
     from slurmddp.cli.display import Reading
 
+    told = {"event": "rank_failed", "rank": 1, "host": "n1", "reason": "out of memory: so", "generation": 0}
+    assert Reading(3).add_event(told) == "rank 1 on n1 failed: out of memory: so"
+    again = {"event": "restarted", "generation": 1, "step": 40}
+    assert Reading(3).add_event(again) == (
+        "the ranks begin again in place (generation 1); they had come to step 40"
+    )
     line = Reading(3).add_event({"event": "rank_failed", "rank": None, "host": "n1"})
     assert line == "the node n1 failed"
 

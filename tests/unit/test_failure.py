@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from slurmddp.errors import ConfigError, NoProgressError, RankFailure
 from slurmddp.launchers import failure
 from slurmddp.launchers.failure import Failure
+from slurmddp.runs.failures import read_failure, read_restarted
 from slurmddp.runs.folder import RunFolder
 
 
@@ -39,6 +42,59 @@ def test_the_first_failure_of_an_attempt_stands(folder: RunFolder) -> None:
     assert event == expected | {"generation": 0, "reason": ""}
 
 
+def test_the_failure_of_ranks_that_are_started_again_stands_beside_the_final_one(folder: RunFolder) -> None:
+    first, second = died(3, None, "SIGKILL", ("one",)), died(0)
+    assert failure.record(folder, 0, second, generation=1)
+    assert failure.record(folder, 0, first, generation=0)
+    assert failure.read(folder, 0) is None, "the attempt goes on"
+    assert [(one.rank, one.generation) for one in read_restarted(folder, 0)] == [(3, 0), (0, 1)]
+    assert [event["generation"] for event in folder.events()] == [1, 0]
+    assert failure.record(folder, 0, first)
+
+
+def test_a_record_of_an_earlier_version_still_reads(folder: RunFolder) -> None:
+    old = {"rank": 3, "local_rank": 1, "node_rank": 1, "host": "n1", "exit_code": None, "signal": "SIGKILL"}
+    folder.failure_file(0).write_text(json.dumps(old | {"time": 5.0, "last_lines": ["a"], "unheard": 1}))
+    found = failure.read(folder, 0)
+    assert found is not None
+    assert (found.rank, found.last_lines, found.reason, found.generation) == (3, ("a",), "", 0)
+    assert found.sentence.endswith("was killed by SIGKILL (often the kernel's out-of-memory killer)")
+
+
+def test_without_a_record_the_first_bad_end_of_a_rank_is_the_failure(folder: RunFolder) -> None:
+    """As when the agents are killed before they can say more than how their ranks ended."""
+    for rank, code, generation in ((1, -9, 0), (2, 0, 1), (0, -15, 1), (3, 1, 1)):
+        failure.write_exit(folder, 0, rank, code, generation)
+    found = read_failure(folder, 0)
+    assert found is not None
+    assert (found.rank, found.signal, found.generation) == (0, "SIGTERM", 1)
+    failure.record(folder, 0, died(3))
+    assert read_failure(folder, 0) == died(3)
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("batch.log", "srun: error: n1: task 0: Out Of Memory"),
+        ("batch.log", "srun ended with code 137."),
+        ("node-1.log", "slurmstepd: error: Detected 1 oom_kill event in StepId=4.0."),
+        ("node-1.log", "slurmstepd: error: Step 4.0 exceeded memory limit (3 > 2), being killed"),
+    ],
+)
+def test_an_agent_that_left_no_word_ran_out_of_memory_if_slurm_says_so(
+    folder: RunFolder, log: str, words: str
+) -> None:
+    (folder.log_dir(0) / "lost-node-1").write_text("n1\n")
+    (folder.log_dir(0) / log).write_text(f"{words}\n")
+    found = read_failure(folder, 0)
+    assert found is not None
+    if "ended with code" in words:
+        assert found.sentence == "the agent on n1 left no word: it was killed, or its host is gone"
+        return
+    assert found.sentence == "the agent on n1 was killed by SIGKILL: out of memory: SLURM tells of it"
+    assert "mem_gb=" in found.advice
+
+
 def test_a_half_written_record_is_not_there_yet(folder: RunFolder) -> None:
     folder.failure_file(0).write_text('{"rank": 1, "loc')
     assert failure.read(folder, 0) is None
@@ -57,6 +113,14 @@ def test_a_half_written_record_is_not_there_yet(folder: RunFolder) -> None:
         (
             Failure(rank=None, local_rank=None, node_rank=1, host="n2", exit_code=1, signal=None),
             "The agent of node 1 on n2 ended with exit code 1.",
+        ),
+        (
+            replace(died(2, None), reason="stalled in data for 312 s"),
+            "Rank 2 on n1 stalled in data for 312 s. The stacks of all ranks lie beside the logs.",
+        ),
+        (
+            replace(died(2, None), rank=None, node_rank=1, reason="lost node: no heartbeat for 10 s"),
+            "Node 1 (n1) was lost: no heartbeat for 10 s. Its host went down, or its network.",
         ),
     ],
 )

@@ -68,6 +68,23 @@ def test_the_failing_rank_comes_after_the_logs(folder):
     ]
 
 
+def test_what_ended_the_other_ranks_and_what_came_before_is_told_as_well(folder):
+    fill(folder)
+    left = {"rank": 3, "host": "node4", "exit_code": 1, "reason": "no space left: OSError", "generation": 1}
+    write(folder, 0, "failure.json", json.dumps(left))
+    write(folder, 0, "failure-g0.json", json.dumps({"rank": 1, "host": "node2", "signal": "SIGSEGV"}))
+    for rank, end in enumerate(
+        ({"signal": "SIGTERM"}, {"signal": "SIGTERM"}, {"exit_code": 75}, {"exit_code": 1})
+    ):
+        write(folder, 0, f"exit-rank-{rank}", json.dumps({"rank": rank, "host": "node4", **end}))
+    assert list(logs.snapshot(folder, 0, RANK_0, 0)) == [
+        "-- attempt 0: rank 1 on node2 was killed by SIGSEGV; the ranks began again in place",
+        "-- attempt 0: rank 3 on node4 ended with exit code 1: no space left: OSError",
+        "-- of the other ranks: 2 killed by SIGTERM, 1 exit code 75",
+        "-- Make room there, or ask for a larger quota.",
+    ]
+
+
 def test_where_no_rank_has_spoken_node_and_batch_do(folder):
     write(folder, 0, "rank-0.log", "")
     write(folder, 0, "node-0.log", "no module named mine\n")

@@ -98,7 +98,7 @@ def test_a_rise_is_told_with_the_limit_of_the_group_that_counts(tmp_path: Path) 
     watch = OomWatch(oom.counters(proc))
     assert watch.verdict() == ""
     (tmp_path / "cgroup/job/memory.events").write_text("oom_kill 6\n")
-    assert watch.verdict() == "at the limit of 3.0 GiB"
+    assert watch.verdict() == "at the limit of 3 GiB"
     watch.begin()
     assert watch.verdict() == "", "what an earlier generation of ranks died of is no reason of the next"
     (tmp_path / "cgroup/job/memory.events").unlink()
@@ -181,7 +181,7 @@ def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_told_as_that(
     found = failure.read(folder, 0)
     assert found is not None
     assert (found.rank, found.signal) == (1, "SIGKILL")
-    assert found.reason == "out of memory: the kernel killed it at the limit of 0.2 GiB"
+    assert found.reason == "out of memory: the kernel killed it at the limit of 0.186 GiB"
     assert "mem_gb=" in failure.describe(found)
 
 

@@ -217,6 +217,20 @@ def test_a_failed_run_shows_rank_host_and_last_lines(folder):
     assert "boom" in text
 
 
+def test_failures_after_which_the_ranks_began_again_are_listed(folder):
+    two_attempts(folder)
+    folder.log_dir(1).mkdir(parents=True)
+    assert "Begun again in place" not in page_of(folder).text
+    for generation, reason in enumerate(("out of memory: the kernel killed it", "")):
+        left = {"rank": generation, "host": "node4", "signal": "SIGKILL", "reason": reason, "time": 340.0}
+        path = folder.log_dir(1) / f"failure-g{generation}.json"
+        path.write_text(json.dumps(left | {"generation": generation}))
+    text = " ".join(page_of(folder).text.split())
+    assert "Begun again in place" in text
+    assert "Rank 0 on node4 was killed by SIGKILL: out of memory: the kernel killed it. Ask for more" in text
+    assert "attempt 1 Rank 1 on node4 was killed by SIGKILL" in text
+
+
 def test_a_run_without_metrics_has_a_page_too(folder):
     text = page_of(folder).text
     assert "preparing" in text
