@@ -77,6 +77,8 @@ class Hub:
         return [] if self._poll.closed else [self._poll.fileno()]
 
     def handle(self) -> list[tuple[int, Message]]:
+        if self._poll.closed:
+            return []
         now = self._awake.look()
         came, self._own = self._own, []
         # What has queued up is read before anybody is called silent.

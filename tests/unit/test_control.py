@@ -300,6 +300,18 @@ def test_a_farewell_is_heard_although_a_child_holds_a_copy(star):
     assert two.losses == []
 
 
+@pytest.mark.parametrize("farewell", [True, False])
+def test_a_closed_link_is_quiet(star, farewell):
+    two = star(running(2))
+    for node in (0, 1):
+        link = two.links[node]
+        link.close(farewell)
+        link.close(farewell)
+        link.send(0, word("nobody hears it"))
+        assert (link.handle(), link.descriptors()) == ([], [])
+        assert link.next_look() > 0.0
+
+
 def test_an_agent_is_woken_by_its_descriptors_alone(star):
     two = star(running(2))
     two.settle()
