@@ -19,20 +19,21 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from slurmddp.environments.detect import detect, require
 from slurmddp.environments.limits import read_limits
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, EXIT_USAGE, ConfigError, SlurmddpError
 from slurmddp.launchers import failure, linux
-from slurmddp.launchers.control import open_link
+from slurmddp.launchers.control import Link, open_link
 from slurmddp.launchers.crew import Crew, Work
-from slurmddp.launchers.events import Events
+from slurmddp.launchers.events import Events, Line
 from slurmddp.launchers.flight_recorder import FlightRecorder
-from slurmddp.launchers.generation import rules_of
+from slurmddp.launchers.generation import Rules, rules_of
 from slurmddp.launchers.hostless import put_back
 from slurmddp.launchers.keeper import Keeper
-from slurmddp.launchers.loop import AgentLoop, Line
+from slurmddp.launchers.loop import AgentLoop
 from slurmddp.launchers.node import PRELOAD, enter_project, import_for_all
 from slurmddp.launchers.ranks import Ranks
 from slurmddp.launchers.records import Records, say
@@ -40,6 +41,7 @@ from slurmddp.launchers.signals import STOP_SIGNALS, SignalInbox
 from slurmddp.launchers.trackers import tracker_environment
 from slurmddp.launchers.watch import Watch
 from slurmddp.node.ports import SECRET_VARIABLE
+from slurmddp.runs import checkpoint_writer
 from slurmddp.runs.fence import superseded
 from slurmddp.runs.folder import RunFolder
 
@@ -118,9 +120,31 @@ class Agent:
         rules = rules_of(config, self.node.nodes)
         require(self.node, nodes=rules.all_nodes, ranks_per_node=1)
         enter_project(self.folder, config.get("project_dir"))
+        ranks = Ranks(self._inbox)  # Before the line: a process that it starts would keep it open.
+        undo.callback(ranks.close)
         # It listens from here on, and is handled after the imports: who has not imported yet has not arrived.
         link = open_link(self.node, _secret(os.environ, self.node))
         undo.callback(link.close)
+        keeper = _keeper(link)
+        undo.callback(keeper.close)
+        ranks.in_child, ranks.on_other = lambda: link.close(farewell=False), keeper.ended
+        recorder = FlightRecorder(self._log_dir) if config.get("gpus_per_node") else None
+        if recorder is not None:
+            undo.callback(recorder.close)
+        crew = Crew(self._work(rules, entry, self._import(preload, rules), recorder), ranks, keeper)
+        watch = Watch(
+            (config.get("policy") or {}).get("stall_timeout_s"),
+            self._log_dir,
+            socket.gethostname(),
+            beats=crew.beats,
+            processes=crew.processes,
+            recorder=recorder,
+        )
+        line = Line(self.node, link, Events(self._inbox, link, keeper))
+        return AgentLoop(line, rules, crew, keeper, watch, self._records, read_limits(os.environ))
+
+    def _import(self, preload: Sequence[str], rules: Rules) -> float:
+        """Import for all ranks; return the seconds since this process was started."""
         if why := import_for_all(preload):
             say(f"{why}, so ranks are not forked: each imports for itself, which takes longer")
         imports_s = linux.age_s()
@@ -128,28 +152,17 @@ class Agent:
             f"node {self.node.node_rank} of {self.node.nodes} on {socket.gethostname()}, attempt "
             f"{self.attempt}: imports took {imports_s:.2f} s, ranks here: {rules.ranks_per_node}"
         )
+        return imports_s
+
+    def _work(self, rules: Rules, entry: str, imports_s: float, recorder: FlightRecorder | None) -> Work:
         common = tracker_environment(self.folder, os.environ)
-        recorder = FlightRecorder(self.folder.log_dir(self.attempt)) if config.get("gpus_per_node") else None
         if recorder is not None:
-            undo.callback(recorder.close)
             common |= recorder.environment(os.environ)
-        work = Work(self.folder, self.attempt, self.node, rules.ranks_per_node, entry, imports_s, common)
-        keeper = Keeper()
-        undo.callback(keeper.close)
-        ranks = Ranks(self._inbox, in_child=lambda: link.close(farewell=False), others=keeper.ended)
-        undo.callback(ranks.close)
-        crew = Crew(work, ranks, keeper)
-        events = Events(self._inbox, link, keeper)
-        watch = Watch(
-            (config.get("policy") or {}).get("stall_timeout_s"),
-            self.folder.log_dir(self.attempt),
-            socket.gethostname(),
-            beats=crew.beats,
-            processes=crew.processes,
-            recorder=recorder,
-        )
-        line = Line(self.node, link, events)
-        return AgentLoop(line, rules, crew, keeper, watch, self._records, read_limits(os.environ))
+        return Work(self.folder, self.attempt, self.node, rules.ranks_per_node, entry, imports_s, common)
+
+    @property
+    def _log_dir(self) -> Path:
+        return self.folder.log_dir(self.attempt)
 
     def _give_up(self, why: failure.Failure) -> int:
         """End the ranks, and say why this agent itself can't go on."""
@@ -159,6 +172,16 @@ class Agent:
         else:
             self._loop.give_up(why)
         return why.exit_code or EXIT_FAILED
+
+
+def _keeper(link: Link) -> Keeper:
+    """Return a keeper whose writers, which outlive an agent that is killed, don't keep its line open."""
+
+    def perform(descriptor: int, request: checkpoint_writer.Request) -> checkpoint_writer.Result:
+        link.close(farewell=False)
+        return checkpoint_writer.perform(descriptor, request)
+
+    return Keeper(perform)
 
 
 def _attempt_number(environ: Mapping[str, str]) -> int:

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
+from slurmddp.environments.rank_info import RankInfo
 from slurmddp.launchers.control import Link, Message
 from slurmddp.launchers.signals import SignalInbox
 
@@ -48,3 +49,12 @@ class Events:
         for other in self._others:
             other.handle()
         return Happened(self._inbox.read(), self._link.handle())
+
+
+@dataclass(frozen=True)
+class Line:
+    """Where the agent stands among the others, and how it hears of them and of all else."""
+
+    node: RankInfo
+    link: Link
+    events: Events

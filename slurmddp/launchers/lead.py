@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Protocol
 
 from slurmddp.errors import EXIT_CONFIG, EXIT_STOPPED
@@ -26,9 +25,7 @@ from slurmddp.launchers.failure import Failure
 from slurmddp.launchers.generation import Decision, Facts, Generation, Rules, choose_agents, decide
 from slurmddp.launchers.inquiry import Comparison, Inquiry, Verdict
 from slurmddp.launchers.stragglers import Straggler
-from slurmddp.runs.causes import LOST_NODE
-
-Message = dict[str, Any]
+from slurmddp.launchers.words import Message, as_failure, lost_node, names_of
 
 FIRST_NOTICE_S = 3.0
 """After this many seconds the agents that have not arrived are named, and then again and again."""
@@ -309,32 +306,3 @@ class Lead:
 
     def _order(self, agents: Sequence[int] | set[int], message: Message) -> None:
         self.orders += [(agent, message) for agent in sorted(agents, reverse=True)]
-
-
-def lost_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
-    """Return the failure of a node that is gone, as another one sees it."""
-    return Failure(
-        rank=None,
-        node_rank=agent,
-        host=hosts[agent],
-        exit_code=None,
-        signal=None,
-        time=round(time.time(), 3),
-        reason=f"{LOST_NODE}: {why}",
-    )
-
-
-def names_of(agents: Sequence[int], hosts: Sequence[str]) -> str:
-    """Return `node 3 (c07), node 4 (c08)`."""
-    shown = ", ".join(f"node {agent} ({hosts[agent]})" for agent in agents[:8])
-    return shown + (f" and {len(agents) - 8} more" if len(agents) > 8 else "")
-
-
-def as_facts(found: Failure) -> dict[str, Any]:
-    """Return a failure as it goes over the link."""
-    return asdict(found)
-
-
-def as_failure(facts: Mapping[str, Any]) -> Failure:
-    """Return a failure from what came over the link."""
-    return Failure(**{**facts, "last_lines": tuple(facts["last_lines"])})

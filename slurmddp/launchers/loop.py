@@ -8,30 +8,20 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from slurmddp.environments.limits import Limits, leave_at
-from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_STOPPED
 from slurmddp.launchers import failure, outcome
-from slurmddp.launchers.control import Link, Message
 from slurmddp.launchers.crew import Crew
-from slurmddp.launchers.events import Events
+from slurmddp.launchers.events import Line
 from slurmddp.launchers.failure import Failure
 from slurmddp.launchers.generation import Generation, Rules
 from slurmddp.launchers.keeper import Keeper
-from slurmddp.launchers.lead import (
-    FIRST_NOTICE_S,
-    LEFT_ALONE_S,
-    NOTICE_S,
-    Lead,
-    as_facts,
-    lost_node,
-    names_of,
-)
+from slurmddp.launchers.lead import FIRST_NOTICE_S, LEFT_ALONE_S, NOTICE_S, Lead
 from slurmddp.launchers.records import Records
 from slurmddp.launchers.watch import Watch
+from slurmddp.launchers.words import Message, as_facts, lost_node, names_of
 
 _KILL_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL for the ranks that outlive a failed one: time to end a write, not to save."""
@@ -39,15 +29,6 @@ _WRITING_S = 600.0
 """How long an agent whose ranks have ended waits for a checkpoint to be written."""
 _TICK_S = 1.0
 _STOPPING_TICK_S = 0.1
-
-
-@dataclass(frozen=True)
-class Line:
-    """Where the agent stands among the others, and how it hears of them and of all else."""
-
-    node: RankInfo
-    link: Link
-    events: Events
 
 
 class AgentLoop:

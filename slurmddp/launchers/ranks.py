@@ -40,14 +40,12 @@ class RankExit:
 class Ranks:
     """The ranks of one node that run, by pid; all methods belong to the thread that forks."""
 
-    def __init__(
-        self,
-        inbox: SignalInbox,
-        in_child: Callable[[], object] = lambda: None,
-        others: Callable[[int, int], object] = lambda pid, status: None,
-    ) -> None:
-        """`in_child` lets a fork go of what the agent has; `others` gets pid and status of other children."""
-        self._inbox, self._in_child, self._others = inbox, in_child, others
+    def __init__(self, inbox: SignalInbox) -> None:
+        self._inbox = inbox
+        self.in_child: Callable[[], object] = lambda: None
+        """Called in every fork, to let it go of what is the agent's."""
+        self.on_other: Callable[[int, int], object] = lambda pid, status: None
+        """Called with pid and status for every other child that has ended."""
         self.on_exit: Callable[[RankExit], object] = lambda ended: None
         """Called for every rank that has ended, also for those that were told to."""
         self._guardian = Guardian()
@@ -89,7 +87,7 @@ class Ranks:
 
     def _forget_agent(self) -> None:
         self._inbox.forget_in_child()
-        self._in_child()
+        self.in_child()
 
     def signal(self, sent: signal.Signals) -> None:
         """Send `sent` to every rank that runs, not to the processes that ranks have started."""
@@ -109,7 +107,7 @@ class Ranks:
                 ended.append(RankExit(self._running.pop(pid), os.waitstatus_to_exitcode(status)))
                 self.on_exit(ended[-1])
             else:
-                self._others(pid, status)
+                self.on_other(pid, status)
         return ended
 
     def end(self, grace_s: float) -> None:

@@ -23,7 +23,7 @@ STEPS = 12
 def train(
     path: Path, nodes: int, falls: dict[int, tuple[int, int]], in_memory: int, save_every: int
 ) -> RunFolder:
-    """Train on two ranks with the real agents; `falls` says in which of its steps a rank of a generation dies."""
+    """Train on two ranks with the real agents; `falls`: which rank of a generation dies in its which step."""
     settings = {"steps": STEPS, "batch_size": 2, "log_every": 1, "eval_every": 4, "eval_batches": 5}
     config = trainer_config(
         data={"_target_": "exact_jobs.Blurred", "size": 21, "heldout": 10},

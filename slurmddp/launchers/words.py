@@ -1,0 +1,43 @@
+"""What agents say to each other, and of each other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from slurmddp.launchers.control import Message
+from slurmddp.launchers.failure import Failure
+from slurmddp.runs.causes import LOST_NODE
+
+__all__ = ["Message", "as_facts", "as_failure", "lost_node", "names_of"]
+
+
+def lost_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
+    """Return the failure of a node that is gone, as another one sees it."""
+    return Failure(
+        rank=None,
+        node_rank=agent,
+        host=hosts[agent],
+        exit_code=None,
+        signal=None,
+        time=round(time.time(), 3),
+        reason=f"{LOST_NODE}: {why}",
+    )
+
+
+def names_of(agents: Sequence[int], hosts: Sequence[str]) -> str:
+    """Return `node 3 (c07), node 4 (c08)`."""
+    shown = ", ".join(f"node {agent} ({hosts[agent]})" for agent in agents[:8])
+    return shown + (f" and {len(agents) - 8} more" if len(agents) > 8 else "")
+
+
+def as_facts(found: Failure) -> dict[str, Any]:
+    """Return a failure as it goes over the link."""
+    return asdict(found)
+
+
+def as_failure(facts: Mapping[str, Any]) -> Failure:
+    """Return a failure from what came over the link."""
+    return Failure(**{**facts, "last_lines": tuple(facts["last_lines"])})
