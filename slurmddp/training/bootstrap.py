@@ -26,12 +26,13 @@ from slurmddp.node.interface import interface_towards
 from slurmddp.training.device import (
     choose_backend,
     choose_device,
-    choose_threads,
     device_identity,
     own_mig_device,
     visible_names,
 )
+from slurmddp.training.processors import take_cpus
 from slurmddp.training.rendezvous import open_store
+from slurmddp.training.variable import set_variable
 
 _log = logging.getLogger(__name__)
 _FAREWELL_S = 5.0
@@ -78,7 +79,7 @@ def start(
         chosen = choose_backend(backend, index, {"gloo", "nccl", *dist.Backend.backend_list})
         device = _take_device(info, index)
         place = Place(info, device, chosen if info.world_size > 1 else None, None, undo)
-        _set_threads(info, place.undo)
+        take_cpus(info, place.undo)
         if place.backend is None:
             return place
         store = _find_others(place, rendezvous_timeout_s, stopped)
@@ -113,7 +114,7 @@ def _choose_device(info: RankInfo, undo: contextlib.ExitStack) -> int | None:
     own = own_mig_device(info, os.environ)
     if own is None:
         return choose_device(info, os.environ, torch.cuda.device_count())
-    _set_variable("CUDA_VISIBLE_DEVICES", own, undo)
+    set_variable("CUDA_VISIBLE_DEVICES", own, undo)
     return 0 if torch.cuda.device_count() else None
 
 
@@ -124,17 +125,6 @@ def _take_device(info: RankInfo, index: int | None) -> torch.device:
     if info.gpus_on_node:
         _log.warning("SLURM granted %d GPU(s), but torch sees none: computing on the CPU", info.gpus_on_node)
     return torch.device("cpu")
-
-
-def _set_threads(info: RankInfo, undo: contextlib.ExitStack) -> None:
-    """Give this rank its share of the CPUs, unless a person chose a number by OMP_NUM_THREADS."""
-    alone = info.world_size == 1 and info.cpus is None
-    if alone or os.environ.get("OMP_NUM_THREADS"):
-        return
-    threads = choose_threads(info, len(os.sched_getaffinity(0)))
-    undo.callback(torch.set_num_threads, torch.get_num_threads())
-    torch.set_num_threads(threads)
-    _set_variable("OMP_NUM_THREADS", str(threads), undo)
 
 
 def _set_interface(info: RankInfo, undo: contextlib.ExitStack) -> None:
@@ -149,19 +139,7 @@ def _set_interface(info: RankInfo, undo: contextlib.ExitStack) -> None:
         return  # The meeting point is torchrun's own, and it says itself what is wrong with it.
     name = interface_towards(address.text)
     if name is not None:
-        _set_variable("GLOO_SOCKET_IFNAME", name, undo)
-
-
-def _set_variable(name: str, value: str, undo: contextlib.ExitStack) -> None:
-    undo.callback(_restore_variable, name, os.environ.get(name))
-    os.environ[name] = value
-
-
-def _restore_variable(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
+        set_variable("GLOO_SOCKET_IFNAME", name, undo)
 
 
 def _find_others(place: Place, timeout_s: float, stopped: Callable[[], bool]) -> dist.Store:

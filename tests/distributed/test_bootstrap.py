@@ -12,12 +12,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from slurmddp.environments.cpus import share_of
 from slurmddp.environments.detect import detect
 from slurmddp.environments.present import emulated_step, rank_environment, scrub
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError, MismatchError, SlurmddpError
 from slurmddp.node.ports import candidate_ports
-from slurmddp.training import bootstrap
+from slurmddp.node.processors import read_cpus
+from slurmddp.training import bootstrap, processors
 
 pytestmark = pytest.mark.distributed
 
@@ -255,3 +257,24 @@ def test_gpus_of_a_gloo_group_are_held_apart_too(monkeypatch):
         place = bootstrap.Place(TWO_LOCAL, torch.device(name), "gloo", None, contextlib.ExitStack())
         bootstrap._meet(place, dist.HashStore(), 1.0)
     assert asked == [torch.device("cuda:0")]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_ranks_of_an_agent_take_their_share_of_the_cpus_and_give_it_back(monkeypatch, together, caplog):
+    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", str(len(before)))
+    if together:
+        monkeypatch.setenv("SLURMDDP_GENERATION", "0")
+    else:
+        monkeypatch.delenv("SLURMDDP_GENERATION", raising=False)
+    info = RankInfo(environment="slurm", world_size=2, local_world_size=2, cpus=4 * len(before))
+    with contextlib.ExitStack() as undo:
+        processors.take_cpus(info, undo)
+        own = share_of(read_cpus(allowed=before), 0, 2) if together else before
+        assert os.sched_getaffinity(0) == own
+        assert int(os.environ["OMP_NUM_THREADS"]) == torch.get_num_threads() <= len(own)
+    assert os.sched_getaffinity(0) == before
+    assert (torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")) == (threads, None)
+    (warned,) = caplog.messages
+    assert f"SLURM promises {len(before) * (8 if together else 4)} CPU(s)" in warned

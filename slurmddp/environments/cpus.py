@@ -1,0 +1,135 @@
+"""Which processors each rank of a node takes, and with how many threads it computes; decisions about sets.
+
+An agent has all that SLURM gives to the job on its node, and so have the ranks that it starts. Left to the
+kernel they wander over sockets, and each starts as many threads as all of them together may run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from slurmddp.environments.rank_info import RankInfo
+
+BIND_VARIABLE = "SLURMDDP_BIND"
+"""`off`: ranks are left where they are."""
+_PERSONAL = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+"""Whoever sets one of these places threads alone."""
+
+
+@dataclass(frozen=True)
+class Cpus:
+    """The processors that a process may run on, and how they lie."""
+
+    allowed: frozenset[int]
+    numa: Mapping[int, int] = field(default_factory=dict)
+    """The NUMA node of a processor, where the machine tells."""
+    core: Mapping[int, int] = field(default_factory=dict)
+    """The first of the hyper-threads that share a processor's core; missing: it has its core to itself."""
+    quota: float | None = None
+    """For how many processors' time a control group lets it run, if there is such a limit."""
+
+    @property
+    def usable(self) -> int:
+        """How many of them can work at once."""
+        return max(1, len(self.allowed) if self.quota is None else min(len(self.allowed), int(self.quota)))
+
+    @property
+    def on_machine(self) -> int | None:
+        """How many the whole machine has, where it tells."""
+        return len(self.numa) or None
+
+    def cores(self) -> list[tuple[int, ...]]:
+        """Return the processors core by core, those of one NUMA node next to each other."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for cpu in sorted(self.allowed):
+            found.setdefault((self.numa.get(cpu, 0), self.core.get(cpu, cpu)), []).append(cpu)
+        return [tuple(found[place]) for place in sorted(found)]
+
+
+def parse_cpu_list(text: str) -> frozenset[int]:
+    """Return the numbers in a list as the kernel writes it, such as `0-3,8,10-11`."""
+    found: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+def may_bind(info: RankInfo, environ: Mapping[str, str], cpus: Cpus) -> bool:
+    """Whether the processors that this process may run on are for the ranks of its node, and theirs alone.
+
+    Without a control group or a binding by SLURM a process may run on all of the machine's, those of other
+    jobs included; two jobs that counted from the first would meet there, as would two runs on a laptop.
+    """
+    if environ.get(BIND_VARIABLE, "").lower() in ("off", "0", "no", "false"):
+        return False
+    text = environ.get("SLURM_CPUS_ON_NODE", "")
+    granted = int(text) if text.isdecimal() else 0
+    # More than there are: nodes of a sandbox, which share this machine.
+    confined = len(cpus.allowed) <= granted <= (cpus.on_machine or granted)
+    by_agent = "SLURMDDP_GENERATION" in environ and info.environment == "slurm" and not info.emulated
+    return by_agent and confined and not any(environ.get(name) for name in _PERSONAL)
+
+
+def share_of(cpus: Cpus, local_rank: int, ranks: int, gpu_numa: Sequence[int | None] = ()) -> frozenset[int]:
+    """Return the processors for one of a node's `ranks`: whole cores side by side, none that another has.
+
+    With `gpu_numa`, the NUMA nodes of the ranks' GPUs, each rank takes cores beside its GPU, if that leaves
+    none without. With more ranks than cores they share hyper-threads, with more than these, everything.
+    """
+    cores = cpus.cores()
+    if len(gpu_numa) == ranks and (beside := _beside_gpus(cpus, cores, gpu_numa)) is not None:
+        return _part(beside[gpu_numa[local_rank]], *_place_among(gpu_numa, local_rank))
+    if ranks > len(cores):
+        cores = [(cpu,) for core in cores for cpu in core]
+    return _part(cores, local_rank, ranks) or cpus.allowed
+
+
+def _beside_gpus(
+    cpus: Cpus, cores: Sequence[tuple[int, ...]], gpu_numa: Sequence[int | None]
+) -> Mapping[int | None, list[tuple[int, ...]]] | None:
+    """Return the cores of each NUMA node that has GPUs; None where one has fewer cores than ranks."""
+    wanted = Counter(gpu_numa)
+    found: dict[int | None, list[tuple[int, ...]]] = {node: [] for node in wanted}
+    for core in cores:
+        found.setdefault(cpus.numa.get(core[0]), []).append(core)
+    enough = None not in wanted and all(len(found[node]) >= ranks for node, ranks in wanted.items())
+    return found if enough else None
+
+
+def _place_among(gpu_numa: Sequence[int | None], local_rank: int) -> tuple[int, int]:
+    """Return which of the ranks beside one NUMA node's GPUs this is, and how many they are."""
+    beside = [rank for rank, node in enumerate(gpu_numa) if node == gpu_numa[local_rank]]
+    return beside.index(local_rank), len(beside)
+
+
+def _part(cores: Sequence[tuple[int, ...]], index: int, parts: int) -> frozenset[int]:
+    first, last = index * len(cores) // parts, (index + 1) * len(cores) // parts
+    return frozenset(cpu for core in cores[first:last] for cpu in core)
+
+
+def threads_on(cpus: Cpus, taken: Collection[int]) -> int:
+    """Return with how many threads to compute on processors: one per core, which hyper-threads only share."""
+    return max(1, len({cpus.core.get(cpu, cpu) for cpu in taken}))
+
+
+def shortage(info: RankInfo, cpus: Cpus, together: bool) -> str | None:
+    """Return one line for when fewer processors can be used than SLURM promises; None where they suffice.
+
+    `together`: they are for all ranks of the node, as under an agent, not for this one alone.
+    """
+    if info.cpus is None or info.emulated:
+        return None
+    asked = info.cpus * (info.local_world_size if together else 1)
+    if cpus.usable >= asked:
+        return None
+    if cpus.on_machine == cpus.usable:
+        limit, advice = "this machine has", "the configuration of its partition claims more than there is"
+    elif cpus.usable == len(cpus.allowed):
+        limit, advice = "the processes are bound to", "`srun` needs the job's `--cpus-per-task` too"
+    else:
+        limit, advice = "a control group (cpu.max) lets them use", "raise the limit of the container"
+    whom = "the ranks of this node" if together else "this rank"
+    return f"SLURM promises {asked} CPU(s) to {whom}, but {limit} {cpus.usable}: {advice}."

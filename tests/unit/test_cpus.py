@@ -1,0 +1,243 @@
+"""Which CPUs each rank takes: on machines that no test has, from what they tell about themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import pytest
+
+from slurmddp.environments.cpus import Cpus, may_bind, parse_cpu_list, share_of, shortage, threads_on
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.node.processors import numa_node_of, read_cpus
+
+RANK = RankInfo(environment="slurm", world_size=8, local_world_size=8, nodes=1, cpus=16)
+
+
+def machine(sockets: int, cores: int, *, smt: bool, numa_per_socket: int = 1) -> Cpus:
+    """Return a machine that numbers its cores first, and their second threads after all of them."""
+    real = sockets * cores
+    count = real * (2 if smt else 1)
+    size = cores // numa_per_socket
+    numa = {cpu: cpu % real // size for cpu in range(count)}
+    return Cpus(frozenset(range(count)), numa, {cpu: cpu % real for cpu in range(count)})
+
+
+TWO_SOCKETS = machine(2, 64, smt=True)
+EIGHT_NUMA = machine(1, 64, smt=False, numa_per_socket=8)
+LAPTOP = Cpus(frozenset({0, 1}))
+
+
+def numbers(text: str) -> frozenset[int]:
+    return parse_cpu_list(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("0-3,8,10-11\n", {0, 1, 2, 3, 8, 10, 11}), ("5", {5}), ("\n", set()), ("", set())],
+)
+def test_lists_of_the_kernel(text: str, found: set[int]) -> None:
+    assert parse_cpu_list(text) == found
+
+
+def test_eight_ranks_on_two_sockets_take_sixteen_whole_cores_each() -> None:
+    shares = [share_of(TWO_SOCKETS, rank, 8) for rank in range(8)]
+    assert shares[0] == numbers("0-15,128-143")
+    assert shares[4] == numbers("64-79,192-207"), "the second four are on the second socket"
+    assert [threads_on(TWO_SOCKETS, share) for share in shares] == [16] * 8
+    assert frozenset().union(*shares) == TWO_SOCKETS.allowed
+
+
+def test_eight_ranks_take_a_numa_node_each() -> None:
+    for rank in range(8):
+        share = share_of(EIGHT_NUMA, rank, 8)
+        assert {EIGHT_NUMA.numa[cpu] for cpu in share} == {rank}
+        assert len(share) == 8
+
+
+MANY = [
+    (TWO_SOCKETS, 3),
+    (EIGHT_NUMA, 5),
+    (LAPTOP, 1),
+    (LAPTOP, 2),
+    (Cpus(numbers("3,5-6,70,131-133"), TWO_SOCKETS.numa, TWO_SOCKETS.core), 4),
+    (machine(1, 4, smt=True), 6),
+]
+
+
+@pytest.mark.parametrize(("cpus", "ranks"), MANY)
+def test_no_two_ranks_share_a_cpu_and_none_is_left_over(cpus: Cpus, ranks: int) -> None:
+    shares = [share_of(cpus, rank, ranks) for rank in range(ranks)]
+    assert all(shares)
+    assert all(not one & other for one, other in itertools.combinations(shares, 2))
+    assert frozenset().union(*shares) == cpus.allowed
+    sizes = [threads_on(cpus, share) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_an_allocation_with_holes_is_dealt_out_by_cores() -> None:
+    cpus = Cpus(numbers("2-3,9,66-67,130,137"), TWO_SOCKETS.numa, TWO_SOCKETS.core)
+    assert cpus.cores() == [(2, 130), (3,), (9, 137), (66,), (67,)]
+    assert [sorted(share_of(cpus, rank, 2)) for rank in range(2)] == [[2, 3, 130], [9, 66, 67, 137]]
+    assert threads_on(cpus, share_of(cpus, 1, 2)) == 3
+
+
+def test_more_ranks_than_cpus_share_them_all() -> None:
+    assert [share_of(LAPTOP, rank, 3) for rank in range(3)] == [LAPTOP.allowed, {0}, {1}]
+    assert threads_on(LAPTOP, {0}) == 1
+
+
+def test_ranks_sit_beside_their_gpus() -> None:
+    gpus = [1, 1, 0, 0]
+    shares = [share_of(TWO_SOCKETS, rank, 4, gpus) for rank in range(4)]
+    assert [{TWO_SOCKETS.numa[cpu] for cpu in share} for share in shares] == [{1}, {1}, {0}, {0}]
+    assert frozenset().union(*shares) == TWO_SOCKETS.allowed
+
+
+@pytest.mark.parametrize("gpus", [[1, 1, 0, None], [1, 1, 1, 1, 0], [7, 7, 7, 7], [0, 0, 0, 0]])
+def test_gpus_that_would_leave_a_rank_without_cores_are_not_followed(gpus: list[int | None]) -> None:
+    cpus = Cpus(numbers("0,64-66"), TWO_SOCKETS.numa, TWO_SOCKETS.core)
+    assert [share_of(cpus, rank, 4, gpus) for rank in range(4)] == [{0}, {64}, {65}, {66}]
+
+
+AGENT = {"SLURMDDP_GENERATION": "0", "SLURM_CPUS_ON_NODE": "256"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "environ", "cpus", "bound"),
+    [
+        ({}, {}, TWO_SOCKETS, True),
+        ({}, {"SLURM_CPUS_ON_NODE": "8"}, Cpus(numbers("4-11"), TWO_SOCKETS.numa), True),
+        ({}, {"SLURM_CPUS_ON_NODE": "8"}, TWO_SOCKETS, False),  # SLURM confines nobody: others' CPUs too
+        ({}, {"SLURM_CPUS_ON_NODE": "512"}, TWO_SOCKETS, False),  # a sandbox's nodes share the machine
+        ({}, {"SLURM_CPUS_ON_NODE": ""}, TWO_SOCKETS, False),
+        ({}, {"SLURMDDP_BIND": "off"}, TWO_SOCKETS, False),
+        ({}, {"OMP_PROC_BIND": "close"}, TWO_SOCKETS, False),
+        ({"emulated": True}, {}, TWO_SOCKETS, False),
+        ({"environment": "torchrun"}, {}, TWO_SOCKETS, False),
+    ],
+)
+def test_ranks_are_bound_where_the_cpus_are_theirs_alone(
+    changes: dict[str, object], environ: dict[str, str], cpus: Cpus, bound: bool
+) -> None:
+    info = dataclasses.replace(RANK, **changes)  # type: ignore[arg-type]
+    assert may_bind(info, AGENT | environ, cpus) is bound
+
+
+def test_without_an_agent_srun_has_bound_the_tasks() -> None:
+    assert not may_bind(RANK, {"SLURM_CPUS_ON_NODE": "256"}, TWO_SOCKETS)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "together", "words"),
+    [
+        (machine(1, 128, smt=False), True, None),
+        (Cpus(numbers("0-15"), TWO_SOCKETS.numa), False, None),
+        (
+            Cpus(numbers("0"), TWO_SOCKETS.numa),
+            False,
+            "16 CPU(s) to this rank, but the processes are bound to 1: `srun`",
+        ),
+        (
+            Cpus(numbers("0-63"), TWO_SOCKETS.numa),
+            True,
+            "128 CPU(s) to the ranks of this node, but the processes are bo",
+        ),
+        (
+            machine(1, 64, smt=False),
+            True,
+            "128 CPU(s) to the ranks of this node, but this machine has 64: the config",
+        ),
+        (
+            dataclasses.replace(TWO_SOCKETS, quota=3.5),
+            True,
+            "a control group (cpu.max) lets them use 3: raise the l",
+        ),
+    ],
+)
+def test_fewer_cpus_than_promised_are_told_in_one_line(cpus: Cpus, together: bool, words: str | None) -> None:
+    line = shortage(RANK, cpus, together)
+    assert line is None if words is None else words in (line or "")
+
+
+def test_nothing_is_promised_by_who_says_nothing() -> None:
+    assert shortage(dataclasses.replace(RANK, cpus=None), LAPTOP, True) is None
+    assert shortage(dataclasses.replace(RANK, emulated=True), LAPTOP, True) is None
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+SYS = "sys/devices/system"
+V1, V2 = "sys/fs/cgroup/cpu", "sys/fs/cgroup"
+
+
+def test_a_machine_is_read(tmp_path: Path) -> None:
+    topology = {
+        f"{SYS}/cpu/cpu{cpu}/topology/thread_siblings_list": f"{cpu % 2},{cpu % 2 + 2}\n" for cpu in range(4)
+    }
+    nodes = {
+        f"{SYS}/node/node0/cpulist": "0,2\n",
+        f"{SYS}/node/node1/cpulist": "1,3\n",
+        f"{SYS}/node/online": "0-1",
+    }
+    device = {
+        "sys/bus/pci/devices/0000:3b:00.0/numa_node": "1\n",
+        "sys/bus/pci/devices/0000:3c:00.0/numa_node": "-1\n",
+    }
+    root = write(tmp_path, topology | nodes | device)
+    found = read_cpus(root, {0, 1, 3})
+    assert found == Cpus(frozenset({0, 1, 3}), {0: 0, 2: 0, 1: 1, 3: 1}, {0: 0, 1: 1, 3: 1})
+    assert [numa_node_of(f"0000:{bus}:00.0", root) for bus in ("3b", "3c", "3d")] == [1, None, None]
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        (
+            {
+                "proc/self/cgroup": "0::/job/step\n",
+                f"{V2}/job/cpu.max": "350000 100000\n",
+                f"{V2}/job/step/cpu.max": "max 100000\n",
+            },
+            3.5,
+        ),
+        ({"proc/self/cgroup": "0::/\n", f"{V2}/cpu.max": "200000 100000\n"}, 2.0),  # in a container
+        ({"proc/self/cgroup": "0::/../other\n", f"{V2}/cpu.max": "200000 100000\n"}, 2.0),
+        (
+            {
+                "proc/self/cgroup": "3:cpu,cpuacct:/j\n",
+                f"{V1}/j/cpu.cfs_quota_us": "50000\n",
+                f"{V1}/j/cpu.cfs_period_us": "100000\n",
+            },
+            0.5,
+        ),
+        (
+            {
+                "proc/self/cgroup": "3:cpu,cpuacct:/j\n",
+                f"{V1}/j/cpu.cfs_quota_us": "-1\n",
+                f"{V1}/j/cpu.cfs_period_us": "100000\n",
+            },
+            None,
+        ),
+        ({"proc/self/cgroup": "0::/gone\n"}, None),
+        ({}, None),
+    ],
+)
+def test_the_limit_of_control_groups_is_read(
+    tmp_path: Path, files: dict[str, str], quota: float | None
+) -> None:
+    found = read_cpus(write(tmp_path, files), {0, 1, 2, 3})
+    assert found.quota == quota
+    assert found.usable == (4 if quota is None else max(1, int(quota)))
+
+
+def test_this_machine_is_read() -> None:
+    found = read_cpus()
+    assert found.allowed
+    assert set(found.core) <= set(found.allowed)
