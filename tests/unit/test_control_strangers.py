@@ -92,7 +92,7 @@ def test_programs_that_hold_the_first_ports_are_passed_by(star, words):
             return two.met()
 
         two.until(met)
-        assert two.links[0]._listener.getsockname()[1] == ports_of(launch)[2]
+        assert two.links[0]._listener.getsockname()[1] in ports_of(launch)[2:]
 
 
 def call(two):
