@@ -21,6 +21,7 @@ from pathlib import Path
 from slurmddp.environments.present import emulated_step, scrub
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, ConfigError, RankFailure, SlurmddpError
 from slurmddp.launchers import failure, linux, outcome
+from slurmddp.launchers.oom import OomWatch
 from slurmddp.launchers.signals import SignalInbox
 from slurmddp.node.ports import SECRET_VARIABLE
 from slurmddp.runs.fence import superseded
@@ -78,6 +79,7 @@ class LocalRun:
         self._told_others = False
         self._step_before: int | None = None
         self._inbox: SignalInbox | None = None
+        self._oom = OomWatch()
         self._undo = ExitStack()
 
     def start(self) -> None:
@@ -114,6 +116,7 @@ class LocalRun:
         self._step_before = newest_step(self.folder)
         self._force_at = self._left_at = None
         self._told_others = False
+        self._oom.begin()
         self._secret = secrets.token_hex(16)
         self.folder.add_event(
             "started",
@@ -183,7 +186,7 @@ class LocalRun:
         """Let the agents of the other nodes see why, then end them."""
         if not self._killed:
             lines = failure.last_lines(self._node_log(node_rank))
-            found = failure.here(returncode, node_rank=node_rank, lines=lines)
+            found = failure.here(returncode, node_rank=node_rank, lines=lines, oom=self._oom.verdict())
             failure.record(self.folder, self.attempt, found)  # Without effect if the agent could say more.
         self._signal(signal.SIGTERM)
         self._force_at = time.monotonic() + _FORCE_AFTER_S

@@ -22,6 +22,7 @@ from typing import IO, NoReturn
 
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError
 from slurmddp.launchers import failure, linux, outcome
+from slurmddp.launchers.oom import OomWatch
 from slurmddp.launchers.signals import SignalInbox
 
 _KILL_GRACE_S = 1.0
@@ -128,6 +129,7 @@ class ScriptRun:
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._relays: dict[int, list[Relay]] = {}
         self._selector = selectors.DefaultSelector()
+        self._oom = OomWatch()
         self._stopped_by: signal.Signals | None = None
         self._failures: dict[int, failure.Failure] = {}
         self._end_at: float | None = None
@@ -200,7 +202,8 @@ class ScriptRun:
         errors = self._relays[rank][-1]
         errors.pump()
         lines = failure.tail_of(errors.tail.decode("utf-8", errors="replace"))
-        return failure.here(returncode, node_rank=0, rank=rank, local_rank=rank, lines=lines)
+        oom = self._oom.verdict()
+        return failure.here(returncode, node_rank=0, rank=rank, local_rank=rank, lines=lines, oom=oom)
 
     def _end_the_others(self) -> None:
         """End the ranks that outlive a failed one, once its cause is likely known."""
