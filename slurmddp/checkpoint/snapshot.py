@@ -66,10 +66,9 @@ class Snapshots:
         self,
         inherited: Sequence[int] = (),
         keep: Callable[[int, int], None] = lambda slot, descriptor: None,
-        available: Callable[[], int] = available_bytes,
     ) -> None:
         self._slots = [_Slot(descriptor) for descriptor in inherited]
-        self._keep, self._available = keep, available
+        self._keep = keep
         self._wanted = 2
         self._preparing: threading.Thread | None = None
         self._refused: NoMemory | None = None
@@ -171,7 +170,7 @@ class Snapshots:
         missing = self._wanted - len(self._slots)
         if missing <= 0:
             return
-        available = self._available()
+        available = available_bytes()
         copies = copies_that_fit(_rounded(size), available, missing)
         if copies < missing:
             self._wanted -= missing - copies
@@ -192,7 +191,7 @@ class Snapshots:
         if slot.view is not None and slot.capacity >= size:
             return slot.view
         more = _rounded(size) - os.fstat(slot.descriptor).st_size
-        available = self._available()
+        available = available_bytes()
         if more > 0 and copies_that_fit(more, available) == 0:
             raise NoMemory(
                 f"The state has grown by {size_text(more)}, and {size_text(available)} of memory are left: "

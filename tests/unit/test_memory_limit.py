@@ -1,0 +1,70 @@
+"""How much memory a copy may take, in control groups of both kinds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurmddp.node.memory_limit import available_bytes, copies_that_fit
+
+GB = 10**9
+
+
+def host(root: Path, available_gb: int, cgroup: str) -> None:
+    (root / "proc/self").mkdir(parents=True)
+    text = f"MemTotal: 99 kB\nMemAvailable: {available_gb * GB // 1024} kB\n"
+    (root / "proc/meminfo").write_text(text)
+    (root / "proc/self/cgroup").write_text(cgroup)
+
+
+def group(folder: Path, names: tuple[str, str, str], limit: str, used_gb: int, cache_gb: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names[0]).write_text(f"{limit}\n")
+    (folder / names[1]).write_text(f"{used_gb * GB}\n")
+    (folder / "memory.stat").write_text(f"anon 5\n{names[2]} {cache_gb * GB}\n")
+
+
+V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+V2 = ("memory.max", "memory.current", "inactive_file")
+
+
+@pytest.mark.parametrize(
+    ("names", "mount", "line"),
+    [
+        (V1, "sys/fs/cgroup/memory", "5:cpu:/\n4:memory,hugetlb:/slurm/job_7/step_0\n"),
+        (V2, "sys/fs/cgroup", "0::/slurm/job_7/step_0\n"),
+    ],
+    ids=["v1", "v2"],
+)
+def test_the_tightest_group_counts_with_what_it_would_give_back(
+    tmp_path: Path, names: tuple[str, str, str], mount: str, line: str
+) -> None:
+    host(tmp_path, 90, line)
+    top = tmp_path / mount
+    group(top / "slurm/job_7/step_0", names, "9223372036854771712" if names is V1 else "max", 3, 0)
+    group(top / "slurm/job_7", names, str(16 * GB), 12, 2)
+    group(top / "slurm", names, str(64 * GB), 60, 1)
+    assert available_bytes(tmp_path) == 5 * GB
+    group(top / "slurm/job_7", names, str(16 * GB), 12, 0)
+    assert available_bytes(tmp_path) == 4 * GB
+    group(top / "slurm/job_7", names, str(8 * GB), 12, 0)
+    assert available_bytes(tmp_path) == 0
+
+
+def test_without_groups_the_host_counts(tmp_path: Path) -> None:
+    host(tmp_path, 7, "0::/nowhere\n")
+    assert available_bytes(tmp_path) == 7 * GB // 1024 * 1024
+    (tmp_path / "proc/self/cgroup").unlink()
+    assert available_bytes(tmp_path) == 7 * GB // 1024 * 1024
+
+
+def test_this_host_has_some() -> None:
+    assert available_bytes() > 0
+
+
+@pytest.mark.parametrize(
+    ("size", "available", "copies"), [(10, 100, 2), (10, 22, 1), (10, 23, 2), (10, 11, 0), (10, 0, 0)]
+)
+def test_copies_leave_a_tenth(size: int, available: int, copies: int) -> None:
+    assert copies_that_fit(size, available) == copies

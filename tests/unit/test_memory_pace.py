@@ -1,0 +1,66 @@
+"""How often states are copied into memory: arithmetic that all ranks do alike."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmddp.training.memory_pace import FIRST_AFTER, SHARE, MemoryPace, steps_until_next
+
+durations = st.floats(1e-4, 100.0)
+
+
+@given(step_s=durations, cost_s=st.floats(1e-5, 100.0))
+def test_whatever_steps_and_copies_take_the_share_is_kept(step_s: float, cost_s: float) -> None:
+    """From the second copy on; the first one is what tells the cost."""
+    trained, spent, cost_before = FIRST_AFTER * step_s, 0.0, 0.01
+    for copy in range(8):
+        steps = steps_until_next((step_s, cost_before, spent, trained))
+        if copy > 1:
+            assert spent + cost_s <= SHARE * trained * (1 + 1e-6)
+        spent, cost_before = spent + cost_s, cost_s
+        trained += steps * step_s
+
+
+@given(step_s=durations, cost_s=durations, spent_s=durations, trained_s=durations)
+def test_dearer_copies_never_come_sooner(
+    step_s: float, cost_s: float, spent_s: float, trained_s: float
+) -> None:
+    usual = steps_until_next((step_s, cost_s, spent_s, trained_s))
+    assert 1 <= usual <= steps_until_next((step_s, 2 * cost_s, spent_s, trained_s))
+    assert usual <= steps_until_next((step_s, cost_s, 2 * spent_s, trained_s))
+
+
+def test_it_settles_at_the_share() -> None:
+    pace = MemoryPace("auto", keeps=True)
+    for _ in range(100_000):
+        if pace.step(0.01):
+            pace.copied(pace.figures, 0.004)
+    assert 0.8 * SHARE < pace.share <= SHARE
+
+
+def test_ranks_that_measure_otherwise_copy_at_the_same_steps() -> None:
+    ranks = [MemoryPace("auto", keeps=True) for _ in range(3)]
+    due = []
+    for step in range(2000):
+        answers = [pace.step(0.01 * (number + 1)) for number, pace in enumerate(ranks)]
+        assert len(set(answers)) == 1
+        if answers[0]:
+            due.append(step)
+            told = ranks[0].figures
+            for number, pace in enumerate(ranks):
+                pace.copied(told, 0.003 * (number + 1))
+    assert len(due) > 10
+    assert due[0] == FIRST_AFTER - 1
+
+
+def test_what_a_person_has_chosen_is_done() -> None:
+    fixed = MemoryPace(3, keeps=False)
+    due = []
+    for step in range(1, 10):
+        if fixed.step(0.001):
+            due.append(step)
+            fixed.copied(fixed.figures, 5.0)
+    assert due == [3, 6, 9]
+    for none in (MemoryPace(0, keeps=True), MemoryPace("auto", keeps=False)):
+        assert not any(none.step(1.0) for _ in range(100))
