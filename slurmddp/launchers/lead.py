@@ -60,7 +60,7 @@ class Lead:
         self._rules, self._hosts, self._record = rules, hosts, record
         self._begun, self._notice = now, now + FIRST_NOTICE_S
         self._phase = "joining"
-        self._present: set[int] = set()
+        self._present = {0}
         self._gone: set[int] = set()
         self._generation = Generation(-1, tuple(range(rules.nodes)))
         self._restarts, self._furthest = 0, -1
@@ -230,7 +230,7 @@ class Lead:
                 self._conclude()
         elif self._phase in ("running", "failing"):
             cause = failure.likely_first(self._fallen)
-            if self._phase == "running" and self._decide().restart:
+            if self._decide().restart:
                 self._phase, self._act_at = "stopping", None
                 self._awaited = set(self._generation.agents) - self._lost
                 self._order(self._awaited, {"kind": "stop", "generation": self._generation.number})
@@ -298,8 +298,9 @@ class Lead:
         if cause.exit_code == EXIT_CONFIG and self._shrunk is not None and self._step < 0:
             self._record.say("the ranks refuse to go on with fewer nodes")
             cause = self._shrunk  # The next attempt gets all of them again.
-        if self._generation.number >= 0:
-            self._record.say(f"{failure.describe(cause)} The attempt ends: {self._decide().why}.")
+        decision = self._decide()
+        why = "" if decision.restart or self._generation.number < 0 else f": {decision.why}"
+        self._record.say(f"{failure.describe(cause)} The attempt ends{why}.")
         self._record.failed(cause)
         self._phase = "leaving"
         self._order(self._present, {"kind": "end", "code": failure.node_code(cause)})

@@ -305,6 +305,18 @@ def test_a_stop_before_the_first_ranks_lets_all_leave() -> None:
     assert [message for _, message in attempt.lead.orders] == [{"kind": "leave", "code": 75}] * 2
 
 
+def test_a_stop_that_came_while_modules_were_imported_lets_node_0_leave() -> None:
+    attempt = Attempt()
+    assert attempt.hear(0, "stopping", generation=-1) == to_all("leave", 0)
+
+
+def test_a_loss_that_shows_a_moment_later_is_the_cause_and_no_matter_of_progress() -> None:
+    attempt = Attempt(spare_nodes=1).begin()
+    lost_peer = as_facts(fallen(0, rank=0, code=1, lines=LOST_PEER))
+    assert attempt.hear(0, "fell", step=-1, failures=[lost_peer]) == []
+    assert attempt.hear(1, "lost", why="connection closed") == to_all("stop", 0, 2)
+
+
 def test_a_run_that_a_person_has_ended_does_not_begin_again() -> None:
     attempt = Attempt().begin()
     attempt.notes.over = True
