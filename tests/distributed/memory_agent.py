@@ -23,6 +23,7 @@ import torch._dynamo  # DDP would import it, in each rank.
 from slurmddp.environments.detect import detect
 from slurmddp.environments.present import emulated_step, rank_environment
 from slurmddp.launchers.keeper import Keeper
+from slurmddp.node import memory
 from slurmddp.node.channel import CHANNEL_VARIABLE
 from slurmddp.node.memory import MEMORY_VARIABLE
 
@@ -86,7 +87,7 @@ def main(folder: Path) -> dict[str, Any]:
     found["undisturbed"] = run(fresh, memory_jobs.train_on, str(folder / "none"), 9)
     keepers = [Keeper() for _ in range(NODES)]
     run(keepers, memory_jobs.killed_in_the_copy, str(folder / "a"), 5)
-    found["held"] = [keeper.newest_step() for keeper in keepers]
+    found["held"] = [[memory.newest_step([fd]) for fd in keeper.memory_fds()] for keeper in keepers]
     found["memory"] = run(keepers, memory_jobs.train_on, str(folder / "a"), 9)
     found["another root"] = run(keepers, memory_jobs.train_on, str(folder / "other"), 5)
     run(keepers, memory_jobs.killed_in_the_copy, str(folder / "a"), 5)

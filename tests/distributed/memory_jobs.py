@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +37,20 @@ class Loop:
     def objects(self) -> dict[str, Any]:
         return {"model": self.model, "optimizer": self.optimizer, "progress": self.progress}
 
+        self._batches = self._endless()
+
+    def _endless(self) -> Iterator[Any]:
+        while True:
+            yield from self.loader
+
     def train(self, until: int) -> None:
         while self.step < until:
-            for inputs, targets in self.loader:
-                self.d.backward(nn.functional.cross_entropy(self.model(inputs), targets))
-                self.optimizer.step()
-                self.optimizer.zero_grad()
-                self.step += 1
-                self.progress["note"] = f"step {self.step}"
-                if self.step == until:
-                    break
+            inputs, targets = next(self._batches)
+            self.d.backward(nn.functional.cross_entropy(self.model(inputs), targets))
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.step += 1
+            self.progress["note"] = f"step {self.step}"
 
     def result(self) -> dict[str, Any]:
         model = self.d.unwrap(self.model)
@@ -70,12 +75,14 @@ def killed_in_the_copy(root: str, step: int) -> None:
     with Distributon(seed=1) as d:
         d.launch()
         loop = Loop(d)
-        loop.train(step)
-        d.memory_save(root, step, **loop.objects)
+        loop.train(step - 1)
+        d.memory_save(root, step - 1, **loop.objects)
         if d._saves is not None:
             d._saves._snapshots._join()  # The first time, the memory is taken beside the training.
+        d.memory_save(root, step - 1, **loop.objects)
+        loop.train(loop.step + 1)
         d.memory_save(root, step, **loop.objects)
-        loop.train(step + 1)
+        loop.train(loop.step + 1)
         d.barrier()
         real, left = snapshot._copy_one, [3]
 
