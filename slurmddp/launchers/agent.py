@@ -204,7 +204,7 @@ def _secret(environ: Mapping[str, str], node: RankInfo) -> str:
 
 def _refusal(error: SlurmddpError, *, node_rank: int) -> failure.Failure:
     lines = failure.tail_of(f"{error.message}\n{error.hint}")
-    return failure.here(error.exit_code, node_rank=node_rank, lines=lines)
+    return failure.here(error.exit_code, node_rank=node_rank, lines=lines, reason=error.message)
 
 
 def _try_report(report: Report, folder: RunFolder, code: int) -> None:

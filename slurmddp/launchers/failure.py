@@ -68,6 +68,7 @@ def here(
     `oom` is what `OomWatch.verdict` says.
     """
     code, name = split_status(returncode)
+    reason = reason or reason_of(code, name, lines, oom)
     return Failure(
         rank=rank,
         local_rank=local_rank,
@@ -77,7 +78,7 @@ def here(
         signal=name,
         time=round(time.time(), 3),
         last_lines=tuple(lines)[-LAST_LINES:],
-        reason=reason or reason_of(code, name, lines, oom),
+        reason=reason if reason.endswith("...") else reason.removesuffix("."),
         generation=generation,
     )
 
