@@ -1,4 +1,4 @@
-"""Nodes that fail under a run, on a real SLURM with a stub inside: its next attempts run elsewhere."""
+"""Nodes that fail under a run, on a real SLURM: its next attempts run elsewhere, or the job goes on."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from stub_runs import ENDLESS, Run, starter
+from train_project import Command, make_project
+from train_project import Run as Training
 
 from slurmddp.environments.hostlist import expand
 from slurmddp.launchers.submitter import build
@@ -129,3 +131,39 @@ def test_a_run_whose_only_node_failed_does_not_stay_on_it_when_it_is_given_it_ag
     assert node not in nodes_of(run, 1)
     assert node in excluded_by(failing, run.job_id)
     finish(run)
+
+
+def hosts_of(run: Training, attempt: int) -> list[str]:
+    return list(expand(run.events("started")[attempt]["nodes"]))
+
+
+def test_trainings_outlive_a_node_whose_place_a_spare_takes_and_the_first_node(
+    failing: Sandbox, tmp_path: Path
+) -> None:
+    """The second job is put back by the agent that is left: SLURM would leave it as it is."""
+    command = Command(make_project(tmp_path / "project"), failing.environment())
+    common = ["nodes=2", "ranks_per_node=1", "train.steps=30", "train.save_every=5"]
+    common += ["+data.delay_s=0.05", "+cluster.sbatch.exclusive=true"]
+    spared = command.submit("spared", *common, "spare_nodes=1")
+    headless = command.submit("headless", *common, "elastic=true")
+    spared.wait("checkpoint", lambda: spared.events("saved"))
+    headless.wait("checkpoint", lambda: headless.events("saved"))
+    lost, first = hosts_of(spared, 0)[1], hosts_of(headless, 0)[0]
+    for node in (lost, first):
+        failing.kill_node(node, with_jobs=True)
+    for run in (spared, headless):
+        run.wait("end", lambda run=run: run.events("ended"))
+    for node in (lost, first):
+        failing.restore_node(node)
+
+    for run, attempt in ((spared, 0), (headless, 1)):
+        assert [(end["attempt"], end["outcome"]) for end in run.events("ended")] == [(attempt, "finished")]
+    assert spared.checkpoint()["state.safetensors"] == headless.checkpoint()["state.safetensors"]
+    assert spared.losses() == headless.losses()
+    assert [(event["generation"], event["spare"]) for event in spared.events("restarted")] == [(1, [2])]
+    assert [line["node"] for line in spared.records("excluded.jsonl")] == [lost]
+
+    assert [event["restart_count"] for event in headless.events("started")] == [0, 1]
+    assert first not in hosts_of(headless, 1)
+    agent_log = (headless.folder / "logs/attempt-0/node-1.log").read_text()
+    assert f"SLURM has lost {first}, on which the batch script of job {headless.job_id} ran." in agent_log
