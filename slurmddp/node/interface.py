@@ -1,4 +1,4 @@
-"""Which network interface gloo should use on this machine.
+"""Which network interface gloo should use on this machine, and whether one that a person named can be right.
 
 Left alone, gloo resolves this machine's own name, which on many systems is 127.0.1.1, and then waits on
 loopback for peers on other nodes. The route that the kernel itself takes to rank 0 is the right one. NCCL
@@ -12,11 +12,53 @@ import fcntl
 import ipaddress
 import socket
 import struct
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from slurmddp.errors import MismatchError
+
+GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"
+_NCCL_VARIABLE = "NCCL_SOCKET_IFNAME"
+_LOOPBACK = "lo"
 _SIOCGIFCONF = 0x8912
 _IFREQ_BYTES = 40
 _NAME_BYTES = 16
+
+
+def check_named(environ: Mapping[str, str], backend: str | None, nodes: int, here: Collection[str]) -> None:
+    """Raise MismatchError if the environment names interfaces that can't be used; `here`: this machine's.
+
+    gloo would fail without the name of the interface, NCCL wait for minutes for ranks on other `nodes`.
+    """
+    gloo = [name.strip() for name in environ.get(GLOO_VARIABLE, "").split(",") if name.strip()]
+    if missing := [name for name in gloo if name not in here]:
+        raise _unusable(GLOO_VARIABLE, environ, f"there is no {missing[0]}", here)
+    if nodes > 1 and _LOOPBACK in gloo:
+        raise _unusable(GLOO_VARIABLE, environ, f"loopback leads to none of the other {nodes} nodes", here)
+    asked = environ.get(_NCCL_VARIABLE, "") if backend == "nccl" else ""
+    chosen = nccl_choice(asked, here)
+    if asked and not chosen:
+        raise _unusable(_NCCL_VARIABLE, environ, "it fits no interface", here)
+    if asked and nodes > 1 and set(chosen) == {_LOOPBACK}:
+        raise _unusable(_NCCL_VARIABLE, environ, f"loopback leads to none of the other {nodes} nodes", here)
+
+
+def nccl_choice(asked: str, here: Collection[str]) -> list[str]:
+    """Return the interfaces that NCCL takes for `eth,ib` (begins so), `=eth0` (is that), `^docker` (not so)."""
+    exclude, exact = asked.startswith("^"), asked.lstrip("^").startswith("=")
+    names = [name for name in asked.lstrip("^").removeprefix("=").split(",") if name]
+
+    def fits(interface: str) -> bool:
+        return any(interface == name if exact else interface.startswith(name) for name in names)
+
+    return sorted(interface for interface in here if fits(interface) != exclude)
+
+
+def _unusable(variable: str, environ: Mapping[str, str], why: str, here: Collection[str]) -> MismatchError:
+    return MismatchError(
+        f"{variable}={environ[variable]!r} can't be used on {socket.gethostname()}: {why}.",
+        hint=f"Interfaces here are {', '.join(sorted(here))}. Unset {variable} to let it be looked for.",
+    )
 
 
 def interface_towards(address: str) -> str | None:

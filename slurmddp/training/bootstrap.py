@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ import torch.distributed as dist
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError, SlurmddpError
 from slurmddp.node.address import LOOPBACK, find_rank_zero
-from slurmddp.node.interface import interface_towards
+from slurmddp.node.interface import GLOO_VARIABLE, check_named, interface_towards
 from slurmddp.training.device import (
     choose_backend,
     choose_device,
@@ -127,9 +128,13 @@ def _take_device(info: RankInfo, index: int | None) -> torch.device:
     return torch.device("cpu")
 
 
-def _set_interface(info: RankInfo, undo: contextlib.ExitStack) -> None:
-    """Name gloo the interface that leads to the others, unless a person named one."""
-    if os.environ.get("GLOO_SOCKET_IFNAME"):
+def _set_interface(place: Place) -> None:
+    """Name gloo the interface that leads to the others, unless a person named one that can be right."""
+    info = place.info
+    # Nodes that share this machine meet on its loopback.
+    nodes = 1 if info.emulated or (info.master_addr or "").startswith("127.") else info.nodes
+    check_named(os.environ, place.backend, nodes, [name for _, name in socket.if_nameindex()])
+    if os.environ.get(GLOO_VARIABLE):
         return
     try:
         address = LOOPBACK if info.nodes == 1 else find_rank_zero(info)[0]
@@ -139,11 +144,11 @@ def _set_interface(info: RankInfo, undo: contextlib.ExitStack) -> None:
         return  # The meeting point is torchrun's own, and it says itself what is wrong with it.
     name = interface_towards(address.text)
     if name is not None:
-        set_variable("GLOO_SOCKET_IFNAME", name, undo)
+        set_variable(GLOO_VARIABLE, name, place.undo)
 
 
 def _find_others(place: Place, timeout_s: float, stopped: Callable[[], bool]) -> dist.Store:
-    _set_interface(place.info, place.undo)
+    _set_interface(place)
     return open_store(place.info, timeout_s, stopped=stopped)
 
 

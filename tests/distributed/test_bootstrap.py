@@ -278,3 +278,10 @@ def test_ranks_of_an_agent_take_their_share_of_the_cpus_and_give_it_back(monkeyp
     assert (torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")) == (threads, None)
     (warned,) = caplog.messages
     assert f"SLURM promises {len(before) * (8 if together else 4)} CPU(s)" in warned
+
+
+def test_an_interface_that_is_not_there_is_refused_before_anybody_waits(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "surely0")
+    info = RankInfo(environment="slurm", world_size=2, local_world_size=2, launch_id="1.0.0")
+    with pytest.raises(MismatchError, match=r"GLOO_SOCKET_IFNAME='surely0' can't be used on .*no surely0"):
+        bootstrap.start(info, backend="gloo", rendezvous_timeout_s=600)

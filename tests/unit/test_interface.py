@@ -5,7 +5,14 @@ import socket
 import psutil
 import pytest
 
-from slurmddp.node.interface import interface_towards, interface_with, source_address
+from slurmddp.errors import MismatchError
+from slurmddp.node.interface import (
+    check_named,
+    interface_towards,
+    interface_with,
+    nccl_choice,
+    source_address,
+)
 
 
 def own_addresses():
@@ -47,3 +54,58 @@ def test_an_address_of_nobody_here_is_on_no_interface(address):
 def test_what_is_no_address_is_refused():
     with pytest.raises(ValueError, match="not an address"):
         source_address("not an address")
+
+
+HERE = ["lo", "eth0", "ib0", "ib1", "docker0"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen"),
+    [
+        ("", []),
+        ("eth0", ["eth0"]),
+        ("ib", ["ib0", "ib1"]),
+        ("ens,ib1", ["ib1"]),
+        ("=ib", []),
+        ("=ib0,eth0", ["eth0", "ib0"]),
+        ("^docker,lo", ["eth0", "ib0", "ib1"]),
+        ("^=ib0", ["docker0", "eth0", "ib1", "lo"]),
+        ("^lo,eth,ib,docker", []),
+    ],
+)
+def test_nccl_takes_interfaces_by_their_begin(asked, chosen):
+    assert nccl_choice(asked, HERE) == chosen
+
+
+@pytest.mark.parametrize(
+    ("environ", "backend", "nodes"),
+    [
+        ({}, "nccl", 4),
+        ({"GLOO_SOCKET_IFNAME": "eth0"}, "gloo", 4),
+        ({"GLOO_SOCKET_IFNAME": "eth0, ib0"}, "nccl", 4),
+        ({"GLOO_SOCKET_IFNAME": "lo"}, "gloo", 1),
+        ({"NCCL_SOCKET_IFNAME": "^lo,docker"}, "nccl", 4),
+        ({"NCCL_SOCKET_IFNAME": "lo"}, "nccl", 1),
+        ({"NCCL_SOCKET_IFNAME": "bond0"}, "gloo", 4),  # set for GPU nodes, and not read on this one
+    ],
+)
+def test_interfaces_that_can_be_right_are_left_to_the_person(environ, backend, nodes):
+    check_named(environ, backend, nodes, HERE)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "nodes", "words"),
+    [
+        ("GLOO_SOCKET_IFNAME", "eth1", 1, "there is no eth1"),
+        ("GLOO_SOCKET_IFNAME", "eth0,bond0", 2, "there is no bond0"),
+        ("GLOO_SOCKET_IFNAME", "lo", 2, "loopback leads to none of the other 2 nodes"),
+        ("NCCL_SOCKET_IFNAME", "bond", 1, "it fits no interface"),
+        ("NCCL_SOCKET_IFNAME", "=ib", 2, "it fits no interface"),
+        ("NCCL_SOCKET_IFNAME", "lo", 2, "loopback leads to none of the other 2 nodes"),
+    ],
+)
+def test_interfaces_that_are_wrong_are_refused_with_those_that_there_are(variable, value, nodes, words):
+    with pytest.raises(MismatchError, match=words) as caught:
+        check_named({variable: value}, "nccl", nodes, HERE)
+    assert f"{variable}={value!r} can't be used on" in caught.value.message
+    assert "docker0, eth0, ib0, ib1, lo" in caught.value.hint
