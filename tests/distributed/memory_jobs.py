@@ -32,12 +32,11 @@ class Loop:
         x, y = batch_of(0, 64)
         self.loader = d.setup_dataloader(DataLoader(TensorDataset(x, y), batch_size=2, shuffle=True))
         self.progress: dict[str, Any] = {"note": "begun"}
+        self._batches = self._endless()
 
     @property
     def objects(self) -> dict[str, Any]:
         return {"model": self.model, "optimizer": self.optimizer, "progress": self.progress}
-
-        self._batches = self._endless()
 
     def _endless(self) -> Iterator[Any]:
         while True:
