@@ -44,7 +44,7 @@ def check_named(environ: Mapping[str, str], backend: str | None, nodes: int, her
 
 
 def nccl_choice(asked: str, here: Collection[str]) -> list[str]:
-    """Return the interfaces that NCCL takes for `eth,ib` (begins so), `=eth0` (equals), `^docker` (not so)."""
+    """Return the interfaces NCCL takes for `eth,ib` (begins so), `=eth0` (equals), `^docker` (not so)."""
     exclude, exact = asked.startswith("^"), asked.lstrip("^").startswith("=")
     names = [name for name in asked.lstrip("^").removeprefix("=").split(",") if name]
 
