@@ -90,6 +90,15 @@ def test_one_in_a_collective_that_nobody_else_joins() -> None:
     assert "ranks 0-1, 3: waiting at loop.py:41 in step" in why(found, first)
 
 
+def test_of_two_places_the_one_with_fewer_ranks_is_the_odd_one() -> None:
+    late = (*BARRIER[:2], "/home/me/loop.py:95 in train", BARRIER[3])
+    assert named(report(0), report(1), report(2, stack=late), report(3)) == 2
+
+
+def test_who_waits_for_others_is_not_named_while_one_does_something_else() -> None:
+    assert named(report(0, phase="data", stack=BARRIER), report(1, stack=SLEEPS)) == 1
+
+
 def test_of_two_in_different_collectives_the_one_behind_is_named() -> None:
     assert named(report(0, stack=BARRIER), report(1)) == 0
     assert named(report(0), report(1, stack=BARRIER)) == 1
@@ -118,7 +127,7 @@ def test_phases_in_the_order_of_the_loop(behind: str, ahead: str) -> None:
 
 def test_a_rank_that_was_stopped_by_a_signal_is_the_one() -> None:
     stopped = report(1, state="T", stack=())
-    found = [report(0, stack=SLEEPS), stopped]
+    found = [report(0, phase="data", stack=SLEEPS), stopped]
     assert first_stopped(found) is stopped
     assert "has been stopped by a signal (SIGSTOP)" in why(found, stopped)
 

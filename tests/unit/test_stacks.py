@@ -89,7 +89,9 @@ def test_a_process_that_hangs_shows_where(rank, page: Pulse, act: Callable[[], N
 def test_asked_twice_it_answers_twice(rank, page: Pulse) -> None:
     pid = rank(hang_in_python)
     first = ask_until(pid, page, lambda found: "hang_in_python" in str(found.stack[:1]))
-    assert ask(pid, page).stack == first.stack
+    second = ask(pid, page)
+    assert second.stack == first.stack
+    assert second.text.count("most recent call first") == 1
 
 
 def fork_a_worker_and_hang() -> None:

@@ -60,6 +60,7 @@ def test_where_the_forward_pass_waits_for_others_the_wait_for_data_tells() -> No
 def test_even_ranks_and_small_differences_are_not_told() -> None:
     assert told(*(after(rank) for rank in range(4))) is None
     assert told(after(0), after(1), after(2, forward=0.55)) is None
+    assert told(*(after(rank, step=3.0, wait=2.2 if rank == 1 else 2.0) for rank in range(4))) is None
     # Twice as long as the others, and yet next to nothing of the step.
     assert told(after(0, forward=0.02), after(1, forward=0.02), after(2, forward=0.04)) is None
 
