@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,8 +48,10 @@ def processes_of(run: Run) -> list[psutil.Process]:
 
 
 def ranks_of(run: Run) -> list[psutil.Process]:
+    """Return the agents' children that lead a process group in their agent's session."""
     processes = processes_of(run)
-    return [process for process in processes if process.info["ppid"] in {other.pid for other in processes}]
+    below = [process for process in processes if process.info["ppid"] in {other.pid for other in processes}]
+    return [one for one in below if os.getpgid(one.pid) == one.pid != os.getsid(one.pid)]
 
 
 def occupy(command: Command, seconds: int = 2) -> None:
@@ -134,13 +137,18 @@ def test_a_job_at_its_time_limit_comes_back_and_ends_with_the_same_bits(
 
 
 def test_a_killed_rank_fails_the_job_and_is_named(command: Command) -> None:
-    run = command.submit("killed", "nodes=2", STEPS, UNHURRIED, "policy.max_restarts=0")
+    never = ["policy.max_restarts=0", "policy.max_restarts_in_place=0"]
+    run = command.submit("killed", "nodes=2", STEPS, UNHURRIED, *never)
     run.wait_step(5)
     ranks_of(run)[0].kill()
     run.wait("end", lambda: run.events("ended"))
     assert run.events("ended")[-1]["outcome"] == "failed"
     failure = json.loads((run.folder / "logs/attempt-0/failure.json").read_text())
     assert failure["signal"] == "SIGKILL"
+    logs = run.folder / "logs/attempt-0"
+    assert {(logs / f"exit-node-{node}").read_text() for node in (0, 1)} == {"1\n"}
+    assert json.loads((logs / f"exit-rank-{failure['rank']}").read_text())["signal"] == "SIGKILL"
+    assert len(list(logs.glob("exit-rank-*"))) == 4
     told = command("status", run.folder.name, code=None)
     assert f"rank {failure['rank']}" in told
     assert failure["host"] in told
@@ -148,7 +156,7 @@ def test_a_killed_rank_fails_the_job_and_is_named(command: Command) -> None:
 
 
 def test_a_killed_rank_is_retried_after_progress(command: Command, undisturbed: Run) -> None:
-    retry = ["policy.max_restarts=1", "train.save_every=5"]
+    retry = ["policy.max_restarts=1", "policy.max_restarts_in_place=0", "train.save_every=5"]
     run = command.submit("retried", "nodes=2", STEPS, UNHURRIED, *retry)
     run.wait("checkpoint", lambda: run.events("saved"))
     run.wait_step(7)
