@@ -130,7 +130,14 @@ def disk(here: Surroundings) -> Iterable[Finding]:
     if here.info.rank == 0:
         yield from _run_disk(here)
     if here.info.local_rank == 0:
-        yield from _node_disk(here, Path(tempfile.gettempdir()))
+        named = os.environ.get("TMPDIR")
+        if named and not Path(named).is_dir():
+            text = f"TMPDIR is {named}, which is no folder there: {tempfile.gettempdir()} is used instead."
+            hint = "Unset it where you submit, or make the folder in the cluster file's setup lines."
+            yield Finding(check="disk", node=here.node, text=text, hint=hint, blames=NOBODY)
+            named = None
+        # Python itself would pass over a TMPDIR that it can't write to.
+        yield from _node_disk(here, Path(named or tempfile.gettempdir()))
 
 
 def _run_disk(here: Surroundings) -> Iterable[Finding]:

@@ -72,9 +72,9 @@ def with_a_full_run_disk(folder: str) -> tuple[str, int, str]:
     return fly(folder)
 
 
-def with_a_disk_that_refuses(folder: str, rank: int) -> tuple[str, int, str]:
+def with_tmpdir(folder: str, rank: int, named: str) -> tuple[str, int, str]:
     if _is_me(rank):
-        preflight_checks.tempfile.gettempdir = lambda: "/proc"
+        os.environ["TMPDIR"] = named
     return fly(folder)
 
 

@@ -116,12 +116,18 @@ def test_a_check_that_raises_has_found_something(run: RunFolder) -> None:
 
 
 def test_a_disk_that_refuses_is_the_nodes_and_a_full_run_folder_everybodys(run: RunFolder) -> None:
-    for kind, _, said in fly(run, preflight_jobs.with_a_disk_that_refuses, 1):
+    for kind, _, said in fly(run, preflight_jobs.with_tmpdir, 1, "/proc"):
         assert kind == "UnfitNodeError"
         assert "n2: /proc (TMPDIR) can't be written to" in said
     for kind, _, said in fly(run, preflight_jobs.with_a_full_run_disk):
         assert kind == "SlurmddpError"
         assert "17 bytes are free in the run folder; a training should find 104.9 MB." in said
+
+
+def test_a_tmpdir_that_is_not_there_is_warned_of(run: RunFolder) -> None:
+    assert fly(run, preflight_jobs.with_tmpdir, 1, "/login/node") == [("", 0, "")] * 2
+    told = [event["text"] for event in events(run, "warned")]
+    assert any("n2: TMPDIR is /login/node, which is no folder there" in text for text in told)
 
 
 def test_a_node_from_which_other_numbers_come_is_named(run: RunFolder) -> None:

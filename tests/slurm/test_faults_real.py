@@ -78,10 +78,10 @@ class Model(GPT):
             torch.distributed.recv(torch.zeros(1), src=0, tag=77)
         return super().forward(tokens)
 '''
-LATE = """#!/bin/sh
-# The interpreter of the agents: that of node 1 comes {what}.
+OWN_PYTHON = """#!/bin/sh
+# The interpreter of the agents: on node 1 it comes late, or finds something wrong.
 if [ "$SLURM_NODEID" = 1 ] && [ "$SLURMDDP_ATTEMPT" = 0 ]; then
-    {wait}
+    {first}
 fi
 exec "{python}" "$@"
 """
@@ -124,10 +124,10 @@ def faults(trap: Path) -> list[str]:
     return [*SAVING, *own, "train.steps=30", "train.memory_save_every=1"]
 
 
-def late_python(command: Command, what: str, wait: str) -> str:
-    """Return the override that makes the agent of node 1 come late."""
-    script = command.project / "late-python"
-    script.write_text(LATE.format(what=what, wait=wait, python=sys.executable))
+def beforehand(command: Command, first: str) -> str:
+    """Return the override that makes the agent of node 1 do something first, in the first attempt."""
+    script = command.project / "own-python"
+    script.write_text(OWN_PYTHON.format(first=first, python=sys.executable))
     script.chmod(0o755)
     return f"cluster.python={script}"
 
@@ -162,7 +162,7 @@ def test_one_attempt_outlives_a_late_agent_a_killed_rank_and_ranks_that_stand_st
         folder.mkdir()
     for fault in ("killed", "data", "python", "collective"):
         (whole / fault).touch()
-    python = late_python(command, "once it has been missed", UNTIL_MISSED)
+    python = beforehand(command, UNTIL_MISSED)
     patient = ["policy.stall_timeout_s=4", "policy.max_restarts_in_place=50"]
     run = command.submit("faulty", *faults(trap), *patient, python)
     command("train", "+cluster=sandbox", "launcher=local", "name=whole", *SMALL, *faults(whole))
@@ -210,6 +210,24 @@ def test_agents_notice_a_cut_link_before_slurm_does_and_the_job_goes_on_elsewher
     faulty.restore_node(cut)
 
 
+def test_a_node_that_the_preflight_finds_unfit_is_left_out_of_the_next_attempt(
+    faulty: Sandbox, command: Command
+) -> None:
+    """Its folder for temporary files can't be written to; nothing has been trained by then."""
+    own = beforehand(command, "export TMPDIR=/proc")
+    run = command.submit("unfit", "preflight=on", "train.steps=3", *SAVING, own)
+    run.wait_finished()
+    assert [(end["exit_code"], end["next"]) for end in run.events("ended")] == [(76, "requeue"), (0, "none")]
+    unfit = nodes_of(run, 0)[1]
+    assert unfit not in nodes_of(run, 1)
+    (entry,) = run.records("excluded.jsonl")
+    assert (entry["node"], "TMPDIR" in entry["reason"]) == (unfit, True)
+    first, second = run.events("preflight")
+    assert first["failed"][0].startswith(f"{unfit}: /proc (TMPDIR) can't be written to")
+    assert second["failed"] == []
+    assert f"{unfit}: /proc (TMPDIR)" in log_of(run, "failure.json")
+
+
 @pytest.mark.slow
 def test_a_job_whose_node_goes_down_is_put_back_without_it(faulty: Sandbox, command: Command) -> None:
     run = command.submit("down", "train.steps=100000", *SAVING)
@@ -224,7 +242,7 @@ def test_a_job_whose_node_goes_down_is_put_back_without_it(faulty: Sandbox, comm
 
 @pytest.mark.slow
 def test_an_agent_that_comes_a_minute_late_is_named_in_seconds_and_waited_for(command: Command) -> None:
-    run = command.submit("late", "train.steps=3", *SAVING, late_python(command, "a minute late", "sleep 60"))
+    run = command.submit("late", "train.steps=3", *SAVING, beforehand(command, "sleep 60"))
     run.wait("name of the missing node", lambda: "waiting for node 1 (" in log_of(run, "node-0.log"), 50)
     assert "attempt 0" not in log_of(run, "node-1.log"), "it sleeps still"
     run.wait_finished()
