@@ -55,7 +55,9 @@ class Life:
             self.first = (time, 1 if step is None else step)
         elif kind == "saved" and self.first is not None and step is not None:
             since = max(self.first[0], self.saves[-1][1] if self.saves else 0.0)
-            self.saves.append((max(since, time - (moment_of(event.get("seconds")) or 0.0)), time, step))
+            # Training has gone on while the rest was written.
+            until = max(since, time - (moment_of(event.get("written_s")) or 0.0))
+            self.saves.append((max(since, until - (moment_of(event.get("seconds")) or 0.0)), until, step))
         elif kind in ("signalled", "rank_failed") and self.first is not None:
             self.left = min(self.left, time)
 

@@ -53,6 +53,16 @@ FINISHED = [
 ]
 
 
+def test_what_is_written_beside_the_training_does_not_stop_it():
+    beside = [*FINISHED[:4], {**saved(160, 12), "written_s": 6.0}, *FINISHED[4:]]
+    found = account(beside, now=1e6)
+    assert found.parts == {"training": 36, "saving": 6, "starting": 20, "ending": 3, "queued": 10}
+    killed = [*FINISHED[:3], event("rank_failed", 141, 0), {**saved(146, 10), "written_s": 6.0}]
+    killed += [ended(147, "failed", next_="resubmit"), started(150, 1), event("resumed", 151, 1, step=10)]
+    parts = account(killed, now=151).parts
+    assert (parts["training"], parts["saving"], parts.get("lost", 0)) == (8, 2, 1), "the copy was done at 140"
+
+
 def test_an_undisturbed_run():
     found = account(FINISHED, now=1e6)
     assert found.parts == {"training": 38, "saving": 4, "starting": 20, "ending": 3, "queued": 10}
