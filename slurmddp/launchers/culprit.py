@@ -15,6 +15,7 @@ from typing import Any
 from slurmddp.launchers.stacks import RankStacks
 from slurmddp.launchers.watchdog import Watchdog
 from slurmddp.node.pulse import Beat
+from slurmddp.runs.causes import STALLED
 
 ORDER = (
     "starting",
@@ -180,21 +181,21 @@ def _short(frame: str) -> str:
 
 
 def why(found: Iterable[RankReport], first: RankReport) -> str:
-    """Return the sentences that name the rank, what it does, who waits for it, and where it stands."""
+    """Return what is to be said of `first`: what it does, for how long, who waits for it, where it stands."""
     others = sorted((one for one in found if one.rank != first.rank), key=lambda one: one.rank)
-    text = f"Rank {first.rank} on {first.host} {_does(first)} for {first.seconds:.0f} s"
+    text = f"{STALLED}: {_does(first)} for {first.seconds:.0f} s"
     text += f" (step {first.step + 1})" if first.step >= 0 else ""
-    if waits(first):
-        text += f", in a collective that not all have joined, at {place(first)}"
     if others:
-        text += f"; {_who(others)}: {_where(others)}"
-    return text + "." + _stands_at(first)
+        text += f", while {_who(others)} {_where(others)}"
+    return text + _stands_at(first)
 
 
 def _does(first: RankReport) -> str:
     if first.state == "T":
-        return "has been stopped by a signal (SIGSTOP)"
-    return f"has been {_DOING[first.phase]}"
+        return "stopped by a signal (SIGSTOP)"
+    if waits(first):
+        return f"in a collective that not all have joined, at {place(first)},"
+    return _DOING[first.phase]
 
 
 def _who(others: Sequence[RankReport]) -> str:
@@ -213,24 +214,26 @@ def _ranges(ranks: Sequence[int]) -> str:
 
 
 def _where(others: Sequence[RankReport]) -> str:
-    """Return what most of the others do."""
+    """Return what most of the others do, as a verb of theirs."""
+    verb = "waits" if len(others) == 1 else "wait"
     if all(waits(one) for one in others):
         (where, count), *_ = Counter(place(one) for one in others).most_common()
-        return f"waiting at {where}" if count == len(others) else f"waiting, most of them at {where}"
+        return f"{verb} at {where}" if count == len(others) else f"{verb}, most of them at {where}"
     (phase, count), *_ = Counter(one.phase for one in others).most_common()
-    return _DOING[phase] if count == len(others) else f"{_DOING[phase]} (most of them)"
+    doing = f"{'is' if len(others) == 1 else 'are'} {_DOING[phase]}"
+    return doing if count == len(others) else f"{doing} (most of them)"
 
 
 def _stands_at(first: RankReport) -> str:
     text = ""
     if first.worker:
-        text += f" Its loader worker stands at {_short(first.worker[0])}."
+        text += f"; its loader worker stands at {_short(first.worker[0])}"
     elif first.stack and not waits(first):
-        text += f" It stands at {_short(first.stack[0])}"
+        text += f"; it stands at {_short(first.stack[0])}"
         own = place(first)
-        text += f", called from {own}." if own != _short(first.stack[0]) else "."
+        text += f", called from {own}" if own != _short(first.stack[0]) else ""
     elif not first.stack and first.state != "T":
-        text += " It did not answer when it was asked for its stack."
+        text += "; it did not answer when it was asked for its stack"
     if first.state == "D":
-        text += " It hangs in the kernel (state D), as a rule in a file system that does not answer."
+        text += "; the kernel holds it (state D), as a rule for a file system that does not answer"
     return text

@@ -20,7 +20,6 @@ from slurmddp.launchers.stragglers import (
     pace_line,
     straggler,
 )
-from slurmddp.runs.causes import STALLED
 
 _REPORTS_S = 15.0
 """How long agents may take to report: each waits eight seconds at most for its ranks' stacks."""
@@ -31,12 +30,8 @@ class Verdict:
     """A rank that holds up all others."""
 
     report: RankReport
-    sentence: str
-
-    @property
-    def reason(self) -> str:
-        """What to record as the cause of a failure."""
-        return f"{STALLED}: {self.sentence}"
+    reason: str
+    """What to record as the cause of a failure."""
 
 
 class Inquiry:

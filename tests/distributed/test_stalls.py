@@ -128,7 +128,7 @@ def logs(folder: RunFolder) -> str:
 
 @pytest.mark.parametrize(
     ("how", "nodes", "phase", "place"),
-    [("forward", 2, "step", "It stands at rank_program.py"), ("data", 1, "data", "Its loader worker stands")],
+    [("forward", 2, "step", "it stands at rank_program.py"), ("data", 1, "data", "its loader worker stands")],
 )
 def test_a_rank_that_hangs_is_named_and_the_ranks_begin_again(
     tmp_path: Path, how: str, nodes: int, phase: str, place: str
@@ -140,9 +140,9 @@ def test_a_rank_that_hangs_is_named_and_the_ranks_begin_again(
     assert stalled["seconds"] >= 2
     (fallen,) = of_kind(folder, "rank_failed")
     assert fallen["rank"] == 1
-    assert fallen["reason"].startswith("stalled: Rank 1 on ")
+    assert fallen["reason"].startswith("stalled: ")
     assert place in fallen["reason"]
-    assert "rank 0: waiting at rank_program.py" in fallen["reason"]
+    assert "rank 0 waits at rank_program.py" in fallen["reason"]
     (restarted,) = of_kind(folder, "restarted")
     assert restarted["generation"] == 1
     for rank in (0, 1):
@@ -159,8 +159,7 @@ def test_a_slow_rank_is_told_and_a_stall_after_which_nothing_begins_again_is_the
     found = failure.read(folder, 0)
     assert found is not None
     assert found.rank == 1
-    assert found.reason.startswith("stalled: Rank 1 on ")
-    assert "in a collective that not all have joined, at rank_program.py" in found.reason
+    assert found.reason.startswith("stalled: in a collective that not all have joined, at rank_program.py")
     assert any("in barrier" in line for line in found.last_lines)
     assert not of_kind(folder, "restarted")
     slow = of_kind(folder, "straggler")[-1]

@@ -67,8 +67,8 @@ def test_one_that_waits_for_data_holds_up_those_that_wait_for_gradients() -> Non
     first = first_stopped(found)
     assert first is found[3]
     assert why(found, first) == (
-        "Rank 3 on n1 has been waiting for data for 94 s (step 121); ranks 0-2: waiting at loop.py:41 in "
-        "step. Its loader worker stands at dataset.py:41 in get."
+        "stalled: waiting for data for 94 s (step 121), while ranks 0-2 wait at loop.py:41 in step; "
+        "its loader worker stands at dataset.py:41 in get"
     )
 
 
@@ -77,8 +77,8 @@ def test_one_that_hangs_in_python_holds_up_the_others_of_the_same_step() -> None
     first = first_stopped(found)
     assert first is found[1]
     assert why(found, first) == (
-        "Rank 1 on n0 has been in its step for 400 s (step 121); ranks 0, 2: waiting at loop.py:41 in step. "
-        "It stands at model.py:12 in forward."
+        "stalled: in its step for 400 s (step 121), while ranks 0, 2 wait at loop.py:41 in step; "
+        "it stands at model.py:12 in forward"
     )
 
 
@@ -86,8 +86,10 @@ def test_one_in_a_collective_that_nobody_else_joins() -> None:
     found = [report(0), report(1), report(2, stack=BARRIER), report(3)]
     first = first_stopped(found)
     assert first is found[2]
-    assert "in a collective that not all have joined, at loop.py:88 in train" in why(found, first)
-    assert "ranks 0-1, 3: waiting at loop.py:41 in step" in why(found, first)
+    assert why(found, first) == (
+        "stalled: in a collective that not all have joined, at loop.py:88 in train, for 400 s (step 121), "
+        "while ranks 0-1, 3 wait at loop.py:41 in step"
+    )
 
 
 def test_of_two_places_the_one_with_fewer_ranks_is_the_odd_one() -> None:
@@ -129,14 +131,16 @@ def test_a_rank_that_was_stopped_by_a_signal_is_the_one() -> None:
     stopped = report(1, state="T", stack=())
     found = [report(0, phase="data", stack=SLEEPS), stopped]
     assert first_stopped(found) is stopped
-    assert "has been stopped by a signal (SIGSTOP)" in why(found, stopped)
+    assert why(found, stopped).startswith(
+        "stalled: stopped by a signal (SIGSTOP) for 400 s (step 121), while"
+    )
 
 
 def test_one_that_the_kernel_holds_is_told() -> None:
     found = [report(0), report(1, state="D", stack=(), phase="data")]
     assert first_stopped(found) is found[1]
     assert "did not answer" in why(found, found[1])
-    assert "hangs in the kernel (state D)" in why(found, found[1])
+    assert "the kernel holds it (state D)" in why(found, found[1])
 
 
 def test_nobody_has_stopped_while_the_one_they_wait_for_gets_on() -> None:
@@ -162,7 +166,7 @@ def test_a_rank_in_a_debugger_holds_everybody_up_in_peace() -> None:
 def test_one_rank_alone() -> None:
     found = [report(0, stack=SLEEPS)]
     assert why(found, found[0]) == (
-        "Rank 0 on n0 has been in its step for 400 s (step 121). It stands at model.py:12 in forward."
+        "stalled: in its step for 400 s (step 121); it stands at model.py:12 in forward"
     )
 
 

@@ -62,7 +62,7 @@ def test_who_has_stopped_follows_from_the_reports_of_all() -> None:
     verdict = inquiry.verdict(101.0)
     assert verdict is not None
     assert verdict.report.rank == 2
-    assert verdict.reason.startswith("stalled: Rank 2 on n0 has been waiting for data for 400 s")
+    assert verdict.reason.startswith("stalled: waiting for data for 400 s")
     assert inquiry.verdict(102.0) is None
     assert inquiry.next_look is None
 

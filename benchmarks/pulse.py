@@ -1,0 +1,59 @@
+"""Measures what a step costs that is shown to the agent: everything of it, without the step.
+
+    python benchmarks/pulse.py [--rounds N]
+
+Prints microseconds of CPU time, as the median over the rounds: of a step (`should_stop`, a batch, `backward`,
+the optimizer's), and of a sign of life in work of one's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from slurmddp.node.pulse import Pulse
+from slurmddp.training.progress import Progress
+
+STEPS = 100_000
+
+
+def steps() -> None:
+    progress = Progress(Pulse.create())
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    progress.follow(optimizer)
+    (complete,) = optimizer._optimizer_step_post_hooks.values()
+    for _ in progress.batches(iter(range(STEPS)), torch.device("cpu")):
+        progress.step_begins()
+        progress.backward_begins()
+        complete(optimizer, (), {})
+
+
+def signs() -> None:
+    progress = Progress(Pulse.create())
+    for _ in range(STEPS):
+        progress.alive("evaluating")
+
+
+def microseconds(run: Callable[[], None], rounds: int) -> float:
+    found = []
+    for _ in range(rounds):
+        started = time.process_time()
+        run()
+        found.append(1e6 * (time.process_time() - started) / STEPS)
+    return statistics.median(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What showing a step to the agent costs.")
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    print(f"a step: {microseconds(steps, rounds):.2f} us")
+    print(f"a sign of life: {microseconds(signs, rounds):.2f} us")
+
+
+if __name__ == "__main__":
+    main()
