@@ -49,6 +49,7 @@ class Shape:
             "train.eval_batches=4",
             "train.sample_chars=0",
             "policy.max_restarts=100000",
+            "policy.max_restarts_in_place=0",  # each fault is to show that the job comes back
             "policy.exclude_failed_h=0",  # two nodes of three can't go without one that failed once
             "policy.signal_lead_s=20",
         ]
