@@ -112,6 +112,10 @@ SLURM_LAYOUTS = {
         {"job_id": "100_0", "launch_id": "100.1.0"},
     ),
     "after two requeues": (step("1", "n1", 0, 0, 0, SLURM_RESTART_COUNT="2"), {"launch_id": "100.1.2"}),
+    "the third set of ranks that an agent has started": (
+        step("1", "n1", 0, 0, 0, SLURMDDP_LAUNCH_ID="again", SLURMDDP_GENERATION="2"),
+        {"launch_id": "100.1.0.again.g2"},
+    ),
     "told apart further by the launcher": (
         step("1", "n1", 0, 0, 0, SLURMDDP_LAUNCH_ID="again"),
         {"launch_id": "100.1.0.again"},

@@ -126,3 +126,8 @@ def test_scrub_does_not_change_what_it_is_given():
     environ = {"SLURM_JOB_ID": "1"}
     scrub(environ)
     assert environ == {"SLURM_JOB_ID": "1"}
+
+
+def test_what_an_agent_gives_its_ranks_reaches_no_other_job():
+    own = ["GENERATION", "SECRET", "PULSE_FD", "CHANNEL_FD", "MEMORY_FDS", "IMPORTS_S"]
+    assert scrub({f"SLURMDDP_{name}": "1" for name in own}) == {}
