@@ -39,7 +39,10 @@ LIMITS_S = {
 }
 """How long a phase may go without a sign of life before anything is known; others may go for ever."""
 START_UP = frozenset({"meeting", "loading", "first_step"})
-"""Phases for which a person's time-out, meant for the training, is never shorter than the usual limit."""
+"""Phases for which a person's time-out, meant for the training, is never shorter than the usual limit.
+
+So it is for all that comes before a rank's first step: its first batch, a test save.
+"""
 _TIMES_THE_LONGEST = 10.0
 _ABOVE_THE_LONGEST_S = 1500.0
 _TIMES_THE_FIRST = 2.0
@@ -115,7 +118,8 @@ class Watchdog:
             return None
         usual = LIMITS_S[beat.phase]
         if self._timeout_s is not None:
-            return max(usual, self._timeout_s) if beat.phase in START_UP else self._timeout_s
+            starts = beat.phase in START_UP or beat.steps == 0
+            return max(usual, self._timeout_s) if starts else self._timeout_s
         longest = self._longest.get(beat.phase, 0.0)
         learnt = min(_TIMES_THE_LONGEST * longest, longest + _ABOVE_THE_LONGEST_S)
         if beat.phase == "step":  # Usually the first is the longest; on a slow machine it is the measure.

@@ -96,7 +96,7 @@ def run_agents(
 ) -> tuple[RunFolder, list[int]]:
     folder = make_run(tmp_path, PROGRAM.format(how=how), nodes=nodes, ranks_per_node=ranks_per_node)
     config = yaml.safe_load(folder.config_file.read_text())
-    folder.config_file.write_text(yaml.safe_dump(config | {"policy": {"stall_timeout_s": 2, **policy}}))
+    folder.config_file.write_text(yaml.safe_dump(config | {"policy": {"stall_timeout_s": 4, **policy}}))
     folder.log_dir(0).mkdir(parents=True)
     folder.attempts_file.touch()
     script = folder.path / "start_agent.py"
@@ -137,7 +137,7 @@ def test_a_rank_that_hangs_is_named_and_the_ranks_begin_again(
     assert codes == [0] * nodes, logs(folder)
     (stalled,) = of_kind(folder, "stalled")
     assert (stalled["rank"], stalled["phase"], stalled["generation"]) == (1, phase, 0), logs(folder)
-    assert stalled["seconds"] >= 2
+    assert stalled["seconds"] >= 4
     (fallen,) = of_kind(folder, "rank_failed")
     assert fallen["rank"] == 1
     assert fallen["reason"].startswith("stalled: ")

@@ -126,6 +126,8 @@ def test_a_persons_limit_holds_for_the_training_and_not_for_its_start() -> None:
     stall = clock.wait(5, {0: clock.working(STEP)})
     assert stall is not None
     assert (stall.limit_s, stall.phase) == (2.0, "step")
+    first_batch = clock.working(replace(STEP, phase="data", step=-1, steps=0))
+    assert clock.wait(LIMITS_S["data"] - 5, {0: first_batch}) is None
     longer = Clock(Watchdog(10_000.0))
     assert longer.wait(9000, {0: replace(STEP, phase="first_step")}) is None
 
