@@ -173,16 +173,18 @@ class _DeviceClock(_ForwardClock):
     def __init__(self) -> None:
         self._events: tuple[Any, Any] = (_event(), _event())
         self._passes = 0
-        self._ended = self._begun = False
+        self._ended = self._begun = self._runs = False
 
     def start(self) -> None:
+        self._runs = True
         if not self._begun:
             self._events[0].record()
             self._begun, self._ended, self._passes = True, False, 0
 
     def stop(self) -> float:
-        if not self._begun:
+        if not self._runs:
             return 0.0
+        self._runs = False
         self._passes += 1
         if not self._ended:
             self._events[1].record()

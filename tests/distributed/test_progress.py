@@ -15,6 +15,7 @@ from trainer_runs import make_run, trainer_config
 from slurmddp import Distributon
 from slurmddp.errors import ConfigError
 from slurmddp.node.pulse import PULSE_VARIABLE, Pulse
+from slurmddp.training.progress import Progress
 from slurmddp.training.trainer import train
 
 pytestmark = pytest.mark.distributed
@@ -198,3 +199,35 @@ def test_work_of_ones_own_can_show_that_it_gets_on(page: Pulse) -> None:
         assert page.read().since > first.since
         with pytest.raises(ConfigError, match="none that is known"):
             distributon.alive("thinking")
+
+
+class Event:
+    """One of a GPU's events: what it is asked of that is not done yet would make the rank wait."""
+
+    now, done = 0.0, False
+
+    def record(self) -> None:
+        self.at = Event.now
+
+    def query(self) -> bool:
+        return Event.done
+
+    def elapsed_time(self, end: Event) -> float:
+        assert Event.done
+        return 1000 * (end.at - self.at)
+
+
+def test_forward_passes_on_a_gpu_are_measured_without_waiting_for_it(
+    page: Pulse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slurmddp.training.progress._event", Event)
+    monkeypatch.setattr(Event, "now", 0.0)
+    monkeypatch.setattr(Event, "done", False)
+    progress = Progress(Pulse.attach({PULSE_VARIABLE: str(page.descriptor)}))
+    for number, _ in enumerate(progress.batches(iter(range(7)), torch.device("cuda")), 1):
+        Event.now += 0.25
+        Event.done = number >= 4
+        progress.backward_begins()
+        progress.backward_begins()  # A second loss of the same batch is no further pass.
+    # The first was done when the fourth ended, and stands for four; the fifth for itself and the sixth.
+    assert page.read().forward_s == pytest.approx(6 * 0.25)
