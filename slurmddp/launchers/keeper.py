@@ -61,14 +61,27 @@ class Keeper:
         self._running: _Write | None = None
 
     def channel_for(self, local_rank: int) -> int:
-        """Return the descriptor for a new rank to inherit; what its predecessor asked for still counts."""
+        """Return the descriptor for a new rank to inherit; what its predecessor asked for still counts.
+
+        The ranks before have ended, all of them.
+        """
+        for line in self._lines.values():
+            self._read(line)
+        self._free_unasked()
         before = self._lines.pop(local_rank, None)
         if before is not None:
-            self._read(before)
             before.own.close()
             before.ranks.close()
         self._lines[local_rank] = _Line(*Channel.pair())
         return self._lines[local_rank].ranks.fileno()
+
+    def _free_unasked(self) -> None:
+        """Let memory be used again that a rank had set apart for a write when it died, and not asked for."""
+        writes = [*self._waiting, *([self._running] if self._running is not None else [])]
+        asked = {write.request["slot"] for write in writes}
+        for slot, descriptor in self._slots.items():
+            if slot not in asked:
+                memory.set_busy(descriptor, False)
 
     def descriptors(self) -> list[int]:
         """Return what becomes readable when `handle` has something to do."""

@@ -140,6 +140,20 @@ def test_memory_goes_to_the_next_generation_and_a_cut_short_copy_does_not_count(
         assert (bytes(parts.tensors), bytes(parts.tree)) == (TENSORS, TREE)
 
 
+def test_memory_that_a_killed_rank_was_about_to_have_written_is_free_again(
+    tmp_path: Path, make: Callable[..., Keeper]
+) -> None:
+    keeper = make()
+    rank = Rank(keeper)
+    for slot in (0, 1):
+        memory.set_busy(rank.lay(slot, 5 + slot), True)
+    rank.line.send(request(tmp_path, 1, 6))  # It was killed before it could ask for the other one.
+    keeper.channel_for(1)  # A rank whose own line has nothing to say about it.
+    assert [memory.is_busy(number) for number in keeper.memory_fds()] == [False, True]
+    wait_for(keeper)
+    assert not memory.is_busy(keeper.memory_fds()[1])
+
+
 def test_writes_come_one_by_one_and_are_answered(tmp_path: Path, make: Callable[..., Keeper]) -> None:
     def perform(descriptor: int, asked: Request) -> Result:
         with (tmp_path / "log").open("a") as log:
