@@ -15,7 +15,6 @@ from pathlib import Path
 
 from slurmddp.environments.present import GENERATION_VARIABLE, IMPORTS_VARIABLE, rank_environment
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import SlurmddpError
 from slurmddp.launchers import failure
 from slurmddp.launchers.failure import Failure
 from slurmddp.launchers.generation import Generation
@@ -120,13 +119,8 @@ class Crew:
         self._ranks.end(grace_s)
 
     def kill(self) -> None:
-        """End every rank at once, so that others can begin; raises SlurmddpError when one can't be ended."""
+        """Let every rank end at once; `reap` tells when they have."""
         self._ranks.kill()
-        if self._ranks:
-            raise SlurmddpError(
-                f"{len(self._ranks)} rank(s) on this node can't be ended: the kernel holds them in a call.",
-                hint="A file server or a device does not answer; the node may need a restart.",
-            )
 
     @property
     def step(self) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from slurmddp.environments.limits import Limits, leave_at
-from slurmddp.errors import EXIT_STOPPED
+from slurmddp.errors import EXIT_STOPPED, SlurmddpError
 from slurmddp.launchers import failure, outcome
 from slurmddp.launchers.crew import Crew
 from slurmddp.launchers.events import Line
@@ -25,6 +25,8 @@ from slurmddp.launchers.words import Message, as_facts, lost_node, names_of
 
 _KILL_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL for the ranks that outlive a failed one: time to end a write, not to save."""
+_UNKILLABLE_S = 60.0
+"""How long killed ranks may take to end: the kernel needs seconds to take large memories apart."""
 _WRITING_S = 600.0
 """How long an agent whose ranks have ended waits for a checkpoint to be written."""
 _TICK_S = 1.0
@@ -56,6 +58,9 @@ class AgentLoop:
         self._at_work = False
         """Whether ranks of the present generation are to be waited for here."""
         self._fallen: list[Failure] = []
+        self._answer: dict[str, Any] | None = None
+        """What to say once all ranks have ended that were told to."""
+        self._gone_by = 0.0
         self._codes: list[int] = []
         """How those of its ranks have ended that ended as they should."""
         self._code: int | None = None
@@ -205,10 +210,24 @@ class AgentLoop:
     def _stop_ranks(self, message: Message) -> None:
         self._at_work = False
         bad = self._crew.failures(self._crew.reap())  # Not by our hand, so one of them may be the cause.
-        step = self._crew.step
+        self._answer = {"failures": [as_facts(one) for one in bad], "step": self._crew.step}
+        self._gone_by = time.monotonic() + _UNKILLABLE_S
         self._watch.forget()
         self._crew.kill()
-        self._tell("stopped", failures=[as_facts(one) for one in bad], step=step, stopping=self._stopping)
+        self._answer_stop()
+
+    def _answer_stop(self) -> None:
+        """Tell that no rank is left, once that is so; raises SlurmddpError when one can't be ended."""
+        if self._answer is None:
+            return
+        if not self._crew:
+            answer, self._answer = self._answer, None
+            self._tell("stopped", **answer, stopping=self._stopping)
+        elif time.monotonic() > self._gone_by:
+            raise SlurmddpError(
+                f"{len(self._crew)} rank(s) on this node can't be ended: the kernel holds them in a call.",
+                hint="A file server or a device does not answer; the node may need a restart.",
+            )
 
     def _leave(self, message: Message) -> None:
         if self._generation is None:
@@ -231,6 +250,7 @@ class AgentLoop:
     def _reap(self) -> None:
         ended = self._crew.reap()
         if not self._at_work:
+            self._answer_stop()
             return
         self._codes += [one.returncode for one in ended if one.good]
         bad = self._crew.failures(ended)

@@ -115,12 +115,12 @@ class Ranks:
         self.signal(signal.SIGTERM)
         self._await_end(time.monotonic() + grace_s)
         self.kill()
+        self._await_end(time.monotonic() + _UNKILLABLE_S)
 
     def kill(self) -> None:
-        """End every rank at once; returns when none is left, except of those that the kernel holds."""
+        """Send SIGKILL to every rank and to what it has started; `reap` tells when they have ended."""
         for pid in self._running:
             linux.signal_group(pid, signal.SIGKILL)
-        self._await_end(time.monotonic() + _UNKILLABLE_S)
 
     def close(self) -> None:
         """Let go of the guardian: no rank runs any more, and none will."""
