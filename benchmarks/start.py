@@ -22,6 +22,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -228,6 +229,7 @@ def main() -> int:
     only.add_argument("--local", action="store_true", help="without SLURM")
     only.add_argument("--sandbox", action="store_true", help="under srun only")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # not without taking the sandbox down
     folder = Path(tempfile.mkdtemp(prefix="slurmddp-start-"))
     found: dict[str, object] = {}
     try:
