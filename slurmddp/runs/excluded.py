@@ -1,4 +1,4 @@
-"""The nodes that failed under a run and that its next attempts avoid; batch script and preflight note them."""
+"""The nodes that failed under a run, which its next attempts avoid; batch script and preflight note them."""
 
 from __future__ import annotations
 
