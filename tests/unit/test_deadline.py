@@ -35,6 +35,8 @@ def test_the_last_moment_leaves_time_for_steps_and_a_save() -> None:
     limits = Limits(end_time=1000, lead_s=120)
     assert last_safe_moment(limits, Measured(step_s=2, save_s=200)) == 1000 - RESERVE_S - SPREAD * 200 - 4
     assert last_safe_moment(limits, Measured(step_s=2)) == 1000 - RESERVE_S - 120 - 4
+    beside = Measured(step_s=2, save_s=200, is_writing=True)
+    assert last_safe_moment(limits, beside) == 1000 - RESERVE_S - 2 * SPREAD * 200 - 4
 
 
 @given(save=st.floats(0, 1e5), step=st.floats(0, 1e4), more=st.floats(0, 1e4))

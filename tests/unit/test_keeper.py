@@ -16,7 +16,7 @@ import pytest
 from slurmddp.launchers.keeper import Keeper
 from slurmddp.node import memory
 from slurmddp.node.channel import CHANNEL_VARIABLE, Channel
-from slurmddp.runs import checkpoint_writer
+from slurmddp.runs import checkpoint_writer, retention
 from slurmddp.runs.checkpoint_writer import Request, Result
 from slurmddp.runs.checkpoints import TENSORS_FILE, TREE_FILE, checkpoint_folders, verify
 from slurmddp.runs.folder import RunFolder
@@ -229,3 +229,37 @@ def test_what_can_not_be_written_is_told_with_the_errors_own_kind(
 
 def test_other_children_are_not_its_business(make: Callable[..., Keeper]) -> None:
     assert not make().ended(12345, 0)
+
+
+def test_checkpoints_that_one_child_has_verified_are_not_hashed_by_the_next(
+    tmp_path: Path, make: Callable[..., Keeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed = tmp_path / "hashed"
+
+    def verify(folder: Path) -> None:
+        with hashed.open("a") as log:
+            log.write(f"{folder.name}\n")
+
+    monkeypatch.setattr(retention, "_known_good", {})
+    monkeypatch.setattr(retention, "verify", verify)
+    keeper = make()
+    rank = Rank(keeper)
+    descriptor = rank.lay(0, 1)
+    for step in (1, 2, 3, 4):
+        fill(descriptor, step)
+        rank.line.send(request(tmp_path / "checkpoints", 0, step))
+        wait_for(keeper)
+        assert rank.answer()["error"] is None
+    assert [folder.name[-1] for folder in checkpoint_folders(tmp_path / "checkpoints")] == ["4", "3", "2"]
+    assert not hashed.exists()
+
+
+def test_a_folder_that_a_living_writer_fills_is_no_leftover(tmp_path: Path) -> None:
+    held, dead = tmp_path / ".writing-step-0000000003-1", tmp_path / ".writing-step-0000000003-2"
+    held.mkdir()
+    dead.mkdir()
+    with retention.held(held):
+        retention.clear_leftovers(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == [held.name]
+    retention.clear_leftovers(tmp_path)
+    assert list(tmp_path.iterdir()) == []
