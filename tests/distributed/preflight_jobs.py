@@ -95,8 +95,9 @@ def with_a_node_that_damages(folder: str, node: int) -> tuple[str, int, str]:
     return fly(folder)
 
 
-def with_a_clock(folder: str, rank: int, ahead_s: float) -> tuple[str, int, str]:
-    """Set the clock of one rank's node."""
+def with_a_clock(folder: str, rank: int, ahead_s: float, refused_s: float) -> tuple[str, int, str]:
+    """Set the clock of one rank's node, so far off that no slow machine hides it."""
+    preflight.SKEW_REFUSED_S = refused_s
     if _is_me(rank):
         now = time.time
         time.time = lambda: now() + ahead_s

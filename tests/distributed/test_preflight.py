@@ -145,11 +145,12 @@ def test_of_two_that_fail_with_each_other_it_may_be_either(run: RunFolder) -> No
         assert "It may be n1 as well." in said
 
 
-@pytest.mark.parametrize(("ahead_s", "kind"), [(-20.0, ""), (20.0, ""), (3600.0, "UnfitNodeError")])
+@pytest.mark.parametrize(("ahead_s", "kind"), [(-3600.0, ""), (3600.0, ""), (3600.0, "UnfitNodeError")])
 def test_a_clock_that_is_off_is_warned_of_and_far_off_refused(
     run: RunFolder, ahead_s: float, kind: str
 ) -> None:
-    answers = fly(run, preflight_jobs.with_a_clock, 1, ahead_s, nodes=3)
+    refused_s = preflight.SKEW_REFUSED_S if kind else 7200.0
+    answers = fly(run, preflight_jobs.with_a_clock, 1, ahead_s, refused_s, nodes=3)
     assert {answer[0] for answer in answers} == {kind}
     told = [event["text"] for event in events(run, "warned")] if not kind else [answers[0][2]]
     (said,) = [text for text in told if "clock" in text]
