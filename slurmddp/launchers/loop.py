@@ -187,11 +187,13 @@ class AgentLoop:
         if self._generation is not None and not self._at_work:
             self._code = outcome.combine(self._codes) if self._codes else EXIT_STOPPED
             return
-        found = failure.likely_first([*self._fallen, lost_node(0, self._node.hosts, why)])
+        self._end_without_lead(failure.likely_first([*self._fallen, lost_node(0, self._node.hosts, why)]))
+
+    def _end_without_lead(self, cause: Failure) -> None:
         if not self._rules.outlives_nodes:  # Else node 0, if it lost only this one, goes on without it.
-            self._records.failed(found)
+            self._records.failed(cause)
         self._crew.end(_KILL_GRACE_S)
-        self._code = failure.node_code(found)
+        self._code = failure.node_code(cause)
 
     # Orders.
 
@@ -305,10 +307,12 @@ class AgentLoop:
             else:
                 self._code = failure.node_code(found)
         elif self._lead is None and self._link.missing():
-            if now - self._begun > self._rules.join_timeout_s:
+            if (left := self._records.code_of_first_node()) is not None:
+                self._records.say("the attempt was over before this node had arrived")
+                self._code = left
+            elif now - self._begun > self._rules.join_timeout_s:
                 why = f"it was not there within {self._rules.join_timeout_s:g} s (policy.join_timeout_s)"
-                self._records.failed(found := lost_node(0, self._node.hosts, why))
-                self._code = failure.node_code(found)
+                self._end_without_lead(lost_node(0, self._node.hosts, why))
             elif now >= self._notice:
                 self._notice = now + NOTICE_S
                 self._records.say(

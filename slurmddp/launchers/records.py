@@ -39,6 +39,14 @@ class Records:
         """Return the failure that the attempt has ended with, if it has."""
         return failure.read(self._folder, self._attempt)
 
+    def code_of_first_node(self) -> int | None:
+        """Return how node 0's agent has left, if it has."""
+        try:
+            text = (self._folder.log_dir(self._attempt) / "exit-node-0").read_text(encoding="utf-8").strip()
+        except OSError:
+            return None
+        return int(text) if text.isdecimal() else None
+
     def fell(self, cause: Failure, generation: int) -> None:
         """Record the failure of a generation after which the attempt goes on."""
         try:

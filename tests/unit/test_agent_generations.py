@@ -53,8 +53,8 @@ def run_folder(tmp_path: Path, *, nodes: int = 1, program: str = STEPPING, **con
 
 
 @contextmanager
-def agents_of(folder: RunFolder, nodes: int, **environ: str) -> Iterator[list[subprocess.Popen[bytes]]]:
-    agents = [start_agent(folder, nodes=nodes, node_rank=node, **environ) for node in range(nodes)]
+def agents_of(folder: RunFolder, nodes: int, first: int = 0) -> Iterator[list[subprocess.Popen[bytes]]]:
+    agents = [start_agent(folder, nodes=nodes, node_rank=node) for node in range(first, nodes)]
     try:
         yield agents
     finally:
@@ -183,6 +183,15 @@ def test_without_node_0_the_others_wait_and_leave(tmp_path: Path) -> None:
     found = failure.read(folder, 0)
     assert found is not None
     assert found.node_rank == 0
+
+
+def test_an_agent_that_comes_when_all_is_over_leaves_like_the_first_one(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, nodes=2, spare_nodes=1)
+    folder.log_dir(0).mkdir(parents=True)
+    (folder.log_dir(0) / "exit-node-0").write_text("0\n")
+    with agents_of(folder, 3, first=2) as agents:
+        assert codes(agents) == [0]
+    assert not folder.failure_file(0).exists(), "a run that has finished stays so"
 
 
 def test_a_stop_while_the_agents_wait_for_each_other(tmp_path: Path) -> None:
