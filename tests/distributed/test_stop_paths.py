@@ -19,6 +19,7 @@ from slurmddp.environments.limits import Limits
 from slurmddp.errors import ConfigError, SlurmddpError
 from slurmddp.runs.folder import RunFolder
 from slurmddp.training import worker
+from slurmddp.training.deadline import Measured, last_safe_moment
 from slurmddp.training.guard import Guard
 from slurmddp.training.signals import StopSignals
 from slurmddp.training.stop_poll import StopPoll
@@ -180,3 +181,26 @@ def test_the_end_of_the_job_waits_for_the_first_step(started: int, asked: list[s
     poll._steps = started
     poll._mind_the_time(1000.0)
     assert reasons == asked
+
+
+def test_a_save_counts_from_its_begin_until_it_was_durable(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for facts in (
+        {"seconds": 3.0},
+        {"seconds": 0.5, "written_s": 6.0},
+        {"seconds": 1.0, "written_s": "long"},
+    ):
+        folder.add_event("saved", step=1, **facts)
+    poll = StopPoll(Guard(StopSignals(), Limits(end_time=1000, lead_s=5)))
+    poll._recall_saves(folder)
+    assert poll._pace.measured.save_s == 6.5
+    asked: list[str] = []
+    poll._agreement = SimpleNamespace(request=asked.append)  # type: ignore[assignment]
+    poll._steps = 2
+    moment = last_safe_moment(Limits(end_time=1000), Measured(save_s=6.5))
+    assert moment is not None
+    poll._mind_the_time(moment - 1)
+    assert asked == []
+    poll.is_writing = lambda: True
+    poll._mind_the_time(moment - 1)
+    assert asked == ["the time limit"], "the write under way has to end before the last one begins"
