@@ -182,7 +182,7 @@ def measure(method: str, savers: Savers, steps: Steps, copies: Callable[[], floa
 def memory_share(d: Distributon, state: State, root: Path, steps: Steps) -> Row:
     """Return what copies into memory take of the steps' time, as often as the trainer makes them."""
     pace, copied, all_s = MemoryPace("auto", keeps=True), 0, 0.0
-    while copied < 6:
+    while copied < 4:
         seconds = steps.take()
         all_s += seconds
         if pace.step(seconds):
