@@ -13,12 +13,13 @@ from typing import Any
 from slurmddp.environments.limits import Limits, leave_at
 from slurmddp.errors import EXIT_STOPPED, SlurmddpError
 from slurmddp.launchers import failure, outcome
+from slurmddp.launchers.arrival import Arrival, end_without_lead
 from slurmddp.launchers.crew import Crew
 from slurmddp.launchers.events import Line
 from slurmddp.launchers.failure import Failure
 from slurmddp.launchers.generation import Generation, Rules
 from slurmddp.launchers.keeper import Keeper
-from slurmddp.launchers.lead import FIRST_NOTICE_S, LEFT_ALONE_S, NOTICE_S, Lead
+from slurmddp.launchers.lead import LEFT_ALONE_S, Lead
 from slurmddp.launchers.records import Records
 from slurmddp.launchers.watch import Watch
 from slurmddp.launchers.words import Message, as_facts, lost_node, names_of
@@ -50,7 +51,7 @@ class AgentLoop:
         self._rules, self._crew, self._keeper, self._watch = rules, crew, keeper, watch
         self._records, self._limits = records, limits
         self._begun = time.monotonic()
-        self._notice = self._begun + FIRST_NOTICE_S
+        self._arrival = Arrival(line.node.hosts, rules, records, self._begun)
         self._lead: Lead | None = None
         if line.node.node_rank == 0:
             self._lead = Lead(rules, line.node.hosts, records, self._begun)
@@ -117,7 +118,7 @@ class AgentLoop:
     def _look(self, now: float) -> None:
         """Do what the moment asks for."""
         if self._generation is None:
-            self._wait_to_begin(now)
+            self._look_before_ranks(now)
         if self._lead is not None and self._code is None:
             self._lead.look(now, self._link.missing())
             self._send_orders()
@@ -136,6 +137,15 @@ class AgentLoop:
             else:
                 self._tell("done", code=EXIT_STOPPED)
                 self._code = EXIT_STOPPED
+
+    def _look_before_ranks(self, now: float) -> None:
+        found = self._records.failure()  # It may be that of an agent whose line did not stand yet.
+        if found is not None and self._lead is not None:
+            self._lead.end(found)
+        elif found is not None:
+            self._code = failure.node_code(found)
+        elif self._lead is None and self._link.missing():
+            self._code = self._arrival.look(now)
 
     # Words of other agents.
 
@@ -187,13 +197,9 @@ class AgentLoop:
         if self._generation is not None and not self._at_work:
             self._code = outcome.combine(self._codes) if self._codes else EXIT_STOPPED
             return
-        self._end_without_lead(failure.likely_first([*self._fallen, lost_node(0, self._node.hosts, why)]))
-
-    def _end_without_lead(self, cause: Failure) -> None:
-        if not self._rules.outlives_nodes:  # Else node 0, if it lost only this one, goes on without it.
-            self._records.failed(cause)
+        cause = failure.likely_first([*self._fallen, lost_node(0, self._node.hosts, why)])
         self._crew.end(_KILL_GRACE_S)
-        self._code = failure.node_code(cause)
+        self._code = end_without_lead(cause, self._rules, self._records)
 
     # Orders.
 
@@ -296,25 +302,3 @@ class AgentLoop:
         """Whether even the ranks' own guards, which come first, have not made all of them leave in time."""
         at = None if self._terminated is None else leave_at(self._limits, self._terminated, share=0.5)
         return at is not None and time.time() >= at
-
-    # Before the first ranks.
-
-    def _wait_to_begin(self, now: float) -> None:
-        """See who has failed before the line to it stood, and who of the others is missing here."""
-        if (found := self._records.failure()) is not None:
-            if self._lead is not None:
-                self._lead.end(found)
-            else:
-                self._code = failure.node_code(found)
-        elif self._lead is None and self._link.missing():
-            if (left := self._records.code_of_first_node()) is not None:
-                self._records.say("the attempt was over before this node had arrived")
-                self._code = left
-            elif now - self._begun > self._rules.join_timeout_s:
-                why = f"it was not there within {self._rules.join_timeout_s:g} s (policy.join_timeout_s)"
-                self._end_without_lead(lost_node(0, self._node.hosts, why))
-            elif now >= self._notice:
-                self._notice = now + NOTICE_S
-                self._records.say(
-                    f"waiting for {names_of([0], self._node.hosts)}, which lets all ranks begin"
-                )
