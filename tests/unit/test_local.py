@@ -74,7 +74,7 @@ def test_pretended_nodes_train_as_one_job(tmp_path: Path, monkeypatch: pytest.Mo
     program = (
         "import json, os\ndef main(run_dir):\n"
         "    names = ['RANK', 'NODE_RANK', 'WORLD_SIZE', 'SLURM_PROCID', "
-        "'SLURM_JOB_ID', 'FROM_CLUSTER', 'SLURMDDP_EMULATED']\n"
+        "'SLURM_JOB_ID', 'FROM_CLUSTER', 'SLURMDDP_EMULATED', 'SLURMDDP_SECRET']\n"
         "    print(json.dumps({name: os.environ.get(name) for name in names}))\n    return 0\n"
     )
     run = local_run(tmp_path, program, nodes=2)
@@ -91,6 +91,8 @@ def test_pretended_nodes_train_as_one_job(tmp_path: Path, monkeypatch: pytest.Mo
     assert {(place["WORLD_SIZE"], place["FROM_CLUSTER"], place["SLURMDDP_EMULATED"]) for place in found} == {
         ("4", "a b", "1")
     }
+    (secret,) = {place["SLURMDDP_SECRET"] for place in found}
+    assert len(bytes.fromhex(secret)) == 16
     (ended,) = events(run, "ended")
     assert (ended["exit_code"], ended["outcome"], ended["next"]) == (0, "finished", "none")
     assert (started["pid"], started["launcher"]) == (os.getpid(), "local")
