@@ -350,3 +350,22 @@ def test_an_agent_that_can_not_go_on_counts_as_lost() -> None:
     attempt.stopped(0)
     attempt.stopped(2)
     assert attempt.notes.done[-1] == ("restarted", Generation(1, (0, 3, 2)), 7)
+
+
+def report(rank: int, phase: str, seconds: float, limit_s: float) -> dict[str, Any]:
+    facts = {"rank": rank, "host": f"n{rank}", "phase": phase, "step": 7, "state": "S"}
+    stack = (f"{phase}.py:12 in wait",)
+    return RankReport(**facts, seconds=seconds, limit_s=limit_s, stack=stack).to_json()
+
+
+def test_a_rank_that_holds_up_all_others_counts_as_fallen() -> None:
+    attempt = Attempt().begin()
+    assert attempt.hear(2, "stall", rank=2, phase="step", seconds=300.0, limit_s=300.0) == to_all("report")
+    for rank in (0, 2):
+        assert attempt.hear(rank, "report", reports=[report(rank, "step", 310.0, 300.0)]) == []
+    assert attempt.hear(1, "report", reports=[report(1, "data", 1000.0, 900.0)]) == to_all("stop")
+    for agent in (0, 1, 2):
+        last = attempt.stopped(agent)
+    assert last == to_all("go")
+    after = Generation(1, (0, 1, 2))
+    assert attempt.notes.done == [("stalled", 0, 1), ("fell", 0, 1), ("restarted", after, 7)]
