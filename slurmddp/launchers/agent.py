@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from slurmddp.environments.detect import detect, require
 from slurmddp.environments.limits import read_limits
@@ -177,9 +178,9 @@ class Agent:
 def _keeper(link: Link) -> Keeper:
     """Return a keeper whose writers, which outlive an agent that is killed, don't keep its line open."""
 
-    def perform(descriptor: int, request: checkpoint_writer.Request) -> checkpoint_writer.Result:
+    def perform(*words: Any) -> Any:
         link.close(farewell=False)
-        return checkpoint_writer.perform(descriptor, request)
+        return checkpoint_writer.perform(*words)
 
     return Keeper(perform)
 
