@@ -146,6 +146,8 @@ def _first_bad_exit(folder: RunFolder, attempt: int) -> Failure | None:
     """Return the rank that ended badly first, where its agent was ended before it could say more."""
     ends = rank_exits(folder, attempt)
     newest = max((end.generation for end in ends), default=0)
+    if any(failure.generation >= newest for failure in read_restarted(folder, attempt)):
+        return None  # Other ranks have begun since, in the places of all of these.
     bad = [end for end in ends if end.exit_code not in (0, EXIT_STOPPED) and end.generation == newest]
     return min(bad, key=lambda end: end.time, default=None)
 

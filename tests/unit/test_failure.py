@@ -72,6 +72,16 @@ def test_without_a_record_the_first_bad_end_of_a_rank_is_the_failure(folder: Run
     assert read_failure(folder, 0) == died(3)
 
 
+def test_the_ends_of_ranks_that_began_again_are_no_failure_of_the_attempt(folder: RunFolder) -> None:
+    failure.write_exit(folder, 0, 1, -9, 0)
+    failure.record(folder, 0, died(1), generation=0)
+    assert read_failure(folder, 0) is None, "those that began again run"
+    failure.write_exit(folder, 0, 0, -9, 1)
+    found = read_failure(folder, 0)
+    assert found is not None
+    assert (found.rank, found.generation) == (0, 1)
+
+
 @pytest.mark.parametrize(
     ("log", "words"),
     [
