@@ -14,9 +14,11 @@ import time
 import traceback
 import warnings
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NoReturn
+from functools import partial
+from typing import Any, NoReturn
 
 from slurmddp.errors import CheckpointError
 from slurmddp.launchers.failure import signal_name
@@ -29,6 +31,7 @@ from slurmddp.runs.retention import believe, trusted
 
 _SHUT_OUT = frozenset({*STOP_SIGNALS, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
 _LOOK_S = 0.01
+_WORDS_BYTES = 1 << 16
 _UNKILLABLE_S = 2.0
 """How long a killed writer is waited for; the kernel may hold one in I/O."""
 
@@ -43,12 +46,14 @@ class _Line:
 
 @dataclass
 class _Write:
-    """One request, and the child at work on it; `results` is where that one leaves its word."""
+    """One request, and the child at work on it; `words` is where that one leaves its words."""
 
     request: Request
     line: _Line
     pid: int = 0
-    results: int = -1
+    words: int = -1
+    heard: bytes = b""
+    is_answered: bool = False
 
 
 class Keeper:
@@ -86,7 +91,8 @@ class Keeper:
 
     def descriptors(self) -> list[int]:
         """Return what becomes readable when `handle` has something to do."""
-        return [line.own.fileno() for line in self._lines.values()]
+        words = [] if self._running is None or self._running.is_answered else [self._running.words]
+        return [*(line.own.fileno() for line in self._lines.values()), *words]
 
     def memory_fds(self) -> list[int]:
         """Return the memory files of this node, for the ranks of the next generation to inherit."""
@@ -104,6 +110,8 @@ class Keeper:
         """Take in what ranks have sent, and begin to write; never blocks."""
         for line in self._lines.values():
             self._read(line)
+        if self._running is not None:
+            self._listen(self._running)
         self._begin()
 
     def ended(self, pid: int, status: int) -> bool:
@@ -111,13 +119,29 @@ class Keeper:
         if self._running is None or self._running.pid != pid:
             return False
         done, self._running = self._running, None
-        result = _read_result(done) or self._killed(done, status)
-        memory.set_busy(self._slots[done.request["slot"]], False)
-        believe(result.pop("trusted", []))  # The next child knows it too, and does not hash them all again.
-        with suppress(OSError):  # The rank may be gone.
-            done.line.own.send(result)
+        self._listen(done)
+        os.close(done.words)
+        if not done.is_answered:
+            self._answer(done, self._killed(done, status))
         self._begin()
         return True
+
+    def _listen(self, write: _Write) -> None:
+        """Take in what a child has said so far: how its write went, and then what it knows to be good."""
+        with suppress(BlockingIOError):
+            while text := os.read(write.words, _WORDS_BYTES):
+                *lines, write.heard = (write.heard + text).split(b"\n")
+                for word in map(json.loads, lines):
+                    if word["kind"] == "written":
+                        self._answer(write, word)
+                    else:
+                        believe(word["trusted"])  # The next child knows it too, and does not hash them all.
+
+    def _answer(self, write: _Write, result: Result) -> None:
+        write.is_answered = True
+        memory.set_busy(self._slots[write.request["slot"]], False)
+        with suppress(OSError):  # The rank may be gone.
+            write.line.own.send(result)
 
     def finish(self, timeout_s: float) -> bool:
         """Wait until all is written; after `timeout_s` give up, kill the writer, and return False."""
@@ -199,7 +223,8 @@ class Keeper:
         finally:
             os.close(writer)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        write.results = reader
+        os.set_blocking(reader, False)
+        write.words = reader
 
     def _killed(self, write: _Write, status: int) -> Result:
         how = (
@@ -212,14 +237,7 @@ class Keeper:
         return checkpoint_writer.conclude(write.request, why)
 
 
-def _read_result(write: _Write) -> Result | None:
-    """Return what an ended child has left, or None if it came to no end of its own."""
-    with os.fdopen(write.results, "rb") as stream:
-        text = stream.read()
-    return dict(json.loads(text)) if text else None
-
-
-def _be_writer(perform: Perform, descriptor: int, request: Request, results: int) -> NoReturn:
+def _be_writer(perform: Perform, descriptor: int, request: Request, words: int) -> NoReturn:
     """Turn this copy of the agent into a writer and leave without the agent's clean-up."""
     code = 1
     try:
@@ -228,7 +246,8 @@ def _be_writer(perform: Perform, descriptor: int, request: Request, results: int
         checkpoint_writer.stay()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SHUT_OUT)
-        os.write(results, json.dumps(perform(descriptor, request) | {"trusted": trusted()}).encode())
+        perform(descriptor, request, partial(_say, words))
+        _say(words, {"kind": "trusted", "trusted": trusted()})
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -237,3 +256,9 @@ def _be_writer(perform: Perform, descriptor: int, request: Request, results: int
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def _say(words: int, word: Mapping[str, Any]) -> None:
+    """Leave a line for the agent."""
+    with os.fdopen(words, "wb", closefd=False) as stream:
+        stream.write(json.dumps(word).encode() + b"\n")

@@ -35,7 +35,8 @@ Request = Mapping[str, Any]
 `stall_s`, how long training stood still; `background`, whether nobody waits; `run_dir` and `attempt`, where
 events go, or null."""
 Result = dict[str, Any]
-Perform = Callable[[int, Request], Result]
+Tell = Callable[[Result], object]
+Perform = Callable[[int, Request, Tell], object]
 
 LET_PASS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _POLITE = 5
@@ -49,14 +50,23 @@ def stay() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LET_PASS)  # Who starts a writer may have held them back.
 
 
-def perform(descriptor: int, request: Request) -> Result:
-    """Write the state in a memory file as a checkpoint, record that, and return what its rank should know."""
+def perform(descriptor: int, request: Request, tell: Tell) -> None:
+    """Write the state in a memory file as a checkpoint, record that, and tell once what its rank should know.
+
+    It is told as soon as the checkpoint stands; older ones are deleted after that.
+    """
     if request["background"]:
         with suppress(OSError):
             os.nice(max(0, _POLITE - os.getpriority(os.PRIO_PROCESS, 0)))
+    told: list[Result] = []
+
+    def durable() -> None:
+        told.append(conclude(request, None))
+        tell(told[0])
+
     error: SlurmddpError | None = None
     try:
-        _write(descriptor, request)
+        _write(descriptor, request, durable)
     except SlurmddpError as caught:
         error = caught
     except Exception as caught:
@@ -64,10 +74,11 @@ def perform(descriptor: int, request: Request) -> Result:
         error = CheckpointError(
             f"The checkpoint of step {request['step']} was not written: {type(caught).__name__}: {caught}."
         )
-    return conclude(request, error)
+    if not told:
+        tell(conclude(request, error))
 
 
-def _write(descriptor: int, request: Request) -> None:
+def _write(descriptor: int, request: Request, durable: Callable[[], object]) -> None:
     state = memory.read_header(descriptor)
     if state is None or state.step != request["step"]:
         raise CheckpointError(f"The memory does not hold the state of step {request['step']}.")
@@ -80,6 +91,7 @@ def _write(descriptor: int, request: Request) -> None:
             keep_last=request["keep_last"],
             needed=state.tensors_bytes + state.tree_bytes,
             made_by=parts.about["versions"],
+            durable=durable,
         )
 
 
@@ -139,11 +151,13 @@ def serve(channel: Channel, do: Perform = perform) -> None:
         if message["kind"] == "memory":
             slots[message["slot"]] = descriptors[0]
             continue
-        descriptor = slots[message["slot"]]
-        result = do(descriptor, message)
-        memory.set_busy(descriptor, False)
-        with suppress(OSError):  # The rank may be gone.
-            channel.send(result)
+        do(slots[message["slot"]], message, partial(_answer, channel, slots[message["slot"]]))
+
+
+def _answer(channel: Channel, descriptor: int, result: Result) -> None:
+    memory.set_busy(descriptor, False)
+    with suppress(OSError):  # The rank may be gone.
+        channel.send(result)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -47,6 +47,7 @@ def write_hashed(
         room.reserve(stream.fileno(), expected, path.parent)
         for chunk in _chunks(parts):
             stream.write(chunk)
+            room.write_back(stream.fileno(), size, len(chunk))
             size += len(chunk)
             if held:
                 unhashed.append(chunk)

@@ -51,12 +51,14 @@ def publish(
     keep_last: int = 3,
     needed: int = 0,
     made_by: Mapping[str, str] | None = None,
+    durable: Callable[[], object] = lambda: None,
 ) -> Path:
     """Make what `fill` writes the checkpoint of `step`, all at once or not at all, and prune older ones.
 
     `needed` is the number of bytes that it will write, if known: then a disk that is too full is noticed
     first. `fill` is called again, with a new folder, after an error of the file system that passes by itself.
-    `made_by` names the versions of what computed the state, where that is another process.
+    `made_by` names the versions of what computed the state, where that is another process. `durable` is
+    called once the checkpoint stands, before older ones are deleted.
     """
     check(step, keep_last, meta)
     root = root.absolute()
@@ -68,7 +70,7 @@ def publish(
     except OSError as error:
         refuse_superseded(os.environ)  # The later attempt clears away what it finds half written.
         raise explained(error, f"The checkpoint of step {step} could not be written to {root}") from error
-    _follow_up(target, keep_last)
+    _follow_up(target, keep_last, durable)
     return target
 
 
@@ -164,12 +166,16 @@ def _move_in(temporary: Path, target: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _follow_up(target: Path, keep_last: int) -> None:
+def _follow_up(target: Path, keep_last: int, durable: Callable[[], object]) -> None:
     """Move the pointer and prune; the checkpoint is safe already, so trouble here is only told."""
     refuse_superseded(os.environ)
     try:
         pointer = target.parent / POINTER_FILE
         retried(partial(write_small, pointer, target.name + "\n"), f"Moving {pointer}")
+    except OSError as error:
+        log.warning("Checkpoint %s is written, but %s was not moved there: %s", target, POINTER_FILE, error)
+    durable()
+    try:
         prune(target.parent, keep_last, target)
     except OSError as error:
         log.warning("Checkpoint %s is written, but the folder could not be tidied: %s", target, error)

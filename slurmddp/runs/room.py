@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 _KEEP_SIZE = 0x01
 _NO_PROMISE = frozenset(
@@ -86,3 +87,23 @@ def _fallocate() -> Callable[[int, int], int]:
         return ctypes.get_errno() if call(descriptor, _KEEP_SIZE, 0, size) else 0
 
     return reserve
+
+
+_WRITE = 0x02
+
+
+def write_back(descriptor: int, start: int, size: int) -> None:
+    """Let the disk begin with a part of a file that is written, so that it is not idle until the flush."""
+    call = _sync_file_range()
+    if call is not None:
+        call(descriptor, start, size, _WRITE)  # A hint: what goes wrong comes up again in the flush.
+
+
+@cache
+def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    try:
+        call = ctypes.CDLL(None, use_errno=True).sync_file_range
+    except (OSError, AttributeError):
+        return None
+    call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return cast("Callable[[int, int, int, int], int]", call)

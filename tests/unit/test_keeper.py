@@ -17,7 +17,7 @@ from slurmddp.launchers.keeper import Keeper
 from slurmddp.node import memory
 from slurmddp.node.channel import CHANNEL_VARIABLE, Channel
 from slurmddp.runs import checkpoint_writer, retention
-from slurmddp.runs.checkpoint_writer import Request, Result
+from slurmddp.runs.checkpoint_writer import Request, Result, Tell
 from slurmddp.runs.checkpoints import TENSORS_FILE, TREE_FILE, checkpoint_folders, verify
 from slurmddp.runs.folder import RunFolder
 
@@ -155,13 +155,13 @@ def test_memory_that_a_killed_rank_was_about_to_have_written_is_free_again(
 
 
 def test_writes_come_one_by_one_and_are_answered(tmp_path: Path, make: Callable[..., Keeper]) -> None:
-    def perform(descriptor: int, asked: Request) -> Result:
+    def perform(descriptor: int, asked: Request, tell: Tell) -> None:
         with (tmp_path / "log").open("a") as log:
             log.write(f"begin {asked['step']}\n")
             log.flush()
             time.sleep(0.05)
             log.write(f"end {asked['step']}\n")
-        return {"kind": "written", "step": asked["step"], "written_s": 0.0, "error": None}
+        tell({"kind": "written", "step": asked["step"], "written_s": 0.0, "error": None})
 
     keeper = make(perform)
     rank = Rank(keeper)
@@ -178,7 +178,7 @@ def test_writes_come_one_by_one_and_are_answered(tmp_path: Path, make: Callable[
 
 
 def test_a_killed_writer_is_an_error_for_its_rank(tmp_path: Path, make: Callable[..., Keeper]) -> None:
-    def perform(descriptor: int, asked: Request) -> Result:
+    def perform(descriptor: int, asked: Request, tell: Tell) -> None:
         os.kill(os.getpid(), signal.SIGTERM)  # It ends its job's processes, and not what they leave behind.
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
@@ -196,7 +196,7 @@ def test_a_killed_writer_is_an_error_for_its_rank(tmp_path: Path, make: Callable
 
 
 def test_a_writer_that_comes_to_no_end_is_given_up(tmp_path: Path, make: Callable[..., Keeper]) -> None:
-    def perform(descriptor: int, asked: Request) -> Result:
+    def perform(descriptor: int, asked: Request, tell: Tell) -> None:
         time.sleep(1000)
         raise AssertionError
 
