@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,18 @@ def faulty() -> Iterator[Sandbox]:
             made.down()
 
 
+@pytest.fixture(autouse=True)
+def all_nodes_are_there(faulty: Sandbox) -> None:
+    """Bring back the nodes that the test before has lost; without them no attempt could avoid another."""
+    assert faulty.cancel_jobs(), f"jobs that can't be cancelled: {faulty.jobs()}"
+    for node in faulty.nodes:
+        faulty.restore_node(node)
+    deadline = time.monotonic() + 180
+    while set((states := faulty.status().nodes).values()) != {"idle"}:
+        assert time.monotonic() < deadline, f"nodes did not come back: {states}"
+        time.sleep(0.1)
+
+
 @pytest.fixture(scope="module")
 def command(faulty: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Command:
     project = make_project(tmp_path_factory.mktemp("project"))
@@ -185,6 +198,24 @@ def test_one_attempt_outlives_a_late_agent_a_killed_rank_and_ranks_that_stand_st
     assert all(any(line in stack for stack in stacks) for line in ("faulty.py", "__getitem__", "recv"))
 
 
+def test_a_node_that_the_preflight_finds_unfit_is_left_out_of_the_next_attempt(
+    faulty: Sandbox, command: Command
+) -> None:
+    """Its folder for temporary files can't be written to; nothing has been trained by then."""
+    own = beforehand(command, "export TMPDIR=/proc")
+    run = command.submit("unfit", "preflight=on", "train.steps=3", *SAVING, own)
+    run.wait_finished()
+    assert [(end["exit_code"], end["next"]) for end in run.events("ended")] == [(76, "requeue"), (0, "none")]
+    unfit = nodes_of(run, 0)[1]
+    assert unfit not in nodes_of(run, 1)
+    (entry,) = run.records("excluded.jsonl")
+    assert (entry["node"], "TMPDIR" in entry["reason"]) == (unfit, True)
+    first, second = run.events("preflight")
+    assert first["failed"][0].startswith(f"{unfit}: /proc (TMPDIR) can't be written to")
+    assert second["failed"] == []
+    assert f"{unfit}: /proc (TMPDIR)" in log_of(run, "failure.json")
+
+
 def went_on_elsewhere(run: Run, lost: str) -> None:
     """Wait until a second attempt has trained further, on other nodes than the one that was lost."""
     run.wait("checkpoint of the second attempt", lambda: of_attempt(run.events("saved"), 1))
@@ -207,25 +238,6 @@ def test_agents_notice_a_cut_link_before_slurm_does_and_the_job_goes_on_elsewher
     run.wait("notice of the loss", lambda: f"node 1 ({cut}) is lost" in log_of(run, "node-0.log"))
     went_on_elsewhere(run, cut)
     command("cancel", run.folder.name)
-    faulty.restore_node(cut)
-
-
-def test_a_node_that_the_preflight_finds_unfit_is_left_out_of_the_next_attempt(
-    faulty: Sandbox, command: Command
-) -> None:
-    """Its folder for temporary files can't be written to; nothing has been trained by then."""
-    own = beforehand(command, "export TMPDIR=/proc")
-    run = command.submit("unfit", "preflight=on", "train.steps=3", *SAVING, own)
-    run.wait_finished()
-    assert [(end["exit_code"], end["next"]) for end in run.events("ended")] == [(76, "requeue"), (0, "none")]
-    unfit = nodes_of(run, 0)[1]
-    assert unfit not in nodes_of(run, 1)
-    (entry,) = run.records("excluded.jsonl")
-    assert (entry["node"], "TMPDIR" in entry["reason"]) == (unfit, True)
-    first, second = run.events("preflight")
-    assert first["failed"][0].startswith(f"{unfit}: /proc (TMPDIR) can't be written to")
-    assert second["failed"] == []
-    assert f"{unfit}: /proc (TMPDIR)" in log_of(run, "failure.json")
 
 
 @pytest.mark.slow
