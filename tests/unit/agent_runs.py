@@ -58,7 +58,8 @@ def make_run(tmp_path: Path, program: str, *, nodes: int = 1, ranks_per_node: in
 
 def agent_command(tmp_path: Path) -> list[str]:
     script = tmp_path / "start_agent.py"
-    script.write_text(AGENT)
+    if not script.exists():  # An agent that was started a moment ago may be about to read it.
+        script.write_text(AGENT)
     return [sys.executable, str(script)]
 
 
