@@ -10,7 +10,8 @@ import math
 from collections import deque
 from typing import Literal
 
-SHARE = 0.01
+SHARE = 0.008
+"""What is aimed at: copies differ, and a hundredth is not to be passed."""
 FIRST_AFTER = 10
 """The first copy is made after so many steps of a process: until then nothing is measured."""
 _REMEMBERED = 32
