@@ -22,8 +22,10 @@ from slurmddp.launchers.keeper import Keeper
 from slurmddp.launchers.oom import OomWatch
 from slurmddp.launchers.rank import RankStart
 from slurmddp.launchers.ranks import RankExit, Ranks
+from slurmddp.node.address import find_rank_zero
 from slurmddp.node.channel import CHANNEL_VARIABLE
 from slurmddp.node.memory import MEMORY_VARIABLE
+from slurmddp.node.ports import candidate_ports, listen
 from slurmddp.node.pulse import PULSE_VARIABLE, Beat, Pulse
 from slurmddp.runs.folder import RunFolder
 
@@ -73,8 +75,16 @@ class Crew:
     def __len__(self) -> int:
         return len(self._ranks)
 
-    def start(self, generation: Generation) -> None:
-        """Begin the ranks that this node has in a generation."""
+    def meeting_point(self, generation: Generation) -> tuple[str, int]:
+        """Return MASTER_ADDR and MASTER_PORT for ranks that look for them; only node 0's agent asks."""
+        place = place_of(self._work.node, generation)
+        address = find_rank_zero(place)[0]
+        identity = f"{place.launch_id} {generation.number} master"
+        with listen(address, candidate_ports(identity)) as probe:
+            return address.text, int(probe.getsockname()[1])
+
+    def start(self, generation: Generation, master: str = "", port: int = 0) -> None:
+        """Begin the ranks that this node has in a generation; plain torch in them meets at `master`."""
         work = self._work
         self._place = place_of(work.node, generation)
         self._generation = generation.number
@@ -85,6 +95,7 @@ class Crew:
         common = {
             **work.common,
             GENERATION_VARIABLE: str(generation.number),
+            **({"MASTER_ADDR": master, "MASTER_PORT": str(port)} if port else {}),
             IMPORTS_VARIABLE: f"{0.0 if generation.number else work.imports_s:.3f} {since:.3f}",
         }
         for local_rank, pulse in enumerate(self._pulses):

@@ -15,7 +15,7 @@ signal has asked the run to stop). Each way takes one message; nobody asks twice
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from slurmddp.errors import EXIT_CONFIG, EXIT_STOPPED
@@ -38,6 +38,14 @@ LEFT_ALONE_S = 0.9
 """How long ranks may take to follow those of another node that have stopped before they are told to."""
 
 
+MeetingPoint = Callable[[Generation], tuple[str, int]]
+"""Gives address and port at which the ranks of a generation can meet if they bring no rendezvous."""
+
+
+def _nowhere(generation: Generation) -> tuple[str, int]:
+    return "", 0
+
+
 class Record(Protocol):
     """Where the lead leaves what people and later attempts read."""
 
@@ -54,10 +62,12 @@ class Record(Protocol):
 class Lead:
     """The state of one attempt, as the agents tell it; times are of one monotonic clock."""
 
-    def __init__(self, rules: Rules, hosts: Sequence[str], record: Record, now: float) -> None:
+    def __init__(
+        self, rules: Rules, hosts: Sequence[str], record: Record, now: float, meet: MeetingPoint = _nowhere
+    ) -> None:
         self.orders: list[tuple[int, Message]] = []
         """What to send next, and to whom; its own agent comes last."""
-        self._rules, self._hosts, self._record = rules, hosts, record
+        self._rules, self._hosts, self._record, self._meet = rules, hosts, record, meet
         self._begun, self._notice = now, now + FIRST_NOTICE_S
         self._phase = "joining"
         self._present = {0}
@@ -284,6 +294,7 @@ class Lead:
         self._inquiry = Inquiry(agents)
         self._comparison = Comparison(len(agents) * self._rules.ranks_per_node)
         facts = {"generation": self._generation.number, "agents": list(agents)}
+        facts["master"] = self._meet(self._generation)
         self._order(self._present, {"kind": "go", **facts})
 
     def leave(self, code: int) -> None:

@@ -54,7 +54,7 @@ class AgentLoop:
         self._arrival = Arrival(line.node.hosts, rules, records, self._begun)
         self._lead: Lead | None = None
         if line.node.node_rank == 0:
-            self._lead = Lead(rules, line.node.hosts, records, self._begun)
+            self._lead = Lead(rules, line.node.hosts, records, self._begun, crew.meeting_point)
         self._generation: Generation | None = None
         self._at_work = False
         """Whether ranks of the present generation are to be waited for here."""
@@ -213,7 +213,7 @@ class AgentLoop:
             self._tell("done", code=EXIT_STOPPED)
         else:
             self._at_work = True
-            self._crew.start(self._generation)
+            self._crew.start(self._generation, *message["master"])
 
     def _stop_ranks(self, message: Message) -> None:
         self._at_work = False

@@ -126,6 +126,31 @@ def test_two_ranks_are_two_ranks(
     assert not any(name.startswith("module.") for name in found)
 
 
+PLAIN_TORCH = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([float(dist.get_rank() + 1)])
+dist.all_reduce(total)
+if dist.get_rank() == 0:
+    open("total", "w").write(f"{total.item():g} of {dist.get_world_size()}")
+dist.destroy_process_group()
+"""
+
+
+def test_a_script_of_plain_torch_meets_as_under_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(PLAIN_TORCH)
+    command = ["train", "program.script=plain.py", "name=plain", "nodes=2", "ranks_per_node=1"]
+    subprocess.run(
+        [sys.executable, "-m", "slurmddp", *command],
+        cwd=tmp_path,
+        env={**scrub(os.environ), "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        timeout=400,
+        check=True,
+    )
+    assert (tmp_path / "total").read_text() == "3 of 2"
+
+
 def test_plain_python_is_one_rank(tmp_path: Path, launched: dict[str, torch.Tensor]) -> None:
     for number in (1, 2):
         command = [sys.executable, SCRIPT, "--devices", "1"]
