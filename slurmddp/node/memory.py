@@ -15,7 +15,7 @@ import mmap
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from functools import cache
 from typing import Any
@@ -145,13 +145,16 @@ def newest_step(descriptors: Sequence[int]) -> int | None:
 @contextmanager
 def mapped(descriptor: int, state: Sealed) -> Iterator[Parts]:
     """Hold the bytes of a whole state in view, without a copy; the view ends with the context."""
-    with mmap.mmap(descriptor, state.end, prot=mmap.PROT_READ) as area, memoryview(area) as everything:
-        parts = Parts.of(everything[state.tensors_at :], state)
-        try:
-            yield parts
-        finally:
-            for view in (parts.tensors, parts.tree, parts.whole):
-                view.release()
+    area = mmap.mmap(descriptor, state.end, prot=mmap.PROT_READ)
+    everything = memoryview(area)
+    parts = Parts.of(everything[state.tensors_at :], state)
+    try:
+        yield parts
+    finally:
+        for view in (parts.tensors, parts.tree, parts.whole, everything):
+            view.release()
+        with suppress(BufferError):  # The frames of an error may hold slices; the map goes with them.
+            area.close()
 
 
 def reserve(descriptor: int, size: int) -> mmap.mmap:

@@ -26,7 +26,7 @@ from slurmddp.errors import EXIT_USAGE, CheckpointError, SlurmddpError
 from slurmddp.node import memory
 from slurmddp.node.channel import Channel
 from slurmddp.runs.checkpoints import TENSORS_FILE, TREE_FILE
-from slurmddp.runs.durable import FileRecord, write_hashed
+from slurmddp.runs.durable import FileRecord, copy_hashed, write_hashed
 from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.publish import publish
 
@@ -86,7 +86,7 @@ def _write(descriptor: int, request: Request, durable: Callable[[], object]) -> 
         publish(
             Path(request["root"]),
             state.step,
-            partial(_fill, parts),
+            partial(_fill, descriptor, state, parts),
             meta=parts.about["meta"],
             keep_last=request["keep_last"],
             needed=state.tensors_bytes + state.tree_bytes,
@@ -95,10 +95,9 @@ def _write(descriptor: int, request: Request, durable: Callable[[], object]) -> 
         )
 
 
-def _fill(parts: memory.Parts, folder: Path) -> dict[str, FileRecord]:
-    size = len(parts.tensors)
+def _fill(descriptor: int, state: memory.Sealed, parts: memory.Parts, folder: Path) -> dict[str, FileRecord]:
     return {
-        TENSORS_FILE: write_hashed(folder / TENSORS_FILE, [parts.tensors], expected=size, held=True),
+        TENSORS_FILE: copy_hashed(folder / TENSORS_FILE, descriptor, state.tensors_at, parts.tensors),
         TREE_FILE: write_hashed(folder / TREE_FILE, [parts.tree]),
     }
 

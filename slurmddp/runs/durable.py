@@ -60,6 +60,38 @@ def write_hashed(
     return FileRecord(size, digest.hexdigest())
 
 
+def copy_hashed(path: Path, source: int, start: int, part: memoryview) -> FileRecord:
+    """Write `part`, which lies at `start` in the file behind `source`, as `write_hashed` does what is held.
+
+    The kernel copies from file to file: this process need not find each of the pages in its own memory first.
+    """
+    with path.open("xb", buffering=0) as stream:
+        target, done = stream.fileno(), 0
+        room.reserve(target, len(part), path.parent)
+        while done < len(part):
+            chunk = part[done : done + CHUNK_BYTES]
+            sent = _send(target, source, start + done, chunk)
+            room.write_back(target, done, sent)
+            done += sent
+        digest = Digest()
+        with _flushing(stream, beside=True):
+            digest.update(part)
+    return FileRecord(done, digest.hexdigest())
+
+
+def _send(target: int, source: int, start: int, chunk: memoryview) -> int:
+    """Copy some bytes at least, on file systems that the kernel does not copy to by a plain write."""
+    try:
+        sent = os.sendfile(target, source, start, len(chunk))
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+            raise
+        sent = os.write(target, chunk)
+    if sent == 0:
+        raise OSError(errno.EIO, "The memory that holds the state has become shorter")
+    return sent
+
+
 @contextmanager
 def _flushing(stream: IO[bytes], *, beside: bool) -> Iterator[None]:
     """Flush a file to the disk, with `beside` by a second thread while the body runs."""

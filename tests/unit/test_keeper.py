@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -225,6 +226,21 @@ def test_what_can_not_be_written_is_told_with_the_errors_own_kind(
     (event,) = folder.events()
     assert (event["event"], event["about"]) == ("warned", "checkpoint")
     assert "could not be written" in event["text"]
+
+
+def test_an_error_in_the_midst_of_a_write_is_told_as_itself(
+    tmp_path: Path, make: Callable[..., Keeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EDQUOT, "quota used up")
+
+    monkeypatch.setattr(os, "sendfile", refuse)
+    keeper = make()
+    rank = Rank(keeper)
+    rank.lay(0, 7)
+    rank.line.send(request(tmp_path, 0, 7))
+    wait_for(keeper)
+    assert "quota used up" in rank.answer()["error"][1]
 
 
 def test_other_children_are_not_its_business(make: Callable[..., Keeper]) -> None:
