@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -35,6 +36,15 @@ def children() -> dict[psutil.Process, str]:
     return {child: line for child, line in running.items() if line and "resource_tracker" not in line}
 
 
+def end(processes: Iterable[psutil.Process]) -> None:
+    """Kill processes and all that they have started: a test that fails should not disturb those after it."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            for one in [*process.children(recursive=True), process]:
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     """Fail a test that leaks an environment variable, a child process or a torch process group."""
@@ -43,8 +53,10 @@ def nothing_is_left_behind() -> Iterator[None]:
     deadline = time.monotonic() + 30
     while (left := children().keys() - processes) and time.monotonic() < deadline:
         time.sleep(0.05)
+    lines = [told(process) for process in left]
+    end(left)
     changed = {key for key, _ in set(environment.items()) ^ set(os.environ.items())} - VOLATILE
-    assert not left, f"processes left running: {[told(process) for process in left]}"
+    assert not left, f"processes left running: {lines}"
     assert not changed, f"environment variables changed: {sorted(changed)}"
     distributed = sys.modules.get("torch.distributed")
     open_group = distributed and distributed.is_available() and distributed.is_initialized()
