@@ -18,6 +18,7 @@ EXIT_CODES = """exit codes:
   66  no run of that name
   69  SLURM is missing, does not answer, or refused
   75  stopped at a checkpoint: run it again and it goes on
+  76  the preflight found a node that is not fit; a job is tried again on others
   78  a wrong value in the configuration; if it was seen at once, nothing was started, queued or written
   79  no progress since the last attempt
   130 interrupted; a local run that is killed goes on from its last checkpoint
