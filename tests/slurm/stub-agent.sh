@@ -22,7 +22,7 @@ if [ "$SLURM_NODEID" = 0 ] && [ -n "${STUB_REPLACED:-}" ]; then
     touch "$run/logs/attempt-$SLURMDDP_ATTEMPT/replaced-node-$STUB_REPLACED"
 fi
 if [ "$SLURM_NODEID" = 0 ] && [ -z "${STUB_STUCK:-}" ]; then
-    mkdir -p "$run/checkpoints"
+    until mkdir -p "$run/checkpoints"; do sleep 0.1; done # a signal for the step ends its commands too
     echo "$step" >"$run/checkpoints/latest"
 fi
 [ "$step" = "$crash" ] && exit 3
