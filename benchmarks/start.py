@@ -112,7 +112,15 @@ class Site:
     def srun(self, command: list[str], tasks: int = 1) -> list[str]:
         if self.job is None:
             return command
-        step = ["srun", f"--jobid={self.job}", "--overlap", "--nodes=1", f"--ntasks={tasks}", "--mpi=none"]
+        step = [
+            "srun",
+            f"--jobid={self.job}",
+            "--overlap",
+            "--overcommit",
+            "--nodes=1",
+            f"--ntasks={tasks}",
+            "--mpi=none",
+        ]
         return [*step, "--kill-on-bad-exit=1", "--export=ALL", *command]
 
 
