@@ -27,10 +27,9 @@ from slurmddp.environments.limits import read_limits
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, EXIT_USAGE, ConfigError, SlurmddpError
 from slurmddp.launchers import failure, linux
-from slurmddp.launchers.control import Link, open_link
+from slurmddp.launchers.control.link import Link, open_link
 from slurmddp.launchers.crew import Crew, Work
 from slurmddp.launchers.events import Events, Line
-from slurmddp.launchers.flight_recorder import FlightRecorder
 from slurmddp.launchers.generation import Rules, rules_of
 from slurmddp.launchers.hostless import put_back
 from slurmddp.launchers.keeper import Keeper
@@ -40,7 +39,8 @@ from slurmddp.launchers.ranks import Ranks
 from slurmddp.launchers.records import Records, say
 from slurmddp.launchers.signals import STOP_SIGNALS, SignalInbox
 from slurmddp.launchers.trackers import tracker_environment
-from slurmddp.launchers.watch import Watch
+from slurmddp.launchers.watch.flight_recorder import FlightRecorder
+from slurmddp.launchers.watch.node_watch import Watch
 from slurmddp.node.ports import SECRET_VARIABLE
 from slurmddp.runs import checkpoint_writer
 from slurmddp.runs.fence import superseded

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.launchers.control import Link, Message
+from slurmddp.launchers.control.link import Link, Message
 from slurmddp.launchers.signals import SignalInbox
 
 

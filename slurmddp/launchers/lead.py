@@ -20,11 +20,11 @@ from typing import Any, Protocol
 
 from slurmddp.errors import EXIT_CONFIG, EXIT_STOPPED
 from slurmddp.launchers import failure, outcome
-from slurmddp.launchers.culprit import RankReport
 from slurmddp.launchers.failure import Failure
 from slurmddp.launchers.generation import Decision, Facts, Generation, Rules, choose_agents, decide
-from slurmddp.launchers.inquiry import Comparison, Inquiry, Verdict
-from slurmddp.launchers.stragglers import Straggler
+from slurmddp.launchers.watch.culprit import RankReport
+from slurmddp.launchers.watch.inquiry import Comparison, Inquiry, Verdict
+from slurmddp.launchers.watch.stragglers import Straggler
 from slurmddp.launchers.words import Message, as_failure, lost_node, names_of
 
 FIRST_NOTICE_S = 3.0

@@ -21,7 +21,7 @@ from slurmddp.launchers.generation import Generation, Rules
 from slurmddp.launchers.keeper import Keeper
 from slurmddp.launchers.lead import LEFT_ALONE_S, Lead
 from slurmddp.launchers.records import Records
-from slurmddp.launchers.watch import Watch
+from slurmddp.launchers.watch.node_watch import Watch
 from slurmddp.launchers.words import Message, as_facts, lost_node, names_of
 
 _KILL_GRACE_S = 1.0

@@ -24,8 +24,9 @@ from types import FrameType
 from typing import NoReturn, TextIO
 
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, SlurmddpError
-from slurmddp.launchers import linux, stacks
+from slurmddp.launchers import linux
 from slurmddp.launchers.signals import STOP_SIGNALS
+from slurmddp.launchers.watch import stacks
 from slurmddp.node.channel import CHANNEL_VARIABLE
 from slurmddp.node.memory import MEMORY_VARIABLE
 from slurmddp.node.pulse import PULSE_VARIABLE

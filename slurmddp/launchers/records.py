@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 
 from slurmddp.launchers import failure
-from slurmddp.launchers.culprit import RankReport
 from slurmddp.launchers.failure import Failure
 from slurmddp.launchers.generation import Generation
-from slurmddp.launchers.stragglers import Straggler
+from slurmddp.launchers.watch.culprit import RankReport
+from slurmddp.launchers.watch.stragglers import Straggler
 from slurmddp.runs.fence import superseded
 from slurmddp.runs.folder import RunFolder
 

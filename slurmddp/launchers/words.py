@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from slurmddp.launchers.control import Message
+from slurmddp.launchers.control.link import Message
 from slurmddp.launchers.failure import Failure
 from slurmddp.runs.causes import LOST_NODE
 

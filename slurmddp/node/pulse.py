@@ -5,7 +5,7 @@ to the one that takes its place. Each value is eight aligned bytes that one proc
 so neither ever sees half of one. Times are of CLOCK_MONOTONIC, which all processes of a host share.
 
 Behind the page, in the same memory, lie the Python stacks that the rank and its loader workers write when
-they are asked (`launchers/stacks.py`): stacks are asked for where a file system hangs, so none is used.
+they are asked (`launchers/watch/stacks.py`): stacks are asked for where a file system hangs, so none is used.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, replace
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.launchers.control import Clock, open_link
+from slurmddp.launchers.control.link import Clock, open_link
 from slurmddp.node.ports import candidate_ports
 
 SECRET = "5e" * 32

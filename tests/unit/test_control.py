@@ -25,8 +25,8 @@ from control_links import (
 )
 
 from slurmddp.errors import ConfigError, MismatchError, SlurmddpError
-from slurmddp.launchers import control_hub
-from slurmddp.launchers.control import ALL, open_link
+from slurmddp.launchers.control import hub
+from slurmddp.launchers.control.link import ALL, open_link
 from slurmddp.node.ports import CANDIDATES, candidate_ports
 
 
@@ -173,7 +173,7 @@ def test_the_clocks_of_the_nodes_are_compared(star):
 
 
 def test_of_several_round_trips_the_shortest_tells_the_skew():
-    echoes = control_hub.Echoes()
+    echoes = hub.Echoes()
     assert echoes.best is None
     echoes.add(asked=10.0, there=115.0, now=14.0)
     echoes.add(asked=20.0, there=120.5, now=20.2)
@@ -238,7 +238,7 @@ def test_the_hub_listens_on_the_address_that_leads_to_the_others_only(star):
 def test_no_free_port_at_all_is_an_error_to_read(monkeypatch):
     launch = a_launch()
     taken = ports_of(launch)[:1]
-    monkeypatch.setattr(control_hub, "candidate_ports", lambda identity: taken)
+    monkeypatch.setattr(hub, "candidate_ports", lambda identity: taken)
     with (
         socket.create_server(("127.0.0.1", taken[0])),
         pytest.raises(SlurmddpError, match=f"{taken[0]} first, and none is free"),

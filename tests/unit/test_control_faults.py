@@ -8,9 +8,9 @@ import time
 import pytest
 from control_links import Hand, Star, by_hand, pass_s, running, word
 
-from slurmddp.launchers.control import ALL
-from slurmddp.launchers.control_session import Awake, Session
-from slurmddp.launchers.control_wire import CUT
+from slurmddp.launchers.control.link import ALL
+from slurmddp.launchers.control.session import Awake, Session
+from slurmddp.launchers.control.wire import CUT
 
 
 @pytest.fixture

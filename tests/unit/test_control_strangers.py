@@ -13,8 +13,8 @@ import time
 import pytest
 from control_links import LIMIT_S, SECRET, Hand, Star, a_launch, by_hand, pass_s, ports_of, running, word
 
-from slurmddp.launchers import control_hub
-from slurmddp.launchers.control_wire import CLOSED, Secret, Wire
+from slurmddp.launchers.control import hub
+from slurmddp.launchers.control.wire import CLOSED, Secret, Wire
 
 NONCE = "ab" * 16
 HALF = {"slurmddp": 1, "nonce": NONCE}
@@ -112,10 +112,8 @@ def test_callers_without_the_secret_are_sent_away_and_stop_nothing(star):
 
 
 def test_a_wrong_secret_is_not_let_in_and_does_not_keep_the_right_one_out(star, monkeypatch):
-    refused, drop = [], control_hub.Hub._drop_guest
-    monkeypatch.setattr(
-        control_hub.Hub, "_drop_guest", lambda hub, guest: (refused.append(guest), drop(hub, guest))
-    )
+    refused, drop = [], hub.Hub._drop_guest
+    monkeypatch.setattr(hub.Hub, "_drop_guest", lambda own, guest: (refused.append(guest), drop(own, guest)))
     three = star(Star(3).open(0))
     three.open(1, secret="no" * 32)
     three.until(lambda: refused)

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from slurmddp.launchers.culprit import RankReport, first_stopped, place, reports, waits, why
-from slurmddp.launchers.stacks import RankStacks
-from slurmddp.launchers.watchdog import Watchdog
+from slurmddp.launchers.watch.culprit import RankReport, first_stopped, place, reports, waits, why
+from slurmddp.launchers.watch.stacks import RankStacks
+from slurmddp.launchers.watch.watchdog import Watchdog
 from slurmddp.node.pulse import Beat
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"

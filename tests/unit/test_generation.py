@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from slurmddp.launchers import failure
-from slurmddp.launchers.culprit import RankReport
 from slurmddp.launchers.failure import Failure
 from slurmddp.launchers.generation import Facts, Generation, Rules, choose_agents, decide, rules_of
 from slurmddp.launchers.lead import Lead
-from slurmddp.launchers.stragglers import Straggler
+from slurmddp.launchers.watch.culprit import RankReport
+from slurmddp.launchers.watch.stragglers import Straggler
 from slurmddp.launchers.words import as_facts
 
 RULES = Rules(nodes=3)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.launchers import stacks
-from slurmddp.launchers.stacks import RankStacks, StackRequest, main_thread
+from slurmddp.launchers.watch import stacks
+from slurmddp.launchers.watch.stacks import RankStacks, StackRequest, main_thread
 from slurmddp.node.pulse import PULSE_VARIABLE, Pulse
 
 

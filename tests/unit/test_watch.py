@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from slurmddp.launchers.culprit import RankReport
-from slurmddp.launchers.flight_recorder import FlightRecorder
-from slurmddp.launchers.inquiry import Comparison, Inquiry
-from slurmddp.launchers.stragglers import Pace
-from slurmddp.launchers.watch import Watch
+from slurmddp.launchers.watch.culprit import RankReport
+from slurmddp.launchers.watch.flight_recorder import FlightRecorder
+from slurmddp.launchers.watch.inquiry import Comparison, Inquiry
+from slurmddp.launchers.watch.node_watch import Watch
+from slurmddp.launchers.watch.stragglers import Pace
 from slurmddp.node.pulse import Beat, Pulse
 
 STEP = Beat("step", 100.0, 7, 0, 7, 100.0, 7.0, 0.0, watched=True)

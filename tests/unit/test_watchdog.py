@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from slurmddp.launchers.watchdog import LIMITS_S, Stall, Watchdog
+from slurmddp.launchers.watch.watchdog import LIMITS_S, Stall, Watchdog
 from slurmddp.node.pulse import Beat
 
 STEP = Beat(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from slurmddp.launchers.control_wire import MAX_MESSAGE_BYTES
+from slurmddp.launchers.control.wire import MAX_MESSAGE_BYTES
 
 Message = dict[str, Any]
 """A JSON object; `kind` says what it is."""

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.launchers.control_session import ALL, Awake, Clock, Join, Message, Session, copied
-from slurmddp.launchers.control_wire import CLOSED, Secret, Wire
+from slurmddp.launchers.control.session import ALL, Awake, Clock, Join, Message, Session, copied
+from slurmddp.launchers.control.wire import CLOSED, Secret, Wire
 from slurmddp.node.address import Address, find_rank_zero
 from slurmddp.node.ports import candidate_ports
 

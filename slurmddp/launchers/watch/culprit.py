@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from slurmddp.launchers.stacks import RankStacks
-from slurmddp.launchers.watchdog import Watchdog
+from slurmddp.launchers.watch.stacks import RankStacks
+from slurmddp.launchers.watch.watchdog import Watchdog
 from slurmddp.node.pulse import Beat
 from slurmddp.runs.causes import STALLED
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.launchers.control_session import ALL, Awake, Clock, Echoes, Join, Message, Session, copied
-from slurmddp.launchers.control_wire import CLOSED, Secret, Wire
+from slurmddp.launchers.control.session import ALL, Awake, Clock, Echoes, Join, Message, Session, copied
+from slurmddp.launchers.control.wire import CLOSED, Secret, Wire
 from slurmddp.node.address import find_rank_zero, not_here
 from slurmddp.node.ports import candidate_ports, listen
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slurmddp.launchers.culprit import RankReport, first_stopped, why
-from slurmddp.launchers.stragglers import (
+from slurmddp.launchers.watch.culprit import RankReport, first_stopped, why
+from slurmddp.launchers.watch.stragglers import (
     PACE_EVERY_S,
     Pace,
     Straggler,

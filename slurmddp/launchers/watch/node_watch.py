@@ -12,12 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from slurmddp.launchers import stacks
-from slurmddp.launchers.culprit import reports
-from slurmddp.launchers.flight_recorder import FlightRecorder
-from slurmddp.launchers.stacks import StackRequest
-from slurmddp.launchers.stragglers import LINE_EVERY_S, Pace
-from slurmddp.launchers.watchdog import Watchdog
+from slurmddp.launchers.watch import stacks
+from slurmddp.launchers.watch.culprit import reports
+from slurmddp.launchers.watch.flight_recorder import FlightRecorder
+from slurmddp.launchers.watch.stacks import StackRequest
+from slurmddp.launchers.watch.stragglers import LINE_EVERY_S, Pace
+from slurmddp.launchers.watch.watchdog import Watchdog
 from slurmddp.node.pulse import Beat, Pulse
 
 Message = dict[str, Any]
