@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from rank_jobs import batch_of, train_once
+from rank_jobs import batch_of
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+from trainer_jobs import train_once
 
 from slurmddp.training.distributon import Distributon
 

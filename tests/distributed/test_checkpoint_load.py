@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import load_jobs
 import pytest
-import rank_jobs
 import torch
 from ranks import run_ranks
 from torch import nn
@@ -145,14 +145,14 @@ def test_a_model_that_translates_old_names_may(alone, tmp_path) -> None:
 
 
 def test_one_ranks_misfit_leaves_all_ranks_as_they_were(tmp_path: Path) -> None:
-    first, second = run_ranks(rank_jobs.load_that_one_rank_refuses, 2, str(tmp_path))
+    first, second = run_ranks(load_jobs.load_that_one_rank_refuses, 2, str(tmp_path))
     assert "Rank 1 on" in first["said"]
     assert "does not fit this Net" in second["said"]
     assert first["unchanged"] and second["unchanged"]
 
 
 def test_a_rank_that_never_sees_the_checkpoint_names_its_host(tmp_path: Path) -> None:
-    first, second = run_ranks(rank_jobs.load_from_an_own_folder, 2, str(tmp_path))
+    first, second = run_ranks(load_jobs.load_from_an_own_folder, 2, str(tmp_path))
     assert "Rank 1 on" in first and "does not exist on" in first
     assert "does not exist on" in second
 
@@ -251,7 +251,7 @@ def test_a_test_save_counts_what_the_optimizer_will_need(alone, tmp_path, monkey
 
 
 def test_a_test_save_that_fails_is_heard_by_all_ranks(tmp_path: Path) -> None:
-    for said in run_ranks(rank_jobs.save_onto_a_file, 2, str(tmp_path)):
+    for said in run_ranks(load_jobs.save_onto_a_file, 2, str(tmp_path)):
         assert "test save" in said and "failed" in said
 
 

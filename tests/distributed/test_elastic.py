@@ -9,8 +9,8 @@ from typing import Any
 
 import elastic_jobs
 import pytest
-import rank_jobs
 import torch
+import trainer_jobs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks import run_ranks
@@ -144,7 +144,7 @@ def test_ranks_that_cannot_share_a_step_leave_the_run_as_it_is(
     run_ranks(elastic_jobs.train, 4, config, str(tmp_path / "notes"), str(folder), 3)
     before = sorted(path.name for path in (folder / "checkpoints").iterdir())
     config["data"]["notes"] = str(tmp_path / "none")
-    for error in run_ranks(rank_jobs.error_of_training, 3, config, str(folder)):
+    for error in run_ranks(trainer_jobs.error_of_training, 3, config, str(folder)):
         assert "A step of 8 samples can't be shared evenly by 3 ranks" in error
         assert "World sizes that work: 1, 2, 4, 8" in error
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == before

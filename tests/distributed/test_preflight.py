@@ -10,7 +10,7 @@ from typing import Any
 
 import preflight_jobs
 import pytest
-import rank_jobs
+import worker_jobs
 from ranks import run_ranks
 
 from slurmddp.environments.present import emulated_step, rank_environment
@@ -171,10 +171,10 @@ def test_a_clock_that_is_off_is_warned_of_and_far_off_refused(
 def test_the_worker_looks_where_it_was_asked_to_and_not_after_a_restart_in_place(
     run: RunFolder, config: dict[str, Any], generation: str, looks: int
 ) -> None:
-    program = {"program": {"_target_": "rank_jobs.program_that_notes"}}
+    program = {"program": {"_target_": "worker_jobs.program_that_notes"}}
     run.config_file.write_text(json.dumps({"seed": 3, "nodes": 1, "ranks_per_node": 1, **program, **config}))
     place = {"SLURMDDP_GENERATION": generation}
-    ((code, said),) = run_ranks(rank_jobs.work, 1, str(run.path), environments=[place])
+    ((code, said),) = run_ranks(worker_jobs.work, 1, str(run.path), environments=[place])
     assert code == 0
     assert "seed 3" in said
     assert len(events(run, "preflight") if run.attempts_file.exists() else []) == looks

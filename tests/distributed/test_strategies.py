@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import rank_jobs
+import strategy_jobs
 import torch
 from ranks import run_ranks
 
@@ -18,45 +18,45 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def test_replicas_are_equal_after_every_step() -> None:
-    first, second = run_ranks(rank_jobs.replicas_after_each_step, 2, True)
+    first, second = run_ranks(strategy_jobs.replicas_after_each_step, 2, True)
     assert [equal(a, b) for a, b in zip(first, second, strict=True)] == [True] * 5
     assert not equal(first[0], first[1]), "the weights change"
 
 
 def test_without_the_exchange_they_are_not() -> None:
-    first, second = run_ranks(rank_jobs.replicas_after_each_step, 2, False)
+    first, second = run_ranks(strategy_jobs.replicas_after_each_step, 2, False)
     assert [equal(a, b) for a, b in zip(first, second, strict=True)] == [True, False, False, False, False]
 
 
 def test_two_ranks_have_the_gradient_of_the_joined_batch() -> None:
-    joined = run_ranks(rank_jobs.mean_gradient, 1, 8)[0]
-    for halves in run_ranks(rank_jobs.mean_gradient, 2, 4):
+    joined = run_ranks(strategy_jobs.mean_gradient, 1, 8)[0]
+    for halves in run_ranks(strategy_jobs.mean_gradient, 2, 4):
         for name, gradient in joined.items():
             torch.testing.assert_close(halves[name], gradient, rtol=1e-5, atol=1e-7)
 
 
 def test_a_resumed_run_reduces_in_the_same_order_on_four_ranks() -> None:
-    assert run_ranks(rank_jobs.resumed_with_stock_ddp, 4, True) == [True] * 4
+    assert run_ranks(strategy_jobs.resumed_with_stock_ddp, 4, True) == [True] * 4
 
 
 def test_stock_ddp_does_not() -> None:
     # When a newer torch passes without it, `fix_bucket_layout` can go.
-    assert run_ranks(rank_jobs.resumed_with_stock_ddp, 4, False) == [False] * 4
+    assert run_ranks(strategy_jobs.resumed_with_stock_ddp, 4, False) == [False] * 4
 
 
 def test_fixing_the_layout_leaves_no_trace() -> None:
-    for trace in run_ranks(rank_jobs.layout_leaves_no_trace, 2):
+    for trace in run_ranks(strategy_jobs.layout_leaves_no_trace, 2):
         assert trace == dict.fromkeys(trace, True)
 
 
 def test_gradients_are_exchanged_in_the_last_of_several_passes_only() -> None:
-    every_time = run_ranks(rank_jobs.exchanges, 2, 3, 1)
-    assert run_ranks(rank_jobs.exchanges, 2, 3, 4) == every_time
+    every_time = run_ranks(strategy_jobs.exchanges, 2, 3, 1)
+    assert run_ranks(strategy_jobs.exchanges, 2, 3, 4) == every_time
     assert every_time[0] >= 3
 
 
 def test_single_refuses_several_ranks() -> None:
-    for error in run_ranks(rank_jobs.error_of_single_strategy, 2):
+    for error in run_ranks(strategy_jobs.error_of_single_strategy, 2):
         assert "2 ranks" in error
         assert "strategy=ddp" in error
 

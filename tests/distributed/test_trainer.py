@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import rank_jobs
 import torch
+import trainer_jobs
 from ranks import run_ranks
 
 from slurmddp import checkpoint
@@ -105,8 +105,8 @@ def curve(folder: RunFolder) -> dict[tuple[int, str], Any]:
 
 def test_it_writes_down_what_it_did(tmp_path: Path, text: Path) -> None:
     folder, config = new_folder(tmp_path / "run"), make_config(text)
-    run_ranks(rank_jobs.train_once, 2, config, str(folder.path), 4)
-    run_ranks(rank_jobs.train_once, 2, config, str(folder.path), None)
+    run_ranks(trainer_jobs.train_once, 2, config, str(folder.path), 4)
+    run_ranks(trainer_jobs.train_once, 2, config, str(folder.path), None)
     events = [(event["event"], event.get("step")) for event in folder.events()]
     assert [event for event in events if event[0] != "saved"] == [
         ("first_step", 1),
@@ -136,10 +136,10 @@ def test_it_writes_down_what_it_did(tmp_path: Path, text: Path) -> None:
 
 def test_a_run_that_is_done_finishes_at_once(tmp_path: Path, text: Path) -> None:
     folder, config = new_folder(tmp_path / "run"), make_config(text)
-    run_ranks(rank_jobs.train_once, 1, config, str(folder.path), None)
+    run_ranks(trainer_jobs.train_once, 1, config, str(folder.path), None)
     folder.sample_file.unlink()
     before = folder.metrics_file.read_text()
-    assert run_ranks(rank_jobs.train_once, 1, config, str(folder.path), None) == ["finished"]
+    assert run_ranks(trainer_jobs.train_once, 1, config, str(folder.path), None) == ["finished"]
     assert folder.metrics_file.read_text() == before
     assert [event["event"] for event in folder.events()][-2:] == ["saved", "resumed"]
     assert len(list(folder.checkpoints_dir.glob("step-*"))) == 3
@@ -150,7 +150,7 @@ def test_it_learns(tmp_path: Path, text: Path) -> None:
     folder = new_folder(tmp_path / "run")
     config = make_config(text, steps=60, batch_size=8, eval_every=0, save_every=0, log_every=20)
     config["scheduler"] = None
-    run_ranks(rank_jobs.train_once, 1, config, str(folder.path), None)
+    run_ranks(trainer_jobs.train_once, 1, config, str(folder.path), None)
     lines = curve(folder)
     assert lines[60, "eval_loss"][0] < 0.7 * lines[0, "eval_loss"][0]
     assert lines[60, "loss"][0] < lines[20, "loss"][0]
@@ -158,9 +158,9 @@ def test_it_learns(tmp_path: Path, text: Path) -> None:
 
 def test_the_heldout_loss_does_not_depend_on_the_ranks(text: Path) -> None:
     config = make_config(text, eval_batches=7, batch_size=3)
-    found = [loss for ranks in (1, 2, 4) for loss, _ in run_ranks(rank_jobs.heldout_loss, ranks, config)]
+    found = [loss for ranks in (1, 2, 4) for loss, _ in run_ranks(trainer_jobs.heldout_loss, ranks, config)]
     assert found == pytest.approx([found[0]] * 7, rel=1e-6)
-    assert all(quiet for _, quiet in run_ranks(rank_jobs.heldout_loss, 2, config))
+    assert all(quiet for _, quiet in run_ranks(trainer_jobs.heldout_loss, 2, config))
 
 
 def test_no_number_for_a_loss_names_the_step(tmp_path: Path, text: Path) -> None:
@@ -168,7 +168,7 @@ def test_no_number_for_a_loss_names_the_step(tmp_path: Path, text: Path) -> None
     config = make_config(text, log_every=5, clip_norm=None)
     config["optimizer"] = {"_target_": "torch.optim.SGD", "lr": 1e30}
     config["scheduler"] = None
-    for error in run_ranks(rank_jobs.error_of_training, 2, config, str(folder.path)):
+    for error in run_ranks(trainer_jobs.error_of_training, 2, config, str(folder.path)):
         assert "The loss of step 2 is nan" in error
         assert "optimizer.lr" in error
     assert not list(folder.checkpoints_dir.glob("*")), "nothing is saved of it"
@@ -177,7 +177,7 @@ def test_no_number_for_a_loss_names_the_step(tmp_path: Path, text: Path) -> None
 def test_where_nothing_can_be_saved_nothing_is_trained(tmp_path: Path, text: Path) -> None:
     folder = new_folder(tmp_path / "run")
     folder.checkpoints_dir.write_text("in the way")
-    for error in run_ranks(rank_jobs.error_of_training, 2, make_config(text), str(folder.path)):
+    for error in run_ranks(trainer_jobs.error_of_training, 2, make_config(text), str(folder.path)):
         assert "A test save to" in error and "failed" in error
     assert not folder.metrics_file.exists()
     assert folder.events() == []
@@ -199,7 +199,7 @@ def test_where_nothing_can_be_saved_nothing_is_trained(tmp_path: Path, text: Pat
 )
 def test_parts_that_do_not_fit(tmp_path: Path, text: Path, change: dict[str, Any], message: str) -> None:
     folder = new_folder(tmp_path / "run")
-    error = run_ranks(rank_jobs.error_of_training, 1, {**make_config(text), **change}, str(folder.path))[0]
+    error = run_ranks(trainer_jobs.error_of_training, 1, {**make_config(text), **change}, str(folder.path))[0]
     assert error.startswith("ConfigError")
     assert message in error
     assert not list(folder.checkpoints_dir.glob("*"))
@@ -207,20 +207,20 @@ def test_parts_that_do_not_fit(tmp_path: Path, text: Path, change: dict[str, Any
 
 def test_another_model_is_not_loaded_into(tmp_path: Path, text: Path) -> None:
     folder, config = new_folder(tmp_path / "run"), make_config(text, steps=2)
-    run_ranks(rank_jobs.train_once, 1, config, str(folder.path), None)
+    run_ranks(trainer_jobs.train_once, 1, config, str(folder.path), None)
     config["model"]["width"] = 16
-    error = run_ranks(rank_jobs.error_of_training, 1, config, str(folder.path))[0]
+    error = run_ranks(trainer_jobs.error_of_training, 1, config, str(folder.path))[0]
     assert error.startswith("CheckpointError: The checkpoint's model does not fit this GPT")
     assert checkpoint.latest(folder.checkpoints_dir) is not None
 
 
 def test_a_signal_to_one_rank_stops_all_at_one_step(tmp_path: Path, text: Path) -> None:
     config = make_config(text, steps=100_000, save_every=0, eval_every=0, log_every=100)
-    config["data"] = {"_target_": "rank_jobs.SignalText"}
+    config["data"] = {"_target_": "trainer_jobs.SignalText"}
     config["model"] = {"_target_": "rank_jobs.Net"}
     folder = new_folder(tmp_path / "run")
     folder.config_file.write_text(json.dumps(config))
-    assert run_ranks(rank_jobs.train_until_signalled, 2, config, str(folder.path), 20) == [75, 75]
+    assert run_ranks(trainer_jobs.train_until_signalled, 2, config, str(folder.path), 20) == [75, 75]
     events = {event["event"]: event for event in folder.events()}
     assert 20 <= events["saved"]["step"] < 100_000
     assert (events["signalled"]["signal"], events["signalled"]["rank"]) == ("SIGTERM", 1)

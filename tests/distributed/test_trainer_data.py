@@ -7,8 +7,8 @@ from typing import Any
 
 import data_jobs
 import pytest
-import rank_jobs
 import torch
+import trainer_jobs
 from ranks import run_ranks
 from test_trainer import assert_same, curve, final_state, new_folder
 from trainer_runs import trainer_config
@@ -37,9 +37,9 @@ def test_a_stopped_run_ends_where_an_undisturbed_one_does(
     arguments = {"count": 43} if data != "Weighted" else {}
     config = make_config(data, arguments=arguments, workers=workers)
     whole, parts = new_folder(tmp_path / "whole"), new_folder(tmp_path / "parts")
-    run_ranks(rank_jobs.train_once, ranks, config, str(whole.path), None)
+    run_ranks(trainer_jobs.train_once, ranks, config, str(whole.path), None)
     for stop in (3, 7, None):
-        ended = run_ranks(rank_jobs.train_once, ranks, config, str(parts.path), stop)
+        ended = run_ranks(trainer_jobs.train_once, ranks, config, str(parts.path), stop)
         assert all(("Stopped at" in end) == (stop is not None) for end in ended), ended
     assert_same(final_state(whole), final_state(parts))
     assert curve(whole) == curve(parts)
@@ -48,7 +48,7 @@ def test_a_stopped_run_ends_where_an_undisturbed_one_does(
 
 def error_of(tmp_path: Path, config: dict[str, Any], ranks: int) -> str:
     folder = new_folder(tmp_path / "run")
-    return str(run_ranks(rank_jobs.error_of_training, ranks, config, str(folder.path))[0])
+    return str(run_ranks(trainer_jobs.error_of_training, ranks, config, str(folder.path))[0])
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,10 @@ def test_the_state_of_another_number_of_loader_workers_is_refused_before_anythin
     tmp_path: Path,
 ) -> None:
     folder = new_folder(tmp_path / "run")
-    run_ranks(rank_jobs.train_once, 1, make_config("Placed", workers=0), str(folder.path), 3)
+    run_ranks(trainer_jobs.train_once, 1, make_config("Placed", workers=0), str(folder.path), 3)
     before = final_state(folder)
-    error = run_ranks(rank_jobs.error_of_training, 1, make_config("Placed", workers=1), str(folder.path))[0]
+    changed = make_config("Placed", workers=1)
+    (error,) = run_ranks(trainer_jobs.error_of_training, 1, changed, str(folder.path))
     assert "0 loader workers per rank shared Placed" in error and "train.workers=0" in error
     assert_same(before, final_state(folder))
 

@@ -1,0 +1,110 @@
+"""What ranks do in the tests of the trainer: its default program, perhaps told to stop, or a part of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import signal
+from typing import Any
+
+import torch
+from rank_jobs import batch_of
+
+from slurmddp.errors import SlurmddpError, StoppedAtCheckpoint
+from slurmddp.runs.folder import RunFolder
+from slurmddp.training import trainer, worker
+from slurmddp.training.distributon import Distributon
+from slurmddp.training.evaluate import evaluate
+from slurmddp.training.parts import build_parts
+
+
+class StopsAfter(Distributon):
+    """Is told to stop, on all ranks, before the n-th step that it would take."""
+
+    def __init__(self, after: int | None, **options: Any) -> None:
+        super().__init__(**options)
+        self._left = after
+
+    def should_stop(self) -> bool:
+        if self._left is None:
+            return False
+        self._left -= 1
+        return self._left < 0
+
+    @property
+    def stop_reason(self) -> str | None:
+        return "SIGTERM on rank 0 (here)"
+
+
+def train_once(config: dict[str, Any], folder: str, stop_after: int | None) -> str:
+    """Run the default program, perhaps with a stop; return how it ended."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        try:
+            with StopsAfter(stop_after, seed=config["seed"]) as d:
+                d.launch()
+                trainer.train(d, config, RunFolder(folder))
+        except StoppedAtCheckpoint as stopped:
+            return str(stopped)
+    return "finished"
+
+
+def error_of_training(config: dict[str, Any], folder: str) -> str:
+    try:
+        train_once(config, folder, None)
+    except SlurmddpError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+class Drawing(torch.utils.data.Dataset[Any]):
+    """Samples whose reading draws a random number, as augmentation does."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> Any:
+        torch.rand(())
+        return self._data[index]
+
+
+def heldout_loss(config: dict[str, Any]) -> tuple[float | None, bool]:
+    """Return the held-out loss of a fresh model, and whether evaluating left random states as they were."""
+    with Distributon(seed=0) as d:
+        d.launch()
+        parts = build_parts(d, config)
+        parts = dataclasses.replace(parts, heldout=Drawing(parts.heldout))
+        before = torch.get_rng_state()
+        loss = evaluate(d, parts)
+        return loss, torch.equal(before, torch.get_rng_state()) and parts.bare_model.training
+
+
+def train_until_signalled(config: dict[str, Any], folder: str, at_step: int) -> int:
+    """Let rank 1 get a SIGTERM of its own in step `at_step`; return the worker's exit code."""
+    run = RunFolder(folder)
+    os.environ["SLURMDDP_ATTEMPT"] = "0"
+    if os.environ["RANK"] == "1":
+        SignalText.at = at_step * config["train"]["batch_size"]
+    return worker.main(str(run.path))
+
+
+class SignalText(torch.utils.data.Dataset[Any]):
+    """Random classes that ask their own process to stop when a certain number of samples has been read."""
+
+    at: int | None = None
+    _read = 0
+
+    def __len__(self) -> int:
+        return 4000
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        type(self)._read += 1
+        if type(self)._read == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        x, y = batch_of(index, 1)
+        return x[0], y[0]
