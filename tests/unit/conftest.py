@@ -1,6 +1,8 @@
-"""A run folder that commands find by its name, and the SLURM that they ask."""
+"""What several files of tests ask for: a run folder that commands find by its name, a SLURM, open links."""
 
 from __future__ import annotations
+
+import contextlib
 
 import pytest
 
@@ -42,3 +44,15 @@ def make_run(tmp_path):
         return folder
 
     return make
+
+
+@pytest.fixture
+def star():
+    """Take stars of links between agents (`control_links`) and close them afterwards."""
+    with contextlib.ExitStack() as open_stars:
+
+        def make(made):
+            open_stars.callback(made.close)
+            return made
+
+        yield make

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
 import select
-import socket
 import time
 from dataclasses import dataclass, replace
+
+import launch_ports
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.launchers.control.link import Clock, open_link
@@ -37,12 +36,7 @@ def ports_of(launch_id):
 
 def a_launch():
     """Return the id of a launch that is nobody else's, and on whose first ports nobody listens."""
-    while True:
-        launch_id = f"{os.getpid()}.{next(NUMBERS)}"
-        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
-            for port in ports_of(launch_id)[:3]:
-                held.enter_context(socket.create_server(("127.0.0.1", port)))
-            return launch_id
+    return launch_ports.a_launch(ports_of)
 
 
 def place(node, nodes, launch_id, **changes):

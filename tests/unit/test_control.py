@@ -30,18 +30,6 @@ from slurmddp.launchers.control.link import ALL, open_link
 from slurmddp.node.ports import CANDIDATES, candidate_ports
 
 
-@pytest.fixture
-def star():
-    """Make stars whose links are closed afterwards."""
-    with contextlib.ExitStack() as open_stars:
-
-        def make(made):
-            open_stars.callback(made.close)
-            return made
-
-        yield make
-
-
 def test_all_arrive_and_are_told_of_each_other(star):
     four = star(Star(4).open())
     assert four.links[0].missing() == [1, 2, 3]
@@ -65,8 +53,12 @@ def test_the_hub_may_be_late(star):
     three = star(Star(3).open(1, 2))
     member = three.links[1]
     three.until(lambda: member._next_walk > 0)  # It has walked past all ports once and found nobody.
+    assert (member.missing(), three.came) == ([0], [])
     three.open(0)
     three.until(three.met)
+    assert [link.missing() for link in three.links.values()] == [[]] * 3
+    assert three.arrivals == {(1, 0), (2, 0), (0, 1), (0, 2)}
+    assert three.losses == []
 
 
 def test_messages_come_whole_in_order_and_once(star):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 
 import pytest
@@ -11,17 +10,6 @@ from control_links import Hand, Star, by_hand, pass_s, running, word
 from slurmddp.launchers.control.link import ALL
 from slurmddp.launchers.control.session import Awake, Session
 from slurmddp.launchers.control.wire import CUT
-
-
-@pytest.fixture
-def star():
-    with contextlib.ExitStack() as open_stars:
-
-        def make(made):
-            open_stars.callback(made.close)
-            return made
-
-        yield make
 
 
 def test_a_member_that_ends_is_lost_at_once(star):

@@ -21,17 +21,6 @@ HALF = {"slurmddp": 1, "nonce": NONCE}
 """How a hub begins."""
 
 
-@pytest.fixture
-def star():
-    with contextlib.ExitStack() as open_stars:
-
-        def make(made):
-            open_stars.callback(made.close)
-            return made
-
-        yield make
-
-
 def frame(value):
     body = value if isinstance(value, bytes) else json.dumps(value).encode()
     return len(body).to_bytes(4, "big") + body

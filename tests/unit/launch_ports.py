@@ -1,0 +1,23 @@
+"""Launches whose ports are free, for the tests of those who find each other by a launch's id."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+from collections.abc import Callable
+
+from slurmddp.node.ports import candidate_ports
+
+NUMBERS = itertools.count()
+
+
+def a_launch(ports_of: Callable[[str], list[int]] = candidate_ports) -> str:
+    """Return the id of a launch that is nobody else's, and on whose first ports nobody listens."""
+    while True:
+        launch_id = f"{os.getpid()}.{next(NUMBERS)}.0"
+        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+            for port in ports_of(launch_id)[:3]:
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+            return launch_id
