@@ -1,0 +1,34 @@
+"""Events as runs write them to `attempts.jsonl`."""
+
+from __future__ import annotations
+
+
+def event(kind, time, attempt=None, **facts):
+    number = {} if attempt is None else {"attempt": attempt}
+    return {"event": kind, "time": time, **number, **facts}
+
+
+def submitted(time, job_id="7", **facts):
+    return event("submitted", time, job_id=job_id, **facts)
+
+
+def started(time, attempt=0, job_id="7", launcher="slurm", **facts):
+    return event("started", time, attempt, job_id=job_id, launcher=launcher, **facts)
+
+
+def ended(time, outcome, attempt=0, next_="none", job_id="7"):
+    return event("ended", time, attempt, job_id=job_id, outcome=outcome, next=next_)
+
+
+def saved(time, step, attempt=0, seconds=2.0):
+    return event("saved", time, attempt, step=step, seconds=seconds)
+
+
+FAILED = [
+    submitted(100),
+    started(110),
+    event("first_step", 120, 0, step=1),
+    saved(142, 20),
+    event("rank_failed", 160, 0, rank=1),
+    ended(161, "failed", next_="requeue"),
+]
