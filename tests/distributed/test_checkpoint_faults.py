@@ -11,24 +11,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from checkpoint_files import hidden_in, steps_in
 
 from slurmddp import checkpoint
 from slurmddp.checkpoint import views
 from slurmddp.errors import CheckpointError, ConfigError
 from slurmddp.runs import owner, retry, room
-from slurmddp.runs.checkpoints import checkpoint_folders
 
 
 def save(root, step, state=None, keep_last=3):
     return checkpoint.write(root, step, state or {"w": torch.full((9,), step)}, meta={}, keep_last=keep_last)
-
-
-def steps_in(root):
-    return [int(path.name[5:]) for path in checkpoint_folders(root)]
-
-
-def hidden_in(root):
-    return [path.name for path in root.iterdir() if path.name.startswith(".")]
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +137,29 @@ def test_reading_rides_out_a_hiccup_too(tmp_path, waits, monkeypatch):
 
 
 # Space.
+
+
+@pytest.mark.parametrize(
+    "code", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EIO], ids=errno.errorcode.get
+)
+def test_a_full_disk_at_any_moment_leaves_the_old_ones_alone(tmp_path, code):
+    for passing in range(40):
+        root = tmp_path / str(passing)
+        for step in (1, 2):
+            save(root, step, keep_last=2)
+        with pytest.MonkeyPatch.context() as patch:
+            calls = Flaky(patch, passing + 1, 10**9, code)
+            try:
+                save(root, 3, {"w": torch.ones(5)}, keep_last=2)
+            except CheckpointError as error:
+                assert "step 3" in error.message and "untouched" in error.message and error.hint
+                assert steps_in(root) in ([2, 1], [3, 2, 1])
+        assert hidden_in(root) in ([], [".deleting-step-0000000001"])
+        assert checkpoint.latest(root).name in ("step-0000000002", "step-0000000003")
+        if calls.calls <= passing:
+            assert steps_in(root) == [3, 2]
+            return
+    raise AssertionError("the save never came to its end")
 
 
 def test_too_little_space_is_said_before_a_byte_is_written(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from typing import Any
 import memory_jobs
 import pytest
 import torch
+from checkpoint_files import steps_in
 from ranks import CONTEXT, place_environments, run_ranks
 from test_trainer import assert_same
 
@@ -22,7 +23,7 @@ from slurmddp.checkpoint import snapshot
 from slurmddp.checkpoint.snapshot import NoMemory, Snapshots
 from slurmddp.errors import CheckpointError
 from slurmddp.node import memory
-from slurmddp.runs.checkpoints import checkpoint_folders, step_of, verify
+from slurmddp.runs.checkpoints import checkpoint_folders, verify
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 PROGRAM = Path(__file__).with_name("memory_agent.py")
@@ -37,10 +38,6 @@ MIXED = {
     "step": 7,
     "pair": (1, [2.5, None]),
 }
-
-
-def steps_in(root: Path) -> list[int | None]:
-    return [step_of(folder) for folder in checkpoint_folders(root)]
 
 
 # With an agent.

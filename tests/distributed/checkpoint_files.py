@@ -1,0 +1,52 @@
+"""What the tests of checkpoints share: small saves, damage, and a comparison down to bits and types."""
+
+import struct
+
+import torch
+
+from slurmddp import checkpoint
+from slurmddp.runs.checkpoints import checkpoint_folders
+
+
+def save(root, step, state=None, keep_last=3, **meta):
+    return checkpoint.write(root, step, state or {"step": step}, meta=meta, keep_last=keep_last)
+
+
+def round_trip(tmp_path, state):
+    return checkpoint.read(save(tmp_path / "root", 1, state)).state
+
+
+def flip_bit(path, position=None):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 if position is None else position] ^= 0x10
+    path.write_bytes(data)
+
+
+def steps_in(root):
+    return [int(path.name[5:]) for path in checkpoint_folders(root)]
+
+
+def hidden_in(root):
+    return [path.name for path in root.iterdir() if path.name.startswith(".")]
+
+
+def same(left, right):
+    """Equal in values and in types, all the way down; NaN equals the same NaN."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and left.shape == right.shape and bits(left) == bits(right)
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(
+            type(a) is type(b) and same(left[a], right[b]) for a, b in zip(left, right, strict=True)
+        )
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
+    if isinstance(left, float):
+        return struct.pack("d", left) == struct.pack("d", right)
+    return bool(left == right)
+
+
+def bits(tensor):
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.reshape(-1))
+    return bytes(flat.view(torch.uint8).tolist())
