@@ -1,33 +1,21 @@
-"""A run on this machine: several pretended nodes, restarts, Ctrl-C; ranks here need no torch."""
+"""A run on this machine: several pretended nodes, failures and restarts; ranks here need no torch."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from agent_runs import (
-    SAVING,
-    agent_command,
-    all_gone,
-    children_of,
-    make_run,
-    runs,
-    wait_for_lines,
-    wait_until,
-)
+from agent_runs import SAVING, all_gone, children_of, make_run, runs, wait_for_lines, wait_until
+from local_runs import events, job_of, local_run, terminal
 
 from slurmddp.errors import ConfigError, NoProgressError, RankFailure
-from slurmddp.launchers import linux
-from slurmddp.launchers.local import LocalRun, check_size, newest_step
-from slurmddp.launchers.local import agent_command as real_agent_command
-from slurmddp.launchers.signals import SignalInbox
+from slurmddp.launchers.local import LocalRun, agent_command, check_size, newest_step
 from slurmddp.runs.folder import RunFolder
-from slurmddp.spec import Cluster, Job, Policy, Program, Resources
+from slurmddp.spec import Policy, Resources
 
 CHECKPOINT = """
 import os, pathlib, sys
@@ -37,35 +25,6 @@ def save(run_dir, step):
     root.mkdir(exist_ok=True)
     (root / "latest").write_text(f"step-{step:010d}\\n")
 """
-
-
-def job_of(folder: RunFolder, *, nodes: int = 1, ranks_per_node: int = 2, **changes: object) -> Job:
-    fields = {
-        "name": "test",
-        "run_name": folder.name,
-        "run_dir": folder.path,
-        "project_dir": folder.path.parents[1] / "project",
-        "launcher": "local",
-        "submitter": "sbatch",
-        "python": sys.executable,
-        "cluster": Cluster(name="local", env={"FROM_CLUSTER": "a b"}),
-        "resources": Resources(nodes=nodes, ranks_per_node=ranks_per_node),
-        "policy": Policy(),
-        "program": Program(target="rank_program.main", config={}),
-    }
-    return Job(**(fields | changes))
-
-
-def local_run(
-    tmp_path: Path, program: str, *, nodes: int = 1, ranks_per_node: int = 2, **changes: object
-) -> LocalRun:
-    folder = make_run(tmp_path, program, nodes=nodes, ranks_per_node=ranks_per_node)
-    job = job_of(folder, nodes=nodes, ranks_per_node=ranks_per_node, **changes)
-    return LocalRun(job, folder, command=[*agent_command(tmp_path), str(folder.path)], say=lambda text: None)
-
-
-def events(run: LocalRun, kind: str) -> list[dict]:
-    return [event for event in run.folder.events() if event["event"] == kind]
 
 
 def test_pretended_nodes_train_as_one_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,37 +179,6 @@ def test_a_killed_agent_ends_the_other_node(tmp_path: Path) -> None:
     wait_until(lambda: not any(runs(one) for one in left), "all processes of both nodes end")
 
 
-def test_stop_saves_on_every_node(tmp_path: Path) -> None:
-    run = local_run(tmp_path, SAVING, nodes=2)
-    run.start()
-    wait_for_lines(run.folder, "ready", 4)
-    run.stop()
-    assert run.wait() == 75
-    assert all("saved after SIGTERM" in run.folder.rank_log(0, rank).read_text() for rank in range(4))
-    assert [(event["outcome"], event["next"]) for event in events(run, "ended")] == [("stopped", "none")]
-
-
-def test_a_node_that_stops_alone_stops_the_others(tmp_path: Path) -> None:
-    program = (
-        "import os, time\ndef main(run_dir):\n    rank = int(os.environ['RANK'])\n"
-        "    time.sleep(600 * rank)\n    return 75 * (1 - rank)\n"
-    )
-    run = local_run(tmp_path, program, nodes=2, ranks_per_node=1)
-    run.start()
-    assert run.wait() == 75
-    assert [event["outcome"] for event in events(run, "ended")] == ["stopped"]
-
-
-def test_a_cancelled_run_is_not_called_stopped(tmp_path: Path) -> None:
-    run = local_run(tmp_path, SAVING)
-    run.start()
-    wait_for_lines(run.folder, "ready", 2)
-    run.folder.cancelled_file.touch()
-    run.stop()
-    assert run.wait() == 75
-    assert [event["outcome"] for event in events(run, "ended")] == ["cancelled"]
-
-
 def test_an_error_while_watching_leaves_nothing(tmp_path: Path) -> None:
     def broken() -> None:
         raise RuntimeError("the display broke")
@@ -263,65 +191,6 @@ def test_an_error_while_watching_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="the display broke"):
         run.wait(broken)
     wait_until(lambda: all_gone(left), "agents and ranks end")
-
-
-def terminal(tmp_path: Path, program: str) -> subprocess.Popen[bytes]:
-    """Start a run in a process of its own, to press Ctrl-C on."""
-    folder = make_run(tmp_path, program)
-    script = tmp_path / "person.py"
-    command = [*agent_command(tmp_path), str(folder.path)]
-    script.write_text(
-        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from test_local import LocalRun, RunFolder, job_of\n"
-        f"folder = RunFolder({str(folder.path)!r})\n"
-        f"run = LocalRun(job_of(folder), folder, command={command!r})\n"
-        "run.start()\nsys.exit(run.wait())\n"
-    )
-    return subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE)
-
-
-def test_ctrl_c_stops_at_a_checkpoint(tmp_path: Path) -> None:
-    with terminal(tmp_path, SAVING) as person:
-        folder = RunFolder(tmp_path / "runs" / "test-00000000")
-        wait_for_lines(folder, "ready", 2)
-        left = children_of(person.pid)
-        person.send_signal(signal.SIGINT)
-        assert person.wait(timeout=120) == 75
-        assert person.stderr is not None
-        assert b"Ctrl-C once more kills" in person.stderr.read()
-    assert len(left) == 3
-    wait_until(lambda: all_gone(left), "agent and ranks end")
-
-
-def test_ctrl_c_before_the_first_look_is_not_lost(tmp_path: Path) -> None:
-    run = local_run(tmp_path, SAVING)
-    run.start()
-    wait_for_lines(run.folder, "ready", 2)
-    os.kill(os.getpid(), signal.SIGINT)
-    assert run.wait() == 75
-    assert [event["outcome"] for event in events(run, "ended")] == ["stopped"]
-
-
-def test_a_signal_to_a_child_that_is_being_born_is_not_taken_for_one_of_ours(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A terminal's Ctrl-C goes to the child too until it has a session of its own; one must not be two."""
-    monkeypatch.setattr(linux, "die_with_parent", lambda sent, parent: os.kill(os.getpid(), signal.SIGINT))
-    shown = tmp_path / "mask"
-    program = f"import signal; print(signal.pthread_sigmask(0, ()), file=open({str(shown)!r}, 'w'))"
-    with SignalInbox((signal.SIGINT,)) as inbox:
-        assert linux.start_bound([sys.executable, "-c", program], signal.SIGTERM).wait() == 0
-        assert inbox.read() == []
-    assert shown.read_text() == "set()\n"
-
-
-def test_a_stop_before_an_agent_listens_is_no_failure(tmp_path: Path) -> None:
-    folder = make_run(tmp_path, SAVING)
-    run = LocalRun(job_of(folder), folder, command=["sleep", "600"], say=lambda text: None)
-    run.start()
-    run.stop()
-    assert run.wait() == 75
-    assert not folder.failure_file(0).exists()
 
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
@@ -337,41 +206,6 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
     third = LocalRun(job_of(folder), folder, command=["true"])
     third.start()
     assert third.wait() == 0
-
-
-def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:
-    deaf = SAVING.replace("while not stop:", "while True:")
-    with terminal(tmp_path, deaf) as person:
-        folder = RunFolder(tmp_path / "runs" / "test-00000000")
-        wait_for_lines(folder, "ready", 2)
-        left = children_of(person.pid)
-        assert person.stderr is not None
-        person.send_signal(signal.SIGINT)
-        assert b"Ctrl-C once more kills" in person.stderr.readline()
-        person.send_signal(signal.SIGINT)
-        assert person.wait(timeout=120) == 130
-    wait_until(lambda: all_gone(left), "agent and ranks end")
-    assert not folder.failure_file(0).exists()
-    (ended,) = [event for event in folder.events() if event["event"] == "ended"]
-    assert (ended["outcome"], ended["next"]) == ("cancelled", "none")
-
-
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
-def test_other_ways_to_ask_for_an_end(tmp_path: Path, sent: signal.Signals) -> None:
-    with terminal(tmp_path, SAVING) as person:
-        wait_for_lines(RunFolder(tmp_path / "runs" / "test-00000000"), "ready", 2)
-        person.send_signal(sent)
-        assert person.wait(timeout=120) == 75
-
-
-def test_the_ranks_save_when_the_person_s_process_is_killed(tmp_path: Path) -> None:
-    with terminal(tmp_path, SAVING) as person:
-        folder = RunFolder(tmp_path / "runs" / "test-00000000")
-        wait_for_lines(folder, "ready", 2)
-        left = children_of(person.pid)
-        person.kill()
-    wait_for_lines(folder, "saved after SIGTERM", 2)
-    wait_until(lambda: not any(runs(one) for one in left), "all end")
 
 
 @pytest.mark.parametrize(
@@ -400,7 +234,7 @@ def test_the_newest_step_is_read_from_latest(tmp_path: Path, text: str | None, s
 
 
 def test_the_agent_runs_under_the_same_interpreter(tmp_path: Path) -> None:
-    assert real_agent_command(RunFolder(tmp_path)) == [
+    assert agent_command(RunFolder(tmp_path)) == [
         sys.executable,
         "-m",
         "slurmddp.launchers.agent",

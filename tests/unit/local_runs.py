@@ -1,0 +1,57 @@
+"""Runs on this machine whose ranks need no torch, for the tests of the local launcher."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from agent_runs import agent_command, make_run
+
+from slurmddp.launchers.local import LocalRun
+from slurmddp.runs.folder import RunFolder
+from slurmddp.spec import Cluster, Job, Policy, Program, Resources
+
+
+def job_of(folder: RunFolder, *, nodes: int = 1, ranks_per_node: int = 2, **changes: object) -> Job:
+    fields = {
+        "name": "test",
+        "run_name": folder.name,
+        "run_dir": folder.path,
+        "project_dir": folder.path.parents[1] / "project",
+        "launcher": "local",
+        "submitter": "sbatch",
+        "python": sys.executable,
+        "cluster": Cluster(name="local", env={"FROM_CLUSTER": "a b"}),
+        "resources": Resources(nodes=nodes, ranks_per_node=ranks_per_node),
+        "policy": Policy(),
+        "program": Program(target="rank_program.main", config={}),
+    }
+    return Job(**(fields | changes))
+
+
+def local_run(
+    tmp_path: Path, program: str, *, nodes: int = 1, ranks_per_node: int = 2, **changes: object
+) -> LocalRun:
+    folder = make_run(tmp_path, program, nodes=nodes, ranks_per_node=ranks_per_node)
+    job = job_of(folder, nodes=nodes, ranks_per_node=ranks_per_node, **changes)
+    return LocalRun(job, folder, command=[*agent_command(tmp_path), str(folder.path)], say=lambda text: None)
+
+
+def events(run: LocalRun, kind: str) -> list[dict]:
+    return [event for event in run.folder.events() if event["event"] == kind]
+
+
+def terminal(tmp_path: Path, program: str) -> subprocess.Popen[bytes]:
+    """Start a run in a process of its own, to press Ctrl-C on."""
+    folder = make_run(tmp_path, program)
+    script = tmp_path / "person.py"
+    command = [*agent_command(tmp_path), str(folder.path)]
+    script.write_text(
+        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from local_runs import LocalRun, RunFolder, job_of\n"
+        f"folder = RunFolder({str(folder.path)!r})\n"
+        f"run = LocalRun(job_of(folder), folder, command={command!r})\n"
+        "run.start()\nsys.exit(run.wait())\n"
+    )
+    return subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE)
