@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+from slurm_jobs import FakePrograms
 
 from slurmddp.runs import index
 from slurmddp.runs.folder import RunFolder
@@ -25,6 +26,22 @@ def slurm(monkeypatch):
     for command in ("list", "status", "logs", "stop", "cancel", "resume"):
         monkeypatch.setattr(f"slurmddp.cli.{command}.SlurmClient", lambda: fake)
     return fake
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    """Put SLURM's programs on the PATH as those of `fake_slurm/`, steered by the folder that is returned."""
+    fake = FakePrograms(tmp_path / "slurm")
+    for name, value in fake.environ.items():
+        monkeypatch.setenv(name, value)
+    return fake
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "job.sbatch"
+    path.write_text("#!/bin/bash\n")
+    return path
 
 
 @pytest.fixture

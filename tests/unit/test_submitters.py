@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from slurm_jobs import CONFIG, PARTITIONS, FakePrograms, make_job
+from slurm_jobs import CONFIG, PARTITIONS, make_job
 
 from slurmddp.errors import ConfigError, SlurmError
 from slurmddp.launchers.submitit import RunScript
@@ -21,19 +21,15 @@ from slurmddp.slurm.options import sbatch_options
 from slurmddp.slurm.script import render
 from slurmddp.spec import Job
 
+# submitit looks for srun before it does anything.
+pytestmark = pytest.mark.usefixtures("programs")
+
 BOTH = pytest.mark.parametrize("name", ["sbatch", "submitit"])
 
 
 @pytest.fixture
 def slurm() -> FakeSlurm:
     return FakeSlurm(site=parse_limits(PARTITIONS, CONFIG))
-
-
-@pytest.fixture(autouse=True)
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """submitit looks for srun before it does anything."""
-    for name, value in FakePrograms(tmp_path / "slurm").environ.items():
-        monkeypatch.setenv(name, value)
 
 
 def prepared(tmp_path: Path, **changes: object) -> Job:
