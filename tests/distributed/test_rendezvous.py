@@ -1,19 +1,14 @@
 """Ranks that find each other. Each rank is a thread here: the meeting is all sockets, and nothing else."""
 
-import contextlib
-import dataclasses
-import itertools
-import os
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import psutil
 import pytest
+from launch_ports import a_launch
+from meetings import listener, meet, on_two_nodes, rank, talk
 
-from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.node.ports import candidate_ports
 from slurmddp.training import beacon, rendezvous
@@ -21,98 +16,6 @@ from slurmddp.training.beacon import Words
 from slurmddp.training.rendezvous import open_store
 
 pytestmark = pytest.mark.distributed
-
-
-NUMBERS = itertools.count()
-WHO = threading.local()
-
-
-def a_launch():
-    """Return the id of a launch that is nobody else's, and on whose first two ports nobody listens."""
-    while True:
-        launch_id = f"{os.getpid()}.{next(NUMBERS)}.0"
-        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
-            for port in candidate_ports(launch_id)[:2]:
-                held.enter_context(socket.create_server(("127.0.0.1", port)))
-            return launch_id
-
-
-def rank(number, world_size=2, launch_id="1.0.0", **changes):
-    place = RankInfo(
-        environment="slurm",
-        rank=number,
-        local_rank=number,
-        world_size=world_size,
-        local_world_size=world_size,
-        launch_id=launch_id,
-    )
-    return dataclasses.replace(place, **changes)
-
-
-def meet(infos, timeout_s=120.0):
-    """Let all these ranks meet at once and return their stores, or the error of each that failed."""
-
-    def outcome(info):
-        WHO.rank = info.rank
-        try:
-            return open_store(info, timeout_s)
-        except SlurmddpError as error:
-            return error
-
-    with ThreadPoolExecutor(len(infos)) as pool:
-        return list(pool.map(outcome, infos))
-
-
-@pytest.fixture
-def patience(monkeypatch):
-    """Let the time of one rank run out when something has become true, however slow the machine is."""
-
-    def until(condition, number=0):
-        def now():
-            return time.monotonic() + 3600 * (getattr(WHO, "rank", None) == number and condition())
-
-        monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=now, sleep=time.sleep))
-
-    return until
-
-
-@pytest.fixture
-def reports(monkeypatch):
-    """Collect the ranks that have reported, or tried to."""
-    seen, report = [], rendezvous._report
-
-    def report_and_note(store, info):
-        try:
-            report(store, info)
-        finally:
-            seen.append(info.rank)
-
-    monkeypatch.setattr(rendezvous, "_report", report_and_note)
-    return seen
-
-
-@contextlib.contextmanager
-def listener(port, answer=None):
-    """A program that has nothing to do with us and sits on `port`; it answers every caller, or never."""
-    with socket.create_server(("127.0.0.1", port)) as server:
-        stopped = threading.Event()
-        server.settimeout(0.05)
-
-        def serve():
-            while not stopped.is_set():
-                with contextlib.suppress(OSError):
-                    caller, _ = server.accept()
-                    with caller:
-                        caller.sendall(answer)
-                        caller.recv(1000)
-
-        thread = threading.Thread(target=serve if answer is not None else stopped.wait)
-        thread.start()
-        try:
-            yield
-        finally:
-            stopped.set()
-            thread.join()
 
 
 def test_four_ranks_share_a_store():
@@ -206,88 +109,12 @@ def test_a_stranger_gets_no_port_and_does_not_stop_the_meeting():
         assert one.get("key") == b"value"
 
 
-def talk(port, words):
-    """Say something to the beacon on `port`, as soon as there is one, and return its answer."""
-    while True:
-        try:
-            connection = socket.create_connection(("127.0.0.1", port), timeout=60)
-        except ConnectionRefusedError:
-            time.sleep(0.01)
-            continue
-        with connection:
-            connection.sendall(words)
-            connection.shutdown(socket.SHUT_WR)
-            try:
-                return connection.recv(1000)
-            except ConnectionResetError:
-                return b""
-
-
-def test_missing_ranks_are_named_to_all_who_came(patience, reports):
-    launch = a_launch()
-    patience(lambda: len(reports) == 2)
-    errors = meet([rank(0, 4, launch), rank(2, 4, launch)])
-    assert all(isinstance(error, SlurmddpError) for error in errors)
-    for error in errors:
-        assert "2 of 4 ranks did not report" in error.message
-        assert "rank 1, 3" in error.message
-        assert error.exit_code == 1
-
-
-def test_rank_zero_says_for_whom_it_waits(monkeypatch, caplog, patience):
-    monkeypatch.setattr(rendezvous, "_NOTICE_S", (0.1, 0.1))
-    launch = a_launch()
-    patience(lambda: "1 of 3 ranks" in caplog.text)
-    errors = meet([rank(0, 3, launch), rank(2, 3, launch)])
-    assert all("rank 1." in error.message for error in errors)
-    said = [record.message for record in caplog.records if "1 of 3 ranks" in record.message]
-    assert said and all("rank 1." in text for text in said)
-
-
 def test_a_torch_that_takes_no_socket_opens_the_store_itself(monkeypatch):
     monkeypatch.setattr(rendezvous, "_torch_version", lambda: (2, 4))
     launch = a_launch()
     stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
     stores[0].set("key", "value")
     assert stores[1].get("key") == b"value"
-
-
-def on_two_nodes(number, launch_id, **changes):
-    """Return the place of one of four ranks on two nodes that this machine pretends to be."""
-    place = rank(number, 4, launch_id, nodes=2, hosts=("n1", "n2"), local_world_size=2, emulated=True)
-    return dataclasses.replace(place, **{"node_rank": number // 2, "local_rank": number % 2} | changes)
-
-
-def test_missing_ranks_are_named_with_their_hosts(patience, reports):
-    launch = a_launch()
-    patience(lambda: len(reports) == 2)
-    errors = meet([on_two_nodes(number, launch) for number in (0, 3)])
-    assert all("rank 1 on n1 and rank 2 on n2." in error.message for error in errors)
-
-
-def test_ranks_that_do_not_lie_in_blocks_are_named_without_hosts(patience, reports):
-    launch = a_launch()
-    patience(lambda: len(reports) == 3)
-    errors = meet([on_two_nodes(number, launch, node_rank=number % 2) for number in (0, 1, 2)])
-    assert all(error.message.endswith("rank 3.") for error in errors)
-
-
-def test_a_rank_that_finds_no_rank_zero_says_so_while_it_waits(monkeypatch, caplog, patience):
-    monkeypatch.setattr(rendezvous, "_NOTICE_S", (0.1, 0.1))
-    patience(lambda: "rank 0 on n1 does not answer" in caplog.text, number=2)
-    (error,) = meet([on_two_nodes(2, a_launch())])
-    assert "did not find rank 0" in error.message
-
-
-def test_a_rank_that_waits_says_so_after_seconds_and_then_now_and_then():
-    now = itertools.count(100.0, 0.5)
-    clock = SimpleNamespace(monotonic=now.__next__)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(rendezvous, "time", clock)
-        notice = rendezvous._Notice()
-        said = [0.5 * (step + 1) for step in range(50) if notice.is_due()]
-    assert said[0] <= 4.0
-    assert len(said) == 3
 
 
 def test_ranks_that_know_the_secret_meet_beside_some_of_the_same_launch_that_do_not(monkeypatch):
@@ -344,41 +171,6 @@ def test_a_stop_after_all_have_met_is_left_to_the_training():
         outcomes = [future.exception() or future.result() for future in meeting]
     # Either all go on or all leave, whoever was first.
     assert len({isinstance(found, StoppedAtCheckpoint) for found in outcomes}) == 1
-
-
-def test_without_rank_zero_the_others_say_where_they_looked():
-    launch = a_launch()
-    with pytest.raises(SlurmddpError) as caught:
-        open_store(rank(1, 2, launch), 0.3)
-    assert launch in caught.value.message
-    assert "127.0.0.1" in caught.value.message
-    assert str(candidate_ports(launch)[0]) in caught.value.message
-    assert "SLURMDDP_MASTER_ADDR" in caught.value.hint
-
-
-def test_two_processes_with_one_rank_are_refused(patience, reports):
-    launch = a_launch()
-    patience(lambda: len(reports) == 3)
-    outcomes = meet([rank(0, 3, launch), rank(1, 3, launch), rank(1, 3, launch)])
-    assert any(isinstance(found, MismatchError) and "rank 1" in found.message for found in outcomes)
-    assert all(isinstance(found, SlurmddpError) for found in outcomes)
-
-
-def test_a_store_that_does_not_answer_costs_no_more_than_the_given_time(monkeypatch, patience):
-    heard, ask, launch = [], rendezvous.ask, a_launch()
-
-    def ask_and_note(*words):
-        heard.append(ask(*words))
-        return heard[-1]
-
-    monkeypatch.setattr(rendezvous, "ask", ask_and_note)
-    patience(lambda: any(heard), number=1)
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # and nobody listens
-        dead = closed.getsockname()[1]
-        with listener(candidate_ports(launch)[0], Words(launch).answer(dead) + b"\n"):
-            (error,) = meet([rank(1, 2, launch)])
-    assert isinstance(error, SlurmddpError) and f"port {dead}" in error.message
 
 
 def test_rank_zero_away_from_its_host_is_refused_at_once():
