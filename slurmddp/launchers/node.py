@@ -138,7 +138,19 @@ def why_no_fork() -> str | None:
     Threads that are not Python's (those of numpy's BLAS) see to that themselves.
     """
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
+    if (torch is not None and torch.cuda.is_initialized()) or _cuda_is_initialised():
         return "has initialised CUDA"
     others = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     return f"has started a thread ({others[0]})" if others else None
+
+
+def _cuda_is_initialised() -> bool:
+    """Whether anything has initialised CUDA here: torch knows of itself only, and not of all it does itself.
+
+    (torch.cuda.is_available() does so as well, in its usual setting.) The driver counts no devices before that.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
+    except OSError:
+        return False  # Nothing here has loaded it.
+    return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) == 0

@@ -39,12 +39,18 @@ import torch
 
 on_device = torch.zeros(1, device="cuda")
 """
+TOUCHES_THE_DRIVER = """
+import ctypes
+
+ctypes.CDLL("libcuda.so.1").cuInit(0)
+"""
 
 
 def run_agent(tmp_path: Path, *preload: str) -> tuple[int, str, RunFolder]:
     """Run an agent with one rank; return its code, what it said, and its run."""
     folder = make_run(tmp_path, PROGRAM, ranks_per_node=1)
     (tmp_path / "project" / "touches_cuda.py").write_text(TOUCHES_CUDA)
+    (tmp_path / "project" / "touches_the_driver.py").write_text(TOUCHES_THE_DRIVER)
     folder.log_dir(0).mkdir(parents=True)
     script = tmp_path / "start_agent.py"
     script.write_text(AGENT)
@@ -61,8 +67,9 @@ def test_a_forked_rank_uses_the_gpu_and_the_agent_never_does(tmp_path: Path) -> 
     assert "no fork: None" in said
 
 
-def test_where_an_import_uses_cuda_ranks_are_programs_of_their_own(tmp_path: Path) -> None:
-    code, said, folder = run_agent(tmp_path, "touches_cuda")
+@pytest.mark.parametrize("module", ["touches_cuda", "touches_the_driver"])
+def test_where_an_import_uses_cuda_ranks_are_programs_of_their_own(tmp_path: Path, module: str) -> None:
+    code, said, folder = run_agent(tmp_path, module)
     assert code == 0, said + folder.rank_log(0, 0).read_text()
     assert "sum 12288.0" in folder.rank_log(0, 0).read_text()
     assert "has initialised CUDA" in said
