@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
+import slurmddp
 from slurmddp.launchers.watch.stacks import RankStacks
 from slurmddp.launchers.watch.watchdog import Watchdog
 from slurmddp.node.pulse import Beat
@@ -32,7 +33,7 @@ ORDER = (
 _WAITS_IN = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/slurmddp/training/rendezvous.py")
 _STOP = "/slurmddp/training/stop.py"
 _BACKWARD = "_engine_run_backward"
-_OWN = f"{Path(__file__).parents[1]}/"
+_OWN = f"{Path(slurmddp.__file__).parent}/"
 _LIBRARIES = ("/torch/", "/lib/python3", "<frozen ")
 _AT_WORK = 0.5
 """A rank that showed life within this part of the culprit's limit gets on."""
