@@ -207,7 +207,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, nodes=2, spare_nodes=1)
     with agents_of(folder, 3) as agents:
         wait_until(lambda: begun(folder, 0, 4), "the first generation")
-        assert "this node waits" in node_log(folder, 2)
+        wait_until(lambda: "this node waits" in node_log(folder, 2), "the spare is there")
         lost = children_of(agents[1].pid)
         agents[1].kill()
         wait_until(lambda: begun(folder, 1, 4), "the second generation")

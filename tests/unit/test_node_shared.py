@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import tempfile
 
+import psutil
 import pytest
 
 from slurmddp.node.channel import CHANNEL_VARIABLE, MAX_MESSAGE_BYTES, Channel
@@ -100,15 +102,16 @@ def test_a_message_that_is_too_long_is_refused_not_cut() -> None:
     other.close()
 
 
-def test_descriptors_do_not_leak_when_no_one_takes_them(tmp_path: object) -> None:
-    one, other = Channel.pair()
-    with tempfile.TemporaryFile() as file:
-        one.send({"kind": "file"}, [file.fileno()])
-    received = other.receive(1.0)
-    assert received is not None
-    os.close(received[1][0])
-    one.close()
-    other.close()
+def test_descriptors_that_come_without_a_word_are_closed() -> None:
+    end, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    line = Channel(end)
+    with other, tempfile.TemporaryFile() as file:
+        before = psutil.Process().num_fds()
+        socket.send_fds(other, [b""], [file.fileno()])
+        with pytest.raises(EOFError):
+            line.receive(1.0)
+        assert psutil.Process().num_fds() == before
+    line.close()
 
 
 def test_what_was_sent_is_heard_though_the_sender_went_without_reading_its_answers() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from agent_runs import SAVING, children_of, make_run, runs, start_agent, wait_for_lines, wait_until
+from agent_runs import SAVING, make_run, runs, start_agent, wait_for_lines, wait_until
 
 from slurmddp.launchers import guardian
 from slurmddp.runs.failures import rank_exits
@@ -39,6 +39,11 @@ def started(folder: RunFolder) -> list[int]:
     """Return the processes that the ranks say they have started."""
     texts = [folder.rank_log(0, rank).read_text() for rank in range(2)]
     return [int(word) for text in texts for word in text.split() if word.isdecimal()]
+
+
+def guardian_of(agent: int) -> psutil.Process:
+    (found,) = [one for one in psutil.Process(agent).children() if one.name() == guardian.NAME]
+    return found
 
 
 def kill_it(agent: psutil.Process) -> None:
@@ -86,8 +91,7 @@ def test_an_agent_whose_guardian_was_killed_goes_on(tmp_path: Path) -> None:
     folder = make_run(tmp_path, SAVING)
     with start_agent(folder) as agent:
         wait_for_lines(folder, "ready", 2)
-        below = psutil.Process(agent.pid).children()
-        (guarding,) = [process for process in below if process.name() == guardian.NAME]
+        guarding = guardian_of(agent.pid)
         guarding.kill()
         wait_until(lambda: not guarding.is_running(), "the agent has taken note")
         agent.terminate()
@@ -96,17 +100,14 @@ def test_an_agent_whose_guardian_was_killed_goes_on(tmp_path: Path) -> None:
 
 def test_the_guardian_hears_nothing_but_the_agents_death(tmp_path: Path) -> None:
     """Where SLURM tracks the process tree it sends every signal to every process in it."""
-    folder = make_run(tmp_path, SAVING)
+    folder = make_run(tmp_path, FAMILY.format(also="", ending="time.sleep(600)"))
     with start_agent(folder) as agent:
-        wait_for_lines(folder, "ready", 2)
-        below = psutil.Process(agent.pid).children()
-        (guarding,) = [process for process in below if process.name() == guardian.NAME]
-        for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGCONT):
-            guarding.send_signal(number)
-        ranks = children_of(agent.pid)
-        assert guarding.is_running() and len(ranks) == 2
+        wait_for_lines(folder, "all", 2)
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGCONT):
+            guardian_of(agent.pid).send_signal(number)
+        tree = psutil.Process(agent.pid).children(recursive=True)
         agent.kill()
-        wait_until(lambda: not any(runs(one) for one in (*ranks, guarding)), "ranks and guardian end")
+        wait_until(lambda: not any(runs(one) for one in tree), "the guardian has ended the whole tree")
 
 
 def test_an_orphan_that_ends_is_no_zombie(tmp_path: Path) -> None:

@@ -158,8 +158,8 @@ def test_much_output_does_not_block(program: Path) -> None:
 
 def test_a_reader_that_leaves_does_not_stop_the_training(program: Path) -> None:
     body = (
-        "if rank == 0:\n    time.sleep(0.3)\nelse:\n    for _ in range(100):\n        print('z' * 1000)\n"
-        + READY
+        "while rank == 0 and not (here / 'ready-1').exists(): time.sleep(0.01)\n"
+        "for _ in range(100 * rank): print('z' * 1000, flush=True)\n" + READY
     )
     process = start(program, body)
     assert process.stdout is not None

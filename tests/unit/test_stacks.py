@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
+from agent_runs import runs, wait_until
 
 from slurmddp.launchers.watch import stacks
 from slurmddp.launchers.watch.stacks import RankStacks, StackRequest, main_thread
@@ -82,7 +84,7 @@ def test_a_process_that_hangs_shows_where(rank, page: Pulse, act: Callable[[], N
     found = ask_until(pid, page, lambda found: act.__name__ in str(found.stack[:1]))
     assert found.stack[0].startswith(__file__)
     assert found.stack[0].endswith(f" in {act.__name__}")
-    assert found.state in "SR"
+    assert found.state in ("S", "R")
     assert found.worker == ()
 
 
@@ -109,27 +111,34 @@ def test_the_worker_that_fetches_data_is_shown_beside_its_rank(rank, page: Pulse
     assert found.text.count("most recent call first") == 2
 
 
+PROGRAM = ["-c", "import time; time.sleep(1000)"]
+
+
 def start_a_program_and_hang() -> None:
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    subprocess.Popen([sys.executable, *PROGRAM])
     hang_in_python()
 
 
 def test_programs_that_a_rank_has_started_are_left_alone(rank, page: Pulse) -> None:
     pid = rank(start_a_program_and_hang)
-    # The signal would end a program that does not know it: the group keeps its two processes.
-    deadline = time.monotonic() + 60
-    while len(stacks._groups({pid})[pid]) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
+
+    def programs() -> list[psutil.Process]:
+        return [one for one in psutil.Process(pid).children() if one.cmdline()[1:] == PROGRAM]
+
+    wait_until(programs, "the program runs")
+    (program,) = programs()
+    assert program.pid in stacks._groups({pid})[pid]
     ask_until(pid, page, lambda found: "hang_in_python" in str(found.stack[:1]))
-    assert len(stacks._groups({pid})[pid]) == 2
+    assert runs(program), "the signal would end a program that does not know it"
 
 
 def test_a_stopped_process_is_named_and_not_waited_for(rank, page: Pulse) -> None:
     pid = rank(hang_in_python)
     os.kill(pid, signal.SIGSTOP)
     os.waitpid(pid, os.WUNTRACED)
-    found = ask(pid, page)
-    assert (found.state, found.stack) == ("T", ())
+    request = StackRequest({3: (pid, page)})
+    assert request.poll(), "there is nothing to wait for"
+    assert request.stacks() == {3: RankStacks(state="T")}
 
 
 def test_a_process_that_is_gone_is_no_error(page: Pulse) -> None:
@@ -144,6 +153,7 @@ def test_a_descriptor_that_is_something_else_now_is_left_alone(tmp_path: Path) -
         stacks.arm(environ)
         Pulse.attach(environ).enter("step")
         stacks.arm({PULSE_VARIABLE: "987654"})
+        assert not stacks._look(os.getpid()).answers
     assert (tmp_path / "something").read_bytes() == b""
 
 

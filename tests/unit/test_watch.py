@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from slurmddp.launchers.watch import node_watch
 from slurmddp.launchers.watch.culprit import RankReport
 from slurmddp.launchers.watch.flight_recorder import FlightRecorder
 from slurmddp.launchers.watch.inquiry import Comparison, Inquiry
@@ -28,7 +31,9 @@ def report(rank: int, **changes: Any) -> dict[str, Any]:
     return {"kind": "report", "reports": [RankReport(**(usual | changes)).to_json()]}
 
 
-def test_a_watch_tells_of_a_standstill_and_reports_when_asked(tmp_path: Path) -> None:
+def test_a_watch_tells_of_a_standstill_and_reports_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     watch = Watch(2.0, tmp_path, "n1", beats=lambda: {4: STEP}, processes=lambda: NO_PROCESSES)
     told: list[dict[str, Any]] = []
     for now in range(100, 103):
@@ -37,8 +42,10 @@ def test_a_watch_tells_of_a_standstill_and_reports_when_asked(tmp_path: Path) ->
     assert kinds == ["pace", "stall"]
     assert told[0]["paces"]["4"]["step"] == 7
     assert (told[1]["rank"], told[1]["phase"], told[1]["limit_s"]) == (4, "step", 2.0)
+    monkeypatch.setattr(node_watch, "time", SimpleNamespace(monotonic=lambda: 102.0))
+    assert watch.next_look() == 103.0
     watch.ask(generation=0)
-    assert watch.next_look() - time.monotonic() < 1
+    assert 102.0 < watch.next_look() < 102.1, "stacks take hundredths of a second"
     (answer,) = watch.look(102.1)
     assert RankReport.from_json(over_the_line(answer)["reports"][0]).seconds >= 2.0
     assert watch.look(102.2) == []
