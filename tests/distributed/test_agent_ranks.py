@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 from agent_runs import make_run, wait_for_lines, wait_until
+from torch_agents import agents_of, codes_of, logs
 
-from slurmddp.environments.present import emulated_step, scrub
 from slurmddp.launchers import failure
-from slurmddp.runs.folder import RunFolder
 
 pytestmark = pytest.mark.distributed
 
@@ -23,8 +20,8 @@ AGENT = """
 import os, sys
 from slurmddp.launchers.agent import run
 from slurmddp.launchers.node import PRELOAD
-preload = sys.argv[2:] or PRELOAD
-code = run(sys.argv[1], entry="rank_program:main", preload=preload, report=lambda folder, code: None)
+*preload, run_dir = sys.argv[1:]
+code = run(run_dir, entry="rank_program:main", preload=preload or PRELOAD, report=lambda folder, code: None)
 sys.stdout.flush()
 os._exit(code)
 """
@@ -56,23 +53,6 @@ def prepare():
 """
 
 
-def start_agents(folder: RunFolder, nodes: int, *preload: str) -> list[subprocess.Popen[bytes]]:
-    folder.log_dir(0).mkdir(parents=True)
-    script = folder.path / "start_agent.py"
-    script.write_text(AGENT)
-    agents = []
-    for node_rank in range(nodes):
-        environ = scrub(os.environ) | emulated_step(nodes, node_rank, "local-1", folder.path, 0)
-        with (folder.log_dir(0) / f"node-{node_rank}.log").open("ab") as log:
-            command = [sys.executable, str(script), str(folder.path), *preload]
-            agents.append(subprocess.Popen(command, env=environ, stdout=log, stderr=log))
-    return agents
-
-
-def logs(folder: RunFolder) -> str:
-    return "\n".join(path.read_text() for path in sorted(folder.log_dir(0).glob("*.log")))
-
-
 @pytest.mark.parametrize(("nodes", "ranks_per_node"), [(1, 2), (2, 2)])
 def test_forked_ranks_take_a_ddp_step_without_importing_more(
     tmp_path: Path, nodes: int, ranks_per_node: int
@@ -88,9 +68,8 @@ def test_forked_ranks_take_a_ddp_step_without_importing_more(
         "    return 0\n"
     )
     folder = make_run(tmp_path, program, nodes=nodes, ranks_per_node=ranks_per_node)
-    agents = start_agents(folder, nodes)
-    codes = [agent.wait(timeout=400) for agent in agents]
-    assert codes == [0] * nodes, logs(folder)
+    with agents_of(folder, nodes, program=AGENT) as agents:
+        assert codes_of(agents) == [0] * nodes, logs(folder)
     found = [
         json.loads(folder.rank_log(0, rank).read_text().splitlines()[-1])
         for rank in range(nodes * ranks_per_node)
@@ -111,8 +90,8 @@ def test_ranks_of_an_agent_that_cannot_be_forked_train_as_well(tmp_path: Path) -
     folder = make_run(tmp_path, program)
     thread = "threading.Thread(target=threading.Event().wait, name='monitor', daemon=True)"
     (tmp_path / "project" / "monitored.py").write_text(f"import threading\n{thread}.start()\n")
-    (agent,) = start_agents(folder, 1, "monitored")
-    assert agent.wait(timeout=400) == 0, logs(folder)
+    with agents_of(folder, 1, program=AGENT, words=["monitored"]) as agents:
+        assert codes_of(agents) == [0], logs(folder)
     said = (folder.log_dir(0) / "node-0.log").read_text()
     assert "importing monitored has started a thread (monitor), so ranks are not forked" in said
     found = [folder.rank_log(0, rank).read_text().splitlines()[-1] for rank in range(2)]
@@ -146,20 +125,20 @@ def main(run_dir):
 
 def test_a_stop_on_one_node_lets_all_ranks_save(tmp_path: Path) -> None:
     folder = make_run(tmp_path, STEPS, nodes=2)
-    agents = start_agents(folder, 2)
-    wait_for_lines(folder, "ready as", 4)
-    agents[1].terminate()
-    assert [agent.wait(timeout=400) for agent in agents] == [75, 75], logs(folder)
+    with agents_of(folder, 2, program=AGENT) as agents:
+        wait_for_lines(folder, "ready as", 4)
+        agents[1].terminate()
+        assert codes_of(agents) == [75, 75], logs(folder)
 
 
 def test_of_a_killed_rank_and_those_that_lost_it_the_killed_one_is_named(tmp_path: Path) -> None:
     folder = make_run(tmp_path, STEPS, nodes=2)
-    agents = start_agents(folder, 2)
-    wait_for_lines(folder, "ready as", 4)
-    ranks = psutil.Process(agents[1].pid).children()
-    victim = folder.rank_log(0, 2).read_text().partition("ready as ")[2].partition(".")[0]
-    os.kill(int(victim), signal.SIGKILL)
-    assert [agent.wait(timeout=400) for agent in agents] == [1, 1], logs(folder)
+    with agents_of(folder, 2, program=AGENT) as agents:
+        wait_for_lines(folder, "ready as", 4)
+        ranks = psutil.Process(agents[1].pid).children()
+        victim = folder.rank_log(0, 2).read_text().partition("ready as ")[2].partition(".")[0]
+        os.kill(int(victim), signal.SIGKILL)
+        assert codes_of(agents) == [1, 1], logs(folder)
     found = failure.read(folder, 0)
     assert found is not None
     assert (found.rank, found.node_rank, found.signal) == (2, 1, "SIGKILL")

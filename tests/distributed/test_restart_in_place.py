@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from test_trainer import assert_same, final_state
+from torch_agents import agents_of, codes_of, logs
 from trainer_runs import trainer_config
 
-from slurmddp.environments.present import emulated_step, scrub
 from slurmddp.runs.folder import RunFolder, read_lines
 
 pytestmark = pytest.mark.distributed
@@ -35,27 +32,10 @@ def train(
     (path / "project").mkdir()
     size = {"nodes": nodes, "ranks_per_node": 2 // nodes, "project_dir": str(path / "project")}
     folder.config_file.write_text(yaml.safe_dump({**config, **size}))
-    folder.log_dir(0).mkdir(parents=True)
-    agents = [start_agent(folder, nodes, node, falls) for node in range(nodes)]
-    try:
-        codes = [agent.wait(timeout=400) for agent in agents]
-    finally:
-        for agent in agents:
-            agent.kill()
-            agent.wait()
-    logs = "\n".join(file.read_text() for file in sorted(folder.log_dir(0).glob("*.log")))
-    assert codes == [0] * nodes, logs
+    own = {"PYTHONPATH": str(Path(__file__).parent), "FALLS": json.dumps(falls), "OMP_NUM_THREADS": "1"}
+    with agents_of(folder, nodes, **own) as agents:
+        assert codes_of(agents) == [0] * nodes, logs(folder)
     return folder
-
-
-def start_agent(
-    folder: RunFolder, nodes: int, node: int, falls: dict[int, tuple[int, int]]
-) -> subprocess.Popen[bytes]:
-    environ = scrub(os.environ) | emulated_step(nodes, node, "local-1", folder.path, 0)
-    environ |= {"PYTHONPATH": str(Path(__file__).parent), "FALLS": json.dumps(falls), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "slurmddp.launchers.agent", str(folder.path)]
-    with (folder.log_dir(0) / f"node-{node}.log").open("ab") as log:
-        return subprocess.Popen(command, env=environ, stdout=log, stderr=log)
 
 
 def steps_of(folder: RunFolder, event: str) -> list[int]:

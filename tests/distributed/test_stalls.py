@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from agent_runs import make_run
+from torch_agents import agents_of, codes_of, logs
 
-from slurmddp.environments.present import emulated_step, scrub
 from slurmddp.launchers import failure
 from slurmddp.runs.folder import RunFolder
 
@@ -20,9 +17,11 @@ pytestmark = pytest.mark.distributed
 
 AGENT = """
 import os, sys
-from slurmddp.launchers import watch
 from slurmddp.launchers.agent import run
-watch.LINE_EVERY_S = watch._LOOK_S = 0.2
+from slurmddp.launchers.watch import node_watch
+for name in ("LINE_EVERY_S", "_LOOK_S"):
+    assert hasattr(node_watch, name), "to set what nobody reads would change nothing"
+    setattr(node_watch, name, 0.2)
 code = run(sys.argv[1], entry="rank_program:main", report=lambda folder, code: None)
 sys.stdout.flush()
 os._exit(code)
@@ -97,33 +96,13 @@ def run_agents(
     folder = make_run(tmp_path, PROGRAM.format(how=how), nodes=nodes, ranks_per_node=ranks_per_node)
     config = yaml.safe_load(folder.config_file.read_text())
     folder.config_file.write_text(yaml.safe_dump(config | {"policy": {"stall_timeout_s": 4, **policy}}))
-    folder.log_dir(0).mkdir(parents=True)
     folder.attempts_file.touch()
-    script = folder.path / "start_agent.py"
-    script.write_text(AGENT)
-    agents = []
-    for node_rank in range(nodes):
-        environ = scrub(os.environ) | emulated_step(nodes, node_rank, "local-1", folder.path, 0)
-        with (folder.log_dir(0) / f"node-{node_rank}.log").open("ab") as log:
-            agents.append(
-                subprocess.Popen(
-                    [sys.executable, str(script), str(folder.path)], env=environ, stdout=log, stderr=log
-                )
-            )
-    try:
-        return folder, [agent.wait(timeout=240) for agent in agents]
-    finally:
-        for agent in agents:
-            agent.kill()  # Nothing but a test that has failed leaves it running.
-            agent.wait()
+    with agents_of(folder, nodes, program=AGENT) as agents:
+        return folder, codes_of(agents)
 
 
 def of_kind(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
     return [event for event in folder.events() if event["event"] == kind]
-
-
-def logs(folder: RunFolder) -> str:
-    return "\n".join(path.read_text() for path in sorted(folder.log_dir(0).glob("*.*")))
 
 
 @pytest.mark.parametrize(
