@@ -17,9 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from slurmddp.runs.failures import from_facts
 from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.logs import LineReader
-from slurmddp.runs.notices import stall_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -139,11 +139,9 @@ def _tell(record: dict[str, Any], note: str) -> tuple[str, str]:
     if event == "signalled":
         return f"{record.get('signal')} received: stopping at a checkpoint", "saving"
     if event == "stalled":
-        return stall_text(record), "ending the ranks"
+        return "", f"rank {record.get('rank')} on {record.get('host')} stands still: ending the ranks"
     if event == "rank_failed":
-        who = "the node" if record.get("rank") is None else f"rank {record['rank']} on"
-        why = f": {record['reason']}" if record.get("reason") else ""
-        return f"{who} {record.get('host')} failed{why}", "ending the other ranks"
+        return from_facts(record).sentence, "ending the other ranks"
     if event == "restarted":
         step = record.get("step", -1)
         reached = f"; they had come to step {step}" if isinstance(step, int) and step >= 0 else ""

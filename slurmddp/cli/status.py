@@ -81,7 +81,7 @@ def lines(one: RunStatus, ledger: Ledger, now: float) -> Iterator[tuple[str, str
         yield "failure", one.failure.sentence
         if one.failure.advice:
             yield "", one.failure.advice
-        for line in one.failure.last_lines[-_FAILURE_LINES:]:
+        for line in one.failure.telling_lines(_FAILURE_LINES):
             yield "", f"| {line}"
     elif one.state in ("failed", "lost"):
         for line in _last_words(RunFolder(one.path)):

@@ -18,13 +18,14 @@ from pathlib import Path
 
 from slurmddp.errors import (
     EXIT_CONFIG,
+    EXIT_FINISHED,
     EXIT_NO_PROGRESS,
     ConfigError,
     NoProgressError,
     RankFailure,
     SlurmddpError,
 )
-from slurmddp.runs.causes import reason_of
+from slurmddp.runs.causes import reason_of, telling
 from slurmddp.runs.failures import DELIBERATE_CODES, Failure, from_json, is_consequence
 from slurmddp.runs.fence import superseded
 from slurmddp.runs.folder import RunFolder
@@ -77,7 +78,7 @@ def here(
         exit_code=code,
         signal=name,
         time=round(time.time(), 3),
-        last_lines=tuple(lines)[-LAST_LINES:],
+        last_lines=telling(lines, LAST_LINES),
         reason=reason if reason.endswith("...") else reason.removesuffix("."),
         generation=generation,
     )
@@ -109,17 +110,18 @@ def likely_first(failures: Iterable[Failure]) -> Failure:
     """Return which of several failures seen at the same moment is the cause of the others.
 
     A deliberate refusal comes first, then a signal from outside, then plain exit codes, then an abort, which
-    is how a rank ends whose peers went away.
+    is how a rank ends whose peers went away. A rank that left with 0 is the cause where all others only lost
+    a peer.
     """
 
-    def order(failure: Failure) -> tuple[int, int]:
-        if failure.exit_code in DELIBERATE_CODES:
+    def order(failure: Failure) -> tuple[int, float, int]:
+        if failure.exit_code in DELIBERATE_CODES or failure.exit_code == EXIT_FINISHED:
             weight = 0
         elif failure.signal == "SIGABRT":
             weight = 3
         else:
             weight = 1 if failure.signal or failure.rank is None else 2
-        return weight + 10 * is_consequence(failure), failure.rank or 0
+        return weight + 10 * is_consequence(failure), failure.time, failure.rank or 0
 
     return min(failures, key=order)
 
@@ -155,6 +157,7 @@ def _add_event(folder: RunFolder, attempt: int, failure: Failure) -> None:
             "rank_failed",
             attempt=attempt,
             rank=failure.rank,
+            node_rank=failure.node_rank,
             host=failure.host,
             exit_code=failure.exit_code,
             signal=failure.signal,
@@ -200,7 +203,8 @@ def describe(failure: Failure) -> str:
 def as_error(failure: Failure, log: Path) -> SlurmddpError:
     """Return the error to show a person: the cause, the last lines, and where the whole log is."""
     lines = "".join(f"\n    {line}" for line in failure.last_lines)
-    message = describe(failure) + (f" Its last lines:{lines}\n" if lines else "")
+    title = failure.lines_title.capitalize()
+    message = describe(failure) + (f" {title}:{lines}\n" if lines else "")
     kinds = {EXIT_CONFIG: ConfigError, EXIT_NO_PROGRESS: NoProgressError}
     kind = kinds.get(failure.exit_code or 0, RankFailure)
     return kind(message, hint=f"The whole log is {log}.")

@@ -17,6 +17,9 @@ FILES = "too many open files"
 LOST_PEER = "lost another rank"
 KILLED = "by a person, the site or SLURM"
 CRASHED = "crashed"
+CRASHED_WORKER = f"{CRASHED} in a data worker"
+ENDED_WORKER = "a data worker ended by itself"
+LEFT_EARLY = "left while others went on"
 STALLED = "stalled"
 LOST_NODE = "lost node"
 
@@ -28,16 +31,19 @@ _WHAT_TO_DO = {
     DISK_FULL: "Make room there, or ask for a larger quota.",
     FILES: "Raise the limit (`ulimit -n`), or take fewer train.workers.",
     LOST_PEER: "The cause is another rank or node that ended first.",
-    KILLED: "The batch log and `sacct` may say who.",
+    KILLED: "On a cluster the batch log and `sacct` may say who.",
     CRASHED: "It is in compiled code below Python; the log has the whole stack.",
+    CRASHED_WORKER: "It is in compiled code below Python; with train.workers=0 the log shows where.",
+    ENDED_WORKER: "With train.workers=0 the log shows where.",
+    LEFT_EARLY: "All ranks have to take the same number of steps.",
     STALLED: "The stacks of all ranks lie beside the logs.",
-    LOST_NODE: "Its host went down, or its network.",
+    LOST_NODE: "Its host or its network went down, or its agent was killed.",
 }
 _NOT_FOR_MEMORY = ", for the kernel has killed nothing here for want of memory"
 _TEXT_CHARS = 200
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'\s+File "(?P<path>[^"]+)", line (?P<line>\d+),? in (?P<where>.+)')
-_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(: .*)?$")
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(:( .*)?)?$")
 _OF_A_RANK = re.compile(r"\[rank\d+\]: ")
 """What torch puts before each line of a traceback once the ranks have met."""
 _LIBRARY = re.compile(r"<|.*/(site|dist)-packages/|.*/lib/python3[^/]*/")
@@ -47,7 +53,14 @@ _LOST = re.compile(
     r"|nccl.*(abort|remote|timed? ?out)|store.*(closed|reset)",
     re.IGNORECASE,
 )
+_OTHERS_ERROR = re.compile(r"(?!RuntimeError|torch\.distributed\.|nccl)[A-Za-z_][\w.]*(Error|Exception)\b")
+"""What a program says that lost its storage or a server: torch names a lost rank by its own errors only."""
 _WORKER = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: ([\w ]+)")
+_WORKER_ENDED = re.compile(r"DataLoader worker \(pid \d+\) exited unexpectedly with exit code (\d+)")
+_BEFORE_A_CRASH = 3
+_CRASH = "Fatal Python error"
+_AGENTS = ("/slurmddp/launchers/", "<frozen runpy>")
+"""What stands below the frames of a rank that its agent has forked."""
 _KINDS = (
     (OUT_OF_GPU_MEMORY, r"OutOfMemoryError|CUDA (error: )?out of memory|_STATUS_ALLOC_FAILED"),
     (SHARED_MEMORY, r"shared memory\(shm\).*No space left|</torch_\d+_.*No space left"),
@@ -60,7 +73,37 @@ _KINDS = (
 
 def reads_like_a_lost_peer(lines: Sequence[str]) -> bool:
     """Whether the last lines of a process are those of one that only lost another."""
-    return any(_LOST.search(line) for line in lines[-5:])
+    return any(map(_is_of_a_lost_peer, lines[-5:]))
+
+
+def _is_of_a_lost_peer(line: str) -> bool:
+    return _LOST.search(line) is not None and not _OTHERS_ERROR.match(_OF_A_RANK.sub("", line))
+
+
+def telling(lines: Sequence[str], count: int) -> tuple[str, ...]:
+    """Return those `count` of a process's last lines that say the most: as a rule the last of all.
+
+    Of a crash these are the innermost frames, which faulthandler writes first, behind those of other threads.
+    """
+    crashes = [number for number, line in enumerate(lines) if line.startswith(_CRASH)]
+    if not crashes:
+        return tuple(lines)[-count:]
+    begun = crashes[-1]
+    before = lines[max(0, begun - _BEFORE_A_CRASH) : begun + 1]
+    return (*before, *_crashed_thread(lines[begun + 1 :]))[:count]
+
+
+def _crashed_thread(lines: Sequence[str]) -> list[str]:
+    """Return the frames of the thread that crashed, down to where the rank was started; else all lines."""
+    starts = [number for number, line in enumerate(lines) if line.startswith("Current thread")]
+    if not starts:
+        return list(lines)
+    frames = [lines[starts[0]]]
+    for line in lines[starts[0] + 1 :]:
+        if not _FRAME.match(line) or any(part in line for part in _AGENTS):
+            break
+        frames.append(line)
+    return frames
 
 
 def advice(reason: str) -> str:
@@ -108,6 +151,8 @@ def _of_exit(exit_code: int | None, lines: Sequence[str], oom: str | None) -> st
 
 def _of_worker(lines: Sequence[str], oom: str | None) -> str:
     """Return what killed a data worker, which the rank only tells of."""
+    if codes := [match[1] for line in lines if (match := _WORKER_ENDED.search(line))]:
+        return f"{ENDED_WORKER}, with exit code {codes[-1]}"
     ends = [match[1].strip() for line in lines if (match := _WORKER.search(line))]
     if not ends:
         return ""
@@ -121,7 +166,7 @@ def _of_worker(lines: Sequence[str], oom: str | None) -> str:
         )
     if ends[-1] == "Bus error":
         return f"{SHARED_MEMORY}: a data worker ended with a bus error"
-    return f"{CRASHED} in a data worker: {ends[-1].lower()}{_crash_place(lines)}"
+    return f"{CRASHED_WORKER}: {ends[-1].lower()}{_crash_place(lines)}"
 
 
 def _of_kill(who: str, oom: str) -> str:
@@ -129,7 +174,7 @@ def _of_kill(who: str, oom: str) -> str:
 
 
 def _lost_peer(lines: Sequence[str]) -> str:
-    said = [line.strip() for line in lines[-5:] if _LOST.search(line)]
+    said = [line.strip() for line in lines[-5:] if _is_of_a_lost_peer(line)]
     return f"{LOST_PEER}: {_cut(said[-1])}"
 
 
@@ -143,10 +188,12 @@ def _exception(lines: Sequence[str]) -> tuple[str, str]:
     if not starts:
         return "", ""
     begun = next((number for number in reversed(starts) if lines[number].strip() == _TRACEBACK), starts[-1])
-    after = [line for line in lines[starts[-1] + 1 :] if not line.startswith(" ")]
-    texts = [line.strip() for line in after if _EXCEPTION.match(line)]
+    rest = lines[starts[-1] + 1 :]
+    found = [n for n, line in enumerate(rest) if not line.startswith(" ") and _EXCEPTION.match(line)]
+    told = [line.strip() for line in rest[found[0] : found[0] + 2]] if found else [""]
+    text = " ".join(told) if told[0].endswith(":") else told[0]  # Else it only announces what it tells.
     places = _place(lines[starts[-1] :]) or _place(lines[begun:]) or _place(lines[starts[-1] :], anyone=True)
-    return (texts[0] if texts else ""), places
+    return text, places
 
 
 def _place(lines: Iterable[str], *, anyone: bool = False, innermost: int = -1) -> str:

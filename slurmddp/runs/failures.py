@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from slurmddp.errors import EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_STOPPED, EXIT_UNFIT_NODE
+from slurmddp.errors import EXIT_CONFIG, EXIT_FINISHED, EXIT_NO_PROGRESS, EXIT_STOPPED, EXIT_UNFIT_NODE
 from slurmddp.runs import causes
 from slurmddp.runs.causes import reads_like_a_lost_peer
 from slurmddp.runs.folder import RunFolder
@@ -45,6 +45,9 @@ class Failure:
     @property
     def sentence(self) -> str:
         """Who, where, how and why, to stand within a line of text."""
+        for kind in (causes.LOST_NODE, causes.STALLED):
+            if self.reason.startswith(kind):
+                return f"{self.short}{self.reason.removeprefix(kind)}"
         told = self.exit_code is not None or self.signal is not None
         return f"{self.short}: {self.reason}" if self.reason and told else self.short
 
@@ -53,11 +56,13 @@ class Failure:
         """Who, where and how, where the reason stands elsewhere."""
         host = self.host or "an unknown host"
         if self.reason.startswith(causes.LOST_NODE):
-            return f"node {self.node_rank} ({host}) was lost{self.reason.removeprefix(causes.LOST_NODE)}"
+            return f"node {self.node_rank} ({host}) was lost"
         who = f"rank {self.rank} on {host}"
         if self.rank is None:
             # Before the ranks exist, what fails is the agent that starts them.
             who = f"the agent {'' if self.node_rank is None else f'of node {self.node_rank} '}on {host}"
+        if self.reason.startswith(causes.STALLED):
+            return f"{who} {causes.STALLED}"
         if self.signal is None and self.exit_code is None:
             return f"{who} {self.reason or 'left no word: it was killed, or its host is gone'}"
         return f"{who} {self._how}"
@@ -77,6 +82,17 @@ class Failure:
         """What a person can do about it; empty where the reason is all there is."""
         return causes.advice(self.reason)
 
+    @property
+    def lines_title(self) -> str:
+        """What `last_lines` are."""
+        return "its stack" if self.reason.startswith(causes.STALLED) else "its last lines"
+
+    def telling_lines(self, count: int) -> tuple[str, ...]:
+        """Return those of `last_lines` that say the most; a stack begins with its innermost frame."""
+        if self.reason.startswith(causes.STALLED):
+            return self.last_lines[:count]
+        return causes.telling(self.last_lines, count)
+
 
 def from_json(text: str) -> Failure | None:
     """Return the failure in a file's text; None when it is not (yet) a whole one."""
@@ -84,11 +100,14 @@ def from_json(text: str) -> Failure | None:
         found = json.loads(text)
     except ValueError:
         return None
-    if not isinstance(found, dict):
-        return None
+    return from_facts(found) if isinstance(found, dict) else None
+
+
+def from_facts(found: Mapping[str, Any]) -> Failure:
+    """Return the failure that an event or a record tells of; what it does not tell is not known."""
     known: dict[str, Any] = {"rank": None, "host": "", "exit_code": None, "signal": None}
     known |= {field.name: found[field.name] for field in fields(Failure) if field.name in found}
-    known["host"] = str(known["host"] or "")
+    known["host"], known["reason"] = str(known["host"] or ""), str(known.get("reason") or "")
     known["last_lines"] = tuple(str(line) for line in known.get("last_lines") or ())
     return Failure(**known)
 
@@ -99,7 +118,8 @@ def read_failure(folder: RunFolder, attempt: int) -> Failure | None:
     Then others fail because they lost it, and the batch script has noted which one left no exit code.
     """
     left = _read(folder.failure_file(attempt)) or _first_bad_exit(folder, attempt)
-    if left is not None and not is_consequence(left):
+    is_lost = left is not None and left.reason.startswith(causes.LOST_NODE)
+    if left is not None and not is_consequence(left) and not (is_lost and _slurm_saw_oom(folder, attempt)):
         return left
     hosts = _hosts_of_lost_agents(folder, attempt)
     if not hosts:
@@ -117,7 +137,9 @@ def read_restarted(folder: RunFolder, attempt: int) -> list[Failure]:
 
 
 def is_consequence(failure: Failure) -> bool:
-    """Whether the last lines read like those of a rank that lost another one."""
+    """Whether it may only have followed another: it lost its peer, or it ended well before the others."""
+    if failure.exit_code == EXIT_FINISHED:
+        return True
     if failure.exit_code is None and failure.signal != "SIGABRT":
         return False  # Killed, lost or stalled: what it was saying does not matter.
     if failure.exit_code in DELIBERATE_CODES:

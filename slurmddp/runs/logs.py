@@ -88,7 +88,9 @@ def failure_lines(folder: RunFolder, attempt: int) -> Iterator[str]:
 
 
 def _last_lines(attempt: int, failure: Failure) -> Iterator[str]:
-    yield f"-- attempt {attempt}: {failure.sentence}" + ("; its last lines:" if failure.last_lines else "")
+    yield f"-- attempt {attempt}: {failure.sentence}" + (
+        f"; {failure.lines_title}:" if failure.last_lines else ""
+    )
     for line in failure.last_lines:
         yield f"[rank {failure.rank}] {line}" if failure.rank is not None else line
 

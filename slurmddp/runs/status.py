@@ -229,7 +229,10 @@ def _log(folder: RunFolder, newest: Attempt | None, failure: Failure | None) -> 
     """Return the log that a person should open first."""
     if newest is None:
         return None
-    wanted = [folder.log_dir(newest.number) / "node-0.log", folder.log_dir(newest.number)]
-    ranks = [failure.rank] if failure and failure.rank is not None else [0]
-    wanted = [folder.rank_log(newest.number, rank) for rank in ranks] + wanted
+    logs = folder.log_dir(newest.number)
+    wanted = [folder.rank_log(newest.number, 0), logs / "node-0.log", logs]
+    if failure is not None and failure.rank is not None:
+        wanted.insert(0, folder.rank_log(newest.number, failure.rank))
+    elif failure is not None and failure.node_rank is not None:
+        wanted.insert(0, logs / f"node-{failure.node_rank}.log")
     return next((path for path in wanted if path.exists()), None)

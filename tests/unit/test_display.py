@@ -95,7 +95,7 @@ def test_a_failing_rank_is_named(folder: RunFolder) -> None:
     with RunView(folder, 40, stream=stream):
         folder.add_event("rank_failed", attempt=0, rank=3, host="n2", exit_code=1, signal=None)
         folder.add_event("ended", attempt=0, exit_code=1, outcome="failed", next="none")
-    assert lines(stream) == ["rank 3 on n2 failed", "attempt 0 ended: failed"]
+    assert lines(stream) == ["rank 3 on n2 ended with exit code 1", "attempt 0 ended: failed"]
 
 
 def test_what_was_there_before_is_shown_only_on_request(folder: RunFolder) -> None:
@@ -179,14 +179,22 @@ def test_what_a_program_of_ones_own_prints_is_shown_on_request(folder: RunFolder
 def test_a_node_that_failed_without_a_rank_is_told() -> None:
     from slurmddp.cli.display import Reading
 
-    told = {"event": "rank_failed", "rank": 1, "host": "n1", "reason": "out of memory: so", "generation": 0}
-    assert Reading(3).add_event(told) == "rank 1 on n1 failed: out of memory: so"
+    told = {
+        "event": "rank_failed",
+        "rank": 1,
+        "host": "n1",
+        "signal": "SIGKILL",
+        "reason": "out of memory: so",
+    }
+    assert Reading(3).add_event(told) == "rank 1 on n1 was killed by SIGKILL: out of memory: so"
+    stalled = {"event": "rank_failed", "rank": 1, "host": "n1", "reason": "stalled: in its step for 9 s"}
+    assert Reading(3).add_event(stalled) == "rank 1 on n1 stalled: in its step for 9 s"
     again = {"event": "restarted", "generation": 1, "step": 40}
     assert Reading(3).add_event(again) == (
         "the ranks begin again in place (generation 1); they had come to step 40"
     )
-    line = Reading(3).add_event({"event": "rank_failed", "rank": None, "host": "n1"})
-    assert line == "the node n1 failed"
+    lost = {"event": "rank_failed", "rank": None, "host": "n1", "node_rank": 2, "reason": "lost node: silent"}
+    assert Reading(3).add_event(lost) == "node 2 (n1) was lost: silent"
 
 
 def test_a_run_goes_on_when_nobody_reads_what_it_says(folder: RunFolder) -> None:

@@ -39,7 +39,7 @@ def test_the_first_failure_of_an_attempt_stands(folder: RunFolder) -> None:
     (event,) = folder.events()
     del event["time"]
     expected = {"event": "rank_failed", "attempt": 0, "rank": 3, "host": "n1", "exit_code": 1, "signal": None}
-    assert event == expected | {"generation": 0, "reason": ""}
+    assert event == expected | {"generation": 0, "node_rank": 0, "reason": ""}
 
 
 def test_the_failure_of_ranks_that_are_started_again_stands_beside_the_final_one(folder: RunFolder) -> None:
@@ -130,7 +130,8 @@ def test_a_half_written_record_is_not_there_yet(folder: RunFolder) -> None:
         ),
         (
             replace(died(2, None), rank=None, node_rank=1, reason="lost node: no heartbeat for 10 s"),
-            "Node 1 (n1) was lost: no heartbeat for 10 s. Its host went down, or its network.",
+            "Node 1 (n1) was lost: no heartbeat for 10 s. "
+            "Its host or its network went down, or its agent was killed.",
         ),
     ],
 )

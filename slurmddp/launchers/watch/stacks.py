@@ -32,6 +32,8 @@ _MOST_FRAMES = 30
 _FRAME_CHARS = 240
 _FRAME = re.compile(r'^  File "(?P<path>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 _FETCHING = "/torch/utils/data/_utils/fetch.py"
+_BEGUN_BY = "/slurmddp/launchers/rank.py:"
+"""Below these frames stand those of the agent, which the rank has inherited by its fork."""
 
 
 def arm(environ: Mapping[str, str]) -> None:
@@ -132,14 +134,18 @@ class _Rank:
 
 
 def main_thread(text: str) -> tuple[str, ...]:
-    """Return the frames of the main thread in what faulthandler wrote: the thread that it names last."""
+    """Return the frames of the main thread in what faulthandler wrote: the thread that it names last.
+
+    They end where the rank was begun.
+    """
     frames: list[str] = []
     for line in text.splitlines():
         if found := _FRAME.match(line):
             frames.append(f"{found['path']}:{found['line']} in {found['name']}"[-_FRAME_CHARS:])
         elif "(most recent call first)" in line:
             frames = []
-    return tuple(frames[:_MOST_FRAMES])
+    begun = next((number for number, frame in enumerate(frames) if _BEGUN_BY in frame), len(frames))
+    return tuple(frames[: min(begun, _MOST_FRAMES)])
 
 
 @dataclass(frozen=True)
