@@ -1,6 +1,6 @@
 """Measures the time from the death of a rank to the next completed step of all ranks, beside torchrun.
 
-    python benchmarks/restart.py [--rounds N] [--sizes 1x2 1x4 2x2]
+    python benchmarks/restart.py [--rounds N] [--sizes 1x2 1x4 2x2] [--output FILE]
 
 A small training (gloo, DistributedDataParallel, AdamW) saves its state after every step. In step 5 the last
 rank ends itself by SIGKILL, once. In turn in every round:
@@ -22,33 +22,32 @@ torchrun; all others hide the GPUs. Ratios are medians of the ratios of the roun
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import secrets
-import shutil
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
-import yaml
+from peers import (
+    Site,
+    Size,
+    Training,
+    agents,
+    cluster,
+    measure,
+    sizes,
+    this_machine,
+    torchrun,
+    visible_gpus,
+    workplace,
+)
+from record import as_json, in_turn, keep, parser, ratio
 
-from slurmddp.environments.present import emulated_step, scrub
-from slurmddp.runs.folder import RunFolder
-from slurmddp.slurm.sandbox import Sandbox
-
-RESULTS = Path(__file__).parent / "results" / "restart.json"
 LIMIT = 0.1
 """What slurmddp may take of torchrun's time."""
-LIMIT_S = 180
-"""For one training that hangs."""
 DIES_IN, LAST = 5, 10
 WAYS = ("torchrun", "torchrun default", "slurmddp")
 
@@ -128,127 +127,25 @@ def train(distributon, config, folder):
 """
 
 
-@dataclass(frozen=True)
-class Size:
-    nodes: int
-    ranks: int
-    """On each node."""
-    on_gpu: bool = False
-
-    @classmethod
-    def read(cls, text: str) -> Size:
-        nodes, ranks = text.removesuffix("gpu").split("x")
-        return cls(int(nodes), int(ranks), text.endswith("gpu"))
-
-    def __str__(self) -> str:
-        return f"{self.nodes}x{self.ranks}{'gpu' * self.on_gpu}"
-
-    @property
-    def environ(self) -> dict[str, str]:
-        return {} if self.on_gpu else {"CUDA_VISIBLE_DEVICES": ""}
+def prepare(way: str, size: Size, folder: Path, site: Site) -> Training:
+    if way == "slurmddp":
+        program, policy = {"_target_": "ours.train"}, {"max_restarts_in_place": 3}
+        return agents(size, folder, site, program=program, policy=policy)
+    options = ["--max-restarts=3"]
+    if way == "torchrun":
+        options.append("--monitor-interval=0.1")
+    if size.nodes > 1:
+        options += [f"--rdzv-endpoint={site.hosts[0]}:29511", "--rdzv-backend=c10d"]
+        options.append(f"--rdzv-id={secrets.token_hex(4)}")
+    state = Path(tempfile.mkdtemp(prefix="state-", dir=folder)) / "state.pt"
+    words = torchrun(size, *options, str(folder / "plain.py"), str(state))
+    return Training(way, [(site.command(words), {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})])
 
 
-def default_sizes() -> list[Size]:
-    """Return what is measured unless sizes are named."""
-    import torch
-
-    return [Size(1, 2), Size(1, 4), Size(2, 2)] + [Size(1, 1, on_gpu=True)] * torch.cuda.is_available()
-
-
-@dataclass(frozen=True)
-class Site:
-    """Where commands are started: on this machine, or as the steps of one job."""
-
-    environ: Mapping[str, str]
-    hosts: tuple[str, ...] = ()
-    job: str = ""
-
-    def command(self, words: list[str]) -> list[str]:
-        if not self.job:
-            return words
-        count = str(len(self.hosts))
-        step = ["srun", f"--jobid={self.job}", "--overlap", f"--nodes={count}", f"--ntasks={count}"]
-        return [*step, "--mpi=none", "--kill-on-bad-exit=1", "--export=ALL", *words]
-
-
-def torchrun(size: Size, folder: Path, site: Site, options: Sequence[str]) -> list[str]:
-    if site.job:
-        meeting = [f"--rdzv-endpoint={site.hosts[0]}:29511", "--rdzv-backend=c10d"]
-        meeting.append(f"--rdzv-id={secrets.token_hex(4)}")
-    else:
-        meeting = ["--standalone"]
-    words = [
-        f"--nnodes={size.nodes}",
-        f"--nproc-per-node={size.ranks}",
-        *meeting,
-        "--max-restarts=3",
-        *options,
-    ]
-    state = tempfile.mktemp(suffix=".pt", dir=folder)
-    return [sys.executable, "-m", "torch.distributed.run", *words, str(folder / "plain.py"), state]
-
-
-def run_folder(size: Size, folder: Path) -> RunFolder:
-    """Return a fresh run folder, as `slurmddp train` would have left it."""
-    run = RunFolder(Path(tempfile.mkdtemp(prefix="run-", dir=folder)) / "restart-00000000")
-    run.path.mkdir()
-    config = {
-        "nodes": size.nodes,
-        "ranks_per_node": size.ranks,
-        "project_dir": str(folder),
-        "strategy": {"name": "ddp"},
-        "program": {"_target_": "ours.train"},
-        "policy": {"max_restarts_in_place": 3},
-    }
-    run.config_file.write_text(yaml.safe_dump(config))
-    run.log_dir(0).mkdir(parents=True)
-    return run
-
-
-def processes(
-    way: str, size: Size, folder: Path, site: Site
-) -> tuple[list[str], dict[str, str], Path | None]:
-    """Return the command of one way, what to lay over its environment, and where its logs are."""
-    if way != "slurmddp":
-        options = ["--monitor-interval=0.1"] if way == "torchrun" else []
-        own = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        return site.command(torchrun(size, folder, site, options)), own, None
-    run = run_folder(size, folder)
-    own = {
-        "SLURMDDP_RUN_DIR": str(run.path),
-        "SLURMDDP_ATTEMPT": "0",
-        "SLURMDDP_SECRET": secrets.token_hex(16),
-    }
-    if not site.job:
-        own |= emulated_step(1, 0, "local-benchmark", run.path, 0)
-    return (
-        site.command([sys.executable, "-m", "slurmddp.launchers.agent", str(run.path)]),
-        own,
-        run.log_dir(0),
-    )
-
-
-def measure(way: str, size: Size, folder: Path, site: Site) -> float:
+def seconds(way: str, size: Size, folder: Path, site: Site) -> float:
     """Return the seconds from the death of a rank to the next step that all ranks have completed."""
-    stamps = Path(tempfile.mkdtemp(prefix="stamps-", dir=folder))
-    command, own, logs = processes(way, size, folder, site)
-    environ = {**site.environ, **own, "BENCHMARK_STAMPS": str(stamps), "OMP_NUM_THREADS": "1"}
-    environ |= size.environ
-    with (stamps / "log").open("ab") as log:
-        process = subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True)
-    try:
-        if code := process.wait(timeout=LIMIT_S):
-            raise ValueError(f"it ended with {code}")
-        return time_between(stamps, size.nodes * size.ranks)
-    except (ValueError, OSError, subprocess.TimeoutExpired) as error:
-        said = [(stamps / "log").read_text()]
-        said += (
-            [f"--- {file.name}\n{file.read_text()}" for file in sorted(logs.glob("*.log"))] if logs else []
-        )
-        raise SystemExit(f"{way}, {size}: {error}\n" + "\n".join(said)) from error
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    training = prepare(way, size, folder, site)
+    return measure(training, size, folder, site, lambda stamps: time_between(stamps, size.nodes * size.ranks))
 
 
 def time_between(stamps: Path, ranks: int) -> float:
@@ -268,79 +165,39 @@ def read_stamps(file: Path) -> list[tuple[int, float]]:
     return [(int(step), float(at)) for step, at in lines]
 
 
-@contextmanager
-def cluster(folder: Path, nodes: int) -> Iterator[Site]:
-    """Yield one job of a SLURM that lives as long as it is needed."""
-    sandbox = Sandbox(f"restart{os.getpid()}", root=folder / f"sandbox{nodes}", nodes=nodes, cpus=4)
-    sandbox.up()
-    try:
-        environ = sandbox.environment(scrub(os.environ))
-        asked = ["salloc", "--no-shell", f"--nodes={nodes}", "--exclusive", "--time=120"]
-        said = subprocess.run(asked, env=environ, check=True, capture_output=True, text=True).stderr
-        job = said.split("job allocation")[1].split()[0]
-        yield Site(environ | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(folder)}, sandbox.nodes, job)
-    finally:
-        sandbox.down()
+def place(size: Size, folder: Path) -> AbstractContextManager[Site]:
+    """Return this machine for one node, a sandbox for several."""
+    if size.nodes == 1:
+        return nullcontext(this_machine(folder))
+    return cluster("restart", folder, size.nodes, cpus=4)
 
 
-def compare(times: Mapping[str, list[float]]) -> dict[str, object]:
-    """Return medians, and slurmddp's ratio to both of torchrun's ways round by round."""
-    ratios = {
-        way: statistics.median(own / other for own, other in zip(times["slurmddp"], times[way], strict=True))
-        for way in WAYS[:2]
-    }
-    return {
-        "medians_s": {way: round(statistics.median(values), 3) for way, values in times.items()},
-        "slurmddp_to": {way: round(ratio, 4) for way, ratio in ratios.items()},
-        "times_s": {way: [round(value, 3) for value in values] for way, values in times.items()},
-    }
-
-
-def measure_size(size: Size, folder: Path, site: Site, rounds: int) -> dict[str, object]:
-    times: dict[str, list[float]] = {way: [] for way in WAYS}
-    for number in range(rounds + 1):
-        for way in WAYS:
-            taken = measure(way, size, folder, site)
-            if number:  # the first round fills the caches of the file system
-                times[way].append(taken)
-    result = compare(times)
+def measure_size(size: Size, folder: Path, rounds: int) -> dict[str, Any]:
+    with place(size, folder) as site:
+        times = in_turn(WAYS, rounds, lambda way: seconds(way, size, folder, site))
+    ratios = {way: round(ratio(times["slurmddp"], times[way]), 4) for way in WAYS[:2]}
     print(f"\n{size}: {size.nodes} node(s), {size.ranks} rank(s) on each ({rounds} rounds)")
     for way, values in times.items():
         print(f"  {way:<18}{statistics.median(values):8.3f} s   ({min(values):.3f} to {max(values):.3f})")
-    print(f"  slurmddp's time is {result['slurmddp_to']} of theirs", flush=True)
-    return result
+    print(f"  slurmddp's time is {ratios} of theirs", flush=True)
+    return {**as_json(times), "slurmddp_to": ratios}
+
+
+def options() -> argparse.ArgumentParser:
+    made = parser(__doc__)
+    made.add_argument("--rounds", type=int, default=7, help="rounds that count (default: 7)")
+    made.add_argument("--sizes", type=Size.read, nargs="+", help="default: 1x2 1x4 2x2, and 1x1gpu")
+    return made
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=7, help="rounds that count (default: 7)")
-    parser.add_argument("--sizes", type=Size.read, nargs="+", help="default: 1x2 1x4 2x2")
-    asked = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="slurmddp-restart-"))
-    found: dict[str, dict[str, object]] = {}
-    try:
-        for name, text in (("bench_step.py", STEP), ("plain.py", PLAIN), ("ours.py", OURS)):
-            (folder / name).write_text(text)
-        here = Site(scrub(os.environ) | {"PYTHONPATH": str(folder)})
-        for size in asked.sizes or default_sizes():
-            if size.nodes == 1:
-                found[str(size)] = measure_size(size, folder, here, asked.rounds)
-                continue
-            with cluster(folder, size.nodes) as job:
-                found[str(size)] = measure_size(size, folder, job, asked.rounds)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    ratios = [ratio for one in found.values() for ratio in one["slurmddp_to"].values()]  # type: ignore[attr-defined]
-    held = max(ratios) <= LIMIT
-    about = {
-        "held": held,
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "rounds": asked.rounds,
-    }
-    RESULTS.write_text(json.dumps({**found, **about, "date": time.strftime("%Y-%m-%d")}, indent=1) + "\n")
+    asked = options().parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"  # torchrun sets it for its ranks, and all should have the same
+    chosen = sizes(asked.sizes, [Size(1, 2), Size(1, 4), Size(2, 2)], visible_gpus())
+    with workplace("restart", {"bench_step.py": STEP, "plain.py": PLAIN, "ours.py": OURS}) as folder:
+        found = {str(size): measure_size(size, folder, asked.rounds) for size in chosen}
+    held = max(ratio for one in found.values() for ratio in one["slurmddp_to"].values()) <= LIMIT
+    keep(asked.output, {**found, "held": held, "rounds": asked.rounds})
     print(f"\nslurmddp takes at most {LIMIT} of torchrun's time: {'yes' if held else 'no'}")
     return 0 if held else 1
 
