@@ -1,6 +1,6 @@
 """Measures what it costs that each checkpoint is hashed while it is written: the share of the time of a save.
 
-    python benchmarks/checkpoint_hash.py [--rounds N] [--busy N] [--dir FOLDER]
+    python benchmarks/checkpoint_hash.py [--rounds N] [--busy N] [--dir FOLDER] [--output FILE]
 
 Two answers, for states of 100 MB and 600 MB, as medians over the rounds; less than 5 % is promised.
 `alone`: the share of a save during which it hashes while nothing is flushed, from the moments at which both
@@ -11,10 +11,7 @@ part of a save; the disk is what `--dir` stands on. `--busy N` runs N processes 
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -29,12 +26,11 @@ from typing import Any
 
 import torch
 import xxhash
+from record import keep, parser
 
 from slurmddp import checkpoint
 from slurmddp.runs import durable
 
-ROOT = Path(__file__).parents[1]
-RESULTS = Path(__file__).parent / "results"
 SIZES_MB = (100, 600)
 LIMIT = 0.05
 
@@ -148,15 +144,13 @@ def measure(megabytes: int, rounds: int, folder: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=15, help="pairs of saves for each size (default: 15)")
-    parser.add_argument("--busy", type=int, default=0, help="processes that keep cores at work (default: 0)")
-    parser.add_argument("--dir", type=Path, help="a folder on the disk to measure (default: this one)")
-    options = parser.parse_args()
+    made = parser(__doc__)
+    made.add_argument("--rounds", type=int, default=15, help="pairs of saves for each size (default: 15)")
+    made.add_argument("--busy", type=int, default=0, help="processes that keep cores at work (default: 0)")
+    made.add_argument("--dir", type=Path, help="a folder on the disk to measure (default: this one)")
+    options = made.parse_args()
     torch.manual_seed(0)
-    with tempfile.TemporaryDirectory(dir=options.dir or RESULTS.parent) as folder, busy(options.busy):
+    with tempfile.TemporaryDirectory(dir=options.dir or Path(__file__).parent) as folder, busy(options.busy):
         found = [measure(size, options.rounds, Path(folder)) for size in SIZES_MB]
     print(f"{'state':>8}{'save':>10}{'no hash':>10}{'hash, CPU':>12}{'alone':>8}{'paired':>8}")
     for one in found:
@@ -170,17 +164,10 @@ def main() -> int:
         "sizes": found,
         "alone_held": held,
         "busy": options.busy,
-        "load_average": [round(value, 2) for value in os.getloadavg()],
         "niceness": os.nice(0),
-        "cpus": os.cpu_count(),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
         "xxhash": xxhash.VERSION,
     }
-    results = RESULTS / f"checkpoint_hash{f'_busy{options.busy}' if options.busy else ''}.json"
-    results.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"\nwritten to {results.relative_to(ROOT)}")
+    keep(options.output, result)
     return 0 if held else 1
 
 

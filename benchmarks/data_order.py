@@ -1,6 +1,6 @@
 """What it takes to get the first index of an epoch, and each further one, beside torch's DistributedSampler.
 
-    python benchmarks/data_order.py [--rounds 5] [--most 8]
+    python benchmarks/data_order.py [--rounds 5] [--most 8] [--output FILE]
 
 Every measurement is a process of its own that has imported torch and the sampler before the clock starts. It
 is rank 5 of 64 of a shuffled epoch. The variants take turns; sizes go up to 10^--most for torch (at 10^8 it
@@ -13,20 +13,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections import deque
-from importlib import metadata
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-RESULTS = Path(__file__).parent / "results" / "data_order.json"
+from record import keep, parser
+
 RANK, WORLD_SIZE = 5, 64
 AFTERWARDS = 1_000_000
 LARGEST = 10**9
@@ -128,28 +125,20 @@ def report(found: dict[tuple[str, int], list[dict[str, float]]]) -> dict[str, An
         "world_size": WORLD_SIZE,
         "rows": rows,
         "held": held,
-        "python": platform.python_version(),
-        "torch": metadata.version("torch"),
-        "cpus": os.cpu_count(),
-        "machine": platform.machine(),
     }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each measurement (default: 5)")
-    parser.add_argument("--most", type=int, default=8, help="largest power of ten for torch (default: 8)")
-    parser.add_argument("--one", nargs=2, metavar=("SAMPLER", "SAMPLES"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    made = parser(__doc__)
+    made.add_argument("--rounds", type=int, default=5, help="runs of each measurement (default: 5)")
+    made.add_argument("--most", type=int, default=8, help="largest power of ten for torch (default: 8)")
+    made.add_argument("--one", nargs=2, metavar=("SAMPLER", "SAMPLES"), help=argparse.SUPPRESS)
+    options = made.parse_args()
     if options.one:
         print(json.dumps(one(options.one[0], int(options.one[1]))))
         return 0
     result = report(measure(options.rounds, options.most))
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {RESULTS.relative_to(ROOT)}")
+    keep(options.output, result)
     return 0 if result["held"] else 1
 
 

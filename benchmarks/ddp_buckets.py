@@ -1,25 +1,25 @@
 """How far a resumed run strays with torch's own DistributedDataParallel, and with the layout fixed.
 
-    python benchmarks/ddp_buckets.py [--ranks 4] [--steps 200]
+    python benchmarks/ddp_buckets.py [--ranks 4] [--steps 200] [--output FILE]
 
 DistributedDataParallel packs gradients into buckets and packs them anew after the first backward pass of a
 process. A run that resumes sums its first step in the first layout where the undisturbed one has the second.
 Both are trained here, on the same batches and without any randomness: a small GPT on the source text of
 Python's json and asyncio modules, saved after a tenth of the steps and taken up by a new wrapper. Shown are
-mean losses over all ranks, and weights; a difference of 0 means equal bits.
+mean losses over all ranks, and weights; a difference of 0 means equal bits. What FILE holds of other numbers
+of ranks stays in it.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import sysconfig
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+from record import keep, parser
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,7 +29,6 @@ from slurmddp.training.gpt import GPT
 from slurmddp.training.text import VOCAB_SIZE, SourceText
 from slurmddp.training.trainer import token_cross_entropy
 
-RESULTS = Path(__file__).parent / "results" / "ddp_buckets.json"
 CONTEXT, BATCH = 32, 4
 LAYOUTS: dict[str, dict[str, Any] | None] = {
     "torch's": {},
@@ -113,10 +112,10 @@ def compare(d: Distributon, layout: str, batches: list[tuple[torch.Tensor, torch
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=200)
-    options = parser.parse_args()
+    made = parser(__doc__)
+    made.add_argument("--ranks", type=int, default=4)
+    made.add_argument("--steps", type=int, default=200)
+    options = made.parse_args()
     with Distributon(options.ranks) as d:
         d.launch()
         torch.set_num_threads(1)
@@ -125,10 +124,13 @@ def main() -> None:
         for line in found:
             d.print(json.dumps(line))
         if d.is_global_zero:
-            known = json.loads(RESULTS.read_text())["found"] if RESULTS.exists() else []
-            others = [line for line in known if line["ranks"] != options.ranks]
-            record = {"torch": metadata.version("torch"), "found": [*others, *found]}
-            RESULTS.write_text(json.dumps(record, indent=2) + "\n")
+            keep(options.output, {"found": [*others_in(options.output, options.ranks), *found]})
+
+
+def others_in(output: Path | None, ranks: int) -> list[dict[str, Any]]:
+    """Return what a file of results holds of other numbers of ranks."""
+    known = json.loads(output.read_text())["found"] if output and output.exists() else []
+    return [line for line in known if line["ranks"] != ranks]
 
 
 if __name__ == "__main__":

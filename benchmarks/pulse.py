@@ -1,6 +1,6 @@
 """Measures what a step costs that is shown to the agent: everything of it, without the step.
 
-    python benchmarks/pulse.py [--rounds N]
+    python benchmarks/pulse.py [--rounds N] [--output FILE]
 
 Prints microseconds of CPU time, as the median over the rounds: of a step (`should_stop`, a batch, `backward`,
 the optimizer's), and of a sign of life in work of one's own.
@@ -8,12 +8,12 @@ the optimizer's), and of a sign of life in work of one's own.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
 
 import torch
+from record import keep, parser
 
 from slurmddp.node.pulse import Pulse
 from slurmddp.training.progress import Progress
@@ -48,11 +48,16 @@ def microseconds(run: Callable[[], None], rounds: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What showing a step to the agent costs.")
-    parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
-    print(f"a step: {microseconds(steps, rounds):.2f} us")
-    print(f"a sign of life: {microseconds(signs, rounds):.2f} us")
+    options = parser(__doc__)
+    options.add_argument("--rounds", type=int, default=5)
+    asked = options.parse_args()
+    found = {
+        "step_us": microseconds(steps, asked.rounds),
+        "sign_of_life_us": microseconds(signs, asked.rounds),
+    }
+    print(f"a step: {found['step_us']:.2f} us")
+    print(f"a sign of life: {found['sign_of_life_us']:.2f} us")
+    keep(asked.output, found)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 That is `slurmddp --help`, and `slurmddp train --dry-run` against a bare script that imports Hydra and
 composes the same configuration.
 
-    python benchmarks/startup.py [--runs N]
+    python benchmarks/startup.py [--runs N] [--output FILE]
 
 The commands take turns, so that a machine that slows down slows all of them. The ratio is the median of the
 ratios of the rounds.
@@ -11,10 +11,6 @@ ratios of the rounds.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -23,8 +19,9 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+from record import as_json, in_turn, keep, parser, ratio
+
 ROOT = Path(__file__).parents[1]
-RESULTS = Path(__file__).parent / "results" / "startup.json"
 HELP_LIMIT_S = 0.1
 DRY_RUN_LIMIT = 1.4
 SETTINGS = ["+cluster=a100x8", "nodes=3"]
@@ -57,15 +54,9 @@ def commands(folder: Path) -> dict[str, list[str]]:
 
 
 def measure(runs: int) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         measured = commands(Path(folder))
-        for number in range(runs + 1):
-            for name, command in measured.items():
-                taken = seconds(command, folder)
-                if number:  # the first round fills the caches of the file system and of compiled modules
-                    times.setdefault(name, []).append(taken)
-    return times
+        return in_turn(measured, runs, lambda name: seconds(measured[name], folder))
 
 
 def report(times: dict[str, list[float]]) -> dict[str, object]:
@@ -74,32 +65,24 @@ def report(times: dict[str, list[float]]) -> dict[str, object]:
     for name, values in times.items():
         figures = (medians[name], min(values), max(values))
         print(f"{name:<28}" + "".join(f"{1000 * value:>7.0f} ms" for value in figures))
-    pairs = zip(times["slurmddp train --dry-run"], times["bare hydra compose"], strict=True)
-    ratio = statistics.median(ours / bare for ours, bare in pairs)
+    to_bare = ratio(times["slurmddp train --dry-run"], times["bare hydra compose"])
     help_s = medians["slurmddp --help"]
     print(f"\n--help        {1000 * help_s:.0f} ms   (at most {1000 * HELP_LIMIT_S:.0f} ms)")
-    print(f"--dry-run     {ratio:.2f} x bare hydra compose   (at most {DRY_RUN_LIMIT} x)")
+    print(f"--dry-run     {to_bare:.2f} x bare hydra compose   (at most {DRY_RUN_LIMIT} x)")
     return {
-        "medians_s": {name: round(value, 4) for name, value in medians.items()},
-        "times_s": {name: [round(value, 4) for value in values] for name, values in times.items()},
-        "dry_run_to_bare": round(ratio, 3),
-        "held": help_s < HELP_LIMIT_S and ratio <= DRY_RUN_LIMIT,
-        "python": platform.python_version(),
+        **as_json(times),
+        "dry_run_to_bare": round(to_bare, 3),
+        "held": help_s < HELP_LIMIT_S and to_bare <= DRY_RUN_LIMIT,
         "hydra": metadata.version("hydra-core"),
-        "cpus": os.cpu_count(),
-        "machine": platform.machine(),
     }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--runs", type=int, default=15, help="runs of each command (default: 15)")
-    result = report(measure(parser.parse_args().runs))
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"\nwritten to {RESULTS.relative_to(ROOT)}")
+    options = parser(__doc__)
+    options.add_argument("--runs", type=int, default=15, help="runs of each command (default: 15)")
+    asked = options.parse_args()
+    result = report(measure(asked.runs))
+    keep(asked.output, result)
     return 0 if result["held"] else 1
 
 

@@ -1,6 +1,7 @@
 """What agreeing on a stop costs per training step, beside the usual way: an all-reduce of a flag each step.
 
     python benchmarks/stop_agreement.py [--ranks 4] [--steps 1000] [--rounds 5] [--step-ms 1.0]
+                                        [--output FILE]
 
 All variants run in the same gloo processes, in turns, with the same step: --step-ms of sleep (as when a
 device computes) and one small all-reduce as data-parallel training has it. "should_stop" is all that a
@@ -9,26 +10,21 @@ step, and its ratio to the step that never asks. Wall time on a busy machine say
 so the CPU time is told as well: of one bare call, and of the threads behind it while the rank sleeps.
 """
 
-import argparse
-import json
 import os
 import platform
-import shlex
 import socket
 import statistics
-import sys
 import time
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
+from record import keep, parser
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.training.stop_poll import StopPoll
 
-RESULTS = Path(__file__).parent / "results" / "stop_agreement.json"
 VARIANTS = ("never asks", "should_stop", "all-reduce")
 
 
@@ -117,9 +113,7 @@ def report(times, call_s, share, options):
     print(f"one bare call: {call_s * 1e9:.0f} ns; its threads: {100 * share:.3f} % of a core")
     print(f"together {cost:.3f} % of a step of 1 ms")
     result = {
-        "command": shlex.join(["python", *sys.argv]),
-        "machine": {"cores": os.cpu_count(), "load": os.getloadavg()[0], "system": platform.platform()},
-        "torch": torch.__version__,
+        "system": platform.platform(),
         "ranks": options.ranks,
         "step_ms": options.step_ms,
         "ms_per_step": {name: 1000 * statistics.median(values) for name, values in times.items()},
@@ -129,16 +123,16 @@ def report(times, call_s, share, options):
         "threads_percent_of_a_core": 100 * share,
         "percent_of_a_1_ms_step": cost,
     }
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    keep(options.output, result)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--step-ms", type=float, default=1.0)
-    options = parser.parse_args()
+    made = parser(__doc__)
+    made.add_argument("--ranks", type=int, default=4)
+    made.add_argument("--steps", type=int, default=1000)
+    made.add_argument("--rounds", type=int, default=5)
+    made.add_argument("--step-ms", type=float, default=1.0)
+    options = made.parse_args()
     torch.multiprocessing.spawn(rank_main, (options, free_port()), nprocs=options.ranks)
 
 

@@ -1,6 +1,6 @@
 """How evenly the keyed permutation of the data order mixes, beside NumPy's shuffle.
 
-    python benchmarks/uniformity.py [--keys 200]
+    python benchmarks/uniformity.py [--keys 200] [--output FILE]
 
 For each size and each of --keys keys, whole permutations are put to five tests. Three are chi-squares over a
 table of cells: where elements go (position by element), and which elements follow each other, at a distance
@@ -12,22 +12,18 @@ goes through the same tests as a control. Keys are fixed, so the figures come ou
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import sys
 from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from record import keep, parser
 
 from slurmddp.training.order import Permutation
 
-ROOT = Path(__file__).parents[1]
-RESULTS = Path(__file__).parent / "results" / "uniformity.json"
 SIZES = (1_000, 5_000, 65_537, 1_000_000)
 FAR = 64
 KEYS_PER_SIZE = 50
@@ -117,11 +113,10 @@ def show(name: str, n: int, found: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--keys", type=int, default=200, help="permutations per size (default: 200)")
-    keys = parser.parse_args().keys
+    options = parser(__doc__)
+    options.add_argument("--keys", type=int, default=200, help="permutations per size (default: 200)")
+    asked = options.parse_args()
+    keys = asked.keys
     print(f"{'samples':>9}  {'':<6}{'standard score of':<24}{'mean':>8}{'deviation':>11}{'largest':>9}")
     results: dict[str, Any] = {"keys": keys, "numpy": metadata.version("numpy"), "sizes": {}}
     worst = 0.0
@@ -133,9 +128,8 @@ def main() -> int:
         results["sizes"][str(n)] = {"ours": mine, "numpy": control}
         worst = max(worst, *(abs(v["mean"] if isinstance(v, dict) else v) for v in mine.values()))
     results |= {"worst_mean": worst, "held": worst < LIMIT}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"\nlargest mean of ours {worst:.2f} (at most {LIMIT:g}); written to {RESULTS.relative_to(ROOT)}")
+    print(f"\nlargest mean of ours {worst:.2f} (at most {LIMIT:g})")
+    keep(asked.output, results)
     return 0 if results["held"] else 1
 
 
