@@ -1,15 +1,53 @@
-"""An agent's wait for node 0's, which lets all ranks begin: the wait is told of, and has an end."""
+"""The agents' wait for each other before any rank begins: it is told of, and has an end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from slurmddp.launchers import failure
 from slurmddp.launchers.failure import Failure
-from slurmddp.launchers.generation import Rules
-from slurmddp.launchers.lead import FIRST_NOTICE_S, NOTICE_S
+from slurmddp.launchers.generation import Rules, choose_agents
 from slurmddp.launchers.records import Records
 from slurmddp.launchers.words import lost_node, names_of
+
+_FIRST_NOTICE_S = 3.0
+"""After this many seconds those that have not arrived are named, and then again and again."""
+_NOTICE_S = 10.0
+_SPARES_WAIT_S = 10.0
+"""How long those that are enough to begin wait for the spares."""
+
+
+class Gathering:
+    """Node 0's wait for all agents; times are of one monotonic clock."""
+
+    def __init__(self, hosts: Sequence[str], rules: Rules, say: Callable[[str], None], now: float) -> None:
+        self._hosts, self._rules, self._say = hosts, rules, say
+        self._begun, self.next_notice = now, now + _FIRST_NOTICE_S
+
+    def look(
+        self, now: float, present: set[int], gone: Mapping[int, str]
+    ) -> tuple[int, ...] | Failure | None:
+        """Return which agents run ranks, in order, or why none can; None while others may come.
+
+        `gone` are those that were lost again, and why: they are not waited for.
+        """
+        rules, places = self._rules, range(self._rules.nodes)
+        coming = set(range(rules.all_nodes)) - present - gone.keys()
+        if not choose_agents(places, present | coming, rules):
+            return lost_node(min(gone), self._hosts, gone[min(gone)])
+        waited, agents = now - self._begun, choose_agents(places, present, rules)
+        if not coming or (len(agents) == rules.nodes and waited >= _SPARES_WAIT_S):
+            return agents
+        if waited >= rules.join_timeout_s:
+            why = f"it did not arrive within {rules.join_timeout_s:g} s (policy.join_timeout_s)"
+            return agents or lost_node(min(coming), self._hosts, why)
+        if now >= self.next_notice:
+            self.next_notice = now + _NOTICE_S
+            self._say(
+                f"waiting for {names_of(sorted(coming), self._hosts)}; {len(present)} of "
+                f"{rules.all_nodes} nodes are here, and all start their ranks together"
+            )
+        return None
 
 
 class Arrival:
@@ -17,7 +55,7 @@ class Arrival:
 
     def __init__(self, hosts: Sequence[str], rules: Rules, records: Records, now: float) -> None:
         self._hosts, self._rules, self._records = hosts, rules, records
-        self._begun, self._notice = now, now + FIRST_NOTICE_S
+        self._begun, self._notice = now, now + _FIRST_NOTICE_S
 
     def look(self, now: float) -> int | None:
         """Return the code with which to leave, if the wait is over in vain."""
@@ -28,7 +66,7 @@ class Arrival:
             why = f"it was not there within {self._rules.join_timeout_s:g} s (policy.join_timeout_s)"
             return end_without_lead(lost_node(0, self._hosts, why), self._rules, self._records)
         if now >= self._notice:
-            self._notice = now + NOTICE_S
+            self._notice = now + _NOTICE_S
             self._records.say(f"waiting for {names_of([0], self._hosts)}, which lets all ranks begin")
         return None
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from slurmddp.environments.present import GENERATION_VARIABLE, IMPORTS_VARIABLE, rank_environment
 from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import SlurmddpError
 from slurmddp.launchers import failure
 from slurmddp.launchers.failure import Failure
 from slurmddp.launchers.generation import Generation
@@ -28,6 +29,9 @@ from slurmddp.node.memory import MEMORY_VARIABLE
 from slurmddp.node.ports import candidate_ports, listen
 from slurmddp.node.pulse import PULSE_VARIABLE, Beat, Pulse
 from slurmddp.runs.folder import RunFolder
+
+_UNKILLABLE_S = 60.0
+"""How long killed ranks may take to end: the kernel needs seconds to take large memories apart."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class Crew:
         """How long each rank's log was when the rank began."""
         self._place = work.node
         self._generation = 0
+        self._gone_by = 0.0
         self._oom = OomWatch()
         ranks.on_exit = self._leave_exit
 
@@ -130,8 +135,18 @@ class Crew:
         self._ranks.end(grace_s)
 
     def kill(self) -> None:
-        """Let every rank end at once; `reap` tells when they have."""
+        """Let every rank end at once; `is_gone` tells when they have."""
+        self._gone_by = time.monotonic() + _UNKILLABLE_S
         self._ranks.kill()
+
+    def is_gone(self) -> bool:
+        """Whether `reap` has returned every rank; raises SlurmddpError when one can't be ended."""
+        if self._ranks and time.monotonic() > self._gone_by:
+            raise SlurmddpError(
+                f"{len(self._ranks)} rank(s) on this node can't be ended: the kernel holds them in a call.",
+                hint="A file server or a device does not answer; the node may need a restart.",
+            )
+        return not self._ranks
 
     @property
     def step(self) -> int:

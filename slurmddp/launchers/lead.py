@@ -14,29 +14,23 @@ signal has asked the run to stop). Each way takes one message; nobody asks twice
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from slurmddp.errors import EXIT_CONFIG, EXIT_STOPPED
 from slurmddp.launchers import failure, outcome
+from slurmddp.launchers.arrival import Gathering
 from slurmddp.launchers.failure import Failure
 from slurmddp.launchers.generation import Decision, Facts, Generation, Rules, choose_agents, decide
 from slurmddp.launchers.watch.culprit import RankReport
-from slurmddp.launchers.watch.inquiry import Comparison, Inquiry, Verdict
+from slurmddp.launchers.watch.inquiry import Comparison, Inquiry
 from slurmddp.launchers.watch.stragglers import Straggler
-from slurmddp.launchers.words import Message, as_failure, lost_node, names_of
+from slurmddp.launchers.words import Message, as_failure, lost_node, names_of, stalled_rank
 
-FIRST_NOTICE_S = 3.0
-"""After this many seconds the agents that have not arrived are named, and then again and again."""
-NOTICE_S = 10.0
-_SPARES_WAIT_S = 10.0
-"""How long those that are enough to begin wait for the spares."""
 CAUSE_WAIT_S = 0.3
 """How long a rank that only lost its peer lets the peer's own agent be first to report."""
 LEFT_ALONE_S = 0.9
 """How long ranks may take to follow those of another node that have stopped before they are told to."""
-
 
 MeetingPoint = Callable[[Generation], tuple[str, int]]
 """Gives address and port at which the ranks of a generation can meet if they bring no rendezvous."""
@@ -52,6 +46,9 @@ class Record(Protocol):
     def say(self, text: str) -> None: ...
     def fell(self, cause: Failure, generation: int) -> None: ...
     def restarted(self, generation: Generation, before: Generation, cause: Failure, step: int) -> None: ...
+    def go_on_without(self, agents: Collection[int]) -> None:
+        """Note that the attempt can finish without these nodes."""
+
     def failed(self, cause: Failure) -> None: ...
     def stalled(self, report: RankReport, generation: int) -> None: ...
     def slow(self, found: Straggler, generation: int) -> None: ...
@@ -68,10 +65,11 @@ class Lead:
         self.orders: list[tuple[int, Message]] = []
         """What to send next, and to whom; its own agent comes last."""
         self._rules, self._hosts, self._record, self._meet = rules, hosts, record, meet
-        self._begun, self._notice = now, now + FIRST_NOTICE_S
+        self._gathering = Gathering(hosts, rules, record.say, now)
         self._phase = "joining"
         self._present = {0}
-        self._gone: set[int] = set()
+        self._gone: dict[int, str] = {}
+        """The agents that are lost or have given up, and why."""
         self._generation = Generation(-1, tuple(range(rules.nodes)))
         self._restarts, self._furthest = 0, -1
         self._stopping = False
@@ -94,7 +92,7 @@ class Lead:
     def next_look(self) -> float | None:
         """When `look` is to be called, should nothing happen before."""
         if self._phase == "joining":
-            return self._notice
+            return self._gathering.next_notice
         return min(filter(None, (self._act_at, self._inquiry.next_look)), default=None)
 
     # What happens.
@@ -121,7 +119,7 @@ class Lead:
     def look(self, now: float, missing: Sequence[int] = ()) -> None:
         """Do what is due; `missing` are the agents that have not arrived yet."""
         if self._phase == "joining":
-            self._present = set(range(self._rules.all_nodes)) - set(missing) - self._gone
+            self._present = set(range(self._rules.all_nodes)) - set(missing) - self._gone.keys()
             self._join(now)
         elif self._act_at is not None and now >= self._act_at:
             self._act_at = None
@@ -132,46 +130,41 @@ class Lead:
         self._judge(now)
 
     def _join(self, now: float) -> None:
-        missing = sorted(set(range(self._rules.all_nodes)) - self._present)
-        waited = now - self._begun
-        agents = choose_agents(self._generation.agents, self._present, self._rules)
-        if not missing or (len(agents) == self._rules.nodes and waited >= _SPARES_WAIT_S):
-            self._go(agents)
-        elif waited >= self._rules.join_timeout_s:
-            if agents:
-                self._go(agents)
-            else:
-                why = f"it did not arrive within {self._rules.join_timeout_s:g} s (policy.join_timeout_s)"
-                self.end(lost_node(missing[0], self._hosts, why))
-        elif now >= self._notice:
-            self._notice = now + NOTICE_S
-            self._record.say(
-                f"waiting for {names_of(missing, self._hosts)}; {len(self._present)} of "
-                f"{self._rules.all_nodes} nodes are here, and all start their ranks together"
-            )
+        found = self._gathering.look(now, self._present, self._gone)
+        if isinstance(found, Failure):
+            self.end(found)
+        elif found is not None:
+            self._go(found)
 
     def _take_loss(self, sender: int, why: str, now: float) -> None:
-        self._gone.add(sender)
-        self._present.discard(sender)
         if self._phase == "leaving":
             return
         self._record.say(f"{names_of([sender], self._hosts)} is lost: {why}")
-        if sender not in self._generation.agents or sender in self._done or self._generation.number < 0:
-            return
-        self._lost.add(sender)
-        self._fallen.append(lost_node(sender, self._hosts, why))
-        self._awaited.discard(sender)
-        self._fall(now)
+        if self._miss(sender, why):
+            self._fallen.append(lost_node(sender, self._hosts, why))
+            self._fall(now)
 
     def _take_fall(self, sender: int, message: Mapping[str, Any], now: float) -> None:
         found = [as_failure(facts) for facts in message["failures"]]
+        unable = [one for one in found if one.rank is None]  # The agent itself can't go on.
+        if unable and not self._miss(sender, failure.describe(unable[0])) and self._phase != "joining":
+            self._record.say(failure.describe(unable[0]))
+            return
         self._note(message, found)
-        if any(one.rank is None for one in found):  # The agent itself can't go on.
-            self._gone.add(sender)
-            self._present.discard(sender)
-            self._lost.add(sender)
-            self._awaited.discard(sender)
         self._fall(now)
+
+    def _miss(self, sender: int, why: str) -> bool:
+        """Count no more on an agent; return whether its ranks are missed too."""
+        self._gone[sender] = why
+        self._present.discard(sender)
+        self._awaited.discard(sender)
+        if self._phase == "joining" or sender in self._done:
+            return False
+        if sender not in self._generation.agents:
+            self._record.go_on_without([sender])
+            return False
+        self._lost.add(sender)
+        return True
 
     def _take_stopped(self, sender: int, message: Mapping[str, Any], now: float) -> None:
         self._note(message, [as_failure(facts) for facts in message["failures"]])
@@ -208,22 +201,8 @@ class Lead:
         if verdict is not None and self._phase == "running":
             self._record.stalled(verdict.report, self._generation.number)
             self._step = max(self._step, verdict.report.step)
-            self._fallen.append(self._stalled(verdict))
+            self._fallen.append(stalled_rank(verdict, self._generation.agents, self._rules.ranks_per_node))
             self._fall(now)
-
-    def _stalled(self, verdict: Verdict) -> Failure:
-        rank = verdict.report.rank
-        return Failure(
-            rank=rank,
-            local_rank=rank % self._rules.ranks_per_node,
-            node_rank=self._generation.agents[rank // self._rules.ranks_per_node],
-            host=verdict.report.host,
-            exit_code=None,
-            signal=None,
-            time=round(time.time(), 3),
-            reason=verdict.reason,
-            last_lines=verdict.report.stack,
-        )
 
     def _note(self, message: Mapping[str, Any], found: Sequence[Failure]) -> None:
         self._step = max(self._step, int(message.get("step", -1)))
@@ -289,6 +268,7 @@ class Lead:
 
     def _go(self, agents: tuple[int, ...]) -> None:
         self._forget()
+        self._record.go_on_without(self._gone)
         self._phase = "running"
         self._generation = Generation(self._generation.number + 1, agents)
         self._inquiry = Inquiry(agents)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from slurmddp.environments.limits import Limits, leave_at
-from slurmddp.errors import EXIT_STOPPED, SlurmddpError
+from slurmddp.errors import EXIT_STOPPED
 from slurmddp.launchers import failure, outcome
 from slurmddp.launchers.arrival import Arrival, end_without_lead
 from slurmddp.launchers.crew import Crew
@@ -26,8 +26,6 @@ from slurmddp.launchers.words import Message, as_facts, lost_node, names_of
 
 _KILL_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL for the ranks that outlive a failed one: time to end a write, not to save."""
-_UNKILLABLE_S = 60.0
-"""How long killed ranks may take to end: the kernel needs seconds to take large memories apart."""
 _WRITING_S = 600.0
 """How long an agent whose ranks have ended waits for a checkpoint to be written."""
 _TICK_S = 1.0
@@ -61,7 +59,6 @@ class AgentLoop:
         self._fallen: list[Failure] = []
         self._answer: dict[str, Any] | None = None
         """What to say once all ranks have ended that were told to."""
-        self._gone_by = 0.0
         self._codes: list[int] = []
         """How those of its ranks have ended that ended as they should."""
         self._code: int | None = None
@@ -194,6 +191,8 @@ class AgentLoop:
         """Without node 0 nobody decides, and no rank can train: end as with a rank that failed there."""
         self._records.say(f"{names_of([0], self._node.hosts)} is lost: {why}")
         self.lost_lead = True
+        if self._code is not None:
+            return  # It only stays until a checkpoint is written.
         if self._generation is not None and not self._at_work:
             self._code = outcome.combine(self._codes) if self._codes else EXIT_STOPPED
             return
@@ -219,23 +218,15 @@ class AgentLoop:
         self._at_work = False
         bad = self._crew.failures(self._crew.reap())  # Not by our hand, so one of them may be the cause.
         self._answer = {"failures": [as_facts(one) for one in bad], "step": self._crew.step}
-        self._gone_by = time.monotonic() + _UNKILLABLE_S
         self._watch.forget()
         self._crew.kill()
         self._answer_stop()
 
     def _answer_stop(self) -> None:
         """Tell that no rank is left, once that is so; raises SlurmddpError when one can't be ended."""
-        if self._answer is None:
-            return
-        if not self._crew:
+        if self._answer is not None and self._crew.is_gone():
             answer, self._answer = self._answer, None
             self._tell("stopped", **answer, stopping=self._stopping)
-        elif time.monotonic() > self._gone_by:
-            raise SlurmddpError(
-                f"{len(self._crew)} rank(s) on this node can't be ended: the kernel holds them in a call.",
-                hint="A file server or a device does not answer; the node may need a restart.",
-            )
 
     def _leave(self, message: Message) -> None:
         if self._generation is None:

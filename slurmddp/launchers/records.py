@@ -6,6 +6,7 @@ A record that can't be written, on a full disk say, may hide what happened, neve
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 
 from slurmddp.launchers import failure
 from slurmddp.launchers.failure import Failure
@@ -74,7 +75,6 @@ class Records:
             f"{len(generation.agents)} node(s); they had come to step {step}."
         )
         try:
-            self._mark_replaced(set(before.agents) - set(generation.agents))
             self._folder.add_event(
                 "restarted",
                 attempt=self._attempt,
@@ -104,7 +104,10 @@ class Records:
         except OSError as error:
             say(f"{event} was not recorded: {error}")
 
-    def _mark_replaced(self, agents: set[int]) -> None:
-        """Say that the attempt can finish without these nodes: the batch script waits for no word of them."""
-        for agent in agents:
-            (self._folder.log_dir(self._attempt) / f"replaced-node-{agent}").touch()
+    def go_on_without(self, agents: Collection[int]) -> None:
+        """Note for the batch script that the attempt can finish without these nodes, which are gone."""
+        try:
+            for agent in agents:
+                (self._folder.log_dir(self._attempt) / f"replaced-node-{agent}").touch()
+        except OSError as error:
+            say(f"nodes that are gone were not noted: {error}")

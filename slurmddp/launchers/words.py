@@ -9,9 +9,10 @@ from typing import Any
 
 from slurmddp.launchers.control.link import Message
 from slurmddp.launchers.failure import Failure
+from slurmddp.launchers.watch.inquiry import Verdict
 from slurmddp.runs.causes import LOST_NODE
 
-__all__ = ["Message", "as_facts", "as_failure", "lost_node", "names_of"]
+__all__ = ["Message", "as_facts", "as_failure", "lost_node", "names_of", "stalled_rank"]
 
 
 def lost_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
@@ -24,6 +25,22 @@ def lost_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
         signal=None,
         time=round(time.time(), 3),
         reason=f"{LOST_NODE}: {why}",
+    )
+
+
+def stalled_rank(verdict: Verdict, agents: Sequence[int], ranks_per_node: int) -> Failure:
+    """Return the failure of the rank that holds up all others; `agents` run the ranks, in their order."""
+    rank = verdict.report.rank
+    return Failure(
+        rank=rank,
+        local_rank=rank % ranks_per_node,
+        node_rank=agents[rank // ranks_per_node],
+        host=verdict.report.host,
+        exit_code=None,
+        signal=None,
+        time=round(time.time(), 3),
+        reason=verdict.reason,
+        last_lines=verdict.report.stack,
     )
 
 

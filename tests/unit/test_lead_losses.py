@@ -1,0 +1,70 @@
+"""Nodes that are lost before the ranks begin, and nodes that have none: what node 0's agent makes of it."""
+
+from __future__ import annotations
+
+from test_generation import Attempt, to_all
+
+
+def join(attempt: Attempt, now: float, *missing: int) -> list[tuple[int, str]]:
+    attempt.lead.look(now, missing=missing)
+    return attempt.ordered()
+
+
+def test_a_node_that_is_lost_before_the_ranks_begin_is_not_waited_for() -> None:
+    attempt = Attempt()
+    assert join(attempt, 0.1, 1) == []
+    attempt.hear(2, "lost", why="connection closed")
+    assert join(attempt, 0.2, 1) == to_all("end", 0)
+    assert attempt.notes.done == [("failed", 2, None)]
+    assert "connection closed" in attempt.notes.said[-1]
+
+
+def test_a_spare_takes_the_place_of_a_node_that_is_lost_before_the_ranks_begin() -> None:
+    attempt = Attempt(spare_nodes=1)
+    join(attempt, 0.1, 1)
+    attempt.hear(2, "lost", why="connection closed")
+    assert join(attempt, 0.2, 1) == [], "node 1 may still come"
+    attempt.lead.look(0.3)
+    assert attempt.lead.orders[0][1]["agents"] == [0, 1, 3]
+    assert attempt.ordered() == to_all("go", 0, 1, 3)
+    assert attempt.notes.done == [("without", {2})]
+
+
+def test_with_elastic_the_others_begin_without_a_node_that_is_lost() -> None:
+    attempt = Attempt(elastic=True)
+    join(attempt, 0.1, 1)
+    attempt.hear(2, "lost", why="connection closed")
+    assert join(attempt, 0.2, 1) == []
+    assert join(attempt, 0.3) == to_all("go", 0, 1)
+
+
+def test_a_lost_node_is_not_named_among_those_that_are_waited_for() -> None:
+    attempt = Attempt(elastic=True)
+    attempt.hear(2, "lost", why="connection closed")
+    join(attempt, 3.1, 1)
+    assert attempt.notes.said[-1].startswith("waiting for node 1 (n1); 1 of 3 nodes are here")
+
+
+def test_a_spare_that_can_not_go_on_is_only_told_of() -> None:
+    attempt = Attempt(spare_nodes=1).begin()
+    assert attempt.fall(3, rank=None, code=1) == []
+    assert "agent of node 3" in attempt.notes.said[-1]
+    assert attempt.notes.done == [("without", {3})]
+    assert attempt.hear(1, "lost", why="connection closed") == to_all("end", 0, 2), "it is no spare any more"
+
+
+def test_who_is_idle_is_not_among_those_that_are_gone() -> None:
+    """Two of three nodes can't share this step."""
+    attempt = Attempt(elastic=True, samples=9).begin()
+    attempt.hear(1, "lost", why="connection closed")
+    attempt.stopped(0)
+    assert attempt.stopped(2) == to_all("go", 0, 2)
+    assert ("without", {1}) in attempt.notes.done
+
+
+def test_a_node_that_is_lost_once_its_ranks_have_finished_is_not_missed() -> None:
+    attempt = Attempt().begin()
+    attempt.hear(1, "done", code=0)
+    assert attempt.hear(1, "lost", why="connection closed") == []
+    attempt.hear(2, "done", code=0)
+    assert attempt.hear(0, "done", code=0) == to_all("leave", 0, 2)
