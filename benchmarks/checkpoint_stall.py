@@ -23,6 +23,7 @@ import argparse
 import json
 import os
 import platform
+import select
 import shutil
 import signal
 import statistics
@@ -264,6 +265,7 @@ def train(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def be_agent(pid: int, keeper: Keeper) -> int:
     """Do an agent's part for one rank until it ends; return its status."""
     while True:
+        select.select(keeper.descriptors(), [], [], 0.05)
         keeper.handle()
         ended, status = os.waitpid(-1, os.WNOHANG)
         if ended == pid:
@@ -272,8 +274,6 @@ def be_agent(pid: int, keeper: Keeper) -> int:
             return os.waitstatus_to_exitcode(status)
         if ended:
             keeper.ended(ended, status)
-        else:
-            time.sleep(0.002)
 
 
 def main() -> int:

@@ -116,9 +116,7 @@ class Snapshots:
         tree = json.dumps({"format": FORMAT, "state": flat.tree}, separators=(",", ":")).encode()
         about = json.dumps({"root": str(root), "meta": dict(meta), "versions": versions()}).encode()
         tensors_bytes = len(head) + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        # The tensors themselves begin with a page.
-        at = -(-(memory.PAGE_BYTES + len(head)) // memory.PAGE_BYTES) * memory.PAGE_BYTES - len(head)
-        sealed = memory.Sealed(step, stamp, at, tensors_bytes, len(tree), len(about))
+        sealed = memory.Sealed(step, stamp, memory.PAGE_BYTES, tensors_bytes, len(tree), len(about))
         if not patient and not self._is_ready(sealed.end):
             return None
         number = self._free_slot(sealed.end)

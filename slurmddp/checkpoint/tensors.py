@@ -1,8 +1,8 @@
 """Streams tensors to and from the safetensors format, hashing the very bytes that pass.
 
-The format is an 8-byte little-endian header length, a JSON header, and the raw bytes. Files written here
-are ordinary safetensors files. The library's own functions are not used for the transfer because they
-neither hash on the way nor read into the final memory without a second copy.
+The format is an 8-byte little-endian header length, a JSON header that spaces may end, and the raw bytes.
+Files written here are ordinary safetensors files. The library's own functions are not used for the transfer
+because they neither hash on the way nor read into the final memory without a second copy.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import Any, Protocol
 import torch
 
 from slurmddp.errors import CheckpointError
+from slurmddp.node.memory import PAGE_BYTES
 
 MAX_HEADER_BYTES = 1 << 30
+_LENGTH_BYTES = 8
 
 _DTYPES = {
     torch.float64: "F64",
@@ -89,8 +91,9 @@ def _head(ordered: Sequence[tuple[str, torch.Tensor]]) -> bytes:
         }
         offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    # The tensors begin with a page, in the file as in memory: a disk can take them from there as they lie.
+    text += b" " * (-(_LENGTH_BYTES + len(text)) % PAGE_BYTES)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
 def decode(source: Source, size: int) -> dict[str, torch.Tensor]:
@@ -108,16 +111,16 @@ def decode(source: Source, size: int) -> dict[str, torch.Tensor]:
 
 
 def _read_header(source: Source, size: int) -> dict[str, Any]:
-    length = bytearray(8)
+    length = bytearray(_LENGTH_BYTES)
     source.readinto(memoryview(length))
     header_bytes = int.from_bytes(length, "little")
-    if header_bytes > min(MAX_HEADER_BYTES, size - 8):
+    if header_bytes > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
         raise CheckpointError(f"The tensor file's header claims {header_bytes} bytes; the file has {size}.")
     text = bytearray(header_bytes)
     source.readinto(memoryview(text))
     header = json.loads(text)
     data_bytes = sum(stop - start for start, stop in (_offsets(name, header[name]) for name in header))
-    if 8 + header_bytes + data_bytes != size:
+    if _LENGTH_BYTES + header_bytes + data_bytes != size:
         raise CheckpointError(f"The tensor file has {size} bytes; its header speaks of other ones.")
     return dict(header)
 

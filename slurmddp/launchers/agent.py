@@ -19,8 +19,8 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from slurmddp.environments.detect import detect, require
 from slurmddp.environments.limits import read_limits
@@ -42,7 +42,6 @@ from slurmddp.launchers.trackers import tracker_environment
 from slurmddp.launchers.watch.flight_recorder import FlightRecorder
 from slurmddp.launchers.watch.node_watch import Watch
 from slurmddp.node.ports import SECRET_VARIABLE
-from slurmddp.runs import checkpoint_writer
 from slurmddp.runs.fence import superseded
 from slurmddp.runs.folder import RunFolder
 
@@ -126,9 +125,9 @@ class Agent:
         # It listens from here on, and is handled after the imports: who has not imported yet has not arrived.
         link = open_link(self.node, _secret(os.environ, self.node))
         undo.callback(link.close)
-        keeper = _keeper(link)
+        keeper = Keeper()
         undo.callback(keeper.close)
-        ranks.in_child, ranks.on_other = lambda: link.close(farewell=False), keeper.ended
+        ranks.in_child, ranks.on_other = partial(_forget, link, keeper), keeper.ended
         recorder = FlightRecorder(self._log_dir) if config.get("gpus_per_node") else None
         if recorder is not None:
             undo.callback(recorder.close)
@@ -175,14 +174,10 @@ class Agent:
         return why.exit_code or EXIT_FAILED
 
 
-def _keeper(link: Link) -> Keeper:
-    """Return a keeper whose writers, which outlive an agent that is killed, don't keep its line open."""
-
-    def perform(*words: Any) -> Any:
-        link.close(farewell=False)
-        return checkpoint_writer.perform(*words)
-
-    return Keeper(perform)
+def _forget(link: Link, keeper: Keeper) -> None:
+    """Let go, in a rank, of what is the agent's."""
+    link.close(farewell=False)
+    keeper.forget_in_child()
 
 
 def _attempt_number(environ: Mapping[str, str]) -> int:

@@ -1,39 +1,40 @@
 """The agent's part in checkpoints: it keeps the memory in which ranks leave their states, and has it written.
 
-What a rank has copied is safe from the rank's own death. For each write the agent forks a child of its own
-(it has no CUDA and no threads), one at a time, so it stays free to watch; the next ranks get the memory.
+What a rank has copied is safe from the rank's own death. A process of the agent's own writes, so the agent
+stays free to watch; the next ranks get the memory, and what their predecessors asked for still counts.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 import time
-import traceback
-import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NoReturn
+from typing import Protocol
 
 from slurmddp.errors import CheckpointError
 from slurmddp.launchers.failure import signal_name
-from slurmddp.launchers.signals import STOP_SIGNALS
 from slurmddp.node import memory
 from slurmddp.node.channel import Channel
 from slurmddp.runs import checkpoint_writer
-from slurmddp.runs.checkpoint_writer import Perform, Request, Result
-from slurmddp.runs.retention import believe, trusted
+from slurmddp.runs.checkpoint_writer import Request, Result
 
-_SHUT_OUT = frozenset({*STOP_SIGNALS, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
 _LOOK_S = 0.01
-_WORDS_BYTES = 1 << 16
 _UNKILLABLE_S = 2.0
 """How long a killed writer is waited for; the kernel may hold one in I/O."""
+
+
+class Process(Protocol):
+    """What the keeper has to know of a writer's process."""
+
+    pid: int
+    returncode: int | None
+
+
+Start = Callable[[], tuple[Channel, Process]]
 
 
 @dataclass
@@ -46,25 +47,33 @@ class _Line:
 
 @dataclass
 class _Write:
-    """One request, and the child at work on it; `words` is where that one leaves its words."""
+    """One request, and the line over which it came."""
 
     request: Request
     line: _Line
-    pid: int = 0
-    words: int = -1
-    heard: bytes = b""
     is_answered: bool = False
+    was_put_back: bool = False
+
+
+@dataclass
+class _Writer:
+    """The process that writes, and the line to it; one that `is_gone` is still to be reaped."""
+
+    line: Channel
+    process: Process
+    is_gone: bool = False
 
 
 class Keeper:
-    """The memory and the writers of one node."""
+    """The memory of one node's ranks, and the writer, which starts with the first checkpoint."""
 
-    def __init__(self, perform: Perform = checkpoint_writer.perform) -> None:
-        self._perform = perform
+    def __init__(self, start: Start = checkpoint_writer.start) -> None:
+        self._start = start
         self._lines: dict[int, _Line] = {}
         self._slots: dict[int, int] = {}
         self._waiting: deque[_Write] = deque()
         self._running: _Write | None = None
+        self._writer: _Writer | None = None
 
     def channel_for(self, local_rank: int) -> int:
         """Return the descriptor for a new rank to inherit; what its predecessor asked for still counts.
@@ -91,8 +100,8 @@ class Keeper:
 
     def descriptors(self) -> list[int]:
         """Return what becomes readable when `handle` has something to do."""
-        words = [] if self._running is None or self._running.is_answered else [self._running.words]
-        return [*(line.own.fileno() for line in self._lines.values()), *words]
+        writers = [] if self._writer is None or self._writer.is_gone else [self._writer.line.fileno()]
+        return [*(line.own.fileno() for line in self._lines.values()), *writers]
 
     def memory_fds(self) -> list[int]:
         """Return the memory files of this node, for the ranks of the next generation to inherit."""
@@ -107,35 +116,39 @@ class Keeper:
         return self._running is not None or bool(self._waiting)
 
     def handle(self) -> None:
-        """Take in what ranks have sent, and begin to write; never blocks."""
+        """Take in what ranks and writer have said, and begin to write; never blocks."""
         for line in self._lines.values():
             self._read(line)
-        if self._running is not None:
-            self._listen(self._running)
+        self._listen()
         self._begin()
 
     def ended(self, pid: int, status: int) -> bool:
         """Take in the end of a child, with its status as `os.waitpid` gives it; False if it was no writer."""
-        if self._running is None or self._running.pid != pid:
+        if self._writer is None or self._writer.process.pid != pid:
             return False
+        self._listen()
+        self._writer.process.returncode = os.waitstatus_to_exitcode(status)
+        self._writer.line.close()
+        self._writer = None
         done, self._running = self._running, None
-        self._listen(done)
-        os.close(done.words)
-        if not done.is_answered:
-            self._answer(done, self._killed(done, status))
+        if done is not None and not done.is_answered:
+            self._answer(done, _killed(done.request, status))
         self._begin()
         return True
 
-    def _listen(self, write: _Write) -> None:
-        """Take in what a child has said so far: how its write went, and then what it knows to be good."""
-        with suppress(BlockingIOError):
-            while text := os.read(write.words, _WORDS_BYTES):
-                *lines, write.heard = (write.heard + text).split(b"\n")
-                for word in map(json.loads, lines):
-                    if word["kind"] == "written":
-                        self._answer(write, word)
-                    else:
-                        believe(word["trusted"])  # The next child knows it too, and does not hash them all.
+    def _listen(self) -> None:
+        """Take in what the writer has said: how its write went, and that it is ready for the next one."""
+        if self._writer is None:
+            return
+        try:
+            while (received := self._writer.line.receive()) is not None:
+                word = received[0]
+                if word["kind"] == "finished":
+                    self._running = None
+                elif self._running is not None:
+                    self._answer(self._running, word)
+        except (EOFError, ConnectionError):
+            self._writer.is_gone = True
 
     def _answer(self, write: _Write, result: Result) -> None:
         write.is_answered = True
@@ -147,33 +160,49 @@ class Keeper:
         """Wait until all is written; after `timeout_s` give up, kill the writer, and return False."""
         deadline = time.monotonic() + timeout_s
         self.handle()
-        while self._running is not None and time.monotonic() < deadline:
+        while self.busy() and time.monotonic() < deadline:
             self._look()
-        if self._running is None:
+        if not self.busy():
             return True
         self._waiting.clear()
-        os.kill(self._running.pid, signal.SIGKILL)
+        if self._writer is not None:
+            os.kill(self._writer.process.pid, signal.SIGKILL)
         while self._running is not None and time.monotonic() < deadline + _UNKILLABLE_S:
             self._look()
         return False
 
     def _look(self) -> None:
         """See whether the writer has ended, or wait a moment."""
-        pid = self._running.pid if self._running is not None else 0
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            self.ended(found, status)
-        else:
+        if not self._reap():
             time.sleep(_LOOK_S)
         self.handle()
 
+    def _reap(self) -> bool:
+        """Take in the writer's end, if it has come."""
+        if self._writer is None:
+            return False
+        pid, status = os.waitpid(self._writer.process.pid, os.WNOHANG)
+        return pid != 0 and self.ended(pid, status)
+
+    def forget_in_child(self) -> None:
+        """Let go of the writer in a process that was forked: it listens until nobody has a line to it."""
+        if self._writer is not None:
+            self._writer.line.close()
+
     def close(self) -> None:
-        """Let go of lines and memory; a writer that is still at work ends by itself."""
+        """Let go of lines, memory and writer; one that is still at work ends by itself."""
+        if self._writer is not None:
+            self._writer.line.close()
+            if self._running is None:
+                os.kill(self._writer.process.pid, signal.SIGKILL)
+                os.waitpid(self._writer.process.pid, 0)
+                self._writer.process.returncode = -signal.SIGKILL
         for line in self._lines.values():
             line.own.close()
             line.ranks.close()
         for descriptor in self._slots.values():
             os.close(descriptor)
+        self._writer = None
         self._lines.clear()
         self._slots.clear()
 
@@ -191,74 +220,49 @@ class Keeper:
         if before is not None:
             os.close(before)
         self._slots[slot] = descriptor
+        if self._writer is not None:
+            with suppress(ConnectionError):  # Its line is heard to be closed, and the next one gets all.
+                _register(self._writer.line, slot, descriptor)
 
     def _begin(self) -> None:
-        while self._running is None and self._waiting:
+        """Hand the next request to the writer; where the one before is gone, `ended` begins again."""
+        while self._running is None and self._waiting and not (self._writer and self._writer.is_gone):
             write = self._waiting.popleft()
             try:
-                self._fork(write)
+                self._hand_over(write)
+            except ConnectionError:
+                assert self._writer is not None
+                self._writer.is_gone = True
+                if not write.was_put_back:
+                    write.was_put_back = True
+                    self._waiting.appendleft(write)
+                else:
+                    self._give_up(write, "It ends as soon as it is started.")
             except OSError as error:
-                why = CheckpointError(f"No process could be started that writes the checkpoint: {error}.")
-                memory.set_busy(self._slots[write.request["slot"]], False)
-                with suppress(OSError):
-                    write.line.own.send(checkpoint_writer.conclude(write.request, why))
+                self._give_up(write, f"{error}.")
             else:
                 self._running = write
 
-    def _fork(self, write: _Write) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        reader, writer = os.pipe()
-        # No signal may reach the child while it still shares the agent's handlers and wake-up pipe.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SHUT_OUT)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # See Ranks.fork.
-                write.pid = os.fork()
-            if write.pid == 0:
-                _be_writer(self._perform, self._slots[write.request["slot"]], write.request, writer)
-        except OSError:
-            os.close(reader)
-            raise
-        finally:
-            os.close(writer)
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        os.set_blocking(reader, False)
-        write.words = reader
+    def _hand_over(self, write: _Write) -> None:
+        if self._writer is None:
+            self._writer = _Writer(*self._start())
+            for slot, descriptor in self._slots.items():
+                _register(self._writer.line, slot, descriptor)
+        self._writer.line.send(write.request)
 
-    def _killed(self, write: _Write, status: int) -> Result:
-        how = (
-            f"was killed by {signal_name(os.WTERMSIG(status))}" if os.WIFSIGNALED(status) else "left no word"
-        )
-        why = CheckpointError(
-            f"The process that wrote the checkpoint of step {write.request['step']} {how}.",
-            hint="If it was killed for want of memory, give the job more (mem_gb).",
-        )
-        return checkpoint_writer.conclude(write.request, why)
+    def _give_up(self, write: _Write, why: str) -> None:
+        error = CheckpointError(f"The process that writes checkpoints could not be used: {why}")
+        self._answer(write, checkpoint_writer.conclude(write.request, error))
 
 
-def _be_writer(perform: Perform, descriptor: int, request: Request, words: int) -> NoReturn:
-    """Turn this copy of the agent into a writer and leave without the agent's clean-up."""
-    code = 1
-    try:
-        os.setpgid(0, 0)
-        signal.set_wakeup_fd(-1)
-        checkpoint_writer.stay()
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SHUT_OUT)
-        perform(descriptor, request, partial(_say, words))
-        _say(words, {"kind": "trusted", "trusted": trusted()})
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
+def _register(line: Channel, slot: int, descriptor: int) -> None:
+    line.send({"kind": "memory", "slot": slot}, [descriptor])
 
 
-def _say(words: int, word: Mapping[str, Any]) -> None:
-    """Leave a line for the agent."""
-    with os.fdopen(words, "wb", closefd=False) as stream:
-        stream.write(json.dumps(word).encode() + b"\n")
+def _killed(request: Request, status: int) -> Result:
+    how = f"was killed by {signal_name(os.WTERMSIG(status))}" if os.WIFSIGNALED(status) else "left no word"
+    why = CheckpointError(
+        f"The process that wrote the checkpoint of step {request['step']} {how}.",
+        hint="If it was killed for want of memory, give the job more (mem_gb).",
+    )
+    return checkpoint_writer.conclude(request, why)

@@ -1,10 +1,11 @@
 """Writes a checkpoint out of the memory in which a rank has left its state: hash, flush, publish, tell.
 
-The agent forks a process for it. A rank that has no agent starts one of its own,
+A process of its own does it, one state after the other, without torch and outside the training's lock:
 
     python -m slurmddp.runs.checkpoint_writer DESCRIPTOR
 
-which writes what it is asked to, one after the other, and ends when its rank is gone and all is written.
+The agent starts one for its ranks; a rank that has no agent starts its own. It ends when whoever started it
+is gone and all is written.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import slurmddp
 from slurmddp import errors
 from slurmddp.errors import EXIT_USAGE, CheckpointError, SlurmddpError
 from slurmddp.node import memory
@@ -38,16 +42,34 @@ Result = dict[str, Any]
 Tell = Callable[[Result], object]
 Perform = Callable[[int, Request, Tell], object]
 
-LET_PASS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_LET_PASS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _POLITE = 5
 """How much less than the training a writer in the background claims of the processors."""
 
 
-def stay() -> None:
-    """Let this process outlast what ends its job in good order: a state that is sealed is to be written."""
-    for number in LET_PASS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, LET_PASS)  # Who starts a writer may have held them back.
+def start() -> tuple[Channel, subprocess.Popen[bytes]]:
+    """Start a writer; return the line to it and its process, which outlives this one until all is written."""
+    own, theirs = Channel.pair()
+    package = str(Path(slurmddp.__file__).parents[1])
+    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+    # Until it lets the job's signals pass by itself, they wait.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _LET_PASS)
+    try:
+        writer = subprocess.Popen(
+            [sys.executable, "-m", "slurmddp.runs.checkpoint_writer", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            # The folder that a person works in may hold a module of any name.
+            env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+        )
+    except OSError:
+        own.close()
+        raise
+    finally:
+        theirs.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return own, writer
 
 
 def perform(descriptor: int, request: Request, tell: Tell) -> None:
@@ -55,9 +77,6 @@ def perform(descriptor: int, request: Request, tell: Tell) -> None:
 
     It is told as soon as the checkpoint stands; older ones are deleted after that.
     """
-    if request["background"]:
-        with suppress(OSError):
-            os.nice(max(0, _POLITE - os.getpriority(os.PRIO_PROCESS, 0)))
     told: list[Result] = []
 
     def durable() -> None:
@@ -96,10 +115,10 @@ def _write(descriptor: int, request: Request, durable: Callable[[], object]) -> 
 
 
 def _fill(descriptor: int, state: memory.Sealed, parts: memory.Parts, folder: Path) -> dict[str, FileRecord]:
-    return {
-        TENSORS_FILE: copy_hashed(folder / TENSORS_FILE, descriptor, state.tensors_at, parts.tensors),
-        TREE_FILE: write_hashed(folder / TREE_FILE, [parts.tree]),
-    }
+    with ThreadPoolExecutor(1) as beside:  # The small file is flushed while the large one is on its way.
+        tree = beside.submit(write_hashed, folder / TREE_FILE, [parts.tree])
+        tensors = copy_hashed(folder / TENSORS_FILE, descriptor, state.tensors_at, parts.tensors)
+        return {TENSORS_FILE: tensors, TREE_FILE: tree.result()}
 
 
 def conclude(request: Request, error: SlurmddpError | None) -> Result:
@@ -138,7 +157,11 @@ def _record(request: Request, event: str, facts: Mapping[str, Any]) -> None:
 
 
 def serve(channel: Channel, do: Perform = perform) -> None:
-    """Write what comes over `channel`, until its rank is gone and nothing is left to write."""
+    """Write what is asked for over `channel`, one by one, until nobody is left to ask.
+
+    `{"kind": "memory", "slot": ...}` comes with a memory file, a Request with "kind" "write"; what goes back
+    is the result, and `{"kind": "finished"}` when older checkpoints are deleted as well.
+    """
     slots: dict[int, int] = {}
     while True:
         try:
@@ -148,25 +171,47 @@ def serve(channel: Channel, do: Perform = perform) -> None:
         if message["kind"] == "end":
             return
         if message["kind"] == "memory":
+            if (before := slots.pop(message["slot"], None)) is not None:
+                os.close(before)
             slots[message["slot"]] = descriptors[0]
             continue
-        do(slots[message["slot"]], message, partial(_answer, channel, slots[message["slot"]]))
+        slot = slots[message["slot"]]
+        # Niceness belongs to a thread, and most users can't take it back: the next one may be waited for.
+        with ThreadPoolExecutor(1, initializer=_yield if message["background"] else None) as thread:
+            thread.submit(do, slot, message, partial(_answer, channel, slot)).result()
+        _send(channel, {"kind": "finished"})
+
+
+def _yield() -> None:
+    with suppress(OSError):
+        os.nice(max(0, _POLITE - os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 def _answer(channel: Channel, descriptor: int, result: Result) -> None:
     memory.set_busy(descriptor, False)
-    with suppress(OSError):  # The rank may be gone.
-        channel.send(result)
+    _send(channel, result)
+
+
+def _send(channel: Channel, message: Mapping[str, Any]) -> None:
+    with suppress(OSError):  # Who asked may be gone.
+        channel.send(message)
+
+
+def _stay() -> None:
+    """Let this process outlast what ends its job in good order: a state that is sealed is to be written."""
+    for number in _LET_PASS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _LET_PASS)  # Who starts a writer may have held them back.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve the rank that holds the other end of the socket whose descriptor is given."""
+    """Serve the process that holds the other end of the socket whose descriptor is given."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     channel = Channel.attach({"SLURMDDP_CHANNEL_FD": arguments[0]}) if len(arguments) == 1 else None
     if channel is None:
         print("usage: python -m slurmddp.runs.checkpoint_writer DESCRIPTOR", file=sys.stderr)
         return EXIT_USAGE
-    stay()
+    _stay()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     serve(channel)
     return 0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -23,6 +25,13 @@ ALGORITHM = "xxh3_128"
 can change its manifest too. So speed decides (`benchmarks/checkpoint_hash.py`)."""
 
 Digest = xxhash.xxh3_128
+
+_BLOCK_BYTES = 4096
+"""No disk asks that more than this be aligned; memory is aligned with its pages, which are no smaller."""
+_DIRECT_BYTES = 64 << 20
+_MOUNTS = Path("/proc/self/mountinfo")
+_DIRECT = frozenset({"ext4", "xfs"})
+"""Network file systems have ways of their own with what goes past the cache, and some are slow at it."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,7 @@ def write_hashed(
             else:
                 digest.update(chunk)
         stream.flush()
-        with _flushing(stream, beside=held):
+        with _beside(partial(os.fsync, stream.fileno())):
             for chunk in unhashed:
                 digest.update(chunk)
     return FileRecord(size, digest.hexdigest())
@@ -63,20 +72,54 @@ def write_hashed(
 def copy_hashed(path: Path, source: int, start: int, part: memoryview) -> FileRecord:
     """Write `part`, which lies at `start` in the file behind `source`, as `write_hashed` does what is held.
 
-    The kernel copies from file to file: this process need not find each of the pages in its own memory first.
+    The disk takes the bytes from memory as they lie, where the file system is known to do that well;
+    elsewhere the kernel copies from file to file. This process has no part in either, and hashes meanwhile.
     """
     with path.open("xb", buffering=0) as stream:
-        target, done = stream.fileno(), 0
-        room.reserve(target, len(part), path.parent)
-        while done < len(part):
-            chunk = part[done : done + CHUNK_BYTES]
-            sent = _send(target, source, start + done, chunk)
-            room.write_back(target, done, sent)
-            done += sent
+        room.reserve(stream.fileno(), len(part), path.parent)
         digest = Digest()
-        with _flushing(stream, beside=True):
+        with _beside(partial(_transfer, path, stream.fileno(), source, start, part)):
             digest.update(part)
-    return FileRecord(done, digest.hexdigest())
+    return FileRecord(len(part), digest.hexdigest())
+
+
+def _transfer(path: Path, target: int, source: int, start: int, part: memoryview) -> None:
+    """Bring `part` to the disk."""
+    done = _write_direct(target, part) if start % _BLOCK_BYTES == 0 and _takes_direct(path) else 0
+    while done < len(part):
+        sent = _send(target, source, start + done, part[done : done + CHUNK_BYTES])
+        room.write_back(target, done, sent)
+        done += sent
+    os.fsync(target)
+
+
+def _write_direct(target: int, part: memoryview) -> int:
+    """Write whole blocks past the kernel's cache and return how many bytes went; the rest is the caller's."""
+    done, whole = 0, len(part) // _BLOCK_BYTES * _BLOCK_BYTES
+    flags = fcntl.fcntl(target, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(target, fcntl.F_SETFL, flags | os.O_DIRECT)
+        while done < whole and done % _BLOCK_BYTES == 0:
+            done += os.write(target, part[done : min(whole, done + _DIRECT_BYTES)])
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # That one means: not here, not in this way.
+            raise
+    finally:
+        fcntl.fcntl(target, fcntl.F_SETFL, flags)
+    return done
+
+
+def _takes_direct(path: Path) -> bool:
+    """Tell whether `path` is on a file system of a local disk that is known to write well past the cache."""
+    device = path.stat().st_dev
+    name = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        mounts = _MOUNTS.read_text().splitlines()
+    except OSError:
+        return False
+    return any(
+        fields[2] == name and fields[fields.index("-") + 1] in _DIRECT for fields in map(str.split, mounts)
+    )
 
 
 def _send(target: int, source: int, start: int, chunk: memoryview) -> int:
@@ -93,16 +136,12 @@ def _send(target: int, source: int, start: int, chunk: memoryview) -> int:
 
 
 @contextmanager
-def _flushing(stream: IO[bytes], *, beside: bool) -> Iterator[None]:
-    """Flush a file to the disk, with `beside` by a second thread while the body runs."""
-    if not beside:
+def _beside(do: Callable[[], object]) -> Iterator[None]:
+    """Run `do` in a second thread while the body runs, to its end; what it raises is raised here."""
+    with ThreadPoolExecutor(1) as executor:
+        done = executor.submit(do)
         yield
-        os.fsync(stream.fileno())
-        return
-    with ThreadPoolExecutor(1) as flusher:
-        flushed = flusher.submit(os.fsync, stream.fileno())
-        yield
-        flushed.result()
+        done.result()
 
 
 class HashedReader:

@@ -7,10 +7,9 @@ import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from slurmddp.errors import CheckpointError
 from slurmddp.runs.checkpoints import (
@@ -36,18 +35,6 @@ _known_good: dict[Path, _Signature] = {}
 def trust(folder: Path) -> None:
     """Remember a checkpoint that this process has just written or verified, so as not to hash it again."""
     _known_good[folder] = _signature(folder)
-
-
-def trusted() -> list[Any]:
-    """Return what this process knows of good checkpoints, as JSON, for another process to `believe`."""
-    return [[str(folder), signature] for folder, signature in _known_good.items()]
-
-
-def believe(known: Iterable[Any]) -> None:
-    """Know the same checkpoints for good as the process that gave `trusted`, and no others."""
-    _known_good.clear()
-    for folder, signature in known:
-        _known_good[Path(folder)] = tuple((str(name), int(size), int(time)) for name, size, time in signature)
 
 
 def still_good(folder: Path) -> bool:

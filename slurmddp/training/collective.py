@@ -1,4 +1,4 @@
-"""What ranks tell each other besides gradients; without a process group each answer is one's own."""
+"""What ranks tell each other besides gradients; a rank that is the only one asks itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def world_size() -> int:
 
 def gather(value: T) -> list[T]:
     """Return every rank's `value`, in the order of ranks, on every rank."""
-    if not distributed.is_initialized():
+    if world_size() == 1:
         return [value]
     gathered: list[Any] = [None] * world_size()
     distributed.all_gather_object(gathered, value)
@@ -32,7 +32,7 @@ def gather(value: T) -> list[T]:
 
 def gather_to_zero(value: T) -> list[T] | None:
     """Return every rank's `value`, in the order of ranks, on rank 0, and None elsewhere."""
-    if not distributed.is_initialized():
+    if world_size() == 1:
         return [value]
     gathered: list[Any] | None = [None] * world_size() if rank() == 0 else None
     distributed.gather_object(value, gathered, dst=0)
@@ -41,7 +41,7 @@ def gather_to_zero(value: T) -> list[T] | None:
 
 def from_zero(value: T) -> T:
     """Return rank 0's `value` on every rank."""
-    if not distributed.is_initialized():
+    if world_size() == 1:
         return value
     box: list[Any] = [value]
     distributed.broadcast_object_list(box, src=0)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import slurmddp
 from slurmddp import checkpoint
 from slurmddp.checkpoint.snapshot import NoMemory, Snapshots
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import CheckpointError, SlurmddpError
 from slurmddp.node import memory
 from slurmddp.node.channel import CHANNEL_VARIABLE, Channel
-from slurmddp.runs.checkpoint_writer import LET_PASS, conclude, error_of
+from slurmddp.runs import checkpoint_writer
+from slurmddp.runs.checkpoint_writer import conclude, error_of
 from slurmddp.runs.folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -201,6 +199,8 @@ class Saves:
         if received is None:
             return False
         result = received[0]
+        if result["kind"] != "written":
+            return True
         done = next((asked for asked in self._asked if asked.step == result["step"]), None)
         if done is not None:
             self._asked.remove(done)
@@ -229,7 +229,7 @@ class Saves:
 
     def _own_line(self) -> Channel:
         if self._line is None:
-            self._line, self._writer = _start_writer()
+            self._line, self._writer = checkpoint_writer.start()
             for number, descriptor in enumerate(self._snapshots.descriptors):
                 self._register(number, descriptor)
         return self._line
@@ -245,27 +245,3 @@ def _agents_line(environ: Mapping[str, str]) -> Channel | None:
         return Channel.attach({CHANNEL_VARIABLE: str(os.dup(int(number)))}) if number.isdecimal() else None
     except OSError:
         return None
-
-
-def _start_writer() -> tuple[Channel, subprocess.Popen[bytes]]:
-    """Start a process that outlives this one until it has written all that was asked for."""
-    own, theirs = Channel.pair()
-    package = str(Path(slurmddp.__file__).parents[1])
-    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-    # Until it lets the job's signals pass by itself, they wait.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, LET_PASS)
-    try:
-        writer = subprocess.Popen(
-            [sys.executable, "-m", "slurmddp.runs.checkpoint_writer", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-    except OSError:
-        own.close()
-        raise
-    finally:
-        theirs.close()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return own, writer

@@ -1,8 +1,9 @@
-"""A file that the kernel copies out of memory: its bytes, its digest, its flush, its errors."""
+"""A file that comes out of memory, by the kernel or past its cache: bytes, digest, flush, errors."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 from collections.abc import Iterator
@@ -11,9 +12,10 @@ from pathlib import Path
 import pytest
 import xxhash
 
+from slurmddp.runs import durable
 from slurmddp.runs.durable import CHUNK_BYTES, FileRecord, copy_hashed, record_of
 
-START, SIZE = 100, CHUNK_BYTES + 777
+START, SIZE = 4096, CHUNK_BYTES + 777
 
 
 @pytest.fixture
@@ -24,15 +26,83 @@ def source() -> Iterator[int]:
     os.close(descriptor)
 
 
-def copied(path: Path, source: int) -> tuple[FileRecord, bytes]:
-    part = memoryview(mmap.mmap(source, 0, prot=mmap.PROT_READ))[START : START + SIZE]
-    return copy_hashed(path, source, START, part), bytes(part)
+@pytest.fixture(params=[True, False], ids=["past the cache", "by the kernel"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(durable, "_takes_direct", lambda path: request.param)
+    return "write" if request.param else "sendfile"
 
 
-def test_the_bytes_that_were_asked_for_arrive_and_are_hashed(tmp_path: Path, source: int) -> None:
-    record, data = copied(tmp_path / "file", source)
+def copied(path: Path, source: int, start: int = START) -> tuple[FileRecord, bytes]:
+    part = memoryview(mmap.mmap(source, 0, prot=mmap.PROT_READ))[start : start + SIZE]
+    return copy_hashed(path, source, start, part), bytes(part)
+
+
+@pytest.mark.parametrize("start", [START, 100])
+def test_the_bytes_that_were_asked_for_arrive_and_are_hashed(
+    tmp_path: Path, source: int, way: str, start: int
+) -> None:
+    record, data = copied(tmp_path / "file", source, start)
     assert (tmp_path / "file").read_bytes() == data
     assert record == record_of(tmp_path / "file") == FileRecord(SIZE, xxhash.xxh3_128_hexdigest(data))
+
+
+@pytest.mark.parametrize(
+    ("kind", "direct"), [("ext4", True), ("xfs", True), ("nfs4", False), ("overlay", False)]
+)
+def test_only_file_systems_of_local_disks_are_written_past_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, direct: bool
+) -> None:
+    device = tmp_path.stat().st_dev
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "21 1 0:999 / /other rw shared:1 - ext4 /dev/b rw\n"
+        f"22 1 {os.major(device)}:{os.minor(device)} / /here rw shared:2 master:1 - {kind} server:/x rw\n"
+    )
+    monkeypatch.setattr(durable, "_MOUNTS", mounts)
+    assert durable._takes_direct(tmp_path) is direct
+
+
+def test_all_whole_blocks_go_past_the_cache(
+    tmp_path: Path, source: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[int, int]] = []
+    send = durable._send
+    monkeypatch.setattr(durable, "_takes_direct", lambda path: True)
+    monkeypatch.setattr(
+        durable, "_send", lambda *words: sent.append((words[2], len(words[3]))) or send(*words)
+    )
+    copied(tmp_path / "file", source)
+    assert sent == [(START + CHUNK_BYTES, 777)]
+
+
+def test_a_disk_that_refuses_to_be_written_past_the_cache_is_written_by_the_kernel(
+    tmp_path: Path, source: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EINVAL, "not here")
+
+    monkeypatch.setattr(durable, "_takes_direct", lambda path: True)
+    monkeypatch.setattr(os, "write", refuse)
+    record, data = copied(tmp_path / "file", source)
+    assert (tmp_path / "file").read_bytes() == data
+    assert record == record_of(tmp_path / "file")
+
+
+def test_a_write_past_the_cache_that_ends_within_a_block_goes_on_by_the_kernel(
+    tmp_path: Path, source: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_short(descriptor: int, data: memoryview) -> int:
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        assert flags & os.O_DIRECT
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+        return write(descriptor, data[:5000])
+
+    write = os.write
+    monkeypatch.setattr(durable, "_takes_direct", lambda path: True)
+    monkeypatch.setattr(os, "write", cut_short)
+    record, data = copied(tmp_path / "file", source)
+    assert (tmp_path / "file").read_bytes() == data
+    assert record == record_of(tmp_path / "file")
 
 
 def test_where_the_kernel_does_not_copy_the_bytes_are_written(
@@ -41,20 +111,21 @@ def test_where_the_kernel_does_not_copy_the_bytes_are_written(
     def refuse(*_: object) -> int:
         raise OSError(errno.EINVAL, "not here")
 
+    monkeypatch.setattr(durable, "_takes_direct", lambda path: False)
     monkeypatch.setattr(os, "sendfile", refuse)
     record, data = copied(tmp_path / "file", source)
     assert (tmp_path / "file").read_bytes() == data
     assert record == record_of(tmp_path / "file")
 
 
-@pytest.mark.parametrize("call", ["sendfile", "fsync"])
+@pytest.mark.parametrize("call", ["the transfer", "fsync"])
 def test_what_the_disk_refuses_is_raised(
-    tmp_path: Path, source: int, monkeypatch: pytest.MonkeyPatch, call: str
+    tmp_path: Path, source: int, monkeypatch: pytest.MonkeyPatch, way: str, call: str
 ) -> None:
     def refuse(*_: object) -> int:
         raise OSError(errno.EIO, "broken")
 
-    monkeypatch.setattr(os, call, refuse)
+    monkeypatch.setattr(os, way if call == "the transfer" else call, refuse)
     with pytest.raises(OSError, match="broken"):
         copied(tmp_path / "file", source)
 
@@ -62,6 +133,7 @@ def test_what_the_disk_refuses_is_raised(
 def test_memory_that_is_shorter_than_told_is_an_error(
     tmp_path: Path, source: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(durable, "_takes_direct", lambda path: False)
     monkeypatch.setattr(os, "sendfile", lambda *_: 0)
     with pytest.raises(OSError, match="shorter"):
         copied(tmp_path / "file", source)

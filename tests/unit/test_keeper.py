@@ -9,6 +9,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -84,12 +85,35 @@ def wait_for(keeper: Keeper) -> None:
     assert not keeper.busy()
 
 
+class Forked:
+    """A writer that has this process's modules, with whatever a test has replaced in them."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+
+def fork_writer(perform: checkpoint_writer.Perform) -> tuple[Channel, Forked]:
+    own, theirs = Channel.pair()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            own.close()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            checkpoint_writer.serve(theirs, perform)
+        finally:
+            os._exit(0)
+    theirs.close()
+    return own, Forked(pid)
+
+
 @pytest.fixture
 def make() -> Iterator[Callable[..., Keeper]]:
+    """Make keepers with a writer as agents start it, or with one that is forked and does what a test says."""
     keepers: list[Keeper] = []
 
-    def build(*perform: checkpoint_writer.Perform) -> Keeper:
-        keepers.append(Keeper(*perform))
+    def build(perform: checkpoint_writer.Perform | None = None) -> Keeper:
+        keepers.append(Keeper() if perform is None else Keeper(partial(fork_writer, perform)))
         return keepers[-1]
 
     yield build
@@ -196,6 +220,67 @@ def test_a_killed_writer_is_an_error_for_its_rank(tmp_path: Path, make: Callable
     assert keeper.newest_step() == 3, "the state itself is whole"
 
 
+def test_a_writer_that_has_ended_between_two_checkpoints_costs_none(
+    tmp_path: Path, make: Callable[..., Keeper]
+) -> None:
+    keeper = make()
+    rank = Rank(keeper)
+    rank.lay(0, 3)
+    rank.line.send(request(tmp_path, 0, 3))
+    wait_for(keeper)
+    assert rank.answer()["error"] is None
+    assert keeper._writer is not None
+    pid = keeper._writer.process.pid
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    fill(rank.lay(1, 4), 4)
+    rank.line.send(request(tmp_path, 1, 4))
+    wait_for(keeper)
+    assert rank.answer()["error"] is None
+    assert [folder.name[-1] for folder in checkpoint_folders(tmp_path)] == ["4", "3"]
+    assert keeper._writer.process.pid != pid
+
+
+def test_where_no_writer_can_be_started_its_rank_is_told(tmp_path: Path) -> None:
+    def start() -> tuple[Channel, Forked]:
+        raise OSError(errno.EAGAIN, "no more processes")
+
+    keeper = Keeper(start)
+    rank = Rank(keeper)
+    memory.set_busy(rank.lay(0, 3), True)
+    rank.line.send(request(tmp_path, 0, 3))
+    keeper.handle()
+    assert not keeper.busy()
+    assert "no more processes" in rank.answer()["error"][1]
+    assert not memory.is_busy(keeper.memory_fds()[0])
+    keeper.close()
+
+
+def test_the_writer_ends_when_its_keeper_is_killed(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.dup2(writer, 2)  # The writer gets it, too, and nobody else has it open.
+            os.close(writer)
+            keeper = Keeper()
+            rank = Rank(keeper)
+            rank.lay(0, 3)
+            rank.line.send(request(tmp_path, 0, 3))
+            wait_for(keeper)
+            assert keeper._writer is not None
+            os.write(2, b"written")
+            os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    os.close(writer)
+    assert os.read(reader, 1000) == b"written"
+    assert select.select([reader], [], [], 30)[0], "the writer lives on"
+    assert os.read(reader, 1000) == b""
+    os.close(reader)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
 def test_a_writer_that_comes_to_no_end_is_given_up(tmp_path: Path, make: Callable[..., Keeper]) -> None:
     def perform(descriptor: int, asked: Request, tell: Tell) -> None:
         time.sleep(1000)
@@ -234,8 +319,8 @@ def test_an_error_in_the_midst_of_a_write_is_told_as_itself(
     def refuse(*_: object) -> int:
         raise OSError(errno.EDQUOT, "quota used up")
 
-    monkeypatch.setattr(os, "sendfile", refuse)
-    keeper = make()
+    monkeypatch.setattr(os, "write", refuse)
+    keeper = make(checkpoint_writer.perform)
     rank = Rank(keeper)
     rank.lay(0, 7)
     rank.line.send(request(tmp_path, 0, 7))
@@ -247,7 +332,7 @@ def test_other_children_are_not_its_business(make: Callable[..., Keeper]) -> Non
     assert not make().ended(12345, 0)
 
 
-def test_checkpoints_that_one_child_has_verified_are_not_hashed_by_the_next(
+def test_checkpoints_that_the_writer_has_written_are_not_hashed_again(
     tmp_path: Path, make: Callable[..., Keeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed = tmp_path / "hashed"
@@ -256,9 +341,8 @@ def test_checkpoints_that_one_child_has_verified_are_not_hashed_by_the_next(
         with hashed.open("a") as log:
             log.write(f"{folder.name}\n")
 
-    monkeypatch.setattr(retention, "_known_good", {})
     monkeypatch.setattr(retention, "verify", verify)
-    keeper = make()
+    keeper = make(checkpoint_writer.perform)
     rank = Rank(keeper)
     descriptor = rank.lay(0, 1)
     for step in (1, 2, 3, 4):
