@@ -42,9 +42,15 @@ def test_figures_of_a_cpu_are_never_told_as_those_of_a_gpu(peers):
         peers.sizes([peers.Size.read("1x1gpu")], [], 0)
 
 
-def test_only_a_training_on_the_gpu_sees_it(peers):
-    assert peers.Size.read("2x4").environ == {"CUDA_VISIBLE_DEVICES": ""}
-    assert peers.Size.read("1x1gpu").environ == {}
+@pytest.mark.parametrize(("size", "seen"), [("1x4", ""), ("1x1gpu", "0")])
+def test_only_a_training_on_the_gpu_sees_it(peers, tmp_path, size, seen):
+    text = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
+    training = peers.Training("a way", [([sys.executable, "-c", text], {})])
+    site = peers.Site({**os.environ, "CUDA_VISIBLE_DEVICES": "0"})
+    told = peers.measure(
+        training, peers.Size.read(size), tmp_path, site, lambda stamps: (stamps / "log").read_text()
+    )
+    assert told.strip() == seen
 
 
 @pytest.mark.parametrize(
