@@ -65,7 +65,7 @@ bench: $(BIN)/.installed-test slurm  ## measure what is promised of speed, in sh
 	@missed=; for benchmark in $(BENCHMARKS); do \
 		echo "== benchmarks/$$benchmark"; \
 		$(BIN)/python benchmarks/$$benchmark || missed="$$missed $$benchmark,"; \
-	done; [ -z "$$missed" ] || { echo "not held:$$missed see above" >&2; exit 1; }
+	done; [ -z "$$missed" ] || { echo "not held, or failed:$$missed see above" >&2; exit 1; }
 
 clean:  ## remove what the other verbs made, except runs/
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
