@@ -33,8 +33,8 @@ EXIT_KILLED = 128 + signal.SIGINT
 _CROWDED, _TOO_MANY = 4, 16
 """Ranks per CPU from which training is slow, and from which it is no use."""
 _SMALLER = "say nodes=2 and gpus_per_node=2 (ranks_per_node=2 without GPUs) as well"
-_FORCE_AFTER_S = 5.0
-"""How long agents get once another node has failed: for their ranks, and node 0 for the report."""
+_FORCE_AFTER_S = 30.0
+"""How long agents get once another node has failed: for a checkpoint, and the report; as SLURM's KillWait."""
 _LEFT_ALONE_S = 0.9
 """How long the other agents may take to follow one that has stopped before they are told to."""
 _POLLED_S = 0.1
