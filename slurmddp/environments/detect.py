@@ -72,7 +72,6 @@ def require(
     nodes: int | None = None,
     ranks_per_node: int | None = None,
     gpus_per_node: int | None = None,
-    visible_gpus: int | None = None,
 ) -> None:
     """Raise MismatchError unless this place is as large as configured; None leaves a number unchecked.
 
@@ -87,8 +86,13 @@ def require(
         )
     if ranks_per_node is not None:
         _require_ranks(info, ranks_per_node, where)
-    if gpus_per_node:
-        _require_gpus(info, gpus_per_node, visible_gpus, where)
+    if gpus_per_node and info.gpus_on_node is not None and info.gpus_on_node < gpus_per_node:
+        raise MismatchError(
+            f"The job is configured for gpus_per_node={gpus_per_node}, but SLURM granted {info.gpus_on_node} "
+            f"GPU(s) on this node to {where}.",
+            hint=f"Ask for them with `--gpus-per-node={gpus_per_node}`, or configure "
+            f"gpus_per_node={info.gpus_on_node}.",
+        )
 
 
 def _require_ranks(info: RankInfo, ranks_per_node: int, where: str) -> None:
@@ -100,19 +104,3 @@ def _require_ranks(info: RankInfo, ranks_per_node: int, where: str) -> None:
         f"all, but {where} has {info.local_world_size} on this node and {info.world_size} in all.",
         hint=f"Start it with `srun --ntasks={total} --ntasks-per-node={ranks_per_node}`.",
     )
-
-
-def _require_gpus(info: RankInfo, gpus_per_node: int, visible_gpus: int | None, where: str) -> None:
-    asked = f"The job is configured for gpus_per_node={gpus_per_node}"
-    if info.gpus_on_node is not None and info.gpus_on_node < gpus_per_node:
-        raise MismatchError(
-            f"{asked}, but SLURM granted {info.gpus_on_node} GPU(s) on this node to {where}.",
-            hint=f"Ask for them with `--gpus-per-node={gpus_per_node}`, or configure "
-            f"gpus_per_node={info.gpus_on_node}.",
-        )
-    if visible_gpus is not None and visible_gpus < gpus_per_node:
-        raise MismatchError(
-            f"{asked}, but torch sees {visible_gpus} GPU(s) here.",
-            hint=f"Check `--gpus-per-node={gpus_per_node}` and `--gpu-bind=none`, CUDA_VISIBLE_DEVICES, and "
-            "that this torch is a CUDA build that fits the driver (`nvidia-smi`).",
-        )

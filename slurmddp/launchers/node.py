@@ -145,9 +145,9 @@ def why_no_fork() -> str | None:
 
 
 def _cuda_is_initialised() -> bool:
-    """Whether anything has initialised CUDA here: torch knows of itself only, and not of all it does itself.
+    """Whether anything has initialised CUDA here; its driver counts no devices before that.
 
-    (torch.cuda.is_available() does so as well, in its usual setting.) The driver counts no devices before that.
+    torch knows of itself only, and not even of what its `cuda.is_available()` does in its usual setting.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)

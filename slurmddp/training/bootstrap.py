@@ -20,10 +20,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from slurmddp.environments.present import GENERATION_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError, SlurmddpError
 from slurmddp.node.address import LOOPBACK, find_rank_zero
 from slurmddp.node.interface import GLOO_VARIABLE, check_named, interface_towards
+from slurmddp.training.claims import Claim, DevicesError, judge, settle
 from slurmddp.training.device import (
     choose_backend,
     choose_device,
@@ -67,7 +69,8 @@ def start(
     """Prepare this process as the rank that `info` says; returns when all ranks have done so.
 
     `timeout_s` bounds collectives, `rendezvous_timeout_s` bounds the wait for ranks that do not come, which
-    ends as well once this rank, or one that waits with it, is told to stop (`stopped`).
+    ends as well once this rank, or one that waits with it, is told to stop (`stopped`). Raises DevicesError
+    on all ranks if one of them has no device, or another kind of it, or that of another one.
     """
     if dist.is_initialized():
         raise SlurmddpError(
@@ -76,14 +79,14 @@ def start(
         )
     undo = contextlib.ExitStack()
     try:
-        index = _choose_device(info, undo)
-        chosen = choose_backend(backend, index, {"gloo", "nccl", *dist.Backend.backend_list})
-        device = _take_device(info, index)
+        device, chosen, claim = _claim_device(info, backend, undo)
         place = Place(info, device, chosen if info.world_size > 1 else None, None, undo)
-        take_cpus(info, place.undo)
+        if not claim.trouble:
+            take_cpus(info, place.undo)
         if place.backend is None:
             return place
         store = _find_others(place, rendezvous_timeout_s, stopped)
+        settle(store, info.rank, info.world_size, claim)
         return _meet(place, store, timeout_s)
     except BaseException:
         undo.close()
@@ -105,6 +108,44 @@ def finish(place: Place) -> None:
     collective that this one will never join.
     """
     place.undo.close()
+
+
+def _claim_device(info: RankInfo, asked: str, undo: contextlib.ExitStack) -> tuple[torch.device, str, Claim]:
+    """Take this rank's device; return it with its backend, and what the other ranks are to know of it.
+
+    A rank that gets none still meets the others, so that they hear of it; one that is alone raises.
+    """
+    lacks = False
+    try:
+        lacks = _lacks_gpus(info)
+        index = _choose_device(info, undo)
+        chosen = choose_backend(asked, index, {"gloo", "nccl", *dist.Backend.backend_list})
+        device = _take_device(info, index)
+        identity = _identity(device)
+    except (MismatchError, RuntimeError) as error:
+        claim = _trouble(info, error, lacks)
+        _log.error("no device: %s", claim.trouble)
+        if info.world_size == 1 and (refusal := judge([claim])):
+            raise DevicesError(refusal) from error
+        return torch.device("cpu"), "gloo", claim
+    claim = Claim(node=info.node_rank, kind=device.type, backend=chosen, identity=identity, unfit=lacks)
+    return device, chosen, claim
+
+
+def _trouble(info: RankInfo, error: Exception, lacks: bool) -> Claim:
+    """Return what a rank says that has got no device; a GPU that raises is its node's fault."""
+    if isinstance(error, MismatchError):
+        return Claim(node=info.node_rank, trouble=error.message, hint=error.hint, unfit=lacks)
+    said = str(error).splitlines()[0]
+    hint = "Have the GPUs of that node looked at (`nvidia-smi`, the kernel's log)."
+    return Claim(node=info.node_rank, trouble=f"its GPU can't be used: {said}", hint=hint, unfit=True)
+
+
+def _lacks_gpus(info: RankInfo) -> bool:
+    """Whether torch shows fewer GPUs than SLURM has given to the ranks of this node, all of them together."""
+    return GENERATION_VARIABLE in os.environ and visible_gpus() < info.local_world_size <= (
+        info.gpus_on_node or 0
+    )
 
 
 def _choose_device(info: RankInfo, undo: contextlib.ExitStack) -> int | None:
@@ -154,24 +195,17 @@ def _find_others(place: Place, timeout_s: float, stopped: Callable[[], bool]) ->
 
 def _meet(place: Place, store: dist.Store, timeout_s: float) -> Place:
     """Form the group with the ranks that share `store`."""
-    if place.device.type == "cuda":
-        _refuse_shared_gpu(place.info, store, place.device)
     met = replace(place, store=store)
     _join_group(met, store, timedelta(seconds=timeout_s))
     return met
 
 
-def _refuse_shared_gpu(info: RankInfo, store: dist.Store, device: torch.device) -> None:
-    """Raise MismatchError on the second rank that computes on one GPU: NCCL would fail late and darkly."""
+def _identity(device: torch.device) -> str:
+    """Return what tells a GPU from all others, those of other nodes included; empty where nothing does."""
+    if device.type != "cuda":
+        return ""
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-    if uuid is None:
-        return  # torch before 2.4
-    identity = device_identity(os.environ, device.index, uuid)
-    if store.add(f"slurmddp/gpu/{identity}", 1) > 1:
-        raise MismatchError(
-            f"Rank {info.rank} was given {device} ({identity}), which another rank has already.",
-            hint=f"Ask for `--gpus-per-node={info.local_world_size}` and `--gpu-bind=none`.",
-        )
+    return "" if uuid is None else device_identity(os.environ, device.index, uuid)
 
 
 def _join_group(place: Place, store: dist.Store, timeout: timedelta) -> None:

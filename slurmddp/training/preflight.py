@@ -14,9 +14,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -33,8 +32,10 @@ from slurmddp.runs.folder import RunFolder
 from slurmddp.training import preflight_pairs as pairs
 from slurmddp.training.bootstrap import Place
 from slurmddp.training.bounded import within
+from slurmddp.training.claims import DevicesError
 from slurmddp.training.preflight_checks import CHECKS, NOBODY, NODE, RUN, Check, Finding, Surroundings, look
 from slurmddp.training.preflight_pairs import Pair
+from slurmddp.training.preflight_verdicts import blame, can_be_avoided, judge_clocks, node_names
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +49,6 @@ _RANK_ZERO_S = 10.0
 """How much longer than that the others wait for rank 0."""
 _SAID = 8
 """So many findings stand in the error; the event holds all."""
-SKEW_WARNED_S, SKEW_REFUSED_S = 2.0, 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ def run(
 
     That is UnfitNodeError when the next attempt gets other nodes, else SlurmddpError.
     """
-    flight = _Flight(place, folder, config)
+    flight = _Flight(place.info, place.store, folder, config)
     workers = int((config.get("train") or {}).get("workers") or 0)
     here = Surroundings(
         info=place.info, device=place.device, node=flight.node, folder=folder, workers=workers
@@ -99,18 +99,35 @@ def run(
     flight.end()
 
 
+def blame_devices(
+    info: RankInfo, folder: RunFolder, config: Mapping[str, Any], refused: DevicesError
+) -> None:
+    """Raise UnfitNodeError if what the ranks found when they met lies on nodes that can be avoided.
+
+    Every rank calls it, after the same refusal: what was looked at first has come before the preflight.
+    """
+    flight = _Flight(info, None, folder, config)
+    found = [
+        Finding(check="device", node=flight.names[node], text=refused.message, hint=refused.hint)
+        for node in refused.nodes
+    ]
+    flight.conclude(found)
+
+
 class _Flight:
     """What the ranks do together: tell rank 0 what they have found, and hear from it whether to go on."""
 
-    def __init__(self, place: Place, folder: RunFolder, config: Mapping[str, Any]) -> None:
-        self.info, self._store, self._folder = place.info, place.store, folder
+    def __init__(
+        self, info: RankInfo, store: dist.Store | None, folder: RunFolder, config: Mapping[str, Any]
+    ) -> None:
+        self.info, self._store, self._folder = info, store, folder
         self._attempt = int(os.environ.get("SLURMDDP_ATTEMPT") or 0)
         self._hours = int((config.get("policy") or {}).get("exclude_failed_h", 24))
         self._began = time.monotonic()
         self._told = 0.0
         """When rank 0 last let all go on: what they tell next is written after that."""
-        self.names = node_names(place.info)
-        self.node = self.names[place.info.node_rank]
+        self.names = node_names(info)
+        self.node = self.names[info.node_rank]
 
     def share(self, part: str, own: Answer) -> None:
         """Share what the ranks found in one part of the preflight; raise on all if a node is not fit."""
@@ -122,13 +139,19 @@ class _Flight:
             self._store.set(_key(part), json.dumps([failed, avoided]))
         else:
             failed, avoided = self._ask_zero(self._store, part, own)
-        said = " ".join(failed[:_SAID]) + (f" And {len(failed) - _SAID} more." if len(failed) > _SAID else "")
         if avoided:
-            hint = f"The next attempt runs on other nodes than {', '.join(avoided)}."
-            raise UnfitNodeError(f"Preflight: {said}", hint=hint)
+            raise _unfit(failed, avoided)
         if failed:
             hint = "No node was excluded for it. preflight=off starts without a look."
-            raise SlurmddpError(f"Preflight: {said}", hint=hint)
+            raise SlurmddpError(f"Preflight: {_said(failed)}", hint=hint)
+
+    def conclude(self, found: Sequence[Finding]) -> None:
+        """Raise for findings that all ranks have already, if the next attempt avoids their nodes."""
+        if self.info.rank == 0 and not superseded(self._folder, self._attempt):
+            self._record(found)
+        failed, avoided = self._follows(found)
+        if avoided:
+            raise _unfit(failed, avoided)
 
     def end(self) -> None:
         """Record that all nodes are fit."""
@@ -184,14 +207,18 @@ class _Flight:
             if finding.blames == NOBODY:
                 text = f"Preflight: {finding.sentence}"
                 self._folder.add_event("warned", attempt=self._attempt, about="preflight", text=text)
-        failed = [finding.sentence for finding in found if finding.blames != NOBODY]
-        unfit = {finding.node: finding.text for finding in found if finding.blames == NODE}
-        avoided = list(unfit) if self._hours > 0 and can_be_avoided(unfit, self.info) else []
-        for node in avoided:
-            exclude(self._folder, node, f"preflight: {unfit[node]}", hours=self._hours)
+        failed, avoided = self._follows(found)
+        for node, why in avoided.items():
+            exclude(self._folder, node, f"preflight: {why}", hours=self._hours)
         if failed:
             self._add_event(failed)
-        return failed, avoided
+        return failed, list(avoided)
+
+    def _follows(self, found: Sequence[Finding]) -> tuple[list[str], dict[str, str]]:
+        """Return what has failed, and the nodes that the next attempts are to avoid, each with its reason."""
+        failed = [finding.sentence for finding in found if finding.blames != NOBODY]
+        unfit = {finding.node: finding.text for finding in found if finding.blames == NODE}
+        return failed, unfit if self._hours > 0 and can_be_avoided(unfit, self.info) else {}
 
     def _add_event(self, failed: list[str]) -> None:
         seconds = round(time.monotonic() - self._began, 3)
@@ -201,21 +228,17 @@ class _Flight:
         )
 
 
+def _said(failed: Sequence[str]) -> str:
+    return " ".join(failed[:_SAID]) + (f" And {len(failed) - _SAID} more." if len(failed) > _SAID else "")
+
+
+def _unfit(failed: Sequence[str], avoided: Iterable[str]) -> UnfitNodeError:
+    hint = f"The next attempt runs on other nodes than {', '.join(avoided)}."
+    return UnfitNodeError(f"Preflight: {_said(failed)}", hint=hint)
+
+
 def _key(part: str, rank: int | None = None) -> str:
     return f"slurmddp/preflight/{part}" + ("" if rank is None else f"/{rank}")
-
-
-def node_names(info: RankInfo) -> list[str]:
-    """Return what to call the nodes: by their names where these tell them apart."""
-    if len(set(info.hosts)) == info.nodes and not info.emulated:
-        return [socket.gethostname()] if info.hosts == ("localhost",) else list(info.hosts)
-    return [f"node {node}" for node in range(info.nodes)]
-
-
-def can_be_avoided(unfit: Mapping[str, str], info: RankInfo) -> bool:
-    """Whether SLURM knows these names, and they are not so many that others would do no better."""
-    known = info.environment == "slurm" and not info.emulated and set(unfit) <= set(info.hosts)
-    return known and (2 * len(unfit) <= info.nodes or info.nodes == 1)
 
 
 def _meet_partners(place: Place, pair_s: float) -> dict[Pair, str]:
@@ -236,23 +259,6 @@ def _meet_partners(place: Place, pair_s: float) -> dict[Pair, str]:
     return failed
 
 
-def blame(failed: Mapping[Pair, str], names: Sequence[str]) -> list[Finding]:
-    """Return the nodes to which the pairs that failed come down."""
-    nodes = pairs.to_blame(failed)
-    hint = "Have its network looked at: interface, cable, firewall."
-    blames = NODE if 2 * len(nodes) <= len(names) else RUN
-    return [
-        Finding(
-            check="pairs",
-            node=names[node],
-            text=pairs.describe(node, failed, names),
-            hint=hint,
-            blames=blames,
-        )
-        for node in nodes
-    ]
-
-
 def _sum(place: Place, node: str, limit_s: float) -> list[Finding]:
     try:
         why = within(limit_s, partial(pairs.reduce_all, place.device), place.device)
@@ -263,23 +269,3 @@ def _sum(place: Place, node: str, limit_s: float) -> list[Finding]:
     text = f"the sum over all ranks failed on rank {place.info.rank}: {why}."
     hint = "The pairs of nodes work, so look for what only all ranks at once need."
     return [Finding(check="sum", node=node, text=text, hint=hint, blames=RUN)]
-
-
-def judge_clocks(names: Sequence[str], stamps: Sequence[float], after: float, before: float) -> list[Finding]:
-    """Say whose clock is off, from stamps that were all made between two moments of rank 0's clock.
-
-    Only what is certain counts: a stamp between the two says nothing, and a machine that is slow warns of
-    nothing.
-    """
-    ahead = [min(0.0, stamp - after) + max(0.0, stamp - before) for stamp in stamps]
-    usual = sorted(ahead)[(len(ahead) - 1) // 2]
-    found = []
-    for name, value in zip(names, ahead, strict=True):
-        if (off := abs(value - usual)) > SKEW_WARNED_S:
-            text = f"its clock is {off:.1f} s {'ahead of' if value > usual else 'behind'} most others."
-            hint = (
-                "Have its time service (chrony, ntpd) looked at; stops before the time limit need the clock."
-            )
-            blames = NODE if off > SKEW_REFUSED_S else NOBODY
-            found.append(Finding(check="clocks", node=name, text=text, hint=hint, blames=blames))
-    return found

@@ -23,6 +23,7 @@ from slurmddp.runs.checkpoints import checkpoint_folders, load_manifest
 from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.room import free_bytes, size_text
 from slurmddp.training.bounded import within
+from slurmddp.training.device import visible_names
 
 NODE, RUN, NOBODY = "node", "run", "nobody"
 _MATRIX = 256
@@ -90,11 +91,26 @@ def _results(check: Check, here: Surroundings) -> list[Finding]:
 
 def device(here: Surroundings) -> Iterable[Finding]:
     """Multiply matrices whose product is known to the last bit, in every type that training uses there."""
+    yield from _unseen_gpus(here)
     types = [torch.float32] + [torch.bfloat16] * (here.device.type == "cuda")
     for kind in types:
         if not multiplies_right(here.device, kind):
             text = f"{here.device} of rank {here.info.rank} multiplies matrices wrongly in {kind}."
             yield Finding(check="device", node=here.node, text=text, hint="Have the device examined.")
+
+
+def _unseen_gpus(here: Surroundings) -> Iterable[Finding]:
+    """Say whether the ranks of this node would compute on CPUs although there are GPUs for them."""
+    granted, hidden = here.info.gpus_on_node, visible_names(os.environ) == ()
+    if not granted or hidden or here.device.type != "cpu" or here.info.local_rank != 0:
+        return
+    text = f"SLURM has given {granted} GPU(s), and torch shows none: the ranks would compute on CPUs."
+    if torch.version.cuda or torch.version.hip:
+        hint = "Have its driver looked at (`nvidia-smi`)."
+        yield Finding(check="device", node=here.node, text=text, hint=hint)
+    else:
+        hint = "This torch is built without CUDA: install one that fits the driver."
+        yield Finding(check="device", node=here.node, text=text, hint=hint, blames=NOBODY)
 
 
 def multiplies_right(on: torch.device, kind: torch.dtype) -> bool:

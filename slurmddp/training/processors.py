@@ -44,9 +44,12 @@ def _gpu_numa_nodes(info: RankInfo) -> list[int | None]:
     """Return the NUMA nodes of the GPUs of this node's ranks, where each takes the one of its own number."""
     if torch.cuda.device_count() < info.local_world_size:
         return []
+    try:
+        gpus = [torch.cuda.get_device_properties(index) for index in range(info.local_world_size)]
+    except RuntimeError:
+        return []  # One does not answer: its own rank tells of it.
     found = []
-    for index in range(info.local_world_size):
-        gpu = torch.cuda.get_device_properties(index)
+    for gpu in gpus:
         place = [getattr(gpu, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
         found.append(numa_node_of("{:04x}:{:02x}:{:02x}.0".format(*place)) if min(place) >= 0 else None)
     return found

@@ -8,14 +8,17 @@ import re
 import sys
 import time
 import traceback
+from typing import Any
 
 from slurmddp.checkpoint.config_match import computed
 from slurmddp.environments.detect import detect, require
 from slurmddp.environments.limits import read_limits
+from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError
 from slurmddp.runs.folder import RunFolder
 from slurmddp.strategies import build
-from slurmddp.training import bootstrap, preflight
+from slurmddp.training import preflight
+from slurmddp.training.claims import DevicesError
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.guard import Guard
 from slurmddp.training.instantiate import instantiate, locate
@@ -57,7 +60,6 @@ def _run(folder: RunFolder, guard: Guard) -> None:
         nodes=None if config.get("elastic") else config.get("nodes"),
         ranks_per_node=config.get("ranks_per_node"),
         gpus_per_node=config.get("gpus_per_node"),
-        visible_gpus=bootstrap.visible_gpus() or None,
     )
     strategy = build(**config.get("strategy", {"name": "ddp"}))
     program = config.get("program") or {}
@@ -68,11 +70,22 @@ def _run(folder: RunFolder, guard: Guard) -> None:
     with Distributon(
         strategy=strategy, seed=config.get("seed"), config=computed(config), stop_guard=guard
     ) as distributon:
-        distributon.launch()
-        if config.get("preflight") and os.environ.get("SLURMDDP_GENERATION", "0") == "0":
-            preflight.run(distributon._here, folder, config)
-            distributon.start_up.lap("preflight")
+        _launch(distributon, info, config, folder)
         target(distributon, config, folder, **options)
+
+
+def _launch(distributon: Distributon, info: RankInfo, config: dict[str, Any], folder: RunFolder) -> None:
+    """Meet the other ranks, and look at all nodes if that was asked for."""
+    looks = config.get("preflight") and os.environ.get("SLURMDDP_GENERATION", "0") == "0"
+    try:
+        distributon.launch()
+    except DevicesError as error:
+        if looks:
+            preflight.blame_devices(info, folder, config, error)
+        raise
+    if looks:
+        preflight.run(distributon._here, folder, config)
+        distributon.start_up.lap("preflight")
 
 
 def _code_after(error: Exception, guard: Guard) -> int:

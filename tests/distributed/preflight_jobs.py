@@ -12,7 +12,7 @@ import torch
 
 from slurmddp.errors import SlurmddpError
 from slurmddp.runs.folder import RunFolder
-from slurmddp.training import preflight, preflight_checks, preflight_pairs
+from slurmddp.training import preflight, preflight_checks, preflight_pairs, preflight_verdicts
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.preflight_checks import CHECKS, Finding, Surroundings
 
@@ -97,7 +97,7 @@ def with_a_node_that_damages(folder: str, node: int) -> tuple[str, int, str]:
 
 def with_a_clock(folder: str, rank: int, ahead_s: float, refused_s: float) -> tuple[str, int, str]:
     """Set the clock of one rank's node, so far off that no slow machine hides it."""
-    preflight.SKEW_REFUSED_S = refused_s
+    preflight_verdicts.SKEW_REFUSED_S = refused_s
     if _is_me(rank):
         now = time.time
         time.time = lambda: now() + ahead_s

@@ -164,21 +164,9 @@ def test_one_rank_takes_the_cpus_it_was_given_and_gives_the_thread_count_back(no
     assert "OMP_NUM_THREADS" not in os.environ
 
 
-def test_nccl_without_gpus_is_refused_before_anybody_is_waited_for(no_gpu):
-    with pytest.raises(MismatchError, match="backend=nccl"):
-        bootstrap.start(pair(rank=1), backend="nccl", rendezvous_timeout_s=600)
-
-
 def test_an_unknown_backend_is_refused_before_anybody_is_waited_for(no_gpu):
     with pytest.raises(ConfigError, match="'gllo'"):
         bootstrap.start(pair(rank=1), backend="gllo", rendezvous_timeout_s=600)
-
-
-def test_too_few_gpus_are_refused_before_anybody_is_waited_for(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    info = RankInfo(environment="torchrun", rank=1, local_rank=1, world_size=2, local_world_size=2)
-    with pytest.raises(MismatchError, match="2 ranks on this node see 1 GPU"):
-        bootstrap.start(info)
 
 
 def test_a_start_that_fails_leaves_nothing_changed(no_gpu):
@@ -232,31 +220,6 @@ def test_whole_gpus_are_counted_by_torch(monkeypatch):
     assert bootstrap.visible_gpus() == 2
     with contextlib.ExitStack() as undo:
         assert bootstrap._choose_device(TWO_LOCAL, undo) == 1
-
-
-@pytest.mark.parametrize(("names", "shared"), [("0,1", True), (MIG, False)])
-def test_two_ranks_on_one_gpu_are_refused_and_two_parts_of_it_are_not(monkeypatch, names, shared):
-    properties = type("Properties", (), {"uuid": "GPU-5"})()
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    store = dist.HashStore()
-    for rank, name in enumerate(names.split(",")):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", name)
-        info = RankInfo(environment="slurm", rank=rank, local_rank=rank, world_size=2, local_world_size=2)
-        with contextlib.ExitStack() as expected:
-            if shared and rank == 1:
-                match = r"Rank 1 was given cuda:0 \(GPU-5\), which another rank has already"
-                expected.enter_context(pytest.raises(MismatchError, match=match))
-            bootstrap._refuse_shared_gpu(info, store, torch.device("cuda", 0))
-
-
-def test_gpus_of_a_gloo_group_are_held_apart_too(monkeypatch):
-    asked = []
-    monkeypatch.setattr(bootstrap, "_refuse_shared_gpu", lambda info, store, device: asked.append(device))
-    monkeypatch.setattr(bootstrap, "_join_group", lambda place, store, timeout: None)
-    for name in ("cpu", "cuda:0"):
-        place = bootstrap.Place(TWO_LOCAL, torch.device(name), "gloo", None, contextlib.ExitStack())
-        bootstrap._meet(place, dist.HashStore(), 1.0)
-    assert asked == [torch.device("cuda:0")]
 
 
 @pytest.mark.parametrize("together", [True, False])

@@ -35,10 +35,10 @@ def refusal(info, **asked):
     "asked",
     [
         {},
-        {"nodes": 2, "ranks_per_node": 2, "gpus_per_node": 2, "visible_gpus": 2},
-        {"gpus_per_node": 1, "visible_gpus": 2},
+        {"nodes": 2, "ranks_per_node": 2, "gpus_per_node": 2},
+        {"gpus_per_node": 1},
         {"gpus_per_node": 2},
-        {"gpus_per_node": 0, "visible_gpus": 0},
+        {"gpus_per_node": 0},
     ],
     ids=str,
 )
@@ -48,7 +48,7 @@ def test_what_fits_is_let_through(asked):
 
 def test_a_number_of_gpus_that_slurm_does_not_tell_is_not_held_against_the_step():
     untold = dataclasses.replace(STEP, gpus_on_node=None)
-    assert refusal(untold, gpus_per_node=8, visible_gpus=8) is None
+    assert refusal(untold, gpus_per_node=8) is None
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,6 @@ def test_a_number_of_gpus_that_slurm_does_not_tell_is_not_held_against_the_step(
         ({"nodes": 3}, "nodes=3, but step 100.0.0 runs on 2", "--nodes=3"),
         ({"ranks_per_node": 4}, "4 task(s) on each of 2 node(s), 8 in all", "--ntasks-per-node=4"),
         ({"gpus_per_node": 8}, "granted 2 GPU(s)", "--gpus-per-node=8"),
-        ({"gpus_per_node": 2, "visible_gpus": 1}, "torch sees 1 GPU(s)", "--gpu-bind=none"),
     ],
 )
 def test_what_does_not_fit_is_named_with_its_flag(asked, found, flag):

@@ -1,0 +1,79 @@
+"""Ranks of which one has got no device, or another kind of it than the others, as if there were GPUs."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from slurmddp.environments.detect import detect
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import MismatchError, SlurmddpError
+from slurmddp.runs.folder import RunFolder
+from slurmddp.training import bootstrap, preflight, worker
+from slurmddp.training.claims import Claim, DevicesError, Refusal
+
+Told = tuple[str, int, str, float]
+
+
+def start() -> Told:
+    """Take part in a start; return what was refused: the error's kind, exit code, words, and seconds."""
+    began = time.monotonic()
+    try:
+        bootstrap.finish(bootstrap.start(detect(os.environ), timeout_s=30.0))
+    except SlurmddpError as error:
+        return type(error).__name__, error.exit_code, str(error), time.monotonic() - began
+    return "", 0, "", time.monotonic() - began
+
+
+def with_too_few_gpus(rank: int) -> Told:
+    def choose(info: RankInfo, undo: ExitStack) -> int | None:
+        if info.rank == rank:
+            raise MismatchError("2 ranks on this node see 1 GPU(s).", hint="Ask for more.")
+        return None
+
+    bootstrap._choose_device = choose
+    return start()
+
+
+def with_a_gpu_that_raises(rank: int) -> Told:
+    def choose(info: RankInfo, undo: ExitStack) -> int | None:
+        if info.rank == rank:
+            raise RuntimeError("CUDA error: uncorrectable ECC error encountered\nCompile with DSA")
+        return None
+
+    bootstrap._choose_device = choose
+    return start()
+
+
+def with_a_gpu_for_one(rank: int) -> Told:
+    """Let one rank find a GPU: it would wait under NCCL for the others, and these under gloo for it."""
+
+    def claim(info: RankInfo, asked: str, undo: ExitStack) -> tuple[torch.device, str, Claim]:
+        if info.rank == rank:
+            return torch.device("cpu"), "nccl", Claim(node=info.node_rank, kind="cuda", backend="nccl")
+        return torch.device("cpu"), "gloo", Claim(node=info.node_rank, backend="gloo")
+
+    bootstrap._claim_device = claim
+    return start()
+
+
+def with_nothing_wrong() -> Told:
+    return start()
+
+
+def work_on_an_unfit_node(folder: str) -> tuple[int, list[tuple[int, ...]]]:
+    """Run the worker of a rank whose GPU does not answer; return its code and the nodes that were blamed."""
+    blamed = []
+
+    def claim(info: RankInfo, asked: str, undo: ExitStack) -> tuple[torch.device, str, Claim]:
+        raise DevicesError(Refusal(text="its GPU is gone.", hint="", nodes=[0]))
+
+    def blame(info: RankInfo, run: RunFolder, config: dict[str, Any], refused: DevicesError) -> None:
+        blamed.append(refused.nodes)
+
+    bootstrap._claim_device, preflight.blame_devices = claim, blame
+    return worker.main(folder), blamed
