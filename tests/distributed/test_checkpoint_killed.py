@@ -34,16 +34,21 @@ def outcomes(*arguments, temporary=None):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def kill_at_random(root, times, temporary):
-    """Kill that many saves; the newest checkpoint is right after each, and never an older one than before."""
+def killed_at_random(root, times, temporary):
+    """Kill that many saves at random moments, and return what is left after each."""
     lines = outcomes(str(root), "random", "7", str(times), temporary=temporary)
     assert sum(line["killed"] for line in lines) == times
+    return lines
+
+
+def assert_nothing_is_lost(lines):
+    """The newest checkpoint is right after each kill, and never an older one than before."""
     assert all(line["right"] for line in lines)
     found = [line["found"] for line in lines]
     assert found == sorted(found), "an older checkpoint became the newest"
-    assert all(line["found"] == line["saving"] for line in lines if line["ended"])
-    assert any(line["found"] == line["saving"] for line in lines)
-    assert not list(temporary.iterdir()), "a file went by way of the temporary folder"
+    assert all(line["found"] == line["saving"] for line in lines if line["ended"]), "a save that ended counts"
+    published = {line["found"] == line["saving"] for line in lines}
+    assert published == {True, False}, "saves are to be killed before and after they are published"
 
 
 @pytest.mark.distributed
@@ -57,7 +62,8 @@ def test_killed_before_each_file_operation_in_turn(tmp_path):
 
 @pytest.mark.distributed
 def test_killed_at_random_moments(tmp_path, in_memory):
-    kill_at_random(tmp_path / "root", 25, in_memory)
+    assert_nothing_is_lost(killed_at_random(tmp_path / "root", 25, temporary=in_memory))
+    assert not list(in_memory.iterdir()), "a file went by way of the temporary folder"
 
 
 @pytest.mark.slow
@@ -71,4 +77,5 @@ def test_killed_at_two_hundred_random_moments(tmp_path, in_memory, where):
     if where == "TMPDIR elsewhere":
         temporary = in_memory / "tmp"
         temporary.mkdir()
-    kill_at_random(root, 200, temporary)
+    assert_nothing_is_lost(killed_at_random(root, 200, temporary))
+    assert not list(temporary.iterdir()), "a file went by way of the temporary folder"
