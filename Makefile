@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest
 SLURM_PACKAGES := slurm-wlm slurmdbd munge mariadb-server iproute2
 SLURM_PROGRAMS := slurmctld slurmd slurmdbd munged mariadbd ip
 BENCHMARKS := "startup.py --runs 5" "start.py --rounds 1" "restart.py --rounds 1" \
-	"checkpoint_stall.py --sizes 100 --rounds 2 --output /dev/null"
+	"checkpoint_stall.py --sizes 100 --rounds 2"
 
 .DEFAULT_GOAL := help
 .PHONY: help train test lint format bench clean install slurm gpu unit distributed slurm-tests other-tests
