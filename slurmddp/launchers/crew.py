@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slurmddp.environments.present import GENERATION_VARIABLE, IMPORTS_VARIABLE, rank_environment
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import SlurmddpError
+from slurmddp.errors import EXIT_FINISHED, SlurmddpError
 from slurmddp.launchers import failure
 from slurmddp.launchers.failure import Failure
 from slurmddp.launchers.generation import Generation
@@ -28,6 +28,7 @@ from slurmddp.node.channel import CHANNEL_VARIABLE
 from slurmddp.node.memory import MEMORY_VARIABLE
 from slurmddp.node.ports import candidate_ports, listen
 from slurmddp.node.pulse import PULSE_VARIABLE, Beat, Pulse
+from slurmddp.runs.causes import LEFT_EARLY
 from slurmddp.runs.folder import RunFolder
 
 _UNKILLABLE_S = 60.0
@@ -75,6 +76,8 @@ class Crew:
         self._generation = 0
         self._gone_by = 0.0
         self._oom = OomWatch()
+        self.left: list[Failure] = []
+        """The ranks of this generation that have ended with 0: too early, should others have lost them."""
         ranks.on_exit = self._leave_exit
 
     def __len__(self) -> int:
@@ -94,6 +97,7 @@ class Crew:
         self._place = place_of(work.node, generation)
         self._generation = generation.number
         self._oom.begin()
+        self.left = []
         sys.stdout.flush()
         sys.stderr.flush()
         since = time.monotonic()
@@ -128,7 +132,9 @@ class Crew:
 
     def reap(self) -> list[RankExit]:
         """Return the ranks that have ended since the last call."""
-        return self._ranks.reap()
+        ended = self._ranks.reap()
+        self.left += [self._failure(one, LEFT_EARLY) for one in ended if one.returncode == EXIT_FINISHED]
+        return ended
 
     def end(self, grace_s: float) -> None:
         """End every rank, with `grace_s` seconds for those that end by themselves."""
@@ -170,7 +176,7 @@ class Crew:
         """Return what is to be told of ranks that ended badly."""
         return [self._failure(one) for one in ended if not one.good]
 
-    def _failure(self, ended: RankExit) -> Failure:
+    def _failure(self, ended: RankExit, reason: str = "") -> Failure:
         since = self._logged[ended.local_rank]
         return failure.here(
             ended.returncode,
@@ -178,6 +184,7 @@ class Crew:
             rank=self.rank(ended.local_rank),
             local_rank=ended.local_rank,
             lines=failure.last_lines(self._log(ended.local_rank), since=since),
+            reason=reason,
             generation=self._generation,
             oom=self._oom.verdict(),
         )

@@ -9,7 +9,8 @@ It does no work of its own. It is told what agents say and what time it is, and 
     end      the attempt has failed: end your ranks and leave
 
 Agents say `fell` (a rank has died), `stopped`, `done` (all ranks ended as they should) and `stopping` (a
-signal has asked the run to stop). Each way takes one message; nobody asks twice.
+signal has asked the run to stop). Each way takes one message; nobody asks twice. With each of these comes
+which ranks had ended with 0 by then: if others have lost them, or wait for them, that was too early.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ class Lead:
         """Make room for what is told of a new generation."""
         self._step = -1
         self._fallen: list[Failure] = []
+        self._left: dict[int, Failure] = {}
+        """Ranks that ended with 0, by their numbers."""
         self._lost: set[int] = set()
         self._done: dict[int, int] = {}
         self._awaited: set[int] = set()
@@ -100,6 +103,8 @@ class Lead:
     def take(self, sender: int, message: Mapping[str, Any], now: float) -> None:
         """Take in what an agent says, or what the link says of it; other kinds are passed over."""
         kind = message["kind"]
+        if "left" in message and message["generation"] == self._generation.number:
+            self._left |= {facts["rank"]: as_failure(facts) for facts in message["left"]}
         if kind == "arrived":
             self._present.add(sender)
         elif kind == "stopping":
@@ -124,7 +129,7 @@ class Lead:
         elif self._act_at is not None and now >= self._act_at:
             self._act_at = None
             if self._phase == "failing":
-                self.end(failure.likely_first(self._fallen))
+                self.end(self._cause())
             elif self._phase == "running":
                 self._order([a for a in self._generation.agents if a not in self._done], {"kind": "pass_on"})
         self._judge(now)
@@ -213,12 +218,12 @@ class Lead:
     def _fall(self, now: float) -> None:
         """A rank or a node is gone: end all ranks, so that others begin, or the attempt."""
         if self._phase == "joining":
-            self.end(failure.likely_first(self._fallen))
+            self.end(self._cause())
         elif self._phase == "stopping":
             if not self._awaited:
                 self._conclude()
         elif self._phase in ("running", "failing"):
-            cause = failure.likely_first(self._fallen)
+            cause = self._cause()
             if self._decide().restart:
                 self._phase, self._act_at = "stopping", None
                 self._awaited = set(self._generation.agents) - self._lost
@@ -227,6 +232,9 @@ class Lead:
                 self.end(cause)
             elif self._phase == "running":
                 self._phase, self._act_at = "failing", now + CAUSE_WAIT_S
+
+    def _cause(self) -> Failure:
+        return failure.likely_first([*self._fallen, *self._left.values()])
 
     def _decide(self) -> Decision:
         facts = Facts(
@@ -243,7 +251,7 @@ class Lead:
 
     def _conclude(self) -> None:
         """All ranks of a generation have ended: begin with the next, or end the attempt after all."""
-        cause = failure.likely_first(self._fallen)
+        cause = self._cause()
         decision = self._decide()
         if decision.restart:
             self._record.fell(cause, self._generation.number)

@@ -28,6 +28,8 @@ _KILL_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL for the ranks that outlive a failed one: time to end a write, not to save."""
 _WRITING_S = 600.0
 """How long an agent whose ranks have ended waits for a checkpoint to be written."""
+_ENDS = frozenset({"fell", "stopped", "done", "report"})
+"""Words that also tell which ranks had ended with 0 by then."""
 _TICK_S = 1.0
 _STOPPING_TICK_S = 0.1
 
@@ -150,6 +152,8 @@ class AgentLoop:
         """Tell the lead, which may be this very agent."""
         number = -1 if self._generation is None else self._generation.number
         message: Message = {"kind": kind, "generation": number, "step": self._crew.step, **facts}
+        if kind in _ENDS and self._crew.left:
+            message["left"] = [as_facts(one) for one in self._crew.left]
         if self._lead is None:
             self._link.send(0, message)
         else:

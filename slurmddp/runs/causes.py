@@ -21,6 +21,7 @@ CRASHED_WORKER = f"{CRASHED} in a data worker"
 ENDED_WORKER = "a data worker ended by itself"
 LEFT_EARLY = "left while others went on"
 STALLED = "stalled"
+STALLED_TOGETHER = f"{STALLED}: in a collective that not all have joined"
 LOST_NODE = "lost node"
 
 _WHAT_TO_DO = {

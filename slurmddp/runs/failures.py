@@ -137,8 +137,8 @@ def read_restarted(folder: RunFolder, attempt: int) -> list[Failure]:
 
 
 def is_consequence(failure: Failure) -> bool:
-    """Whether it may only have followed another: it lost its peer, or it ended well before the others."""
-    if failure.exit_code == EXIT_FINISHED:
+    """Whether another may be the cause: it lost or awaits a peer, or it ended well before the others."""
+    if failure.exit_code == EXIT_FINISHED or failure.reason.startswith(causes.STALLED_TOGETHER):
         return True
     if failure.exit_code is None and failure.signal != "SIGABRT":
         return False  # Killed, lost or stalled: what it was saying does not matter.

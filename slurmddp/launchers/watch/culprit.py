@@ -16,7 +16,7 @@ import slurmddp
 from slurmddp.launchers.watch.stacks import RankStacks
 from slurmddp.launchers.watch.watchdog import Watchdog
 from slurmddp.node.pulse import Beat
-from slurmddp.runs.causes import STALLED
+from slurmddp.runs.causes import STALLED, STALLED_TOGETHER
 
 ORDER = (
     "starting",
@@ -195,7 +195,7 @@ def _does(first: RankReport) -> str:
     if first.state == "T":
         return "stopped by a signal (SIGSTOP)"
     if waits(first):
-        return f"in a collective that not all have joined, at {place(first)},"
+        return f"{STALLED_TOGETHER.removeprefix(f'{STALLED}: ')}, at {place(first)},"
     return _DOING[first.phase]
 
 

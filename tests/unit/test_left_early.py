@@ -1,0 +1,81 @@
+"""A rank that ends with 0 while others go on: they lose it, or wait for it, and it is the one to name."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_runs import make_run, start_agent
+from test_generation import LOST_PEER, Attempt, fallen, to_all
+
+from slurmddp.launchers import failure
+from slurmddp.launchers.failure import Failure
+from slurmddp.launchers.words import as_facts
+
+PROGRAM = """
+import os, pathlib, time
+
+def main(run_dir):
+    left = pathlib.Path(run_dir, "left")
+    if os.environ["RANK"] == "1":
+        left.touch()
+        return 0
+    while not left.exists():
+        time.sleep(0.01)
+    time.sleep(0.3)
+    print("RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:4711")
+    return 1
+"""
+
+
+@pytest.mark.parametrize(("nodes", "ranks_per_node"), [(1, 2), (2, 1)])
+def test_a_rank_that_left_is_named_and_not_the_one_that_lost_it(
+    tmp_path: Path, nodes: int, ranks_per_node: int
+) -> None:
+    folder = make_run(tmp_path, PROGRAM, nodes=nodes, ranks_per_node=ranks_per_node)
+    agents = [start_agent(folder, nodes=nodes, node_rank=node) for node in range(nodes)]
+    try:
+        assert agents[0].wait(timeout=120) == 1
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait()
+    found = failure.read(folder, 0)
+    assert found is not None
+    assert (found.rank, found.exit_code) == (1, 0)
+    assert found.sentence.endswith("ended with exit code 0: left while others went on")
+    assert "same number of steps" in found.advice
+
+
+def left(rank: int) -> dict[str, Any]:
+    gone = Failure(rank=rank, host=f"n{rank}", exit_code=0, signal=None, reason="left while others went on")
+    return asdict(gone)
+
+
+def in_a_collective(rank: int) -> dict[str, Any]:
+    facts = {"rank": rank, "host": f"n{rank}", "phase": "step", "step": 7, "seconds": 400.0, "limit_s": 300.0}
+    return facts | {"stack": ["/x/torch/distributed/c10d.py:7 in all_reduce", "/home/me/a.py:1 in step"]}
+
+
+def test_of_a_standstill_the_rank_that_left_is_the_cause() -> None:
+    attempt = Attempt().begin()
+    attempt.hear(1, "stall", rank=1)
+    for node in (0, 1):
+        attempt.hear(node, "report", reports=[in_a_collective(node)])
+    attempt.hear(2, "report", reports=[], left=[left(5)])
+    attempt.stopped(0)
+    attempt.stopped(1)
+    assert attempt.stopped(2) == to_all("go", 0, 1, 2)
+    assert ("fell", 0, 5) in attempt.notes.done
+
+
+def test_what_was_told_of_ranks_before_says_nothing_of_those_in_their_places() -> None:
+    attempt = Attempt().begin()
+    lost = [as_facts(fallen(0, code=1, lines=LOST_PEER))]
+    for generation, gone, named in ((0, [left(5)], 5), (1, [], 0)):
+        attempt.hear(0, "fell", failures=lost, generation=generation, step=7 + generation, left=gone)
+        for node in (0, 1, 2):
+            attempt.stopped(node, generation=generation)
+        assert ("fell", generation, named) in attempt.notes.done
