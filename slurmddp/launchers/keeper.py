@@ -231,13 +231,7 @@ class Keeper:
             try:
                 self._hand_over(write)
             except ConnectionError:
-                assert self._writer is not None
-                self._writer.is_gone = True
-                if not write.was_put_back:
-                    write.was_put_back = True
-                    self._waiting.appendleft(write)
-                else:
-                    self._give_up(write, "It ends as soon as it is started.")
+                self._put_back(write)
             except OSError as error:
                 self._give_up(write, f"{error}.")
             else:
@@ -249,6 +243,16 @@ class Keeper:
             for slot, descriptor in self._slots.items():
                 _register(self._writer.line, slot, descriptor)
         self._writer.line.send(write.request)
+
+    def _put_back(self, write: _Write) -> None:
+        """Leave a request to the next writer, once: this one has ended, and `ended` is to come."""
+        if self._writer is not None:
+            self._writer.is_gone = True
+        if write.was_put_back:
+            self._give_up(write, "It ends as soon as it is started.")
+        else:
+            write.was_put_back = True
+            self._waiting.appendleft(write)
 
     def _give_up(self, write: _Write, why: str) -> None:
         error = CheckpointError(f"The process that writes checkpoints could not be used: {why}")
