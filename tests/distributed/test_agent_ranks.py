@@ -136,6 +136,7 @@ def test_of_a_killed_rank_and_those_that_lost_it_the_killed_one_is_named(tmp_pat
     with agents_of(folder, 2, program=AGENT) as agents:
         wait_for_lines(folder, "ready as", 4)
         ranks = psutil.Process(agents[1].pid).children()
+        assert len(ranks) >= 2
         victim = folder.rank_log(0, 2).read_text().partition("ready as ")[2].partition(".")[0]
         os.kill(int(victim), signal.SIGKILL)
         assert codes_of(agents) == [1, 1], logs(folder)

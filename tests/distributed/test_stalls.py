@@ -67,7 +67,9 @@ class Model(nn.Linear):
 
 
 def slow_rank_is_told(d, run_dir):
-    told = "straggler" in Path(run_dir, "attempts.jsonl").read_text() or time.monotonic() > BEGUN + 120
+    # On a busy machine the other rank may be told first.
+    told = "slowest: rank 1 " in Path(run_dir, "attempts.jsonl").read_text()
+    told = told or time.monotonic() > BEGUN + 120
     return d.all_reduce_mean(torch.tensor([float(told)])).item() > 0
 
 
@@ -141,7 +143,7 @@ def test_a_slow_rank_is_told_and_a_stall_after_which_nothing_begins_again_is_the
     assert found.reason.startswith("stalled: in a collective that not all have joined, at rank_program.py")
     assert any("in barrier" in line for line in found.last_lines)
     assert not of_kind(folder, "restarted")
-    slow = of_kind(folder, "straggler")[-1]
-    assert slow["rank"] == 1
-    assert slow["text"].startswith(f"slowest: rank 1 on {found.host}, ")
-    assert slow["text"] in logs(folder)
+    slow = [event["text"] for event in of_kind(folder, "straggler") if event["rank"] == 1]
+    assert slow, logs(folder)
+    assert slow[-1].startswith(f"slowest: rank 1 on {found.host}, ")
+    assert slow[-1] in (folder.log_dir(0) / "node-0.log").read_text()
