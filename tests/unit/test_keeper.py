@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import select
 import signal
@@ -11,100 +10,18 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
 
+import psutil
 import pytest
+from keepers import TENSORS, TREE, Forked, Rank, fill, fork_writer, request, wait_for
 
 from slurmddp.launchers.keeper import Keeper
 from slurmddp.node import memory
-from slurmddp.node.channel import CHANNEL_VARIABLE, Channel
+from slurmddp.node.channel import Channel
 from slurmddp.runs import checkpoint_writer, retention
-from slurmddp.runs.checkpoint_writer import Request, Result, Tell
+from slurmddp.runs.checkpoint_writer import Request, Tell
 from slurmddp.runs.checkpoints import TENSORS_FILE, TREE_FILE, checkpoint_folders, verify
 from slurmddp.runs.folder import RunFolder
-
-TENSORS, TREE = b"t" * 5000, b'{"format":2}'
-
-
-def fill(descriptor: int, step: int, *, sealed: bool = True) -> None:
-    """Lay a state into a memory file as a rank does."""
-    about = json.dumps({"meta": {"kind": "test"}, "versions": {"python": "3"}, "root": "/x"}).encode()
-    state = memory.Sealed(step, 0, memory.PAGE_BYTES, len(TENSORS), len(TREE), len(about))
-    memory.unseal(descriptor)
-    with memory.reserve(descriptor, state.end) as area:
-        area[state.tensors_at : state.end] = TENSORS + TREE + about
-    if sealed:
-        memory.seal(descriptor, state)
-
-
-def request(root: Path, slot: int, step: int, **changes: Any) -> dict[str, Any]:
-    return {
-        "kind": "write", "slot": slot, "step": step, "root": str(root), "keep_last": 3, "background": False,
-        "since": time.monotonic(), "stall_s": 0.25, "run_dir": None, "attempt": 0, **changes,
-    }  # fmt: skip
-
-
-class Rank:
-    """The rank's end of the line, in this process."""
-
-    lines: ClassVar[list[Channel]] = []
-
-    def __init__(self, keeper: Keeper, local_rank: int = 0) -> None:
-        # What a forked rank has is a copy, which outlives the agent's.
-        number = os.dup(keeper.channel_for(local_rank))
-        line = Channel.attach({CHANNEL_VARIABLE: str(number)})
-        assert line is not None
-        self.line = line
-        self.lines.append(line)
-
-    def lay(self, slot: int, step: int, *, sealed: bool = True) -> int:
-        descriptor = memory.create()
-        fill(descriptor, step, sealed=sealed)
-        self.line.send({"kind": "memory", "slot": slot}, [descriptor])
-        return descriptor
-
-    def answer(self) -> Result:
-        received = self.line.receive(30)
-        assert received is not None
-        return received[0]
-
-
-def wait_for(keeper: Keeper) -> None:
-    """Do what the agent's loop does, until nothing is left to write."""
-    deadline = time.monotonic() + 60
-    keeper.handle()
-    while keeper.busy() and time.monotonic() < deadline:
-        select.select(keeper.descriptors(), [], [], 0.02)
-        keeper.handle()
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            continue
-        if pid:
-            assert keeper.ended(pid, status)
-    assert not keeper.busy()
-
-
-class Forked:
-    """A writer that has this process's modules, with whatever a test has replaced in them."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-
-
-def fork_writer(perform: checkpoint_writer.Perform) -> tuple[Channel, Forked]:
-    own, theirs = Channel.pair()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            own.close()
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            checkpoint_writer.serve(theirs, perform)
-        finally:
-            os._exit(0)
-    theirs.close()
-    return own, Forked(pid)
 
 
 @pytest.fixture
@@ -239,6 +156,44 @@ def test_a_writer_that_has_ended_between_two_checkpoints_costs_none(
     assert rank.answer()["error"] is None
     assert [folder.name[-1] for folder in checkpoint_folders(tmp_path)] == ["4", "3"]
     assert keeper._writer.process.pid != pid
+
+
+def test_memory_that_is_laid_while_a_writer_is_at_hand_is_what_it_writes(
+    tmp_path: Path, make: Callable[..., Keeper]
+) -> None:
+    keeper = make()
+    rank = Rank(keeper)
+    os.close(rank.lay(0, 3))
+    rank.line.send(request(tmp_path, 0, 3))
+    wait_for(keeper)
+    before = psutil.Process().num_fds()
+    os.close(rank.lay(0, 4))  # in place of the memory that the writer knows
+    keeper.handle()
+    assert psutil.Process().num_fds() == before
+    os.close(rank.lay(1, 5))
+    for slot, step in ((0, 4), (1, 5)):
+        rank.line.send(request(tmp_path, slot, step))
+    wait_for(keeper)
+    assert [rank.answer()["error"] for _ in range(3)] == [None] * 3
+    assert [folder.name[-1] for folder in checkpoint_folders(tmp_path)] == ["5", "4", "3"]
+
+
+def test_a_writer_that_dies_after_its_answer_is_no_error_for_its_rank(
+    tmp_path: Path, make: Callable[..., Keeper]
+) -> None:
+    """The checkpoint stands then; only older ones were still to be deleted."""
+
+    def perform(descriptor: int, asked: Request, tell: Tell) -> None:
+        tell({"kind": "written", "step": asked["step"], "written_s": 0.0, "error": None})
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    keeper = make(perform)
+    rank = Rank(keeper)
+    rank.lay(0, 3)
+    rank.line.send(request(tmp_path, 0, 3))
+    wait_for(keeper)
+    assert rank.answer()["error"] is None
+    assert rank.line.receive() is None
 
 
 def test_where_no_writer_can_be_started_its_rank_is_told(tmp_path: Path) -> None:
