@@ -166,6 +166,8 @@ def _take_device(info: RankInfo, index: int | None) -> torch.device:
         return torch.device("cuda", index)
     if info.gpus_on_node:
         _log.warning("SLURM granted %d GPU(s), but torch sees none: computing on the CPU", info.gpus_on_node)
+    elif info.emulated and (here := visible_gpus()):
+        _log.warning("%d ranks on pretended nodes, but %d GPU(s): computing on the CPU", info.world_size, here)
     return torch.device("cpu")
 
 

@@ -54,10 +54,13 @@ def choose_device(info: RankInfo, environ: Mapping[str, str], visible: int) -> i
     """Return the CUDA index for this rank among the `visible` GPUs, or None for the CPU.
 
     A rank that sees GPUs of its own, where SLURM binds them to tasks, takes the first; ranks that see all of
-    the node's take one each. Raises MismatchError when there are GPUs, but fewer than ranks.
+    the node's take one each. Raises MismatchError when there are GPUs, but fewer than ranks. Nodes that are
+    pretended share this machine's: where these don't suffice, it is a rehearsal on CPUs.
     """
     if visible == 0:
         return None
+    if info.emulated and info.nodes > 1:
+        return info.rank if visible >= info.world_size else None
     if visible >= info.local_world_size:
         return info.local_rank
     if _sees_its_own(info, environ, visible):
@@ -79,7 +82,7 @@ def _unread(environ: Mapping[str, str]) -> str:
 
 def _sees_its_own(info: RankInfo, environ: Mapping[str, str], visible: int) -> bool:
     """Whether what this rank sees is shown to no other rank of the node."""
-    if info.environment not in ("slurm", "mpi"):
+    if info.environment not in ("slurm", "mpi") or info.emulated:
         return False
     binding = environ.get("SLURM_GPU_BIND", "") + environ.get("SLURM_TRES_BIND", "")
     each = _gpus_per_task(environ, binding)
