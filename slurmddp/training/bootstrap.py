@@ -167,7 +167,7 @@ def _take_device(info: RankInfo, index: int | None) -> torch.device:
     if info.gpus_on_node:
         _log.warning("SLURM granted %d GPU(s), but torch sees none: computing on the CPU", info.gpus_on_node)
     elif info.emulated and (here := visible_gpus()):
-        _log.warning("%d ranks on pretended nodes, but %d GPU(s): computing on the CPU", info.world_size, here)
+        _log.warning("%d ranks on pretended nodes, %d GPU(s): computing on the CPU", info.world_size, here)
     return torch.device("cpu")
 
 
