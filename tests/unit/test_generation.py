@@ -292,13 +292,15 @@ def test_fewer_nodes_that_ranks_refuse_end_the_attempt_as_the_loss_would_have() 
     assert attempt.notes.done[-1] == ("failed", 1, None)
 
 
-def test_a_stop_between_two_generations_is_a_stop() -> None:
+@pytest.mark.parametrize("by_word", [True, False], ids=["a word of its own", "with its answer"])
+def test_a_stop_between_two_generations_is_a_stop(by_word: bool) -> None:
     attempt = Attempt().begin()
     attempt.fall(1)
-    attempt.hear(2, "stopping")
+    if by_word:
+        attempt.hear(2, "stopping")
     attempt.stopped(0)
     attempt.stopped(1)
-    assert attempt.stopped(2, stopping=True) == to_all("leave")
+    assert attempt.stopped(2, stopping=not by_word) == to_all("leave")
     assert [kind for kind, *_ in attempt.notes.done] == ["fell"]
 
 
