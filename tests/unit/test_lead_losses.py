@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from test_generation import Attempt, to_all
+from lead_attempts import Attempt, to_all
 
 
 def join(attempt: Attempt, now: float, *missing: int) -> list[tuple[int, str]]:

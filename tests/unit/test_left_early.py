@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from agent_runs import make_run, start_agent
-from test_generation import LOST_PEER, Attempt, fallen, to_all
+from lead_attempts import LOST_PEER, Attempt, fallen, to_all
 
 from slurmddp.launchers import failure
 from slurmddp.launchers.failure import Failure
