@@ -11,6 +11,7 @@ from __future__ import annotations
 import hmac
 import os
 import socket
+import time
 from dataclasses import dataclass, field
 
 from slurmddp.node.address import Address
@@ -69,7 +70,6 @@ def answer(beacon: socket.socket, words: Words, store_port: int) -> None:
     except TimeoutError:
         return
     with caller:
-        caller.settimeout(_ANSWER_S)
         try:
             ours = hmac.compare_digest(_read_line(caller), words.question())
             caller.sendall((words.answer(store_port) if ours else _HELLO + b"other") + b"\n")
@@ -88,9 +88,10 @@ def ask(address: Address, port: int, words: Words) -> int | None:
 
 
 def _read_line(connection: socket.socket) -> bytes:
-    """Read up to a newline; a peer that speaks another protocol is cut off after a few bytes."""
-    line = b""
+    """Read up to a newline, within _ANSWER_S; a peer that speaks another protocol is cut off."""
+    line, deadline = b"", time.monotonic() + _ANSWER_S
     while not line.endswith(b"\n") and len(line) < _LINE_BYTES:
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
         received = connection.recv(_LINE_BYTES - len(line))
         if not received:
             break

@@ -1,0 +1,31 @@
+"""Who sends a byte now and then at a beacon holds up nobody for longer than one who is silent."""
+
+import socket
+import threading
+
+import pytest
+
+from slurmddp.training import beacon
+
+pytestmark = pytest.mark.distributed
+
+
+def test_a_peer_that_trickles_has_no_more_time_than_one_that_is_silent(monkeypatch):
+    monkeypatch.setattr(beacon, "_ANSWER_S", 0.2)
+    ours, theirs = socket.socketpair()
+    over = threading.Event()
+
+    def trickle():
+        while not over.wait(0.02):
+            theirs.send(b"x")
+
+    stranger = threading.Thread(target=trickle)
+    stranger.start()
+    try:
+        with pytest.raises(TimeoutError):
+            beacon._read_line(ours)
+    finally:
+        over.set()
+        stranger.join()
+        ours.close()
+        theirs.close()
