@@ -23,6 +23,8 @@ class RankInfo:
     nodes: int = 1
     hosts: tuple[str, ...] = ("localhost",)
     """Names of the nodes in rank order; only the first is needed to meet the others."""
+    tasks: tuple[int, ...] = ()
+    """How many ranks each node has, where the scheduler says so; else all have as many as this one."""
     master_addr: str | None = None
     """Set when the launcher names the meeting point itself; otherwise `hosts[0]`."""
     master_port: int | None = None

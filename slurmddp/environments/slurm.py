@@ -76,6 +76,7 @@ def place(environ: Mapping[str, str]) -> RankInfo:
         local_world_size=counts[node_rank],
         nodes=len(counts),
         hosts=hosts,
+        tasks=counts,
         master_addr=None if emulated else environ.get("SLURMDDP_MASTER_ADDR") or None,
         launch_id=_launch_id(environ),
         emulated=emulated,

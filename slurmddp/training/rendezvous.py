@@ -203,7 +203,8 @@ def _report(store: dist.TCPStore, info: RankInfo) -> None:
             f"Two processes of launch {info.launch_id} say that they are rank {info.rank}.",
             hint="Start each rank once: one srun, and no RANK or SLURM_PROCID set by hand.",
         )
-    if info.rank // info.local_world_size != info.node_rank:
+    nodes = _nodes_in_blocks(info)
+    if nodes and nodes[info.rank] != info.node_rank:
         store.set(_SCATTERED, "1")
     store.add(_ARRIVED, 1)
 
@@ -237,11 +238,19 @@ def _missing(store: dist.TCPStore, info: RankInfo) -> str:
 def _named(ranks: list[int], info: RankInfo, *, with_hosts: bool) -> str:
     """Return the ranks, by host where these hold blocks of ranks; a long list is cut off."""
     shown, more = ranks[:8], ", ..." if len(ranks) > 8 else ""
-    hosts = [host for host in info.hosts for _ in range(info.local_world_size)]
-    if info.nodes == 1 or not with_hosts or len(hosts) != info.world_size:
+    nodes = _nodes_in_blocks(info)
+    if info.nodes == 1 or not with_hosts or not nodes:
         return f"rank {', '.join(map(str, shown))}{more}"
+    hosts = [info.hosts[node] for node in nodes]
     blocks = [(host, [str(rank) for rank in block]) for host, block in groupby(shown, hosts.__getitem__)]
     return " and ".join(f"rank {', '.join(block)} on {host}" for host, block in blocks) + more
+
+
+def _nodes_in_blocks(info: RankInfo) -> list[int]:
+    """Return the node of each rank, if each node has the next few; empty where that is not known."""
+    tasks = info.tasks or (info.local_world_size,) * info.nodes
+    nodes = [node for node, count in enumerate(tasks) for _ in range(count)]
+    return nodes if len(nodes) == info.world_size and len(tasks) == len(info.hosts) else []
 
 
 def _give_up(store: dist.TCPStore, info: RankInfo) -> SlurmddpError:

@@ -1,5 +1,6 @@
 """Ranks that do not come to the meeting: they are named to all who wait for them, and in time."""
 
+import dataclasses
 import itertools
 import socket
 import time
@@ -62,6 +63,18 @@ def test_missing_ranks_are_named_with_their_hosts(patience, reports):
     patience(lambda: len(reports) == 2)
     errors = meet([on_two_nodes(number, launch) for number in (0, 3)])
     assert all("rank 1 on n1 and rank 2 on n2." in error.message for error in errors)
+
+
+def test_missing_ranks_of_an_uneven_step_are_named_with_their_hosts(patience, reports):
+    launch = a_launch()
+    patience(lambda: len(reports) == 3)
+    uneven = [(0, 0, 0), (1, 0, 1), (3, 1, 0)]
+    places = [
+        on_two_nodes(number, launch, node_rank=node, local_rank=local, local_world_size=1 + 2 * (node == 0))
+        for number, node, local in uneven
+    ]
+    errors = meet([dataclasses.replace(place, tasks=(3, 1)) for place in places])
+    assert all("rank 2 on n1." in error.message for error in errors)
 
 
 def test_ranks_that_do_not_lie_in_blocks_are_named_without_hosts(patience, reports):
