@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import yaml
@@ -93,6 +94,11 @@ def wait_for_lines(folder: RunFolder, text: str, ranks: int, attempt: int = 0) -
     for rank in range(ranks):
         log = folder.rank_log(attempt, rank)
         wait_until(lambda log=log: log.exists() and text in log.read_text(), f"{text!r} in {log.name}")
+
+
+def events(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
+    """Return the events of one kind that the run's attempts have left."""
+    return [event for event in folder.events() if event["event"] == kind]
 
 
 def children_of(pid: int) -> list[psutil.Process]:

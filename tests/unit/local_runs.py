@@ -38,10 +38,6 @@ def local_run(
     return LocalRun(job, folder, command=[*agent_command(tmp_path), str(folder.path)], say=lambda text: None)
 
 
-def events(run: LocalRun, kind: str) -> list[dict]:
-    return [event for event in run.folder.events() if event["event"] == kind]
-
-
 def terminal(tmp_path: Path, program: str) -> subprocess.Popen[bytes]:
     """Start a run in a process of its own, to press Ctrl-C on."""
     folder = make_run(tmp_path, program)

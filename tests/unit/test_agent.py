@@ -17,6 +17,7 @@ from agent_runs import (
     SAVING,
     all_gone,
     children_of,
+    events,
     make_run,
     runs,
     start_agent,
@@ -28,10 +29,6 @@ from slurmddp.launchers import failure, node
 from slurmddp.runs.folder import RunFolder
 
 ENV = "import json, os, sys\nrank = int(os.environ['RANK'])\n"
-
-
-def events(folder: RunFolder, kind: str) -> list[dict]:
-    return [event for event in folder.events() if event["event"] == kind]
 
 
 def run_agent(folder: RunFolder, **environ: Any) -> int:

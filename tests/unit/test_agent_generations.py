@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from agent_runs import all_gone, children_of, make_run, runs, start_agent, wait_until
+from agent_runs import all_gone, children_of, events, make_run, runs, start_agent, wait_until
 
 from slurmddp.launchers import failure
 from slurmddp.runs.folder import RunFolder
@@ -75,10 +75,6 @@ def begun(folder: RunFolder, generation: int, ranks: int) -> bool:
 
 def pid_of(folder: RunFolder, rank: int, line: int = -1) -> int:
     return lines_of(folder, rank)[line][1]
-
-
-def events(folder: RunFolder, kind: str) -> list[dict]:
-    return [event for event in folder.events() if event["event"] == kind]
 
 
 def node_log(folder: RunFolder, node: int = 0) -> str:

@@ -22,6 +22,7 @@ def test_ranks_begin_once_all_agents_are_there() -> None:
 
 def test_who_is_missing_is_named_after_three_seconds_and_every_ten() -> None:
     attempt = Attempt()
+    assert attempt.lead.next_look == 3.0
     for now in (2.9, 3.0, 4.0, 12.9, 13.1, 20.0):
         attempt.lead.look(now, missing=[2])
     assert len(attempt.notes.said) == 2

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent_runs import SAVING, all_gone, children_of, make_run, runs, wait_for_lines, wait_until
-from local_runs import events, job_of, local_run, terminal
+from agent_runs import SAVING, all_gone, children_of, events, make_run, runs, wait_for_lines, wait_until
+from local_runs import job_of, local_run, terminal
 
 from slurmddp.errors import ConfigError, NoProgressError, RankFailure
 from slurmddp.launchers.local import LocalRun, agent_command, check_size, newest_step
@@ -41,7 +41,7 @@ def test_pretended_nodes_train_as_one_job(tmp_path: Path, monkeypatch: pytest.Mo
     ticks: list[int] = []
     assert run.wait(lambda: ticks.append(1), 0.02) == 0
     assert ticks
-    (started,) = events(run, "started")
+    (started,) = events(run.folder, "started")
     found = [json.loads(run.folder.rank_log(0, rank).read_text()) for rank in range(4)]
     assert [place["RANK"] for place in found] == [place["SLURM_PROCID"] for place in found] == list("0123")
     assert [place["NODE_RANK"] for place in found] == list("0011")
@@ -52,7 +52,7 @@ def test_pretended_nodes_train_as_one_job(tmp_path: Path, monkeypatch: pytest.Mo
     }
     (secret,) = {place["SLURMDDP_SECRET"] for place in found}
     assert len(bytes.fromhex(secret)) == 16
-    (ended,) = events(run, "ended")
+    (ended,) = events(run.folder, "ended")
     assert (ended["exit_code"], ended["outcome"], ended["next"]) == (0, "finished", "none")
     assert (started["pid"], started["launcher"]) == (os.getpid(), "local")
 
@@ -100,13 +100,13 @@ def test_a_failure_that_got_further_starts_again(tmp_path: Path) -> None:
     run = local_run(tmp_path, program, ranks_per_node=1)
     run.start()
     assert run.wait() == 0
-    assert [(event["outcome"], event["next"]) for event in events(run, "ended")] == [
+    assert [(event["outcome"], event["next"]) for event in events(run.folder, "ended")] == [
         ("failed", "requeue"),
         ("failed", "requeue"),
         ("finished", "none"),
     ]
-    assert [event["attempt"] for event in events(run, "started")] == [0, 1, 2]
-    assert [event["restart_count"] for event in events(run, "started")] == [0, 1, 2]
+    assert [event["attempt"] for event in events(run.folder, "started")] == [0, 1, 2]
+    assert [event["restart_count"] for event in events(run.folder, "started")] == [0, 1, 2]
 
 
 def test_a_failure_of_a_run_that_a_person_stopped_is_not_tried_again(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_failure_of_a_run_that_a_person_stopped_is_not_tried_again(tmp_path: P
     run.start()
     with pytest.raises(RankFailure, match="ended with exit code 3"):
         run.wait()
-    assert [event["next"] for event in events(run, "ended")] == ["none"]
+    assert [event["next"] for event in events(run.folder, "ended")] == ["none"]
 
 
 def test_a_run_that_another_machine_has_begun_meanwhile_is_left_to_it(tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ def test_a_run_that_another_machine_has_begun_meanwhile_is_left_to_it(tmp_path: 
     run.start()
     with pytest.raises(RankFailure):
         run.wait()
-    assert events(run, "ended") == []
-    assert [event["attempt"] for event in events(run, "started")] == [0]
+    assert events(run.folder, "ended") == []
+    assert [event["attempt"] for event in events(run.folder, "started")] == [0]
 
 
 def test_restarts_are_counted(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_restarts_are_counted(tmp_path: Path) -> None:
     run.start()
     with pytest.raises(RankFailure, match="ended with exit code 3"):
         run.wait()
-    assert [event["next"] for event in events(run, "ended")] == ["requeue", "none"]
+    assert [event["next"] for event in events(run.folder, "ended")] == ["requeue", "none"]
 
 
 def test_a_failure_without_progress_is_told_at_once(tmp_path: Path) -> None:
@@ -150,7 +150,9 @@ def test_a_failure_without_progress_is_told_at_once(tmp_path: Path) -> None:
         run.wait()
     assert "ValueError: always" in raised.value.message
     assert str(run.folder.log_dir(0) / "rank-") in raised.value.hint
-    assert [(event["outcome"], event["next"]) for event in events(run, "ended")] == [("failed", "none")]
+    assert [(event["outcome"], event["next"]) for event in events(run.folder, "ended")] == [
+        ("failed", "none")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,7 @@ def test_a_refusal_keeps_its_code(tmp_path: Path, code: int, kind: type[Exceptio
     run.start()
     with pytest.raises(kind, match="because"):
         run.wait()
-    assert [event["outcome"] for event in events(run, "ended")] == [outcome]
+    assert [event["outcome"] for event in events(run.folder, "ended")] == [outcome]
 
 
 def test_a_killed_agent_ends_the_other_node(tmp_path: Path) -> None:

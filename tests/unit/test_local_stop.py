@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent_runs import SAVING, all_gone, children_of, make_run, runs, wait_for_lines, wait_until
-from local_runs import events, job_of, local_run, terminal
+from agent_runs import SAVING, all_gone, children_of, events, make_run, runs, wait_for_lines, wait_until
+from local_runs import job_of, local_run, terminal
 
 from slurmddp.launchers import linux
 from slurmddp.launchers.local import LocalRun
@@ -24,7 +24,9 @@ def test_stop_saves_on_every_node(tmp_path: Path) -> None:
     run.stop()
     assert run.wait() == 75
     assert all("saved after SIGTERM" in run.folder.rank_log(0, rank).read_text() for rank in range(4))
-    assert [(event["outcome"], event["next"]) for event in events(run, "ended")] == [("stopped", "none")]
+    assert [(event["outcome"], event["next"]) for event in events(run.folder, "ended")] == [
+        ("stopped", "none")
+    ]
 
 
 def test_a_node_that_stops_alone_stops_the_others(tmp_path: Path) -> None:
@@ -35,7 +37,7 @@ def test_a_node_that_stops_alone_stops_the_others(tmp_path: Path) -> None:
     run = local_run(tmp_path, program, nodes=2, ranks_per_node=1)
     run.start()
     assert run.wait() == 75
-    assert [event["outcome"] for event in events(run, "ended")] == ["stopped"]
+    assert [event["outcome"] for event in events(run.folder, "ended")] == ["stopped"]
 
 
 def test_a_cancelled_run_is_not_called_stopped(tmp_path: Path) -> None:
@@ -45,7 +47,7 @@ def test_a_cancelled_run_is_not_called_stopped(tmp_path: Path) -> None:
     run.folder.cancelled_file.touch()
     run.stop()
     assert run.wait() == 75
-    assert [event["outcome"] for event in events(run, "ended")] == ["cancelled"]
+    assert [event["outcome"] for event in events(run.folder, "ended")] == ["cancelled"]
 
 
 def test_a_stop_before_an_agent_listens_is_no_failure(tmp_path: Path) -> None:
@@ -76,7 +78,7 @@ def test_ctrl_c_before_the_first_look_is_not_lost(tmp_path: Path) -> None:
     wait_for_lines(run.folder, "ready", 2)
     os.kill(os.getpid(), signal.SIGINT)
     assert run.wait() == 75
-    assert [event["outcome"] for event in events(run, "ended")] == ["stopped"]
+    assert [event["outcome"] for event in events(run.folder, "ended")] == ["stopped"]
 
 
 def test_a_signal_to_a_child_that_is_being_born_is_not_taken_for_one_of_ours(
