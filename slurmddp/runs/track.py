@@ -44,6 +44,8 @@ class Life:
     left: float = _ENDLESS
     """From when on no step was made, as far as an event says so."""
     sign: Sign | None = None
+    reached: tuple[float, int] | None = None
+    """When its ranks ended so that others could begin anew, and the step to which they had come."""
 
     def note(self, event: Event, time: float) -> None:
         """Take in one event of the attempt."""
@@ -60,6 +62,8 @@ class Life:
             self.saves.append((max(since, until - (moment_of(event.get("seconds")) or 0.0)), until, step))
         elif kind in ("signalled", "rank_failed") and self.first is not None:
             self.left = min(self.left, time)
+        elif kind == "restarted" and self.first is not None and step is not None:
+            self.reached = (min(self.left, time), step)
 
     def begins_anew(self, event: Event) -> bool:
         """Whether an event is that of ranks which have taken the place of those that made steps before."""
@@ -103,6 +107,8 @@ class Life:
         """Return when it stood at `step`; between two known moments in proportion, beyond them never."""
         known = [] if self.first is None else [self.first]
         known += [(begun, saved) for begun, _, saved in self.saves]
+        if self.reached is not None and known and self.reached[0] > known[-1][0]:
+            known.append(self.reached)
         if self.sign is not None and known and self.sign.time > known[-1][0]:
             known.append((min(self.sign.time, self.ended), self.sign.step))
         for at, (time, reached) in enumerate(known):
