@@ -67,6 +67,20 @@ def test_one_round_of_words_lies_between_a_fall_and_the_next_generation() -> Non
     assert "no step was completed beyond step 7" in attempt.notes.said[-1]
 
 
+def test_words_of_a_generation_that_is_gone_count_for_nothing() -> None:
+    attempt = Attempt().begin()
+    attempt.fall(1, rank=1)
+    for agent in (0, 1, 2):
+        attempt.stopped(agent)
+    stall = {"rank": 2, "phase": "step", "seconds": 300.0, "limit_s": 300.0}
+    assert attempt.hear(2, "stall", generation=0, **stall) == []
+    assert [attempt.hear(agent, "done", generation=0, code=0) for agent in (0, 1, 2)] == [[], [], []]
+    fell = {"generation": 1, "step": 9, "failures": [as_facts(fallen(1, rank=1))]}
+    assert attempt.hear(1, "fell", **fell) == to_all("stop")
+    assert [attempt.stopped(agent, generation=0) for agent in (0, 1, 2)] == [[], [], []]
+    assert [attempt.stopped(agent, generation=1) for agent in (0, 1, 2)] == [[], [], to_all("go")]
+
+
 def test_a_refusal_that_comes_to_light_while_all_are_ended_is_the_end() -> None:
     attempt = Attempt().begin()
     assert attempt.fall(0, rank=0, code=1, lines=LOST_PEER) == to_all("stop")
@@ -180,6 +194,8 @@ def test_ranks_that_outlive_a_stop_elsewhere_are_told_of_it() -> None:
     assert attempt.ordered() == []
     attempt.lead.look(2.0)
     assert attempt.ordered() == to_all("pass_on", 0, 2)
+    attempt.lead.look(2.1)
+    assert attempt.ordered() == [], "they are told once"
 
 
 def test_a_failure_after_others_are_done_ends_the_attempt() -> None:
