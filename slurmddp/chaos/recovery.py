@@ -15,8 +15,8 @@ from slurmddp.errors import SlurmddpError, SlurmError
 CALM_S = 2.0
 """A training that takes steps for so long after a fault that may interrupt it was not interrupted."""
 
-WENT_ON, CAME_BACK, BY_HAND, LOST = "went on", "came back", "by hand", "lost"
-"""The same attempt; a later attempt; a later one after `slurmddp resume`; not within the limit."""
+WENT_ON, IN_PLACE, CAME_BACK, BY_HAND, LOST = "went on", "in place", "came back", "by hand", "lost"
+"""The same ranks; others in the same attempt; a later attempt; one by `slurmddp resume`; not in time."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Outcome:
 
     @property
     def survived(self) -> bool:
-        return self.outcome in (WENT_ON, CAME_BACK)
+        return self.outcome in (WENT_ON, IN_PLACE, CAME_BACK)
 
     @property
     def gone(self) -> bool:
@@ -56,27 +56,41 @@ class Outcome:
 def strike(scene: Scene, planned: Planned, limit_s: float) -> Outcome | None:
     """Do one planned fault and wait for what becomes of it; None when it came too late to count."""
     training, luck = scene.training, planned.luck()
-    attempt = training.attempt
+    attempt, restarts = training.attempt, len(training.restarts())
     time.sleep(luck.uniform(0, 0.2))
     try:
         struck = FAULTS[planned.kind].inject(scene, luck)
     except MissedError:
         return None
-    how, note = _await(training, attempt, struck, limit_s), ""
+    how, note = _await(training, attempt, restarts, struck, limit_s), ""
     if how is None:
         return None
     if how == LOST:
         note = training.end_word()
         how = BY_HAND if _resume_by_hand(scene, attempt, limit_s) else LOST
-    return _outcome(training, planned, attempt, struck, how, note)
+    step, lost, recovery = _figures(training, attempt, restarts, struck, how)
+    return Outcome(
+        number=planned.number,
+        kind=planned.kind,
+        run=training.folder.name,
+        what=struck.what,
+        step=step,
+        outcome=how,
+        attempts=training.attempt - attempt,
+        lost_steps=lost,
+        recovery_s=None if recovery is None else round(recovery, 2),
+        note=note,
+    )
 
 
-def _await(training: Training, attempt: int, struck: Struck, limit_s: float) -> str | None:
+def _await(training: Training, attempt: int, restarts: int, struck: Struck, limit_s: float) -> str | None:
     """Return how the training goes on, LOST when it does not, None when it ended undisturbed."""
     done, deadline = time.time(), time.monotonic() + limit_s
     while time.monotonic() < deadline:
         if _is_beyond(training, attempt):
             return CAME_BACK
+        if _beyond_in_place(training, attempt, restarts) is not None:
+            return IN_PLACE
         if training.finished:
             return CAME_BACK if training.attempt > attempt else None if struck.interrupts else WENT_ON
         if not struck.interrupts and _steps_after(training, attempt, done + CALM_S):
@@ -91,6 +105,21 @@ def _is_beyond(training: Training, attempt: int) -> bool:
     """Say whether a later attempt than `attempt` got further than all up to it."""
     reached = training.last_step(lambda number: number <= attempt)
     return training.last_step(lambda number: number > attempt) > reached
+
+
+def _beyond_in_place(training: Training, attempt: int, restarts: int) -> tuple[int, int, float] | None:
+    """Return at which step ranks began anew in the attempt, how many they repeated, and when they got beyond.
+
+    None before that. `restarts` is how often ranks had begun anew until the fault.
+    """
+    new = training.restarts()[restarts:]
+    if not new:
+        return None
+    begun, own = new[0]["time"], training.steps(lambda number: number == attempt)
+    reached = max((step for step, when in own if when <= begun), default=0)
+    beyond = next((when for step, when in own if when > begun and step > reached), None)
+    resumed = [event["step"] for event in training.events("resumed") if event["time"] >= begun]
+    return None if beyond is None else (reached, max(0, reached - min(resumed, default=0)), beyond)
 
 
 def _steps_after(training: Training, attempt: int, moment: float) -> bool:
@@ -118,34 +147,21 @@ def _resume_by_hand(scene: Scene, attempt: int, limit_s: float) -> bool:
     return False
 
 
-def _outcome(
-    training: Training, planned: Planned, attempt: int, struck: Struck, how: str, note: str
-) -> Outcome:
-    lost, recovery = _figures(training, attempt, struck, how)
-    return Outcome(
-        number=planned.number,
-        kind=planned.kind,
-        run=training.folder.name,
-        what=struck.what,
-        step=training.last_step(lambda number: number <= attempt),
-        outcome=how,
-        attempts=training.attempt - attempt,
-        lost_steps=lost,
-        recovery_s=None if recovery is None else round(recovery, 2),
-        note=note,
-    )
-
-
-def _figures(training: Training, attempt: int, struck: Struck, how: str) -> tuple[int | None, float | None]:
-    """Return the steps that had to be repeated, and the seconds without a new one."""
-    if how == LOST:
-        return None, None
+def _figures(
+    training: Training, attempt: int, restarts: int, struck: Struck, how: str
+) -> tuple[int, int | None, float | None]:
+    """Return the last step before the fault took hold, the steps repeated, the seconds without a new one."""
     own = training.steps(lambda number: number == attempt)
+    before = training.last_step(lambda number: number <= attempt)
+    if how == LOST:
+        return before, None, None
+    if how == IN_PLACE and (found := _beyond_in_place(training, attempt, restarts)) is not None:
+        return found[0], found[1], found[2] - struck.at
     if how == WENT_ON:
         times = [struck.at, *(when for _, when in own if when > struck.at)]
-        return 0, max((b - a for a, b in pairwise(times)), default=0.0)
+        return before, 0, max((b - a for a, b in pairwise(times)), default=0.0)
     reached = max((step for step, _ in own), default=0)
     for step, when in training.steps(lambda number: number > attempt):
         if step > reached:
-            return max(0, reached - training.resumed_step(training.attempt)), when - struck.at
-    return 0, None
+            return before, max(0, reached - training.resumed_step(training.attempt)), when - struck.at
+    return before, 0, None

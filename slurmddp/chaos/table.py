@@ -12,7 +12,17 @@ from slurmddp.chaos.recovery import Outcome
 from slurmddp.chaos.runner import Result
 from slurmddp.runs.table import print_table
 
-HEADERS = ("FAULT", "SURVIVED", "WENT ON", "CAME BACK", "LOST STEPS", "MOST", "RECOVERY", "LONGEST")
+HEADERS = (
+    "FAULT",
+    "SURVIVED",
+    "WENT ON",
+    "IN PLACE",
+    "CAME BACK",
+    "LOST STEPS",
+    "MOST",
+    "RECOVERY",
+    "LONGEST",
+)
 
 
 def as_json(result: Result) -> dict[str, Any]:
@@ -82,6 +92,7 @@ def _row(kind: str, totals: dict[str, Any]) -> tuple[str, ...]:
         kind,
         f"{totals['survived']} of {totals['faults']}",
         of("went on"),
+        of("in place"),
         of("came back"),
         say("lost_steps_median"),
         say("lost_steps_most"),

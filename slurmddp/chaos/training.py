@@ -32,6 +32,8 @@ class Shape:
     ranks_per_node: int = 2
     steps: int = 400
     save_every: int = 10
+    in_place: bool = False
+    """Whether ranks that fall begin again in the same job, where that is enough."""
 
     def overrides(self) -> list[str]:
         """Return the words after `slurmddp train`: a tiny model whose steps take milliseconds."""
@@ -49,7 +51,7 @@ class Shape:
             "train.eval_batches=4",
             "train.sample_chars=0",
             "policy.max_restarts=100000",
-            "policy.max_restarts_in_place=0",  # each fault is to show that the job comes back
+            f"policy.max_restarts_in_place={100000 if self.in_place else 0}",
             "policy.exclude_failed_h=0",  # two nodes of three can't go without one that failed once
             "policy.signal_lead_s=20",
         ]
@@ -173,6 +175,10 @@ class Training:
         """Return the step that an attempt went on from, 0 when it began anew."""
         steps = [event["step"] for event in self.events("resumed") if event.get("attempt") == attempt]
         return int(steps[-1]) if steps else 0
+
+    def restarts(self) -> list[dict[str, Any]]:
+        """Return when ranks began anew within an attempt."""
+        return self.events("restarted")
 
     def saved(self, attempt: int) -> bool:
         """Say whether an attempt has written a checkpoint."""

@@ -38,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks-per-node", type=int, default=2, metavar="N", help="ranks on each (2)")
     parser.add_argument("--steps", type=int, default=600, metavar="N", help="steps of each training (600)")
     parser.add_argument(
+        "--in-place", action="store_true", help="let fallen ranks begin again in the job (default: requeue)"
+    )
+    parser.add_argument(
         "--limit", type=float, default=180, metavar="S", help="seconds to wait for a recovery"
     )
     parser.add_argument("--keep", action="store_true", help="keep the run folders and say where they are")
@@ -77,7 +80,9 @@ def _settings(args: argparse.Namespace) -> Settings:
             raise ConfigError(f"--{name} is {getattr(args, flag)}.", hint=f"Give at least {least}.")
     if args.output is not None and not args.output.absolute().parent.is_dir():
         raise ConfigError(f"There is no folder for {args.output}.", hint="Make it first.")
-    shape = Shape(nodes=args.nodes, ranks_per_node=args.ranks_per_node, steps=args.steps)
+    shape = Shape(
+        nodes=args.nodes, ranks_per_node=args.ranks_per_node, steps=args.steps, in_place=args.in_place
+    )
     return Settings(
         kinds=tuple(choose(args.kinds, root=can_make_namespaces())),
         faults=args.faults,
