@@ -34,13 +34,13 @@ def check_named(environ: Mapping[str, str], backend: str | None, nodes: int, her
     if missing := [name for name in gloo if name not in here]:
         raise _unusable(GLOO_VARIABLE, environ, f"there is no {missing[0]}", here)
     if nodes > 1 and _LOOPBACK in gloo:
-        raise _unusable(GLOO_VARIABLE, environ, f"loopback leads to none of the other {nodes} nodes", here)
+        raise _unusable(GLOO_VARIABLE, environ, f"loopback leads to no other of the {nodes} nodes", here)
     asked = environ.get(_NCCL_VARIABLE, "") if backend == "nccl" else ""
     chosen = nccl_choice(asked, here)
     if asked and not chosen:
         raise _unusable(_NCCL_VARIABLE, environ, "it fits no interface", here)
     if asked and nodes > 1 and set(chosen) == {_LOOPBACK}:
-        raise _unusable(_NCCL_VARIABLE, environ, f"loopback leads to none of the other {nodes} nodes", here)
+        raise _unusable(_NCCL_VARIABLE, environ, f"loopback leads to no other of the {nodes} nodes", here)
 
 
 def nccl_choice(asked: str, here: Collection[str]) -> list[str]:
