@@ -22,6 +22,8 @@ from slurmddp.runs.folder import RunFolder
 DELIBERATE_CODES = frozenset({EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNFIT_NODE})
 """Codes with which a rank says why it must not be run again, or not here; they are passed on as they are."""
 _TAIL_BYTES = 16 * 1024
+_SHOWN_LINES = 20
+_CAN_NOT_BEGIN = re.compile(r"No module named .*|execve\(\): .*")
 _SLURM_SAW_OOM = re.compile(r"oom[-_ ]kill|: Out Of Memory|exceeded (job )?memory limit", re.IGNORECASE)
 
 
@@ -124,9 +126,11 @@ def read_failure(folder: RunFolder, attempt: int) -> Failure | None:
     hosts = _hosts_of_lost_agents(folder, attempt)
     if not hosts:
         return left
+    if unbegun := _never_begun(folder, attempt, hosts):
+        return unbegun
     reason = f"{causes.OUT_OF_MEMORY}: SLURM tells of it" if _slurm_saw_oom(folder, attempt) else ""
     signal = "SIGKILL" if reason else None
-    return Failure(rank=None, host=", ".join(hosts), exit_code=None, signal=signal, reason=reason)
+    return Failure(rank=None, host=", ".join(hosts.values()), exit_code=None, signal=signal, reason=reason)
 
 
 def read_restarted(folder: RunFolder, attempt: int) -> list[Failure]:
@@ -181,15 +185,39 @@ def _read(path: Path) -> Failure | None:
         return None
 
 
-def _hosts_of_lost_agents(folder: RunFolder, attempt: int) -> list[str]:
+def _hosts_of_lost_agents(folder: RunFolder, attempt: int) -> dict[int, str]:
+    """Return the hosts of the agents that left no exit code, by node."""
     logs = folder.log_dir(attempt)
     # A shared file system may have shown an exit code late.
     lost = [
         path for path in logs.glob("lost-node-*") if not (logs / path.name.replace("lost", "exit")).exists()
     ]
-    return [
-        path.read_text(encoding="utf-8").strip() or path.name.removeprefix("lost-") for path in sorted(lost)
-    ]
+    return {
+        int(path.name.removeprefix("lost-node-")): path.read_text(encoding="utf-8").strip()
+        or path.name.removeprefix("lost-")
+        for path in sorted(lost)
+    }
+
+
+def _never_begun(folder: RunFolder, attempt: int, hosts: Mapping[int, str]) -> Failure | None:
+    """Return the agent that could not begin, where Python or SLURM says why; srun ends the others for it."""
+    for node, host in sorted(hosts.items()):
+        lines = _tail(folder.log_dir(attempt) / f"node-{node}.log")
+        if any(line.startswith("slurmddp agent: ") for line in lines):
+            continue
+        told = [found for line in lines if (found := _CAN_NOT_BEGIN.search(line))]
+        reason = told[-1][0] if told else causes.reason_of(1, None, lines)
+        if reason:
+            return Failure(
+                rank=None,
+                node_rank=node,
+                host=host,
+                exit_code=2 if reason.startswith("execve") else 1,
+                signal=None,
+                reason=reason,
+                last_lines=tuple(lines[-_SHOWN_LINES:]),
+            )
+    return None
 
 
 def _slurm_saw_oom(folder: RunFolder, attempt: int) -> bool:
