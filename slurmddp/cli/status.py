@@ -23,6 +23,7 @@ from slurmddp.slurm.client import SlurmClient
 
 _FAILURE_LINES = 12
 _RESTARTS = 5
+_WAITING = "slurmddp agent: waiting for "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +70,7 @@ def lines(one: RunStatus, ledger: Ledger, now: float) -> Iterator[tuple[str, str
     yield "state", f"{one.state}: {one.detail}"
     if one.advice:
         yield "next", one.advice
+    yield from _awaited(one)
     yield from _progress(one, now)
     if ledger.whole:
         yield "goodput", _goodput(ledger)
@@ -91,6 +93,15 @@ def lines(one: RunStatus, ledger: Ledger, now: float) -> Iterator[tuple[str, str
     if one.report is not None:
         yield "report", str(one.report)
     yield "folder", str(one.path)
+
+
+def _awaited(one: RunStatus) -> Iterator[tuple[str, str]]:
+    """Yield for which nodes the others wait, as node 0's agent says while there are no ranks."""
+    if one.state != "running" or one.log is None or one.log.name != "node-0.log":
+        return
+    for line in logs.tail(one.log, 1):
+        if line.startswith(_WAITING):
+            yield "waiting", line.removeprefix(_WAITING)
 
 
 def _restarted(one: RunStatus) -> Iterator[tuple[str, str]]:
