@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sandboxes import own_sandbox
 from train_project import Command, Run, make_project
 
 from slurmddp.slurm.sandbox import Sandbox
@@ -19,13 +18,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 @pytest.fixture
 def accounted() -> Iterator[Sandbox]:
     """A sandbox with slurmdbd and a database of its own."""
-    with tempfile.TemporaryDirectory(prefix="slurmddp-") as folder:
-        made = Sandbox(f"a{os.getpid()}", root=Path(folder) / "sandbox", nodes=1, accounting=True)
-        made.up()
-        try:
-            yield made
-        finally:
-            made.down()
+    with own_sandbox("a", nodes=1, accounting=True) as made:
+        yield made
 
 
 def state_of(run: Run) -> str:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from sandboxes import nodes_of, own_sandbox
 from train_project import Command, Run, make_project
 
 from slurmddp import checkpoint
-from slurmddp.environments.hostlist import expand
 from slurmddp.slurm.sandbox import Sandbox
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
@@ -24,13 +22,8 @@ STEPS = 16
 @pytest.fixture
 def sandbox() -> Iterator[Sandbox]:
     """A SLURM that gives a silent node up soon."""
-    with tempfile.TemporaryDirectory(prefix="slurmddp-") as folder:
-        made = Sandbox(f"e{os.getpid()}", root=Path(folder) / "sandbox", nodes=4, slurmd_timeout_s=10)
-        made.up()
-        try:
-            yield made
-        finally:
-            made.down()
+    with own_sandbox("e", nodes=4, slurmd_timeout_s=10) as made:
+        yield made
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:
@@ -55,7 +48,7 @@ def test_a_training_goes_on_with_fewer_nodes_and_the_same_samples_in_each_step(
     whole = command.submit("whole", *common, "nodes=1", "train.batch_size=12", "+data.delay_s=0")
     run = command.submit("fewer", *common, "nodes=3", "elastic=true", "+data.delay_s=0.1")
     run.wait("checkpoint", lambda: run.events("saved"))
-    lost = expand(run.events("started")[0]["nodes"])[1]
+    lost = nodes_of(run, 0)[1]
     sandbox.kill_node(lost, with_jobs=True)
     run.wait_finished()
     whole.wait_finished()

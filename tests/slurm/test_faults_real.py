@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from train_project import SMALL, Command, Run, make_project
+from sandboxes import bring_back, lose, nodes_of, own_sandbox
+from train_project import SMALL, Command, Run, make_project, of_attempt
 
-from slurmddp.environments.hostlist import expand
 from slurmddp.slurm.sandbox import Sandbox
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
@@ -96,27 +92,14 @@ SAVING = ["nodes=2", "train.save_every=10", "train.workers=0"]
 @pytest.fixture(scope="module")
 def faulty() -> Iterator[Sandbox]:
     """A SLURM that gives a silent node up soon, though later than the agents do."""
-    with tempfile.TemporaryDirectory(prefix="slurmddp-") as folder:
-        made = Sandbox(
-            f"x{os.getpid()}", root=Path(folder) / "sandbox", nodes=3, slurmd_timeout_s=20, kill_wait_s=20
-        )
-        made.up()
-        try:
-            yield made
-        finally:
-            made.down()
+    with own_sandbox("x", nodes=3, slurmd_timeout_s=20, kill_wait_s=20) as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)
 def all_nodes_are_there(faulty: Sandbox) -> None:
     """Bring back the nodes that the test before has lost; without them no attempt could avoid another."""
-    assert faulty.cancel_jobs(), f"jobs that can't be cancelled: {faulty.jobs()}"
-    for node in faulty.nodes:
-        faulty.restore_node(node)
-    deadline = time.monotonic() + 180
-    while set((states := faulty.status().nodes).values()) != {"idle"}:
-        assert time.monotonic() < deadline, f"nodes did not come back: {states}"
-        time.sleep(0.1)
+    bring_back(faulty)
 
 
 @pytest.fixture(scope="module")
@@ -148,22 +131,6 @@ def beforehand(command: Command, first: str) -> str:
 def log_of(run: Run, name: str, attempt: int = 0) -> str:
     file = run.folder / "logs" / f"attempt-{attempt}" / name
     return file.read_text() if file.exists() else ""
-
-
-def lose(sandbox: Sandbox, node: str) -> None:
-    """Cut a node off on which everything lives on."""
-    if sandbox.plan.namespaces:
-        sandbox.cut_link(node)
-    else:
-        sandbox.kill_node(node)
-
-
-def of_attempt(records: list[dict[str, Any]], attempt: int) -> list[dict[str, Any]]:
-    return [record for record in records if record.get("attempt") == attempt]
-
-
-def nodes_of(run: Run, attempt: int) -> list[str]:
-    return list(expand(run.events("started")[attempt]["nodes"]))
 
 
 def test_one_attempt_outlives_a_late_agent_a_killed_rank_and_ranks_that_stand_still(

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
-from train_project import Command, Run, make_project
+from run_processes import agent_of, processes_of
+from sandboxes import lose, own_sandbox
+from train_project import Command, make_project, of_attempt
 
 from slurmddp.runs.failures import read_failure
 from slurmddp.runs.folder import RunFolder
@@ -49,20 +46,8 @@ SAVING = ["train.save_every=10", "train.workers=0"]
 @pytest.fixture(scope="module")
 def losing() -> Iterator[Sandbox]:
     """A SLURM that gives a silent node up after seconds, and is slow to kill."""
-    with tempfile.TemporaryDirectory(prefix="slurmddp-") as folder:
-        made = Sandbox(
-            f"f{os.getpid()}",
-            root=Path(folder) / "sandbox",
-            nodes=2,
-            slurmd_timeout_s=5,
-            kill_wait_s=20,
-            grace_s=1,
-        )
-        made.up()
-        try:
-            yield made
-        finally:
-            made.down()
+    with own_sandbox("f", nodes=2, slurmd_timeout_s=5, kill_wait_s=20, grace_s=1) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -71,41 +56,6 @@ def command(losing: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Comman
     (project / "deaf_data.py").write_text(DEAF_DATA)
     (project / "conf/data/deaf.yaml").write_text("_target_: deaf_data.DeafDigits\ncontext: 16\n")
     return Command(project, losing.environment())
-
-
-def processes_of(run: Run, attempt: int) -> dict[int, psutil.Process]:
-    """Return the agents of an attempt and their ranks, by pid; a fork keeps its parent's command line."""
-    found = {}
-    for process in psutil.process_iter():
-        try:
-            mine = process.cmdline()[1:] == ["-m", "slurmddp.launchers.agent", str(run.folder)]
-            if mine and process.environ().get("SLURMDDP_ATTEMPT") == str(attempt):
-                found[process.pid] = process
-        except psutil.Error:
-            continue
-    return found
-
-
-def agent_of(run: Run, attempt: int, node_rank: int) -> psutil.Process:
-    processes = processes_of(run, attempt)
-    (agent,) = (
-        process
-        for process in processes.values()
-        if process.ppid() not in processes and process.environ()["SLURM_NODEID"] == str(node_rank)
-    )
-    return agent
-
-
-def lose(sandbox: Sandbox, node: str) -> None:
-    """Make SLURM lose a node on which everything lives on."""
-    if sandbox.plan.namespaces:
-        sandbox.cut_link(node)
-    else:
-        sandbox.kill_node(node)
-
-
-def of_attempt(records: list[dict[str, Any]], attempt: int) -> list[dict[str, Any]]:
-    return [record for record in records if record.get("attempt") == attempt]
 
 
 def test_ranks_on_a_node_that_slurm_has_lost_write_nothing_once_a_later_attempt_has_begun(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sandboxes import nodes_of, own_sandbox
 from stub_runs import ENDLESS, Run, starter
 from train_project import Command, make_project
-from train_project import Run as Training
 
 from slurmddp.environments.hostlist import expand
 from slurmddp.launchers.submitter import build
@@ -27,22 +25,11 @@ ALONE = {"exclusive": True}
 @pytest.fixture(scope="module")
 def failing() -> Iterator[Sandbox]:
     """A SLURM that gives a silent node up soon, with two nodes more than the runs need."""
-    with tempfile.TemporaryDirectory(prefix="slurmddp-") as folder:
-        made = Sandbox(
-            f"n{os.getpid()}", root=Path(folder) / "sandbox", nodes=6, slurmd_timeout_s=10, kill_wait_s=20
-        )
-        made.up()
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in made.environment().items():
-                patch.setenv(name, value)
-            try:
-                yield made
-            finally:
-                made.down()
-
-
-def nodes_of(run: Run, attempt: int) -> list[str]:
-    return list(expand(run.events("started")[attempt]["nodes"]))
+    options = {"nodes": 6, "slurmd_timeout_s": 10, "kill_wait_s": 20}
+    with own_sandbox("n", **options) as made, pytest.MonkeyPatch.context() as patch:
+        for name, value in made.environment().items():
+            patch.setenv(name, value)
+        yield made
 
 
 def excluded_by(sandbox: Sandbox, job_id: str) -> list[str]:
@@ -133,10 +120,6 @@ def test_a_run_whose_only_node_failed_does_not_stay_on_it_when_it_is_given_it_ag
     finish(run)
 
 
-def hosts_of(run: Training, attempt: int) -> list[str]:
-    return list(expand(run.events("started")[attempt]["nodes"]))
-
-
 def test_trainings_outlive_a_node_whose_place_a_spare_takes_and_the_first_node(
     failing: Sandbox, tmp_path: Path
 ) -> None:
@@ -148,7 +131,7 @@ def test_trainings_outlive_a_node_whose_place_a_spare_takes_and_the_first_node(
     headless = command.submit("headless", *common, "elastic=true")
     spared.wait("checkpoint", lambda: spared.events("saved"))
     headless.wait("checkpoint", lambda: headless.events("saved"))
-    lost, first = hosts_of(spared, 0)[1], hosts_of(headless, 0)[0]
+    lost, first = nodes_of(spared, 0)[1], nodes_of(headless, 0)[0]
     for node in (lost, first):
         failing.kill_node(node, with_jobs=True)
     for run in (spared, headless):
@@ -164,6 +147,6 @@ def test_trainings_outlive_a_node_whose_place_a_spare_takes_and_the_first_node(
     assert [line["node"] for line in spared.records("excluded.jsonl")] == [lost]
 
     assert [event["restart_count"] for event in headless.events("started")] == [0, 1]
-    assert first not in hosts_of(headless, 1)
+    assert first not in nodes_of(headless, 1)
     agent_log = (headless.folder / "logs/attempt-0/node-1.log").read_text()
     assert f"SLURM has lost {first}, on which the batch script of job {headless.job_id} ran." in agent_log

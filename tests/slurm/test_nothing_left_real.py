@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from agent_runs import all_gone, wait_until
 
 from slurmddp.environments.present import scrub
 from slurmddp.launchers import failure
@@ -45,13 +45,6 @@ os._exit(run(sys.argv[1], entry="rank_program:main", preload=(), report=lambda f
 """
 
 
-def wait_until(condition: object, what: str, timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(0.02)
-
-
 class Step:
     """A step of two agents with two ranks each; `pids` are, by rank, the rank, its worker, its agent."""
 
@@ -62,9 +55,6 @@ class Step:
         self.pids = [[int(word) for word in file.read_text().split()] for file in files]
         self.all = [psutil.Process(pid) for pid in sorted({pid for pids in self.pids for pid in pids})]
         self.all += [child for rank in (0, 2) for child in psutil.Process(self.pids[rank][2]).children()]
-
-    def left(self) -> list[psutil.Process]:
-        return [process for process in self.all if process.is_running()]
 
 
 @contextmanager
@@ -112,14 +102,14 @@ def test_the_first_failure_keeps_its_name_though_srun_tells_another_code(
     assert [end.rank for end in ends] == [0, 1, 2, 3], "also those that were ended because of it"
     assert [(end.rank, end.exit_code) for end in ends if end.exit_code == 1] == [(3, 1)]
     assert {(run.folder.log_dir(0) / f"exit-node-{node}").read_text() for node in (0, 1)} == {"1\n"}
-    wait_until(lambda: not run.left(), "nothing is left of either node")
+    wait_until(lambda: all_gone(run.all), "nothing is left of either node")
 
 
 def test_a_killed_agent_leaves_nothing_on_either_node(sandbox: Sandbox, tmp_path: Path) -> None:
     with step(sandbox, tmp_path) as run:
         os.kill(run.pids[2][2], 9)
         assert run.srun.wait(120) != 0
-        wait_until(lambda: not run.left(), "nothing is left of either node")
+        wait_until(lambda: all_gone(run.all), "nothing is left of either node")
     assert not (run.folder.log_dir(0) / "exit-node-1").exists(), (
         "by which the batch script knows that it is lost"
     )

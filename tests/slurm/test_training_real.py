@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
-from train_project import UNHURRIED, Command, Run, make_project
+from run_processes import processes_of, ranks_of
+from train_project import SMALL, UNHURRIED, Command, Run, make_project
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
@@ -35,23 +34,6 @@ def assert_same_training(run: Run, reference: Run) -> None:
     assert run.losses() == reference.losses()
     mine, theirs = run.checkpoint(), reference.checkpoint()
     assert mine["state.safetensors"] == theirs["state.safetensors"]
-
-
-def processes_of(run: Run) -> list[psutil.Process]:
-    """Return the agents of a run and their ranks; a fork keeps its parent's command line."""
-    start = ["-m", "slurmddp.launchers.agent", str(run.folder)]
-    return [
-        process
-        for process in psutil.process_iter(["cmdline", "ppid"])
-        if (process.info["cmdline"] or [])[1:] == start
-    ]
-
-
-def ranks_of(run: Run) -> list[psutil.Process]:
-    """Return the agents' children that lead a process group in their agent's session."""
-    processes = processes_of(run)
-    below = [process for process in processes if process.info["ppid"] in {other.pid for other in processes}]
-    return [one for one in below if os.getpgid(one.pid) == one.pid != os.getsid(one.pid)]
 
 
 def occupy(command: Command, seconds: int = 2) -> None:
@@ -87,8 +69,6 @@ def test_two_nodes_with_two_ranks_train_to_the_end(undisturbed: Run, command: Co
 
 
 def undisturbed_overrides() -> list[str]:
-    from train_project import SMALL
-
     return [*SMALL, "nodes=2", STEPS]
 
 
@@ -116,7 +96,7 @@ def test_a_step_that_has_no_program_of_slurm_on_its_path_is_preempted_like_any_o
     run.wait_step(5)
     step = processes_of(run)
     assert step
-    assert {process.environ()["PATH"] for process in step} == {"/nowhere"}
+    assert {process.environ()["PATH"] for process in step.values()} == {"/nowhere"}
     occupy(command)
     run.wait_finished()
     assert run.events("ended")[0]["outcome"] == "stopped"

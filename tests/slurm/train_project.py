@@ -135,3 +135,7 @@ class Run:
         parts = [f"--- {file.relative_to(self.folder)}\n{file.read_text()[-1500:]}" for file in files]
         parts.append(self.command.slurm("squeue", "--states=all"))
         return "\n".join(parts)
+
+
+def of_attempt(records: list[dict[str, Any]], attempt: int) -> list[dict[str, Any]]:
+    return [record for record in records if record.get("attempt") == attempt]
