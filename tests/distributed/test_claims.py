@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import device_jobs
 import pytest
@@ -14,7 +15,7 @@ from ranks import run_ranks
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, SlurmddpError
 from slurmddp.runs.causes import reads_like_a_lost_peer
-from slurmddp.training import bootstrap, claims
+from slurmddp.training import bootstrap, claims, processors
 from slurmddp.training.claims import Claim, DevicesError, judge, settle
 
 pytestmark = [pytest.mark.distributed]
@@ -175,3 +176,23 @@ def test_alone_a_rank_raises_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(SlurmddpError, match="backend=nccl"):
         bootstrap.start(RankInfo(environment="single"), backend="nccl")
+
+
+def test_a_gpu_that_does_not_answer_is_left_to_its_own_rank_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    def properties(index: int) -> SimpleNamespace:
+        if index == 1:
+            raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+        return SimpleNamespace(pci_domain_id=0, pci_bus_id=1, pci_device_id=0)
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    assert processors._gpu_numa_nodes(NODE) == []
+
+
+def test_pretended_nodes_that_compute_on_cpus_beside_gpus_say_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    bootstrap._claim_device(replace(NODE, emulated=True), "auto", contextlib.ExitStack())
+    assert "6 ranks on pretended nodes, 2 GPU(s): computing on the CPU" in caplog.text
