@@ -120,8 +120,7 @@ def read_failure(folder: RunFolder, attempt: int) -> Failure | None:
     Then others fail because they lost it, and the batch script has noted which one left no exit code.
     """
     left = _read(folder.failure_file(attempt)) or _first_bad_exit(folder, attempt)
-    is_lost = left is not None and left.reason.startswith(causes.LOST_NODE)
-    if left is not None and not is_consequence(left) and not (is_lost and _slurm_saw_oom(folder, attempt)):
+    if left is not None and _stands(left, folder, attempt):
         return left
     hosts = _hosts_of_lost_agents(folder, attempt)
     if not hosts:
@@ -131,6 +130,13 @@ def read_failure(folder: RunFolder, attempt: int) -> Failure | None:
     reason = f"{causes.OUT_OF_MEMORY}: SLURM tells of it" if _slurm_saw_oom(folder, attempt) else ""
     signal = "SIGKILL" if reason else None
     return Failure(rank=None, host=", ".join(hosts.values()), exit_code=None, signal=signal, reason=reason)
+
+
+def _stands(left: Failure, folder: RunFolder, attempt: int) -> bool:
+    """Whether a failure is the cause, also where an agent has left no word."""
+    if left.reason.startswith(causes.LOST_NODE):
+        return not _slurm_saw_oom(folder, attempt)
+    return left.reason.startswith(causes.STALLED) or not is_consequence(left)
 
 
 def read_restarted(folder: RunFolder, attempt: int) -> list[Failure]:

@@ -140,6 +140,15 @@ def test_a_node_that_slurm_ended_for_want_of_memory_was_not_lost(tmp_path: Path)
     assert found.sentence == "the agent on n2 was killed by SIGKILL: out of memory: SLURM tells of it"
 
 
+def test_a_stall_stands_though_an_agent_could_not_end_its_ranks(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.log_dir(0).mkdir(parents=True)
+    stalled = died(3, None, reason="stalled: in a collective that not all have joined, at a.py:7 in step,")
+    failure.record(folder, 0, stalled)
+    (folder.log_dir(0) / "lost-node-1").write_text("n2\n")
+    assert read_failure(folder, 0) == stalled
+
+
 def test_a_stack_ends_where_the_rank_was_begun() -> None:
     text = (
         "Current thread 0x00008f (most recent call first):\n"
