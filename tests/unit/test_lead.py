@@ -185,6 +185,8 @@ def test_all_leave_when_all_are_done() -> None:
     attempt = Attempt().begin()
     assert attempt.hear(0, "done", code=0) == attempt.hear(1, "done", code=0) == []
     assert attempt.hear(2, "done", code=0) == to_all("leave")
+    assert attempt.hear(1, "lost", why="connection closed") == []
+    assert attempt.notes.said == [], "who leaves is not lost"
 
 
 def test_ranks_that_outlive_a_stop_elsewhere_are_told_of_it() -> None:
@@ -229,3 +231,24 @@ def test_a_rank_that_holds_up_all_others_counts_as_fallen() -> None:
     assert last == to_all("go")
     after = Generation(1, (0, 1, 2))
     assert attempt.notes.done == [("stalled", 0, 1), ("fell", 0, 1), ("restarted", after, 7)]
+
+
+def test_a_report_that_does_not_come_is_not_waited_for() -> None:
+    attempt = Attempt().begin()
+    attempt.hear(2, "stall", rank=2, phase="step", seconds=300.0, limit_s=300.0)
+    for rank in (0, 2):
+        attempt.hear(rank, "report", reports=[report(rank, "step", 310.0, 300.0)])
+    due = attempt.lead.next_look
+    assert due is not None
+    attempt.lead.look(due - 0.1)
+    assert attempt.ordered() == []
+    attempt.lead.look(due)
+    assert attempt.ordered() == to_all("stop")
+
+
+def test_an_agent_that_can_not_go_on_before_the_ranks_begin_ends_the_attempt() -> None:
+    attempt = Attempt()
+    attempt.lead.look(0.1, missing=[2])
+    refused = fallen(1, rank=None, code=78)
+    assert attempt.hear(1, "fell", generation=-1, failures=[as_facts(refused)]) == to_all("end", 0)
+    assert attempt.notes.done == [("failed", 1, None)]

@@ -63,6 +63,7 @@ def test_who_has_stopped_follows_from_the_reports_of_all() -> None:
     assert inquiry.begin(100.0)
     assert not inquiry.begin(100.5), "they are asked once"
     inquiry.take(0, over_the_line(report(0)))
+    inquiry.take(0, over_the_line(report(0, phase="loading")))  # Only the first one counts.
     inquiry.take(2, over_the_line(report(2, phase="data")))
     assert inquiry.verdict(101.0) is None
     inquiry.take(1, over_the_line(report(1)))
