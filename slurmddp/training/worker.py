@@ -103,7 +103,7 @@ def _code_after(error: Exception, guard: Guard) -> int:
         time.sleep(_SIGNAL_WAIT_S)
     if guard.signals.look() is None:
         return code
-    print(f"{guard.signals.received} came, and other ranks are gone: this one leaves.", file=sys.stderr, flush=True)
+    print(f"{guard.signals.received} came, others are gone: leaving.", file=sys.stderr, flush=True)
     return EXIT_STOPPED
 
 
