@@ -51,7 +51,7 @@ _LIBRARY = re.compile(r"<|.*/(site|dist)-packages/|.*/lib/python3[^/]*/")
 _OURS = str(Path(__file__).parents[1]) + "/"
 _LOST = re.compile(
     r"connection (was )?(reset|closed|refused)|broken pipe|peer (has )?closed|gloo.*(timed? ?out|failed)"
-    r"|nccl.*(abort|remote|timed? ?out)|store.*(closed|reset)",
+    r"|nccl.*(abort|remote|timed? ?out)|store.*(closed|reset)|collective operation timeout",
     re.IGNORECASE,
 )
 _OTHERS_ERROR = re.compile(r"(?!RuntimeError|torch\.distributed\.|nccl)[A-Za-z_][\w.]*(Error|Exception)\b")
@@ -128,9 +128,10 @@ def _of_signal(signal: str, lines: Sequence[str], oom: str | None) -> str:
         return _of_kill("it", oom) if oom else f"{KILLED}{_NOT_FOR_MEMORY}" if oom == "" else ""
     if signal not in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"):
         return ""
-    if signal == "SIGABRT" and reads_like_a_lost_peer(lines):
-        return _lost_peer(lines)
     said = [line.partition("what():")[2].strip() for line in lines if "what():" in line]
+    told = [*lines[-4:], *said[-1:]]  # NCCL's watchdog says it, and then shows stacks.
+    if signal == "SIGABRT" and reads_like_a_lost_peer(told):
+        return _lost_peer(told)
     where = _crash_place(lines)
     if signal == "SIGBUS":
         return f"{SHARED_MEMORY}, or a file that was mapped is cut off or on a full disk{where}"

@@ -21,6 +21,8 @@ from slurmddp.runs.folder import RunFolder
 
 DELIBERATE_CODES = frozenset({EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNFIT_NODE})
 """Codes with which a rank says why it must not be run again, or not here; they are passed on as they are."""
+ENDED_BY_AGENT = "ended by its agent"
+"""The reason of a rank that its own agent has ended: another one's end has caused it."""
 _TAIL_BYTES = 16 * 1024
 _SHOWN_LINES = 20
 _CAN_NOT_BEGIN = re.compile(r"No module named .*|execve\(\): .*")
@@ -154,7 +156,7 @@ def is_consequence(failure: Failure) -> bool:
         return False  # Killed, lost or stalled: what it was saying does not matter.
     if failure.exit_code in DELIBERATE_CODES:
         return False
-    return reads_like_a_lost_peer(failure.last_lines)
+    return failure.reason.startswith(causes.LOST_PEER) or reads_like_a_lost_peer(failure.last_lines)
 
 
 def rank_exits(folder: RunFolder, attempt: int) -> list[Failure]:
@@ -181,6 +183,7 @@ def _first_bad_exit(folder: RunFolder, attempt: int) -> Failure | None:
     if any(failure.generation >= newest for failure in read_restarted(folder, attempt)):
         return None  # Other ranks have begun since, in the places of all of these.
     bad = [end for end in ends if end.exit_code not in (0, EXIT_STOPPED) and end.generation == newest]
+    bad = [end for end in bad if end.reason != ENDED_BY_AGENT]
     return min(bad, key=lambda end: end.time, default=None)
 
 

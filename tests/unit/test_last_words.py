@@ -112,6 +112,34 @@ def test_a_program_that_lost_its_storage_has_lost_no_rank(line: str) -> None:
     assert not reason_of(1, None, tail_of(text)).startswith("lost another rank")
 
 
+NCCL = """terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: {said}
+Exception raised from checkForNCCLErrorsInternal at ProcessGroupNCCL.cpp:2363 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x80 (0x7f in libc10.so)
+frame #1: c10d::ProcessGroupNCCL::WorkNCCL::checkAndSetException() + 0x21 (0x7f in libtorch_cuda.so)
+frame #2: c10d::ProcessGroupNCCL::Watchdog::runLoop() + 0x978 (0x7f in libtorch_cuda.so)
+frame #3: clone + 0x5f (0x7f in libc.so.6)
+Fatal Python error: Aborted
+Current thread 0x02 (most recent call first):
+  File "/home/me/train.py", line 7 in step
+Extension modules: numpy, torch
+"""
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "NCCL error: remote process exited or there was a network error, NCCL version 2.27.5",
+        "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)",
+    ],
+)
+def test_a_rank_that_nccl_ends_because_of_others_is_not_the_first(said: str) -> None:
+    found = here(-6, node_rank=0, rank=0, lines=tail_of(NCCL.format(said=said)))
+    assert found.reason.startswith("lost another rank: [PG ID 0")
+    assert is_consequence(found)
+    assert not is_consequence(here(-6, node_rank=0, rank=0, lines=crash(3))), "it aborted by itself"
+
+
 def test_of_failures_alike_the_earlier_is_the_cause() -> None:
     assert failure.likely_first([died(0, 1, 7.2), died(3, 1, 7.1)]).rank == 3
 
