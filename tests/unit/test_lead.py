@@ -9,6 +9,7 @@ from lead_attempts import LOST_PEER, Attempt, fallen, to_all
 
 from slurmddp.launchers.generation import Generation
 from slurmddp.launchers.watch.culprit import RankReport
+from slurmddp.launchers.watch.stragglers import Pace
 from slurmddp.launchers.words import as_facts
 
 
@@ -200,6 +201,13 @@ def test_ranks_that_outlive_a_stop_elsewhere_are_told_of_it() -> None:
     assert attempt.ordered() == [], "they are told once"
 
 
+def test_ranks_that_finish_a_little_later_than_others_are_left_alone() -> None:
+    attempt = Attempt().begin()
+    attempt.hear(1, "done", code=0)
+    attempt.lead.look(2.0)
+    assert attempt.ordered() == []
+
+
 def test_a_failure_after_others_are_done_ends_the_attempt() -> None:
     attempt = Attempt().begin()
     attempt.hear(1, "done", code=0)
@@ -252,3 +260,20 @@ def test_an_agent_that_can_not_go_on_before_the_ranks_begin_ends_the_attempt() -
     refused = fallen(1, rank=None, code=78)
     assert attempt.hear(1, "fell", generation=-1, failures=[as_facts(refused)]) == to_all("end", 0)
     assert attempt.notes.done == [("failed", 1, None)]
+
+
+def test_the_rank_that_all_wait_for_is_noted_once() -> None:
+    attempt = Attempt().begin()
+    for number in range(1, 5):
+        for rank, wait_s in enumerate((0.0, 0.0, 10.0)):
+            pace = Pace(
+                host=f"n{rank}",
+                step=20 * number,
+                steps=20 * number,
+                step_s=20.0 * number,
+                wait_s=wait_s * number,
+                forward_s=2.0 * number,
+            )
+            attempt.hear(rank, "pace", 30.0 * number, paces={str(rank): pace.to_json()})
+    assert attempt.notes.done == [("slow", 0, 2)]
+    assert [text for text in attempt.notes.said if text.startswith("slowest: rank 2 on n2")]
