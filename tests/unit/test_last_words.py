@@ -113,7 +113,7 @@ def test_a_program_that_lost_its_storage_has_lost_no_rank(line: str) -> None:
 
 
 NCCL = """terminate called after throwing an instance of 'c10::DistBackendError'
-  what():  [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: {said}
+  what():  [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread ended with exception: {said}
 Exception raised from checkForNCCLErrorsInternal at ProcessGroupNCCL.cpp:2363 (most recent call first):
 frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x80 (0x7f in libc10.so)
 frame #1: c10d::ProcessGroupNCCL::WorkNCCL::checkAndSetException() + 0x21 (0x7f in libtorch_cuda.so)
