@@ -29,6 +29,7 @@ from slurmddp.node.memory import MEMORY_VARIABLE
 from slurmddp.node.ports import candidate_ports, listen
 from slurmddp.node.pulse import PULSE_VARIABLE, Beat, Pulse
 from slurmddp.runs.causes import LEFT_EARLY
+from slurmddp.runs.failures import ENDED_BY_AGENT
 from slurmddp.runs.folder import RunFolder
 
 _UNKILLABLE_S = 60.0
@@ -75,6 +76,8 @@ class Crew:
         self._place = work.node
         self._generation = 0
         self._gone_by = 0.0
+        self._ended = False
+        """Whether the ranks of this generation were told to end."""
         self._oom = OomWatch()
         self.left: list[Failure] = []
         """The ranks of this generation that have ended with 0: too early, should others have lost them."""
@@ -96,6 +99,7 @@ class Crew:
         work = self._work
         self._place = place_of(work.node, generation)
         self._generation = generation.number
+        self._ended = False
         self._oom.begin()
         self.left = []
         sys.stdout.flush()
@@ -138,10 +142,13 @@ class Crew:
 
     def end(self, grace_s: float) -> None:
         """End every rank, with `grace_s` seconds for those that end by themselves."""
+        self._ranks.reap()  # Who has ended before was not told to.
+        self._ended = True
         self._ranks.end(grace_s)
 
     def kill(self) -> None:
         """Let every rank end at once; `is_gone` tells when they have."""
+        self._ended = True
         self._gone_by = time.monotonic() + _UNKILLABLE_S
         self._ranks.kill()
 
@@ -192,7 +199,8 @@ class Crew:
     def _leave_exit(self, ended: RankExit) -> None:
         """Write down how a rank has ended, also one that was told to: srun's code hides the first."""
         work, rank = self._work, self.rank(ended.local_rank)
-        failure.write_exit(work.folder, work.attempt, rank, ended.returncode, self._generation)
+        reason = ENDED_BY_AGENT if self._ended else ""
+        failure.write_exit(work.folder, work.attempt, rank, ended.returncode, self._generation, reason)
 
     def rank(self, local_rank: int) -> int:
         """Return the global rank that a local one has in this generation."""

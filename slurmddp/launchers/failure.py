@@ -166,7 +166,9 @@ def _add_event(folder: RunFolder, attempt: int, failure: Failure) -> None:
         )
 
 
-def write_exit(folder: RunFolder, attempt: int, rank: int, returncode: int, generation: int = 0) -> None:
+def write_exit(
+    folder: RunFolder, attempt: int, rank: int, returncode: int, generation: int = 0, reason: str = ""
+) -> None:
     """Leave `exit-rank-<rank>`: how a rank ended, good or bad; that of a later generation takes its place."""
     code, name = split_status(returncode)
     end = Failure(
@@ -175,6 +177,7 @@ def write_exit(folder: RunFolder, attempt: int, rank: int, returncode: int, gene
         exit_code=code,
         signal=name,
         time=round(time.time(), 3),
+        reason=reason,
         generation=generation,
     )
     with suppress(OSError):  # A full disk may hide how it ended, never change what follows.
