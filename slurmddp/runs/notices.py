@@ -1,4 +1,4 @@
-"""What happened in a run's newest attempt and is worth a line although it goes on: stalls, slow ranks."""
+"""What happened in a run's newest attempt and is worth a line: stalls, slow ranks, warnings."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 _DOING = {"data": "waiting for data", "step": "in its step", "first_step": "in its first step"}
 
+_WARNINGS = 5
+
 
 def notices(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) for a stall of the newest attempt that is being dealt with, and for its slow ranks.
+    """Yield (name, text) of the newest attempt: a stall that is being dealt with, slow ranks, warnings.
 
     Once the ranks have been ended, the stall is a failure like others, and told as one.
     """
@@ -22,6 +24,8 @@ def notices(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     for event in own:
         if event.get("event") == "straggler":
             yield "slow", str(event.get("text", ""))
+    warnings = dict.fromkeys(str(event.get("text", "")) for event in own if event.get("event") == "warned")
+    yield from (("warned", text) for text in list(warnings)[-_WARNINGS:])
 
 
 def _stall_text(event: Mapping[str, Any]) -> str:

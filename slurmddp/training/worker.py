@@ -15,9 +15,11 @@ from slurmddp.environments.detect import detect, require
 from slurmddp.environments.limits import read_limits
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError
+from slurmddp.runs.fence import superseded
 from slurmddp.runs.folder import RunFolder
 from slurmddp.strategies import build
 from slurmddp.training import preflight
+from slurmddp.training.bootstrap import Place
 from slurmddp.training.claims import DevicesError
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.guard import Guard
@@ -86,6 +88,16 @@ def _launch(distributon: Distributon, info: RankInfo, config: dict[str, Any], fo
     if looks:
         preflight.run(distributon._here, folder, config)
         distributon.start_up.lap("preflight")
+    else:
+        _warn_of_cpus(distributon._here, folder)
+
+
+def _warn_of_cpus(place: Place, folder: RunFolder) -> None:
+    """Let `status` tell that a job with GPUs computes on CPUs: in a rank's log it is read too late."""
+    attempt, granted = int(os.environ.get("SLURMDDP_ATTEMPT") or 0), place.info.gpus_on_node
+    if place.info.rank == 0 and granted and place.device.type == "cpu" and not superseded(folder, attempt):
+        text = f"SLURM granted {granted} GPU(s) on node 0, but torch sees none: the ranks compute on CPUs."
+        folder.add_event("warned", attempt=attempt, about="device", text=text)
 
 
 def _code_after(error: Exception, guard: Guard) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import device_jobs
 import pytest
 import torch
+import worker_jobs
 from ranks import run_ranks
 
 from slurmddp.environments.rank_info import RankInfo
@@ -101,3 +102,17 @@ def test_gpus_that_torch_does_not_show_are_told(
     found = list(device(Surroundings(info=info, device=torch.device("cpu"), node="n1", folder=run)))
     assert [one.blames for one in found] == ([blames] if blames else [])
     assert all("SLURM has given 2 GPU(s), and torch shows none" in one.text for one in found)
+
+
+@pytest.mark.usefixtures("rank_server")
+@pytest.mark.parametrize(("granted", "warned"), [("2", 1), ("", 0)])
+def test_without_a_preflight_a_run_with_gpus_says_that_it_computes_on_cpus(
+    run: RunFolder, granted: str, warned: int
+) -> None:
+    program = {"program": {"_target_": "worker_jobs.program_that_notes"}}
+    run.config_file.write_text(json.dumps({"seed": 3, "nodes": 1, "ranks_per_node": 1, **program}))
+    place = {"SLURM_GPUS_ON_NODE": granted, "CUDA_VISIBLE_DEVICES": ""}
+    ((code, _),) = run_ranks(worker_jobs.work, 1, str(run.path), environments=[place])
+    assert code == 0
+    told = run.events() if run.attempts_file.exists() else []
+    assert [event["event"] for event in told] == ["warned"] * warned
