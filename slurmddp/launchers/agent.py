@@ -79,9 +79,9 @@ def run(
         agent = Agent(folder, attempt, node, inbox)
         code = agent.run(entry, preload)
         linux.end_children(_UNKILLABLE_S)  # What has left the process group of its rank is still below.
+        _write_exit_file(folder, attempt, node.node_rank, code)
         if node.node_rank == 0 and code != EXIT_STOPPED and not superseded(folder, attempt):
             _try_report(report, folder, code)
-    _write_exit_file(folder, attempt, node.node_rank, code)
     if agent.lost_lead:
         put_back(folder, os.environ)
     # Told of a failure, srun ends its step by number, and the later attempt's step has the same number.

@@ -99,6 +99,10 @@ def test_exit_codes_of_ranks_become_one(tmp_path: Path, codes: tuple[int | None,
     assert (folder.log_dir(0) / "exit-node-0").read_text() == f"{expected}\n"
     assert folder.failure_file(0).exists() == (expected not in (0, 75))
     assert folder.report_file.exists() == (expected != 75)
+    if expected != 75:
+        assert folder.report_file.read_text() == f"{expected}\n", (
+            "how it ended is safe before anything is drawn"
+        )
 
 
 def test_a_rank_that_stops_alone_stops_the_others(tmp_path: Path) -> None:
