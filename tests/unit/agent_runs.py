@@ -40,7 +40,8 @@ AGENT = """
 import os, sys
 from slurmddp.launchers.agent import run
 def report(folder, code):
-    folder.report_file.write_text("".join(file.read_text() for file in folder.path.glob("logs/*/exit-node-0")))
+    known = "".join(file.read_text() for file in folder.path.glob("logs/*/exit-node-0"))
+    folder.report_file.write_text(known)
 os._exit(run(sys.argv[1], entry="rank_program:main", preload=(), report=report))
 """
 
