@@ -144,6 +144,17 @@ def test_fewer_nodes_that_ranks_refuse_end_the_attempt_as_the_loss_would_have() 
     assert attempt.notes.done[-1] == ("failed", 1, None)
 
 
+@pytest.mark.parametrize(("code", "step"), [(1, -1), (78, 9)], ids=["a crash", "a refusal later on"])
+def test_what_ends_ranks_on_fewer_nodes_otherwise_is_told_as_itself(code: int, step: int) -> None:
+    attempt = Attempt(elastic=True).begin()
+    attempt.hear(1, "lost", why="connection closed")
+    attempt.stopped(0)
+    attempt.stopped(2)
+    refused = as_facts(fallen(2, rank=1, code=code))
+    assert attempt.hear(2, "fell", generation=1, step=step, failures=[refused]) == to_all("end", 0, 2)
+    assert attempt.notes.done[-1] == ("failed", 2, 1)
+
+
 @pytest.mark.parametrize("by_word", [True, False], ids=["a word of its own", "with its answer"])
 def test_a_stop_between_two_generations_is_a_stop(by_word: bool) -> None:
     attempt = Attempt().begin()
@@ -212,6 +223,8 @@ def test_a_failure_after_others_are_done_ends_the_attempt() -> None:
     attempt = Attempt().begin()
     attempt.hear(1, "done", code=0)
     assert attempt.fall(2) == to_all("end")
+    assert attempt.fall(0) == [], "it ends once"
+    assert attempt.notes.done == [("failed", 2, 0)]
 
 
 def test_an_agent_that_can_not_go_on_counts_as_lost() -> None:
