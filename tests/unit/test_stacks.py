@@ -105,7 +105,9 @@ def fork_a_worker_and_hang() -> None:
 
 def test_the_worker_that_fetches_data_is_shown_beside_its_rank(rank, page: Pulse) -> None:
     pid = rank(fork_a_worker_and_hang)
-    found = ask_until(pid, page, lambda found: bool(found.worker and found.stack))
+    found = ask_until(
+        pid, page, lambda found: bool(found.worker) and "hang_in_python" in str(found.stack[:1])
+    )
     assert found.worker[0] == "/x/torch/utils/data/_utils/fetch.py:1 in <module>"
     assert "hang_in_python" in found.stack[0]
     assert found.text.count("most recent call first") == 2
