@@ -15,17 +15,16 @@ which ranks had ended with 0 by then: if others have lost them, or wait for them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from slurmddp.errors import EXIT_CONFIG, EXIT_STOPPED
 from slurmddp.launchers import failure, outcome
 from slurmddp.launchers.arrival import Gathering
 from slurmddp.launchers.failure import Failure
 from slurmddp.launchers.generation import Decision, Facts, Generation, Rules, choose_agents, decide
-from slurmddp.launchers.watch.culprit import RankReport
+from slurmddp.launchers.records import Record
 from slurmddp.launchers.watch.inquiry import Comparison, Inquiry
-from slurmddp.launchers.watch.stragglers import Straggler
 from slurmddp.launchers.words import Message, as_failure, lost_node, names_of, stalled_rank
 
 CAUSE_WAIT_S = 0.3
@@ -39,22 +38,6 @@ MeetingPoint = Callable[[Generation], tuple[str, int]]
 
 def _nowhere(generation: Generation) -> tuple[str, int]:
     return "", 0
-
-
-class Record(Protocol):
-    """Where the lead leaves what people and later attempts read."""
-
-    def say(self, text: str) -> None: ...
-    def fell(self, cause: Failure, generation: int) -> None: ...
-    def restarted(self, generation: Generation, before: Generation, cause: Failure, step: int) -> None: ...
-    def go_on_without(self, agents: Collection[int]) -> None:
-        """Note that the attempt can finish without these nodes."""
-
-    def failed(self, cause: Failure) -> None: ...
-    def stalled(self, report: RankReport, generation: int) -> None: ...
-    def slow(self, found: Straggler, generation: int) -> None: ...
-    def is_over(self) -> bool:
-        """Whether a person has ended the run, or a later attempt has begun."""
 
 
 class Lead:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
+from typing import Protocol
 
 from slurmddp.launchers import failure
 from slurmddp.launchers.failure import Failure
@@ -22,8 +23,24 @@ def say(text: str) -> None:
     print(f"slurmddp agent: {text}", file=sys.stderr, flush=True)
 
 
+class Record(Protocol):
+    """Where the lead leaves what people and later attempts read."""
+
+    def say(self, text: str) -> None: ...
+    def fell(self, cause: Failure, generation: int) -> None: ...
+    def restarted(self, generation: Generation, before: Generation, cause: Failure, step: int) -> None: ...
+    def go_on_without(self, agents: Collection[int]) -> None:
+        """Note that the attempt can finish without these nodes."""
+
+    def failed(self, cause: Failure) -> None: ...
+    def stalled(self, report: RankReport, generation: int) -> None: ...
+    def slow(self, found: Straggler, generation: int) -> None: ...
+    def is_over(self) -> bool:
+        """Whether a person has ended the run, or a later attempt has begun."""
+
+
 class Records:
-    """The files of one attempt, as the lead writes them (see `lead.Record`)."""
+    """The files of one attempt, as the lead writes them (see `Record`)."""
 
     def __init__(self, folder: RunFolder, attempt: int) -> None:
         self._folder, self._attempt = folder, attempt
