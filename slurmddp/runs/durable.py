@@ -28,7 +28,6 @@ Digest = xxhash.xxh3_128
 
 _BLOCK_BYTES = 4096
 """No disk asks that more than this be aligned; memory is aligned with its pages, which are no smaller."""
-_DIRECT_BYTES = 64 << 20
 _MOUNTS = Path("/proc/self/mountinfo")
 _DIRECT = frozenset({"ext4", "xfs"})
 """Network file systems have ways of their own with what goes past the cache, and some are slow at it."""
@@ -100,7 +99,7 @@ def _write_direct(target: int, part: memoryview) -> int:
     try:
         fcntl.fcntl(target, fcntl.F_SETFL, flags | os.O_DIRECT)
         while done < whole and done % _BLOCK_BYTES == 0:
-            done += os.write(target, part[done : min(whole, done + _DIRECT_BYTES)])
+            done += os.write(target, part[done : min(whole, done + CHUNK_BYTES)])
     except OSError as error:
         if error.errno != errno.EINVAL:  # That one means: not here, not in this way.
             raise
