@@ -61,7 +61,8 @@ def _guard(agent: int, leaders: memoryview) -> NoReturn:
         linux.call_oneself(NAME)
         linux.die_with_parent(_AGENT_IS_GONE, agent)
         os.closerange(0, 1 << 16)
-        signal.sigwait({_AGENT_IS_GONE})
+        while os.getppid() == agent:  # `scancel --signal=HUP` may reach this process as well.
+            signal.sigwait({_AGENT_IS_GONE})
         for leader in filter(None, leaders):
             linux.signal_group(leader, signal.SIGKILL)  # A process can't fork out of it: all have it at once.
     finally:

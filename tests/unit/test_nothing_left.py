@@ -110,6 +110,26 @@ def test_the_guardian_hears_nothing_but_the_agents_death(tmp_path: Path) -> None
         wait_until(lambda: not any(runs(one) for one in tree), "the guardian has ended the whole tree")
 
 
+def has_heard(process: psutil.Process) -> bool:
+    """Whether no signal waits for it any more."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return all(int(line.split()[1], 16) == 0 for line in lines if line.startswith(("SigPnd", "ShdPnd")))
+
+
+def test_a_hangup_that_reaches_the_guardian_too_leaves_the_ranks_alone(tmp_path: Path) -> None:
+    """The kernel tells it of the agent's death by the same signal."""
+    folder = make_run(tmp_path, SAVING)
+    with start_agent(folder) as agent:
+        wait_for_lines(folder, "ready", 2)
+        guarding = guardian_of(agent.pid)
+        guarding.send_signal(signal.SIGHUP)
+        wait_until(lambda: not runs(guarding) or has_heard(guarding), "it has heard the signal")
+        assert runs(guarding)
+        agent.terminate()
+        assert agent.wait(timeout=120) == 75
+    wait_until(lambda: not runs(guarding), "it ends with its agent")
+
+
 def test_an_orphan_that_ends_is_no_zombie(tmp_path: Path) -> None:
     program = (
         "import os, subprocess, time\ndef main(run_dir):\n"
