@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from slurmddp.runs.failures import from_facts
 from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.logs import LineReader
+from slurmddp.runs.notices import other_places
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -145,7 +146,8 @@ def _tell(record: dict[str, Any], note: str) -> tuple[str, str]:
     if event == "restarted":
         step = record.get("step", -1)
         reached = f"; they had come to step {step}" if isinstance(step, int) and step >= 0 else ""
-        return f"the ranks begin again in place (generation {record.get('generation')}){reached}", "starting"
+        which = ", ".join(filter(None, [f"generation {record.get('generation')}", other_places(record)]))
+        return f"the ranks begin again in place ({which}){reached}", "starting"
     if event == "ended":
         again = {"requeue": ", goes on", "resubmit": ", goes on in a new job"}.get(record.get("next", ""), "")
         finished = record.get("outcome") == "finished"

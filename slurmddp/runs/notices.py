@@ -1,4 +1,4 @@
-"""What happened in a run's newest attempt and is worth a line: stalls, slow ranks, warnings."""
+"""What happened in a run's newest attempt and is worth a line: stalls, slow ranks, other nodes, warnings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WARNINGS = 5
 
 
 def notices(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of the newest attempt: a stall that is being dealt with, slow ranks, warnings.
+    """Yield (name, text) of the newest attempt: a stall that is dealt with, slow ranks, nodes, warnings.
 
     Once the ranks have been ended, the stall is a failure like others, and told as one.
     """
@@ -24,8 +24,20 @@ def notices(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     for event in own:
         if event.get("event") == "straggler":
             yield "slow", str(event.get("text", ""))
+        elif event.get("event") == "restarted" and (places := other_places(event)):
+            yield "places", f"generation {event.get('generation')} of ranks runs {places}"
     warnings = dict.fromkeys(str(event.get("text", "")) for event in own if event.get("event") == "warned")
     yield from (("warned", text) for text in list(warnings)[-_WARNINGS:])
+
+
+def other_places(event: Mapping[str, Any]) -> str:
+    """Say where ranks have begun again in place, if not on the nodes of those before: "on 2 nodes"."""
+    words = []
+    if spare := event.get("spare"):
+        words.append(f"with spare node{'s' * (len(spare) > 1)} {', '.join(map(str, spare))}")
+    if nodes := event.get("nodes"):
+        words.append(f"on {nodes} node{'s' * (nodes > 1)}")
+    return " ".join(words)
 
 
 def _stall_text(event: Mapping[str, Any]) -> str:

@@ -38,6 +38,26 @@ def test_status_tells_of_a_stall_and_of_slow_ranks_of_the_newest_attempt(make_ru
     assert "stood still" not in capsys.readouterr().out, "it is told as a failure now, and once is enough"
 
 
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({"spare": [2, 3]}, "generation 2 of ranks runs with spare nodes 2, 3\n"),
+        ({"nodes": 1}, "generation 2 of ranks runs on 1 node\n"),
+    ],
+)
+def test_status_tells_on_which_nodes_ranks_began_again(make_run, slurm, capsys, facts, told):
+    run = make_run()
+    submit(run)
+    start(run)
+    run.add_event("restarted", attempt=0, generation=1, reason="", step=4)
+    run.add_event("restarted", attempt=0, generation=2, reason="", step=9, **facts)
+    slurm.set_state("7", "RUNNING")
+    assert main(["status", run.name]) == 0
+    out = capsys.readouterr().out
+    assert f"  places     {told}" in out
+    assert "generation 1" not in out
+
+
 def test_a_run_without_either_has_no_such_line(make_run, slurm, capsys):
     run = make_run()
     submit(run)
