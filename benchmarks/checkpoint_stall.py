@@ -45,6 +45,7 @@ from slurmddp.training.distributon import Distributon
 from slurmddp.training.memory_pace import MemoryPace
 
 BEFORE_S = 1.0
+REST_S = 1.0
 METHODS = ("torch.save", "torch.save+fsync", "DCP save", "DCP async_save", "slurmddp", "slurmddp, no agent")
 LIMITS = {
     "stall of copies": 1.5,
@@ -147,10 +148,11 @@ class Savers:
         return is_durable
 
     def tidy(self) -> None:
-        """Remove what other methods have written, and let the disk come to rest."""
+        """Remove what other methods have written, and let the disk come to rest: it may erase for a while."""
         for path in self._root.glob("other-*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         os.sync()
+        time.sleep(REST_S)
 
 
 def copy_s(tensors: list[torch.Tensor], warm: list[torch.Tensor]) -> float:
@@ -211,7 +213,8 @@ def measure_size(
     savers = Savers(state, root, agent, alone)
     rows: dict[str, list[Row]] = {method: [] for method in METHODS}
     for number in range(-1, rounds + 1):  # Two warm up: memory is taken, caches of DCP are filled.
-        for method in METHODS:
+        first = number % len(METHODS)  # None comes after the same other one each time.
+        for method in METHODS[first:] + METHODS[:first]:
             row = measure(method, savers, steps, lambda: copy_s(tensors, warm))
             if number > 0:
                 rows[method].append(row)

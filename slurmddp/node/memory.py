@@ -146,15 +146,54 @@ def newest_step(descriptors: Sequence[int]) -> int | None:
 def mapped(descriptor: int, state: Sealed) -> Iterator[Parts]:
     """Hold the bytes of a whole state in view, without a copy; the view ends with the context."""
     area = mmap.mmap(descriptor, state.end, prot=mmap.PROT_READ)
+    try:
+        with _parts(area, state) as parts:
+            yield parts
+    finally:
+        _close(area)
+
+
+class Held:
+    """A memory file that stays in view: to find its pages takes longer than to read what is in them."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._area: mmap.mmap | None = None
+
+    @contextmanager
+    def mapped(self, state: Sealed) -> Iterator[Parts]:
+        """Hold the bytes of a whole state in view, as the function of this name does."""
+        if self._area is None or len(self._area) < state.end:
+            self._let_go()
+            self._area = mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ)
+        with _parts(self._area, state) as parts:
+            yield parts
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._let_go()
+        os.close(self.descriptor)
+
+    def _let_go(self) -> None:
+        if self._area is not None:
+            _close(self._area)
+            self._area = None
+
+
+@contextmanager
+def _parts(area: mmap.mmap, state: Sealed) -> Iterator[Parts]:
     everything = memoryview(area)
-    parts = Parts.of(everything[state.tensors_at :], state)
+    parts = Parts.of(everything[state.tensors_at : state.end], state)
     try:
         yield parts
     finally:
         for view in (parts.tensors, parts.tree, parts.whole, everything):
             view.release()
-        with suppress(BufferError):  # The frames of an error may hold slices; the map goes with them.
-            area.close()
+
+
+def _close(area: mmap.mmap) -> None:
+    with suppress(BufferError):  # The frames of an error may hold slices; the map goes with them.
+        area.close()
 
 
 def reserve(descriptor: int, size: int) -> mmap.mmap:

@@ -40,7 +40,7 @@ Request = Mapping[str, Any]
 events go, or null."""
 Result = dict[str, Any]
 Tell = Callable[[Result], object]
-Perform = Callable[[int, Request, Tell], object]
+Perform = Callable[[memory.Held, Request, Tell], object]
 
 _LET_PASS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _POLITE = 5
@@ -72,7 +72,7 @@ def start() -> tuple[Channel, subprocess.Popen[bytes]]:
     return own, writer
 
 
-def perform(descriptor: int, request: Request, tell: Tell) -> None:
+def perform(held: memory.Held, request: Request, tell: Tell) -> None:
     """Write the state in a memory file as a checkpoint, record that, and tell once what its rank should know.
 
     It is told as soon as the checkpoint stands; older ones are deleted after that.
@@ -85,7 +85,7 @@ def perform(descriptor: int, request: Request, tell: Tell) -> None:
 
     error: SlurmddpError | None = None
     try:
-        _write(descriptor, request, durable)
+        _write(held, request, durable)
     except SlurmddpError as caught:
         error = caught
     except Exception as caught:
@@ -97,15 +97,15 @@ def perform(descriptor: int, request: Request, tell: Tell) -> None:
         tell(conclude(request, error))
 
 
-def _write(descriptor: int, request: Request, durable: Callable[[], object]) -> None:
-    state = memory.read_header(descriptor)
+def _write(held: memory.Held, request: Request, durable: Callable[[], object]) -> None:
+    state = memory.read_header(held.descriptor)
     if state is None or state.step != request["step"]:
         raise CheckpointError(f"The memory does not hold the state of step {request['step']}.")
-    with memory.mapped(descriptor, state) as parts:
+    with held.mapped(state) as parts:
         publish(
             Path(request["root"]),
             state.step,
-            partial(_fill, descriptor, state, parts),
+            partial(_fill, held.descriptor, state, parts),
             meta=parts.about["meta"],
             keep_last=request["keep_last"],
             needed=state.tensors_bytes + state.tree_bytes,
@@ -162,7 +162,7 @@ def serve(channel: Channel, do: Perform = perform) -> None:
     `{"kind": "memory", "slot": ...}` comes with a memory file, a Request with "kind" "write"; what goes back
     is the result, and `{"kind": "finished"}` when older checkpoints are deleted as well.
     """
-    slots: dict[int, int] = {}
+    slots: dict[int, memory.Held] = {}
     while True:
         try:
             message, descriptors = channel.receive(None) or ({}, [])
@@ -172,13 +172,13 @@ def serve(channel: Channel, do: Perform = perform) -> None:
             return
         if message["kind"] == "memory":
             if (before := slots.pop(message["slot"], None)) is not None:
-                os.close(before)
-            slots[message["slot"]] = descriptors[0]
+                before.close()
+            slots[message["slot"]] = memory.Held(descriptors[0])
             continue
         slot = slots[message["slot"]]
         # Niceness belongs to a thread, and most users can't take it back: the next one may be waited for.
         with ThreadPoolExecutor(1, initializer=_yield if message["background"] else None) as thread:
-            thread.submit(do, slot, message, partial(_answer, channel, slot)).result()
+            thread.submit(do, slot, message, partial(_answer, channel, slot.descriptor)).result()
         _send(channel, {"kind": "finished"})
 
 

@@ -96,8 +96,23 @@ def test_memory_that_a_killed_rank_was_about_to_have_written_is_free_again(
     assert not memory.is_busy(keeper.memory_fds()[1])
 
 
+def test_a_memory_file_that_is_held_shows_what_is_laid_there_next_and_grows() -> None:
+    descriptor = memory.create()
+    held = memory.Held(descriptor)
+    for step, size in ((1, 5000), (2, 5000), (3, 50_000)):
+        tensors = bytes([step]) * size
+        state = memory.Sealed(step, 0, memory.PAGE_BYTES, size, 2, 2)
+        with memory.reserve(descriptor, state.end) as area:
+            area[state.tensors_at : state.end] = tensors + b"[]" + b"{}"
+        with held.mapped(state) as parts:
+            assert (bytes(parts.tensors), bytes(parts.tree), parts.about) == (tensors, b"[]", {})
+    held.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
 def test_writes_come_one_by_one_and_are_answered(tmp_path: Path, make: Callable[..., Keeper]) -> None:
-    def perform(descriptor: int, asked: Request, tell: Tell) -> None:
+    def perform(held: memory.Held, asked: Request, tell: Tell) -> None:
         with (tmp_path / "log").open("a") as log:
             log.write(f"begin {asked['step']}\n")
             log.flush()
@@ -120,7 +135,7 @@ def test_writes_come_one_by_one_and_are_answered(tmp_path: Path, make: Callable[
 
 
 def test_a_killed_writer_is_an_error_for_its_rank(tmp_path: Path, make: Callable[..., Keeper]) -> None:
-    def perform(descriptor: int, asked: Request, tell: Tell) -> None:
+    def perform(held: memory.Held, asked: Request, tell: Tell) -> None:
         os.kill(os.getpid(), signal.SIGTERM)  # It ends its job's processes, and not what they leave behind.
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
@@ -183,7 +198,7 @@ def test_a_writer_that_dies_after_its_answer_is_no_error_for_its_rank(
 ) -> None:
     """The checkpoint stands then; only older ones were still to be deleted."""
 
-    def perform(descriptor: int, asked: Request, tell: Tell) -> None:
+    def perform(held: memory.Held, asked: Request, tell: Tell) -> None:
         tell({"kind": "written", "step": asked["step"], "written_s": 0.0, "error": None})
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -237,7 +252,7 @@ def test_the_writer_ends_when_its_keeper_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_writer_that_comes_to_no_end_is_given_up(tmp_path: Path, make: Callable[..., Keeper]) -> None:
-    def perform(descriptor: int, asked: Request, tell: Tell) -> None:
+    def perform(held: memory.Held, asked: Request, tell: Tell) -> None:
         time.sleep(1000)
         raise AssertionError
 
