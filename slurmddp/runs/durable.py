@@ -62,6 +62,9 @@ def write_hashed(
             else:
                 digest.update(chunk)
         stream.flush()
+        if not held:
+            os.fsync(stream.fileno())
+            return FileRecord(size, digest.hexdigest())
         with _beside(partial(os.fsync, stream.fileno())):
             for chunk in unhashed:
                 digest.update(chunk)

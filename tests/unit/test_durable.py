@@ -75,19 +75,6 @@ def test_all_whole_blocks_go_past_the_cache(
     assert sent == [(START + CHUNK_BYTES, 777)]
 
 
-def test_a_disk_that_refuses_to_be_written_past_the_cache_is_written_by_the_kernel(
-    tmp_path: Path, source: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> int:
-        raise OSError(errno.EINVAL, "not here")
-
-    monkeypatch.setattr(durable, "_takes_direct", lambda path: True)
-    monkeypatch.setattr(os, "write", refuse)
-    record, data = copied(tmp_path / "file", source)
-    assert (tmp_path / "file").read_bytes() == data
-    assert record == record_of(tmp_path / "file")
-
-
 def test_a_write_past_the_cache_that_ends_within_a_block_goes_on_by_the_kernel(
     tmp_path: Path, source: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,15 +92,18 @@ def test_a_write_past_the_cache_that_ends_within_a_block_goes_on_by_the_kernel(
     assert record == record_of(tmp_path / "file")
 
 
-def test_where_the_kernel_does_not_copy_the_bytes_are_written(
-    tmp_path: Path, source: int, monkeypatch: pytest.MonkeyPatch
+def test_where_one_way_is_refused_the_bytes_go_the_other_way(
+    tmp_path: Path, source: int, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
+    refused = []
+
     def refuse(*_: object) -> int:
+        refused.append(way)
         raise OSError(errno.EINVAL, "not here")
 
-    monkeypatch.setattr(durable, "_takes_direct", lambda path: False)
-    monkeypatch.setattr(os, "sendfile", refuse)
+    monkeypatch.setattr(os, way, refuse)
     record, data = copied(tmp_path / "file", source)
+    assert refused
     assert (tmp_path / "file").read_bytes() == data
     assert record == record_of(tmp_path / "file")
 
