@@ -1,8 +1,8 @@
 """The writing rank's side of a save: copy the state into memory, ask for it to be written, hear how it went.
 
-Under slurmddp's agent the agent keeps the memory and has it written. Elsewhere the rank starts a writer of its
-own when it is first told not to wait; that process outlives a rank that is killed until all is written. Where
-there is no memory for a copy the rank writes itself, as it does when it is to wait and has no agent.
+Under slurmddp's agent the agent keeps the memory and has it written. Elsewhere the rank starts a writer of
+its own when it is first told not to wait; that process outlives a rank that is killed until all is written.
+Where there is no memory for a copy the rank writes itself, as it does when it is to wait and has no agent.
 """
 
 from __future__ import annotations
