@@ -154,7 +154,7 @@ def _run_entry(entry: str, run_dir: str) -> int:
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
             return error.code or EXIT_FINISHED
-        print(error.code, file=sys.stderr)
+        print(f"SystemExit: {error.code}", file=sys.stderr)
         return EXIT_FAILED
     except BaseException:
         traceback.print_exc()

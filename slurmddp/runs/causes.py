@@ -45,6 +45,8 @@ _TEXT_CHARS = 200
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'\s+File "(?P<path>[^"]+)", line (?P<line>\d+),? in (?P<where>.+)')
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(:( .*)?)?$")
+_REFUSAL = re.compile(r"(\w*Error|SystemExit): .")
+"""How a rank says, without a traceback, why slurmddp refuses to go on or with which text its program left."""
 _OF_A_RANK = re.compile(r"\[rank\d+\]: ")
 """What torch puts before each line of a traceback once the ranks have met."""
 _LIBRARY = re.compile(r"<|.*/(site|dist)-packages/|.*/lib/python3[^/]*/")
@@ -141,10 +143,9 @@ def _of_signal(signal: str, lines: Sequence[str], oom: str | None) -> str:
 def _of_exit(exit_code: int | None, lines: Sequence[str], oom: str | None) -> str:
     if worker := _of_worker(lines, oom):
         return worker
-    refusals = [line.partition("Error: ")[2] for line in lines if line.startswith("Error: ")]
-    text, place = _exception(lines)
-    if not text or (refusals and exit_code not in (None, 1)):
-        text, place = (refusals[-1], "") if refusals else ("", "")
+    text, place = _refusal(exit_code, lines), ""
+    if not text:
+        text, place = _exception(lines)
     for kind, pattern in _KINDS:
         if re.search(pattern, text):
             return f"{kind}: {_cut(text)}{place}"
@@ -184,18 +185,45 @@ def _cut(text: str) -> str:
     return text if len(text) <= _TEXT_CHARS else text[: _TEXT_CHARS - 3] + "..."
 
 
+def _refusal(exit_code: int | None, lines: Sequence[str]) -> str:
+    """Return what a process said of its end without a traceback; an empty text if its exception says more."""
+    raised = _raised_at(lines)
+    said = [n for n, line in enumerate(lines) if _REFUSAL.match(line) and (raised is None or n > raised)]
+    if not said:
+        return ""
+    kind, _, text = _whole(lines, said[-1]).partition(": ")
+    if exit_code in (None, 1) and raised is not None and kind != "SystemExit":
+        return ""  # The exception is what lies behind an error of ours.
+    return text if kind in ("Error", "SystemExit") else f"{kind}: {text}"
+
+
 def _exception(lines: Sequence[str]) -> tuple[str, str]:
     """Return the line of the exception that ended a process, and where it was raised."""
-    starts = [number for number, line in enumerate(lines) if line.strip().endswith(_TRACEBACK)]
+    starts = _tracebacks(lines)
     if not starts:
         return "", ""
     begun = next((number for number in reversed(starts) if lines[number].strip() == _TRACEBACK), starts[-1])
-    rest = lines[starts[-1] + 1 :]
-    found = [n for n, line in enumerate(rest) if not line.startswith(" ") and _EXCEPTION.match(line)]
-    told = [line.strip() for line in rest[found[0] : found[0] + 2]] if found else [""]
-    text = " ".join(told) if told[0].endswith(":") else told[0]  # Else it only announces what it tells.
+    raised = _raised_at(lines)
+    text = "" if raised is None else _whole(lines, raised)
     places = _place(lines[starts[-1] :]) or _place(lines[begun:]) or _place(lines[starts[-1] :], anyone=True)
     return text, places
+
+
+def _tracebacks(lines: Sequence[str]) -> list[int]:
+    return [number for number, line in enumerate(lines) if line.strip().endswith(_TRACEBACK)]
+
+
+def _raised_at(lines: Sequence[str]) -> int | None:
+    """Return where the last traceback's exception stands."""
+    starts = _tracebacks(lines)
+    after = range(starts[-1] + 1, len(lines)) if starts else ()
+    return next((n for n in after if not lines[n].startswith(" ") and _EXCEPTION.match(lines[n])), None)
+
+
+def _whole(lines: Sequence[str], number: int) -> str:
+    """Return the line of an error, with the next one if it only announces what it tells."""
+    told = [line.strip() for line in lines[number : number + 2]]
+    return " ".join(told) if told[0].endswith(":") else told[0]
 
 
 def _place(lines: Iterable[str], *, anyone: bool = False, innermost: int = -1) -> str:

@@ -10,6 +10,9 @@ import pytest
 import worker_jobs
 from ranks import run_ranks
 
+from slurmddp.launchers.failure import tail_of
+from slurmddp.runs.causes import reason_of
+
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
 
@@ -60,6 +63,7 @@ def test_what_can_not_be_exits_with_78(tmp_path: Path, config: dict[str, Any], m
     code, said = run_ranks(worker_jobs.work, 1, make_run(tmp_path, **config))[0]
     assert code == 78
     assert message in said
+    assert reason_of(code, None, tail_of(said)) == said.splitlines()[-2]
 
 
 def test_what_lies_behind_an_error_is_shown_before_it(tmp_path: Path) -> None:

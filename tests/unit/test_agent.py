@@ -144,7 +144,10 @@ def test_an_error_of_ours_ends_with_its_code_and_hint(tmp_path: Path) -> None:
 def test_sys_exit_with_a_text_is_a_failure(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "import sys\ndef main(run_dir): sys.exit('no')", ranks_per_node=1)
     assert run_agent(folder) == 1
-    assert folder.rank_log(0, 0).read_text() == "no\n"
+    assert folder.rank_log(0, 0).read_text() == "SystemExit: no\n"
+    found = failure.read(folder, 0)
+    assert found is not None
+    assert found.sentence.endswith("ended with exit code 1: no")
 
 
 def test_a_killed_rank_is_named_and_the_others_end(tmp_path: Path) -> None:

@@ -80,10 +80,39 @@ def test_a_count_of_kills_says_nothing_of_a_plain_exception() -> None:
     assert read("torch_exception", AT_LIMIT) == REASONS["torch_exception"]
 
 
+TRIED = "Traceback (most recent call last):\n  File \"a.py\", line 1, in f\nKeyError: 'tried'\n"
+
+
+@pytest.mark.parametrize("earlier", [TRIED, ""])
 @pytest.mark.parametrize("code", [78, 79])
-def test_a_refusal_is_told_in_its_own_words(code: int) -> None:
-    earlier = "Traceback (most recent call last):\n  File \"a.py\", line 1, in f\nKeyError: 'tried'\n"
-    assert reason_of(code, None, tail_of(f"{earlier}Error: lr is 7 km.\nGive a number.")) == "lr is 7 km."
+@pytest.mark.parametrize("said", ["lr is 7 km.", "MismatchError: nodes=2, and there is one."])
+def test_a_refusal_is_told_in_its_own_words(said: str, code: int, earlier: str) -> None:
+    line = said if "Error: " in said else f"Error: {said}"
+    assert reason_of(code, None, tail_of(f"{earlier}{line}\nGive a number.")) == said
+
+
+def test_an_error_of_ours_without_an_exception_behind_it_is_told() -> None:
+    text = "step 7\nCheckpointError: Rank 0 could not write it.\nMake room."
+    assert reason_of(1, None, tail_of(text)) == "CheckpointError: Rank 0 could not write it."
+    assert reason_of(1, None, tail_of(TRIED + text)) == "KeyError: 'tried' (a.py:1 in f)"
+
+
+@pytest.mark.parametrize("earlier", [TRIED, "", "Error: the first server is away\n"])
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("no data in /x", "no data in /x"),
+        ("these are missing:\na.txt\nb.txt", "these are missing: a.txt"),
+        ("a.pt: No space left on device", "no space left: a.pt: No space left on device"),
+    ],
+)
+def test_the_text_with_which_a_script_left_is_its_reason(said: str, reason: str, earlier: str) -> None:
+    assert reason_of(1, None, tail_of(f"{earlier}SystemExit: {said}\n")) == reason
+
+
+def test_an_exception_after_a_refusal_is_the_reason() -> None:
+    said = "Error: the first server is away\nSystemExit: tried\n"
+    assert reason_of(1, None, tail_of(said + TRIED)) == "KeyError: 'tried' (a.py:1 in f)"
 
 
 def test_lines_that_torch_marks_with_their_rank_are_read_as_well() -> None:
