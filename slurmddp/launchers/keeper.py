@@ -92,11 +92,13 @@ class Keeper:
 
     def _free_unasked(self) -> None:
         """Let memory be used again that a rank had set apart for a write when it died, and not asked for."""
+        for slot in self._slots.keys() - self._asked_for():
+            memory.set_busy(self._slots[slot], False)
+
+    def _asked_for(self) -> set[int]:
+        """Return the numbers of the memory files that are being written, or wait for that."""
         writes = [*self._waiting, *([self._running] if self._running is not None else [])]
-        asked = {write.request["slot"] for write in writes}
-        for slot, descriptor in self._slots.items():
-            if slot not in asked:
-                memory.set_busy(descriptor, False)
+        return {write.request["slot"] for write in writes}
 
     def descriptors(self) -> list[int]:
         """Return what becomes readable when `handle` has something to do."""
@@ -160,6 +162,8 @@ class Keeper:
         """Wait until all is written; after `timeout_s` give up, kill the writer, and return False."""
         deadline = time.monotonic() + timeout_s
         self.handle()
+        for slot in self._asked_for():
+            memory.set_awaited(self._slots[slot])
         while self.busy() and time.monotonic() < deadline:
             self._look()
         if not self.busy():

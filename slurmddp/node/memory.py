@@ -3,7 +3,8 @@
 A header of one page tells where the parts lie: the very bytes of the checkpoint's tensor file, those of its
 tree, and `about`, JSON with what else the checkpoint is to say. The header's word `sealed` is taken away
 before the first byte changes and put back after the last one, so a copy that a kill cut short is none.
-`busy` is set as long as somebody writes the state to the disk. Every word is eight bytes, written at once.
+`busy` is set as long as somebody writes the state to the disk, and `awaited` beside it once somebody waits
+for that. Every word is eight bytes, written at once.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PAGE_BYTES = 4096
 
 _MAGIC = b"SDDPmem1"
 _HEADER = struct.Struct("<8s8q")
-_SEALED_AT, _BUSY_AT = 8, 16
+_SEALED_AT, _BUSY_AT, _AWAITED_AT = 8, 16, _HEADER.size
 _WORD = struct.Struct("<q")
 _CHUNK_BYTES = 32 << 20
 """So much is asked of the kernel at once: it holds a lock meanwhile that other threads may wait for."""
@@ -122,12 +123,27 @@ def seal(descriptor: int, state: Sealed) -> None:
 
 def set_busy(descriptor: int, busy: bool) -> None:
     """Say that somebody writes the state to the disk, or does no longer: it must not change meanwhile."""
+    os.pwrite(descriptor, _WORD.pack(0), _AWAITED_AT)
     os.pwrite(descriptor, _WORD.pack(busy), _BUSY_AT)
 
 
 def is_busy(descriptor: int) -> bool:
     """Tell whether the state is being written to the disk."""
-    data = os.pread(descriptor, _WORD.size, _BUSY_AT)
+    return _word(descriptor, _BUSY_AT)
+
+
+def set_awaited(descriptor: int) -> None:
+    """Say that somebody waits until the state is written."""
+    os.pwrite(descriptor, _WORD.pack(1), _AWAITED_AT)
+
+
+def is_awaited(descriptor: int) -> bool:
+    """Tell whether somebody waits until the state is written."""
+    return _word(descriptor, _AWAITED_AT)
+
+
+def _word(descriptor: int, at: int) -> bool:
+    data = os.pread(descriptor, _WORD.size, at)
     return len(data) == _WORD.size and _WORD.unpack(data)[0] != 0
 
 

@@ -101,11 +101,15 @@ def _write(held: memory.Held, request: Request, durable: Callable[[], object]) -
     state = memory.read_header(held.descriptor)
     if state is None or state.step != request["step"]:
         raise CheckpointError(f"The memory does not hold the state of step {request['step']}.")
+
+    def hurry() -> bool:
+        return not request["background"] or memory.is_awaited(held.descriptor)
+
     with held.mapped(state) as parts:
         publish(
             Path(request["root"]),
             state.step,
-            partial(_fill, held.descriptor, state, parts),
+            partial(_fill, held.descriptor, state, parts, hurry),
             meta=parts.about["meta"],
             keep_last=request["keep_last"],
             needed=state.tensors_bytes + state.tree_bytes,
@@ -114,10 +118,12 @@ def _write(held: memory.Held, request: Request, durable: Callable[[], object]) -
         )
 
 
-def _fill(descriptor: int, state: memory.Sealed, parts: memory.Parts, folder: Path) -> dict[str, FileRecord]:
+def _fill(
+    descriptor: int, state: memory.Sealed, parts: memory.Parts, hurry: Callable[[], bool], folder: Path
+) -> dict[str, FileRecord]:
     with ThreadPoolExecutor(1) as beside:  # The small file is flushed while the large one is on its way.
         tree = beside.submit(write_hashed, folder / TREE_FILE, [parts.tree])
-        tensors = copy_hashed(folder / TENSORS_FILE, descriptor, state.tensors_at, parts.tensors)
+        tensors = copy_hashed(folder / TENSORS_FILE, descriptor, state.tensors_at, parts.tensors, hurry=hurry)
         return {TENSORS_FILE: tensors, TREE_FILE: tree.result()}
 
 

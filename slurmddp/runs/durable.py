@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -31,6 +32,9 @@ _BLOCK_BYTES = 4096
 _MOUNTS = Path("/proc/self/mountinfo")
 _DIRECT = frozenset({"ext4", "xfs"})
 """Network file systems have ways of their own with what goes past the cache, and some are slow at it."""
+_GENTLE, _COPYING = 0.2, 0.5
+"""The parts of a processor's time that a thread takes beside a training. What the kernel copies costs several
+times the work, and would be late for the disk with as small a part as the rest."""
 
 
 @dataclass(frozen=True)
@@ -71,31 +75,56 @@ def write_hashed(
     return FileRecord(size, digest.hexdigest())
 
 
-def copy_hashed(path: Path, source: int, start: int, part: memoryview) -> FileRecord:
+def copy_hashed(
+    path: Path, source: int, start: int, part: memoryview, *, hurry: Callable[[], bool] = lambda: True
+) -> FileRecord:
     """Write `part`, which lies at `start` in the file behind `source`, as `write_hashed` does what is held.
 
     The disk takes the bytes from memory as they lie, where the file system is known to do that well;
     elsewhere the kernel copies from file to file. This process has no part in either, and hashes meanwhile.
+    As long as there is no `hurry`, which is asked again and again, it leaves the processors to others.
     """
     with path.open("xb", buffering=0) as stream:
         room.reserve(stream.fileno(), len(part), path.parent)
         digest = Digest()
-        with _beside(partial(_transfer, path, stream.fileno(), source, start, part)):
-            digest.update(part)
+        with _beside(partial(_transfer, path, stream.fileno(), source, start, part, hurry)):
+            pace = _Pace(_GENTLE, hurry)
+            for chunk in _chunks([part]):
+                digest.update(chunk)
+                pace.rest()
     return FileRecord(len(part), digest.hexdigest())
 
 
-def _transfer(path: Path, target: int, source: int, start: int, part: memoryview) -> None:
+class _Pace:
+    """Keeps the thread that makes it to a `share` of a processor's time; that of the disk is not counted."""
+
+    def __init__(self, share: float, hurry: Callable[[], bool]) -> None:
+        self._share, self._hurry = share, hurry
+        self._begun = time.thread_time()
+
+    def rest(self) -> None:
+        """Sleep in proportion to the work since the last time, unless somebody is in a hurry."""
+        if not self._hurry():
+            time.sleep((time.thread_time() - self._begun) * (1 / self._share - 1))
+        self._begun = time.thread_time()
+
+
+def _transfer(
+    path: Path, target: int, source: int, start: int, part: memoryview, hurry: Callable[[], bool]
+) -> None:
     """Bring `part` to the disk."""
-    done = _write_direct(target, part) if start % _BLOCK_BYTES == 0 and _takes_direct(path) else 0
+    direct = start % _BLOCK_BYTES == 0 and _takes_direct(path)
+    done = _write_direct(target, part, _Pace(_GENTLE, hurry)) if direct else 0
+    pace = _Pace(_COPYING, hurry)
     while done < len(part):
         sent = _send(target, source, start + done, part[done : done + CHUNK_BYTES])
         room.write_back(target, done, sent)
         done += sent
+        pace.rest()
     os.fsync(target)
 
 
-def _write_direct(target: int, part: memoryview) -> int:
+def _write_direct(target: int, part: memoryview, pace: _Pace) -> int:
     """Write whole blocks past the kernel's cache and return how many bytes went; the rest is the caller's."""
     done, whole = 0, len(part) // _BLOCK_BYTES * _BLOCK_BYTES
     flags = fcntl.fcntl(target, fcntl.F_GETFL)
@@ -103,6 +132,7 @@ def _write_direct(target: int, part: memoryview) -> int:
         fcntl.fcntl(target, fcntl.F_SETFL, flags | os.O_DIRECT)
         while done < whole and done % _BLOCK_BYTES == 0:
             done += os.write(target, part[done : min(whole, done + CHUNK_BYTES)])
+            pace.rest()
     except OSError as error:
         if error.errno != errno.EINVAL:  # That one means: not here, not in this way.
             raise

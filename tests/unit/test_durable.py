@@ -6,8 +6,10 @@ import errno
 import fcntl
 import mmap
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import xxhash
@@ -127,3 +129,37 @@ def test_memory_that_is_shorter_than_told_is_an_error(
     monkeypatch.setattr(os, "sendfile", lambda *_: 0)
     with pytest.raises(OSError, match="shorter"):
         copied(tmp_path / "file", source)
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long threads slept that each worked for a second between two looks at their clock."""
+    naps: list[float] = []
+    clocks: dict[int, int] = {}
+
+    def thread_time() -> int:
+        own = threading.get_ident()
+        clocks[own] = clocks.get(own, 0) + 1
+        return clocks[own]
+
+    monkeypatch.setattr(durable, "time", SimpleNamespace(thread_time=thread_time, sleep=naps.append))
+    return naps
+
+
+def test_a_thread_works_a_fifth_of_the_time_and_one_that_copies_half_of_it(
+    tmp_path: Path, source: int, way: str, slept: list[float]
+) -> None:
+    part = memoryview(mmap.mmap(source, 0, prot=mmap.PROT_READ))[START : START + SIZE]
+    copy_hashed(tmp_path / "file", source, START, part, hurry=lambda: False)
+    hashed, written = [4.0, 4.0], {"write": [4.0, 1.0], "sendfile": [1.0, 1.0]}
+    assert sorted(slept) == pytest.approx(sorted(hashed + written[way]))
+
+
+def test_nothing_rests_once_somebody_is_in_a_hurry(
+    tmp_path: Path, source: int, way: str, slept: list[float]
+) -> None:
+    copied(tmp_path / "waited for", source)
+    assert slept == []
+    part = memoryview(mmap.mmap(source, 0, prot=mmap.PROT_READ))[START : START + SIZE]
+    copy_hashed(tmp_path / "file", source, START, part, hurry=lambda: bool(slept))
+    assert len(slept) < 4

@@ -134,23 +134,6 @@ def test_writes_come_one_by_one_and_are_answered(tmp_path: Path, make: Callable[
     assert not any(memory.is_busy(descriptor) for descriptor in held)
 
 
-def test_a_writer_gives_way_to_the_training_only_while_nobody_waits(
-    tmp_path: Path, make: Callable[..., Keeper]
-) -> None:
-    def perform(held: memory.Held, asked: Request, tell: Tell) -> None:
-        nice = os.getpriority(os.PRIO_PROCESS, 0)
-        tell({"kind": "written", "step": asked["step"], "written_s": nice, "error": None})
-
-    keeper = make(perform)
-    rank = Rank(keeper)
-    rank.lay(0, 1)
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    for background, expected in ((True, max(own, 5)), (False, own)):
-        rank.line.send(request(tmp_path, 0, 1, background=background))
-        wait_for(keeper)
-        assert rank.answer()["written_s"] == expected
-
-
 def test_a_writer_imports_nothing_from_the_folder_that_it_is_started_in(
     tmp_path: Path, make: Callable[..., Keeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,98 @@
+"""A writer leaves the processors to the training, until somebody waits for what it writes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from keepers import Rank, fork_writer, request, wait_for
+
+from slurmddp.launchers.keeper import Keeper
+from slurmddp.node import memory
+from slurmddp.runs import checkpoint_writer
+from slurmddp.runs.checkpoint_writer import Perform, Request, Tell
+from slurmddp.runs.durable import FileRecord, copy_hashed
+
+
+@pytest.fixture
+def keeper_of() -> Iterator[Callable[[Perform], Keeper]]:
+    """Make keepers whose writer does what a test says."""
+    keepers: list[Keeper] = []
+
+    def build(perform: Perform) -> Keeper:
+        keepers.append(Keeper(partial(fork_writer, perform)))
+        return keepers[-1]
+
+    yield build
+    for keeper in keepers:
+        keeper.finish(0.0)
+        keeper.close()
+    while Rank.lines:
+        Rank.lines.pop().close()
+
+
+def test_a_writer_gives_way_to_the_training_only_while_nobody_waits(
+    tmp_path: Path, keeper_of: Callable[[Perform], Keeper]
+) -> None:
+    def perform(held: memory.Held, asked: Request, tell: Tell) -> None:
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+        tell({"kind": "written", "step": asked["step"], "written_s": nice, "error": None})
+
+    keeper = keeper_of(perform)
+    rank = Rank(keeper)
+    rank.lay(0, 1)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    for background, expected in ((True, max(own, 5)), (False, own)):
+        rank.line.send(request(tmp_path, 0, 1, background=background))
+        wait_for(keeper)
+        assert rank.answer()["written_s"] == expected
+
+
+@pytest.mark.parametrize(
+    ("background", "awaited", "hurry"), [(True, False, False), (True, True, True), (False, False, True)]
+)
+def test_a_writer_hurries_once_somebody_waits(
+    tmp_path: Path,
+    keeper_of: Callable[[Perform], Keeper],
+    monkeypatch: pytest.MonkeyPatch,
+    background: bool,
+    awaited: bool,
+    hurry: bool,
+) -> None:
+    def copy(*words: Any, hurry: Callable[[], bool]) -> FileRecord:
+        (tmp_path / "hurry").write_text(str(hurry()))
+        return copy_hashed(*words, hurry=hurry)
+
+    monkeypatch.setattr(checkpoint_writer, "copy_hashed", copy)
+    keeper = keeper_of(checkpoint_writer.perform)
+    rank = Rank(keeper)
+    descriptor = rank.lay(0, 1)
+    memory.set_awaited(descriptor)
+    memory.set_busy(descriptor, True)  # Who waited for the write before does not count.
+    if awaited:
+        memory.set_awaited(descriptor)
+    rank.line.send(request(tmp_path, 0, 1, background=background))
+    wait_for(keeper)
+    assert rank.answer()["error"] is None
+    assert (tmp_path / "hurry").read_text() == str(hurry)
+
+
+def test_an_agent_that_is_about_to_end_waits_for_its_writes(
+    tmp_path: Path, keeper_of: Callable[[Perform], Keeper]
+) -> None:
+    def perform(held: memory.Held, asked: Request, tell: Tell) -> None:
+        while not memory.is_awaited(held.descriptor):
+            time.sleep(0.01)
+        tell({"kind": "written", "step": asked["step"], "written_s": 0.0, "error": None})
+
+    keeper = keeper_of(perform)
+    rank = Rank(keeper)
+    for slot in (0, 1):
+        memory.set_busy(rank.lay(slot, slot + 1), True)
+        rank.line.send(request(tmp_path, slot, slot + 1, background=True))
+    assert keeper.finish(30)
