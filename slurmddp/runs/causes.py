@@ -23,6 +23,7 @@ LEFT_EARLY = "left while others went on"
 STALLED = "stalled"
 STALLED_TOGETHER = f"{STALLED}: in a collective that not all have joined"
 LOST_NODE = "lost node"
+UNFIT_NODE = f"{LOST_NODE} to the preflight"
 
 _WHAT_TO_DO = {
     OUT_OF_MEMORY: "Ask for more with mem_gb=, or take a smaller train.batch_size or fewer train.workers.",
@@ -39,6 +40,7 @@ _WHAT_TO_DO = {
     LEFT_EARLY: "All ranks have to take the same number of steps.",
     STALLED: "The stacks of all ranks lie beside the logs.",
     LOST_NODE: "Its host or its network went down, or its agent was killed.",
+    UNFIT_NODE: "rank-0.log says what to have looked at there.",
 }
 _NOT_FOR_MEMORY = ", for the kernel has killed nothing here for want of memory"
 _TEXT_CHARS = 200
@@ -60,6 +62,10 @@ _OTHERS_ERROR = re.compile(r"(?!RuntimeError|torch\.distributed\.|nccl)[A-Za-z_]
 """What a program says that lost its storage or a server: torch names a lost rank by its own errors only."""
 _WORKER = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: ([\w ]+)")
 _WORKER_ENDED = re.compile(r"DataLoader worker \(pid \d+\) exited unexpectedly with exit code (\d+)")
+_FETCHING = "in rebuild_storage_fd"
+"""Where a rank takes a batch from a worker: if that is gone, it loses a connection before torch tells why."""
+_WORKER_GONE = re.compile(r"EOFError|BrokenPipeError|Connection\w+Error")
+_WORKER_SAID = re.compile(r"Fatal Python error: (.+)|ERROR: Unexpected (.+) encountered in worker")
 _BEFORE_A_CRASH = 3
 _CRASH = "Fatal Python error"
 _AGENTS = ("/slurmddp/launchers/", "<frozen runpy>")
@@ -156,20 +162,28 @@ def _of_worker(lines: Sequence[str], oom: str | None) -> str:
     """Return what killed a data worker, which the rank only tells of."""
     if codes := [match[1] for line in lines if (match := _WORKER_ENDED.search(line))]:
         return f"{ENDED_WORKER}, with exit code {codes[-1]}"
-    ends = [match[1].strip() for line in lines if (match := _WORKER.search(line))]
-    if not ends:
-        return ""
-    if ends[-1] == "Killed" and oom == "":
-        return f"a data worker was killed {KILLED}{_NOT_FOR_MEMORY}"
-    if ends[-1] == "Killed":
-        return (
-            _of_kill("a data worker", oom)
-            if oom
-            else f"{OUT_OF_MEMORY}, most likely: a data worker was killed"
-        )
-    if ends[-1] == "Bus error":
+    ends = [match[1].strip().lower() for line in lines if (match := _WORKER.search(line))]
+    gone = not ends and _lost_while_fetching(lines)
+    if gone:
+        ends = [(match[1] or match[2]).lower() for line in lines if (match := _WORKER_SAID.match(line))]
+    if ends and ends[-1] == "bus error":
         return f"{SHARED_MEMORY}: a data worker ended with a bus error"
-    return f"{CRASHED_WORKER}: {ends[-1].lower()}{_crash_place(lines)}"
+    if ends and ends[-1] != "killed":
+        return f"{CRASHED_WORKER}: {ends[-1]}{_crash_place(lines)}"
+    if oom and (ends or gone):
+        return _of_kill("a data worker", oom)
+    if ends and oom == "":
+        return f"a data worker was killed {KILLED}{_NOT_FOR_MEMORY}"
+    if ends:
+        return f"{OUT_OF_MEMORY}, most likely: a data worker was killed"
+    return f"{ENDED_WORKER}, or was killed" if gone else ""
+
+
+def _lost_while_fetching(lines: Sequence[str]) -> bool:
+    raised = _raised_at(lines)
+    if raised is None or not _WORKER_GONE.match(lines[raised]):
+        return False
+    return any(_FETCHING in line for line in lines[_tracebacks(lines)[-1] : raised])
 
 
 def _of_kill(who: str, oom: str) -> str:
@@ -199,14 +213,12 @@ def _refusal(exit_code: int | None, lines: Sequence[str]) -> str:
 
 def _exception(lines: Sequence[str]) -> tuple[str, str]:
     """Return the line of the exception that ended a process, and where it was raised."""
-    starts = _tracebacks(lines)
-    if not starts:
+    starts, raised = _tracebacks(lines), _raised_at(lines)
+    if raised is None:
         return "", ""
     begun = next((number for number in reversed(starts) if lines[number].strip() == _TRACEBACK), starts[-1])
-    raised = _raised_at(lines)
-    text = "" if raised is None else _whole(lines, raised)
     places = _place(lines[starts[-1] :]) or _place(lines[begun:]) or _place(lines[starts[-1] :], anyone=True)
-    return text, places
+    return _whole(lines, raised), places
 
 
 def _tracebacks(lines: Sequence[str]) -> list[int]:

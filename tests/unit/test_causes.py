@@ -30,6 +30,7 @@ REASONS = {
     "process has 78.08 GiB m... (train.py:32 in step)",
     "worker_killed": "out of memory, most likely: a data worker was killed",
     "worker_segv": "crashed in a data worker: segmentation fault",
+    "worker_gone": "crashed in a data worker: illegal instruction (train.py:8 in __getitem__)",
     "worker_shm": "shared memory (/dev/shm) is full: RuntimeError: unable to allocate shared memory(shm) for "
     "file </torch_8256_1842347783_0>: No space left on device (28) (train.py:35 in main)",
     "disk": "no space left: OSError: [Errno 28] No space left on device (train.py:23 in step)",
@@ -74,6 +75,26 @@ def test_a_killed_data_worker_is_one_for_want_of_memory_if_the_kernel_says_so() 
         == "out of memory: the kernel killed a data worker at the limit of 4 GiB"
     )
     assert read("worker_killed", "").startswith("a data worker was killed by a person, the site or SLURM")
+
+
+BUS = "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory."
+
+
+@pytest.mark.parametrize(
+    ("before", "oom", "reason"),
+    [
+        (BUS, None, "shared memory (/dev/shm) is full: a data worker ended with a bus error"),
+        ("", AT_LIMIT, "out of memory: the kernel killed a data worker at the limit of 4 GiB"),
+        ("", "", "a data worker ended by itself, or was killed"),
+    ],
+)
+def test_a_data_worker_that_is_gone_while_its_batch_is_fetched_is_the_cause(
+    before: str, oom: str | None, reason: str
+) -> None:
+    """Then the rank has lost a connection to it, and torch does not say that it ended."""
+    lines = (LOGS / "worker_gone.log").read_text().splitlines()
+    fetching = lines[lines.index("Traceback (most recent call last):") :]
+    assert reason_of(1, None, [before, *fetching], oom) == reason
 
 
 def test_a_count_of_kills_says_nothing_of_a_plain_exception() -> None:
@@ -129,6 +150,7 @@ def test_an_abort_tells_what_the_library_said() -> None:
 @pytest.mark.parametrize(("code", "signal"), [(3, None), (1, None), (None, "SIGTERM"), (None, "signal 40")])
 def test_nothing_is_made_up_where_nothing_was_said(code: int | None, signal: str | None) -> None:
     assert reason_of(code, signal, ["step 100, loss 2.0"]) == ""
+    assert reason_of(code, signal, TRIED.splitlines()[:-1]) == "", "a traceback that was cut off"
 
 
 @pytest.mark.parametrize(
