@@ -237,6 +237,12 @@ def test_a_sandbox_that_does_not_exist_is_told_with_near_names(
         Sandbox("training").status()
 
 
+def test_a_port_that_is_free_while_its_daemon_restarts_is_not_given_to_another_sandbox() -> None:
+    mine, other = (machine.free_ports(4, Path(root)) for root in ("/tmp/mine", "/tmp/other"))
+    assert len({*mine, *other}) == 8
+    assert all(machine.FIRST_PORT <= port <= machine.LAST_PORT for port in (*mine, *other))
+
+
 def test_a_folder_with_other_things_in_it_is_never_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("dear reader")
     sandbox = Sandbox("other", root=tmp_path)

@@ -11,6 +11,7 @@ import re
 import shutil
 import socket
 import subprocess
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -96,7 +97,7 @@ def lay_out(request: Request, environ: Mapping[str, str]) -> Plan:
     path = search_path(environ)
     namespaces = want_namespaces(request)
     require_programs(request, namespaces, path)
-    ports = free_ports(2 + (0 if namespaces else request.nodes))
+    ports = free_ports(2 + (0 if namespaces else request.nodes), request.root)
     machine = Machine(
         host=socket.gethostname().split(".")[0],
         user=pwd.getpwuid(os.geteuid()).pw_name,
@@ -122,10 +123,16 @@ def slurm_version(path: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports on which nothing listens now."""
+def free_ports(count: int, root: Path) -> list[int]:
+    """Return ports on which nothing listens now.
+
+    Each folder's are sought from a place of its own: another sandbox's port, which is free while its daemon
+    restarts, should not be taken meanwhile.
+    """
+    number = LAST_PORT + 1 - FIRST_PORT
+    first = zlib.crc32(str(root).encode()) % number
     ports: list[int] = []
-    for port in range(FIRST_PORT, LAST_PORT + 1):
+    for port in (FIRST_PORT + (first + step) % number for step in range(number)):
         if len(ports) == count:
             return ports
         with socket.socket() as probe, contextlib.suppress(OSError):
