@@ -42,6 +42,7 @@ from slurmddp.launchers.trackers import tracker_environment
 from slurmddp.launchers.watch.flight_recorder import FlightRecorder
 from slurmddp.launchers.watch.node_watch import Watch
 from slurmddp.node.ports import SECRET_VARIABLE
+from slurmddp.node.streams import keep_output
 from slurmddp.runs.fence import superseded
 from slurmddp.runs.folder import RunFolder
 
@@ -60,6 +61,7 @@ def run(
     run_dir: str, *, entry: str = WORKER, preload: Sequence[str] = PRELOAD, report: Report = write_report
 ) -> int:
     """Run this node's part of an attempt to its end and return the node's exit code."""
+    keep_output()
     linux.die_with_parent(signal.SIGTERM)
     linux.adopt_orphans()
     folder = RunFolder(run_dir)

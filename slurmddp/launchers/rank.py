@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, SlurmddpError
 from slurmddp.launchers import linux
@@ -30,6 +30,7 @@ from slurmddp.launchers.watch import stacks
 from slurmddp.node.channel import CHANNEL_VARIABLE
 from slurmddp.node.memory import MEMORY_VARIABLE
 from slurmddp.node.pulse import PULSE_VARIABLE
+from slurmddp.node.streams import lines_to
 
 GOOD_CODES = frozenset({EXIT_FINISHED, EXIT_STOPPED})
 _DESCRIPTORS = (PULSE_VARIABLE, CHANNEL_VARIABLE, MEMORY_VARIABLE)
@@ -135,11 +136,7 @@ def _write_to(log: Path) -> None:
     os.dup2(descriptor, 2)
     os.close(descriptor)
     os.close(nothing)
-    sys.stdout, sys.stderr = _lines_to(1), _lines_to(2)
-
-
-def _lines_to(descriptor: int) -> TextIO:
-    return os.fdopen(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stdout, sys.stderr = lines_to(1), lines_to(2)
 
 
 def _run_entry(entry: str, run_dir: str) -> int:
