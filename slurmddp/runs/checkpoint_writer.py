@@ -52,16 +52,21 @@ def start() -> tuple[Channel, subprocess.Popen[bytes]]:
     own, theirs = Channel.pair()
     package = str(Path(slurmddp.__file__).parents[1])
     path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+    # The folder that a person works in may hold a module of any name. With -c it is the empty entry of the
+    # path, and can go before anything is imported; PYTHONSAFEPATH is heard by Python 3.11 and later only.
+    code = (
+        "import sys; sys.path[:] = filter(None, sys.path); "
+        "from slurmddp.runs import checkpoint_writer; sys.exit(checkpoint_writer.main())"
+    )
     # Until it lets the job's signals pass by itself, they wait.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _LET_PASS)
     try:
         writer = subprocess.Popen(
-            [sys.executable, "-m", "slurmddp.runs.checkpoint_writer", str(theirs.fileno())],
+            [sys.executable, "-c", code, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            # The folder that a person works in may hold a module of any name.
-            env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+            env={**os.environ, "PYTHONPATH": path},
         )
     except OSError:
         own.close()
