@@ -122,6 +122,17 @@ def test_a_straggler_is_told_once_it_was_slowest_twice_and_then_rarely() -> None
     assert [found.rank for _, _, found in told if found] == [3]
 
 
+def test_ranks_that_are_slow_by_turns_are_each_told_once_and_then_rarely() -> None:
+    comparison, waited, told = Comparison(2), [0.0, 0.0], []
+    for number in range(1, 21):  # Each is the slowest for a minute.
+        waited[number // 2 % 2] += 10.0
+        message = paces(0, *(one / (20 * number) for one in waited), steps=20 * number)
+        line, found = comparison.take(message, 30.0 * number)
+        told += [(line, found)] if line and line.startswith("slowest") else []
+    assert [line.split(" on ")[0] for line, _ in told] == ["slowest: rank 1", "slowest: rank 0"]
+    assert [found.rank for _, found in told if found] == [1, 0]
+
+
 def test_slow_steps_are_compared_over_a_longer_time() -> None:
     comparison = Comparison(2)
     told = []

@@ -77,9 +77,10 @@ class Comparison:
         self._ranks = ranks
         self._new: dict[int, Pace] = {}
         self._before: dict[int, Pace] = {}
-        self._told_of: int | None = None
+        self._next_lines: dict[int, float] = {}
+        """When each straggler may be told of again, by rank."""
         self._seen: int | None = None
-        self._next_line = self._next_pace = 0.0
+        self._next_pace = 0.0
 
     def take(self, message: Mapping[str, Any], now: float) -> tuple[str | None, Straggler | None]:
         """Take in an agent's `pace`; return a line for the log and a straggler that was not told before.
@@ -96,9 +97,9 @@ class Comparison:
         found = straggler(new, before)
         again = found is not None and found.rank == self._seen
         self._seen = None if found is None else found.rank
-        if found is not None and again and (found.rank != self._told_of or now >= self._next_line):
-            is_new, self._told_of = found.rank != self._told_of, found.rank
-            self._next_line = now + PACE_EVERY_S
+        if found is not None and again and now >= self._next_lines.get(found.rank, 0.0):
+            is_new = found.rank not in self._next_lines
+            self._next_lines[found.rank] = now + PACE_EVERY_S
             return found.line, found if is_new else None
         if now >= self._next_pace:
             line = pace_line(new, before)
