@@ -20,6 +20,8 @@ IMPORTS_VARIABLE = "SLURMDDP_IMPORTS_S"
 """Seconds in which the agent started and imported, once for all ranks of its node, and when that was done."""
 GENERATION_VARIABLE = "SLURMDDP_GENERATION"
 """Which set of ranks of the attempt this is, from 0; the agent gives it to its ranks."""
+LOOK_VARIABLE = "SLURMDDP_LOOK"
+"""`1` where a preflight that was asked for is due, `0` once ranks of the attempt have completed a step."""
 _JOB_PREFIXES = (
     "SLURM_",
     "SLURMD_",
@@ -56,6 +58,7 @@ _JOB_NAMES = frozenset(
         "SLURMDDP_ATTEMPT",
         IMPORTS_VARIABLE,
         GENERATION_VARIABLE,
+        LOOK_VARIABLE,
         "SLURMDDP_SECRET",
         "SLURMDDP_PULSE_FD",
         "SLURMDDP_CHANNEL_FD",

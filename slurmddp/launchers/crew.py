@@ -13,7 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slurmddp.environments.present import GENERATION_VARIABLE, IMPORTS_VARIABLE, rank_environment
+from slurmddp.environments.present import (
+    GENERATION_VARIABLE,
+    IMPORTS_VARIABLE,
+    LOOK_VARIABLE,
+    rank_environment,
+)
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_FINISHED, SlurmddpError
 from slurmddp.launchers import failure
@@ -94,8 +99,11 @@ class Crew:
         with listen(address, candidate_ports(identity)) as probe:
             return address.text, int(probe.getsockname()[1])
 
-    def start(self, generation: Generation, master: str = "", port: int = 0) -> None:
-        """Begin the ranks that this node has in a generation; plain torch in them meets at `master`."""
+    def start(self, generation: Generation, master: str = "", port: int = 0, *, look: bool = True) -> None:
+        """Begin the ranks that this node has in a generation; plain torch in them meets at `master`.
+
+        `look`: whether they look at their nodes first, should the run have a preflight.
+        """
         work = self._work
         self._place = place_of(work.node, generation)
         self._generation = generation.number
@@ -108,6 +116,7 @@ class Crew:
         common = {
             **work.common,
             GENERATION_VARIABLE: str(generation.number),
+            LOOK_VARIABLE: str(int(look)),
             **({"MASTER_ADDR": master, "MASTER_PORT": str(port)} if port else {}),
             IMPORTS_VARIABLE: f"{0.0 if generation.number else work.imports_s:.3f} {since:.3f}",
         }

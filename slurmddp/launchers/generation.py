@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slurmddp.errors import EXIT_UNFIT_NODE
 from slurmddp.launchers.failure import DELIBERATE_CODES
 from slurmddp.spec import GlobalBatch
 
@@ -76,6 +77,8 @@ def choose_agents(before: Sequence[int], present: Collection[int], rules: Rules)
     Who ran ranks `before` keeps its place, a spare takes that of an agent that is gone, and without spares
     the others move up. The first agent is the one that decides: without it there is nobody.
     """
+    if before[0] not in present:
+        return ()
     spares = sorted(set(present) - set(before))
     places = [agent if agent in present else spares.pop(0) if spares else None for agent in before]
     agents = [agent for agent in places if agent is not None] + spares
@@ -102,6 +105,8 @@ class Facts:
     """Whether other ranks of the generation have ended as they should."""
     lost: bool = False
     """Whether a node was lost."""
+    unfit: bool = False
+    """Whether the preflight has found a node unfit, and it is known which."""
     agents: tuple[int, ...] = (0,)
     """Who can run ranks now; empty: too few."""
     restarts: int = 0
@@ -115,9 +120,11 @@ class Facts:
 def decide(facts: Facts, rules: Rules) -> Decision:
     """Return whether the ranks begin again in place; what is no accident, or would only come again, ends it.
 
-    A lost node says nothing about the program, so it needs no step in between, only somebody to go on.
+    A lost or unfit node says nothing about the program, so it needs no step in between, only somebody to go
+    on.
     """
-    if DELIBERATE_CODES.intersection(code for code in facts.codes if code is not None):
+    accepted = {None, EXIT_UNFIT_NODE} if facts.unfit else {None}
+    if DELIBERATE_CODES.intersection(code for code in facts.codes if code not in accepted):
         return Decision(False, "a rank refused to go on")
     if facts.stopping:
         return Decision(False, "the run was asked to stop")
@@ -127,7 +134,7 @@ def decide(facts: Facts, rules: Rules) -> Decision:
         return Decision(False, "no other node can take the place of the one that is lost")
     if facts.restarts >= rules.max_restarts:
         return Decision(False, f"policy.max_restarts_in_place={rules.max_restarts}")
-    if facts.lost:
+    if facts.lost or facts.unfit:
         return Decision(True, "a node is lost")
     if facts.step <= facts.furthest:
         return Decision(False, "no step was completed" + _beyond(facts.furthest))

@@ -24,6 +24,7 @@ from slurmddp.launchers.arrival import Gathering
 from slurmddp.launchers.failure import Failure
 from slurmddp.launchers.generation import Decision, Facts, Generation, Rules, choose_agents, decide
 from slurmddp.launchers.records import Record
+from slurmddp.launchers.unfit import Unfit
 from slurmddp.launchers.watch.inquiry import Comparison, Inquiry
 from slurmddp.launchers.words import Message, as_failure, lost_node, names_of, stalled_rank
 
@@ -54,11 +55,12 @@ class Lead:
         self._present = {0}
         self._gone: dict[int, str] = {}
         """The agents that are lost or have given up, and why."""
+        self._unfit = Unfit(hosts, rules, record)
         self._generation = Generation(-1, tuple(range(rules.nodes)))
         self._restarts, self._furthest = 0, -1
         self._stopping = False
         self._shrunk: Failure | None = None
-        """The loss of a node after which the others went on without another in its place."""
+        """With what a node was missed after which the others went on without another in its place."""
         self._act_at: float | None = None
         self._inquiry, self._comparison = Inquiry(()), Comparison(0)
         self._forget()
@@ -206,15 +208,17 @@ class Lead:
             if not self._awaited:
                 self._conclude()
         elif self._phase in ("running", "failing"):
+            self._unfit.heed(self._generation)
             cause = self._cause()
+            wait = CAUSE_WAIT_S if failure.is_consequence(cause) else self._unfit.wait(cause, self._fallen)
             if self._decide().restart:
                 self._phase, self._act_at = "stopping", None
                 self._awaited = set(self._generation.agents) - self._lost
                 self._order(self._awaited, {"kind": "stop", "generation": self._generation.number})
-            elif not failure.is_consequence(cause):
+            elif not wait:
                 self.end(cause)
             elif self._phase == "running":
-                self._phase, self._act_at = "failing", now + CAUSE_WAIT_S
+                self._phase, self._act_at = "failing", now + wait
 
     def _cause(self) -> Failure:
         return failure.likely_first([*self._fallen, *self._left.values()])
@@ -225,19 +229,23 @@ class Lead:
             stopping=self._stopping or self._record.is_over(),
             done=bool(self._done),
             lost=bool(self._lost),
-            agents=choose_agents(self._generation.agents, self._present, self._rules),
+            unfit=self._unfit.among(self._generation),
+            agents=self._next_agents(),
             restarts=self._restarts,
             step=self._step,
             furthest=self._furthest,
         )
         return decide(facts, self._rules)
 
+    def _next_agents(self) -> tuple[int, ...]:
+        return choose_agents(self._generation.agents, self._present - self._unfit.agents, self._rules)
+
     def _conclude(self) -> None:
         """All ranks of a generation have ended: begin with the next, or end the attempt after all."""
+        self._unfit.heed(self._generation)
         cause = self._cause()
         decision = self._decide()
         if decision.restart:
-            self._record.fell(cause, self._generation.number)
             self._restart(cause)
         elif self._stopping:
             self._record.fell(cause, self._generation.number)
@@ -248,9 +256,11 @@ class Lead:
 
     def _restart(self, cause: Failure) -> None:
         before, step = self._generation, self._step
-        agents = choose_agents(before.agents, self._present, self._rules)
+        agents = self._next_agents()
         if len(agents) < len(before.agents):
             self._shrunk = cause
+        cause = self._unfit.cause(before) or cause
+        self._record.fell(cause, before.number)
         self._furthest = max(self._furthest, step)
         self._restarts += 1
         after = Generation(before.number + 1, agents)
@@ -264,7 +274,9 @@ class Lead:
         self._generation = Generation(self._generation.number + 1, agents)
         self._inquiry = Inquiry(agents)
         self._comparison = Comparison(len(agents) * self._rules.ranks_per_node)
-        facts = {"generation": self._generation.number, "agents": list(agents)}
+        # Until there was a step, the nodes may not have been looked at, or a spare is new among them.
+        facts = {"look": self._furthest < 0, "unfit": sorted(self._unfit.agents)}
+        facts |= {"generation": self._generation.number, "agents": list(agents)}
         facts["master"] = self._meet(self._generation)
         self._order(self._present, {"kind": "go", **facts})
 

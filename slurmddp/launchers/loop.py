@@ -22,7 +22,7 @@ from slurmddp.launchers.keeper import Keeper
 from slurmddp.launchers.lead import LEFT_ALONE_S, Lead
 from slurmddp.launchers.records import Records
 from slurmddp.launchers.watch.node_watch import Watch
-from slurmddp.launchers.words import Message, as_facts, lost_node, names_of
+from slurmddp.launchers.words import Message, as_facts, lost_node, names_of, why_no_ranks
 
 _KILL_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL for the ranks that outlive a failed one: time to end a write, not to save."""
@@ -210,13 +210,13 @@ class AgentLoop:
         self._generation = Generation(message["generation"], tuple(message["agents"]))
         self._fallen, self._codes, self._left_at = [], [], None
         if self._generation.place(self._node.node_rank) is None:
-            self._records.say("this node waits, to take the place of one that is lost")
+            self._records.say(why_no_ranks(self._node.node_rank, message))
         elif self._stopping:
             self._codes = [EXIT_STOPPED]
             self._tell("done", code=EXIT_STOPPED)
         else:
             self._at_work = True
-            self._crew.start(self._generation, *message["master"])
+            self._crew.start(self._generation, *message["master"], look=message["look"])
 
     def _stop_ranks(self, message: Message) -> None:
         self._at_work = False

@@ -6,9 +6,10 @@ A record that can't be written, on a full disk say, may hide what happened, neve
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
+from slurmddp.errors import SlurmddpError
 from slurmddp.launchers import failure
 from slurmddp.launchers.failure import Failure
 from slurmddp.launchers.generation import Generation
@@ -31,6 +32,9 @@ class Record(Protocol):
     def restarted(self, generation: Generation, before: Generation, cause: Failure, step: int) -> None: ...
     def go_on_without(self, agents: Collection[int]) -> None:
         """Note that the attempt can finish without these nodes."""
+
+    def unfit(self, generation: Generation) -> Mapping[int, str]:
+        """Return the agents whose nodes a generation's preflight has found unfit, and what is wrong there."""
 
     def failed(self, cause: Failure) -> None: ...
     def stalled(self, report: RankReport, generation: int) -> None: ...
@@ -71,6 +75,18 @@ class Records:
             failure.record(self._folder, self._attempt, cause, generation=generation)
         except OSError as error:
             say(f"the failure was not recorded: {error}")
+
+    def unfit(self, generation: Generation) -> Mapping[int, str]:
+        """Return what rank 0, a process of this node, has written down of a generation's preflight."""
+        try:
+            events = self._folder.events()
+        except (SlurmddpError, OSError) as error:
+            say(f"the preflight's verdict can't be read: {error}")
+            return {}
+        here = {"event": "preflight", "attempt": self._attempt, "generation": generation.number}
+        told = [event.get("unfit", {}) for event in events if here.items() <= event.items()]
+        places = {int(place): str(why) for found in told for place, why in found.items()}
+        return {generation.agents[place]: why for place, why in places.items()}
 
     def failed(self, cause: Failure) -> None:
         """Record the failure that ends the attempt, unless it has one."""

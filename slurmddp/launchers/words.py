@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from slurmddp.launchers.control.link import Message
 from slurmddp.launchers.failure import Failure
 from slurmddp.launchers.watch.inquiry import Verdict
-from slurmddp.runs.causes import LOST_NODE
+from slurmddp.runs.causes import LOST_NODE, UNFIT_NODE
 
-__all__ = ["Message", "as_facts", "as_failure", "lost_node", "names_of", "stalled_rank"]
+__all__ = [
+    "Message",
+    "as_facts",
+    "as_failure",
+    "lost_node",
+    "names_of",
+    "stalled_rank",
+    "unfit_node",
+    "why_no_ranks",
+]
 
 
 def lost_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
@@ -26,6 +35,11 @@ def lost_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
         time=round(time.time(), 3),
         reason=f"{LOST_NODE}: {why}",
     )
+
+
+def unfit_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
+    """Return the failure of a node that the preflight has found unfit, where the others go on without it."""
+    return replace(lost_node(agent, hosts, ""), reason=f"{UNFIT_NODE}: {why.removesuffix('.')}")
 
 
 def stalled_rank(verdict: Verdict, agents: Sequence[int], ranks_per_node: int) -> Failure:
@@ -48,6 +62,13 @@ def names_of(agents: Sequence[int], hosts: Sequence[str]) -> str:
     """Return `node 3 (c07), node 4 (c08)`."""
     shown = ", ".join(f"node {agent} ({hosts[agent]})" for agent in agents[:8])
     return shown + (f" and {len(agents) - 8} more" if len(agents) > 8 else "")
+
+
+def why_no_ranks(agent: int, go: Mapping[str, Any]) -> str:
+    """Say why an agent has no place among those that begin."""
+    if agent in go["unfit"]:
+        return "this node was found unfit: it runs no more ranks in this attempt"
+    return "this node waits, to take the place of one that is lost"
 
 
 def as_facts(found: Failure) -> dict[str, Any]:

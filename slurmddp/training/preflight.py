@@ -5,8 +5,8 @@
     sum, clocks                    all ranks together
 
 Ranks tell what they have found over the store in which they met, which works also where the network between
-the devices doesn't. Rank 0 judges for all. A node that is not fit is noted in `excluded.jsonl`, and the
-attempt ends with the code that asks for other nodes.
+the devices doesn't. Rank 0 judges for all. A node that is not fit is noted in `excluded.jsonl`, and the ranks
+end with the code that asks for other nodes; where the job has a spare, node 0's agent takes it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from slurmddp.environments.present import GENERATION_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import SlurmddpError, UnfitNodeError
 from slurmddp.runs.excluded import exclude
@@ -35,7 +36,13 @@ from slurmddp.training.bounded import within
 from slurmddp.training.claims import DevicesError
 from slurmddp.training.preflight_checks import CHECKS, NOBODY, NODE, RUN, Check, Finding, Surroundings, look
 from slurmddp.training.preflight_pairs import Pair
-from slurmddp.training.preflight_verdicts import blame, can_be_avoided, judge_clocks, node_names
+from slurmddp.training.preflight_verdicts import (
+    blame,
+    can_be_avoided,
+    judge_clocks,
+    node_names,
+    others_may_do_better,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -211,20 +218,32 @@ class _Flight:
         for node, why in avoided.items():
             exclude(self._folder, node, f"preflight: {why}", hours=self._hours)
         if failed:
-            self._add_event(failed)
+            unfit = self._unfit(found)
+            spared = unfit if others_may_do_better(unfit, self.info.nodes) else {}
+            self._add_event(failed, {self.names.index(node): why for node, why in spared.items()})
         return failed, list(avoided)
 
     def _follows(self, found: Sequence[Finding]) -> tuple[list[str], dict[str, str]]:
         """Return what has failed, and the nodes that the next attempts are to avoid, each with its reason."""
         failed = [finding.sentence for finding in found if finding.blames != NOBODY]
-        unfit = {finding.node: finding.text for finding in found if finding.blames == NODE}
+        unfit = self._unfit(found)
         return failed, unfit if self._hours > 0 and can_be_avoided(unfit, self.info) else {}
 
-    def _add_event(self, failed: list[str]) -> None:
+    def _unfit(self, found: Sequence[Finding]) -> dict[str, str]:
+        return {finding.node: finding.text for finding in found if finding.blames == NODE}
+
+    def _add_event(self, failed: list[str], unfit: Mapping[int, str] | None = None) -> None:
+        """Record how it went; `unfit` are the node ranks that a spare may replace (see `Records.unfit`)."""
         seconds = round(time.monotonic() - self._began, 3)
         _log.info("preflight: %d node(s), %.2f s", self.info.nodes, seconds)
         self._folder.add_event(
-            "preflight", attempt=self._attempt, seconds=seconds, nodes=self.info.nodes, failed=failed
+            "preflight",
+            attempt=self._attempt,
+            generation=int(os.environ.get(GENERATION_VARIABLE) or 0),
+            seconds=seconds,
+            nodes=self.info.nodes,
+            failed=failed,
+            **({"unfit": unfit} if unfit else {}),
         )
 
 

@@ -21,9 +21,14 @@ def node_names(info: RankInfo) -> list[str]:
 
 
 def can_be_avoided(unfit: Mapping[str, str], info: RankInfo) -> bool:
-    """Whether SLURM knows these names, and they are not so many that others would do no better."""
+    """Whether SLURM knows these names, and others may do better."""
     known = info.environment == "slurm" and not info.emulated and set(unfit) <= set(info.hosts)
-    return known and (2 * len(unfit) <= info.nodes or info.nodes == 1)
+    return known and others_may_do_better(unfit, info.nodes)
+
+
+def others_may_do_better(unfit: Mapping[str, str], nodes: int) -> bool:
+    """Whether so few of the nodes are unfit that it lies on them, not on the cluster or the run."""
+    return 2 * len(unfit) <= nodes or nodes == 1
 
 
 def blame(failed: Mapping[Pair, str], names: Sequence[str]) -> list[Finding]:

@@ -13,6 +13,7 @@ from typing import Any
 from slurmddp.checkpoint.config_match import computed
 from slurmddp.environments.detect import detect, require
 from slurmddp.environments.limits import read_limits
+from slurmddp.environments.present import LOOK_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError
 from slurmddp.runs.fence import superseded
@@ -78,7 +79,7 @@ def _run(folder: RunFolder, guard: Guard) -> None:
 
 def _launch(distributon: Distributon, info: RankInfo, config: dict[str, Any], folder: RunFolder) -> None:
     """Meet the other ranks, and look at all nodes if that was asked for."""
-    looks = config.get("preflight") and os.environ.get("SLURMDDP_GENERATION", "0") == "0"
+    looks = config.get("preflight") and os.environ.get(LOOK_VARIABLE, "1") == "1"
     try:
         distributon.launch()
     except DevicesError as error:

@@ -92,6 +92,8 @@ def test_a_device_that_is_wrong_excludes_its_node(run: RunFolder) -> None:
     assert excluded_nodes(run) == ["n2"]
     (event,) = events(run, "preflight")
     assert event["failed"] == [answers[0][2].removeprefix("Preflight: ").partition(" The next")[0]]
+    assert (event["generation"], list(event["unfit"])) == (0, ["1"])
+    assert event["unfit"]["1"].startswith("cpu of rank 3 multiplies")
 
 
 def test_where_no_node_may_be_excluded_the_run_fails(run: RunFolder) -> None:
@@ -100,6 +102,8 @@ def test_where_no_node_may_be_excluded_the_run_fails(run: RunFolder) -> None:
         assert "n2: cpu of rank 1" in said
         assert "No node was excluded" in said
     assert avoided(run) == []
+    (event,) = events(run, "preflight")
+    assert list(event["unfit"]) == ["1"], "a spare of this job may take its place all the same"
 
 
 def test_a_device_that_hangs_is_named_also_where_it_is_rank_zeros(run: RunFolder) -> None:
@@ -160,20 +164,20 @@ def test_a_clock_that_is_off_is_warned_of_and_far_off_refused(
 
 
 @pytest.mark.parametrize(
-    ("config", "generation", "looks"),
+    ("config", "told", "looks"),
     [
-        ({}, "0", 0),
-        ({"preflight": False}, "0", 0),
-        ({"preflight": True}, "0", 1),
-        ({"preflight": True}, "1", 0),
+        ({}, "1", 0),
+        ({"preflight": False}, "1", 0),
+        ({"preflight": True}, "1", 1),
+        ({"preflight": True}, "0", 0),
     ],
 )
-def test_the_worker_looks_where_it_was_asked_to_and_not_after_a_restart_in_place(
-    run: RunFolder, config: dict[str, Any], generation: str, looks: int
+def test_the_worker_looks_where_it_was_asked_to_and_the_agent_lets_it(
+    run: RunFolder, config: dict[str, Any], told: str, looks: int
 ) -> None:
     program = {"program": {"_target_": "worker_jobs.program_that_notes"}}
     run.config_file.write_text(json.dumps({"seed": 3, "nodes": 1, "ranks_per_node": 1, **program, **config}))
-    place = {"SLURMDDP_GENERATION": generation}
+    place = {"SLURMDDP_GENERATION": "1", "SLURMDDP_LOOK": told}
     ((code, said),) = run_ranks(worker_jobs.work, 1, str(run.path), environments=[place])
     assert code == 0
     assert "seed 3" in said

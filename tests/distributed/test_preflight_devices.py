@@ -66,17 +66,17 @@ def test_where_other_nodes_would_do_no_better_the_refusal_stands(
 
 @pytest.mark.usefixtures("rank_server")
 @pytest.mark.parametrize(
-    ("asked", "generation", "blamed"), [(True, "0", [(0,)]), (False, "0", []), (True, "1", [])]
+    ("asked", "told", "blamed"), [(True, "1", [(0,)]), (False, "1", []), (True, "0", [])]
 )
 def test_the_worker_blames_the_node_where_it_was_asked_to_look(
-    run: RunFolder, asked: bool, generation: str, blamed: list[tuple[int, ...]]
+    run: RunFolder, asked: bool, told: str, blamed: list[tuple[int, ...]]
 ) -> None:
     program = {"program": {"_target_": "worker_jobs.program_that_notes"}}
     size = {"nodes": 1, "ranks_per_node": 1}
     run.config_file.write_text(json.dumps({"seed": 3, **size, **program, "preflight": asked}))
-    place = {"SLURMDDP_GENERATION": generation}
-    (told,) = run_ranks(device_jobs.work_on_an_unfit_node, 1, str(run.path), environments=[place])
-    assert told == (EXIT_FAILED, blamed)
+    place = {"SLURMDDP_LOOK": told}
+    (answer,) = run_ranks(device_jobs.work_on_an_unfit_node, 1, str(run.path), environments=[place])
+    assert answer == (EXIT_FAILED, blamed)
 
 
 @pytest.mark.parametrize(

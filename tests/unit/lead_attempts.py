@@ -24,6 +24,8 @@ class Notes:
         self.said: list[str] = []
         self.done: list[tuple[Any, ...]] = []
         self.over = False
+        self.verdicts: dict[int, dict[int, str]] = {}
+        """What the preflight of each generation says of which agents' nodes."""
 
     def say(self, text: str) -> None:
         self.said.append(text)
@@ -37,6 +39,9 @@ class Notes:
     def go_on_without(self, agents: Collection[int]) -> None:
         if agents:
             self.done.append(("without", set(agents)))
+
+    def unfit(self, generation: Generation) -> dict[int, str]:
+        return self.verdicts.get(generation.number, {})
 
     def failed(self, cause: Failure) -> None:
         self.done.append(("failed", cause.node_rank, cause.rank))

@@ -33,6 +33,11 @@ FELL = Facts(agents=(0, 1, 2), step=7, furthest=5)
         (replace(FELL, lost=True, agents=()), False, "no other node"),
         (replace(FELL, lost=True, restarts=10), False, "max_restarts_in_place"),
         (replace(FELL, lost=True, stopping=True), False, "asked to stop"),
+        (replace(FELL, codes=[76, 1], unfit=True, step=-1), True, "lost"),
+        (replace(FELL, codes=[76, 78], unfit=True, step=-1), False, "refused"),
+        (replace(FELL, codes=[76], lost=True, step=-1), False, "refused"),
+        (replace(FELL, codes=[76], unfit=True, agents=()), False, "no other node"),
+        (replace(FELL, codes=[76], unfit=True, restarts=10), False, "max_restarts_in_place"),
     ],
 )
 def test_an_accident_is_tried_again_and_nothing_else(facts: Facts, restart: bool, why: str) -> None:
@@ -50,6 +55,8 @@ def test_none_begin_again_where_the_policy_says_so() -> None:
     [
         ((0, 1, 2), {0, 1, 2}, {}, (0, 1, 2)),
         ((0, 1, 2), {0, 2}, {}, ()),
+        ((0, 1, 2), {1, 2, 3}, {"spare_nodes": 1}, ()),
+        ((0, 1, 2), {1, 2}, {"elastic": True}, ()),
         ((0, 1, 2), {0, 1, 2, 3}, {"spare_nodes": 1}, (0, 1, 2)),
         ((0, 1, 2), {0, 2, 3}, {"spare_nodes": 1}, (0, 3, 2)),
         ((0, 3, 2), {0, 3}, {"spare_nodes": 1}, ()),

@@ -20,7 +20,7 @@ from slurmddp.launchers.records import Records
 from slurmddp.launchers.watch.node_watch import Watch
 from slurmddp.runs.folder import RunFolder
 
-GO = {"kind": "go", "generation": 0, "agents": [0, 1], "master": ("", 0)}
+GO = {"kind": "go", "generation": 0, "agents": [0, 1], "master": ("", 0), "look": True, "unfit": []}
 
 
 class Script:
@@ -33,7 +33,7 @@ class Script:
         keeper = SimpleNamespace(
             handle=lambda: None, busy=lambda: bool(self._words), finish=lambda timeout_s: True
         )
-        crew = SimpleNamespace(step=7, reap=list, failures=lambda ended: [], start=lambda *a: None)
+        crew = SimpleNamespace(step=7, reap=list, failures=lambda ended: [], start=lambda *a, look: None)
         crew.end = lambda grace_s: None
         watch = SimpleNamespace(look=lambda now: [], next_look=lambda: float("inf"))
         self.loop = AgentLoop(
