@@ -8,6 +8,7 @@ for a while (checkpoints that were written, say) the kernel gives back by itself
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 _SHARE = 0.9
@@ -26,9 +27,10 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def _of_host(root: Path) -> int:
-    for line in (root / "proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
+    with suppress(OSError):
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
     return 1 << 62  # A kernel that does not tell; the limits of the job are left.
 
 

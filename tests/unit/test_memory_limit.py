@@ -68,3 +68,10 @@ def test_this_host_has_some() -> None:
 )
 def test_copies_leave_a_tenth(size: int, available: int, copies: int) -> None:
     assert copies_that_fit(size, available) == copies
+
+
+def test_a_host_that_tells_nothing_leaves_the_groups(tmp_path: Path) -> None:
+    host(tmp_path, 7, "0::/\n")
+    (tmp_path / "proc/meminfo").unlink()
+    group(tmp_path / "sys/fs/cgroup", V2, str(5 * GB), 1, 0)
+    assert available_bytes(tmp_path) == 4 * GB
