@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import mmap
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +17,10 @@ from typing import Any
 
 import torch
 
+from slurmddp.checkpoint.copies import View
 from slurmddp.checkpoint.reader import Checkpoint
 from slurmddp.checkpoint.state import flatten, unflatten
-from slurmddp.checkpoint.tensors import decode, is_aligned, layout
+from slurmddp.checkpoint.tensors import decode, layout
 from slurmddp.errors import CheckpointError
 from slurmddp.node import memory
 from slurmddp.node.memory_limit import available_bytes, copies_that_fit
@@ -39,20 +39,11 @@ class NoMemory(Exception):
 
 
 @dataclass
-class _View:
-    """This process's view of a memory file: `area`, and the same as a tensor of bytes."""
-
-    area: mmap.mmap
-    bytes: torch.Tensor
-    is_pinned: bool = False
-
-
-@dataclass
 class _Slot:
     """One memory file."""
 
     descriptor: int
-    view: _View | None = None
+    view: View | None = None
 
     @property
     def capacity(self) -> int:
@@ -148,7 +139,7 @@ class Snapshots:
         memory.unseal(slot.descriptor)
         for start, text in zip((sealed.tensors_at, sealed.tree_at, sealed.about_at), texts, strict=True):
             view.area[start : start + len(text)] = text
-        _copy(view, sealed.tensors_at + len(texts[0]), tensors)
+        view.copy(tensors, sealed.tensors_at + len(texts[0]))
         memory.seal(slot.descriptor, sealed)
 
     def _free_slot(self, size: int) -> int | None:
@@ -184,7 +175,7 @@ class Snapshots:
             raise self._refused
         log.warning("%s: one copy is held in place of two, and training waits for it to be written.", facts)
 
-    def _fit(self, slot: _Slot, size: int) -> _View:
+    def _fit(self, slot: _Slot, size: int) -> View:
         """Return the view of a memory file that takes `size` bytes."""
         if slot.view is not None and slot.capacity >= size:
             return slot.view
@@ -203,7 +194,7 @@ class Snapshots:
                 f"No memory for a copy of {size_text(size)} ({error.strerror}): training waits until each "
                 "checkpoint is written."
             ) from error
-        slot.view = _View(area, torch.frombuffer(area, dtype=torch.uint8))
+        slot.view = View(area)
         return slot.view
 
     def newest(self, root: Path) -> tuple[int, memory.Sealed] | None:
@@ -252,49 +243,9 @@ def _rounded(size: int) -> int:
 
 
 def _unmap(slot: _Slot) -> None:
-    if slot.view is None:
-        return
-    view, slot.view = slot.view, None
-    if view.is_pinned:
-        torch.cuda.cudart().cudaHostUnregister(view.bytes.data_ptr())  # type: ignore[no-untyped-call]
-    area = view.area
-    del view  # with the tensor, which would go on pointing there
-    area.close()
-
-
-def _copy(view: _View, at: int, tensors: Sequence[torch.Tensor]) -> None:
-    """Copy `tensors`, one after the other, to the place `at`; devices copy beside each other."""
-    on_device = [tensor for tensor in tensors if tensor.is_cuda]
-    if on_device:
-        _pin(view)
-    with torch.no_grad():
-        for tensor in tensors:
-            size = tensor.numel() * tensor.element_size()
-            if size:
-                _copy_one(view.bytes[at : at + size], tensor)
-                at += size
-    for device in {tensor.device for tensor in on_device}:
-        torch.cuda.synchronize(device)
-
-
-def _copy_one(target: torch.Tensor, tensor: torch.Tensor) -> None:
-    if not tensor.is_contiguous() and is_aligned(tensor) and not tensor.is_conj() and not tensor.is_neg():
-        target.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
-        return
-    dense = tensor.resolve_conj().resolve_neg().contiguous()
-    # A single element counts as contiguous whatever its stride says; view() would look at the stride.
-    target.copy_(dense.as_strided((dense.numel(),), (1,)).view(torch.uint8), non_blocking=True)
-
-
-def _pin(view: _View) -> None:
-    """Register the memory with CUDA, which then copies into it at full speed and beside other work."""
-    if view.is_pinned:
-        return
-    place, size = view.bytes.data_ptr(), len(view.bytes)
-    code = torch.cuda.cudart().cudaHostRegister(place, size, 0)  # type: ignore[no-untyped-call]
-    view.is_pinned = int(code) == 0
-    if not view.is_pinned:
-        log.warning("CUDA does not take the memory for checkpoints (error %d): copies are slower.", int(code))
+    if slot.view is not None:
+        view, slot.view = slot.view, None
+        view.close()
 
 
 def read_parts(step: int, parts: memory.Parts) -> Checkpoint:

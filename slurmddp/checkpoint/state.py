@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ MAX_DEPTH = 100
 """Deeper nesting is taken for a container that holds itself."""
 
 _JSON_INT_BITS = 63
+_TOP = "the top"
 _MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
 _MAPPING_TYPES = {tag: kind for kind, tag in _MAPPINGS.items()}
 
@@ -74,13 +75,14 @@ def _mapping(tag: str, tree: dict[str, Any], tensors: Mapping[str, torch.Tensor]
 class _Flattener:
     def __init__(self) -> None:
         self._flat = FlatState()
-        self._names: dict[tuple[Any, ...], str] = {}
+        self._names: dict[int, list[tuple[torch.Tensor, str]]] = {}
 
     def run(self, state: Mapping[str, Any]) -> FlatState:
-        self._flat.tree = self._value(dict(state), ())
+        self._flat.tree = self._value(dict(state), "", 0)
         return self._flat
 
-    def _value(self, value: Any, path: tuple[Any, ...]) -> Any:
+    def _value(self, value: Any, path: str, depth: int) -> Any:
+        """Return what the tree holds for `value`, which is found by the keys of `path`, `depth` of them."""
         kind = type(value)
         if value is None or kind in (bool, str):
             return value
@@ -90,52 +92,66 @@ class _Flattener:
             return value if math.isfinite(value) else {"float": struct.pack(">d", value).hex()}
         if isinstance(value, torch.Tensor):
             return {"tensor": self._tensor(value, path)}
-        return self._container(value, path)
+        return self._container(value, path, depth)
 
-    def _container(self, value: Any, path: tuple[Any, ...]) -> Any:
+    def _container(self, value: Any, path: str, depth: int) -> Any:
         kind = type(value)
-        if len(path) >= MAX_DEPTH:
+        if depth >= MAX_DEPTH:
+            begin = "/".join(path.split("/")[:6])
             raise CheckpointError(
-                f"The state is nested deeper than {MAX_DEPTH} levels at {_join(path[:6])}...",
+                f"The state is nested deeper than {MAX_DEPTH} levels at {begin}...",
                 hint="A container that holds itself can't be stored.",
             )
         if kind in _MAPPINGS:
-            return self._pairs(value, path)
+            return self._pairs(value, path, depth)
         if kind in (list, tuple):
-            items = [self._value(item, (*path, index)) for index, item in enumerate(value)]
+            items = [self._value(item, _in(path, index), depth + 1) for index, item in enumerate(value)]
             return items if kind is list else {"tuple": items}
         raise _unsupported(value, path)
 
-    def _pairs(self, value: dict[Any, Any], path: tuple[Any, ...]) -> dict[str, Any]:
+    def _pairs(self, value: dict[Any, Any], path: str, depth: int) -> dict[str, Any]:
         for key in value:
             if type(key) not in (str, int):
                 raise CheckpointError(
-                    f"The state has the key {key!r} ({type(key).__name__}) at {_join(path)}.",
+                    f"The state has the key {key!r} ({type(key).__name__}) at {path or _TOP}.",
                     hint="Keys may be strings and integers.",
                 )
         tree: dict[str, Any] = {
-            _MAPPINGS[type(value)]: [[key, self._value(item, (*path, key))] for key, item in value.items()]
+            _MAPPINGS[type(value)]: [
+                [key, self._value(item, _in(path, key), depth + 1)] for key, item in value.items()
+            ]
         }
         # A module's state_dict carries the versions of its modules here; load_state_dict reads them.
         metadata = getattr(value, "_metadata", None)
         if metadata is not None:
-            tree["metadata"] = self._value(metadata, (*path, "_metadata"))
+            tree["metadata"] = self._value(metadata, _in(path, "_metadata"), depth + 1)
         return tree
 
-    def _tensor(self, tensor: torch.Tensor, path: tuple[Any, ...]) -> str:
+    def _tensor(self, tensor: torch.Tensor, path: str) -> str:
         _check_plain(tensor, path)
-        identity = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(),
-                    tensor.is_conj(), tensor.is_neg())  # fmt: skip
-        known = self._names.get(identity) if tensor.numel() else None
-        if known is not None:
-            return known
-        name = _free_name(_join(path), self._flat.tensors)
-        self._names[identity] = name
-        self._flat.tensors[name] = tensor.detach()
+        if tensor.numel():
+            here = self._names.setdefault(tensor.data_ptr(), [])
+            for other, name in here:
+                if _is_same(tensor, other):
+                    return name
+        name = _free_name(path or _TOP, self._flat.tensors)
+        if tensor.numel():
+            here.append((tensor, name))
+        self._flat.tensors[name] = tensor.detach() if tensor.requires_grad else tensor
         return name
 
 
-def _check_plain(tensor: torch.Tensor, path: tuple[Any, ...]) -> None:
+def _in(path: str, key: str | int) -> str:
+    return f"{path}/{key}" if path else str(key)
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Tell whether two tensors that begin at the same place are the same elements, read in the same way."""
+    facts = [(t.device, t.dtype, t.shape, t.stride(), t.is_conj(), t.is_neg()) for t in (one, other)]
+    return facts[0] == facts[1]
+
+
+def _check_plain(tensor: torch.Tensor, path: str) -> None:
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         found = f"a {type(tensor).__name__}"
     elif tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
@@ -145,21 +161,17 @@ def _check_plain(tensor: torch.Tensor, path: tuple[Any, ...]) -> None:
     else:
         return
     raise CheckpointError(
-        f"The state holds {found} at {_join(path)}.", hint="Store an ordinary dense tensor in its place."
+        f"The state holds {found} at {path or _TOP}.", hint="Store an ordinary dense tensor in its place."
     )
 
 
-def _unsupported(value: Any, path: tuple[Any, ...]) -> CheckpointError:
+def _unsupported(value: Any, path: str) -> CheckpointError:
     kind = type(value)
     return CheckpointError(
-        f"The state holds a {kind.__module__}.{kind.__qualname__} at {_join(path)}.",
+        f"The state holds a {kind.__module__}.{kind.__qualname__} at {path or _TOP}.",
         hint="Store tensors, int, float, str, bool, None, and dict, list or tuple of them; "
         "convert NumPy values with float(), int() or torch.from_numpy().",
     )
-
-
-def _join(path: Iterable[Any]) -> str:
-    return "/".join(str(part) for part in path) or "the top"
 
 
 def _free_name(name: str, taken: Mapping[str, torch.Tensor]) -> str:

@@ -8,7 +8,7 @@ because they neither hash on the way nor read into the final memory without a se
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -60,9 +60,9 @@ def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, list[torch.Tenso
     return _head(ordered), [tensor for _, tensor in ordered]
 
 
-def is_in_memory(tensors: Iterable[torch.Tensor]) -> bool:
-    """Tell whether `encode` yields these tensors' own memory, and copies none of them."""
-    return all(t.is_cpu and t.is_contiguous() and not t.is_conj() and not t.is_neg() for t in tensors)
+def is_in_memory(tensor: torch.Tensor) -> bool:
+    """Tell whether the bytes of `tensor` lie in the CPU's memory as `encode` yields them."""
+    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def is_aligned(tensor: torch.Tensor) -> bool:

@@ -41,7 +41,7 @@ def _filler(state: Mapping[str, Any]) -> tuple[Fill, int]:
     flat = flatten(state)
     tree = json.dumps({"format": FORMAT, "state": flat.tree}, separators=(",", ":")).encode()
     tensor_bytes = encoded_size(flat.tensors)
-    held = is_in_memory(flat.tensors.values())
+    held = all(map(is_in_memory, flat.tensors.values()))
 
     def fill(folder: Path) -> dict[str, FileRecord]:
         parts = encode(flat.tensors)
