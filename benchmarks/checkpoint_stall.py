@@ -39,6 +39,7 @@ import torch.distributed.checkpoint as dcp
 from record import keep, parser, ratio
 from torch import nn
 
+from slurmddp.launchers import linux
 from slurmddp.launchers.keeper import Keeper
 from slurmddp.node.channel import CHANNEL_VARIABLE
 from slurmddp.training.distributon import Distributon
@@ -302,12 +303,16 @@ def main() -> int:
     options.add_argument("--rounds", type=int, default=5, help="rounds that count (default: 5)")
     options.add_argument("--dir", default=None, help="a folder on the disk that is to be measured")
     arguments = options.parse_args()
+    # A writer outlives who started it until all is written: whatever ends this, it comes back here.
+    linux.adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     folder = Path(tempfile.mkdtemp(prefix="slurmddp-stall-", dir=arguments.dir))
     keeper = Keeper()
     os.environ[CHANNEL_VARIABLE] = str(keeper.channel_for(0))
     pid = os.fork()
     if pid == 0:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         (folder / "results.json").write_text(json.dumps(train(arguments, folder)))
         os._exit(0)
     try:
@@ -315,6 +320,7 @@ def main() -> int:
             return 1
         results = json.loads((folder / "results.json").read_text())
     finally:
+        linux.end_children(10)
         shutil.rmtree(folder, ignore_errors=True)
     print("\n".join(lines(results)))
     keep(arguments.output, {"rounds": arguments.rounds, "sizes": results})
