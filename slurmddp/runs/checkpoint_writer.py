@@ -29,6 +29,7 @@ from slurmddp import errors
 from slurmddp.errors import EXIT_USAGE, CheckpointError, SlurmddpError
 from slurmddp.node import memory
 from slurmddp.node.channel import Channel
+from slurmddp.node.streams import keep_output
 from slurmddp.runs.checkpoints import TENSORS_FILE, TREE_FILE
 from slurmddp.runs.durable import FileRecord, copy_hashed, write_hashed
 from slurmddp.runs.folder import RunFolder
@@ -222,6 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if channel is None:
         print("usage: python -m slurmddp.runs.checkpoint_writer DESCRIPTOR", file=sys.stderr)
         return EXIT_USAGE
+    keep_output()  # The disk that is full for a checkpoint may be so for the log as well.
     _stay()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     serve(channel)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agent_runs import agent_command, make_run
+from keepers import fill, request
 
 from slurmddp.environments.present import emulated_step, scrub
-from slurmddp.node import streams
+from slurmddp.node import memory, streams
+from slurmddp.node.channel import Channel
 from slurmddp.runs.folder import RunFolder
 
 CLOSED = {"stdin": 0, "stdout": 1, "stderr": 2}
@@ -72,6 +75,27 @@ def test_a_rank_whose_log_is_on_a_full_disk_goes_on_and_keeps_its_code(tmp_path:
     )
     folder = make_run(tmp_path, program, ranks_per_node=1)
     assert run_agent(folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 78
+
+
+def test_a_writer_whose_log_is_on_a_full_disk_tells_what_went_wrong(tmp_path: Path) -> None:
+    (tmp_path / "no folder").touch()
+    own, theirs = Channel.pair()
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "slurmddp.runs.checkpoint_writer", str(theirs.fileno())]
+        writer = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=full, stderr=full)
+    theirs.close()
+    descriptor = memory.create()
+    fill(descriptor, 7)
+    own.send({"kind": "memory", "slot": 0}, [descriptor])
+    own.send(request(tmp_path / "no folder", 0, 7))
+    try:
+        answer = own.receive(60)
+        assert answer is not None
+        assert "step 7 could not be written" in str(answer[0]["error"])
+    finally:
+        own.close()
+        os.close(descriptor)
+        assert writer.wait(60) == 0
 
 
 def test_lines_arrive_at_once_and_whole(tmp_path: Path) -> None:
