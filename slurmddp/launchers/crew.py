@@ -28,10 +28,10 @@ from slurmddp.launchers.keeper import Keeper
 from slurmddp.launchers.oom import OomWatch
 from slurmddp.launchers.rank import RankStart
 from slurmddp.launchers.ranks import RankExit, Ranks
-from slurmddp.node.address import find_rank_zero
+from slurmddp.node.address import Address
 from slurmddp.node.channel import CHANNEL_VARIABLE
 from slurmddp.node.memory import MEMORY_VARIABLE
-from slurmddp.node.ports import candidate_ports, listen
+from slurmddp.node.ports import candidate_ports, listen, listen_as_rank_zero
 from slurmddp.node.pulse import PULSE_VARIABLE, Beat, Pulse
 from slurmddp.runs.causes import LEFT_EARLY
 from slurmddp.runs.failures import ENDED_BY_AGENT
@@ -79,6 +79,8 @@ class Crew:
         self._logged = [0] * work.ranks_per_node
         """How long each rank's log was when the rank began."""
         self._place = work.node
+        self._own: Address | None = None
+        """The address of this node at which ranks can meet, once it was asked for."""
         self._generation = 0
         self._gone_by = 0.0
         self._ended = False
@@ -93,11 +95,13 @@ class Crew:
 
     def meeting_point(self, generation: Generation) -> tuple[str, int]:
         """Return MASTER_ADDR and MASTER_PORT for ranks that look for them; only node 0's agent asks."""
-        place = place_of(self._work.node, generation)
-        address = find_rank_zero(place)[0]
-        identity = f"{place.launch_id} {generation.number} master"
-        with listen(address, candidate_ports(identity)) as probe:
-            return address.text, int(probe.getsockname()[1])
+        node = self._work.node
+        ports = candidate_ports(f"{node.launch_id} {generation.number} master")
+        # Asked once: a name server that does not answer would hold up a restart, and the line between agents.
+        with listen(self._own, ports) if self._own else listen_as_rank_zero(node, ports) as probe:
+            text, port = probe.getsockname()[:2]
+            self._own = Address(probe.family, text)
+            return text, int(port)
 
     def start(self, generation: Generation, master: str = "", port: int = 0, *, look: bool = True) -> None:
         """Begin the ranks that this node has in a generation; plain torch in them meets at `master`.

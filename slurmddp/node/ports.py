@@ -11,8 +11,9 @@ import errno
 import hashlib
 import socket
 
+from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import SlurmddpError
-from slurmddp.node.address import Address
+from slurmddp.node.address import Address, find_rank_zero, not_here
 
 FIRST_PORT = 15000
 PORTS = 15000
@@ -48,3 +49,15 @@ def listen(address: Address, ports: list[int]) -> socket.socket:
         f"Rank 0 tried {len(ports)} ports on {address.text}, {ports[0]} first, and none is free.",
         hint="Something on this node holds thousands of ports (`ss -ltn` shows what): exclude the node.",
     )
+
+
+def listen_as_rank_zero(info: RankInfo, ports: list[int]) -> socket.socket:
+    """Listen on the first of rank 0's addresses that is really this machine's."""
+    addresses = find_rank_zero(info)
+    for address in addresses:
+        try:
+            return listen(address, ports)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+    raise not_here(info, addresses)

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.launchers.control.session import ALL, Awake, Clock, Echoes, Join, Message, Session, copied
 from slurmddp.launchers.control.wire import CLOSED, Secret, Wire
-from slurmddp.node.address import find_rank_zero, not_here
-from slurmddp.node.ports import candidate_ports, listen
+from slurmddp.node.ports import candidate_ports, listen_as_rank_zero
 
 _log = logging.getLogger(__name__)
 
@@ -277,16 +276,6 @@ class Hub:
 
 
 def _listen(info: RankInfo) -> socket.socket:
-    """Listen on the first of node 0's addresses that is really this machine's."""
-    addresses = find_rank_zero(info)
-    ports = candidate_ports(f"control of {info.launch_id}")
-    for address in addresses:
-        try:
-            listener = listen(address, ports)
-        except OSError as error:
-            if error.errno == errno.EADDRNOTAVAIL:
-                continue
-            raise
-        listener.setblocking(False)
-        return listener
-    raise not_here(info, addresses)
+    listener = listen_as_rank_zero(info, candidate_ports(f"control of {info.launch_id}"))
+    listener.setblocking(False)
+    return listener
