@@ -42,6 +42,7 @@ from slurmddp.training.preflight_verdicts import (
     judge_clocks,
     node_names,
     others_may_do_better,
+    suspects,
 )
 
 _log = logging.getLogger(__name__)
@@ -191,23 +192,26 @@ class _Flight:
         """Return what follows from all answers, written down already: who hears of it leaves at once."""
         given = [answer for answer in answers if answer is not None]
         found = [finding for answer in given for finding in answer.findings]
-        found += blame(
-            {pair: why for answer in given for pair, why in answer.failed_pairs.items()}, self.names
-        )
+        failed = {pair: why for answer in given for pair, why in answer.failed_pairs.items()}
+        events = self._folder.events() if failed else []
+        found += blame(failed, self.names, suspects(events, self._attempt, self.names))
         if part == "sum" and len(given) == len(answers):
             stamps = [answer.at for answer in given[:: self.info.local_world_size]]
             found += judge_clocks(self.names, stamps, self._told, time.time())
         found += [self._silent(rank) for rank, answer in enumerate(answers) if answer is None]
         if superseded(self._folder, self._attempt):
             return [finding.sentence for finding in found if finding.blames != NOBODY], []
-        return self._record(found)
+        apart = [[self.names[node] for node in pair] for pair in failed]
+        return self._record(found, apart)
 
     def _silent(self, rank: int) -> Finding:
         node = self.names[rank // self.info.local_world_size]
         text = f"rank {rank} did not tell what it found within {ANSWER_S:.0f} s."
         return Finding(check="answer", node=node, text=text, hint="Its log may say why.")
 
-    def _record(self, found: Sequence[Finding]) -> tuple[list[str], list[str]]:
+    def _record(
+        self, found: Sequence[Finding], apart: Sequence[Sequence[str]] = ()
+    ) -> tuple[list[str], list[str]]:
         """Write down what was found, and which nodes the next attempts avoid; return both."""
         for finding in found:
             _log.warning("preflight: %s", finding.sentence)
@@ -220,7 +224,8 @@ class _Flight:
         if failed:
             unfit = self._unfit(found)
             spared = unfit if others_may_do_better(unfit, self.info.nodes) else {}
-            self._add_event(failed, {self.names.index(node): why for node, why in spared.items()})
+            facts = {"unfit": {self.names.index(node): why for node, why in spared.items()}, "pairs": apart}
+            self._add_event(failed, **{name: fact for name, fact in facts.items() if fact})
         return failed, list(avoided)
 
     def _follows(self, found: Sequence[Finding]) -> tuple[list[str], dict[str, str]]:
@@ -232,8 +237,8 @@ class _Flight:
     def _unfit(self, found: Sequence[Finding]) -> dict[str, str]:
         return {finding.node: finding.text for finding in found if finding.blames == NODE}
 
-    def _add_event(self, failed: list[str], unfit: Mapping[int, str] | None = None) -> None:
-        """Record how it went; `unfit` are the node ranks that a spare may replace (see `Records.unfit`)."""
+    def _add_event(self, failed: list[str], **facts: object) -> None:
+        """Record it; `unfit` by node rank (see `Records.unfit`), `pairs` by name (see `suspects`)."""
         seconds = round(time.monotonic() - self._began, 3)
         _log.info("preflight: %d node(s), %.2f s", self.info.nodes, seconds)
         self._folder.add_event(
@@ -243,7 +248,7 @@ class _Flight:
             seconds=seconds,
             nodes=self.info.nodes,
             failed=failed,
-            **({"unfit": unfit} if unfit else {}),
+            **facts,
         )
 
 

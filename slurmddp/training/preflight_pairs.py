@@ -6,7 +6,7 @@ In every round a node has at most one partner, so that a silent one holds up no 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import distributed
@@ -48,26 +48,30 @@ def partner(pairs: Iterable[Pair], node: int) -> int | None:
     return next((b if a == node else a for a, b in pairs if node in (a, b)), None)
 
 
-def to_blame(failed: Iterable[Pair]) -> list[int]:
+def to_blame(failed: Iterable[Pair], suspects: Collection[int] = ()) -> list[int]:
     """Return few nodes without which none of the failed pairs is left, those in most of them first.
 
-    Of two that failed with each other only it is the later one: nothing tells which of them it was, and
-    without one of them there is no such pair.
+    Of two that failed with each other only it is the one that has failed with another before (`suspects`), or
+    else the later one: nothing tells which of them it was, and without one of them there is no such pair.
     """
     left, found = set(failed), []
     while left:
         counts = Counter(node for pair in left for node in pair)
-        worst = max(counts, key=lambda node: (counts[node], node))
+        worst = max(counts, key=lambda node: (counts[node], node in suspects, node))
         found.append(worst)
         left = {pair for pair in left if worst not in pair}
     return found
 
 
-def describe(node: int, failed: Mapping[Pair, str], names: Sequence[str]) -> str:
+def describe(
+    node: int, failed: Mapping[Pair, str], names: Sequence[str], suspects: Collection[int] = ()
+) -> str:
     """Return the sentence that says with whom a node did not exchange data, and why."""
     why = {(b if a == node else a): said for (a, b), said in failed.items() if node in (a, b)}
     others = ", ".join(names[other] for other in why)
     text = f"it does not exchange data with {others}: {next(iter(why.values()))}."
+    if node in suspects:
+        return f"{text} So it was with another node before."
     alone = len(why) == 1 and sum(next(iter(why)) in pair for pair in failed) == 1
     return f"{text} It may be {others} as well." if alone else text
 

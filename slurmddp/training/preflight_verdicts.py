@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.training import preflight_pairs as pairs
@@ -31,16 +33,27 @@ def others_may_do_better(unfit: Mapping[str, str], nodes: int) -> bool:
     return 2 * len(unfit) <= nodes or nodes == 1
 
 
-def blame(failed: Mapping[Pair, str], names: Sequence[str]) -> list[Finding]:
-    """Return the nodes to which the pairs that failed come down."""
-    nodes = pairs.to_blame(failed)
+def suspects(events: Iterable[Mapping[str, Any]], attempt: int, names: Sequence[str]) -> set[int]:
+    """Return the nodes that failed in one pair only, with one that a spare has replaced since."""
+    before: set[str] = set()
+    for event in events:
+        if event.get("event") == "preflight" and event.get("attempt") == attempt:
+            counts = Counter(name for pair in event.get("pairs", []) for name in pair)
+            alone = (pair for pair in event.get("pairs", []) if all(counts[name] == 1 for name in pair))
+            before.update(name for pair in alone for name in pair)
+    return {node for node, name in enumerate(names) if name in before}
+
+
+def blame(failed: Mapping[Pair, str], names: Sequence[str], suspected: Collection[int] = ()) -> list[Finding]:
+    """Return the nodes to which the pairs that failed come down; `suspected` are those of `suspects`."""
+    nodes = pairs.to_blame(failed, suspected)
     hint = "Have its network looked at: interface, cable, firewall."
     blames = NODE if 2 * len(nodes) <= len(names) else RUN
     return [
         Finding(
             check="pairs",
             node=names[node],
-            text=pairs.describe(node, failed, names),
+            text=pairs.describe(node, failed, names, suspected),
             hint=hint,
             blames=blames,
         )

@@ -147,6 +147,22 @@ def test_of_two_that_fail_with_each_other_it_may_be_either(run: RunFolder) -> No
         assert kind == "UnfitNodeError"
         assert "n2: it does not exchange data with n1: it did not end within" in said
         assert "It may be n1 as well." in said
+    (event,) = events(run, "preflight")
+    assert event["pairs"] == [["n1", "n2"]]
+
+
+def test_which_of_two_it_is_shows_in_the_pair_with_a_spare(run: RunFolder) -> None:
+    """The node that the spare has replaced was wrongly blamed; the first one is the sick one."""
+    run.add_event("preflight", attempt=1, generation=0, pairs=[["n2", "n7"]])
+    run.add_event("preflight", attempt=0, generation=0, pairs=[["n1", "n7"]])
+    for kind, _, said in fly(run, preflight_jobs.with_a_silent_node, 0):
+        assert kind == "UnfitNodeError"
+        assert "n1: it does not exchange data with n2: it did not end within" in said
+        assert "So it was with another node before." in said
+        assert "as well" not in said
+    assert excluded_nodes(run) == ["n1"]
+    event = events(run, "preflight")[-1]
+    assert (list(event["unfit"]), event["pairs"]) == (["0"], [["n1", "n2"]])
 
 
 @pytest.mark.parametrize(("ahead_s", "kind"), [(-3600.0, ""), (3600.0, ""), (3600.0, "UnfitNodeError")])
@@ -209,6 +225,19 @@ def test_the_node_that_is_in_most_failed_pairs_is_to_blame() -> None:
     assert to_blame([(0, 2), (1, 2), (2, 3)]) == [2]
     assert to_blame([(0, 1)]) == [1]
     assert to_blame([(0, 2), (1, 2), (3, 5), (3, 4)]) == [3, 2]
+    assert to_blame([(0, 1)], {0}) == [0]
+    assert to_blame([(0, 2), (1, 2)], {0}) == [2]
+
+
+def test_who_failed_with_one_that_failed_with_all_is_no_suspect() -> None:
+    told = {"event": "preflight", "attempt": 2}
+    events = [
+        {**told, "generation": 0, "pairs": [["a", "c"], ["b", "c"]]},
+        {**told, "generation": 1, "pairs": [["b", "d"]]},
+        {**told, "generation": 2},
+    ]
+    assert preflight_verdicts.suspects(events, 2, ["a", "b", "e"]) == {1}
+    assert preflight_verdicts.suspects(events, 3, ["a", "b", "e"]) == set()
 
 
 def test_when_most_nodes_fail_it_is_no_single_one() -> None:

@@ -187,6 +187,23 @@ def test_76_without_a_verdict_ends_the_attempt() -> None:
     assert refuse(attempt, 0) == to_all("end", 0, 1, 2, 3)
 
 
+def test_a_job_that_needs_all_its_nodes_waits_for_no_verdict() -> None:
+    attempt = with_unfit(1)
+    assert refuse(attempt, 1) == to_all("end")
+    assert attempt.notes.said[-1].endswith("The attempt ends: a rank refused to go on.")
+
+
+def test_a_verdict_that_comes_while_all_ranks_are_ended_counts_as_well() -> None:
+    """A node is lost during the preflight, which finds another one unfit."""
+    attempt = Attempt(spare_nodes=2).begin()
+    assert attempt.hear(2, "lost", step=-1, why="connection closed") == to_all("stop", 0, 1)
+    attempt.notes.verdicts[0] = {1: WHY}
+    left = [as_facts(fallen(0, rank=0, code=76))]
+    attempt.hear(0, "stopped", step=-1, failures=left)
+    end_ranks(attempt, 1)
+    assert go_of(attempt)["agents"] == [0, 3, 4]
+
+
 def test_an_unfit_node_that_is_lost_later_is_not_missed() -> None:
     attempt = with_unfit(1, spare_nodes=1)
     refuse(attempt, 1)
