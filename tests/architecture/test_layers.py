@@ -119,6 +119,13 @@ def test_no_import_cycles() -> None:
         visit(name, ())
 
 
+def test_tests_share_what_stands_beside_them_and_not_each_other() -> None:
+    """A test file that is changed or left out takes no other one with it."""
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    wrong = {path.name: [one for one in imports(path) if one.startswith("test_")] for path in files}
+    assert {name: found for name, found in wrong.items() if found} == {}
+
+
 def test_an_upward_import_would_be_seen(tmp_path: Path) -> None:
     file = tmp_path / "probe.py"
     file.write_text("def f():\n    from slurmddp.cli import main\n    import slurmddp.config\n")

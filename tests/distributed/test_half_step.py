@@ -9,8 +9,7 @@ import half_jobs
 import pytest
 import trainer_runs
 from ranks import run_ranks
-from test_trainer import assert_same, final_state
-from trainer_runs import trainer_config
+from trainer_runs import assert_same, final_state, trainer_config
 
 from slurmddp.runs.folder import RunFolder
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from checkpoint_files import steps_in
 from ranks import CONTEXT, place_environments, run_ranks
-from test_trainer import assert_same
+from trainer_runs import assert_same
 
 from slurmddp import checkpoint
 from slurmddp.checkpoint import snapshot

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_trainer import assert_same, final_state
 from torch_agents import agents_of, codes_of, logs
-from trainer_runs import trainer_config
+from trainer_runs import assert_same, final_state, trainer_config
 
 from slurmddp.runs.folder import RunFolder, read_lines
 

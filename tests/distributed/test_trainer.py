@@ -10,10 +10,11 @@ import pytest
 import torch
 import trainer_jobs
 from ranks import run_ranks
+from trainer_runs import curve, new_folder
 
 from slurmddp import checkpoint
 from slurmddp.errors import ConfigError
-from slurmddp.runs.folder import RunFolder, read_lines
+from slurmddp.runs.folder import read_lines
 from slurmddp.training.parts import TrainSettings
 from slurmddp.training.trainer import _who
 
@@ -65,42 +66,6 @@ def make_config(text: Path, **train: Any) -> dict[str, Any]:
         "strategy": {"name": "ddp"},
         "program": {"_target_": "slurmddp.training.trainer.train"},
     }
-
-
-def new_folder(path: Path) -> RunFolder:
-    path.mkdir()
-    return RunFolder(path)
-
-
-def final_state(folder: RunFolder) -> dict[str, Any]:
-    newest = checkpoint.latest(folder.checkpoints_dir)
-    assert newest is not None
-    return checkpoint.read(newest).state
-
-
-def assert_same(a: Any, b: Any, where: str = "state") -> None:
-    assert type(a) is type(b), where
-    if isinstance(a, torch.Tensor):
-        assert torch.equal(a, b), where
-    elif isinstance(a, dict):
-        assert a.keys() == b.keys(), where
-        for key in a:
-            assert_same(a[key], b[key], f"{where}/{key}")
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b), where
-        for index, (x, y) in enumerate(zip(a, b, strict=True)):
-            assert_same(x, y, f"{where}/{index}")
-    else:
-        assert a == b, where
-
-
-def curve(folder: RunFolder) -> dict[tuple[int, str], Any]:
-    """Return what a reader sees: of each kind of line, the last one for each step."""
-    lines: dict[tuple[int, str], Any] = {}
-    for line in read_lines(folder.metrics_file):
-        kind = "eval_loss" if "eval_loss" in line else "loss"
-        lines[line["step"], kind] = (line[kind], line.get("lr"))
-    return lines
 
 
 def test_it_writes_down_what_it_did(tmp_path: Path, text: Path) -> None:

@@ -10,8 +10,7 @@ import pytest
 import torch
 import trainer_jobs
 from ranks import run_ranks
-from test_trainer import assert_same, curve, final_state, new_folder
-from trainer_runs import trainer_config
+from trainer_runs import assert_same, curve, final_state, new_folder, trainer_config
 
 from slurmddp.errors import ConfigError
 from slurmddp.training import training_data

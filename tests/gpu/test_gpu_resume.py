@@ -1,4 +1,4 @@
-"""The cases of tests/distributed/test_exact_resume.py on GPUs: those with no more ranks than GPUs."""
+"""The cases of tests/distributed/exact_cases.py on GPUs: those with no more ranks than GPUs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import exact_jobs
 import pytest
 import torch
+from exact_cases import CASES, TRAINER, Case, assert_ended, config_of, shown, written
 from exact_jobs import Halt
 from ranks import place_environments, run_ranks
-from test_exact_resume import CASES, TRAINER, Case, assert_ended, config_of, shown, written
-from test_trainer import assert_same, final_state
+from trainer_runs import assert_same, final_state
 
 from slurmddp.runs.folder import RunFolder
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from agent_runs import events, wait_until
-from test_agent_generations import agents_of, begun, codes, lines_of, node_log, pid_of, run_folder
+from generation_runs import agents_of, begun, codes, lines_of, node_log, pid_of, run_folder
 
 from slurmddp.launchers import failure
 from slurmddp.launchers.generation import Generation

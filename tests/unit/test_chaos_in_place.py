@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from test_chaos_parts import Story
+from chaos_story import Story, story
 
 from slurmddp.chaos import recovery
 from slurmddp.chaos.training import Shape
 
-
-@pytest.fixture
-def story(tmp_path: Path) -> Story:
-    return Story(tmp_path)
+__all__ = ["story"]
 
 
 def test_a_run_whose_ranks_begin_again_has_its_lost_steps_and_seconds_counted(

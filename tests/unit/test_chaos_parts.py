@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from chaos_story import PLANNED, Story, story
 
 from slurmddp.chaos import faults, ranks, recovery, table
 from slurmddp.chaos.compare import End, compare
-from slurmddp.chaos.faults import FAULTS, Fault, MissedError, Scene, Struck, choose
-from slurmddp.chaos.recovery import Outcome, strike
+from slurmddp.chaos.faults import FAULTS, MissedError, Scene, choose
+from slurmddp.chaos.recovery import Outcome
 from slurmddp.chaos.runner import Result, RunResult, Settings
-from slurmddp.chaos.schedule import Planned, draw
+from slurmddp.chaos.schedule import draw
 from slurmddp.chaos.training import Lines, Shape, Training
 from slurmddp.errors import ConfigError
-from slurmddp.runs.folder import RunFolder, append_line
+from slurmddp.runs.folder import RunFolder
+
+__all__ = ["story"]
 
 KINDS = sorted(FAULTS)
-PLANNED = Planned(0, "made-up", 1, "0/0")
 END = End(step=3, weights="abc", losses=(3.0, 2.0, 1.0), held_out=(2.5,))
 
 
@@ -116,43 +115,6 @@ def test_ranks_are_the_children_of_the_agents(tmp_path: Path, monkeypatch: pytes
         (21, 2, "n1"),
         (22, 3, "n1"),
     ]
-
-
-class Story:
-    """A run folder in which attempt 0 has reached step 12, and what is written into it after the fault."""
-
-    def __init__(self, path: Path) -> None:
-        self.folder = RunFolder(path)
-        slurm = SimpleNamespace(command=lambda *words: "PENDING, launch failed requeued held\n")
-        place: Any = SimpleNamespace(sandbox=slurm)
-        self.training = Training(place, "story", Shape())
-        self.training.watch(self.folder)
-        self.time = 1000.0
-        self.event("started", attempt=0, job_id="1")
-        self.steps(0, 1, 12)
-
-    def event(self, event: str, **facts: Any) -> None:
-        append_line(self.folder.attempts_file, {"event": event, "time": self.time, **facts})
-
-    def steps(self, attempt: int, first: int, last: int) -> None:
-        for step in range(first, last + 1):
-            self.time += 1
-            record = {"step": step, "attempt": attempt, "time": self.time, "loss": 1.0}
-            append_line(self.folder.metrics_file, record)
-
-    def strike(self, monkeypatch: pytest.MonkeyPatch, act: Callable[[], bool | None]) -> Outcome | None:
-        def inject(scene: Scene, luck: random.Random) -> Struck:
-            at = self.time
-            return Struck("made up", at, act())
-
-        monkeypatch.setitem(FAULTS, "made-up", Fault("made-up", "", inject))
-        monkeypatch.setattr(recovery.time, "time", lambda: self.time)
-        return strike(Scene(None, self.training), PLANNED, 0.2)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def story(tmp_path: Path) -> Story:
-    return Story(tmp_path)
 
 
 def test_a_run_that_comes_back_has_its_lost_steps_and_seconds_counted(

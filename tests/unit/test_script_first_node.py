@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 
+from script_nodes import ask_hostless, first_is_lost, refusing, run, slurmd
 from script_run import Run
-from test_script_lost_nodes import ask_hostless, first_is_lost, refusing, run, slurmd
 
 from slurmddp.runs.failures import read_failure
 
