@@ -158,12 +158,16 @@ class Keeper:
         with suppress(OSError):  # The rank may be gone.
             write.line.own.send(result)
 
-    def finish(self, timeout_s: float) -> bool:
-        """Wait until all is written; after `timeout_s` give up, kill the writer, and return False."""
-        deadline = time.monotonic() + timeout_s
+    def hurry(self) -> None:
+        """Let all that ranks have asked for be written as fast as can be: somebody waits for it."""
         self.handle()
         for slot in self._asked_for():
             memory.set_awaited(self._slots[slot])
+
+    def finish(self, timeout_s: float) -> bool:
+        """Wait until all is written; after `timeout_s` give up, kill the writer, and return False."""
+        deadline = time.monotonic() + timeout_s
+        self.hurry()
         while self.busy() and time.monotonic() < deadline:
             self._look()
         if not self.busy():

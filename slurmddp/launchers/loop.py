@@ -83,7 +83,7 @@ class AgentLoop:
     def _finish_writing(self) -> None:
         """Stay until the checkpoint that a rank has handed over is on the disk, as long as SLURM lets us."""
         until = time.monotonic() + _WRITING_S
-        self._keeper.handle()
+        self._keeper.hurry()
         while self._keeper.busy() and time.monotonic() < until and not self._out_of_time():
             self._turn(time.monotonic() + _STOPPING_TICK_S)
         self._keeper.finish(0.0)

@@ -30,8 +30,12 @@ class Script:
         self._words = list(words)
         node = RankInfo(environment="slurm", node_rank=1, rank=1, nodes=2, world_size=2, hosts=("n0", "n1"))
         link = SimpleNamespace(send=lambda to, message: None, missing=list)
+        self.done: list[str] = []
         keeper = SimpleNamespace(
-            handle=lambda: None, busy=lambda: bool(self._words), finish=lambda timeout_s: True
+            handle=lambda: None,
+            hurry=lambda: self.done.append("hurry"),
+            busy=lambda: bool(self._words),
+            finish=lambda timeout_s: True,
         )
         crew = SimpleNamespace(step=7, reap=list, failures=lambda ended: [], start=lambda *a, look: None)
         crew.end = lambda grace_s: None
@@ -47,6 +51,7 @@ class Script:
         )
 
     def wait(self, until: float) -> Happened:
+        self.done.append(self._words[0]["kind"])
         return Happened([], [(0, self._words.pop(0))])
 
 
@@ -61,3 +66,9 @@ def test_what_an_attempt_has_ended_with_stands_though_node_0_is_lost_then(folder
     assert script.loop.run() == 1
     assert script.loop.lost_lead, "the batch script may be gone with it"
     assert not RunFolder(folder).failure_file(0).exists()
+
+
+def test_an_agent_that_stays_for_a_checkpoint_lets_it_be_written_in_a_hurry(folder: Path) -> None:
+    script = Script(folder, GO, {"kind": "leave", "code": 75}, {"kind": "other"})
+    assert script.loop.run() == 75
+    assert script.done == ["go", "leave", "hurry", "other"]
