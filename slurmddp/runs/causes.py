@@ -149,13 +149,15 @@ def _of_signal(signal: str, lines: Sequence[str], oom: str | None) -> str:
 def _of_exit(exit_code: int | None, lines: Sequence[str], oom: str | None) -> str:
     if worker := _of_worker(lines, oom):
         return worker
-    text, place = _refusal(exit_code, lines), ""
-    if not text:
-        text, place = _exception(lines)
+    refusal = _refusal(exit_code, lines)
+    text, place = (refusal, "") if refusal else _exception(lines)
     for kind, pattern in _KINDS:
         if re.search(pattern, text):
             return f"{kind}: {_cut(text)}{place}"
-    return _lost_peer(lines) if reads_like_a_lost_peer(lines) else f"{_cut(text)}{place}"
+    is_deliberate = refusal and exit_code not in (None, 1)
+    if reads_like_a_lost_peer(lines) and not is_deliberate:
+        return _lost_peer(lines)
+    return f"{_cut(text)}{place}"
 
 
 def _of_worker(lines: Sequence[str], oom: str | None) -> str:

@@ -101,11 +101,12 @@ def test_a_count_of_kills_says_nothing_of_a_plain_exception() -> None:
     assert read("torch_exception", AT_LIMIT) == REASONS["torch_exception"]
 
 
+LOST = "RuntimeError: [pair.cc:5] Connection closed by peer"
 TRIED = "Traceback (most recent call last):\n  File \"a.py\", line 1, in f\nKeyError: 'tried'\n"
 
 
-@pytest.mark.parametrize("earlier", [TRIED, ""])
-@pytest.mark.parametrize("code", [78, 79])
+@pytest.mark.parametrize("earlier", [TRIED, TRIED.replace("KeyError: 'tried'", LOST), ""])
+@pytest.mark.parametrize("code", [76, 78, 79])
 @pytest.mark.parametrize("said", ["lr is 7 km.", "MismatchError: nodes=2, and there is one."])
 def test_a_refusal_is_told_in_its_own_words(said: str, code: int, earlier: str) -> None:
     line = said if "Error: " in said else f"Error: {said}"
