@@ -14,8 +14,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from slurmddp.environments.present import emulated_step, scrub
@@ -187,7 +187,8 @@ class LocalRun:
         if not self._killed:
             lines = failure.last_lines(self._node_log(node_rank))
             found = failure.here(returncode, node_rank=node_rank, lines=lines, oom=self._oom.verdict())
-            failure.record(self.folder, self.attempt, found)  # Without effect if the agent could say more.
+            with self._recording("the failure"):
+                failure.record(self.folder, self.attempt, found)  # The agent may have said more: that stands.
         self._signal(signal.SIGTERM)
         self._force_at = time.monotonic() + _FORCE_AFTER_S
 
@@ -261,15 +262,24 @@ class LocalRun:
             and code != EXIT_STOPPED
             and not self.folder.stop_file.exists(),
         )
-        self.folder.add_event(
-            "ended",
-            attempt=self.attempt,
-            job_id=self._job_id,
-            exit_code=code,
-            outcome=decision.outcome,
-            next=decision.next,
-        )
+        with self._recording("ended"):
+            self.folder.add_event(
+                "ended",
+                attempt=self.attempt,
+                job_id=self._job_id,
+                exit_code=code,
+                outcome=decision.outcome,
+                next=decision.next,
+            )
         return decision
+
+    @contextmanager
+    def _recording(self, what: str) -> Iterator[None]:
+        """Say it when a record can't be written, on a full disk say; it changes nothing of what follows."""
+        try:
+            yield
+        except OSError as error:
+            self._say(f"{what} was not recorded: {error}")
 
     def _result(self, code: int) -> int:
         if self._killed and code != EXIT_FINISHED:
