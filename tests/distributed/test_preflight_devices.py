@@ -53,15 +53,19 @@ def test_the_node_is_written_down_once_and_all_ranks_ask_for_others(run: RunFold
 
 
 @pytest.mark.parametrize(
-    ("nodes", "config"),
-    [([], {}), ([0, 1], {}), ([1], {"policy": {"exclude_failed_h": 0}})],
+    ("nodes", "config", "unfit"),
+    [([], {}, []), ([0, 1], {}, []), ([1], {"policy": {"exclude_failed_h": 0}}, ["1"])],
     ids=["the job's own fault", "most nodes", "no exclusion"],
 )
 def test_where_other_nodes_would_do_no_better_the_refusal_stands(
-    run: RunFolder, nodes: list[int], config: dict[str, Any]
+    run: RunFolder, nodes: list[int], config: dict[str, Any], unfit: list[str]
 ) -> None:
     preflight.blame_devices(INFO, run, config, DevicesError(replace(GONE, nodes=nodes)))
     assert excluded_nodes(run) == []
+    told = run.events() if run.attempts_file.exists() else []
+    assert [list(event.get("unfit", {})) for event in told] == ([unfit] if nodes else []), (
+        "whose place a spare may take"
+    )
 
 
 @pytest.mark.usefixtures("rank_server")
