@@ -79,22 +79,15 @@ def successor(start: Start) -> Iterator[Run]:
     gate("UP")
 
 
-@pytest.mark.parametrize("submitter", ["sbatch", "submitit"])
-def test_failures_are_counted_along_the_chain(start: Start, submitter: str) -> None:
-    """Each attempt gets two steps further and crashes."""
-    run = start(
-        submitter,
-        goal=ENDLESS,
-        nodes=1,
-        refused=True,
-        options=("--no-requeue",),
-        max_restarts=2,
-        env={"STUB_CRASH": "2"},
-    )
-    run.wait_over()
-    assert run.ends() == [("failed", "resubmit"), ("failed", "resubmit"), ("failed", "none")]
-    assert len({event["job_id"] for event in run.events("started")}) == 3
-    assert waiting(run) == []
+def test_failures_are_counted_along_the_chain(start: Start) -> None:
+    """Each attempt gets two steps further and crashes, after sbatch and after submitit."""
+    own = {"goal": ENDLESS, "nodes": 1, "refused": True, "max_restarts": 2, "env": {"STUB_CRASH": "2"}}
+    runs = [start(name, options=("--no-requeue",), **own) for name in ("sbatch", "submitit")]
+    for run in runs:
+        run.wait_over()
+        assert run.ends() == [("failed", "resubmit"), ("failed", "resubmit"), ("failed", "none")]
+        assert len({event["job_id"] for event in run.events("started")}) == 3
+        assert waiting(run) == []
 
 
 def test_two_jobs_that_are_stopped_at_one_step_end_the_chain(start: Start, slurm: SlurmClient) -> None:

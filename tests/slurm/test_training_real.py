@@ -14,7 +14,8 @@ from train_project import SMALL, UNHURRIED, Command, Run, make_project
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
-STEPS = "train.steps=120"
+STEPS = "train.steps=80"
+SUBMITTERS = ("sbatch", "submitit")
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +56,12 @@ def occupy(command: Command, seconds: int = 2) -> None:
 
 
 def test_two_nodes_with_two_ranks_train_to_the_end(undisturbed: Run, command: Command) -> None:
-    assert undisturbed.steps() == 120
+    assert undisturbed.steps() == 80
     (started,) = undisturbed.events("started")
     assert started["job_id"] == undisturbed.job_id
     logs = sorted(path.name for path in (undisturbed.folder / "logs/attempt-0").glob("rank-*.log"))
     assert logs == ["rank-0.log", "rank-1.log", "rank-2.log", "rank-3.log"]
-    assert undisturbed.losses()[120] < undisturbed.losses()[1]
+    assert undisturbed.losses()[80] < undisturbed.losses()[1]
     assert (undisturbed.folder / "report.html").is_file()
     assert "finished" in command("status", undisturbed.folder.name, cwd=Path("/"))
     assert undisturbed.folder.name in command("list", cwd=Path("/"))
@@ -72,19 +73,20 @@ def undisturbed_overrides() -> list[str]:
     return [*SMALL, "nodes=2", STEPS]
 
 
-@pytest.mark.parametrize("submitter", ["sbatch", "submitit"])
-def test_a_preempted_job_comes_back_and_ends_with_the_same_bits(
-    command: Command, undisturbed: Run, submitter: str
-) -> None:
-    run = command.submit(f"preempted-{submitter}", "nodes=2", STEPS, UNHURRIED, f"submitter={submitter}")
-    run.wait_step(5)
+def test_preempted_jobs_come_back_and_end_with_the_same_bits(command: Command, undisturbed: Run) -> None:
+    """One job of each submitter; a single one of higher priority preempts both."""
+    own = ["nodes=2", STEPS, UNHURRIED]
+    runs = [command.submit(f"preempted-{name}", *own, f"submitter={name}") for name in SUBMITTERS]
+    for run in runs:
+        run.wait_step(5)
     occupy(command)
-    run.wait_finished()
-    first, *_, last = run.events("ended")
-    assert (first["outcome"], last["outcome"]) == ("stopped", "finished")
-    assert len({event["job_id"] for event in run.events("started")}) == 1, "requeued, not submitted anew"
-    assert run.events("resumed")[-1]["step"] >= 5
-    assert_same_training(run, undisturbed)
+    for run in runs:
+        run.wait_finished()
+        first, *_, last = run.events("ended")
+        assert (first["outcome"], last["outcome"]) == ("stopped", "finished")
+        assert len({event["job_id"] for event in run.events("started")}) == 1, "requeued, not submitted anew"
+        assert run.events("resumed")[-1]["step"] >= 5
+        assert_same_training(run, undisturbed)
 
 
 def test_a_step_that_has_no_program_of_slurm_on_its_path_is_preempted_like_any_other(
@@ -107,7 +109,7 @@ def test_a_job_at_its_time_limit_comes_back_and_ends_with_the_same_bits(
     command: Command, undisturbed: Run
 ) -> None:
     # SLURM sends the signal up to half a minute early: here when the job is 30 to 60 s old.
-    slow = "+data.delay_s=0.2"
+    slow = "+data.delay_s=0.3"
     run = command.submit("limited", "nodes=2", STEPS, slow, "time_limit=2", "policy.signal_lead_s=60")
     run.wait_finished()
     assert run.events("signalled")[0]["signal"] in ("SIGUSR2", "USR2")
@@ -152,20 +154,25 @@ def test_a_killed_rank_is_retried_after_progress(command: Command, undisturbed: 
     assert list(told["phases"]["seconds"])[:4] == ["launch", "imports", "fork", "rendezvous"]
 
 
-@pytest.mark.parametrize("submitter", ["sbatch", "submitit"])
-def test_nothing_runs_after_cancel(command: Command, submitter: str) -> None:
-    run = command.submit(f"cancelled-{submitter}", "nodes=2", STEPS, UNHURRIED, f"submitter={submitter}")
-    run.wait_step(3)
-    assert len(ranks_of(run)) == 4
-    command("cancel", run.folder.name, cwd=Path("/"))
-    run.wait("empty queue", lambda: command.slurm("squeue", "-h", "-j", run.job_id, "-t", "R,CG,PD,CF") == "")
-    run.wait("end of its processes", lambda: not processes_of(run))
-    assert "cancelled" in command("status", run.folder.name, code=None)
-    submitted = len(run.events("submitted"))
-    assert submitted == 1
-    command("resume", run.folder.name, cwd=Path("/"))
-    run.wait_finished()
-    assert len(run.events("submitted")) == 2
+def test_nothing_runs_after_cancel_until_it_is_resumed(command: Command) -> None:
+    own = ["nodes=2", STEPS, UNHURRIED]
+    runs = [command.submit(f"cancelled-{name}", *own, f"submitter={name}") for name in SUBMITTERS]
+    for run in runs:
+        run.wait_step(3)
+        assert len(ranks_of(run)) == 4
+    for run in runs:
+        command("cancel", run.folder.name, cwd=Path("/"))
+    for run in runs:
+        job = ["-j", run.job_id, "-t", "R,CG,PD,CF"]
+        run.wait("empty queue", lambda job=job: command.slurm("squeue", "-h", *job) == "")
+        run.wait("end of its processes", lambda run=run: not processes_of(run))
+        assert "cancelled" in command("status", run.folder.name, code=None)
+        assert len(run.events("submitted")) == 1
+    for run in runs:
+        command("resume", run.folder.name, cwd=Path("/"))
+    for run in runs:
+        run.wait_finished()
+        assert len(run.events("submitted")) == 2
 
 
 def test_a_bug_in_the_training_is_not_repeated(command: Command) -> None:
