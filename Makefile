@@ -5,11 +5,13 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 SLURM_PACKAGES := slurm-wlm slurmdbd munge mariadb-server iproute2
 SLURM_PROGRAMS := slurmctld slurmd slurmdbd munged mariadbd ip
+# Half of what tests/slurm takes; the other half is whatever is not named here.
+SLURM_HALF := $(patsubst %,tests/slurm/test_%_real.py,accounting elastic node_fail place stop training)
 BENCHMARKS := "startup.py --runs 5" "start.py --rounds 1" "restart.py --rounds 1" \
 	"checkpoint_stall.py --sizes 100 --rounds 2"
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint format bench clean install slurm gpu unit distributed slurm-tests other-tests
+.PHONY: help train test lint format bench clean install slurm gpu unit distributed slurm-tests-1 slurm-tests-2 other-tests
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,8 +36,9 @@ slurm:
 
 test: $(BIN)/.installed-test slurm  ## install what the tests need and run all of them, on a real SLURM too
 	$(MAKE) --no-print-directory lint
-	@# SLURM's own waits leave the processors idle, so its tests run beside the others; output comes as each ends.
-	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target slurm-tests other-tests
+	@# SLURM's own waits leave the processors idle, so its tests run in halves beside the others; output comes as
+	@# each ends.
+	$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target slurm-tests-1 slurm-tests-2 other-tests
 
 lint: $(BIN)/.installed-test  ## ruff and mypy (strict)
 	$(BIN)/ruff check .
@@ -52,8 +55,11 @@ unit: $(BIN)/.installed-test
 distributed: $(BIN)/.installed-test
 	$(PYTEST) tests/distributed
 
-slurm-tests: $(BIN)/.installed-test slurm
-	$(PYTEST) tests/slurm -m "not slow" --durations=15
+slurm-tests-1: $(BIN)/.installed-test slurm
+	$(PYTEST) $(SLURM_HALF) -m "not slow" --durations=15
+
+slurm-tests-2: $(BIN)/.installed-test slurm
+	$(PYTEST) tests/slurm $(addprefix --ignore=,$(SLURM_HALF)) -m "not slow" --durations=15
 
 other-tests: $(BIN)/.installed-test
 	$(PYTEST) tests --ignore=tests/slurm -m "not slow and not gpu" --durations=15
