@@ -272,9 +272,10 @@ def _register(line: Channel, slot: int, descriptor: int) -> None:
 
 
 def _killed(request: Request, status: int) -> Result:
-    how = f"was killed by {signal_name(os.WTERMSIG(status))}" if os.WIFSIGNALED(status) else "left no word"
-    why = CheckpointError(
-        f"The process that wrote the checkpoint of step {request['step']} {how}.",
-        hint="If it was killed for want of memory, give the job more (mem_gb).",
-    )
-    return checkpoint_writer.conclude(request, why)
+    how = f"ended with exit code {os.waitstatus_to_exitcode(status)}"
+    hint = "Why stands in the log of its node (node-N.log)."
+    if os.WIFSIGNALED(status):
+        how = f"was killed by {signal_name(os.WTERMSIG(status))}"
+        hint = "If it was killed for want of memory, give the job more (mem_gb)."
+    text = f"The process that wrote the checkpoint of step {request['step']} {how}."
+    return checkpoint_writer.conclude(request, CheckpointError(text, hint=hint))

@@ -165,6 +165,19 @@ def test_a_killed_writer_is_an_error_for_its_rank(tmp_path: Path, make: Callable
     assert keeper.newest_step() == 3, "the state itself is whole"
 
 
+def test_a_writer_that_ends_by_itself_was_not_killed(tmp_path: Path, make: Callable[..., Keeper]) -> None:
+    keeper = make(lambda held, asked, tell: os._exit(3))
+    rank = Rank(keeper)
+    rank.lay(0, 3)
+    rank.line.send(request(tmp_path, 0, 3))
+    wait_for(keeper)
+    error = checkpoint_writer.error_of(rank.answer())
+    assert error is not None
+    assert error.message == "The process that wrote the checkpoint of step 3 ended with exit code 3."
+    assert "mem_gb" not in error.hint
+    assert "node-N.log" in error.hint
+
+
 def test_a_writer_that_has_ended_between_two_checkpoints_costs_none(
     tmp_path: Path, make: Callable[..., Keeper]
 ) -> None:
