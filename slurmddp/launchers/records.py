@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Protocol
 
 from slurmddp.errors import SlurmddpError
@@ -54,12 +55,16 @@ class Records:
 
     def is_over(self) -> bool:
         """Whether a person has ended the run, or a later attempt has begun."""
-        ended = self._folder.stop_file.exists() or self._folder.cancelled_file.exists()
-        return ended or superseded(self._folder, self._attempt)
+        with suppress(OSError):  # A file server that does not answer now says nothing about it.
+            if self._folder.stop_file.exists() or self._folder.cancelled_file.exists():
+                return True
+        return superseded(self._folder, self._attempt)
 
     def failure(self) -> Failure | None:
-        """Return the failure that the attempt has ended with, if it has."""
-        return failure.read(self._folder, self._attempt)
+        """Return the failure that the attempt has ended with, if it has; None also where it can't be read."""
+        with suppress(OSError):
+            return failure.read(self._folder, self._attempt)
+        return None
 
     def code_of_first_node(self) -> int | None:
         """Return how node 0's agent has left, if it has."""

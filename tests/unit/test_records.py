@@ -1,0 +1,48 @@
+"""What an agent reads of its run while a file server has its troubles: it knows nothing, and goes on."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmddp.launchers.records import Records
+from slurmddp.runs.folder import RunFolder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A run whose folder was there a moment ago."""
+    folder = RunFolder(tmp_path)
+    folder.log_dir(0).mkdir(parents=True)
+    folder.failure_file(0).write_text('{"rank": 1, "host": "n1", "exit_code": 1, "signal": null}')
+    folder.stop_file.touch()
+
+    def stale(*words: Any, **options: Any) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    for name in ("stat", "exists", "open", "read_text"):
+        monkeypatch.setattr(Path, name, stale)
+    return folder
+
+
+def test_a_failure_that_can_not_be_read_now_is_looked_for_again(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = Records(folder, 0)
+    assert records.failure() is None
+    monkeypatch.undo()
+    found = records.failure()
+    assert found is not None
+    assert found.rank == 1
+
+
+def test_a_run_of_which_nothing_can_be_read_is_not_over(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = Records(folder, 0)
+    assert not records.is_over()
+    monkeypatch.undo()
+    assert records.is_over()
