@@ -130,7 +130,7 @@ class Agent:
         keeper = Keeper()
         undo.callback(keeper.close)
         ranks.in_child, ranks.on_other = partial(_forget, link, keeper), keeper.ended
-        recorder = FlightRecorder(self._log_dir) if config.get("gpus_per_node") else None
+        recorder = self._recorder(config.get("gpus_per_node"))
         if recorder is not None:
             undo.callback(recorder.close)
         crew = Crew(self._work(rules, entry, self._import(preload, rules), recorder), ranks, keeper)
@@ -144,6 +144,14 @@ class Agent:
         )
         line = Line(self.node, link, Events(self._inbox, link, keeper))
         return AgentLoop(line, rules, crew, keeper, watch, self._records, read_limits(os.environ))
+
+    def _recorder(self, gpus: int | None) -> FlightRecorder | None:
+        """Return what has NCCL's last collectives written down on a stall; training can do without it."""
+        try:
+            return FlightRecorder(self._log_dir) if gpus else None
+        except OSError as error:
+            say(f"NCCL's flight recorder stays off on this node: {error}")
+            return None
 
     def _import(self, preload: Sequence[str], rules: Rules) -> float:
         """Import for all ranks; return the seconds since this process was started."""
