@@ -225,9 +225,11 @@ class Snapshots:
         """Say that a memory file is being written to the disk, or no longer is."""
         memory.set_busy(self._slots[number].descriptor, busy)
 
-    def set_awaited(self, number: int) -> None:
-        """Say that somebody waits until a memory file is written to the disk."""
-        memory.set_awaited(self._slots[number].descriptor)
+    def set_awaited(self) -> None:
+        """Say that somebody waits for what is being written to the disk, whoever has asked for it."""
+        for slot in self._slots:
+            if memory.is_busy(slot.descriptor):
+                memory.set_awaited(slot.descriptor)
 
     def close(self) -> None:
         """Let go of the memory here; whom it was kept by still has it."""

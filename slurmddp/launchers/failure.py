@@ -139,8 +139,12 @@ def record(folder: RunFolder, attempt: int, failure: Failure, *, generation: int
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
         return False
-    with open(descriptor, "w", encoding="utf-8") as stream:
-        stream.write(_as_json(failure))
+    try:
+        with open(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(_as_json(failure))
+    except OSError:
+        path.unlink(missing_ok=True)  # Half a record would keep whoever can write one from doing so.
+        raise
     _add_event(folder, attempt, failure)
     return True
 

@@ -22,7 +22,7 @@ from slurmddp.launchers.keeper import Keeper
 from slurmddp.launchers.lead import LEFT_ALONE_S, Lead
 from slurmddp.launchers.records import Records
 from slurmddp.launchers.watch.node_watch import Watch
-from slurmddp.launchers.words import Message, as_facts, lost_node, names_of, why_no_ranks
+from slurmddp.launchers.words import Message, all_as_facts, lost_node, names_of, why_no_ranks
 
 _KILL_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL for the ranks that outlive a failed one: time to end a write, not to save."""
@@ -97,7 +97,7 @@ class AgentLoop:
         elif self._link.missing():
             self._records.failed(why)
         else:
-            self._tell("fell", failures=[as_facts(why)])
+            self._tell("fell", failures=all_as_facts([why]))
         self._keeper.finish(_WRITING_S)
 
     def _turn(self, until: float) -> None:
@@ -153,7 +153,7 @@ class AgentLoop:
         number = -1 if self._generation is None else self._generation.number
         message: Message = {"kind": kind, "generation": number, "step": self._crew.step, **facts}
         if kind in _ENDS and self._crew.left:
-            message["left"] = [as_facts(one) for one in self._crew.left]
+            message["left"] = all_as_facts(self._crew.left)
         if self._lead is None:
             self._link.send(0, message)
         else:
@@ -221,7 +221,7 @@ class AgentLoop:
     def _stop_ranks(self, message: Message) -> None:
         self._at_work = False
         bad = self._crew.failures(self._crew.reap())  # Not by our hand, so one of them may be the cause.
-        self._answer = {"failures": [as_facts(one) for one in bad], "step": self._crew.step}
+        self._answer = {"failures": all_as_facts(bad), "step": self._crew.step}
         self._watch.forget()
         self._crew.kill()
         self._answer_stop()
@@ -259,7 +259,7 @@ class AgentLoop:
         bad = self._crew.failures(ended)
         self._fallen += bad
         if bad:
-            self._tell("fell", failures=[as_facts(one) for one in bad])
+            self._tell("fell", failures=all_as_facts(bad))
         elif ended and not self._crew and not self._fallen:
             self._at_work = False
             self._tell("done", code=outcome.combine(self._codes))

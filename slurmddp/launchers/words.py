@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from slurmddp.launchers.control.link import Message
+from slurmddp.launchers.control.wire import MAX_MESSAGE_BYTES
 from slurmddp.launchers.failure import Failure
 from slurmddp.launchers.watch.inquiry import Verdict
 from slurmddp.runs.causes import LOST_NODE, UNFIT_NODE
 
 __all__ = [
     "Message",
+    "all_as_facts",
     "as_facts",
     "as_failure",
     "lost_node",
@@ -22,6 +25,9 @@ __all__ = [
     "unfit_node",
     "why_no_ranks",
 ]
+
+_LINES_BYTES = MAX_MESSAGE_BYTES // 4
+"""A message holds two lists of failures at most, and what else there is to say of each."""
 
 
 def lost_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
@@ -74,6 +80,19 @@ def why_no_ranks(agent: int, go: Mapping[str, Any]) -> str:
 def as_facts(found: Failure) -> dict[str, Any]:
     """Return a failure as it goes over the link."""
     return asdict(found)
+
+
+def all_as_facts(failures: Sequence[Failure]) -> list[dict[str, Any]]:
+    """Return failures as they go over the link in one message, each with as many last lines as fit."""
+    return [as_facts(_within(one, _LINES_BYTES // len(failures))) for one in failures]
+
+
+def _within(found: Failure, size: int) -> Failure:
+    count = len(found.last_lines)
+    while count and len(json.dumps(found.last_lines)) > size:
+        count //= 2
+        found = replace(found, last_lines=found.telling_lines(count))
+    return found
 
 
 def as_failure(facts: Mapping[str, Any]) -> Failure:

@@ -130,7 +130,7 @@ class Saves:
 
     def finish(self) -> None:
         """Return when all that was asked for is durable; raises the first error."""
-        self._hurry()
+        self._snapshots.set_awaited()
         while self._asked:
             self._hear(1.0)
         self._raise_failed()
@@ -170,7 +170,7 @@ class Saves:
         try:
             self._own_line()
             while not self._snapshots.has_free():
-                self._hurry()
+                self._snapshots.set_awaited()
                 self._hear(_LOOK_S)
             return self._snapshots.take(root, step, stamp, state, meta)
         except NoMemory as why:
@@ -190,11 +190,6 @@ class Saves:
             self._own_line().send(request | {"slot": slot})
         except OSError:
             self._lose_writer()
-
-    def _hurry(self) -> None:
-        """Let what is being written leave nothing to a training that stands still."""
-        for asked in self._asked:
-            self._snapshots.set_awaited(asked.slot)
 
     def _hear(self, timeout_s: float) -> bool:
         """Take in one answer; return whether there was one."""

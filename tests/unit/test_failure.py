@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +41,22 @@ def test_the_first_failure_of_an_attempt_stands(folder: RunFolder) -> None:
     del event["time"]
     expected = {"event": "rank_failed", "attempt": 0, "rank": 3, "host": "n1", "exit_code": 1, "signal": None}
     assert event == expected | {"generation": 0, "node_rank": 0, "reason": ""}
+
+
+def test_a_record_for_which_there_is_no_room_leaves_the_place_to_whoever_has_some(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as full:
+        full.setattr(failure, "_as_json", lambda found: "x" * 10_000)
+        full.setattr(
+            failure, "open", lambda descriptor, *words, **more: os.fdopen(descriptor, "r"), raising=False
+        )
+        with pytest.raises(OSError, match="not writable"):
+            failure.record(folder, 0, died(3))
+    assert failure.record(folder, 0, died(0))
+    found = failure.read(folder, 0)
+    assert found is not None
+    assert found.rank == 0
 
 
 def test_the_failure_of_ranks_that_are_started_again_stands_beside_the_final_one(folder: RunFolder) -> None:

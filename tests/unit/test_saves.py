@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -83,3 +84,20 @@ def test_a_write_is_made_to_hurry_when_the_next_copy_waits_for_its_memory(
         answered = thread.submit(agent.answer)
         write(saves, tmp_path, 3)
         assert answered.result() == 1
+
+
+def test_what_ranks_before_this_one_had_written_is_made_to_hurry_too(tmp_path: Path) -> None:
+    own, ranks = Channel.pair()
+    before = memory.create()
+    with memory.reserve(before, memory.PAGE_BYTES):
+        memory.set_busy(before, True)
+    saves = Saves({CHANNEL_VARIABLE: str(ranks.fileno()), memory.MEMORY_VARIABLE: str(before)})
+    own.send({"kind": "written", "step": 1, "written_s": 0.0, "error": None})
+    write(saves, tmp_path, 1)
+    assert not memory.is_awaited(before)
+    saves.finish()
+    assert memory.is_awaited(before)
+    saves.close()
+    own.close()
+    ranks.close()
+    os.close(before)
