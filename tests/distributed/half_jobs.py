@@ -47,7 +47,10 @@ class Augmented(Dataset[Any]):
         elif 0 < self._ask_at < self._read:
             time.sleep(SLOW_S)
         if self._ask_at:
-            (run_dir() / "read").write_text(str(self._read))
+            # At once: a worker may be killed in the midst of it, and there is one for each rank.
+            own = run_dir() / f"read-{os.getpid()}"
+            own.write_text(str(self._read))
+            own.replace(run_dir() / "read")
         drawn = float(torch.rand(())) + random.random() + float(np.random.rand())
         generator = torch.Generator().manual_seed(index)
         return torch.randn(6, generator=generator) + drawn, torch.randint(3, (), generator=generator)
