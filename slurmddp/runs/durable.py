@@ -32,9 +32,9 @@ _BLOCK_BYTES = 4096
 _MOUNTS = Path("/proc/self/mountinfo")
 _DIRECT = frozenset({"ext4", "xfs"})
 """Network file systems have ways of their own with what goes past the cache, and some are slow at it."""
-_GENTLE, _COPYING = 0.2, 0.5
-"""The parts of a processor's time that a thread takes beside a training. What the kernel copies costs several
-times the work, and would be late for the disk with as small a part as the rest."""
+_HASH_PART, _DIRECT_PART, _COPY_PART = 1 / 5, 1 / 3, 1 / 2
+"""What a thread takes of a processor's time beside a training: more where the disk would have to wait for it.
+What the kernel copies costs several times the work of what goes past its cache."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def copy_hashed(
         room.reserve(stream.fileno(), len(part), path.parent)
         digest = Digest()
         with _beside(partial(_transfer, path, stream.fileno(), source, start, part, hurry)):
-            pace = _Pace(_GENTLE, hurry)
+            pace = _Pace(_HASH_PART, hurry)
             for chunk in _chunks([part]):
                 digest.update(chunk)
                 pace.rest()
@@ -114,8 +114,8 @@ def _transfer(
 ) -> None:
     """Bring `part` to the disk."""
     direct = start % _BLOCK_BYTES == 0 and _takes_direct(path)
-    done = _write_direct(target, part, _Pace(_GENTLE, hurry)) if direct else 0
-    pace = _Pace(_COPYING, hurry)
+    done = _write_direct(target, part, _Pace(_DIRECT_PART, hurry)) if direct else 0
+    pace = _Pace(_COPY_PART, hurry)
     while done < len(part):
         sent = _send(target, source, start + done, part[done : done + CHUNK_BYTES])
         room.write_back(target, done, sent)
