@@ -1,12 +1,16 @@
-"""What several files of tests ask for: a run folder that commands find by its name, a SLURM, open links."""
+"""What several files of tests ask for: a run folder that commands find by its name, a SLURM, open links,
+keepers of states."""
 
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 
 import pytest
+from keepers import Rank, fork_writer
 from slurm_jobs import FakePrograms
 
+from slurmddp.launchers.keeper import Keeper
 from slurmddp.runs import index
 from slurmddp.runs.folder import RunFolder
 from slurmddp.slurm.fake import FakeSlurm
@@ -73,3 +77,20 @@ def star():
             return made
 
         yield make
+
+
+@pytest.fixture
+def make_keeper():
+    """Make keepers with a writer as agents start it, or with one that is forked and does what a test says."""
+    keepers = []
+
+    def make(perform=None):
+        keepers.append(Keeper() if perform is None else Keeper(partial(fork_writer, perform)))
+        return keepers[-1]
+
+    yield make
+    for keeper in keepers:
+        keeper.finish(0.0)
+        keeper.close()
+    while Rank.lines:
+        Rank.lines.pop().close()

@@ -7,13 +7,12 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from keepers import TENSORS, TREE, Forked, Rank, fill, fork_writer, request, wait_for
+from keepers import TENSORS, TREE, Forked, Rank, fill, request, wait_for
 
 from slurmddp.launchers.keeper import Keeper
 from slurmddp.node import memory
@@ -24,25 +23,10 @@ from slurmddp.runs.checkpoints import TENSORS_FILE, TREE_FILE, checkpoint_folder
 from slurmddp.runs.folder import RunFolder
 
 
-@pytest.fixture
-def make() -> Iterator[Callable[..., Keeper]]:
-    """Make keepers with a writer as agents start it, or with one that is forked and does what a test says."""
-    keepers: list[Keeper] = []
-
-    def build(perform: checkpoint_writer.Perform | None = None) -> Keeper:
-        keepers.append(Keeper() if perform is None else Keeper(partial(fork_writer, perform)))
-        return keepers[-1]
-
-    yield build
-    for keeper in keepers:
-        keeper.finish(0.0)
-        keeper.close()
-    while Rank.lines:
-        Rank.lines.pop().close()
-
-
-def test_a_state_is_published_after_its_rank_is_gone(tmp_path: Path, make: Callable[..., Keeper]) -> None:
-    keeper = make()
+def test_a_state_is_published_after_its_rank_is_gone(
+    tmp_path: Path, make_keeper: Callable[..., Keeper]
+) -> None:
+    keeper = make_keeper()
     rank = Rank(keeper)
     os.close(rank.lay(0, 7))
     folder = RunFolder(tmp_path / "run")
@@ -63,9 +47,9 @@ def test_a_state_is_published_after_its_rank_is_gone(tmp_path: Path, make: Calla
 
 
 def test_memory_goes_to_the_next_generation_and_a_cut_short_copy_does_not_count(
-    make: Callable[..., Keeper],
+    make_keeper: Callable[..., Keeper],
 ) -> None:
-    keeper = make()
+    keeper = make_keeper()
     assert (keeper.newest_step(), keeper.memory_fds()) == (None, [])
     rank = Rank(keeper)
     rank.lay(0, 5)
@@ -83,9 +67,9 @@ def test_memory_goes_to_the_next_generation_and_a_cut_short_copy_does_not_count(
 
 
 def test_memory_that_a_killed_rank_was_about_to_have_written_is_free_again(
-    tmp_path: Path, make: Callable[..., Keeper]
+    tmp_path: Path, make_keeper: Callable[..., Keeper]
 ) -> None:
-    keeper = make()
+    keeper = make_keeper()
     rank = Rank(keeper)
     for slot in (0, 1):
         memory.set_busy(rank.lay(slot, 5 + slot), True)
@@ -111,7 +95,7 @@ def test_a_memory_file_that_is_held_shows_what_is_laid_there_next_and_grows() ->
         os.fstat(descriptor)
 
 
-def test_writes_come_one_by_one_and_are_answered(tmp_path: Path, make: Callable[..., Keeper]) -> None:
+def test_writes_come_one_by_one_and_are_answered(tmp_path: Path, make_keeper: Callable[..., Keeper]) -> None:
     def perform(held: memory.Held, asked: Request, tell: Tell) -> None:
         with (tmp_path / "log").open("a") as log:
             log.write(f"begin {asked['step']}\n")
@@ -120,7 +104,7 @@ def test_writes_come_one_by_one_and_are_answered(tmp_path: Path, make: Callable[
             log.write(f"end {asked['step']}\n")
         tell({"kind": "written", "step": asked["step"], "written_s": 0.0, "error": None})
 
-    keeper = make(perform)
+    keeper = make_keeper(perform)
     rank = Rank(keeper)
     held = [rank.lay(slot, slot + 1) for slot in (0, 1)]
     for slot in (0, 1):
@@ -135,11 +119,11 @@ def test_writes_come_one_by_one_and_are_answered(tmp_path: Path, make: Callable[
 
 
 def test_a_writer_imports_nothing_from_the_folder_that_it_is_started_in(
-    tmp_path: Path, make: Callable[..., Keeper], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, make_keeper: Callable[..., Keeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "xxhash.py").write_text("raise RuntimeError('a module of the person')")
     monkeypatch.chdir(tmp_path)
-    keeper = make()
+    keeper = make_keeper()
     rank = Rank(keeper)
     rank.lay(0, 1)
     rank.line.send(request(tmp_path / "checkpoints", 0, 1))
@@ -147,13 +131,13 @@ def test_a_writer_imports_nothing_from_the_folder_that_it_is_started_in(
     assert rank.answer()["error"] is None
 
 
-def test_a_killed_writer_is_an_error_for_its_rank(tmp_path: Path, make: Callable[..., Keeper]) -> None:
+def test_a_killed_writer_is_an_error_for_its_rank(tmp_path: Path, make_keeper: Callable[..., Keeper]) -> None:
     def perform(held: memory.Held, asked: Request, tell: Tell) -> None:
         os.kill(os.getpid(), signal.SIGTERM)  # It ends its job's processes, and not what they leave behind.
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
-    keeper = make(perform)
+    keeper = make_keeper(perform)
     rank = Rank(keeper)
     memory.set_busy(rank.lay(0, 3), True)
     rank.line.send(request(tmp_path, 0, 3))
@@ -165,8 +149,10 @@ def test_a_killed_writer_is_an_error_for_its_rank(tmp_path: Path, make: Callable
     assert keeper.newest_step() == 3, "the state itself is whole"
 
 
-def test_a_writer_that_ends_by_itself_was_not_killed(tmp_path: Path, make: Callable[..., Keeper]) -> None:
-    keeper = make(lambda held, asked, tell: os._exit(3))
+def test_a_writer_that_ends_by_itself_was_not_killed(
+    tmp_path: Path, make_keeper: Callable[..., Keeper]
+) -> None:
+    keeper = make_keeper(lambda held, asked, tell: os._exit(3))
     rank = Rank(keeper)
     rank.lay(0, 3)
     rank.line.send(request(tmp_path, 0, 3))
@@ -179,9 +165,9 @@ def test_a_writer_that_ends_by_itself_was_not_killed(tmp_path: Path, make: Calla
 
 
 def test_a_writer_that_has_ended_between_two_checkpoints_costs_none(
-    tmp_path: Path, make: Callable[..., Keeper]
+    tmp_path: Path, make_keeper: Callable[..., Keeper]
 ) -> None:
-    keeper = make()
+    keeper = make_keeper()
     rank = Rank(keeper)
     rank.lay(0, 3)
     rank.line.send(request(tmp_path, 0, 3))
@@ -200,9 +186,9 @@ def test_a_writer_that_has_ended_between_two_checkpoints_costs_none(
 
 
 def test_memory_that_is_laid_while_a_writer_is_at_hand_is_what_it_writes(
-    tmp_path: Path, make: Callable[..., Keeper]
+    tmp_path: Path, make_keeper: Callable[..., Keeper]
 ) -> None:
-    keeper = make()
+    keeper = make_keeper()
     rank = Rank(keeper)
     os.close(rank.lay(0, 3))
     rank.line.send(request(tmp_path, 0, 3))
@@ -220,7 +206,7 @@ def test_memory_that_is_laid_while_a_writer_is_at_hand_is_what_it_writes(
 
 
 def test_a_writer_that_dies_after_its_answer_is_no_error_for_its_rank(
-    tmp_path: Path, make: Callable[..., Keeper]
+    tmp_path: Path, make_keeper: Callable[..., Keeper]
 ) -> None:
     """The checkpoint stands then; only older ones were still to be deleted."""
 
@@ -228,7 +214,7 @@ def test_a_writer_that_dies_after_its_answer_is_no_error_for_its_rank(
         tell({"kind": "written", "step": asked["step"], "written_s": 0.0, "error": None})
         os.kill(os.getpid(), signal.SIGKILL)
 
-    keeper = make(perform)
+    keeper = make_keeper(perform)
     rank = Rank(keeper)
     rank.lay(0, 3)
     rank.line.send(request(tmp_path, 0, 3))
@@ -277,12 +263,14 @@ def test_the_writer_ends_when_its_keeper_is_killed(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
-def test_a_writer_that_comes_to_no_end_is_given_up(tmp_path: Path, make: Callable[..., Keeper]) -> None:
+def test_a_writer_that_comes_to_no_end_is_given_up(
+    tmp_path: Path, make_keeper: Callable[..., Keeper]
+) -> None:
     def perform(held: memory.Held, asked: Request, tell: Tell) -> None:
         time.sleep(1000)
         raise AssertionError
 
-    keeper = make(perform)
+    keeper = make_keeper(perform)
     rank = Rank(keeper)
     rank.lay(0, 3)
     for _ in range(2):
@@ -292,9 +280,9 @@ def test_a_writer_that_comes_to_no_end_is_given_up(tmp_path: Path, make: Callabl
 
 
 def test_what_can_not_be_written_is_told_with_the_errors_own_kind(
-    tmp_path: Path, make: Callable[..., Keeper]
+    tmp_path: Path, make_keeper: Callable[..., Keeper]
 ) -> None:
-    keeper = make()
+    keeper = make_keeper()
     rank = Rank(keeper)
     rank.lay(0, 3)
     (tmp_path / "file").touch()
@@ -310,13 +298,13 @@ def test_what_can_not_be_written_is_told_with_the_errors_own_kind(
 
 
 def test_an_error_in_the_midst_of_a_write_is_told_as_itself(
-    tmp_path: Path, make: Callable[..., Keeper], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, make_keeper: Callable[..., Keeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> int:
         raise OSError(errno.EDQUOT, "quota used up")
 
     monkeypatch.setattr(os, "write", refuse)
-    keeper = make(checkpoint_writer.perform)
+    keeper = make_keeper(checkpoint_writer.perform)
     rank = Rank(keeper)
     rank.lay(0, 7)
     rank.line.send(request(tmp_path, 0, 7))
@@ -324,12 +312,12 @@ def test_an_error_in_the_midst_of_a_write_is_told_as_itself(
     assert "quota used up" in rank.answer()["error"][1]
 
 
-def test_other_children_are_not_its_business(make: Callable[..., Keeper]) -> None:
-    assert not make().ended(12345, 0)
+def test_other_children_are_not_its_business(make_keeper: Callable[..., Keeper]) -> None:
+    assert not make_keeper().ended(12345, 0)
 
 
 def test_checkpoints_that_the_writer_has_written_are_not_hashed_again(
-    tmp_path: Path, make: Callable[..., Keeper], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, make_keeper: Callable[..., Keeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed = tmp_path / "hashed"
 
@@ -338,7 +326,7 @@ def test_checkpoints_that_the_writer_has_written_are_not_hashed_again(
             log.write(f"{folder.name}\n")
 
     monkeypatch.setattr(retention, "verify", verify)
-    keeper = make(checkpoint_writer.perform)
+    keeper = make_keeper(checkpoint_writer.perform)
     rank = Rank(keeper)
     descriptor = rank.lay(0, 1)
     for step in (1, 2, 3, 4):

@@ -4,46 +4,28 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from keepers import Rank, fork_writer, request, wait_for
+from keepers import Rank, request, wait_for
 
 from slurmddp.launchers.keeper import Keeper
 from slurmddp.node import memory
 from slurmddp.runs import checkpoint_writer
-from slurmddp.runs.checkpoint_writer import Perform, Request, Tell
+from slurmddp.runs.checkpoint_writer import Request, Tell
 from slurmddp.runs.durable import FileRecord, copy_hashed
 
 
-@pytest.fixture
-def keeper_of() -> Iterator[Callable[[Perform], Keeper]]:
-    """Make keepers whose writer does what a test says."""
-    keepers: list[Keeper] = []
-
-    def build(perform: Perform) -> Keeper:
-        keepers.append(Keeper(partial(fork_writer, perform)))
-        return keepers[-1]
-
-    yield build
-    for keeper in keepers:
-        keeper.finish(0.0)
-        keeper.close()
-    while Rank.lines:
-        Rank.lines.pop().close()
-
-
 def test_a_writer_gives_way_to_the_training_only_while_nobody_waits(
-    tmp_path: Path, keeper_of: Callable[[Perform], Keeper]
+    tmp_path: Path, make_keeper: Callable[..., Keeper]
 ) -> None:
     def perform(held: memory.Held, asked: Request, tell: Tell) -> None:
         nice = os.getpriority(os.PRIO_PROCESS, 0)
         tell({"kind": "written", "step": asked["step"], "written_s": nice, "error": None})
 
-    keeper = keeper_of(perform)
+    keeper = make_keeper(perform)
     rank = Rank(keeper)
     rank.lay(0, 1)
     own = os.getpriority(os.PRIO_PROCESS, 0)
@@ -58,7 +40,7 @@ def test_a_writer_gives_way_to_the_training_only_while_nobody_waits(
 )
 def test_a_writer_hurries_once_somebody_waits(
     tmp_path: Path,
-    keeper_of: Callable[[Perform], Keeper],
+    make_keeper: Callable[..., Keeper],
     monkeypatch: pytest.MonkeyPatch,
     background: bool,
     awaited: bool,
@@ -69,7 +51,7 @@ def test_a_writer_hurries_once_somebody_waits(
         return copy_hashed(*words, hurry=hurry)
 
     monkeypatch.setattr(checkpoint_writer, "copy_hashed", copy)
-    keeper = keeper_of(checkpoint_writer.perform)
+    keeper = make_keeper(checkpoint_writer.perform)
     rank = Rank(keeper)
     descriptor = rank.lay(0, 1)
     memory.set_awaited(descriptor)
@@ -83,14 +65,14 @@ def test_a_writer_hurries_once_somebody_waits(
 
 
 def test_an_agent_that_is_about_to_end_waits_for_its_writes(
-    tmp_path: Path, keeper_of: Callable[[Perform], Keeper]
+    tmp_path: Path, make_keeper: Callable[..., Keeper]
 ) -> None:
     def perform(held: memory.Held, asked: Request, tell: Tell) -> None:
         while not memory.is_awaited(held.descriptor):
             time.sleep(0.01)
         tell({"kind": "written", "step": asked["step"], "written_s": 0.0, "error": None})
 
-    keeper = keeper_of(perform)
+    keeper = make_keeper(perform)
     rank = Rank(keeper)
     for slot in (0, 1):
         memory.set_busy(rank.lay(slot, slot + 1), True)
