@@ -1,11 +1,8 @@
 """Writes a checkpoint out of the memory in which a rank has left its state: hash, flush, publish, tell.
 
-A process of its own does it, one state after the other, without torch and outside the training's lock:
-
-    python -m slurmddp.runs.checkpoint_writer DESCRIPTOR
-
-The agent starts one for its ranks; a rank that has no agent starts its own. It ends when whoever started it
-is gone and all is written.
+A process of its own does it, one state after the other, without torch and outside the training's lock. The
+agent starts one for its ranks; a rank that has no agent starts its own. It ends when whoever started it is
+gone and all is written.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -28,7 +25,7 @@ import slurmddp
 from slurmddp import errors
 from slurmddp.errors import EXIT_USAGE, CheckpointError, SlurmddpError
 from slurmddp.node import memory
-from slurmddp.node.channel import Channel
+from slurmddp.node.channel import CHANNEL_VARIABLE, Channel
 from slurmddp.node.streams import keep_output
 from slurmddp.runs.checkpoints import TENSORS_FILE, TREE_FILE
 from slurmddp.runs.durable import FileRecord, copy_hashed, write_hashed
@@ -53,17 +50,11 @@ def start() -> tuple[Channel, subprocess.Popen[bytes]]:
     own, theirs = Channel.pair()
     package = str(Path(slurmddp.__file__).parents[1])
     path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-    # The folder that a person works in may hold a module of any name. With -c it is the empty entry of the
-    # path, and can go before anything is imported; PYTHONSAFEPATH is heard by Python 3.11 and later only.
-    code = (
-        "import sys; sys.path[:] = filter(None, sys.path); "
-        "from slurmddp.runs import checkpoint_writer; sys.exit(checkpoint_writer.main())"
-    )
     # Until it lets the job's signals pass by itself, they wait.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _LET_PASS)
     try:
         writer = subprocess.Popen(
-            [sys.executable, "-c", code, str(theirs.fileno())],
+            command(theirs),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -76,6 +67,19 @@ def start() -> tuple[Channel, subprocess.Popen[bytes]]:
         theirs.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return own, writer
+
+
+def command(line: Channel) -> list[str]:
+    """Return the command of a writer that is handed `line`.
+
+    The folder that a person works in may hold a module of any name. With -c it is the empty entry of the
+    path, and can go before anything is imported; PYTHONSAFEPATH is heard by Python 3.11 and later only.
+    """
+    code = (
+        "import sys; sys.path[:] = filter(None, sys.path); "
+        "from slurmddp.runs import checkpoint_writer; sys.exit(checkpoint_writer.main())"
+    )
+    return [sys.executable, "-c", code, str(line.fileno())]
 
 
 def perform(held: memory.Held, request: Request, tell: Tell) -> None:
@@ -216,19 +220,14 @@ def _stay() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _LET_PASS)  # Who starts a writer may have held them back.
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Serve the process that holds the other end of the socket whose descriptor is given."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    channel = Channel.attach({"SLURMDDP_CHANNEL_FD": arguments[0]}) if len(arguments) == 1 else None
+def main() -> int:
+    """Serve the process that holds the other end of the line whose descriptor is given as an argument."""
+    channel = Channel.attach({CHANNEL_VARIABLE: sys.argv[-1]})
     if channel is None:
-        print("usage: python -m slurmddp.runs.checkpoint_writer DESCRIPTOR", file=sys.stderr)
+        print(f"slurmddp writer: {sys.argv[-1]!r} is no line to who has states to write", file=sys.stderr)
         return EXIT_USAGE
     keep_output()  # The disk that is full for a checkpoint may be so for the log as well.
     _stay()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     serve(channel)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import psutil
 import pytest
 from keepers import TENSORS, TREE, Forked, Rank, fill, request, wait_for
 
+from slurmddp.errors import EXIT_USAGE
 from slurmddp.launchers.keeper import Keeper
 from slurmddp.node import memory
 from slurmddp.node.channel import Channel
@@ -129,6 +131,14 @@ def test_a_writer_imports_nothing_from_the_folder_that_it_is_started_in(
     rank.line.send(request(tmp_path / "checkpoints", 0, 1))
     wait_for(keeper)
     assert rank.answer()["error"] is None
+
+
+def test_a_writer_without_a_line_says_so() -> None:
+    with open(os.devnull, "rb") as nothing:
+        command = checkpoint_writer.command(nothing)  # type: ignore[arg-type]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
+    assert "is no line to who has states to write" in done.stderr
 
 
 def test_a_killed_writer_is_an_error_for_its_rank(tmp_path: Path, make_keeper: Callable[..., Keeper]) -> None:

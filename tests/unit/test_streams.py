@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from keepers import fill, request
 from slurmddp.environments.present import emulated_step, scrub
 from slurmddp.node import memory, streams
 from slurmddp.node.channel import Channel
+from slurmddp.runs import checkpoint_writer
 from slurmddp.runs.folder import RunFolder
 
 CLOSED = {"stdin": 0, "stdout": 1, "stderr": 2}
@@ -81,7 +81,7 @@ def test_a_writer_whose_log_is_on_a_full_disk_tells_what_went_wrong(tmp_path: Pa
     (tmp_path / "no folder").touch()
     own, theirs = Channel.pair()
     with open("/dev/full", "wb") as full:
-        command = [sys.executable, "-m", "slurmddp.runs.checkpoint_writer", str(theirs.fileno())]
+        command = checkpoint_writer.command(theirs)
         writer = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=full, stderr=full)
     theirs.close()
     descriptor = memory.create()
