@@ -5,12 +5,16 @@
 States of an Adam-like mix of tensors are saved in turn by torch.save, torch.save and fsync,
 torch.distributed.checkpoint (DCP) save and async_save, and by `Distributon.save(wait=False)` with the agent's
 keeper in another process (`slurmddp`) and with a writer that the rank starts (`slurmddp, no agent`). Beside
-each save a small training on the CPU takes steps. All in one process and one run, so that the load of the
-machine meets all of them; figures are medians over the rounds, and ratios are taken within a round:
+each save a small training on the CPU takes steps. `dd` writes the same bytes past the kernel's cache, and
+nothing else: so much do steps suffer from the disk, whoever writes. All take turns in one run, so that the
+load of the machine meets all of them; figures are medians over the rounds, and ratios are taken within a
+round. async_save has a training process of its own, since the time of its copy depends on whether malloc
+still has memory, and so on all that was done in its process before.
 
 stall     seconds that the call takes; `of a copy` divides by one copy of the tensors into warm memory
 durable   seconds from the call until the files are flushed (torch.save alone does not flush)
-steps     mean time of a step while the save goes on beside it, divided by that of steps before it
+steps     mean time of a step while the save goes on beside it, divided by that of steps before and after
+cost      seconds of training that the save costs: the stall, and what the steps beside it took longer
 
 Promised, of the agent's saves: stall <= 1.5 copies and <= 0.3 of async_save's; durable no later than
 torch.save with fsync; steps at most 10 % slower, and less than async_save's; copies into memory, as often as
@@ -22,7 +26,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
+import random
 import select
 import shutil
 import signal
@@ -31,24 +37,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from record import keep, parser, ratio
-from torch import nn
+from savers import ASYNC, Peers, Savers, State, Steps
 
 from slurmddp.launchers import linux
 from slurmddp.launchers.keeper import Keeper
-from slurmddp.node import memory
 from slurmddp.node.channel import CHANNEL_VARIABLE
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.memory_pace import MemoryPace
 
-BEFORE_S = 1.0
-REST_S = 1.0
-METHODS = ("torch.save", "torch.save+fsync", "DCP save", "DCP async_save", "slurmddp", "slurmddp, no agent")
+NORMAL_S = 0.5
+METHODS = ("torch.save", "torch.save+fsync", "DCP save", ASYNC, "dd", "slurmddp", "slurmddp, no agent")
 LIMITS = {
     "stall of copies": 1.5,
     "stall of async_save": 0.3,
@@ -56,112 +60,6 @@ LIMITS = {
     "steps beside it": 1.1,
 }
 Row = dict[str, float]
-
-
-class State(nn.Module):
-    """A model whose state, with Adam's, has about so many megabytes: large matrices and small vectors."""
-
-    def __init__(self, megabytes: int, device: str) -> None:
-        super().__init__()
-        width = 512 if megabytes < 300 else 1024
-        layer_bytes = 12 * (4 * width * width + 6 * width)
-        self.layers = nn.ModuleList(
-            nn.ModuleList([nn.Linear(width, 4 * width), nn.LayerNorm(width)])
-            for _ in range(max(1, round(megabytes * 1e6 / layer_bytes)))
-        )
-        self.to(device)
-        self.optimizer = torch.optim.Adam(self.parameters())
-        for parameter in self.parameters():
-            parameter.grad = torch.randn_like(parameter)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-    def tensors(self) -> list[torch.Tensor]:
-        state = self.optimizer.state_dict()["state"].values()
-        moments = [part for one in state for part in one.values()]
-        return [*self.state_dict().values(), *moments]
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"model": self.state_dict(), "optimizer": self.optimizer.state_dict()}
-
-
-class Steps:
-    """A training small enough to live in the processor's caches, and its steps on the clock."""
-
-    def __init__(self) -> None:
-        self._model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
-        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-3)
-        self._inputs = torch.randn(128, 256)
-
-    def take(self) -> float:
-        started = time.perf_counter()
-        self._model(self._inputs).square().mean().backward()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        return time.perf_counter() - started
-
-    def for_a_while(self, seconds: float) -> float:
-        """Return the mean time of a step."""
-        taken = []
-        until = time.perf_counter() + seconds
-        while time.perf_counter() < until:
-            taken.append(self.take())
-        return statistics.mean(taken)
-
-
-class Savers:
-    """Each method as a call that begins a save and returns a question whether it is durable."""
-
-    def __init__(self, state: State, root: Path, agent: Distributon, alone: Distributon) -> None:
-        self._state, self._root = state, root
-        self._agent, self._alone = agent, alone
-        self._number = 0
-
-    def begin(self, method: str) -> Callable[[], bool]:
-        self._number += 1
-        if method.startswith("slurmddp"):
-            return self._slurmddp(self._agent if method == "slurmddp" else self._alone)
-        target = self._root / f"other-{self._number}"
-        if method.startswith("torch"):
-            with target.open("wb") as stream:
-                torch.save(self._state.as_dict(), stream)
-                if "fsync" in method:
-                    stream.flush()
-                    os.fsync(stream.fileno())
-        elif method == "DCP save":
-            dcp.save(self._state.as_dict(), checkpoint_id=target)
-        else:
-            response: Any = dcp.async_save(self._state.as_dict(), checkpoint_id=target)
-            return lambda: bool(response.done() and response.result())
-        return lambda: True
-
-    def _slurmddp(self, d: Distributon) -> Callable[[], bool]:
-        root = self._root / ("agent" if d is self._agent else "alone")
-        d.save(
-            root, self._number, keep_last=2, wait=False, model=self._state, optimizer=self._state.optimizer
-        )
-        saves = d._saves
-
-        def is_durable() -> bool:
-            assert saves is not None
-            saves.poll()
-            return not saves.busy
-
-        return is_durable
-
-    def touch(self) -> None:
-        """Use the memory for copies, as the yardstick's is used: hosts take what is idle from guests."""
-        for saves in (self._agent._saves, self._alone._saves):
-            for slot in saves._snapshots._slots if saves is not None else ():
-                if slot.view is not None:
-                    slot.view.bytes[:: memory.PAGE_BYTES].add_(0)
-
-    def tidy(self) -> None:
-        """Remove what other methods have written, and let the disk come to rest: it may erase for a while."""
-        for path in self._root.glob("other-*"):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        os.sync()
-        time.sleep(REST_S)
 
 
 def copy_s(tensors: list[torch.Tensor], warm: list[torch.Tensor]) -> float:
@@ -174,11 +72,8 @@ def copy_s(tensors: list[torch.Tensor], warm: list[torch.Tensor]) -> float:
     return time.perf_counter() - started
 
 
-def measure(method: str, savers: Savers, steps: Steps, copies: Callable[[], float]) -> Row:
-    savers.tidy()
-    savers.touch()
-    copy = statistics.median(copies() for _ in range(3))
-    before = steps.for_a_while(BEFORE_S)
+def measure(method: str, savers: Peers, steps: Steps, copy: float) -> Row:
+    before = steps.for_a_while(NORMAL_S)
     started = time.perf_counter()
     is_durable = savers.begin(method)
     stall = time.perf_counter() - started
@@ -186,16 +81,62 @@ def measure(method: str, savers: Savers, steps: Steps, copies: Callable[[], floa
     while not is_durable():
         beside.append(steps.take())
     durable = time.perf_counter() - started
+    time.sleep(0.1)  # Older checkpoints are deleted.
+    normal = (before + steps.for_a_while(NORMAL_S)) / 2
     row = {
         "stall_s": stall,
         "durable_s": durable,
         "copy_s": copy,
-        "step_s": before,
+        "step_s": normal,
         "of_a_copy": stall / copy,
+        "cost_s": stall + sum(beside) - normal * len(beside),
     }
     if beside:
-        row["steps"] = statistics.mean(beside) / before
+        row["steps"] = statistics.mean(beside) / normal
     return row
+
+
+@contextmanager
+def measured_apart(method: str, root: Path, megabytes: int, device: str) -> Iterator[Callable[[float], Row]]:
+    """Give a training process of its own to a method; the function measures it, told the time of a copy."""
+    context = multiprocessing.get_context("spawn")
+    own, theirs = context.Pipe()
+    process = context.Process(target=be_apart, args=(theirs, method, root, megabytes, device), daemon=True)
+    process.start()
+    theirs.close()
+
+    def ask(copy: float) -> Row:
+        own.send(copy)
+        row: Row = own.recv()
+        return row
+
+    try:
+        yield ask
+    finally:
+        own.close()
+        process.join(10)
+        process.kill()
+
+
+def be_apart(line: Any, method: str, root: Path, megabytes: int, device: str) -> None:
+    """Be that process."""
+    torch.set_num_threads(1)
+    root.mkdir()
+    begin_group(root)
+    savers, steps = Peers(State(megabytes, device), root), Steps()
+    while True:
+        try:
+            copy = line.recv()
+        except EOFError:
+            return
+        savers.tidy()
+        line.send(measure(method, savers, steps, copy))
+
+
+def begin_group(folder: Path) -> None:
+    """DCP wants a process group; one rank is enough."""
+    store = torch.distributed.FileStore(str(folder / "store"), 1)
+    torch.distributed.init_process_group("cpu:gloo", store=store, rank=0, world_size=1)
 
 
 def memory_share(d: Distributon, state: State, root: Path, steps: Steps) -> Row:
@@ -222,13 +163,17 @@ def measure_size(
     warm = [torch.zeros_like(t, device="cpu", pin_memory=device == "cuda") for t in tensors]
     savers = Savers(state, root, agent, alone)
     rows: dict[str, list[Row]] = {method: [] for method in METHODS}
-    for number in range(-1, rounds + 1):  # Two warm up: memory is taken, caches of DCP are filled.
-        first = number % len(METHODS)  # None comes after the same other one each time.
-        for method in METHODS[first:] + METHODS[:first]:
-            row = measure(method, savers, steps, lambda: copy_s(tensors, warm))
-            if number > 0:
-                rows[method].append(row)
-                print(megabytes, device, number, method, {k: round(v, 3) for k, v in row.items()}, flush=True)
+    with measured_apart(ASYNC, root / "apart", megabytes, device) as measure_async:
+        for number in range(-1, rounds + 1):  # Two warm up: memory is taken, caches of DCP are filled.
+            # What one has written may keep the disk busy beside the next one: each round has its own order.
+            for method in random.Random(number).sample(METHODS, len(METHODS)):
+                savers.tidy()
+                copy = statistics.median(copy_s(tensors, warm) for _ in range(3))
+                row = measure_async(copy) if method == ASYNC else measure(method, savers, steps, copy)
+                if number > 0:
+                    rows[method].append(row)
+                    told = {name: round(value, 3) for name, value in row.items()}
+                    print(megabytes, device, number, method, told, flush=True)
     share = memory_share(agent, state, root / "agent", steps)
     shutil.rmtree(root)
     return {"bytes": sum(t.numel() * t.element_size() for t in tensors), "memory": share, "rows": rows}
@@ -247,14 +192,14 @@ def paired(found: dict[str, Any], method: str, other: str, name: str) -> float:
 
 def summary(found: dict[str, Any]) -> dict[str, Any]:
     """Return medians by method, and the ratios that are promised."""
-    names = ("stall_s", "durable_s", "copy_s", "step_s", "of_a_copy", "steps")
+    names = ("stall_s", "durable_s", "copy_s", "step_s", "of_a_copy", "cost_s", "steps")
     ratios = {
         method: {
             "stall of copies": median(found["rows"][method], "of_a_copy"),
-            "stall of async_save": paired(found, method, "DCP async_save", "stall_s"),
+            "stall of async_save": paired(found, method, ASYNC, "stall_s"),
             "durable of torch.save+fsync": paired(found, method, "torch.save+fsync", "durable_s"),
             "steps beside it": median(found["rows"][method], "steps"),
-            "steps beside async_save": median(found["rows"]["DCP async_save"], "steps"),
+            "steps beside async_save": median(found["rows"][ASYNC], "steps"),
         }
         for method in METHODS
         if method.startswith("slurmddp")
@@ -281,8 +226,7 @@ def train(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     agent._session  # noqa: B018 - takes the line; the other one must not find it.
     del os.environ[CHANNEL_VARIABLE]
     alone = Distributon().launch()
-    store = torch.distributed.FileStore(str(folder / "store"), 1)
-    torch.distributed.init_process_group("cpu:gloo", store=store, rank=0, world_size=1)  # for async_save
+    begin_group(folder)
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     results: dict[str, Any] = {}
     for device in devices:
