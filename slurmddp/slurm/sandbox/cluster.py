@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -14,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import ConfigError, SlurmError, near_matches
-from slurmddp.slurm.sandbox import daemons, machine, network, plan, processes, shell
-from slurmddp.slurm.sandbox.plan import RECORD, Node, Plan, Request
+from slurmddp.slurm.sandbox import daemons, machine, network, plan, processes, record, shell
+from slurmddp.slurm.sandbox.plan import Node, Plan, Request
 
 CANCEL_PATIENCE_S = 3
 
@@ -31,17 +30,6 @@ class Status:
     def healthy(self) -> bool:
         up = {"idle", "mixed", "allocated", "completing"}
         return bool(self.nodes) and all(self.daemons.values()) and set(self.nodes.values()) <= up
-
-
-def home(environ: Mapping[str, str]) -> Path:
-    """Return the folder that holds the sandboxes of this user."""
-    state = environ.get("XDG_STATE_HOME") or str(Path(environ.get("HOME") or Path.home()) / ".local/state")
-    return Path(state) / "slurmddp" / "sandbox"
-
-
-def names(environ: Mapping[str, str]) -> list[str]:
-    """Return the names of the sandboxes that exist in the user's state folder."""
-    return sorted(path.parent.name for path in home(environ).glob(f"*/{RECORD}"))
 
 
 class Sandbox:
@@ -61,7 +49,7 @@ class Sandbox:
         slurmd_timeout_s: int | None = None,
         kill_wait_s: int | None = None,
     ) -> None:
-        folder = root.absolute() if root is not None else home(os.environ) / name
+        folder = root.absolute() if root is not None else record.home(os.environ) / name
         sizes = {
             "nodes": nodes,
             "cpus": cpus,
@@ -83,19 +71,7 @@ class Sandbox:
     @property
     def plan(self) -> Plan:
         """What was started; SlurmError when there is no such sandbox."""
-        try:
-            return plan.from_json(json.loads((self.root / RECORD).read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            near = near_matches(self.request.name, names(os.environ))
-            raise SlurmError(
-                f"No sandbox {self.request.name!r} is up.",
-                hint=f"Start one with `slurmddp sandbox up`. {near}".strip(),
-            ) from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise SlurmError(
-                f"{self.root / RECORD} is damaged ({error}).",
-                hint="End the processes that `ps` shows for that folder, then delete it.",
-            ) from error
+        return record.read(self.root, self.request.name)
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -104,7 +80,7 @@ class Sandbox:
 
     def exists(self) -> bool:
         """Say whether there is such a sandbox, be it up or the remains of one."""
-        return (self.root / RECORD).exists()
+        return record.exists(self.root)
 
     def up(self) -> bool:
         """Bring the sandbox up and wait until its nodes are idle; False when it was up already."""
@@ -141,15 +117,13 @@ class Sandbox:
     def _begin(self, layout: Plan) -> None:
         """Make the state folder and write down what is about to be started."""
         self.root.mkdir(parents=True, exist_ok=True)
-        if any(path.name != f"{RECORD}.part" for path in self.root.iterdir()):
+        if not record.is_free(self.root):
             raise ConfigError(
                 f"{self.root} is not empty, and not a sandbox.",
                 hint="Name a folder that does not exist, with --dir.",
             )
         self.root.chmod(0o700)
-        temporary = self.root / f"{RECORD}.part"
-        temporary.write_text(json.dumps(plan.to_json(layout), indent=1), encoding="utf-8")
-        temporary.replace(self.root / RECORD)
+        record.write(self.root, layout)
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:

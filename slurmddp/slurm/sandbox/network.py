@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurmddp.errors import ConfigError, SlurmError
+from slurmddp.node.process import PROC
 from slurmddp.slurm.sandbox import processes
 from slurmddp.slurm.sandbox.machine import HOSTS_FILE, find_program
 from slurmddp.slurm.sandbox.plan import RECORD, Node, Plan
@@ -82,7 +83,7 @@ def _hold(plan: Plan, node: Node, environment: Mapping[str, str]) -> int:
 
 def _command_name(pid: int) -> str:
     try:
-        return (processes.PROC / str(pid) / "comm").read_text(encoding="utf-8").strip()
+        return (PROC / str(pid) / "comm").read_text(encoding="utf-8").strip()
     except OSError:
         return ""
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmddp.errors import SlurmError
+from slurmddp.node import process as identity
+from slurmddp.node.process import PROC
 
-PROC = Path("/proc")
 ROOT_MARK = "SLURMDDP_SANDBOX_ROOT"
 JOB_MARK = "SLURMDDP_SANDBOX_JOB"
 DETACH = 'setsid "$@" </dev/null >>"$0" 2>&1 & echo $!'
@@ -38,16 +39,9 @@ class Recorded:
 
 
 def start_time(pid: int) -> str | None:
-    """Return boot id and start tick of a running process, None for one that is gone or a zombie."""
-    try:
-        text = (PROC / str(pid) / "stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    if fields[0] in "ZX":
-        return None
-    boot = (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot} {fields[19]}"
+    """Return what tells a running process from others, None for one that is gone or a zombie."""
+    fields = identity.stat(pid)
+    return None if fields is None or fields[0] in "ZX" else identity.start_time(pid)
 
 
 def start(
