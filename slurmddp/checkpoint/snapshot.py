@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 _ROUND_BYTES = 2 << 20
 """Memory is taken in pieces of this size: a tree that is a few bytes longer next time needs no new map."""
 
+_LARGEST_GROWTH = 8
+"""At most this part of a state is taken in advance for its growth."""
+
 
 class NoMemory(Exception):
     """There is no memory for a copy; the text says how much was wanted and how much there is."""
@@ -63,6 +66,8 @@ class Snapshots:
         self._wanted = 2
         self._preparing: threading.Thread | None = None
         self._refused: NoMemory | None = None
+        self._outgrown = 0
+        """How large the state was for which memory was last taken instead of a copy."""
 
     def prepare(self, size: int) -> None:
         """Take the memory for states of `size` bytes, in a thread of its own; `take` waits for it."""
@@ -106,7 +111,7 @@ class Snapshots:
         head, tensors = layout(flat.tensors)
         tree = json.dumps({"format": FORMAT, "state": flat.tree}, separators=(",", ":")).encode()
         about = json.dumps({"root": str(root), "meta": dict(meta), "versions": versions()}).encode()
-        tensors_bytes = len(head) + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        tensors_bytes = len(head) + sum(tensor.nbytes for tensor in tensors)
         sealed = memory.Sealed(step, stamp, memory.PAGE_BYTES, tensors_bytes, len(tree), len(about))
         if not patient and not self._is_ready(sealed.end):
             return None
@@ -128,9 +133,14 @@ class Snapshots:
             len(self._slots) < self._wanted
             or any(slot.capacity < size and not memory.is_busy(slot.descriptor) for slot in self._slots)
         ):
-            self.prepare(size)
+            self.prepare(size + self._growth(size))
+            self._outgrown = size
             return False
         return True
+
+    def _growth(self, size: int) -> int:
+        """Return how much more a state that grows will need the next time: else no copy would ever fit."""
+        return min(max(0, size - self._outgrown), size // _LARGEST_GROWTH) if self._outgrown else 0
 
     def _fill(
         self, slot: _Slot, sealed: memory.Sealed, texts: Sequence[bytes], tensors: Sequence[torch.Tensor]

@@ -158,6 +158,8 @@ def _check_plain(tensor: torch.Tensor, path: str) -> None:
         found = f"a sparse, quantised or nested tensor ({tensor.layout}, {tensor.dtype})"
     elif tensor.is_meta:
         found = "a tensor on the meta device, which has no values"
+    elif tensor.numel() and tensor.untyped_storage().nbytes() == 0:
+        found = "a tensor whose storage was freed"  # To read its values would end the process.
     else:
         return
     raise CheckpointError(

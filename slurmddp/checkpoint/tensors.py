@@ -51,7 +51,7 @@ def encode(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
 def encoded_size(tensors: Mapping[str, torch.Tensor]) -> int:
     """Return how many bytes `encode` will yield."""
     head, ordered = layout(tensors)
-    return len(head) + sum(tensor.numel() * tensor.element_size() for tensor in ordered)
+    return len(head) + sum(tensor.nbytes for tensor in ordered)
 
 
 def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, list[torch.Tensor]]:
@@ -83,7 +83,7 @@ def _head(ordered: Sequence[tuple[str, torch.Tensor]]) -> bytes:
     if odd:
         header["__metadata__"] = {"slurmddp_dtypes": json.dumps(odd)}
     for name, tensor in ordered:
-        size = tensor.numel() * tensor.element_size()
+        size = tensor.nbytes
         header[name] = {
             "dtype": _DTYPES.get(tensor.dtype, "U8"),
             "shape": [size] if name in odd else list(tensor.shape),
@@ -135,9 +135,9 @@ def _offsets(name: str, entry: Any) -> tuple[int, int]:
 def _empty(entry: dict[str, Any], odd: dict[str, Any] | None) -> torch.Tensor:
     names = {name: dtype for dtype, name in _DTYPES.items()}
     dtype = getattr(torch, odd["dtype"]) if odd else names[entry["dtype"]]
-    tensor = torch.empty(odd["shape"] if odd else entry["shape"], dtype=dtype)
+    tensor = torch.empty(odd["shape"] if odd else entry["shape"], dtype=dtype, device="cpu")
     start, stop = entry["data_offsets"]
-    if tensor.numel() * tensor.element_size() != stop - start:
+    if tensor.nbytes != stop - start:
         raise CheckpointError("A tensor's shape does not fit its place in the file.")
     return tensor
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -70,6 +71,12 @@ class Channel:
             # The other end closed before it had read all; this is told once, ahead of what it sent itself.
             data, descriptors, _, _ = socket.recv_fds(self._end, MAX_MESSAGE_BYTES, _MAX_DESCRIPTORS)
         return data, list(descriptors)
+
+    def is_closed_there(self) -> bool:
+        """Tell whether nobody holds the other end any more; what it has sent may still be unread."""
+        look = select.poll()
+        look.register(self._end, 0)
+        return any(event & select.POLLHUP for _, event in look.poll(0))
 
     def close(self) -> None:
         self._end.close()

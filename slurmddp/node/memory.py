@@ -215,16 +215,20 @@ def _close(area: mmap.mmap) -> None:
 def reserve(descriptor: int, size: int) -> mmap.mmap:
     """Make the file at least `size` bytes long, with all its pages in place, and return a view of it.
 
-    Raises OSError, ENOMEM as a rule, where the memory is not to be had; a page that is missing later on would
-    end the process.
+    Raises OSError, ENOMEM as a rule, where the memory is not to be had, and gives back what was had of it; a
+    page that is missing later on would end the process.
     """
-    if os.fstat(descriptor).st_size < size:
-        os.ftruncate(descriptor, -(-size // PAGE_BYTES) * PAGE_BYTES)
-    area = mmap.mmap(descriptor, 0)
+    before = os.fstat(descriptor).st_size
+    area: mmap.mmap | None = None
     try:
+        if before < size:
+            os.ftruncate(descriptor, -(-size // PAGE_BYTES) * PAGE_BYTES)
+        area = mmap.mmap(descriptor, 0)
         _populate(descriptor, area)
     except BaseException:
-        area.close()
+        if area is not None:
+            area.close()
+        os.ftruncate(descriptor, before)
         raise
     return area
 
@@ -236,12 +240,12 @@ def _populate(descriptor: int, area: mmap.mmap) -> None:
     for start in range(0, size, _CHUNK_BYTES):
         length = min(_CHUNK_BYTES, size - start)
         code = _advise(place + start, length, _POPULATE_WRITE)
-        if (
-            code == errno.EINVAL
-        ):  # A kernel before 5.14: the memory can be had, the pages come with their use.
+        if code == errno.EINVAL:
+            # A kernel before 5.14: the memory can be had, the pages come with their use.
             os.posix_fallocate(descriptor, start, length)
         elif code:
-            raise OSError(errno.ENOMEM if code == errno.EFAULT else code, os.strerror(code))
+            code = errno.ENOMEM if code == errno.EFAULT else code
+            raise OSError(code, os.strerror(code))
 
 
 def _advise(place: int, size: int, advice: int) -> int:

@@ -37,7 +37,7 @@ def _of_host(root: Path) -> int:
 def _groups(root: Path) -> Iterator[tuple[int, int]]:
     """Yield limit and use of each memory control group that this process is in, from its own upwards."""
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        lines = (root / "proc/self/cgroup").read_text(errors="surrogateescape").splitlines()
     except OSError:
         return
     mount = root / "sys/fs/cgroup"

@@ -30,7 +30,10 @@ from slurmddp.runs.folder import RunFolder
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.05
-_LEAVE_S = 30.0
+_TEXTS_BYTES = 1 << 20
+"""For what a state says beside its tensors: memory that is too short by a byte is all mapped anew."""
+_LEAVE_S, _ENDS_S = 30.0, 1.0
+"""How long a writer is waited for that is to end, and one that has let go of its line."""
 
 
 @dataclass(frozen=True)
@@ -114,14 +117,14 @@ class Saves:
             self._snapshots.take(root, step, stamp, state, meta, patient=False)
         except NoMemory as why:
             self._refuse(why)
-        except SlurmddpError as error:
-            self._refuse(error)
+        except (SlurmddpError, OSError, RuntimeError) as error:  # torch's own are of the last kind.
+            self._refuse(CheckpointError(f"No more states are kept in memory: {error}"))
 
     def prepare(self, size: int, *, wait: bool = True) -> None:
-        """Take the memory for states of about `size` bytes beside what comes next, if any will be used."""
+        """Take the memory for tensors of about `size` bytes beside what comes next, if any will be used."""
         if self.holds and self._writes_beside(wait) and not self._refused:
             self._own_line()
-            self._snapshots.prepare(size)
+            self._snapshots.prepare(size + _TEXTS_BYTES)
 
     def poll(self) -> None:
         """Hear what was written meanwhile; costs nothing while nothing is."""
@@ -155,9 +158,13 @@ class Saves:
                 self._line.send({"kind": "end"})
             self._line.close()
             self._line = None
-        if self._writer is not None and not self._asked:
+        if not self._asked:
+            self._reap(_LEAVE_S)
+
+    def _reap(self, timeout_s: float) -> None:
+        if self._writer is not None:
             with suppress(subprocess.TimeoutExpired):
-                self._writer.wait(_LEAVE_S)
+                self._writer.wait(timeout_s)
             self._writer = None
 
     def _writes_beside(self, wait: bool) -> bool:
@@ -222,7 +229,8 @@ class Saves:
         self._asked.clear()
         if self._line is not None and not self.has_agent:
             self._line.close()
-            self._line = self._writer = None
+            self._line = None
+            self._reap(_ENDS_S)
 
     def _raise_failed(self) -> None:
         failed, self._failed = self._failed, None
@@ -230,6 +238,8 @@ class Saves:
             raise failed
 
     def _own_line(self) -> Channel:
+        if self._writer is not None and not self._asked and self._line and self._line.is_closed_there():
+            self._lose_writer()  # It had nothing to do, so nothing is lost.
         if self._line is None:
             self._line, self._writer = checkpoint_writer.start()
             for number, descriptor in enumerate(self._snapshots.descriptors):

@@ -6,12 +6,14 @@ their next collective.
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -108,17 +110,17 @@ def keep_in_memory(
     saves, is_zero = session.saves, collective.rank() == 0
     own = of_this_rank(session.loaders)
     state: dict[str, Any] = {}
-    shared: dict[str, Any] = {}
+    shared = b""
     if saves.holds:
         state = collect(objects, session.loaders, [], session.unwrap)
         if is_zero and saves.spreads:
-            shared = _of_rank_zero(state, objects, session.unwrap)
+            shared = _packed(_of_rank_zero(state, objects, session.unwrap))
     gathered = collective.gather((own, (told, time.time_ns(), shared) if is_zero else None))
-    told, stamp, shared = gathered[0][1] or (told, 0, {})
+    told, stamp, shared = gathered[0][1] or (told, 0, b"")
     if saves.holds:
         state["rng"] = [part for part, _ in gathered]
         if not is_zero:
-            _overlay(state, shared)
+            _overlay(state, _unpacked(shared))
         saves.keep(root.absolute(), step, stamp, state, session.facts())
     return told, time.perf_counter() - began
 
@@ -144,6 +146,20 @@ def _overlay(state: dict[str, Any], shared: Mapping[str, Any]) -> None:
         else:
             state["objects"][name] = value
     state["loaders"] = shared["loaders"]
+
+
+def _packed(value: Any) -> bytes:
+    """Return what becomes `value` again, with its tensors on the CPU; most ranks need none of them.
+
+    A tensor of a GPU that was gathered as it is would be made on the GPU of that number by every rank.
+    """
+    packed = io.BytesIO()
+    torch.save(value, packed)
+    return packed.getvalue()
+
+
+def _unpacked(packed: bytes) -> Any:
+    return torch.load(io.BytesIO(packed), map_location="cpu", weights_only=False)
 
 
 def _growth(objects: Mapping[str, Any]) -> int:

@@ -11,6 +11,7 @@ import torch
 from rank_jobs import Net, batch_of, step_on, weights
 
 from slurmddp.checkpoint import snapshot
+from slurmddp.checkpoint.copies import View
 from slurmddp.checkpoint.snapshot import Snapshots
 from slurmddp.environments.detect import detect
 from slurmddp.environments.rank_info import RankInfo
@@ -122,4 +123,37 @@ def copies_into_memory(root: str) -> dict[str, Any]:
     snapshots.close()
     torch.cuda.synchronize()
     found["after"] = float(torch.ones(4, device="cuda").sum())
+    return found
+
+
+def copies_what_another_stream_still_computes(root: str) -> list[bool]:
+    """Copy a tensor that another stream is changing; return whether the change is in each copy."""
+    snapshots, found = Snapshots(), []
+    weight, side = torch.zeros(1 << 20, device="cuda"), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    for step in (1, 2, 3):
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(200_000_000)
+            weight.fill_(step)
+        snapshots.take(Path(root), step, step, {"weight": weight}, {})
+        newest = snapshots.newest(Path(root))
+        assert newest is not None
+        with memory.mapped(*newest) as parts:
+            found.append(bool((snapshot.read_parts(step, parts).state["weight"] == step).all()))
+    snapshots.close()
+    return found
+
+
+def copies_into_memory_that_cuda_refuses() -> dict[str, Any]:
+    """Copy into memory that is registered already, which CUDA does not do twice; then go on computing."""
+    descriptor = memory.create()
+    view = View(memory.reserve(descriptor, 1 << 20))
+    torch.cuda.cudart().cudaHostRegister(view.bytes.data_ptr(), len(view.bytes), 0)
+    weight = torch.arange(9.0, device="cuda")
+    view.copy([weight], 0)
+    copied = view.bytes[:36].view(torch.float32).tolist()
+    found = {"pinned": view.is_pinned, "copied": copied, "after": (weight + 1).tolist()}
+    torch.cuda.cudart().cudaHostUnregister(view.bytes.data_ptr())
+    view.close()
+    os.close(descriptor)
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from slurmddp import checkpoint
+from slurmddp.checkpoint.copies import View
 from slurmddp.checkpoint.snapshot import Snapshots, read_parts
+from slurmddp.checkpoint.state import flatten
+from slurmddp.errors import CheckpointError
 from slurmddp.node import memory
 
 LARGE = (300, 400)
@@ -81,3 +87,104 @@ def test_only_what_is_the_same_elements_is_one_tensor(snapshots: Snapshots) -> N
     assert len({id(tensor) for tensor in others}) == len(others)
     for name, tensor in state.items():
         assert torch.equal(found[name], tensor)
+
+
+def test_a_state_that_grows_from_copy_to_copy_is_copied_all_the_same(snapshots: Snapshots) -> None:
+    root, made = Path("/root"), []
+    for step in range(8):
+        state = {"replay": torch.zeros(10_000_000 + step * 1_000_000)}
+        if snapshots.take(root, step, 0, state, {}, patient=False) is not None:
+            made.append(step)
+        snapshots._join()
+    assert len(made) >= 3
+
+
+def test_a_tensor_without_its_storage_is_refused_by_name() -> None:
+    tensor = torch.zeros(10)
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(CheckpointError, match="whose storage was freed at model/weight"):
+        flatten({"model": {"weight": tensor}})
+
+
+def test_a_copy_made_where_nothing_is_to_be_trained_leaves_memory_for_the_others(
+    snapshots: Snapshots,
+) -> None:
+    state = {"weight": torch.randn(LARGE)}
+    with torch.inference_mode():
+        copied(snapshots, state)
+        copied(snapshots, state)
+    assert torch.equal(copied(snapshots, state)["weight"], state["weight"])
+
+
+def test_what_cuda_does_not_take_is_offered_once_and_its_refusal_hits_nobody_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Runtime:
+        """Keeps its error for the next kernel, as CUDA does."""
+
+        offered = 0
+        error = 0
+
+        def cudaHostRegister(self, place: int, size: int, flags: int) -> int:
+            self.offered += 1
+            self.error = 2
+            return self.error
+
+        def launch(self, *_: Any, **__: Any) -> None:
+            error, self.error = self.error, 0
+            if error:
+                raise RuntimeError("CUDA error: out of memory")
+
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    descriptor = memory.create()
+    view = View(memory.reserve(descriptor, memory.PAGE_BYTES))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "ones", runtime.launch)
+        view._pin()
+        view._pin()
+    assert (runtime.offered, runtime.error, view.is_pinned) == (1, 0, False)
+    assert caplog.text.count("CUDA does not take the memory for checkpoints (error 2)") == 1
+    view.close()
+    os.close(descriptor)
+
+
+@pytest.fixture
+def elsewhere_by_default() -> Iterator[None]:
+    torch.set_default_device("meta")
+    yield
+    torch.set_default_device(None)
+
+
+@pytest.mark.usefixtures("elsewhere_by_default")
+def test_a_state_is_read_into_this_hosts_memory_whatever_device_is_the_default(
+    snapshots: Snapshots, tmp_path: Path
+) -> None:
+    for found in (
+        copied(snapshots, {"weight": TENSORS["part"]}),
+        checkpoint.read(checkpoint.write(tmp_path, 1, {"weight": TENSORS["part"]}, meta={})).state,
+    ):
+        assert found["weight"].tolist() == list(range(10, 20))
+
+
+def test_memory_that_is_not_to_be_had_as_a_whole_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    take = memory._advise
+
+    def refuse_the_third(place: int, size: int, advice: int) -> int:
+        asked.append(advice)
+        return errno.EFAULT if asked.count(memory._POPULATE_WRITE) == 3 else take(place, size, advice)
+
+    asked: list[int] = []
+    descriptor = memory.create()
+    memory.reserve(descriptor, memory.PAGE_BYTES).close()
+    before = os.fstat(descriptor)
+    os.pwrite(descriptor, b"kept", 0)
+    monkeypatch.setattr(memory, "_CHUNK_BYTES", 4 * memory.PAGE_BYTES)
+    monkeypatch.setattr(memory, "_advise", refuse_the_third)
+    with pytest.raises(OSError, match="Cannot allocate memory") as caught:
+        memory.reserve(descriptor, 100 * memory.PAGE_BYTES)
+    assert caught.value.errno == errno.ENOMEM
+    after = os.fstat(descriptor)
+    assert (after.st_size, after.st_blocks) == (before.st_size, before.st_blocks)
+    assert os.pread(descriptor, 4, 0) == b"kept"
+    os.close(descriptor)

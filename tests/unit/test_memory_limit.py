@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,11 @@ def test_a_host_that_tells_nothing_leaves_the_groups(tmp_path: Path) -> None:
     (tmp_path / "proc/meminfo").unlink()
     group(tmp_path / "sys/fs/cgroup", V2, str(5 * GB), 1, 0)
     assert available_bytes(tmp_path) == 4 * GB
+
+
+def test_groups_with_names_in_no_encoding_are_read(tmp_path: Path) -> None:
+    name = "j\udcf6b"
+    host(tmp_path, 90, "")
+    (tmp_path / "proc/self/cgroup").write_bytes(os.fsencode(f"0::/{name}\n"))
+    group(tmp_path / "sys/fs/cgroup" / name, V2, str(8 * GB), 5, 0)
+    assert available_bytes(tmp_path) == 3 * GB

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_files import steps_in
 
+import slurmddp
+from slurmddp.checkpoint.snapshot import Snapshots
+from slurmddp.checkpoint.state import flatten
+from slurmddp.checkpoint.tensors import encoded_size
+from slurmddp.errors import CheckpointError
 from slurmddp.node import memory
 from slurmddp.node.channel import CHANNEL_VARIABLE, Channel
+from slurmddp.runs import checkpoint_writer
 from slurmddp.training.saves import Saves
 
 
@@ -101,3 +109,85 @@ def test_what_ranks_before_this_one_had_written_is_made_to_hurry_too(tmp_path: P
     own.close()
     ranks.close()
     os.close(before)
+
+
+def test_a_writer_takes_nothing_of_the_standard_library_from_beside_this_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slurmddp").symlink_to(Path(slurmddp.__file__).parent)
+    monkeypatch.setattr(slurmddp, "__file__", str(tmp_path / "slurmddp" / "__init__.py"))
+    (tmp_path / "dataclasses.py").write_text("raise RuntimeError('for a Python that had none of its own')")
+    (tmp_path / "xxhash.py").write_text("raise RuntimeError('for another Python')")
+    line, writer = checkpoint_writer.start()
+    line.send({"kind": "end"})
+    assert writer.wait(60) == 0
+    line.close()
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory."), OSError(24, "Too many files")]
+)
+def test_a_copy_that_fails_is_told_and_training_goes_on(
+    both: tuple[Saves, Agent],
+    tmp_path: Path,
+    error: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Snapshots, "take", fail)
+    for step in (1, 2):
+        both[0].keep(tmp_path, step, 0, {"weight": torch.ones(3)}, {})
+    assert caplog.messages == [f"No more states are kept in memory: {error}"]
+
+
+def test_a_writer_that_has_ended_between_two_saves_is_replaced_by_another_one(tmp_path: Path) -> None:
+    saves = Saves({})
+    for step in (1, 2):
+        write(saves, tmp_path, step)
+        saves.finish()
+        writer = saves._writer
+        assert writer is not None
+        writer.kill()
+        writer.wait(60)
+    saves.close()
+    assert steps_in(tmp_path) == [2, 1]
+
+
+def test_a_writer_that_ends_while_it_writes_is_an_error_of_the_next_save_and_of_no_other(
+    tmp_path: Path,
+) -> None:
+    saves = Saves({})
+    write(saves, tmp_path, 1)
+    saves.finish()
+    writer = saves._writer
+    assert writer is not None
+    writer.send_signal(signal.SIGSTOP)
+    write(saves, tmp_path, 2)
+    writer.kill()
+    with pytest.raises(CheckpointError, match="wrote the checkpoint of step 2 has ended"):
+        saves.finish()
+    write(saves, tmp_path, 3)
+    saves.finish()
+    saves.close()
+    assert steps_in(tmp_path) == [3, 1]
+    assert writer.returncode == -signal.SIGKILL
+
+
+def test_memory_taken_in_advance_has_room_for_what_is_told_beside_the_tensors(
+    both: tuple[Saves, Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reserve(descriptor: int, size: int) -> None:
+        raise OSError(12, "Not taken in advance")
+
+    saves, _ = both
+    state = {"weight": torch.zeros((2 << 20) - memory.PAGE_BYTES, dtype=torch.uint8)}
+    size = encoded_size(flatten(state).tensors)
+    assert size == 2 << 20
+    saves.prepare(size)
+    saves._snapshots._join()
+    monkeypatch.setattr(memory, "reserve", reserve)
+    saves.write(tmp_path, 1, 0, state, {}, keep_last=3, wait=False, began=time.monotonic())
+    assert saves.busy

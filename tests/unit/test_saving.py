@@ -1,0 +1,56 @@
+"""What ranks tell each other when each node copies a state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from slurmddp.training import collective, saving
+
+
+class Holder:
+    """Holds what a rank keeps, as the first rank of one of several nodes does."""
+
+    holds = spreads = True
+
+    def keep(self, root: Path, step: int, stamp: int, state: Mapping[str, Any], meta: Any) -> None:
+        self.state = state
+
+
+def keep(rank: int, averages: float, before: list[Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """Keep a state as that rank, after what ranks `before` it have told; return what it told and kept."""
+    model, told, holder = nn.BatchNorm1d(3), [], Holder()
+    for average in (model.running_mean, model.running_var):
+        assert average is not None
+        average.fill_(averages)
+
+    def gather(value: Any) -> list[Any]:
+        told.append(value)
+        return [*before, value]
+
+    monkeypatch.setattr(collective, "rank", lambda: rank)
+    monkeypatch.setattr(collective, "gather", gather)
+    session = saving.Session(
+        loaders=[],
+        unwrap=lambda module: module,
+        seed=0,
+        config=None,
+        saves=holder,  # type: ignore[arg-type]
+    )
+    saving.keep_in_memory(Path("/root"), 3, {"model": model, "plain": {"best": torch.ones(1)}}, session, 5)
+    return told[0], holder.state
+
+
+def test_ranks_get_no_tensors_of_a_device_that_they_may_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, first = keep(0, 7.0, [], monkeypatch)
+    assert [type(part) for part in told[1]] == [int, int, bytes]
+    _, other = keep(1, 8.0, [told], monkeypatch)
+    for state in (first, other):
+        assert state["objects"]["model"]["running_mean"].tolist() == [7.0] * 3
+        assert state["objects"]["model"]["weight"].tolist() == [1.0] * 3
+        assert state["objects"]["plain"]["best"].tolist() == [1.0]
