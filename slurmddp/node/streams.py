@@ -47,3 +47,24 @@ def keep_output() -> None:
         with suppress(OSError, AttributeError):  # What was printed so far.
             stream.flush()
     sys.stdout, sys.stderr = lines_to(1), lines_to(2)
+
+
+def tell(text: str) -> None:
+    """Print `text` to stderr, and to this process's own log if a program has put another stream in its place.
+
+    What a rank ends with is looked for in its log; a stderr that was closed must not take it away.
+    """
+    before = _log_size()
+    with suppress(Exception):  # What stands there now is the program's own.
+        print(text, file=sys.stderr, flush=True)
+        if sys.stderr.fileno() == 2:
+            return
+    if _log_size() == before:  # Else that stream passes on to the log what is written to it.
+        with suppress(OSError):
+            print(text, file=lines_to(2), flush=True)
+
+
+def _log_size() -> int:
+    with suppress(OSError):
+        return os.fstat(2).st_size
+    return 0

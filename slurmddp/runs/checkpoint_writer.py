@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -35,12 +35,13 @@ from slurmddp.runs.publish import publish
 Request = Mapping[str, Any]
 """`slot` and `step` of the state; `root` and `keep_last` of the checkpoints; `since`, when it was asked, and
 `stall_s`, how long training stood still; `background`, whether nobody waits; `run_dir` and `attempt`, where
-events go, or null."""
+events go, or null; `copied`, at what time the state was, where training has gone on after that."""
 Result = dict[str, Any]
 Tell = Callable[[Result], object]
 Perform = Callable[[memory.Held, Request, Tell], object]
 
 _LET_PASS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_LOOK_S = 0.5
 _POLITE = 5
 """How much less than the training a writer in the background claims of the processors."""
 
@@ -48,8 +49,6 @@ _POLITE = 5
 def start() -> tuple[Channel, subprocess.Popen[bytes]]:
     """Start a writer; return the line to it and its process, which outlives this one until all is written."""
     own, theirs = Channel.pair()
-    package = str(Path(slurmddp.__file__).parents[1])
-    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
     # Until it lets the job's signals pass by itself, they wait.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _LET_PASS)
     try:
@@ -58,7 +57,6 @@ def start() -> tuple[Channel, subprocess.Popen[bytes]]:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": path},
         )
     except OSError:
         own.close()
@@ -73,10 +71,13 @@ def command(line: Channel) -> list[str]:
     """Return the command of a writer that is handed `line`.
 
     The folder that a person works in may hold a module of any name. With -c it is the empty entry of the
-    path, and can go before anything is imported; PYTHONSAFEPATH is heard by Python 3.11 and later only.
+    path, and can go before anything is imported; PYTHONSAFEPATH is heard by Python 3.11 and later only. This
+    package's own folder may hold modules with names of the standard library's: it is first for one import.
     """
+    folder = str(Path(slurmddp.__file__).parents[1])
     code = (
-        "import sys; sys.path[:] = filter(None, sys.path); "
+        "import sys; sys.path[:] = filter(None, sys.path); import typing; "
+        f"sys.path.insert(0, {folder!r}); import slurmddp; sys.path.append(sys.path.pop(0)); "
         "from slurmddp.runs import checkpoint_writer; sys.exit(checkpoint_writer.main())"
     )
     return [sys.executable, "-c", code, str(line.fileno())]
@@ -145,7 +146,8 @@ def conclude(request: Request, error: SlurmddpError | None) -> Result:
         # Where somebody waits, training stands still until all is written.
         still_s, beside_s = (0.0, written_s) if request["background"] else (written_s, 0.0)
         seconds = round(request["stall_s"] + still_s, 3)
-        _record(request, "saved", {"step": request["step"], "seconds": seconds, "written_s": beside_s})
+        facts = {"step": request["step"], "seconds": seconds, "written_s": beside_s}
+        _record(request, "saved", facts | {name: request[name] for name in ("copied",) if name in request})
         return result
     print(f"slurmddp writer: {error}", file=sys.stderr, flush=True)
     if not isinstance(error, errors.SupersededError):
@@ -194,8 +196,18 @@ def serve(channel: Channel, do: Perform = perform) -> None:
         slot = slots[message["slot"]]
         # Niceness belongs to a thread, and most users can't take it back: the next one may be waited for.
         with ThreadPoolExecutor(1, initializer=_yield if message["background"] else None) as thread:
-            thread.submit(do, slot, message, partial(_answer, channel, slot.descriptor)).result()
+            done = thread.submit(do, slot, message, partial(_answer, channel, slot.descriptor))
+            _watch(done, channel, slot.descriptor)
         _send(channel, {"kind": "finished"})
+
+
+def _watch(done: Future[object], channel: Channel, descriptor: int) -> None:
+    """Wait for a write; once whoever asked is gone no training is left to spare, and the job may end soon."""
+    while not wait([done], _LOOK_S).done:
+        if channel.is_closed_there():
+            memory.set_awaited(descriptor)
+            break
+    done.result()
 
 
 def _yield() -> None:

@@ -35,6 +35,10 @@ _DIRECT = frozenset({"ext4", "xfs"})
 _HASH_PART, _DIRECT_PART, _COPY_PART = 1 / 5, 1 / 3, 1 / 2
 """What a thread takes of a processor's time beside a training: more where the disk would have to wait for it.
 What the kernel copies costs several times the work of what goes past its cache."""
+_SMALL_BYTES, _LONGEST = 64 << 20, 4
+"""Rests become longer by their first length with each so many bytes, up to so many times that. What a write
+costs the training goes with its bytes, so it is to be spread; but a small state should be on the disk as soon
+as one that is saved without rests, and `torch.save` takes longer by the byte for large ones."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ def copy_hashed(
             pace = _Pace(_HASH_PART, hurry)
             for chunk in _chunks([part]):
                 digest.update(chunk)
-                pace.rest()
+                pace.rest(len(chunk))
     return FileRecord(len(part), digest.hexdigest())
 
 
@@ -100,12 +104,14 @@ class _Pace:
 
     def __init__(self, share: float, hurry: Callable[[], bool]) -> None:
         self._share, self._hurry = share, hurry
-        self._begun = time.thread_time()
+        self._done, self._begun = 0, time.thread_time()
 
-    def rest(self) -> None:
-        """Sleep in proportion to the work since the last time, unless somebody is in a hurry."""
+    def rest(self, count: int) -> None:
+        """Sleep in proportion to the work since the last time, `count` bytes, while there is no hurry."""
+        self._done += count
         if not self._hurry():
-            time.sleep((time.thread_time() - self._begun) * (1 / self._share - 1))
+            times = min(1 + self._done // _SMALL_BYTES, _LONGEST)
+            time.sleep((time.thread_time() - self._begun) * (1 / self._share - 1) * times)
         self._begun = time.thread_time()
 
 
@@ -120,7 +126,7 @@ def _transfer(
         sent = _send(target, source, start + done, part[done : done + CHUNK_BYTES])
         room.write_back(target, done, sent)
         done += sent
-        pace.rest()
+        pace.rest(sent)
     os.fsync(target)
 
 
@@ -131,8 +137,9 @@ def _write_direct(target: int, part: memoryview, pace: _Pace) -> int:
     try:
         fcntl.fcntl(target, fcntl.F_SETFL, flags | os.O_DIRECT)
         while done < whole and done % _BLOCK_BYTES == 0:
-            done += os.write(target, part[done : min(whole, done + CHUNK_BYTES)])
-            pace.rest()
+            written = os.write(target, part[done : min(whole, done + CHUNK_BYTES)])
+            done += written
+            pace.rest(written)
     except OSError as error:
         if error.errno != errno.EINVAL:  # That one means: not here, not in this way.
             raise
@@ -146,12 +153,12 @@ def _takes_direct(path: Path) -> bool:
     device = path.stat().st_dev
     name = f"{os.major(device)}:{os.minor(device)}"
     try:
-        mounts = _MOUNTS.read_text().splitlines()
+        # A folder's name may be of any bytes; the kernel writes only blanks and ends of lines in another way.
+        mounts = _MOUNTS.read_text(encoding="latin-1").split("\n")
     except OSError:
         return False
-    return any(
-        fields[2] == name and fields[fields.index("-") + 1] in _DIRECT for fields in map(str.split, mounts)
-    )
+    lines = (line.split(" ") for line in mounts if line)
+    return any(fields[2] == name and fields[fields.index("-") + 1] in _DIRECT for fields in lines)
 
 
 def _send(target: int, source: int, start: int, chunk: memoryview) -> int:

@@ -16,6 +16,7 @@ _NO_PROMISE = frozenset(
 )
 """What a file system says that can't reserve: nothing is known then."""
 
+_BOUNDLESS = 1 << 62
 SLACK_BYTES = 1 << 20
 """For manifest, folder entries and the rounding up to blocks."""
 
@@ -53,9 +54,12 @@ def reserve(descriptor: int, needed: int, folder: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return what an ordinary user may still write there; project quotas count on some file systems."""
+    """Return what an ordinary user may still write there; project quotas count on some file systems.
+
+    One that counts nothing (a ramfs, a tmpfs without a limit, some in user space) is taken for boundless.
+    """
     status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize
+    return status.f_bavail * status.f_frsize if status.f_blocks else _BOUNDLESS
 
 
 def size_text(count: int) -> str:

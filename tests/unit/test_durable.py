@@ -64,6 +64,17 @@ def test_only_file_systems_of_local_disks_are_written_past_the_cache(
     assert durable._takes_direct(tmp_path) is direct
 
 
+def test_other_mounts_may_have_names_of_any_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = tmp_path.stat().st_dev
+    mounts = tmp_path / "mountinfo"
+    mounts.write_bytes(
+        b"21 1 0:999 / /home/M\xfcller\x85\xa0\x0c/x rw shared:1 - nfs4 server:/y rw\n"
+        b"22 1 %d:%d / /here rw - ext4 /dev/b rw\n" % (os.major(device), os.minor(device))
+    )
+    monkeypatch.setattr(durable, "_MOUNTS", mounts)
+    assert durable._takes_direct(tmp_path)
+
+
 def test_all_whole_blocks_go_past_the_cache(
     tmp_path: Path, source: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +163,30 @@ def test_each_thread_works_its_part_of_the_time_and_leaves_the_rest(
     part = memoryview(mmap.mmap(source, 0, prot=mmap.PROT_READ))[START : START + SIZE]
     copy_hashed(tmp_path / "file", source, START, part, hurry=lambda: False)
     hashed, written = [4.0, 4.0], {"write": [2.0, 1.0], "sendfile": [1.0, 1.0]}
+    assert sorted(slept) == pytest.approx(sorted(hashed + written[way]))
+
+
+@pytest.mark.parametrize(
+    ("small_bytes", "hashed", "written"),
+    [
+        (CHUNK_BYTES + 1, [4.0, 8.0], {"write": [2.0, 1.0], "sendfile": [1.0, 2.0]}),
+        (CHUNK_BYTES // 2, [12.0, 12.0], {"write": [6.0, 1.0], "sendfile": [3.0, 3.0]}),
+        (1, [16.0, 16.0], {"write": [8.0, 4.0], "sendfile": [4.0, 4.0]}),
+    ],
+)
+def test_rests_become_longer_with_what_is_written(
+    tmp_path: Path,
+    source: int,
+    way: str,
+    slept: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    small_bytes: int,
+    hashed: list[float],
+    written: dict[str, list[float]],
+) -> None:
+    monkeypatch.setattr(durable, "_SMALL_BYTES", small_bytes)
+    part = memoryview(mmap.mmap(source, 0, prot=mmap.PROT_READ))[START : START + SIZE]
+    copy_hashed(tmp_path / "file", source, START, part, hurry=lambda: False)
     assert sorted(slept) == pytest.approx(sorted(hashed + written[way]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from keepers import Rank, request, wait_for
 
 from slurmddp.launchers.keeper import Keeper
 from slurmddp.node import memory
+from slurmddp.node.channel import Channel
 from slurmddp.runs import checkpoint_writer
 from slurmddp.runs.checkpoint_writer import Request, Tell
 from slurmddp.runs.durable import FileRecord, copy_hashed
@@ -62,6 +64,36 @@ def test_a_writer_hurries_once_somebody_waits(
     wait_for(keeper)
     assert rank.answer()["error"] is None
     assert (tmp_path / "hurry").read_text() == str(hurry)
+
+
+def test_a_writer_hurries_once_whoever_started_it_is_gone(tmp_path: Path) -> None:
+    own, theirs = Channel.pair()
+    asked, gone = threading.Event(), threading.Event()
+    seen: list[bool] = []
+
+    def perform(held: memory.Held, request: Request, tell: Tell) -> None:
+        asked.set()
+        seen.append(memory.is_awaited(held.descriptor))
+        gone.wait(10.0)
+        while not memory.is_awaited(held.descriptor) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        seen.append(memory.is_awaited(held.descriptor))
+
+    deadline = time.monotonic() + 10.0
+    thread = threading.Thread(target=checkpoint_writer.serve, args=(theirs, perform))
+    thread.start()
+    descriptor = memory.create()
+    own.send({"kind": "memory", "slot": 0}, [descriptor])
+    own.send(request(tmp_path, 0, 1, background=True))
+    assert asked.wait(10.0)
+    time.sleep(2 * checkpoint_writer._LOOK_S)
+    assert not memory.is_awaited(descriptor)
+    own.close()
+    gone.set()
+    thread.join(20.0)
+    theirs.close()
+    os.close(descriptor)
+    assert seen == [False, True]
 
 
 def test_an_agent_that_is_about_to_end_waits_for_its_writes(

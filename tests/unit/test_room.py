@@ -1,0 +1,29 @@
+"""How much room a file system says that it has, and what follows where it says nothing."""
+
+import os
+
+import pytest
+
+from slurmddp.runs import room
+
+
+@pytest.fixture
+def says_nothing(tmp_path, monkeypatch):
+    """A folder on a ramfs (the root of many diskless nodes) or a tmpfs without a limit: all counts are 0."""
+    counted = os.statvfs("/proc")
+    assert (counted.f_blocks, counted.f_bavail) == (0, 0)
+    monkeypatch.setattr(room.os, "statvfs", lambda folder: counted)
+    return tmp_path
+
+
+def test_a_file_system_that_counts_nothing_is_not_full(says_nothing):
+    assert room.free_bytes(says_nothing) > 10**15
+    room.require(says_nothing, 10**12)
+
+
+def test_one_that_counts_is_believed(tmp_path, monkeypatch):
+    counted = os.statvfs(tmp_path)
+    monkeypatch.setattr(room.os, "statvfs", lambda folder: counted)
+    assert room.free_bytes(tmp_path) == counted.f_bavail * counted.f_frsize
+    with pytest.raises(room.NoRoomError, match="are free"):
+        room.require(tmp_path, counted.f_blocks * counted.f_frsize)
