@@ -20,19 +20,22 @@ def evaluate(distributon: Distributon, parts: Parts) -> float | None:
     """Return the mean loss over the held-out samples of all ranks, or None when a stop cut it short.
 
     All ranks call it and get the same answer. It is that of rank 0's model, the one that a checkpoint holds:
-    other ranks take over its buffers, as they do in the next training step anyway. Weights, the model's mode
-    and all random states stay as they were.
+    other ranks take over its buffers, as they do in the next training step anyway. Weights, the mode of every
+    layer (one may be frozen in evaluation mode) and all random states stay as they were.
     """
     if parts.heldout is None:
         return None
     distributon.alive("evaluating")
     collective.share_buffers(parts.bare_model)
     randomness, was_training = rng.capture(), parts.bare_model.training
+    modes = [(module, module.training) for module in parts.bare_model.modules()]
     parts.bare_model.eval()
     try:
         total, count, complete = _sum_losses(distributon, parts, _share(distributon, parts, parts.heldout))
     finally:
-        parts.bare_model.train(was_training)
+        parts.bare_model.train(was_training)  # A model may do more there than set the modes.
+        for module, mode in modes:
+            module.training = mode
         rng.restore(randomness)
     found = collective.gather((total, count, complete))
     if not all(complete for _, _, complete in found):
@@ -67,11 +70,14 @@ def _sum_losses(
     # The bare model: a replica that synchronises would wait for ranks that have fewer batches.
     model: nn.Module = parts.bare_model
     loss_of: Loss = parts.loss
+    own: int = len(loader.sampler)  # type: ignore[arg-type]
     total, count = 0.0, 0
     for inputs, targets in (to_device(batch, distributon.device) for batch in loader):
         distributon.alive("evaluating")
         if distributon.stop_requested:
             return total, count, False
-        total += float(loss_of(model(inputs), targets)) * len(targets)
-        count += len(targets)
+        # Not the length of `targets`, which may be a dict.
+        samples = min(loader.batch_size or 1, own - count)
+        total += float(loss_of(model(inputs), targets)) * samples
+        count += samples
     return total, count, True

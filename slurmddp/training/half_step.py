@@ -18,13 +18,18 @@ class StepStart:
 
     def __init__(self, parts: Parts) -> None:
         self._loader, self._place = parts.loader, parts.loader.mark()
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in parts.bare_model.buffers()]
+        self._buffers = [
+            (module, name, buffer, buffer.detach().clone())
+            for module in parts.bare_model.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
         self._randomness = rng.capture()
 
     def restore(self) -> None:
         """Put all of it back; an iterator over the loader is of no use any more."""
         self._loader.go_back(self._place)
         with torch.no_grad():
-            for buffer, before in self._buffers:
+            for module, name, buffer, before in self._buffers:
                 buffer.copy_(before)
+                setattr(module, name, buffer)  # The step may have put another tensor in its place.
         rng.restore(self._randomness)

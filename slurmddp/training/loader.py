@@ -173,6 +173,8 @@ def _has_known_order(loader: DataLoader[Any]) -> bool:
     if loader.batch_size is None and loader.batch_sampler is not None:
         return False
     sampler = loader.sampler
-    if type(sampler) is RandomSampler:
-        return not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
-    return type(sampler) in (SequentialSampler, WeightedRandomSampler)
+    if type(sampler) is WeightedRandomSampler:
+        return True
+    if type(sampler) not in (SequentialSampler, RandomSampler) or getattr(sampler, "replacement", False):
+        return False
+    return len(sampler) == len(loader.dataset)  # type: ignore[arg-type]

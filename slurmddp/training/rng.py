@@ -96,7 +96,7 @@ def restore(state: Mapping[str, Any]) -> None:
 
 def _capture_python() -> dict[str, Any]:
     version, words, gauss = random.getstate()
-    return {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss}
+    return {"version": version, "words": torch.tensor(words, dtype=torch.int64, device="cpu"), "gauss": gauss}
 
 
 def _restore_cuda(state: torch.Tensor) -> None:

@@ -114,6 +114,20 @@ def exchanges(steps: int, parts: int) -> int:
         return len(counted)
 
 
+def bucket_bytes(size_mb: float) -> int:
+    with Distributon(strategy=build("ddp", bucket_mb=size_mb)) as d:
+        return d.launch().setup_model(Net()).bucket_bytes_cap
+
+
+def error_of_frozen_model() -> str:
+    with Distributon() as d:
+        try:
+            d.launch().setup_model(Net().requires_grad_(False))
+        except SlurmddpError as error:
+            return str(error)
+    return ""
+
+
 def error_of_single_strategy() -> str:
     d = Distributon(strategy="single").launch()
     try:

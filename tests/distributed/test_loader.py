@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import SlurmddpError
+from slurmddp.training import session_state
 from slurmddp.training.loader import CountedLoader, DistributedLoader, distribute, to_device
 
 CPU = torch.device("cpu")
@@ -55,6 +56,18 @@ def test_a_loaded_position_gives_the_rest_of_the_epoch(workers: int, stop_after:
     assert epoch_of(resumed) == epoch_of(whole)
 
 
+def test_a_stop_after_a_last_batch_that_is_smaller_begins_the_next_epoch() -> None:
+    whole, stopped, resumed = (make(numbers(11), shuffle=True) for _ in range(3))
+    epochs = [epoch_of(whole) for _ in range(2)]
+    walk = iter(stopped)
+    for _ in range(4):
+        next(walk)
+    resumed.load_state_dict(stopped.state_dict())
+    assert epoch_of(resumed) == []
+    assert epoch_of(resumed) == epochs[1]
+    del walk
+
+
 def test_a_loop_left_by_break_is_over() -> None:
     loader, other = make(numbers(12), shuffle=True), make(numbers(12), shuffle=True)
     for _ in loader:
@@ -74,6 +87,17 @@ def test_another_length_is_refused() -> None:
     state = make(numbers(12), shuffle=True).state_dict()
     with pytest.raises(SlurmddpError, match="samples"):
         make(numbers(13), shuffle=True).load_state_dict(state)
+
+
+def test_a_loader_that_refuses_leaves_the_one_before_it_where_it_was() -> None:
+    next(walk := iter(stopped := make(numbers(12))))
+    state = {"objects": {}, "loaders": [stopped.state_dict(), make(numbers(13)).state_dict()]}
+    loaders = [make(numbers(12)), make(numbers(12))]
+    before = [loader.state_dict() for loader in loaders]
+    with pytest.raises(SlurmddpError, match="samples"):
+        session_state.apply(state, {}, loaders, lambda module: module, frozenset())
+    assert [loader.state_dict() for loader in loaders] == before
+    del walk
 
 
 def test_a_sampler_of_ones_own_is_kept_and_counted() -> None:
@@ -215,6 +239,37 @@ def test_the_workers_own_start_still_runs(tmp_path) -> None:
     loader = make(numbers(4), num_workers=1, worker_init_fn=lambda number: (tmp_path / f"{number}").touch())
     epoch_of(loader)
     assert (tmp_path / "0").exists()
+
+
+def test_a_loader_keeps_its_options() -> None:
+    options = {
+        "num_workers": 2, "collate_fn": list, "pin_memory": True, "timeout": 77, "prefetch_factor": 5,
+        "persistent_workers": True, "multiprocessing_context": "spawn", "drop_last": True, "batch_size": 2,
+    }  # fmt: skip
+    for own in ({"shuffle": True}, {"sampler": [0, 1]}):
+        given = DataLoader(numbers(4), **options, **own)
+        made = make(numbers(4), **options, **own)._loader
+        assert {name: getattr(made, name) for name in options} == {
+            name: getattr(given, name) for name in options
+        }
+
+
+def test_an_epoch_has_as_many_batches_as_it_says() -> None:
+    for accumulate, drop_last, batches in (
+        (1, True, 6),
+        (2, True, 6),
+        (3, True, 6),
+        (4, True, 4),
+        (4, False, 7),
+    ):
+        loader = distribute(
+            DataLoader(numbers(20), batch_size=3, drop_last=drop_last),
+            device=CPU,
+            info=RankInfo(environment="single"),
+            seed=4,
+            accumulate=accumulate,
+        )
+        assert len(loader) == len(epoch_of(loader)) == batches
 
 
 Pair = namedtuple("Pair", "x y")

@@ -116,8 +116,9 @@ def test_outside_positions_are_refused():
         with pytest.raises(IndexError):
             permutation.block(start, stop)
     assert permutation.block(4, 4).tolist() == [] and len(Permutation(0)) == 0
-    with pytest.raises(ConfigError):
-        Permutation(-1)
+    for size in (-1, 2**48 + 1):
+        with pytest.raises(ConfigError):
+            Permutation(size)
 
 
 def test_a_billion_samples_take_next_to_no_memory():
@@ -212,6 +213,10 @@ def test_state_counts_trained_samples_not_fetched_ones():
     assert order.state_dict()["position"] == 30
     order.advance(10)
     assert order.state_dict()["position"] == 40
+    iter(order)
+    assert order.position == 30, "it begins again where the last seek was"
+    order.advance(5000)
+    assert order.position == 1000, "the last batch may be smaller"
 
 
 @pytest.mark.filterwarnings("default::DeprecationWarning")  # Python 3.12 warns of any fork beside threads

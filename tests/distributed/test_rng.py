@@ -1,8 +1,10 @@
 """Random states survive a checkpoint exactly, half-used gaussian pairs included."""
 
+import itertools
 import random
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import torch
 
 from slurmddp import checkpoint
 from slurmddp.errors import CheckpointError
-from slurmddp.training import rng
+from slurmddp.training import rng, session_state
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +53,13 @@ def test_capture_draws_nothing():
     rng.seed_everything(5)
     rng.capture()
     assert draw() == first
+
+
+def test_it_is_kept_on_the_cpu_whatever_device_is_the_default():
+    with torch.device("meta"):
+        state = rng.capture()
+    assert state["python"]["words"].device.type == "cpu"
+    assert state["python"]["words"].tolist() == list(random.getstate()[1])
 
 
 def test_another_numpy_generator_round_trips(tmp_path):
@@ -94,6 +103,20 @@ def test_derived_seeds_are_fixed_for_ever_and_all_parts_count():
 def test_a_state_that_is_none_is_refused(state):
     with pytest.raises(CheckpointError, match="random state"):
         rng.restore(state)
+
+
+def test_on_another_number_of_ranks_each_rank_seed_and_step_draws_anew(monkeypatch, caplog):
+    def draws(seed, step, rank):
+        monkeypatch.setattr(session_state.collective, "world_size", lambda: 2)
+        monkeypatch.setattr(session_state.collective, "rank", lambda: rank)
+        session_state.restore_randomness(SimpleNamespace(state={"rng": [{}] * 3}, step=step), seed)
+        return str(draw())
+
+    cases = list(itertools.product((1, 2), (5, 6), (0, 1)))
+    found = [draws(*case) for case in cases]
+    assert len(set(found)) == len(cases)
+    assert [draws(*case) for case in cases] == found
+    assert "of 3 rank(s), not 2" in caplog.text
 
 
 def test_a_cuda_state_without_a_gpu_is_told(monkeypatch, caplog):

@@ -45,7 +45,13 @@ Sample = tuple[float, ...]
 
 
 def make(
-    data: Dataset[Any] | None = None, *, ranks: int = 1, rank: int = 0, batch_size: int = 4, **options: Any
+    data: Dataset[Any] | None = None,
+    *,
+    ranks: int = 1,
+    rank: int = 0,
+    batch_size: int = 4,
+    seed: int = 7,
+    **options: Any,
 ) -> DistributedLoader:
     sampler = options.get("sampler")
     return distribute(
@@ -59,7 +65,7 @@ def make(
         ),
         device=torch.device("cpu"),
         info=RankInfo(environment="local", rank=rank, world_size=ranks, local_world_size=ranks),
-        seed=7,
+        seed=seed,
     )
 
 
@@ -80,6 +86,14 @@ def test_workers_do_not_matter(options: dict[str, Any]) -> None:
     assert [read(others) for _ in range(2)] == epochs
     assert by_index(epochs[0])[3] != by_index(epochs[1])[3], "each epoch draws anew"
     assert len({sample[1:] for batch in epochs[0] for sample in batch}) == 24
+
+
+def test_another_seed_draws_otherwise() -> None:
+    one, other = (by_index(read(make(seed=seed))) for seed in (7, 8))
+    assert one.keys() == other.keys()
+    assert not {drawn for sample in one.values() for drawn in sample[1:]} & {
+        drawn for sample in other.values() for drawn in sample[1:]
+    }
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -55,6 +55,21 @@ def test_gradients_are_exchanged_in_the_last_of_several_passes_only() -> None:
     assert every_time[0] >= 3
 
 
+def test_buckets_have_the_size_that_was_asked_for() -> None:
+    assert run_ranks(strategy_jobs.bucket_bytes, 2, 0.5) == [1 << 19] * 2
+
+
+@pytest.mark.parametrize("size", [0, -1.0])
+def test_a_bucket_without_room_is_refused(size: float) -> None:
+    with pytest.raises(ConfigError, match=r"strategy\.bucket_mb is"):
+        build("ddp", bucket_mb=size)
+
+
+def test_a_model_without_anything_to_train_is_refused() -> None:
+    for error in run_ranks(strategy_jobs.error_of_frozen_model, 2):
+        assert "Net has no parameter that requires a gradient" in error
+
+
 def test_single_refuses_several_ranks() -> None:
     for error in run_ranks(strategy_jobs.error_of_single_strategy, 2):
         assert "2 ranks" in error

@@ -51,18 +51,46 @@ class Placed(Shared):
         assert state["as a tensor"] == self.passed
 
 
+class Live(Shared):
+    """Gives away the very dict that holds its place, and goes on in the one that it is given."""
+
+    def __init__(self) -> None:
+        self.state = {"passed": 0}
+        super().__init__()
+
+    @property
+    def passed(self) -> int:
+        return self.state["passed"]
+
+    @passed.setter
+    def passed(self, passed: int) -> None:
+        self.state["passed"] = passed
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
 class Stateless(Shared):
     def __iter__(self) -> Iterator[tuple[int, float]]:
         self.passed = 0
         return super().__iter__()
 
 
-def make(data: type, workers: int, rank: int = 0, ranks: int = 1, **options: Any) -> DistributedLoader:
+class Deterministic(Stateless):
+    deterministic = True
+
+
+def make(
+    data: type, workers: int, rank: int = 0, ranks: int = 1, seed: int = 4, **options: Any
+) -> DistributedLoader:
     return distribute(
         DataLoader(data(), batch_size=3, num_workers=workers, **options),
         device=torch.device("cpu"),
         info=RankInfo(environment="local", rank=rank, world_size=ranks, local_world_size=ranks),
-        seed=4,
+        seed=seed,
     )
 
 
@@ -101,15 +129,40 @@ def test_a_resume_anywhere_gives_the_rest_of_the_epoch_and_the_next_one(data: ty
         del walk
 
 
-def test_batches_that_are_taken_back_come_again() -> None:
-    loader, other = make(Placed, 0), make(Placed, 0)
+@pytest.mark.parametrize("data", [Placed, Live])
+def test_batches_that_are_taken_back_come_again(data: type) -> None:
+    loader, other = make(data, 0), make(data, 0)
+    expected = shown(list(other))[1:4]
     walk = iter(loader)
     next(walk)
     mark = loader.mark()
-    later = shown([next(walk) for _ in range(3)])
-    loader.go_back(mark)
-    walk = iter(loader)
-    assert shown([next(walk) for _ in range(3)]) == later == shown(list(other))[1:4]
+    for _ in range(3):
+        assert shown([next(walk) for _ in range(3)]) == expected
+        loader.go_back(mark)
+        walk = iter(loader)
+
+
+def draws_of(seed: int, workers: int) -> set[float]:
+    """Return what two ranks draw in two epochs."""
+    loaders = [make(Stateless, workers, rank, 2, seed) for rank in range(2)]
+    return {drawn for own in loaders for _ in range(2) for _, batch in own for drawn in batch.tolist()}
+
+
+@pytest.mark.filterwarnings("default::DeprecationWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_sample_of_each_reader_and_epoch_draws_for_itself(workers: int) -> None:
+    found = draws_of(4, workers)
+    assert len(found) == 2 * SAMPLES
+    assert draws_of(4, workers) == found
+    assert not found & draws_of(5, workers)
+
+
+def test_a_deterministic_stream_is_left_alone() -> None:
+    random.seed(1)
+    expected = [random.random() for _ in range(SAMPLES)]
+    random.seed(1)
+    found = [drawn for _, batch in make(Deterministic, 0) for drawn in batch.tolist()]
+    assert found == pytest.approx(expected)
 
 
 def test_what_a_stream_draws_leaves_the_ranks_own_generators_alone() -> None:
@@ -178,6 +231,8 @@ def test_a_checkpoint_in_which_any_rank_is_within_an_epoch_wants_as_many_ranks()
     with pytest.raises(MismatchError, match="2 ranks had read 3 batches each of Placed"):
         one.check_rank_states(states)
     assert isinstance(one, StreamLoader)
+    with pytest.raises(MismatchError, match="0 loader workers per rank shared Placed"):
+        make(Placed, 2, ranks=2).check_rank_states(states)
 
 
 def test_such_a_checkpoint_is_refused_before_anything_is_loaded() -> None:

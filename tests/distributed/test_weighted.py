@@ -67,6 +67,21 @@ def test_the_draws_do_not_depend_on_the_world_size(replacement: bool) -> None:
     assert list(later) != whole
 
 
+def test_the_draws_never_change_between_versions() -> None:
+    for replacement, expected in ((True, [4, 2, 2, 1]), (False, [4, 2, 1, 5])):
+        order = WeightedOrder(4, WEIGHTS, replacement=replacement, seed=1)
+        order.seek(2, 0)
+        assert list(order) == expected
+
+
+def test_what_a_sample_draws_follows_from_epoch_and_position_on_any_rank() -> None:
+    options: dict[str, Any] = {"world_size": 2, "seed": 1, "drop_last": False}
+    for rank in range(2):
+        order = WeightedOrder(9, WEIGHTS, rank=rank, **options)
+        order.seek(3, 4)
+        assert [key[1:] for key in order.keyed()] == [(3, position) for position in range(4 + rank, 9, 2)]
+
+
 def loader_of(world_size: int, rank: int, weights: list[float], **options: Any) -> OrderedLoader:
     sampler = WeightedRandomSampler(weights, 48, **options)
     loader = distribute(
@@ -99,6 +114,21 @@ def test_other_weights_are_refused() -> None:
     for other in (loader_of(1, 0, [1.0, 3.0]), loader_of(1, 0, [1.0] * 48, replacement=False)):
         with pytest.raises(MismatchError, match="other weights"):
             other.load_state_dict(state)
+
+
+def test_the_same_weights_with_another_seed_or_other_rules_are_refused() -> None:
+    state = WeightedOrder(4, WEIGHTS, seed=1).state_dict()
+    with pytest.raises(MismatchError, match="other weights"):
+        WeightedOrder(4, WEIGHTS, seed=1, replacement=False).load_state_dict(state)
+    with pytest.raises(MismatchError, match="seed=1"):
+        WeightedOrder(4, WEIGHTS, seed=2).load_state_dict(state)
+    with pytest.raises(MismatchError, match="samples=4"):
+        WeightedOrder(5, WEIGHTS, seed=1).load_state_dict(state)
+
+
+def test_torchs_weighted_sampler_without_replacement_gives_none_twice() -> None:
+    loader = loader_of(1, 0, [1.0] * 48, replacement=False)
+    assert sorted(index for batch in loader for index in batch[0].tolist()) == [*range(48)]
 
 
 @pytest.mark.parametrize("weights", [[], [0.0, 0.0], [1.0, -1.0], [1.0, float("nan")], [[1.0]]])

@@ -1,0 +1,115 @@
+"""One optimizer step of the default program, against plain torch, and the numbers that are written of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from slurmddp.runs.folder import RunFolder, read_lines
+from slurmddp.training import metrics
+from slurmddp.training.distributon import Distributon
+from slurmddp.training.trainer import Training
+
+
+@pytest.fixture
+def alone() -> Iterator[Distributon]:
+    with Distributon(1, seed=0) as d:
+        yield d.launch()
+
+
+def batches(size: int = 4) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(2)
+    while True:
+        yield torch.randn(size, 6, generator=generator), torch.randint(3, (size,), generator=generator)
+
+
+def make(
+    d: Distributon, folder: Path, accumulate: int = 1, clip_norm: float | None = None
+) -> tuple[Training, nn.Module]:
+    torch.manual_seed(1)
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    parts: Any = SimpleNamespace(
+        settings=SimpleNamespace(memory_save_every=0, clip_norm=clip_norm),
+        loader=SimpleNamespace(batch_size=4, accumulate=accumulate, mark=lambda: None),
+        model=model,
+        bare_model=model,
+        loss=cross_entropy,
+        optimizer=optimizer,
+        scheduler=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1),
+        unit="tokens",
+        units_per_sample=7,
+    )
+    return Training(d, parts, RunFolder(folder)), model
+
+
+def gradients_of(count: int) -> tuple[list[torch.Tensor], float]:
+    """Return gradients and loss of the first `count` batches taken as one."""
+    torch.manual_seed(1)
+    model, source = nn.Linear(6, 3), batches()
+    inputs, targets = (torch.cat(parts) for parts in zip(*(next(source) for _ in range(count)), strict=True))
+    loss = cross_entropy(model(inputs), targets)
+    loss.backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None], loss.item()
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.01, 100.0])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_step_follows_the_mean_gradient_clipped_as_told(
+    alone: Distributon, tmp_path: Path, accumulate: int, clip_norm: float | None
+) -> None:
+    training, model = make(alone, tmp_path, accumulate, clip_norm)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    training.take_step(batches())
+    gradients, _ = gradients_of(accumulate)
+    norm = torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in gradients])).item()
+    scale = 1.0 if clip_norm is None else min(1.0, clip_norm / norm)
+    for old, new, gradient in zip(before, model.parameters(), gradients, strict=True):
+        torch.testing.assert_close(old - new, 0.5 * scale * gradient, rtol=1e-4, atol=1e-7)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_line_has_the_losses_and_the_rate_since_the_last_one(
+    alone: Distributon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = (second**2 for second in range(1000))
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: next(clock), time=lambda: 0.0))
+    training, model = make(alone, tmp_path, accumulate=2)
+    source, expected = batches(), []
+    for _ in range(2):
+        expected.append(gradients_of(2)[1] if not expected else loss_ahead(model, len(expected)))
+        training.take_step(source)
+    training.log()
+    last = loss_ahead(model, 2)
+    training.take_step(source)
+    training.log()
+    lines = list(read_lines(RunFolder(tmp_path).metrics_file))
+    assert [line["loss"] for line in lines] == pytest.approx([sum(expected) / 2, last], rel=1e-5)
+    assert [line["lr"] for line in lines] == pytest.approx([0.05, 0.005]), "that of the last step"
+    # Steps of 4 x 2 samples of 7 tokens; the first two take 3 and 7 seconds, the third one 11.
+    assert [line["tokens_per_s"] for line in lines] == [11.2, 5.1]
+
+
+def loss_ahead(model: nn.Module, step: int) -> float:
+    """Return the loss of the two batches of step `step`, as the model is now."""
+    source = batches()
+    for _ in range(2 * step):
+        next(source)
+    with torch.no_grad():
+        return sum(cross_entropy(model(x), y).item() for x, y in (next(source) for _ in range(2))) / 2
+
+
+@pytest.mark.parametrize(("ranks", "samples"), [(1, 8), (3, 24)])
+def test_a_step_counts_the_samples_of_all_ranks(
+    alone: Distributon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, samples: int
+) -> None:
+    monkeypatch.setattr(Distributon, "world_size", ranks)
+    training, _ = make(alone, tmp_path, accumulate=2)
+    assert training._samples_per_step() == samples
