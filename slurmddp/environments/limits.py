@@ -43,15 +43,16 @@ def _seconds(environ: Mapping[str, str], name: str) -> float | None:
     return float(text) if text.isascii() and text.isdecimal() else None
 
 
-def leave_at(limits: Limits, terminated: float, share: float = 1.0) -> float | None:
+def leave_at(limits: Limits, terminated: float | None, share: float = 1.0) -> float | None:
     """Return when a rank that got SIGTERM at `terminated` should leave by itself, just before it is killed.
 
-    A smaller `share` of the time kept free gives a later moment.
+    None where that is not known, or no SIGTERM has come. A smaller `share` of the time kept free gives a
+    later moment.
 
     Only at a preemption does SLURM add the grace; what else sends SIGTERM before the time is over either
     kills a job that is to end for good or puts it back itself, so the later moment does no harm there.
     """
-    if limits.kill_wait_s is None:
+    if limits.kill_wait_s is None or terminated is None:
         return None
     is_over = limits.end_time is not None and terminated >= limits.end_time - 1
     killed = terminated + limits.kill_wait_s + (0.0 if is_over else limits.preempt_grace_s)

@@ -9,6 +9,8 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.variables import integer, needed
 from slurmddp.errors import MismatchError
 
+_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
+
 
 def place(environ: Mapping[str, str]) -> RankInfo:
     """Return the place that RANK, WORLD_SIZE and their companions give; MASTER_PORT is needed to meet."""
@@ -20,6 +22,13 @@ def place(environ: Mapping[str, str]) -> RankInfo:
         raise MismatchError(
             f"RANK={rank} and WORLD_SIZE={world_size} are set, but not both MASTER_ADDR and MASTER_PORT.",
             hint="Start with torchrun or srun; with variables set by hand, set those two as well.",
+        )
+    if world_size > 1 and address not in _THIS_MACHINE and not environ.get("LOCAL_WORLD_SIZE"):
+        raise MismatchError(
+            f"RANK={rank} and WORLD_SIZE={world_size} are set, but not LOCAL_WORLD_SIZE: how many of these "
+            "ranks are on this machine?",
+            hint="Set LOCAL_WORLD_SIZE as well (1 for one process on each machine), and LOCAL_RANK where "
+            "ranks don't fill one machine after the other; or start with torchrun.",
         )
     node_rank = rank // local_world_size if node_rank is None else node_rank
     nodes = integer(environ, "GROUP_WORLD_SIZE", least=1) or -(-world_size // local_world_size)

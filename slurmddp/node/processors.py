@@ -62,7 +62,7 @@ def _quota_files(root: Path) -> Iterator[Path]:
     A container shows its own group as the top, and may name it by a path that leads nowhere: the top counts.
     """
     with suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
+        for line in (root / "proc/self/cgroup").read_text(errors="surrogateescape").splitlines():
             number, controllers, name = line.split(":", 2)
             if number == "0":
                 top, limit = root / "sys/fs/cgroup", "cpu.max"

@@ -132,7 +132,7 @@ def _shared(claims: Sequence[Claim]) -> Refusal | None:
         if owner != rank:
             each = sum(other.node == claim.node for other in claims)
             text = f"it was given {claim.kind} {claim.identity}, which rank {owner} has already."
-            return _refusal(claims, [rank], text, f"Ask for `--gpus-per-node={each}` and `--gpu-bind=none`.")
+            return _refusal(claims, [rank], text, f"Ask for `--gpus-per-node={each}` and no `--gpu-bind`.")
     return None
 
 

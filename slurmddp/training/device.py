@@ -11,7 +11,8 @@ from slurmddp.errors import ConfigError, MismatchError, near_matches
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _KINDS = (re.compile(r"\d+"), re.compile("GPU-."), re.compile("MIG-."))
 """Names of devices: the kernel's number (CUDA reads as much of it as is one), a UUID or its begin, MIG."""
-_ONE_GPU_EACH = ("per_task", "single")
+_OWN = re.compile(r"\bgpu:(?:verbose,)?(?:per_task:(\d+)|single:)")
+"""How SLURM tells the tasks of a step that each gets its own, also where that follows from other flags."""
 
 
 def visible_names(environ: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -68,7 +69,7 @@ def choose_device(info: RankInfo, environ: Mapping[str, str], visible: int) -> i
     ranks = info.local_world_size
     raise MismatchError(
         f"{ranks} ranks on this node see {visible} GPU(s); each rank needs one of its own.{_unread(environ)}",
-        hint=f"Ask for `--gpus-per-node={ranks}` (with `--gpu-bind=none`), or start {visible} rank(s) "
+        hint=f"Ask for `--gpus-per-node={ranks}` and no `--gpu-bind`, or start {visible} rank(s) "
         f"per node (`--ntasks-per-node={visible}`), or hide the GPUs (CUDA_VISIBLE_DEVICES=) to use CPUs.",
     )
 
@@ -84,27 +85,24 @@ def _sees_its_own(info: RankInfo, environ: Mapping[str, str], visible: int) -> b
     """Whether what this rank sees is shown to no other rank of the node."""
     if info.environment not in ("slurm", "mpi") or info.emulated:
         return False
-    binding = environ.get("SLURM_GPU_BIND", "") + environ.get("SLURM_TRES_BIND", "")
-    each = _gpus_per_task(environ, binding)
-    if each is not None:
-        return visible == each
+    if bound := _OWN.search(environ.get("SLURMD_TRES_BIND", "")):
+        return visible == int(bound[1] or 1)
     if visible > 1:
         return False  # As with `closest`: some ranks see the same ones, and none knows which.
-    if any(word in binding for word in _ONE_GPU_EACH):
-        return True
     return info.gpus_on_node is None or info.gpus_on_node >= info.local_world_size
 
 
-def _gpus_per_task(environ: Mapping[str, str], binding: str) -> int | None:
-    """Return how many GPUs each task has to itself, where SLURM says so: `2`, `a100:2`, `gres/gpu:a100=2`."""
-    for pattern, text in (
-        (r"(?:^|:)(\d+)$", environ.get("SLURM_GPUS_PER_TASK", "")),
-        (r"\bgpu(?::[^,=:]+)?[=:](\d+)", environ.get("SLURM_TRES_PER_TASK", "")),
-        (r"per_task:(\d+)", binding),
-    ):
-        if found := re.search(pattern, text):
-            return int(found[1])
-    return None
+def foreign_gpus(info: RankInfo, environ: Mapping[str, str], visible: int) -> str | None:
+    """Return one line for when GPUs can be seen that may be those of other jobs; None where that is not so.
+
+    SLURM names no devices under `--gpu-bind=none`, and not every site confines jobs to theirs.
+    """
+    if info.emulated or _VISIBLE in environ or not 0 < (info.gpus_on_node or 0) < visible:
+        return None
+    return (
+        f"SLURM has given {info.gpus_on_node} GPU(s) of this node, but {visible} can be seen, and nothing "
+        "tells them apart: ranks may take those of other jobs. Leave out `--gpu-bind=none`."
+    )
 
 
 def device_identity(environ: Mapping[str, str], index: int, uuid: object) -> str:

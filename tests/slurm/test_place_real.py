@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from slurmddp.environments.detect import detect
 from slurmddp.environments.present import scrub
 from slurmddp.errors import MismatchError
+from slurmddp.training.device import choose_device, visible_names
 
 pytestmark = pytest.mark.slurm
 
@@ -62,6 +64,17 @@ def test_cyclic_ranks(sandbox, places):
     assert sorted(info.rank for info in found) == [0, 1, 2, 3]
     assert next(info for info in found if info.rank == 0).node_rank == 0
     assert next(info for info in found if info.rank == 1).node_rank == 1
+
+
+@pytest.mark.parametrize("flags", [["--gpus-per-task=1"], ["--gres=gpu:2", "--gpu-bind=per_task:1"]])
+def test_tasks_with_gpus_of_their_own_take_the_first_they_see(sandbox, tmp_path, flags):
+    done = run(sandbox, *SRUN, "-N1", "-n2", "-O", *flags, f"--output={tmp_path}/%t.json", *SHOW)
+    assert done.returncode == 0, done.stderr
+    environs = [json.loads(file.read_text()) for file in sorted(tmp_path.glob("*.json"))]
+    assert [visible_names(environ) for environ in environs] == [("0",), ("1",)]
+    # More tasks would see no more than that, whatever the node has.
+    infos = [replace(detect(environ), gpus_on_node=1) for environ in environs]
+    assert [choose_device(info, environ, 1) for info, environ in zip(infos, environs, strict=True)] == [0, 0]
 
 
 def test_salloc_without_srun_is_told_what_to_type(sandbox):

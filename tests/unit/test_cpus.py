@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -169,7 +170,7 @@ def test_nothing_is_promised_by_who_says_nothing() -> None:
 def write(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
+        (root / name).write_bytes(os.fsencode(text))
     return root
 
 
@@ -225,6 +226,7 @@ def test_a_machine_is_read(tmp_path: Path) -> None:
             },
             None,
         ),
+        ({"proc/self/cgroup": "0::/j\udcf6b\n", f"{V2}/j\udcf6b/cpu.max": "200000 100000\n"}, 2.0),
         ({"proc/self/cgroup": "0::/gone\n"}, None),
         ({}, None),
     ],

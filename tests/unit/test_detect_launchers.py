@@ -37,6 +37,17 @@ def test_variables_set_by_hand_are_enough():
     assert (info.nodes, info.node_rank) == (1, 0)
 
 
+def test_variables_set_by_hand_must_say_how_many_ranks_a_machine_has_where_there_may_be_several():
+    environ = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "29400"}
+    for more in ({}, {"LOCAL_RANK": "1"}):
+        with pytest.raises(MismatchError, match="LOCAL_WORLD_SIZE"):
+            detect({**environ, **more})
+    info = detect({**environ, "LOCAL_WORLD_SIZE": "1"})
+    assert (info.local_rank, info.node_rank, info.nodes) == (0, 1, 4)
+    alone = detect({**environ, "RANK": "0", "WORLD_SIZE": "1"})
+    assert (alone.local_rank, alone.nodes) == (0, 1)
+
+
 @pytest.mark.parametrize(
     ("changes", "found"),
     [

@@ -11,6 +11,7 @@ from slurmddp.training.device import (
     choose_device,
     choose_threads,
     device_identity,
+    foreign_gpus,
     own_mig_device,
     visible_names,
 )
@@ -33,10 +34,8 @@ def place(**changes):
         (NODE_OF_FOUR, {}, 8, 2),
         (NODE_OF_FOUR, {}, 1, 0),
         (place(gpus_on_node=4), {}, 1, 0),
-        (place(gpus_on_node=1), {"SLURM_GPUS_PER_TASK": "1"}, 1, 0),
-        (place(gpus_on_node=1), {"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu=1"}, 1, 0),
-        (place(gpus_on_node=1), {"SLURM_GPU_BIND": "per_task:1"}, 1, 0),
-        (place(gpus_on_node=1), {"SLURM_TRES_BIND": "gres/gpu:single:1"}, 1, 0),
+        (place(gpus_on_node=1), {"SLURMD_TRES_BIND": "gpu:per_task:1"}, 1, 0),
+        (place(gpus_on_node=1), {"SLURMD_TRES_BIND": "gres/gpu:single:1"}, 1, 0),
         (RankInfo(environment="single"), {}, 1, 0),
         (RankInfo(environment="single"), {}, 8, 0),
         (TORCHRUN, {}, 4, 2),
@@ -55,7 +54,7 @@ def test_fewer_gpus_than_ranks_are_refused_with_the_flags(info, visible):
         choose_device(info, {}, visible)
     assert f"4 ranks on this node see {visible} GPU(s)" in caught.value.message
     assert "--gpus-per-node=4" in caught.value.hint
-    assert "--gpu-bind=none" in caught.value.hint
+    assert "no `--gpu-bind`" in caught.value.hint
 
 
 def test_every_local_rank_has_its_own_gpu():
@@ -63,31 +62,31 @@ def test_every_local_rank_has_its_own_gpu():
 
 
 BINDINGS = [
-    # what was asked of SLURM, what it sets, GPUs that each of four ranks sees, indices of the four ranks
-    ("--gpus-per-node=4", {}, 4, [0, 1, 2, 3]),
-    ("--gpus-per-node=8", {}, 8, [0, 1, 2, 3]),
-    ("--gpus-per-task=1", {"SLURM_GPUS_PER_TASK": "1"}, 1, [0, 0, 0, 0]),
-    ("--gpus-per-task=a100:1", {"SLURM_GPUS_PER_TASK": "a100:1"}, 1, [0, 0, 0, 0]),
-    ("--gpus-per-task=2", {"SLURM_GPUS_PER_TASK": "2"}, 2, [0, 0, 0, 0]),
-    ("--gpus-per-task=2 from 23.11", {"SLURM_TRES_PER_TASK": "cpu=8,gres/gpu=2"}, 2, [0, 0, 0, 0]),
-    ("--gpus-per-task=a100:2", {"SLURM_TRES_PER_TASK": "gres/gpu:a100=2"}, 2, [0, 0, 0, 0]),
-    ("--gpus-per-task=1 --gpu-bind=none", {"SLURM_GPUS_PER_TASK": "1"}, 4, [0, 1, 2, 3]),
-    ("--gpu-bind=per_task:2", {"SLURM_GPU_BIND": "per_task:2"}, 2, [0, 0, 0, 0]),
-    ("--gpu-bind=single:1", {"SLURM_GPU_BIND": "single:1"}, 1, [0, 0, 0, 0]),
-    ("--tres-bind=gres/gpu:single:1", {"SLURM_TRES_BIND": "gres/gpu:single:1"}, 1, [0, 0, 0, 0]),
-    ("--gpu-bind=map_gpu:0,1,2,3", {"SLURM_GPU_BIND": "map_gpu:0,1,2,3"}, 1, [0, 0, 0, 0]),
-    ("--gpu-bind=mask_gpu:1,2,4,8", {"SLURM_GPU_BIND": "mask_gpu:0x1,0x2,0x4,0x8"}, 1, [0, 0, 0, 0]),
-    ("--gpu-bind=closest, a GPU per socket", {"SLURM_GPU_BIND": "closest"}, 1, [0, 0, 0, 0]),
-    ("--gpu-bind=closest, two per socket", {"SLURM_GPU_BIND": "closest"}, 2, None),
-    ("--gpu-bind=none", {"SLURM_GPU_BIND": "none"}, 4, [0, 1, 2, 3]),
-    ("--gpus-per-task=4, of which two are seen", {"SLURM_GPUS_PER_TASK": "4"}, 2, None),
+    # what was asked of SLURM, what it tells the tasks, GPUs that each of four ranks sees, indices of the four
+    ("--gpus-per-node=4", None, 4, [0, 1, 2, 3]),
+    ("--gpus-per-node=8", None, 8, [0, 1, 2, 3]),
+    ("--gpus-per-task=1", "gpu:per_task:1", 1, [0, 0, 0, 0]),
+    ("--gpus-per-task=2", "gpu:per_task:2", 2, [0, 0, 0, 0]),
+    ("--gpus-per-task=2 from 23.02", "gres/gpu:per_task:2", 2, [0, 0, 0, 0]),
+    ("--gpus-per-task=1 --gpu-bind=none", "gpu:none", 4, [0, 1, 2, 3]),
+    ("--gpu-bind=verbose,per_task:2", "gres/gpu:verbose,per_task:2", 2, [0, 0, 0, 0]),
+    ("--gpu-bind=single:1", "gpu:single:1", 1, [0, 0, 0, 0]),
+    ("--ntasks-per-gpu=1", "gres/gpu:single:1", 1, [0, 0, 0, 0]),
+    ("--gpu-bind=map_gpu:0,1,2,3", "gpu:map_gpu:0,1,2,3", 1, [0, 0, 0, 0]),
+    ("--gpu-bind=mask_gpu:1,2,4,8", "gres/gpu:mask_gpu:0x1,0x2,0x4,0x8", 1, [0, 0, 0, 0]),
+    ("--gpu-bind=closest, a GPU per socket", "gres/gpu:closest", 1, [0, 0, 0, 0]),
+    ("--gpu-bind=closest, two per socket", "gres/gpu:closest", 2, None),
+    ("--gpu-bind=none", "gres/gpu:none", 4, [0, 1, 2, 3]),
+    ("--gpus-per-task=4, of which two are seen", "gres/gpu:per_task:4", 2, None),
+    ("--tres-bind=gres/nic:per_task:2", "gres/nic:per_task:2", 2, None),
 ]
 
 
 @pytest.mark.parametrize(
-    ("environ", "visible", "indices"), [row[1:] for row in BINDINGS], ids=[b[0] for b in BINDINGS]
+    ("binding", "visible", "indices"), [row[1:] for row in BINDINGS], ids=[b[0] for b in BINDINGS]
 )
-def test_each_way_to_bind_gpus(environ, visible, indices):
+def test_each_way_to_bind_gpus(binding, visible, indices):
+    environ = {"SLURMD_TRES_BIND": binding} if binding else {}
     ranks = [place(local_rank=rank, gpus_on_node=4) for rank in range(4)]
     if indices is not None:
         assert [choose_device(rank, environ, visible) for rank in ranks] == indices
@@ -95,6 +94,21 @@ def test_each_way_to_bind_gpus(environ, visible, indices):
     for rank in ranks:
         with pytest.raises(MismatchError, match=f"4 ranks on this node see {visible}"):
             choose_device(rank, environ, visible)
+
+
+@pytest.mark.parametrize(
+    ("environ", "visible", "told"),
+    [
+        ({"SLURMD_TRES_BIND": "gpu:none"}, 8, True),  # SLURM 22.05 names no devices then
+        ({"SLURMD_TRES_BIND": "gpu:none"}, 4, False),
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}, 8, False),
+    ],
+)
+def test_gpus_that_may_be_those_of_other_jobs_are_told(environ, visible, told):
+    found = foreign_gpus(place(local_rank=0, gpus_on_node=4), environ, visible)
+    assert (found is not None) == told
+    assert foreign_gpus(TORCHRUN, environ, visible) is None, "SLURM says nothing of any"
+    assert found is None or ("has given 4 GPU(s)" in found and "8 can be seen" in found)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +153,7 @@ def test_each_rank_is_to_see_one_mig_device(names):
     environ = {"CUDA_VISIBLE_DEVICES": names}
     found = [own_mig_device(place(local_rank=rank), environ) for rank in range(4)]
     assert found == names.split(",")
-    alone = {"CUDA_VISIBLE_DEVICES": found[2], "SLURM_GPUS_PER_TASK": "1"}
+    alone = {"CUDA_VISIBLE_DEVICES": found[2], "SLURMD_TRES_BIND": "gres/gpu:per_task:1"}
     assert own_mig_device(place(local_rank=2), alone) == found[2], "narrowed already"
     assert len({device_identity({"CUDA_VISIBLE_DEVICES": name}, 0, "GPU-5") for name in found}) == 4
 
