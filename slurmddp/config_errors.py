@@ -29,7 +29,8 @@ def no_such_key(key: str, known: Iterable[str]) -> ConfigError:
     keys = [one for one in known if not one.startswith("_")]
     return ConfigError(
         f"`{node}` has no key {name!r}.",
-        hint=f"{near_matches(name, keys)} To pass it to the code all the same, write +{key}=...".strip(),
+        hint=f"{near_matches(name, keys, prefix=f'{node}.')} To pass it to the code all the same, "
+        f"write +{key}=...".strip(),
     )
 
 

@@ -173,7 +173,7 @@ def unknown_key(key: str, fields: Mapping[str, Field], prefix: str) -> ConfigErr
     inner = [f"{name}.{key}" for name, table in (("train", TRAIN), ("policy", POLICY)) if key in table]
     if inner and not prefix:
         return ConfigError(f"`{key}` is not a key of the configuration.", hint=f"Did you mean {inner[0]}?")
-    hint = near_matches(key, fields)
+    hint = near_matches(key, fields, prefix=prefix)
     if not hint.startswith("Did"):
         hint += " Values for code of your own go beside its `_target_`: model.x=..., program.x=..."
     return ConfigError(f"`{full}` is not a key of the configuration.", hint=hint)

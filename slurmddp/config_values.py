@@ -54,7 +54,7 @@ def check_value(key: str, value: Any, field: Field) -> Any:
             hint="Give it in one line of plain characters.",
         )
     if field.choices and converted not in field.choices:
-        near = near_matches(converted, field.choices)
+        near = near_matches(converted, field.choices, else_all=False)
         raise ConfigError(f"`{key}` can't be {value!r}; it is one of {', '.join(field.choices)}.", hint=near)
     if field.minimum is not None and converted != "auto" and not converted >= field.minimum:
         raise ConfigError(

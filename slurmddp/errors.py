@@ -101,10 +101,19 @@ class SupersededError(SlurmddpError):
     exit_code = EXIT_NO_PROGRESS
 
 
-def near_matches(given: str, known: Iterable[str]) -> str:
-    """Return a sentence with the names nearest to `given`, or with all of them when none is near."""
+def near_matches(given: str, known: Iterable[str], *, prefix: str = "", else_all: bool = True) -> str:
+    """Return a sentence with the names nearest to `given`; when none is near with all of them, or none.
+
+    `prefix` is what a person types before the name that was meant.
+    """
     names = sorted(known)
     near = difflib.get_close_matches(given, names, n=3, cutoff=0.6)
     if near:
-        return f"Did you mean {' or '.join(near)}?"
-    return f"Known: {', '.join(names)}." if names else ""
+        return f"Did you mean {' or '.join(prefix + name for name in near)}?"
+    return f"Known: {', '.join(names)}." if names and else_all else ""
+
+
+def plain(error: OSError) -> str:
+    """Return what the system refused, in its words and without its number, and for which file."""
+    where = f" ({error.filename})" if error.filename else ""
+    return f"{error.strerror or error}{where}"

@@ -13,13 +13,13 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 EXIT_CODES = """exit codes:
   0   finished, or submitted
-  1   the training failed; the failing rank, its host and its last lines are shown
-  2   unknown command or flag
-  66  no run of that name
+  1   the training failed: rank, host and last lines are shown; or a checkpoint is bad, missing or not written
+  2   unknown command or flag, or an argument that is missing or of the wrong kind
+  66  no run of that name, or several
   69  SLURM is missing, does not answer, or refused
   75  stopped at a checkpoint: run it again and it goes on
   76  the preflight found a node that is not fit; a job is tried again on others
-  78  a wrong value in the configuration; if it was seen at once, nothing was started, queued or written
+  78  a wrong value of a setting or flag; if it was seen at once, nothing was started, queued or written
   79  no progress since the last attempt
   130 interrupted; a local run that is killed goes on from its last checkpoint
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -29,6 +30,8 @@ from slurmddp.runs.causes import reason_of, telling
 from slurmddp.runs.failures import DELIBERATE_CODES, Failure, from_json, is_consequence
 from slurmddp.runs.fence import superseded
 from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.logs import as_drawn
+from slurmddp.runs.tracebacks import TRACEBACK
 
 __all__ = ["DELIBERATE_CODES", "Failure", "is_consequence", "replace"]
 
@@ -36,7 +39,13 @@ LAST_LINES = 30
 """How many lines of a log are kept with a failure."""
 _READ_LINES = 400
 """How many are read to find the reason: of a deep traceback the last ones are all torch's own."""
+_READ_BYTES = (1 << 16, 1 << 20)
+"""How much of a log is read for that: the second only if the first may begin within a long traceback."""
 _LINE_CHARS = 400
+_OBEYED = re.compile(
+    r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+"""What a terminal obeys and does not show: colours, and whatever binary output may hold."""
 
 
 def signal_name(number: int) -> str:
@@ -89,21 +98,48 @@ def last_lines(log: Path, count: int = _READ_LINES, *, since: int = 0) -> tuple[
 
     What stands before the byte `since` was written by another process.
     """
-    try:
-        with log.open("rb") as stream:
-            size = stream.seek(0, os.SEEK_END)
-            stream.seek(max(since, size - 64 * 1024))
-            text = stream.read().decode("utf-8", errors="replace")
-    except OSError:
-        return ()
-    return tail_of(text, count)
+    lines: tuple[str, ...] = ()
+    with suppress(OSError), log.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        for most in _READ_BYTES:
+            stream.seek(max(since, size - most))
+            lines = tail_of(stream.read().decode("utf-8", errors="replace"), count)
+            all_read = size - since <= most
+            if all_read or (len(lines) >= count and not _is_set_in(lines[0])):
+                break
+    return lines
 
 
 def tail_of(text: str, count: int = _READ_LINES) -> tuple[str, ...]:
-    """Return the last `count` lines that say something; of one redrawn over and over, what stood last."""
-    lines = [line.rstrip().rpartition("\r")[2] for line in text.split("\n")]
+    """Return the last `count` lines that say something, or more if an exception's message has more.
+
+    Of a line redrawn over and over it is what stood last; nothing stays in them that a terminal obeys.
+    """
+    drawn = [as_drawn(line).rstrip() for line in text.split("\n")]
+    lines = [line if line.isprintable() else _OBEYED.sub("", line).rstrip() for line in drawn]
     # Python underlines in a traceback what is wrong; in cut or wrapped lines that tells nothing.
-    return tuple(line[:_LINE_CHARS] for line in lines if line.strip(" ^~"))[-count:]
+    told = tuple(line[:_LINE_CHARS] for line in lines if line.strip(" ^~"))
+    return told[_begin(told, len(told) - count) :]
+
+
+def _begin(lines: Sequence[str], first: int) -> int:
+    """Return from which line on to read: `first`, or where the traceback begins that it stands in.
+
+    A message may have thousands of lines (a state that does not fit its model), and so may the frames of a
+    recursion; all are set in, but for the one with the exception's name.
+    """
+    begin = first = max(0, first)
+    for _ in ("the message", "the frames"):
+        while begin and _is_set_in(lines[begin]):
+            begin -= 1
+        if lines[begin : begin + 1] and lines[begin].endswith(TRACEBACK):
+            return begin
+        begin = max(0, begin - 1)
+    return first
+
+
+def _is_set_in(line: str) -> bool:
+    return line.startswith((" ", "\t"))
 
 
 def likely_first(failures: Iterable[Failure]) -> Failure:

@@ -6,6 +6,7 @@ group of their agent, so that group's count is the right one; where there is non
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -70,7 +71,7 @@ def memory_group(cgroup: str, mountinfo: str) -> tuple[Path, Path, int] | None:
 def _mounts(mountinfo: str, version: int) -> list[tuple[str, Path]]:
     """Return (group at which the mount begins, folder) of the mounted hierarchies that count memory."""
     found = []
-    for line in mountinfo.splitlines():
+    for line in filter(None, mountinfo.split("\n")):
         fields, _, rest = line.partition(" - ")
         kind, _, options = rest.split(" ", 2)
         if kind == "cgroup2" if version == 2 else kind == "cgroup" and "memory" in options.split(","):
@@ -83,7 +84,9 @@ def counters(proc: Path = Path("/proc")) -> list[Counter]:
     """Return where kills of this process's like are counted, the most telling first."""
     group = None
     with suppress(OSError, ValueError):
-        group = memory_group((proc / "self/cgroup").read_text(), (proc / "self/mountinfo").read_text())
+        # Names of groups and mounts are bytes, of any encoding.
+        texts = [os.fsdecode((proc / "self" / name).read_bytes()) for name in ("cgroup", "mountinfo")]
+        group = memory_group(*texts)
     found = []
     if group is not None:
         folder, top, version = group

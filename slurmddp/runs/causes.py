@@ -6,8 +6,21 @@ A phrase begins with its kind, so the phrase that was written down is enough to 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+
+from slurmddp.errors import EXIT_FAILED
+from slurmddp.runs.lost_peers import before_loss, words_of_loss
+from slurmddp.runs.tracebacks import (
+    FRAME,
+    begins,
+    crash_place,
+    exception,
+    last_chain,
+    plain_lines,
+    raised_at,
+    went_on,
+    whole,
+)
 
 OUT_OF_MEMORY = "out of memory"
 OUT_OF_GPU_MEMORY = "out of GPU memory"
@@ -44,22 +57,11 @@ _WHAT_TO_DO = {
 }
 _NOT_FOR_MEMORY = ", for the kernel has killed nothing here for want of memory"
 _TEXT_CHARS = 200
-_TRACEBACK = "Traceback (most recent call last):"
-_FRAME = re.compile(r'\s+File "(?P<path>[^"]+)", line (?P<line>\d+),? in (?P<where>.+)')
-_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(:( .*)?)?$")
 _REFUSAL = re.compile(r"(\w*Error|SystemExit): .")
 """How a rank says, without a traceback, why slurmddp refuses to go on or with which text its program left."""
-_OF_A_RANK = re.compile(r"\[rank\d+\]: ")
-"""What torch puts before each line of a traceback once the ranks have met."""
-_LIBRARY = re.compile(r"<|.*/(site|dist)-packages/|.*/lib/python3[^/]*/")
-_OURS = str(Path(__file__).parents[1]) + "/"
-_LOST = re.compile(
-    r"connection (was )?(reset|closed|refused)|broken pipe|peer (has )?closed|gloo.*(timed? ?out|failed)"
-    r"|nccl.*(abort|remote|timed? ?out)|store.*(closed|reset)|collective operation timeout",
-    re.IGNORECASE,
-)
-_OTHERS_ERROR = re.compile(r"(?!RuntimeError|torch\.distributed\.|nccl)[A-Za-z_][\w.]*(Error|Exception)\b")
-"""What a program says that lost its storage or a server: torch names a lost rank by its own errors only."""
+_USAGE = re.compile(r"\S+: error: .")
+_EXIT_USAGE = 2
+"""How argparse ends a program that it can't make out the arguments of."""
 _WORKER = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: ([\w ]+)")
 _WORKER_ENDED = re.compile(r"DataLoader worker \(pid \d+\) exited unexpectedly with exit code (\d+)")
 _FETCHING = "in rebuild_storage_fd"
@@ -82,11 +84,7 @@ _KINDS = (
 
 def reads_like_a_lost_peer(lines: Sequence[str]) -> bool:
     """Whether the last lines of a process are those of one that only lost another."""
-    return any(map(_is_of_a_lost_peer, lines[-5:]))
-
-
-def _is_of_a_lost_peer(line: str) -> bool:
-    return _LOST.search(line) is not None and not _OTHERS_ERROR.match(_OF_A_RANK.sub("", line))
+    return bool(words_of_loss(lines))
 
 
 def telling(lines: Sequence[str], count: int) -> tuple[str, ...]:
@@ -109,7 +107,7 @@ def _crashed_thread(lines: Sequence[str]) -> list[str]:
         return list(lines)
     frames = [lines[starts[0]]]
     for line in lines[starts[0] + 1 :]:
-        if not _FRAME.match(line) or any(part in line for part in _AGENTS):
+        if not FRAME.match(line) or any(part in line for part in _AGENTS):
             break
         frames.append(line)
     return frames
@@ -124,10 +122,11 @@ def advice(reason: str) -> str:
 def reason_of(exit_code: int | None, signal: str | None, lines: Sequence[str], oom: str | None = None) -> str:
     """Return why a process ended, as one phrase; an empty text where nothing tells.
 
-    `lines` are its last ones, a few hundred. `oom` says what the kernel's count of processes killed for want
-    of memory tells: None when it can't be read, "" when none was killed, else how (`at the limit of 4 GB`).
+    `lines` are its last ones, a few hundred as a rule. `oom` says what the kernel's count of processes killed
+    for want of memory tells: None when it can't be read, "" when none was killed, else how (`at the limit of
+    4 GB`).
     """
-    plain = [_OF_A_RANK.sub("", line) for line in lines]
+    plain = before_loss(plain_lines(lines))
     return _of_signal(signal, plain, oom) if signal else _of_exit(exit_code, plain, oom)
 
 
@@ -138,9 +137,9 @@ def _of_signal(signal: str, lines: Sequence[str], oom: str | None) -> str:
         return ""
     said = [line.partition("what():")[2].strip() for line in lines if "what():" in line]
     told = [*lines[-4:], *said[-1:]]  # NCCL's watchdog says it, and then shows stacks.
-    if signal == "SIGABRT" and reads_like_a_lost_peer(told):
-        return _lost_peer(told)
-    where = _crash_place(lines)
+    if signal == "SIGABRT" and (lost := words_of_loss(told)):
+        return _lost_peer(lost)
+    where = crash_place(lines)
     if signal == "SIGBUS":
         return f"{SHARED_MEMORY}, or a file that was mapped is cut off or on a full disk{where}"
     return f"{CRASHED}{where}" + (f": {_cut(said[-1])}" if said else "")
@@ -150,28 +149,31 @@ def _of_exit(exit_code: int | None, lines: Sequence[str], oom: str | None) -> st
     if worker := _of_worker(lines, oom):
         return worker
     refusal = _refusal(exit_code, lines)
-    text, place = (refusal, "") if refusal else _exception(lines)
+    text, place = (refusal, "") if refusal else exception(lines, exit_code)
     for kind, pattern in _KINDS:
         if re.search(pattern, text):
             return f"{kind}: {_cut(text)}{place}"
     is_deliberate = refusal and exit_code not in (None, 1)
-    if reads_like_a_lost_peer(lines) and not is_deliberate:
-        return _lost_peer(lines)
+    if (lost := words_of_loss(lines)) and not is_deliberate:
+        return _lost_peer(lost)
     return f"{_cut(text)}{place}"
 
 
 def _of_worker(lines: Sequence[str], oom: str | None) -> str:
     """Return what killed a data worker, which the rank only tells of."""
-    if codes := [match[1] for line in lines if (match := _WORKER_ENDED.search(line))]:
+    raised = raised_at(lines)
+    # The thread that pins memory may tell last that the worker's connection is gone.
+    told = lines if raised is None or _WORKER_GONE.match(lines[raised]) else last_chain(lines)
+    if codes := [match[1] for line in told if (match := _WORKER_ENDED.search(line))]:
         return f"{ENDED_WORKER}, with exit code {codes[-1]}"
-    ends = [match[1].strip().lower() for line in lines if (match := _WORKER.search(line))]
+    ends = [match[1].strip().lower() for line in told if (match := _WORKER.search(line))]
     gone = not ends and _lost_while_fetching(lines)
     if gone:
         ends = [(match[1] or match[2]).lower() for line in lines if (match := _WORKER_SAID.match(line))]
     if ends and ends[-1] == "bus error":
         return f"{SHARED_MEMORY}: a data worker ended with a bus error"
     if ends and ends[-1] != "killed":
-        return f"{CRASHED_WORKER}: {ends[-1]}{_crash_place(lines)}"
+        return f"{CRASHED_WORKER}: {ends[-1]}{crash_place(lines)}"
     if oom and (ends or gone):
         return _of_kill("a data worker", oom)
     if ends and oom == "":
@@ -182,19 +184,18 @@ def _of_worker(lines: Sequence[str], oom: str | None) -> str:
 
 
 def _lost_while_fetching(lines: Sequence[str]) -> bool:
-    raised = _raised_at(lines)
+    raised = raised_at(lines)
     if raised is None or not _WORKER_GONE.match(lines[raised]):
         return False
-    return any(_FETCHING in line for line in lines[_tracebacks(lines)[-1] : raised])
+    return any(_FETCHING in line for line in lines[begins(lines)[-1] : raised])
 
 
 def _of_kill(who: str, oom: str) -> str:
     return f"{OUT_OF_MEMORY}: the kernel killed {who} {oom}"
 
 
-def _lost_peer(lines: Sequence[str]) -> str:
-    said = [line.strip() for line in lines[-5:] if _is_of_a_lost_peer(line)]
-    return f"{LOST_PEER}: {_cut(said[-1])}"
+def _lost_peer(said: str) -> str:
+    return f"{LOST_PEER}: {_cut(said)}"
 
 
 def _cut(text: str) -> str:
@@ -203,61 +204,15 @@ def _cut(text: str) -> str:
 
 def _refusal(exit_code: int | None, lines: Sequence[str]) -> str:
     """Return what a process said of its end without a traceback; an empty text if its exception says more."""
-    raised = _raised_at(lines)
+    if exit_code == _EXIT_USAGE and lines and _USAGE.match(lines[-1]):
+        return lines[-1]
+    raised = raised_at(lines)
     said = [n for n, line in enumerate(lines) if _REFUSAL.match(line) and (raised is None or n > raised)]
     if not said:
         return ""
-    kind, _, text = _whole(lines, said[-1]).partition(": ")
+    kind, _, text = whole(lines, said[-1]).partition(": ")
+    if kind != "SystemExit" and went_on(lines, said[-1], EXIT_FAILED):
+        return ""
     if exit_code in (None, 1) and raised is not None and kind != "SystemExit":
         return ""  # The exception is what lies behind an error of ours.
     return text if kind in ("Error", "SystemExit") else f"{kind}: {text}"
-
-
-def _exception(lines: Sequence[str]) -> tuple[str, str]:
-    """Return the line of the exception that ended a process, and where it was raised."""
-    starts, raised = _tracebacks(lines), _raised_at(lines)
-    if raised is None:
-        return "", ""
-    begun = next((number for number in reversed(starts) if lines[number].strip() == _TRACEBACK), starts[-1])
-    places = _place(lines[starts[-1] :]) or _place(lines[begun:]) or _place(lines[starts[-1] :], anyone=True)
-    return _whole(lines, raised), places
-
-
-def _tracebacks(lines: Sequence[str]) -> list[int]:
-    return [number for number, line in enumerate(lines) if line.strip().endswith(_TRACEBACK)]
-
-
-def _raised_at(lines: Sequence[str]) -> int | None:
-    """Return where the last traceback's exception stands."""
-    starts = _tracebacks(lines)
-    after = range(starts[-1] + 1, len(lines)) if starts else ()
-    return next((n for n in after if not lines[n].startswith(" ") and _EXCEPTION.match(lines[n])), None)
-
-
-def _whole(lines: Sequence[str], number: int) -> str:
-    """Return the line of an error, with the next one if it only announces what it tells."""
-    told = [line.strip() for line in lines[number : number + 2]]
-    return " ".join(told) if told[0].endswith(":") else told[0]
-
-
-def _place(lines: Iterable[str], *, anyone: bool = False, innermost: int = -1) -> str:
-    """Return ` (train.py:12 in step)` for the innermost frame of the person's own code, or of `anyone`."""
-    frames = [match for line in lines if (match := _FRAME.match(line))]
-    own = [frame for frame in frames if anyone or not _is_library(frame["path"])]
-    if not own:
-        return ""
-    frame = own[innermost]
-    return f" ({Path(frame['path']).name}:{frame['line']} in {frame['where'].strip()})"
-
-
-def _is_library(path: str) -> bool:
-    return path.startswith(_OURS) or _LIBRARY.match(path) is not None
-
-
-def _crash_place(lines: Sequence[str]) -> str:
-    """Return where Python stood when compiled code crashed, from the lines of faulthandler."""
-    starts = [number for number, line in enumerate(lines) if line.startswith("Current thread")]
-    if not starts:
-        return ""
-    stack = [line for line in lines[starts[-1] + 1 :] if not line.startswith("Extension modules")]
-    return _place(stack, innermost=0) or _place(stack, anyone=True, innermost=0)

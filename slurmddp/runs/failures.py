@@ -156,7 +156,9 @@ def is_consequence(failure: Failure) -> bool:
         return False  # Killed, lost or stalled: what it was saying does not matter.
     if failure.exit_code in DELIBERATE_CODES:
         return False
-    return failure.reason.startswith(causes.LOST_PEER) or reads_like_a_lost_peer(failure.last_lines)
+    if failure.reason:
+        return failure.reason.startswith(causes.LOST_PEER)
+    return reads_like_a_lost_peer(failure.last_lines)
 
 
 def rank_exits(folder: RunFolder, attempt: int) -> list[Failure]:

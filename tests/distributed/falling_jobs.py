@@ -6,13 +6,17 @@ import json
 import os
 import signal
 import threading
+import time
 
 import torch
 from exact_jobs import Noisy
 
 
 class Falling(Noisy):
-    """Kills its rank as FALLS, `{generation: [rank, training step of that process]}`, says."""
+    """Kills its rank as FALLS, `{generation: [rank, training step of that process]}`, says.
+
+    With FALL=stop it sleeps instead.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,5 +30,7 @@ class Falling(Noisy):
                 thread.join()
         self._steps += self.training
         if self._steps == self._last > 0:
+            if os.environ.get("FALL") == "stop":
+                time.sleep(3600)
             os.kill(os.getpid(), signal.SIGKILL)
         return super().forward(samples)

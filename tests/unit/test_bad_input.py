@@ -19,20 +19,23 @@ from slurmddp.slurm.script import render
 BIG = "+cluster=big"
 CASES = {
     "unknown key": (["node=3"], "`node` is not a key.*Did you mean nodes"),
-    "unknown key of train": (["train.stepz=3"], "`train.stepz`.*Did you mean steps"),
+    "unknown key of train": (["train.stepz=3"], "`train.stepz`.*Did you mean train.steps"),
     "a key of train at the top": (["steps=3"], "Did you mean train.steps"),
     "unknown section": (["trian.steps=3"], "`trian`.*Did you mean train"),
-    "unknown key of the cluster": ([BIG, "cluster.partitoin=x"], "Did you mean partition"),
-    "unknown key of the policy": (["policy.max_restart=3"], "Did you mean max_restarts"),
+    "unknown key of the cluster": ([BIG, "cluster.partitoin=x"], "Did you mean cluster.partition"),
+    "unknown key of the policy": (
+        ["policy.max_restart=3"],
+        "Did you mean policy.max_restarts or",
+    ),
     "unknown key of a node": (
         ["model.widht=3"],
-        "`model` has no key 'widht'. Did you mean width.*\\+model.widht",
+        "`model` has no key 'widht'. Did you mean model.width.*\\+model.widht",
     ),
     "unknown key far from all": (["+zzz.y=3"], "`zzz` is not a key.*Known: account"),
     "unknown cluster": (["+cluster=a100x9"], "no cluster 'a100x9'.*looked in .*conf/cluster and .*a100x8"),
     "unknown choice": (["model=gtp_small"], "no model 'gtp_small'.*Did you mean gpt_small"),
     "unknown strategy": (["strategy.name=dpp"], "one of ddp, single. Did you mean ddp"),
-    "unknown option of a strategy": (["strategy.bucket_md=3"], "Did you mean bucket_mb"),
+    "unknown option of a strategy": (["strategy.bucket_md=3"], "Did you mean strategy.bucket_mb"),
     "an option of another strategy": (["strategy=single", "+strategy.bucket_mb=3"], "strategy.bucket_mb"),
     "several ranks without a strategy for them": (
         ["strategy=single", "nodes=2"],
@@ -45,6 +48,7 @@ CASES = {
     "no loss": (["loss=null"], "`loss` is empty"),
     "the main module": (["model._target_=__main__.Net"], "no module '__main__'"),
     "no script named": (["program.script="], "`program.script` is ''"),
+    "a launcher like no other": (["launcher=moon"], r"one of auto, local, slurm\.$"),
     "unknown launcher": (["launcher=slrum"], "one of auto, local, slurm. Did you mean slurm"),
     "a name alone": (["big"], "Did you mean \\+cluster=big"),
     "a key alone": (["nodes"], "has no value. Say nodes=VALUE"),
@@ -269,7 +273,7 @@ FILES = {
         "cluster/bad",
         "partitoin: x\n",
         "+cluster=bad",
-        "Did you mean partition",
+        "Did you mean cluster.partition",
     ),
     "a YAML file that holds itself": ("cluster/bad", "env: &a [*a]\n", "+cluster=bad", "refers to itself"),
     "a missing file of a group": (

@@ -145,7 +145,8 @@ def test_lines_that_torch_marks_with_their_rank_are_read_as_well() -> None:
 def test_an_abort_tells_what_the_library_said() -> None:
     text = "terminate called after throwing an instance of 'c10::Error'\n  what():  bad device\nFatal error"
     assert reason_of(None, "SIGABRT", tail_of(text)) == "crashed: bad device"
-    assert reason_of(None, "SIGABRT", ["store reset"]) == "lost another rank: store reset"
+    lost = "[c10d] sendBytes failed on SocketImpl(fd=3, addr=[n1]:1, remote=[n2]:2): Broken pipe"
+    assert reason_of(None, "SIGABRT", [lost]) == f"lost another rank: {lost}"
 
 
 @pytest.mark.parametrize(("code", "signal"), [(3, None), (1, None), (None, "SIGTERM"), (None, "signal 40")])

@@ -344,7 +344,7 @@ def test_a_global_batch_that_the_ranks_cannot_share_is_refused(project: Path) ->
         ("~policy", "changes what"),
         ("time_limit", "no value"),
         ("time_limit=soon", "not a time"),
-        ("policy.max_restart=1", "Did you mean max_restarts"),
+        ("policy.max_restart=1", "Did you mean policy.max_restarts"),
         ("cluster=h100", "no cluster 'h100'"),
         ("cluster=small", "more than a node of cluster small has"),
         ("account=a;b", "can't be read"),

@@ -209,6 +209,14 @@ def test_a_rank_that_only_lost_its_peer_is_recognised(line: str, expected: bool)
     assert not failure.is_consequence(died(code=None, sent="SIGKILL", lines=(line,)))
 
 
+def test_a_rank_with_a_reason_of_its_own_is_no_consequence_whatever_it_said_last() -> None:
+    lines = ("RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1",)
+    assert failure.is_consequence(died(lines=lines))
+    assert not failure.is_consequence(
+        replace(died(lines=lines), reason="KeyError: 'lr' (train.py:8 in main)")
+    )
+
+
 def test_last_lines_are_few_short_and_readable(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     log.write_bytes(b"old\n" * 50_000 + b"x" * 5000 + b"\n\n10%\r20%\r30%\n\xff broken\nlast")

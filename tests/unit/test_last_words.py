@@ -84,15 +84,18 @@ def test_a_message_that_only_announces_is_told_with_its_next_line(said: str, rea
 
 
 def test_a_data_worker_that_left_is_told_with_its_code() -> None:
+    raised = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n'
     text = (
-        "RuntimeError: DataLoader worker (pid 7) exited unexpectedly with exit code 3. Details are lost due\n"
-        'Traceback (most recent call last):\n  File "a.py", line 1, in f\n'
-        "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly\n"
+        f"{raised}RuntimeError: DataLoader worker (pid 7) exited unexpectedly with exit code 3. Details are "
+        "lost.\nThe above exception was the direct cause of the following exception:\n"
+        f"{raised}RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly\n"
     )
     reason = reason_of(1, None, tail_of(text))
     assert reason == "a data worker ended by itself, with exit code 3"
     assert "train.workers=0" in advice(reason)
     assert "train.workers=0" in advice("crashed in a data worker: segmentation fault")
+    outlived = f"{text}step 7\n{raised}KeyError: 'lr'\n"
+    assert reason_of(1, None, tail_of(outlived)) == "KeyError: 'lr' (a.py:1 in f)"
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,15 @@ def test_without_groups_the_whole_host_is_counted(tmp_path: Path) -> None:
     assert OomWatch(oom.counters(proc)).verdict() is None
 
 
+def test_the_name_of_another_mount_is_bytes_of_any_encoding(tmp_path: Path) -> None:
+    proc = make_proc(tmp_path, 5)
+    with (proc / "self/mountinfo").open("ab") as stream:
+        stream.write(b"91 29 0:50 / /home/M\xfcller\x0c rw - tmpfs tmpfs rw\n")
+    watch = OomWatch(oom.counters(proc))
+    (tmp_path / "cgroup/job/memory.events").write_text("oom_kill 6\n")
+    assert watch.verdict() == "at the limit of 3 GiB"
+
+
 HUNGRY = """
 import os, time
 def main(run_dir):
