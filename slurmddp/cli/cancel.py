@@ -7,13 +7,12 @@ import os
 import signal
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
 
 from slurmddp.errors import SlurmError
 from slurmddp.runs import index
 from slurmddp.runs.folder import RunFolder, write_atomic
 from slurmddp.runs.history import History, read_history
-from slurmddp.runs.process import is_alive
+from slurmddp.runs.process import is_alive, is_here
 from slurmddp.runs.status import status
 from slurmddp.slurm.client import Slurm, SlurmClient
 from slurmddp.slurm.states import TERMINAL
@@ -77,18 +76,26 @@ def _cancel_jobs(folder: RunFolder, slurm: Slurm, ids: list[str]) -> list[str]:
 
 def _stop_process(folder: RunFolder, history: History, *, at_once: bool) -> list[str]:
     newest = history.newest
-    if newest is None or newest.pid is None or newest.started is None:
+    if newest is None or newest.pid is None:
         return []
-    alive = is_alive(newest.pid, newest.host, newest.started)
-    if alive is None:
+    alive = is_alive(newest)
+    marked = f"{folder.name} is marked as cancelled, but"
+    if alive is None and not is_here(newest):
         return [
-            f"{folder.name} is marked as cancelled, but runs as process {newest.pid} on {newest.host}, and "
-            f"this is {socket.gethostname()}: stop it there with Ctrl-C or `slurmddp cancel`."
+            f"{marked} runs as process {newest.pid} on {newest.host}, and this is {socket.gethostname()}: "
+            "stop it there with Ctrl-C or `slurmddp cancel`."
         ]
+    if alive is None:
+        return [f"{marked} its process {newest.pid} can't be seen from here: stop it with Ctrl-C."]
     if not alive:
         return []
-    with suppress(ProcessLookupError):
+    try:
         # The launcher saves and stops at the first signal, and kills at a Ctrl-C after that.
         os.kill(newest.pid, signal.SIGINT if at_once else signal.SIGTERM)
+        os.kill(newest.pid, signal.SIGCONT)  # Suspended by Ctrl-Z, it would hear nothing.
+    except ProcessLookupError:
+        return []
+    except PermissionError:
+        return [f"{marked} process {newest.pid} is another account's: only that one, or root, can stop it."]
     told = "to end at once" if at_once else "to save and stop; a second `slurmddp cancel` kills it"
     return [f"{folder.name} is cancelled: process {newest.pid} was told {told}."]

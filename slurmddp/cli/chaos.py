@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--in-place", action="store_true", help="let fallen ranks begin again in the job (default: requeue)"
     )
     parser.add_argument(
-        "--limit", type=float, default=180, metavar="S", help="seconds to wait for a recovery"
+        "--limit", type=float, default=180, metavar="S", help="seconds to wait for a recovery (180)"
     )
     parser.add_argument("--keep", action="store_true", help="keep the run folders and say where they are")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")

@@ -11,8 +11,8 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -202,9 +202,11 @@ class RunView:
 
     def __enter__(self) -> RunView:
         if self._live:
-            self._bar = _progress(self._stream)
-            self._task = self._bar.add_task("", total=None, step="", facts="")
-            self._bar.start()
+            bar = _progress(self._stream)
+            with _read_or_not(self._stream):
+                self._task = bar.add_task("", total=None, step="", facts="")
+                bar.start()
+                self._bar = bar
         self.tick()
         return self
 
@@ -238,13 +240,11 @@ class RunView:
 
     def say(self, text: str) -> None:
         """Print one line for good, above the bar if there is one; the run goes on when nobody reads it."""
-        try:
+        with _read_or_not(self._stream):
             if self._bar is not None:
                 self._bar.console.print(text, markup=False, highlight=False)
             else:
                 print(text, file=self._stream, flush=True)
-        except BrokenPipeError:
-            _read_by_nobody(self._stream)
 
     def _show_record(self, record: dict[str, Any]) -> None:
         step = f"step {record.get('step')}/{self.reading.total_steps}"
@@ -266,15 +266,23 @@ class RunView:
             step=f"{reading.step}/{reading.total_steps}" if begun else "",
             facts=reading.note or "  ".join(reading.facts()),
         )
-        self._bar.refresh()
+        with _read_or_not(self._stream):
+            self._bar.refresh()
 
 
-def _read_by_nobody(stream: TextIO) -> None:
-    """Send what is still to be written to nowhere, as after `slurmddp train | head -1`."""
-    with suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+@contextmanager
+def _read_or_not(stream: TextIO) -> Iterator[None]:
+    """Send what is still to be written to nowhere once it can't be written where it should be.
+
+    So it is after `slurmddp train | head -1`, with a terminal that was closed, and on a full disk.
+    """
+    try:
+        yield
+    except OSError:
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
 
 
 def _progress(stream: TextIO) -> Progress:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from slurmddp.errors import ConfigError
 from slurmddp.runs import index
 from slurmddp.runs.status import RunStatus, statuses
 from slurmddp.runs.table import STATE_STYLES, duration, number, print_table
@@ -25,8 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print one line per run; SLURM is asked once for all of them."""
+    if args.limit < 1:
+        raise ConfigError(f"--limit is {args.limit}.", hint="Give at least 1, or --all.")
     runs = index.all_runs()
-    shown = runs if args.all else runs[: max(0, args.limit)]
+    shown = runs if args.all else runs[: args.limit]
     found = statuses(shown, SlurmClient())
     if args.json:
         print(json.dumps([one.as_json() for one in found], indent=2, allow_nan=False))

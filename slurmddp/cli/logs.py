@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
     parser.add_argument(
-        "-n", "--lines", default="40", metavar="N", help="last lines of each log, or `all` (40)"
+        "-n", "--lines", type=_count, default=40, metavar="N", help="last lines of each log, or `all` (40)"
     )
     parser.add_argument("--attempt", type=int, metavar="K", help="an earlier attempt (the newest)")
     which = parser.add_mutually_exclusive_group()
@@ -38,10 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the logs of one run."""
     folder = index.find(args.run) if args.run is not None else index.newest()
-    count = _count(args.lines)
     selection = logs.Selection(frozenset(args.rank or {0}), everything=args.all)
     if args.follow and args.attempt is None:
-        return _follow(folder, selection, count)
+        return _follow(folder, selection, args.lines)
     attempts = folder.attempts()
     if not attempts:
         found = status(folder, SlurmClient())
@@ -49,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     attempt = _attempt(args.attempt, attempts)
     _check_ranks(folder, attempt, args.rank or [])
-    for line in logs.snapshot(folder, attempt, selection, count):
+    for line in logs.snapshot(folder, attempt, selection, args.lines):
         print(line)
     return 0
 
@@ -95,9 +94,7 @@ def _count(text: str) -> int | None:
         return None
     if text.isdecimal():
         return int(text)
-    raise ConfigError(
-        f"--lines {text!r} is neither a number of lines nor `all`.", hint="For example `-n 100`."
-    )
+    raise argparse.ArgumentTypeError(f"{text!r} is neither a number of lines nor `all`")
 
 
 def _attempt(wanted: int | None, attempts: list[int]) -> int:

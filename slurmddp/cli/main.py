@@ -6,6 +6,7 @@ What is imported here is paid for by `slurmddp --help`, so it is the standard li
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import re
 import sys
@@ -68,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "--debug" in arguments:
         debug = True
         arguments.remove("--debug")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # What a rank prints, not every terminal can show.
     try:
         code = _run(arguments)
         sys.stdout.flush()

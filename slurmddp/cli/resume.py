@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from slurmddp.errors import ConfigError
+from slurmddp.errors import ConfigError, SlurmError
 from slurmddp.runs import index
 from slurmddp.runs.status import RunStatus, status
 from slurmddp.runs.table import counted
@@ -49,9 +49,8 @@ def _tell_size(job: Job) -> None:
 
 def refuse(found: RunStatus) -> None:
     """Raise ConfigError when a second job would only get in the way of the first, or has nothing to do."""
-    if found.active and found.state == "cancelled":
-        raise ConfigError(f"{found.name} is cancelled: {found.detail}.", hint="Try again in a moment.")
     if found.active:
+        refuse_unclear(found)
         raise ConfigError(
             f"{found.name} is {found.state}: {found.detail}.",
             hint=f"It needs no resume; to begin it anew, first `slurmddp cancel {found.name}`.",
@@ -60,4 +59,23 @@ def refuse(found: RunStatus) -> None:
         raise ConfigError(
             f"{found.name} has finished: {found.detail}.",
             hint="For more training start a new run: `slurmddp train ... train.steps=N`.",
+        )
+
+
+def refuse_unclear(found: RunStatus) -> None:
+    """Raise where nobody can tell whether a run is still there, or where its end is still under way."""
+    if found.state == "unknown" and found.job_id is None:
+        raise ConfigError(
+            f"How {found.name} stands can't be told: {found.detail}.",
+            hint="Mend that file, or start the run anew with `slurmddp train ... --fresh`.",
+        )
+    if found.state == "unknown":
+        raise SlurmError(
+            f"Whether job {found.job_id} of {found.name} still runs can't be seen: {found.detail}.",
+            hint="Try again when SLURM answers; nothing was submitted.",
+        )
+    if found.state == "cancelled":
+        raise ConfigError(
+            f"{found.name} is cancelled: {found.detail}.",
+            hint="Try again in a moment; nothing was submitted.",
         )

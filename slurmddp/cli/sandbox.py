@@ -9,7 +9,8 @@ from pathlib import Path
 
 from slurmddp.errors import EXIT_FINISHED, EXIT_SLURM
 from slurmddp.slurm.sandbox import Sandbox
-from slurmddp.slurm.sandbox.cluster import describe, names
+from slurmddp.slurm.sandbox.cluster import describe
+from slurmddp.slurm.sandbox.record import names
 from slurmddp.slurm.sandbox.shell import export_lines, unset_lines
 
 ACTIONS = {

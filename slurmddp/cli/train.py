@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shlex
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,14 +20,10 @@ from slurmddp.cli.errors_text import EXIT_CODES
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmError
 from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.table import counted
-from slurmddp.spec import GlobalBatch
 
 if TYPE_CHECKING:
     from slurmddp.runs.status import RunStatus
     from slurmddp.spec import Job
-
-OWN_TRAINER = "slurmddp.training.trainer.train"
-"""The program whose progress is in its metrics; of any other a local run shows what rank 0 prints."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +53,11 @@ def run(args: argparse.Namespace) -> int:
         print(_yaml(job.program.config), end="")
         return EXIT_FINISHED
     if args.dry_run:
-        return _dry_run(job)
+        from slurmddp.cli.dry_run import show
+
+        if job.launcher == "local":
+            _fits_here(job)
+        return show(job)
     return _begin(job, fresh=args.fresh)
 
 
@@ -85,69 +83,11 @@ def _yaml(config: Mapping[str, object]) -> str:
     return str(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
 
 
-def _dry_run(job: Job) -> int:
-    if job.launcher == "local":
-        _fits_here(job)
-        print(_local_commands(job))
-        return EXIT_FINISHED
-    from slurmddp.slurm.script import render
-
-    sys.stdout.write(render(job))
-    for note in [*_left_idle(job), *_limits(job)]:
-        print(f"slurmddp: note: {note}", file=sys.stderr)
-    return EXIT_FINISHED
-
-
-def _left_idle(job: Job) -> list[str]:
-    """Return what is to be known of an elastic job whose steps one node less could not share."""
-    left, samples = job.resources.nodes - 1, job.program.config["train"]["global_batch"]
-    if not job.elastic or not left:
-        return []
-    used = GlobalBatch(samples).most_nodes(left, job.resources.ranks_per_node)
-    if used == left:
-        return []
-    return [
-        f"When this job loses a node, {used} of the other {left} go on: {left} nodes can't share the "
-        f"{samples} samples of a step evenly. Another train.global_batch may let them."
-    ]
-
-
 def _fits_here(job: Job) -> None:
     """Refuse a local run of far more ranks than this machine can carry, before anything is written."""
     from slurmddp.launchers import linux, local
 
     local.check_size(job.resources.world_size, linux.usable_cpus())
-
-
-def _limits(job: Job) -> list[str]:
-    """Return whether the SLURM at hand would take the job, in sentences; nothing where there is none."""
-    from slurmddp.slurm import client, limits
-
-    if not client.on_path():
-        return []
-    try:
-        found = limits.check(job, client.SlurmClient(timeout_s=10).limits())
-    except SlurmError:
-        return ["SLURM does not answer here, so nobody knows whether it would take this job."]
-    return [f"This SLURM would never start the job: {problem}" for problem in found]
-
-
-def _local_commands(job: Job) -> str:
-    """Return the shell lines that do what a local run does: one agent per pretended node."""
-    from slurmddp.environments.present import emulated_step
-
-    nodes = job.resources.all_nodes
-    lines = [
-        f"# {job.run_name}: {counted(job.resources.world_size, 'rank')} on this machine, "
-        f"{counted(nodes, 'agent')} of {counted(job.resources.ranks_per_node, 'rank')} each",
-        f"cd {shlex.quote(str(job.project_dir))}",
-    ]
-    for node in range(nodes):
-        step = {**job.cluster.env, **emulated_step(nodes, node, "local", job.run_dir, 0)}
-        settings = [f"{name}={shlex.quote(value)}" for name, value in sorted(step.items())]
-        command = shlex.join([job.python, "-m", "slurmddp.launchers.agent", str(job.run_dir)])
-        lines.append(" \\\n  ".join([*settings, f"{command} &" if node < nodes - 1 else command]))
-    return "\n".join(lines)
 
 
 def _begin(job: Job, *, fresh: bool) -> int:
@@ -190,21 +130,9 @@ def _goes_on(status: RunStatus) -> str:
 
 
 def _already_active(status: RunStatus) -> int:
-    if status.state == "unknown" and status.job_id is None:
-        raise ConfigError(
-            f"How {status.name} stands can't be told: {status.detail}.",
-            hint="Mend that file, or start the run anew with --fresh.",
-        )
-    if status.state == "unknown":
-        raise SlurmError(
-            f"Whether job {status.job_id} of {status.name} still runs can't be seen: {status.detail}.",
-            hint="Try again when SLURM answers; nothing was submitted.",
-        )
-    if status.state == "cancelled":
-        raise ConfigError(
-            f"{status.name} is cancelled: {status.detail}.",
-            hint="Try again in a moment; nothing was submitted.",
-        )
+    from slurmddp.cli.resume import refuse_unclear
+
+    refuse_unclear(status)
     print(f"{status.name} is {status.state} already: {status.detail}. Nothing was started twice.")
     print(_how_to_follow(status.name))
     return EXIT_FINISHED
@@ -286,9 +214,9 @@ def _train_here(job: Job) -> int:
     remember(folder)
     print(f"run     {folder.name}  ({counted(job.resources.world_size, 'rank')} on this machine)")
     print(f"folder  {folder.path}", flush=True)
-    config = job.program.config
-    own = bool(config["program"].get("script")) or job.program.target != OWN_TRAINER
-    with RunView(folder, config["train"]["steps"], output=own) as view:
+    # Of another program than the trainer, what rank 0 prints is all that there is to show.
+    steps, output = job.program.config["train"]["steps"], not job.program.is_own_trainer
+    with RunView(folder, steps, output=output) as view:
         training = local.LocalRun(job, folder, say=view.say)
         training.start()
         code = training.wait(view.tick)

@@ -1,7 +1,8 @@
-"""A process that outlives its agent by a moment, to end what the ranks have started.
+"""A process that outlives its parent by a moment, to end what is left of that.
 
 When an agent is killed, the kernel kills its ranks, but not what these have started: data workers, servers.
-SLURM finds such orphans where it tracks jobs by control groups; elsewhere, and on a laptop, nobody does.
+SLURM finds such orphans where it tracks jobs by control groups; elsewhere, and on a laptop, nobody does. Nor
+does anybody end the agents of a local launcher that was killed, should their ranks never come to leave.
 """
 
 from __future__ import annotations
@@ -9,30 +10,36 @@ from __future__ import annotations
 import mmap
 import os
 import signal
+import time
 from contextlib import suppress
 from typing import NoReturn
 
 from slurmddp.launchers import linux
+from slurmddp.node import process
 
 NAME = "ddp-guardian"
-"""What it is called in /proc/PID/comm; its command line is that of its agent."""
+"""What it is called in /proc/PID/comm; its command line is that of its parent."""
 _SLOTS = 1024
-_AGENT_IS_GONE = signal.SIGHUP
+_PARENT_IS_GONE = signal.SIGHUP
+_POLLED_S = 0.1
 
 
 class Guardian:
-    """The agent's handle; a table in shared memory tells the process which groups it is to end."""
+    """The parent's handle; a table in shared memory tells the process which groups it is to end."""
 
-    def __init__(self) -> None:
-        """Start the process: before the agent has grown, and has opened what must be closed at its death."""
+    def __init__(self, patience_s: float = 0.0) -> None:
+        """Start the process: before the parent has grown, and has opened what must be closed at its death.
+
+        The groups have `patience_s` to end by themselves.
+        """
         self._leaders = memoryview(mmap.mmap(-1, 4 * _SLOTS)).cast("i")
-        agent = os.getpid()
-        # Nothing is for the guardian but the agent's death, and SIGKILL.
+        parent = os.getpid()
+        # Nothing is for the guardian but its parent's death, and SIGKILL.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self.pid = os.fork()
             if self.pid == 0:
-                _guard(agent, self._leaders)
+                _guard(parent, self._leaders, patience_s)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -55,15 +62,19 @@ class Guardian:
                 os.waitpid(self.pid, 0)
 
 
-def _guard(agent: int, leaders: memoryview) -> NoReturn:
+def _guard(parent: int, leaders: memoryview, patience_s: float) -> NoReturn:
     try:
-        os.setsid()  # Whoever kills the agent's group must not hit this process with it.
+        os.setsid()  # Whoever kills the parent's group must not hit this process with it.
         linux.call_oneself(NAME)
-        linux.die_with_parent(_AGENT_IS_GONE, agent)
+        linux.die_with_parent(_PARENT_IS_GONE, parent)
         os.closerange(0, 1 << 16)
-        while os.getppid() == agent:  # `scancel --signal=HUP` may reach this process as well.
-            signal.sigwait({_AGENT_IS_GONE})
-        for leader in filter(None, leaders):
+        while os.getppid() == parent:  # `scancel --signal=HUP` may reach this process as well.
+            signal.sigwait({_PARENT_IS_GONE})
+        left, until = list(filter(None, leaders)), time.monotonic() + patience_s
+        while left and time.monotonic() < until:
+            time.sleep(_POLLED_S)
+            left = [leader for leader in left if process.exists(-leader)]
+        for leader in left:
             linux.signal_group(leader, signal.SIGKILL)  # A process can't fork out of it: all have it at once.
     finally:
         os._exit(0)

@@ -11,21 +11,20 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 
-from slurmddp.environments.present import emulated_step, scrub
-from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, ConfigError, RankFailure, SlurmddpError
+from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, RankFailure, SlurmddpError
 from slurmddp.launchers import failure, linux, outcome
-from slurmddp.launchers.oom import OomWatch
+from slurmddp.launchers.local_nodes import LocalNodes, said_if_not_recorded
 from slurmddp.launchers.signals import SignalInbox
-from slurmddp.node.ports import SECRET_VARIABLE
+from slurmddp.node.process import start_time
 from slurmddp.runs.fence import superseded
 from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.history import read_history
+from slurmddp.runs.process import is_alive
 from slurmddp.spec import Job
 
 EXIT_KILLED = 128 + signal.SIGINT
@@ -33,12 +32,14 @@ EXIT_KILLED = 128 + signal.SIGINT
 _CROWDED, _TOO_MANY = 4, 16
 """Ranks per CPU from which training is slow, and from which it is no use."""
 _SMALLER = "say nodes=2 and gpus_per_node=2 (ranks_per_node=2 without GPUs) as well"
-_FORCE_AFTER_S = 30.0
-"""How long agents get once another node has failed: for a checkpoint, and the report; as SLURM's KillWait."""
-_LEFT_ALONE_S = 0.9
-"""How long the other agents may take to follow one that has stopped before they are told to."""
 _POLLED_S = 0.1
 _HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD)
+
+
+def _heard() -> list[signal.Signals]:
+    """Return the signals to listen to; the hangup of a terminal that `nohup` has turned off stays so."""
+    is_off = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [one for one in _HEARD if one != signal.SIGHUP or not is_off]
 
 
 def _print(text: str) -> None:
@@ -69,18 +70,14 @@ class LocalRun:
         self._command = list(command) or agent_command(self.folder)
         self._say = say
         self._job_id = f"local-{secrets.token_hex(4)}"
-        self._secret = ""
-        self._agents: list[subprocess.Popen[bytes]] = []
         self._failures = 0
         self._killed = False
         self._unattended = False
-        self._force_at: float | None = None
-        self._left_at: float | None = None
-        self._told_others = False
         self._step_before: int | None = None
         self._inbox: SignalInbox | None = None
-        self._oom = OomWatch()
         self._undo = ExitStack()
+        self._folder_fd = -1
+        self.nodes = self._nodes()
 
     def start(self) -> None:
         """Start the agents of the next attempt; raises ConfigError if this machine is far too small."""
@@ -89,7 +86,7 @@ class LocalRun:
         if self._inbox is None:
             self._hold_folder()
             # From here on a Ctrl-C is a message: an exception between two agents would be lost, or lose one.
-            self._inbox = self._undo.enter_context(SignalInbox(_HEARD))
+            self._inbox = self._undo.enter_context(SignalInbox(_heard()))
         try:
             self._start_attempt()
         except BaseException:
@@ -97,27 +94,39 @@ class LocalRun:
             raise
 
     def _hold_folder(self) -> None:
-        """Refuse to train in a folder in which another process of this machine trains already."""
-        descriptor = os.open(self.folder.path, os.O_RDONLY)
-        self._undo.callback(os.close, descriptor)
+        """Refuse to train in a folder in which another process of this machine trains already.
+
+        Agents and ranks hold it too: those whose launcher was killed save, and that is waited for.
+        """
+        self._folder_fd = os.open(self.folder.path, os.O_RDONLY)
+        self._undo.callback(os.close, self._folder_fd)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            if not _lock(self._folder_fd):
+                self._refuse_beside_a_launcher()
+                self._say(
+                    f"{self.folder.name} is still ending after its launcher was killed; this waits for it."
+                )
+            while not _lock(self._folder_fd):
+                self._refuse_beside_a_launcher()
+                time.sleep(_POLLED_S)
+        except BaseException:
             self._undo.close()
-            raise ConfigError(
-                f"{self.folder.name} is being trained by another process of this machine.",
-                hint=f"Follow it with `slurmddp logs -f {self.folder.name}`, or give this one another name=.",
-            ) from error
-        except OSError:
-            pass  # Some network file systems have no locks.
+            raise
+
+    def _refuse_beside_a_launcher(self) -> None:
+        history = read_history(self.folder)
+        if history.newest is not None and is_alive(history.newest) is False:
+            return
+        raise ConfigError(
+            f"{self.folder.name} is being trained by another process of this machine.",
+            hint=f"Follow it with `slurmddp logs -f {self.folder.name}`, or give this one another name=.",
+        )
 
     def _start_attempt(self) -> None:
         self.attempt = self.folder.claim_attempt()
         self._step_before = newest_step(self.folder)
-        self._force_at = self._left_at = None
-        self._told_others = False
-        self._oom.begin()
-        self._secret = secrets.token_hex(16)
+        self.nodes.close()
+        self.nodes = self._nodes()
         self.folder.add_event(
             "started",
             attempt=self.attempt,
@@ -126,86 +135,27 @@ class LocalRun:
             nodes=socket.gethostname(),
             launcher="local",
             pid=os.getpid(),
+            process_start=start_time(os.getpid()),
             host=socket.gethostname(),
         )
-        self._agents = [self._start_agent(node_rank) for node_rank in range(self.job.resources.all_nodes)]
+        self.nodes.start(self._job_id, self._folder_fd)
 
-    def _start_agent(self, node_rank: int) -> subprocess.Popen[bytes]:
-        nodes = self.job.resources.all_nodes
-        step = emulated_step(nodes, node_rank, self._job_id, self.folder.path, self.attempt)
-        environ = {**scrub(os.environ), **self.job.cluster.env, **step, SECRET_VARIABLE: self._secret}
-        with self._node_log(node_rank).open("ab") as log:
-            return linux.start_bound(
-                self._command,
-                signal.SIGTERM,
-                env=environ,
-                cwd=self.job.project_dir,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-
-    def _node_log(self, node_rank: int) -> Path:
-        return self.folder.log_dir(self.attempt) / f"node-{node_rank}.log"
+    def _nodes(self) -> LocalNodes:
+        return LocalNodes(self.job, self.folder, self.attempt, self._command, self._say)
 
     def poll(self) -> int | None:
-        """Return the attempt's exit code once every agent has ended; the failure of one ends the others.
-
-        Where the job outlives nodes the first one's word stands for all: it decides whether the others go on.
-        """
-        codes = [self._code_of(agent) for agent in self._agents]
-        for node_rank, code in enumerate(codes[:1] if self.job.outlives_nodes else codes):
-            if code not in (None, EXIT_FINISHED, EXIT_STOPPED) and self._force_at is None:
-                self._end_the_others(node_rank, code or EXIT_FAILED)
-        if self._force_at is not None and time.monotonic() > self._force_at:
-            self._signal(signal.SIGKILL)
-        self._pass_on_stop(codes)
-        ended = [code for code in codes if code is not None]
-        if len(ended) < len(codes):
-            return None
-        found = None if self._killed else failure.read(self.folder, self.attempt)
-        if found:
-            return failure.node_code(found)
-        return outcome.combine(ended[:1] if self.job.outlives_nodes else ended)
-
-    def _pass_on_stop(self, codes: Sequence[int | None]) -> None:
-        """Stop the agents that outlive one which stopped, as srun does with --kill-on-bad-exit."""
-        if EXIT_STOPPED not in codes or None not in codes or self._told_others or self.stopping:
-            return
-        self._left_at = self._left_at or time.monotonic()
-        if time.monotonic() - self._left_at > _LEFT_ALONE_S:
-            self._told_others = True
-            self._signal(signal.SIGTERM)
-
-    def _code_of(self, agent: subprocess.Popen[bytes]) -> int | None:
-        """Return an agent's code; one that our SIGTERM ended had no handler yet, so no ranks and no state."""
-        code = agent.poll()
-        return EXIT_STOPPED if self.stopping and code == -signal.SIGTERM else code
-
-    def _end_the_others(self, node_rank: int, returncode: int) -> None:
-        """Let the agents of the other nodes see why, then end them."""
-        if not self._killed:
-            lines = failure.last_lines(self._node_log(node_rank))
-            found = failure.here(returncode, node_rank=node_rank, lines=lines, oom=self._oom.verdict())
-            with self._recording("the failure"):
-                failure.record(self.folder, self.attempt, found)  # The agent may have said more: that stands.
-        self._signal(signal.SIGTERM)
-        self._force_at = time.monotonic() + _FORCE_AFTER_S
+        """Return the attempt's exit code once every agent has ended; the failure of one ends the others."""
+        return self.nodes.poll()
 
     def stop(self) -> None:
         """Ask the ranks to save and leave; the run ends with 75."""
         self.stopping = True
-        self._signal(signal.SIGTERM)
+        self.nodes.stop()
 
     def kill(self) -> None:
         """End everything at once; the ranks die with their agents."""
         self._killed = self.stopping = True
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, sent: signal.Signals) -> None:
-        for agent in self._agents:
-            if agent.poll() is None:
-                agent.send_signal(sent)
+        self.nodes.kill()
 
     def wait(self, on_tick: Callable[[], None] | None = None, interval: float = _POLLED_S) -> int:
         """Stay until the run ends; return 0, 75, or 130 after `kill`; raise what a person should read.
@@ -262,7 +212,7 @@ class LocalRun:
             and code != EXIT_STOPPED
             and not self.folder.stop_file.exists(),
         )
-        with self._recording("ended"):
+        with said_if_not_recorded("ended", self._say):
             self.folder.add_event(
                 "ended",
                 attempt=self.attempt,
@@ -272,14 +222,6 @@ class LocalRun:
                 next=decision.next,
             )
         return decision
-
-    @contextmanager
-    def _recording(self, what: str) -> Iterator[None]:
-        """Say it when a record can't be written, on a full disk say; it changes nothing of what follows."""
-        try:
-            yield
-        except OSError as error:
-            self._say(f"{what} was not recorded: {error}")
 
     def _result(self, code: int) -> int:
         if self._killed and code != EXIT_FINISHED:
@@ -293,7 +235,7 @@ class LocalRun:
         if found is None:
             return RankFailure("A rank failed.", hint=f"See the logs in {self.folder.log_dir(self.attempt)}.")
         if found.rank is None:
-            return failure.as_error(found, self._node_log(found.node_rank or 0))
+            return failure.as_error(found, self.nodes.log(found.node_rank or 0))
         return failure.as_error(found, self.folder.rank_log(self.attempt, found.rank))
 
     def _failure_text(self) -> str:
@@ -301,11 +243,19 @@ class LocalRun:
         return failure.describe(found) if found else "A rank failed."
 
     def _leave_nothing(self) -> None:
-        self._signal(signal.SIGKILL)
-        for agent in self._agents:
-            agent.wait()
+        self.nodes.close()
         self._undo.close()
         self._inbox = None
+
+
+def _lock(folder_fd: int) -> bool:
+    try:
+        fcntl.flock(folder_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # Some network file systems have no locks.
+    return True
 
 
 def newest_step(folder: RunFolder) -> int | None:
@@ -328,10 +278,3 @@ def check_size(ranks: int, cpus: int) -> str | None:
     if ranks > _CROWDED * cpus:
         return f"{ranks} ranks share {cpus} CPUs here, so this will be slow. To try it in small, {_SMALLER}."
     return None
-
-
-def run_local(job: Job, folder: RunFolder, on_tick: Callable[[], None] | None = None) -> int:
-    """Run `job` here to its end; see `LocalRun.wait` for what comes back."""
-    run = LocalRun(job, folder)
-    run.start()
-    return run.wait(on_tick)

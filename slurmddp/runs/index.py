@@ -134,6 +134,9 @@ def _unknown(name: str, runs: list[RunFolder]) -> RunNotFoundError:
     names = sorted({run.name for run in runs})
     # A person remembers the first part of a name; the eight digits at its end only blur the comparison.
     near = [one for one in names if difflib.get_close_matches(name, (one, one.rpartition("-")[0]), n=1)]
-    near = near or (names if len(names) <= 5 else [])
-    meant = f"Did you mean {' or '.join(near[:3])}? " if near else ""
-    return RunNotFoundError(f"There is no run named {name!r}.", hint=f"{meant}`slurmddp list` shows all.")
+    hint = "`slurmddp list` shows all."
+    if near:
+        hint = f"Did you mean {' or '.join(near[:3])}? {hint}"
+    elif len(names) <= 5:
+        hint = f"There are: {', '.join(names)}."
+    return RunNotFoundError(f"There is no run named {name!r}.", hint=hint)

@@ -115,7 +115,7 @@ class LineReader:
         *lines, self.rest = data.split(b"\n")
         self.offset = end
         first = 0 if count is None else max(0, len(lines) - count)
-        return [line.decode("utf-8", errors="replace") for line in lines[first:]]
+        return [as_drawn(line.decode("utf-8", errors="replace")) for line in lines[first:]]
 
     def read(self) -> list[str]:
         size = self.path.stat().st_size
@@ -128,12 +128,17 @@ class LineReader:
             data = stream.read(size - self.offset)
         self.offset += len(data)
         *lines, self.rest = (self.rest + data).split(b"\n")
-        return [line.decode("utf-8", errors="replace") for line in lines]
+        return [as_drawn(line.decode("utf-8", errors="replace")) for line in lines]
 
     def flush(self) -> list[str]:
         """Return the last line even though it has no end: nothing more will come."""
         rest, self.rest = self.rest, b""
-        return [rest.decode("utf-8", errors="replace")] if rest else []
+        return [as_drawn(rest.decode("utf-8", errors="replace"))] if rest else []
+
+
+def as_drawn(line: str) -> str:
+    """Return what stood last of a line that a program redraws over and over, as a progress bar does."""
+    return line.rstrip("\r").rpartition("\r")[2]
 
 
 @dataclass

@@ -34,7 +34,7 @@ def prepare(job: Job, script: str | None) -> RunFolder:
         check_syntax(script)
     folder = RunFolder(job.run_dir)
     refuse_foreign(folder.path)
-    with _writable(folder.path.parent):
+    with _writable(folder.path):
         folder.path.parent.mkdir(parents=True, exist_ok=True)
         with _beside(folder.path) as draft:
             _fill(draft, job, script)
@@ -114,11 +114,14 @@ def _beside(place: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _writable(parent: Path) -> Iterator[None]:
+def _writable(folder: Path) -> Iterator[None]:
+    hint = "With runs_dir=, choose a folder on a filesystem that all nodes share and you may write to."
+    if folder.is_dir():  # Where a run lies is settled.
+        hint = "Make it writable for this account, or make room there."
     try:
         yield
     except OSError as error:
+        where = Path(error.filename).parent if isinstance(error.filename, str) else folder.parent
         raise ConfigError(
-            f"The run folder can't be written in {parent}: {error.strerror or error}.",
-            hint="With runs_dir=, choose a folder on a filesystem that all nodes share and you may write to.",
+            f"The run folder can't be written in {where}: {error.strerror or error}.", hint=hint
         ) from error

@@ -38,8 +38,8 @@ def local_run(
     return LocalRun(job, folder, command=[*agent_command(tmp_path), str(folder.path)], say=lambda text: None)
 
 
-def terminal(tmp_path: Path, program: str) -> subprocess.Popen[bytes]:
-    """Start a run in a process of its own, to press Ctrl-C on."""
+def terminal(tmp_path: Path, program: str, *, first: str = "") -> subprocess.Popen[bytes]:
+    """Start a run in a process of its own, to press Ctrl-C on; that process does `first` before."""
     folder = make_run(tmp_path, program)
     script = tmp_path / "person.py"
     command = [*agent_command(tmp_path), str(folder.path)]
@@ -47,7 +47,12 @@ def terminal(tmp_path: Path, program: str) -> subprocess.Popen[bytes]:
         f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from local_runs import LocalRun, RunFolder, job_of\n"
         f"folder = RunFolder({str(folder.path)!r})\n"
-        f"run = LocalRun(job_of(folder), folder, command={command!r})\n"
+        f"run = LocalRun(job_of(folder), folder, command={command!r})\n{first}\n"
         "run.start()\nsys.exit(run.wait())\n"
     )
-    return subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE)
+    return terminal_again(tmp_path)
+
+
+def terminal_again(tmp_path: Path) -> subprocess.Popen[bytes]:
+    """Start the same run once more, as a person types the same command again."""
+    return subprocess.Popen([sys.executable, str(tmp_path / "person.py")], stderr=subprocess.PIPE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import socket
 import subprocess
@@ -153,6 +155,20 @@ def test_a_cancelled_local_run_that_does_not_leave_is_killed_by_a_second_cancel(
         process.stdout.close()
 
 
+def test_cancel_reaches_a_local_run_that_ctrl_z_has_suspended(make_run, slurm):
+    folder = make_run()
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        local(folder, process.pid)
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        assert main(["cancel", "gpt"]) == 0
+        assert process.wait(30) == -signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.parametrize("saved", [True, False])
 def test_a_stop_is_called_one_at_a_checkpoint_only_if_there_is_one(make_run, slurm, capsys, saved):
     folder = make_run()
@@ -169,6 +185,34 @@ def test_cancel_of_a_local_run_elsewhere_says_where(make_run, slurm, capsys):
     local(make_run(), 123, host="laptop-of-ann")
     assert main(["cancel", "gpt"]) == 0
     assert "process 123 on laptop-of-ann" in capsys.readouterr().out
+    assert main(["status", "gpt"]) == 0
+    said = capsys.readouterr().out
+    assert "a person cancelled it; whether process" in said
+    assert "can't be seen" in said
+
+
+def test_cancel_of_a_local_run_that_proc_hides_tells_a_stranger_nothing(
+    make_run, slurm, capsys, monkeypatch, tmp_path
+):
+    sent = []
+    monkeypatch.setattr("slurmddp.node.process.PROC", tmp_path)
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(number))
+    local(make_run(), os.getpid())
+    assert main(["cancel", "gpt"]) == 0
+    assert set(sent) <= {0}
+    assert "can't be seen from here" in capsys.readouterr().out
+
+
+def test_cancel_of_another_account_s_local_run_says_who_can(make_run, slurm, capsys, monkeypatch):
+    def refuse(pid, number):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    folder = make_run()
+    local(folder, os.getpid())
+    monkeypatch.setattr(os, "kill", refuse)
+    assert main(["cancel", "gpt"]) == 0
+    assert f"process {os.getpid()} is another account's" in capsys.readouterr().out
+    assert folder.cancelled_file.exists()
 
 
 def test_stop_leaves_a_file_and_says_what_will_happen(make_run, slurm, capsys):
@@ -306,15 +350,24 @@ def test_resume_goes_on_in_the_same_folder(make_run, slurm, resumed, outcome):
     assert (found.path, changes) == (folder.path, ["partition=high", "time_limit=2h"])
 
 
-@pytest.mark.parametrize(
-    ("state", "said"),
-    [("PENDING", "is queued"), ("RUNNING", "is running"), ("NO_SUCH_STATE", "is unknown")],
-)
+@pytest.mark.parametrize(("state", "said"), [("PENDING", "is queued"), ("RUNNING", "is running")])
 def test_resume_refuses_what_is_still_there(make_run, slurm, resumed, capsys, state, said):
     submit(make_run())
     slurm.set_state("7", state)
     assert main(["resume", "gpt"]) == EXIT_CONFIG
     assert said in capsys.readouterr().err
+    assert resumed == []
+
+
+def test_resume_of_a_run_that_nobody_sees_says_what_is_in_the_way(make_run, slurm, resumed, capsys):
+    folder = make_run()
+    submit(folder)
+    slurm.set_state("7", "NO_SUCH_STATE")
+    assert main(["resume", "gpt"]) == EXIT_SLURM
+    assert "Whether job 7 of gpt-0a1b2c3d still runs can't be seen" in capsys.readouterr().err
+    folder.attempts_file.write_text("no JSON\n")
+    assert main(["resume", "gpt"]) == EXIT_CONFIG
+    assert "How gpt-0a1b2c3d stands can't be told" in capsys.readouterr().err
     assert resumed == []
 
 

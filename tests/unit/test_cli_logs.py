@@ -7,7 +7,7 @@ from cli_runs import end, start, submit
 
 from slurmddp.cli import logs as logs_command
 from slurmddp.cli.main import main
-from slurmddp.errors import EXIT_CONFIG
+from slurmddp.errors import EXIT_CONFIG, EXIT_USAGE
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -36,16 +36,19 @@ def test_logs_of_the_wanted_lines_and_ranks(make_run, slurm, capsys, flags, coun
 
 @pytest.mark.parametrize(
     ("flags", "said"),
-    [
-        (["--attempt", "3"], "no attempt 3"),
-        (["--rank", "7"], "no log of rank 7"),
-        (["-n", "many"], "'many'"),
-    ],
+    [(["--attempt", "3"], "no attempt 3"), (["--rank", "7"], "no log of rank 7")],
 )
 def test_logs_that_are_not_there(make_run, slurm, capsys, flags, said):
     logged(make_run())
     assert main(["logs", "gpt", *flags]) == EXIT_CONFIG
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("lines", ["many", "-3", "1.5", ""])
+def test_a_number_of_lines_that_is_none_is_of_the_wrong_kind(make_run, slurm, capsys, lines):
+    logged(make_run())
+    assert main(["logs", "gpt", f"--lines={lines}"]) == EXIT_USAGE
+    assert f"{lines!r} is neither a number of lines nor `all`" in capsys.readouterr().err
 
 
 def test_logs_before_the_first_attempt_say_what_it_waits_for(make_run, slurm, capsys):

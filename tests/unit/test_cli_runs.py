@@ -13,6 +13,7 @@ from cli_runs import end, start, submit
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_FAILED, EXIT_NO_RUN
 from slurmddp.runs.folder import append_line
+from slurmddp.runs.table import clock
 from slurmddp.slurm.states import JobState
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -97,17 +98,24 @@ def test_status_tells_why_and_what_to_do_also_of_restarts_in_place(make_run, slu
     for generation in range(7):
         path = folder.log_dir(0) / f"failure-g{generation}.json"
         path.write_text(json.dumps(left | {"rank": generation, "generation": generation, "time": 100.0}))
+        step = 140 if generation == 6 else -1
+        folder.add_event("restarted", attempt=0, generation=generation + 1, step=step)
+    (folder.log_dir(0) / "failure-g7.json").write_text(json.dumps(left | {"rank": 7, "generation": 7}))
     end(folder, "failed", code=1)
     assert main(["status", "gpt"]) == 0
     out = capsys.readouterr().out
     assert "rank 3 on node4 was killed by SIGKILL: out of memory: so\n" in out
+    assert "rank 7" not in out, "nobody began again after it"
     assert "Ask for more with mem_gb=" in out
     assert [f"rank {rank} on" in out for rank in range(7)] == [False] * 2 + [True] * 5
     assert "(2 more before)" in out
+    assert f"{clock(100.0)} after step 140: rank 6 on" in out
+    assert f"{clock(100.0)}: rank 5 on" in out
     assert main(["status", "--json", "gpt"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["failure"]["reason"] == "out of memory: so"
     assert [one["generation"] for one in found["restarted"]] == list(range(7))
+    assert [one["reached"] for one in found["restarted"]] == [None] * 6 + [140]
 
 
 def test_status_names_the_nodes_that_the_run_avoids(make_run, slurm, capsys):
@@ -270,6 +278,18 @@ def test_a_report_that_cannot_be_written_is_an_error(make_run, slurm, capsys):
     folder.report_file.mkdir()
     assert main(["report", "gpt"]) == EXIT_FAILED
     assert "can't be written" in capsys.readouterr().err
+
+
+def test_a_record_that_may_not_be_read_is_named_plainly(make_run, slurm, capsys):
+    folder = make_run()
+    folder.attempts_file.mkdir()
+    assert main(["status", "gpt"]) == 0
+    expected = f"can't be read: Is a directory ({folder.attempts_file})"
+    assert expected in capsys.readouterr().out
+    assert main(["report", "gpt"]) == EXIT_FAILED
+    assert f"report of gpt-0a1b2c3d can't be written: Is a directory ({folder.attempts_file})" in (
+        capsys.readouterr().err
+    )
 
 
 def test_finding_a_run_imports_no_torch():

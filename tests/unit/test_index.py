@@ -123,8 +123,20 @@ def test_an_unknown_name_shows_near_ones(home, typed):
     index.remember(make_run(home / "project/runs", "gpt-0a1b2c3d"))
     with pytest.raises(RunNotFoundError) as caught:
         index.find(typed)
-    assert "gpt-0a1b2c3d" in caught.value.hint
+    assert "Did you mean gpt-0a1b2c3d?" in caught.value.hint
     assert caught.value.exit_code == 66
+
+
+def test_an_unknown_name_unlike_all_others_shows_which_there_are_if_they_are_few(home):
+    for number in range(6):
+        index.remember(make_run(home / "project/runs", f"gpt-0000000{number}", age=number))
+    with pytest.raises(RunNotFoundError) as caught:
+        index.find("nosuch")
+    assert caught.value.hint == "`slurmddp list` shows all."
+    index.all_runs()[-1].config_file.unlink()
+    with pytest.raises(RunNotFoundError) as caught:
+        index.find("nosuch")
+    assert caught.value.hint == "There are: " + ", ".join(f"gpt-0000000{number}" for number in range(5)) + "."
 
 
 @pytest.mark.parametrize("typed", ["", "/", "..", "~nobody/x", "a\0b", "x" * 5000])

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agent_runs import SAVING, all_gone, children_of, events, make_run, runs, wait_for_lines, wait_until
 from local_runs import job_of, local_run, terminal
 
 from slurmddp.errors import ConfigError, NoProgressError, RankFailure
+from slurmddp.launchers import linux
 from slurmddp.launchers.local import LocalRun, agent_command, check_size, newest_step
 from slurmddp.runs.folder import RunFolder
 from slurmddp.spec import Policy, Resources
@@ -193,6 +197,28 @@ def test_an_error_while_watching_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="the display broke"):
         run.wait(broken)
     wait_until(lambda: all_gone(left), "agents and ranks end")
+
+
+def test_a_node_that_can_not_be_started_leaves_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if started:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        started.append(start_bound(*args, **options))
+        return started[0]
+
+    started: list[subprocess.Popen[bytes]] = []
+    start_bound = linux.start_bound
+    monkeypatch.setattr(linux, "start_bound", start)
+    run = local_run(tmp_path, SAVING, nodes=2)
+    try:
+        with pytest.raises(OSError, match="temporarily unavailable"):
+            run.start()
+        assert started[0].returncode == -signal.SIGKILL
+    finally:
+        started[0].kill()
+        started[0].wait()
 
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:

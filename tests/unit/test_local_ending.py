@@ -42,7 +42,7 @@ def test_an_agent_has_as_long_as_under_slurm_to_write_a_checkpoint(
         if not killed:
             (folder.path / "written").touch()
         wait_until(lambda: run.poll() == 1, "all have ended")
-        assert [agent.returncode for agent in run._agents] == [-9 if killed else 1, 1]
+        assert [agent.returncode for agent in run.nodes.agents] == [-9 if killed else 1, 1]
     finally:
         run.kill()
         run.wait()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from agent_runs import SAVING, all_gone, children_of, events, make_run, runs, wait_for_lines, wait_until
-from local_runs import job_of, local_run, terminal
+from local_runs import job_of, local_run, terminal, terminal_again
 
 from slurmddp.launchers import linux
 from slurmddp.launchers.local import LocalRun
@@ -119,6 +119,18 @@ def test_other_ways_to_ask_for_an_end(tmp_path: Path, sent: signal.Signals) -> N
         assert person.wait(timeout=120) == 75
 
 
+def test_a_hangup_that_nohup_has_turned_off_stays_off(tmp_path: Path) -> None:
+    ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    with terminal(tmp_path, SAVING, first=ignore) as person:
+        folder = RunFolder(tmp_path / "runs" / "test-00000000")
+        wait_for_lines(folder, "ready", 2)
+        lines = Path(f"/proc/{person.pid}/status").read_text().splitlines()
+        ignored = next(int(line.split()[1], 16) for line in lines if line.startswith("SigIgn:"))
+        person.send_signal(signal.SIGTERM)
+        assert person.wait(timeout=120) == 75
+    assert ignored & 1 << signal.SIGHUP - 1
+
+
 def test_the_ranks_save_when_the_person_s_process_is_killed(tmp_path: Path) -> None:
     with terminal(tmp_path, SAVING) as person:
         folder = RunFolder(tmp_path / "runs" / "test-00000000")
@@ -127,3 +139,37 @@ def test_the_ranks_save_when_the_person_s_process_is_killed(tmp_path: Path) -> N
         person.kill()
     wait_for_lines(folder, "saved after SIGTERM", 2)
     wait_until(lambda: not any(runs(one) for one in left), "all end")
+
+
+def test_ranks_that_save_after_their_launcher_was_killed_are_waited_for(tmp_path: Path) -> None:
+    program = SAVING.replace('    print("saved', "    wait_for(run_dir + '/go')\n    print(\"saved").replace(
+        "def main(run_dir):\n",
+        "def main(run_dir):\n    if os.environ['SLURMDDP_ATTEMPT'] == '1':\n        return 0\n",
+    )
+    program += "\ndef wait_for(path):\n    while not os.path.exists(path):\n        time.sleep(0.01)\n"
+    folder = RunFolder(tmp_path / "runs" / "test-00000000")
+    with terminal(tmp_path, program) as person:
+        wait_for_lines(folder, "ready", 2)
+        person.kill()
+    with terminal_again(tmp_path) as again:
+        assert again.stderr is not None
+        assert b"is still ending after its launcher was killed" in again.stderr.readline()
+        assert folder.attempts() == [0]
+        (folder.path / "go").touch()
+        assert again.wait(timeout=120) == 0
+    assert all("saved after SIGTERM" in folder.rank_log(0, rank).read_text() for rank in range(2))
+    assert folder.attempts() == [0, 1]
+
+
+def test_ranks_that_do_not_end_after_their_launcher_was_killed_are_ended(tmp_path: Path) -> None:
+    deaf = SAVING.replace("while not stop:", "while True:")
+    short = "from slurmddp.launchers import local_nodes\nlocal_nodes.LEFT_BEHIND_S = 0.1"
+    with terminal(tmp_path, deaf, first=short) as person:
+        wait_for_lines(RunFolder(tmp_path / "runs" / "test-00000000"), "ready", 2)
+        left = children_of(person.pid)
+        person.kill()
+    try:
+        wait_until(lambda: not any(runs(one) for one in left), "agent and ranks end")
+    finally:
+        for one in filter(runs, left):
+            one.kill()

@@ -193,3 +193,16 @@ def test_follow_survives_a_log_that_is_written_anew(folder):
     write(folder, 0, "rank-0.log", "a long first line\n")
     story = Story(lambda: write(folder, 0, "rank-0.log", "new\n", mode="w"))
     assert follow(folder, story) == ["[rank 0] a long first line", "[rank 0] new"]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (b"\r 0%|  |\r100%|##|\nepoch 1\r\n", ["100%|##|", "epoch 1"]),
+        (b"\r 50%|# |\r         \repoch 1\n\r 50%|# |", ["epoch 1", " 50%|# |"]),
+    ],
+)
+def test_of_a_line_that_is_redrawn_over_and_over_what_stood_last_is_told(tmp_path, text, lines):
+    path = tmp_path / "rank-0.log"
+    path.write_bytes(text)
+    assert logs.tail(path, 5) == lines

@@ -131,6 +131,20 @@ def test_a_folder_that_cannot_be_written_is_a_wrong_value(project: Path) -> None
     assert "runs_dir=" in caught.value.hint
 
 
+def test_an_existing_run_that_cannot_be_written_is_named_itself(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = prepare(job_in(project), None)
+
+    def refuse(path: Path, text: str) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("slurmddp.runs.prepare.write_atomic", refuse)
+    with pytest.raises(ConfigError, match=f"written in {folder.path}: Permission denied") as caught:
+        prepare(job_in(project), None)
+    assert "runs_dir" not in caught.value.hint
+
+
 def test_values_of_the_configuration_survive_as_plain_yaml(project: Path) -> None:
     config = {"text": "a: 'b' $HOME\n; rm -rf /", "é": [1, 2.5, None, True], "time": "24:00:00"}
     folder = prepare(job_in(project, program=Program(target="x", config=config)), None)

@@ -1,0 +1,72 @@
+"""What `slurmddp train --dry-run` prints: the script or the commands, and what is to be known of them."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+from slurmddp.errors import EXIT_FINISHED, SlurmError
+from slurmddp.runs.table import counted
+from slurmddp.spec import GlobalBatch
+
+if TYPE_CHECKING:
+    from slurmddp.spec import Job
+
+
+def show(job: Job) -> int:
+    """Print what would be done, and send nothing."""
+    if job.launcher == "local":
+        print(_local_commands(job))
+        return EXIT_FINISHED
+    from slurmddp.slurm.script import render
+
+    sys.stdout.write(render(job))
+    for note in [*_left_idle(job), *_limits(job)]:
+        print(f"slurmddp: note: {note}", file=sys.stderr)
+    return EXIT_FINISHED
+
+
+def _left_idle(job: Job) -> list[str]:
+    """Return what is to be known of an elastic job whose steps one node less could not share."""
+    left, samples = job.resources.nodes - 1, job.program.config["train"]["global_batch"]
+    if not job.elastic or not left:
+        return []
+    used = GlobalBatch(samples).most_nodes(left, job.resources.ranks_per_node)
+    if used == left:
+        return []
+    return [
+        f"When this job loses a node, {used} of the other {left} go on: {left} nodes can't share the "
+        f"{samples} samples of a step evenly. Another train.global_batch may let them."
+    ]
+
+
+def _limits(job: Job) -> list[str]:
+    """Return whether the SLURM at hand would take the job, in sentences; nothing where there is none."""
+    from slurmddp.slurm import client, limits
+
+    if not client.on_path():
+        return []
+    try:
+        found = limits.check(job, client.SlurmClient(timeout_s=10).limits())
+    except SlurmError:
+        return ["SLURM does not answer here, so nobody knows whether it would take this job."]
+    return [f"This SLURM would never start the job: {problem}" for problem in found]
+
+
+def _local_commands(job: Job) -> str:
+    """Return the shell lines that do what a local run does: one agent per pretended node."""
+    from slurmddp.environments.present import emulated_step
+
+    nodes = job.resources.all_nodes
+    lines = [
+        f"# {job.run_name}: {counted(job.resources.world_size, 'rank')} on this machine, "
+        f"{counted(nodes, 'agent')} of {counted(job.resources.ranks_per_node, 'rank')} each",
+        f"cd {shlex.quote(str(job.project_dir))}",
+    ]
+    for node in range(nodes):
+        step = {**job.cluster.env, **emulated_step(nodes, node, "local", job.run_dir, 0)}
+        settings = [f"{name}={shlex.quote(value)}" for name, value in sorted(step.items())]
+        command = shlex.join([job.python, "-m", "slurmddp.launchers.agent", str(job.run_dir)])
+        lines.append(" \\\n  ".join([*settings, f"{command} &" if node < nodes - 1 else command]))
+    return "\n".join(lines)
