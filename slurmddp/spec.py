@@ -89,12 +89,27 @@ class Policy:
     """Seconds for which the nodes of a job wait for each other."""
 
 
+OWN_TRAINER = "slurmddp.training.trainer.train"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Program:
     """What every rank runs: the import path of a function, and the whole resolved configuration."""
 
     target: str
     config: Mapping[str, Any]
+
+    @property
+    def is_own_trainer(self) -> bool:
+        """Whether it is slurmddp's, which records its steps; of any other program nothing is known."""
+        return self.target == OWN_TRAINER and is_own_trainer(self.config.get("program"))
+
+
+def is_own_trainer(program: Any) -> bool:
+    """Tell the same from what a configuration holds under `program`."""
+    if not isinstance(program, Mapping):
+        return True
+    return program.get("_target_", OWN_TRAINER) == OWN_TRAINER and not program.get("script")
 
 
 @dataclass(frozen=True)

@@ -26,28 +26,35 @@ class Gathering:
 
     def look(
         self, now: float, present: set[int], gone: Mapping[int, str]
-    ) -> tuple[int, ...] | Failure | None:
-        """Return which agents run ranks, in order, or why none can; None while others may come.
+    ) -> tuple[tuple[int, ...], Failure | None] | None:
+        """Return which agents run ranks, in order, and what another is missed for; None while some may come.
 
-        `gone` are those that were lost again, and why: they are not waited for.
+        `gone` are those that were lost again, and why: they are not waited for. Without them, or without some
+        that do not come in time, there may be nobody to run ranks.
         """
         rules, places = self._rules, range(self._rules.nodes)
         coming = set(range(rules.all_nodes)) - present - gone.keys()
-        if not choose_agents(places, present | coming, rules):
-            return lost_node(min(gone), self._hosts, gone[min(gone)])
         waited, agents = now - self._begun, choose_agents(places, present, rules)
-        if not coming or (len(agents) == rules.nodes and waited >= _SPARES_WAIT_S):
-            return agents
-        if waited >= rules.join_timeout_s:
+        enough = len(agents) == rules.nodes and waited >= _SPARES_WAIT_S
+        if not coming or enough or not choose_agents(places, present | coming, rules):
+            missed = gone
+        elif waited >= rules.join_timeout_s:
             why = f"it did not arrive within {rules.join_timeout_s:g} s (policy.join_timeout_s)"
-            return agents or lost_node(min(coming), self._hosts, why)
+            missed = gone or dict.fromkeys(coming, why)
+        else:
+            self._tell(now, sorted(coming), len(present))
+            return None
+        if agents and (absent := sorted(coming | gone.keys())):
+            self._say(f"the ranks begin without {names_of(absent, self._hosts)}")
+        return agents, lost_node(min(missed), self._hosts, missed[min(missed)]) if missed else None
+
+    def _tell(self, now: float, coming: Sequence[int], here: int) -> None:
         if now >= self.next_notice:
             self.next_notice = now + _NOTICE_S
             self._say(
-                f"waiting for {names_of(sorted(coming), self._hosts)}; {len(present)} of "
-                f"{rules.all_nodes} nodes are here, and all start their ranks together"
+                f"waiting for {names_of(coming, self._hosts)}; {here} of "
+                f"{self._rules.all_nodes} nodes are here, and all start their ranks together"
             )
-        return None
 
 
 class Arrival:

@@ -19,9 +19,6 @@ from slurmddp.spec import Job
 if TYPE_CHECKING:
     from jinja2 import Template
 
-_TRAINER = "slurmddp.training.trainer.train"
-"""The program that is known to record its first step."""
-
 
 def render(job: Job) -> str:
     """Return the batch script of `job`; raises ConfigError for values that no script can carry."""
@@ -37,7 +34,7 @@ def render(job: Job) -> str:
         max_restarts=int(job.policy.max_restarts),
         exclude_failed_h=int(job.policy.exclude_failed_h),
         requeue=int(job.policy.requeue),
-        tells_first_step=int(job.program.target == _TRAINER),
+        tells_first_step=int(job.program.is_own_trainer),
         lead=int(job.policy.signal_lead_s),
         grace=job.policy.grace_s,
         cpus=job.resources.cpus_per_node,

@@ -17,37 +17,22 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import socket
 import threading
 import time
-from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
-
-from torch.distributed import TCPStore
 
 from slurmddp.errors import RankFailure
 from slurmddp.training.signals import StopSignals
+from slurmddp.training.stop_board import DECISION_POLL_S, STORE_TIMEOUT_S, Board, Store
 
 __all__ = ["StopAgreement", "StopSignals"]
 
 log = logging.getLogger(__name__)
 
-LINGER_S = 5.0
-DECISION_POLL_S = 0.01
-STORE_TIMEOUT_S = 30.0
 FILE_POLL_S = 1.0
-
-
-class Store(Protocol):
-    """The part of a torch store that an agreement uses."""
-
-    def check(self, keys: list[str], /) -> bool: ...
-    def multi_get(self, keys: list[str], /) -> list[bytes]: ...
-    def set(self, key: str, value: str, /) -> None: ...
-    def add(self, key: str, amount: int, /) -> int: ...
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
 
 
 def signal_reason(signals: StopSignals | None, rank: int) -> str | None:
@@ -99,8 +84,9 @@ class StopAgreement:
         self._lost: str | None = None
         self._settled = threading.Event()
         self._closing = threading.Event()
-        self._board = _Board(store, rank, world_size, prefix) if store and world_size > 1 else None
+        self._board = Board(store, rank, world_size, prefix) if store and world_size > 1 else None
         self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
         if self._board or stop_file:
             self._thread = threading.Thread(target=self._watch, name="slurmddp-stop", daemon=True)
             self._thread.start()
@@ -169,7 +155,7 @@ class StopAgreement:
     def close(self) -> None:
         """End the watcher; a rank that has finished its training thereby agrees to stop where it is."""
         self._closing.set()
-        if self._thread is None:
+        if self._thread is None or os.getpid() != self._pid:  # A forked process ends, the rank goes on.
             return
         self._thread.join(STORE_TIMEOUT_S)
         self._thread = None
@@ -180,7 +166,7 @@ class StopAgreement:
             except RuntimeError:
                 log.debug("The store is gone already.")
 
-    def _take_leave(self, board: _Board) -> None:
+    def _take_leave(self, board: Board) -> None:
         undecided = self._posted and self._stop_at is None
         if not self._posted:
             self._posted = True
@@ -249,7 +235,7 @@ class StopAgreement:
         self._next_look = time.monotonic() + FILE_POLL_S
         return file_reason(self._stop_file)
 
-    def _await_decision(self, board: _Board) -> None:
+    def _await_decision(self, board: Board) -> None:
         self._settled.wait(self._timeout_s)
         if self._stop_at is not None:
             return
@@ -261,60 +247,6 @@ class StopAgreement:
             f"{waiting}; after {self._timeout_s:g} s there was no answer from rank {missing}.",
             hint="That rank hangs or has died; its log says where.",
         )
-
-
-class _Board:
-    """The keys of one agreement in the store, used through a connection of their own."""
-
-    def __init__(self, store: Store, rank: int, world_size: int, prefix: str) -> None:
-        self._store = _own_client(store)
-        self._rank, self._world_size = rank, world_size
-        # The n-th agreement of every rank meets the n-th of the others, never keys of an earlier one.
-        number = self._store.add(f"{prefix}/created/{rank}", 1)
-        self._prefix = f"{prefix}/{number}"
-
-    def ask(self, reason: str) -> str:
-        """Put up a wish to stop; return the reason that was there first."""
-        return self._store.compare_set(f"{self._prefix}/reason", "", reason).decode()
-
-    def asked(self) -> str | None:
-        key = f"{self._prefix}/reason"
-        return self._store.multi_get([key])[0].decode() if self._store.check([key]) else None
-
-    def post(self, started: int) -> None:
-        self._store.set(self._key(self._rank), str(started))
-        self._store.add(f"{self._prefix}/posted", 1)
-
-    def decision(self) -> int | None:
-        """Return the step after which all stop, or None while posts are missing."""
-        if self._store.add(f"{self._prefix}/posted", 0) < self._world_size:
-            return None
-        return max(map(int, self._store.multi_get([self._key(rank) for rank in range(self._world_size)])))
-
-    def leave(self) -> None:
-        """Say that this rank knows all that it needs from the others."""
-        self._store.add(f"{self._prefix}/left", 1)
-
-    def linger(self) -> None:
-        """Wait until all ranks know enough: rank 0's process may be the one that holds the store."""
-        deadline = time.monotonic() + LINGER_S
-        while self._store.add(f"{self._prefix}/left", 0) < self._world_size and time.monotonic() < deadline:
-            time.sleep(DECISION_POLL_S)
-
-    def missing(self) -> list[int]:
-        return [rank for rank in range(self._world_size) if not self._store.check([self._key(rank)])]
-
-    def _key(self, rank: int) -> str:
-        return f"{self._prefix}/started/{rank}"
-
-
-def _own_client(store: Store) -> Store:
-    """Open a second connection: a blocking call on the first one would hold up the watcher."""
-    if not isinstance(store, TCPStore):
-        return store
-    timeout = timedelta(seconds=STORE_TIMEOUT_S)
-    client: Store = TCPStore(store.host, store.port, is_master=False, timeout=timeout, wait_for_workers=False)
-    return client
 
 
 def _usual_poll_s(world_size: int) -> float:

@@ -138,25 +138,43 @@ def test_callers_who_say_nothing_do_not_crowd_out_the_members(star):
         assert len(two.links[0]._guests) <= most
 
 
+class Full:
+    """A listener in a process that may open no more files."""
+
+    def __init__(self, real):
+        self.fileno = real.fileno
+
+    def accept(self):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+
 def test_a_hub_that_may_open_no_more_makes_room(star):
     two = star(Star(2, hands={0: Hand()}).open(0))
     hub = two.links[0]
-
-    class Full:
-        fileno = hub._listener.fileno
-
-        def accept(self):
-            raise OSError(errno.EMFILE, "Too many open files")
-
     with call(two) as silent:
         two.until(lambda: hub._guests)
-        real, hub._listener = hub._listener, Full()
+        real, hub._listener = hub._listener, Full(hub._listener)
         with call_to(real):
             two.until(lambda: not hub._guests)
         hub._listener = real
         silent.settimeout(LIMIT_S)
-        while silent.recv(1000):
-            pass
+        assert list(iter(lambda: silent.recv(1000), b"")), "it was greeted, and then its connection closed"
+
+
+def test_a_hub_that_may_open_no_more_and_has_no_room_to_make_rests_until_its_next_look(star):
+    two = star(Star(2, hands={0: Hand()}).open(0))
+    two.turn()
+    hub = two.links[0]
+    real, hub._listener = hub._listener, Full(hub._listener)
+    with call_to(real):
+        select.select(hub.descriptors(), [], [])
+        two.turn()
+        assert select.select(hub.descriptors(), [], [], 0)[0] == []
+        hub._listener = real
+        pass_s(two, 2)
+        two.until(lambda: hub._guests)
+    two.open(1)
+    two.until(two.met)
 
 
 def call_to(listener):

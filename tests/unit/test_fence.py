@@ -44,9 +44,27 @@ def test_a_new_attempt_is_never_taken_for_an_old_one_because_logs_were_deleted(t
     assert not superseded(folder, 8)
 
 
-def test_the_agent_of_a_past_attempt_leaves_report_and_events_alone(tmp_path: Path) -> None:
-    folder = make_run(tmp_path, "def main(run_dir): return 79")
+LATER = """
+import os
+
+def main(run_dir):
+    os.makedirs(run_dir + "/logs/attempt-1", exist_ok=True)
+    return 79
+"""
+"""A program during which a later attempt begins."""
+
+
+def test_an_attempt_after_which_another_has_begun_starts_no_ranks(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, LATER)
     folder.log_dir(1).mkdir(parents=True)
+    with start_agent(folder) as agent:
+        assert agent.wait(timeout=60) == 0
+    assert not list(folder.log_dir(0).glob("rank-*.log"))
+    assert not folder.attempts_file.exists()
+
+
+def test_the_agent_of_a_past_attempt_leaves_report_and_events_alone(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, LATER)
     with start_agent(folder) as agent:
         assert agent.wait(timeout=60) == 0, "of a failure srun would end the step with the same number"
     assert (folder.log_dir(0) / "exit-node-0").read_text() == "79\n"

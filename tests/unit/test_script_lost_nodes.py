@@ -176,6 +176,16 @@ def test_a_first_node_that_answers_has_its_script(run: Run, slurmd: socket.socke
     assert ask_hostless(first_is_lost(run, port=slurmd.getsockname()[1])) == []
 
 
+def test_an_agent_that_was_cut_off_itself_leaves_it_to_others_to_ask_again(
+    run: Run, slurmd: socket.socket
+) -> None:
+    slurmd.listen()
+    first_is_lost(run, port=slurmd.getsockname()[1])
+    assert ask_hostless(run) == []
+    slurmd.close()
+    assert ask_hostless(run) == ["requeue 41"]
+
+
 @pytest.mark.parametrize("file", ["stop", "cancelled"])
 def test_a_run_that_a_person_ended_is_only_taken_out_of_slurm(run: Run, refusing: int, file: str) -> None:
     (run.folder.path / file).touch()

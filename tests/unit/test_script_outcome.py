@@ -22,7 +22,7 @@ from script_run import (
 )
 
 from slurmddp.runs.failures import read_failure
-from slurmddp.spec import Program
+from slurmddp.spec import OWN_TRAINER, Program
 
 # --- What srun's code hides ---
 
@@ -349,8 +349,16 @@ def test_a_time_limit_that_ends_twice_before_the_first_step_ends_the_run(run: Ru
     assert ends(run) == [("stopped", "requeue"), ("no_progress", "none")]
 
 
-def test_a_program_of_ones_own_that_tells_nothing_is_not_judged(tmp_path: Path) -> None:
-    run = Run(tmp_path, program=Program(target="mine.train", config={}))
+@pytest.mark.parametrize(
+    "program",
+    [
+        Program(target="mine.train", config={}),
+        Program(target=OWN_TRAINER, config={"program": {"_target_": OWN_TRAINER, "script": "mine.py"}}),
+    ],
+    ids=["function", "script"],
+)
+def test_a_program_of_ones_own_that_tells_nothing_is_not_judged(tmp_path: Path, program: Program) -> None:
+    run = Run(tmp_path, program=program)
     for _ in range(3):
         run.start(STOP)
     assert ends(run) == [("stopped", "requeue")] * 3

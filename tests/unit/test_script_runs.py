@@ -335,3 +335,16 @@ def test_a_grace_that_a_person_names_is_not_asked_for(tmp_path: Path) -> None:
     run.programs.write("config", "KillWait                = 30 sec\n")
     run.start(ENVIRONMENT)
     assert told(run) == {"LEAD_S": "300", "END_TIME": "", "KILL_WAIT_S": "90", "PREEMPT_GRACE_S": "0"}
+
+
+@pytest.mark.parametrize(
+    ("other", "stopped"),
+    [("", True), ('echo 1 >"$logs/exit-node-1"; ', False)],
+    ids=["not begun", "failed"],
+)
+def test_a_person_who_stops_a_run_need_not_wait_for_agents_that_have_not_begun(
+    run: Run, other: str, stopped: bool
+) -> None:
+    """The first one leaves with 75 while another still starts Python; srun then ends that one."""
+    run.start(f'touch "$SLURMDDP_RUN_DIR/stop"; echo 75 >"$logs/exit-node-0"; {other}exit 143')
+    assert run.end == ("stopped" if stopped else "failed", "none")

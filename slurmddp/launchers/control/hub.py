@@ -143,9 +143,13 @@ class Hub:
         for _ in range(_ACCEPTS):
             try:
                 end, _ = self._listener.accept()
+            except BlockingIOError:
+                return
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):  # Strangers must not use up what we may open.
                     self._drop_oldest_guest()
+                if not self._guests:  # Who waits to be let in would wake this agent all the time.
+                    self._poll.modify(self._listener, 0)
                 return
             end.setblocking(False)
             if len(self._guests) >= self._most_guests:
@@ -248,6 +252,7 @@ class Hub:
                 self._drop_guest(descriptor)
         if self._clock.monotonic() >= self._next_beat:
             self._next_beat = self._clock.monotonic() + self._heartbeat_s
+            self._poll.modify(self._listener, select.EPOLLIN)
             for peer in self._peers.values():
                 if peer.wire:
                     peer.wire.put(["beat", peer.session.received, self._clock.wall()])
