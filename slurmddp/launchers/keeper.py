@@ -13,10 +13,12 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from slurmddp.errors import CheckpointError
 from slurmddp.launchers.failure import signal_name
+from slurmddp.launchers.unsaved import newest_unsaved
 from slurmddp.node import memory
 from slurmddp.node.channel import Channel
 from slurmddp.runs import checkpoint_writer
@@ -47,10 +49,10 @@ class _Line:
 
 @dataclass
 class _Write:
-    """One request, and the line over which it came."""
+    """One request, and the line over which it came; the keeper's own came over none."""
 
     request: Request
-    line: _Line
+    line: _Line | None
     is_answered: bool = False
     was_put_back: bool = False
 
@@ -155,8 +157,23 @@ class Keeper:
     def _answer(self, write: _Write, result: Result) -> None:
         write.is_answered = True
         memory.set_busy(self._slots[write.request["slot"]], False)
-        with suppress(OSError):  # The rank may be gone.
-            write.line.own.send(result)
+        if write.line is not None:
+            with suppress(OSError):  # The rank may be gone.
+                write.line.own.send(result)
+
+    def save_newest(self, run_dir: Path, attempt: int) -> int | None:
+        """Begin to write the newest state if only memory holds it, and return its step.
+
+        To be called when no rank is left. Raises OSError when the checkpoints can't be listed.
+        """
+        self.handle()
+        request = newest_unsaved(self._slots, self._asked_for(), run_dir, attempt)
+        if request is None:
+            return None
+        memory.set_busy(self._slots[request["slot"]], True)
+        self._waiting.append(_Write(request, None))
+        self._begin()
+        return int(request["step"])
 
     def hurry(self) -> None:
         """Let all that ranks have asked for be written as fast as can be: somebody waits for it."""

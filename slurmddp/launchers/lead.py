@@ -37,15 +37,11 @@ MeetingPoint = Callable[[Generation], tuple[str, int]]
 """Gives address and port at which the ranks of a generation can meet if they bring no rendezvous."""
 
 
-def _nowhere(generation: Generation) -> tuple[str, int]:
-    return "", 0
-
-
 class Lead:
     """The state of one attempt, as the agents tell it; times are of one monotonic clock."""
 
     def __init__(
-        self, rules: Rules, hosts: Sequence[str], record: Record, now: float, meet: MeetingPoint = _nowhere
+        self, rules: Rules, hosts: Sequence[str], record: Record, now: float, meet: MeetingPoint
     ) -> None:
         self.orders: list[tuple[int, Message]] = []
         """What to send next, and to whom; its own agent comes last."""
@@ -61,7 +57,6 @@ class Lead:
         self._stopping = False
         self._shrunk: Failure | None = None
         """With what a node was missed after which the others went on without another in its place."""
-        self._act_at: float | None = None
         self._inquiry, self._comparison = Inquiry(()), Comparison(0)
         self._forget()
 
@@ -74,7 +69,7 @@ class Lead:
         self._lost: set[int] = set()
         self._done: dict[int, int] = {}
         self._awaited: set[int] = set()
-        self._act_at = None
+        self._act_at: float | None = None
 
     @property
     def next_look(self) -> float | None:
@@ -94,9 +89,6 @@ class Lead:
             self._present.add(sender)
         elif kind == "stopping":
             self._stopping = True
-            if self._phase == "joining":
-                self._record.say("stopped before the ranks were started")
-                self.leave(EXIT_STOPPED)
         elif kind == "lost":
             self._take_loss(sender, str(message.get("why", "")), now)
         elif kind == "fell" and message.get("generation", -1) in (-1, self._generation.number):
@@ -120,11 +112,16 @@ class Lead:
         self._judge(now)
 
     def _join(self, now: float) -> None:
-        found = self._gathering.look(now, self._present, self._gone)
-        if isinstance(found, Failure):
-            self.end(found)
-        elif found is not None:
-            self._go(found)
+        self._stopping = self._stopping or self._record.is_over()
+        if self._stopping:
+            self.leave(EXIT_STOPPED)
+            return
+        agents, missed = self._gathering.look(now, self._present, self._gone) or ((), None)
+        if agents:
+            self._shrunk = missed if len(agents) < self._rules.nodes else None
+            self._go(agents)
+        elif missed is not None:
+            self.end(missed)
 
     def _take_loss(self, sender: int, why: str, now: float) -> None:
         if self._phase == "leaving":
@@ -204,9 +201,8 @@ class Lead:
         """A rank or a node is gone: end all ranks, so that others begin, or the attempt."""
         if self._phase == "joining":
             self.end(self._cause())
-        elif self._phase == "stopping":
-            if not self._awaited:
-                self._conclude()
+        elif self._phase == "stopping" and not self._awaited:
+            self._conclude()
         elif self._phase in ("running", "failing"):
             self._unfit.heed(self._generation)
             cause = self._cause()
@@ -224,9 +220,10 @@ class Lead:
         return failure.likely_first([*self._fallen, *self._left.values()])
 
     def _decide(self) -> Decision:
+        self._stopping = self._stopping or self._record.is_over()
         facts = Facts(
             codes=[fallen.exit_code for fallen in self._fallen],
-            stopping=self._stopping or self._record.is_over(),
+            stopping=self._stopping,
             done=bool(self._done),
             lost=bool(self._lost),
             unfit=self._unfit.among(self._generation),
@@ -271,13 +268,12 @@ class Lead:
         self._forget()
         self._record.go_on_without(self._gone)
         self._phase = "running"
-        self._generation = Generation(self._generation.number + 1, agents)
+        self._generation = after = Generation(self._generation.number + 1, agents)
         self._inquiry = Inquiry(agents)
         self._comparison = Comparison(len(agents) * self._rules.ranks_per_node)
         # Until there was a step, the nodes may not have been looked at, or a spare is new among them.
         facts = {"look": self._furthest < 0, "unfit": sorted(self._unfit.agents)}
-        facts |= {"generation": self._generation.number, "agents": list(agents)}
-        facts["master"] = self._meet(self._generation)
+        facts |= {"generation": after.number, "agents": list(agents), "master": self._meet(after)}
         self._order(self._present, {"kind": "go", **facts})
 
     def leave(self, code: int) -> None:

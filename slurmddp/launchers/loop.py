@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from slurmddp.environments.limits import Limits, leave_at
-from slurmddp.errors import EXIT_STOPPED
+from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED
 from slurmddp.launchers import failure, outcome
 from slurmddp.launchers.arrival import Arrival, end_without_lead
 from slurmddp.launchers.crew import Crew
@@ -28,6 +28,8 @@ _KILL_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL for the ranks that outlive a failed one: time to end a write, not to save."""
 _WRITING_S = 600.0
 """How long an agent whose ranks have ended waits for a checkpoint to be written."""
+_WRITING_SHARE = 0.3
+"""Of the time kept free before SLURM kills, so much is left to the batch script."""
 _ENDS = frozenset({"fell", "stopped", "done", "report"})
 """Words that also tell which ranks had ended with 0 by then."""
 _TICK_S = 1.0
@@ -81,12 +83,27 @@ class AgentLoop:
         return self._code
 
     def _finish_writing(self) -> None:
-        """Stay until the checkpoint that a rank has handed over is on the disk, as long as SLURM lets us."""
+        """Stay until what ranks have left in memory is on the disk, as long as SLURM lets us.
+
+        All agents stay: srun ends those that are left when one leaves with another code than 0.
+        """
         until = time.monotonic() + _WRITING_S
+        if self._code != EXIT_FINISHED and self._is_first():
+            self._records.save_newest(self._keeper)
         self._keeper.hurry()
-        while self._keeper.busy() and time.monotonic() < until and not self._out_of_time():
+        while (
+            (self._keeper.busy() or (self._lead is None and not self._link.missing()))
+            and time.monotonic() < until
+            and not self._out_of_time(_WRITING_SHARE)
+        ):
             self._turn(time.monotonic() + _STOPPING_TICK_S)
         self._keeper.finish(0.0)
+
+    def _is_first(self) -> bool:
+        """Whether it is for this agent to save what memory holds: all nodes that train hold the same."""
+        if self._generation is None or self._lead is not None:
+            return self._lead is not None
+        return self.lost_lead and self._generation.place(self._node.node_rank) == 1
 
     def give_up(self, why: Failure) -> None:
         """Tell the others that this agent can't go on; without them, the run folder."""
@@ -98,6 +115,8 @@ class AgentLoop:
             self._records.failed(why)
         else:
             self._tell("fell", failures=all_as_facts([why]))
+        if self._lead is not None:
+            self._records.save_newest(self._keeper)
         self._keeper.finish(_WRITING_S)
 
     def _turn(self, until: float) -> None:
@@ -293,7 +312,7 @@ class AgentLoop:
         else:
             self._tell("stopping")
 
-    def _out_of_time(self) -> bool:
+    def _out_of_time(self, share: float = 0.5) -> bool:
         """Whether even the ranks' own guards, which come first, have not made all of them leave in time."""
-        at = None if self._terminated is None else leave_at(self._limits, self._terminated, share=0.5)
+        at = leave_at(self._limits, self._terminated, share)
         return at is not None and time.time() >= at

@@ -30,7 +30,7 @@ from slurmddp.launchers.watch import stacks
 from slurmddp.node.channel import CHANNEL_VARIABLE
 from slurmddp.node.memory import MEMORY_VARIABLE
 from slurmddp.node.pulse import PULSE_VARIABLE
-from slurmddp.node.streams import lines_to
+from slurmddp.node.streams import lines_to, tell
 
 GOOD_CODES = frozenset({EXIT_FINISHED, EXIT_STOPPED})
 _DESCRIPTORS = (PULSE_VARIABLE, CHANNEL_VARIABLE, MEMORY_VARIABLE)
@@ -94,7 +94,7 @@ def be_rank(start: RankStart, agent: int, forget_agent: Callable[[], object]) ->
         if code in GOOD_CODES:
             atexit._run_exitfuncs()  # Loggers finish here; a failed rank must not wait for anything.
     except BaseException:
-        traceback.print_exc()
+        tell(traceback.format_exc().rstrip())
     finally:
         with suppress(Exception):
             sys.stdout.flush()
@@ -144,18 +144,23 @@ def _run_entry(entry: str, run_dir: str) -> int:
     module, _, function = entry.partition(":")
     try:
         main: Callable[[str], int | None] = getattr(importlib.import_module(module), function)
-        return int(main(run_dir) or EXIT_FINISHED)
+        return _as_byte(int(main(run_dir) or EXIT_FINISHED))
     except SlurmddpError as error:
-        print(f"Error: {error.message}\n{error.hint}".rstrip(), file=sys.stderr)
+        tell(f"Error: {error.message}\n{error.hint}".rstrip())
         return error.exit_code
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
-            return error.code or EXIT_FINISHED
-        print(f"SystemExit: {error.code}", file=sys.stderr)
+            return _as_byte(error.code or EXIT_FINISHED)
+        tell(f"SystemExit: {str(error.code).strip()}")
         return EXIT_FAILED
     except BaseException:
-        traceback.print_exc()
+        tell(traceback.format_exc().rstrip())
         return EXIT_FAILED
+
+
+def _as_byte(code: int) -> int:
+    """Return what the kernel keeps of an exit code; 256, as `os.system` returns it, stays a failure."""
+    return code & 0xFF or (EXIT_FAILED if code else EXIT_FINISHED)
 
 
 if __name__ == "__main__":

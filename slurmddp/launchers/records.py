@@ -14,6 +14,7 @@ from slurmddp.errors import SlurmddpError
 from slurmddp.launchers import failure
 from slurmddp.launchers.failure import Failure
 from slurmddp.launchers.generation import Generation
+from slurmddp.launchers.keeper import Keeper
 from slurmddp.launchers.watch.culprit import RankReport
 from slurmddp.launchers.watch.stragglers import Straggler
 from slurmddp.runs.fence import superseded
@@ -74,6 +75,16 @@ class Records:
             return None
         return int(text) if text.isdecimal() else None
 
+    def save_newest(self, keeper: Keeper) -> None:
+        """Let the newest state be written if only memory holds it: the attempt ends without another save."""
+        try:
+            step = keeper.save_newest(self._folder.path, self._attempt)
+        except OSError as error:
+            say(f"what memory holds can't be held against the checkpoints: {error}")
+            return
+        if step is not None:
+            say(f"the state of step {step}, which only memory holds, is written to the disk")
+
     def fell(self, cause: Failure, generation: int) -> None:
         """Record the failure of a generation after which the attempt goes on."""
         try:
@@ -108,9 +119,10 @@ class Records:
             facts["spare"] = taken
         if len(generation.agents) != len(before.agents):
             facts["nodes"] = len(generation.agents)
+        reached = f"; they had come to step {step}" if step >= 0 else ""
         say(
             f"{failure.describe(cause)} The ranks begin again (generation {generation.number}) on "
-            f"{len(generation.agents)} node(s); they had come to step {step}."
+            f"{len(generation.agents)} node(s){reached}."
         )
         try:
             self._folder.add_event(

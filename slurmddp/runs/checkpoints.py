@@ -71,6 +71,11 @@ def checkpoint_folders(root: Path) -> list[Path]:
     return [path for _, path in sorted(steps, reverse=True)]
 
 
+def newest_step(root: Path) -> int | None:
+    """Return the step of the newest checkpoint by its name, verified or not; None where there is none."""
+    return next((step_of(folder) for folder in checkpoint_folders(root)), None)
+
+
 def load_manifest(folder: Path) -> Manifest:
     """Read and check the manifest; raises CheckpointError when it can't be right, OSError when unreadable."""
     try:

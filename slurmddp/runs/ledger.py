@@ -32,10 +32,10 @@ from slurmddp.runs.history import Attempt, fold
 from slurmddp.runs.process import is_alive
 from slurmddp.runs.status import RunStatus
 from slurmddp.runs.track import Sign, Track, moment_of, whole_number
+from slurmddp.spec import is_own_trainer
 
 WORDS = ("training", "saving", "lost", "starting", "ending", "queued", "idle", "untold")
 """From what is wanted to what is not."""
-_TRAINER = "slurmddp.training.trainer.train"
 Parts = Mapping[str, float]
 
 
@@ -151,31 +151,32 @@ def in_order(times: Sequence[float | None]) -> list[float]:
     return result
 
 
-def read_ledger(folder: RunFolder, found: RunStatus, now: float) -> Ledger:
+def read_ledger(
+    folder: RunFolder, found: RunStatus, now: float, unwritten: Sequence[Mapping[str, Any]] = ()
+) -> Ledger:
     """Return the ledger of a run that stands as `found` says; raises what reading its folder raises.
 
-    Where nobody sees how it stands (SLURM is silent, a local run's process is elsewhere), it ends with the
-    last sign of life.
+    `unwritten`: the end of its newest attempt, where that is about to be written. Where nobody sees how the
+    run stands (SLURM is silent, a local run's process is elsewhere), it ends with the last sign of life.
     """
-    events = folder.events()
+    events = [*folder.events(), *unwritten]
     attempts = fold(events).attempts
     seen = found.state != "unknown" and not (attempts and _is_out_of_sight(attempts[-1]))
-    runs = found.active and found.state in ("running", "cancelled", "unknown")
+    active = found.active and not unwritten
+    runs = active and found.state in ("running", "cancelled", "unknown")
     without_end = sum(one.is_open for one in attempts)
     return account(
         events,
         now=now if seen else metrics.latest(folder).time or 0.0,
         runs=runs,
-        waits=found.active and seen and found.state in ("queued", "stopped", "running"),
-        tells=_tells(folder.config().get("program")),
+        waits=active and seen and found.state in ("queued", "stopped", "running"),
+        tells=is_own_trainer(folder.config().get("program")),
         signs=_signs(folder) if without_end > runs else None,  # The file may be long.
     )
 
 
 def _is_out_of_sight(newest: Attempt) -> bool:
-    if newest.launcher != "local" or newest.pid is None or newest.started is None:
-        return False
-    return is_alive(newest.pid, newest.host, newest.started) is None
+    return newest.launcher == "local" and newest.pid is not None and is_alive(newest) is None
 
 
 def _signs(folder: RunFolder) -> dict[int, Sign]:
@@ -185,13 +186,6 @@ def _signs(folder: RunFolder) -> dict[int, Sign]:
         for attempt, time in logged.last_seen.items()
         if moment_of(time) is not None
     }
-
-
-def _tells(program: Any) -> bool:
-    """Whether the program of a run writes down its first step."""
-    if not isinstance(program, Mapping):
-        return True
-    return program.get("_target_", _TRAINER) == _TRAINER and not program.get("script")
 
 
 def _element(event: Mapping[str, Any]) -> str:

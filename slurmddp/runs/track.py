@@ -41,11 +41,17 @@ class Life:
     """When the first step was done, and which it was."""
     saves: list[tuple[float, float, int]] = field(default_factory=list)
     """Of each save: from when to when training stood still, and the step that it holds."""
+    copied: list[float] = field(default_factory=list)
+    """When that step had been made, of each save."""
     left: float = _ENDLESS
     """From when on no step was made, as far as an event says so."""
+    stood: float = _ENDLESS
+    """From when on a rank held up all others, until that was noticed."""
     sign: Sign | None = None
     reached: tuple[float, int] | None = None
-    """When its ranks ended so that others could begin anew, and the step to which they had come."""
+    """When its ranks made their last step before others took their places, and which it was."""
+    on_disk: int | None = None
+    """Of ranks that went on from a state in memory: the last step that the disk held then."""
 
     def note(self, event: Event, time: float) -> None:
         """Take in one event of the attempt."""
@@ -53,17 +59,26 @@ class Life:
         self.seen = max(self.seen, time)
         if kind == "resumed" and step is not None:
             self.resumed = step
+            self.on_disk = self.on_disk if event.get("from") == "memory" else None
         elif kind == "first_step" and self.first is None:
             self.first = (time, 1 if step is None else step)
         elif kind == "saved" and self.first is not None and step is not None:
             since = max(self.first[0], self.saves[-1][1] if self.saves else 0.0)
             # Training has gone on while the rest was written.
             until = max(since, time - (moment_of(event.get("written_s")) or 0.0))
-            self.saves.append((max(since, until - (moment_of(event.get("seconds")) or 0.0)), until, step))
+            begun = max(since, until - (moment_of(event.get("seconds")) or 0.0))
+            self.saves.append((begun, until, step))
+            # The agent's save at the end holds what a rank had copied before its last steps.
+            copied = moment_of(event.get("copied"))
+            self.copied.append(begun if copied is None else max(since, min(copied, begun)))
         elif kind in ("signalled", "rank_failed") and self.first is not None:
             self.left = min(self.left, time)
+        elif kind == "stalled" and self.first is not None:
+            self.stood = min(self.stood, time - (moment_of(event.get("seconds")) or 0.0))
+        elif kind == "saved" and self.on_disk is not None and step is not None:
+            self.on_disk = step  # Those before had handed it over.
         elif kind == "restarted" and self.first is not None and step is not None:
-            self.reached = (min(self.left, time), step)
+            self.reached = (min(self.left, self.stood, time), step)
 
     def begins_anew(self, event: Event) -> bool:
         """Whether an event is that of ranks which have taken the place of those that made steps before."""
@@ -80,7 +95,9 @@ class Life:
         """Return the last step that counts; `next_start` is the least from which a later one went on."""
         if self.runs or self.finished or next_start < _ENDLESS:
             return next_start
-        return self.saves[-1][2] if self.saves else self.start_step or 0
+        if self.saves:
+            return self.saves[-1][2]
+        return (self.start_step or 0) if self.on_disk is None else self.on_disk
 
     def parts(self, kept: float, tells: bool) -> dict[str, float]:
         """Return its seconds by word."""
@@ -106,7 +123,7 @@ class Life:
     def _moment(self, step: float) -> float:
         """Return when it stood at `step`; between two known moments in proportion, beyond them never."""
         known = [] if self.first is None else [self.first]
-        known += [(begun, saved) for begun, _, saved in self.saves]
+        known += [(copied, step) for copied, (_, _, step) in zip(self.copied, self.saves, strict=True)]
         if self.reached is not None and known and self.reached[0] > known[-1][0]:
             known.append(self.reached)
         if self.sign is not None and known and self.sign.time > known[-1][0]:
@@ -180,7 +197,8 @@ class Track:
     def _begin_in_place(self, life: Life) -> None:
         """Begin the ranks of an attempt anew, from where the ones before them ended."""
         self._end(min(life.left, life.seen))
-        self._open = Life(life.number, self._since, {}, seen=self._since, sign=life.sign)
+        held = int(life.kept(_ENDLESS))
+        self._open = Life(life.number, self._since, {}, seen=self._since, sign=life.sign, on_disk=held)
         life.sign = None
 
     def _end(self, time: float) -> None:
@@ -220,10 +238,11 @@ class Track:
         sums: dict[int | None, dict[str, float]] = {}
         start = _ENDLESS
         for life in reversed(self._lives):
-            own = sums.setdefault(life.number, {})
-            for word, seconds in life.parts(life.kept(start), tells).items():
+            own, kept = sums.setdefault(life.number, {}), life.kept(start)
+            for word, seconds in life.parts(kept, tells).items():
                 own[word] = own.get(word, 0.0) + max(0.0, seconds)
-            start = min(start, _ENDLESS if life.start_step is None else life.start_step)
+            if life.start_step is not None:
+                start = min(kept, life.start_step)  # What is kept may be less: memory ends with an attempt.
         if self._waited:
             sums[None] = self._waited
         return {number: {word: s for word, s in parts.items() if s > 0} for number, parts in sums.items()}

@@ -22,7 +22,7 @@ from slurmddp.checkpoint import config_match, views
 from slurmddp.checkpoint.snapshot import read_parts
 from slurmddp.errors import CheckpointError, SlurmddpError
 from slurmddp.node import memory
-from slurmddp.runs.checkpoints import TENSORS_FILE, checkpoint_folders, load_manifest, step_of
+from slurmddp.runs.checkpoints import TENSORS_FILE, load_manifest, newest_step, step_of
 from slurmddp.training import collective
 from slurmddp.training.saving import Session
 from slurmddp.training.session_state import apply, check, restore_data, restore_randomness
@@ -90,7 +90,7 @@ def _newest_on_disk(root: Path) -> int | None:
     """Return the step of the newest checkpoint by its name, on rank 0 only."""
     if collective.rank() == 0:
         with suppress(OSError):  # What chooses a checkpoint tries again.
-            return next((step_of(folder) for folder in checkpoint_folders(root)), None)
+            return newest_step(root)
     return None
 
 
@@ -138,7 +138,7 @@ def _read(own: Held | None, received: memoryview | None, best: memory.Sealed) ->
 
 def _broadcast(own: Held | None, best: memory.Sealed, source: int, device: torch.device) -> memoryview:
     """Return on all ranks the bytes of the state that `source`, which alone gives `own`, has."""
-    whole = torch.empty(best.end - best.tensors_at, dtype=torch.uint8)
+    whole = torch.empty(best.end - best.tensors_at, dtype=torch.uint8, device="cpu")
     if own is not None:
         with memory.mapped(*own) as parts:
             whole.numpy().data[:] = parts.whole

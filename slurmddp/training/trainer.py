@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 from slurmddp.errors import ConfigError, SlurmddpError, StoppedAtCheckpoint
-from slurmddp.runs.checkpoints import checkpoint_folders, folder_name, step_of
+from slurmddp.runs.checkpoints import folder_name, newest_step
 from slurmddp.runs.folder import RunFolder
 from slurmddp.training.data_wait import StoppedWaiting
 from slurmddp.training.distributon import Distributon
@@ -108,7 +108,7 @@ class Training:
         if not self.distributon.is_global_zero:
             return None
         with suppress(OSError):  # `load`, where the other ranks wait, tries again.
-            return next((step_of(folder) for folder in checkpoint_folders(self._root)), None)
+            return newest_step(self._root)
         return None
 
     def _tell_unused(self, newest: int | None, used: int | None) -> None:

@@ -144,6 +144,65 @@ def test_a_model_that_translates_old_names_may(alone, tmp_path) -> None:
     assert bits(wider) == before
 
 
+class Unpacking(nn.Linear):
+    """A model that finds what it wants in a state of another form."""
+
+    def load_state_dict(self, state: dict, *args: object, **options: object) -> object:
+        return super().load_state_dict({"weight": state["kernel"], "bias": self.bias}, *args, **options)
+
+
+def test_a_model_that_loads_in_a_way_of_its_own_may(alone, tmp_path) -> None:
+    old = nn.Module()
+    old.kernel = nn.Parameter(torch.ones(2, 2))
+    alone.save(tmp_path, 9, model=old)
+    model = Unpacking(2, 2)
+    assert alone.load(tmp_path, model=model) == 9
+    assert torch.equal(model.weight, torch.ones(2, 2))
+
+
+class Regrouping(torch.optim.SGD):
+    """An optimizer that takes what was saved over other groups."""
+
+    def load_state_dict(self, state: dict) -> None:
+        super().load_state_dict(state if len(state["param_groups"]) == 2 else self.state_dict())
+
+
+def test_an_optimizer_that_translates_other_groups_may(alone, tmp_path) -> None:
+    model, optimizer = parts()
+    alone.save(tmp_path, 9, optimizer=optimizer)
+    halves = [{"params": list(model[0].parameters())}, {"params": list(model[1].parameters())}]
+    assert alone.load(tmp_path, optimizer=Regrouping(halves, lr=0.5)) == 9
+
+
+def test_what_a_refusal_found_already_written_is_taken_back(alone, tmp_path) -> None:
+    alone.save(tmp_path, 9, model=nn.Linear(2, 2))
+    wider = Renamed(3, 2)  # The bias fits, and is written before the weight is refused.
+    before = bits(wider)
+    with pytest.raises(CheckpointError, match="size mismatch"):
+        alone.load(tmp_path, model=wider)
+    assert bits(wider) == before
+
+
+def test_a_model_whose_hooks_translate_old_names_may(alone, tmp_path) -> None:
+    old = nn.Module()
+    old.kernel = nn.Parameter(torch.ones(2, 2))
+    alone.save(tmp_path, 9, model=old)
+
+    def rename(state: dict, prefix: str, *_: object) -> None:
+        state[f"{prefix}weight"] = state.pop(f"{prefix}kernel")
+
+    def forgive(module: nn.Module, found: SimpleNamespace) -> None:
+        found.missing_keys.clear()
+        found.unexpected_keys.clear()
+
+    renaming, forgiving = nn.Linear(2, 2, bias=False), nn.Linear(2, 2)
+    renaming._register_load_state_dict_pre_hook(rename)
+    forgiving.register_load_state_dict_post_hook(forgive)
+    for model in (renaming, forgiving):
+        assert alone.load(tmp_path, model=model) == 9
+    assert torch.equal(renaming.weight, torch.ones(2, 2))
+
+
 def test_one_ranks_misfit_leaves_all_ranks_as_they_were(tmp_path: Path) -> None:
     first, second = run_ranks(load_jobs.load_that_one_rank_refuses, 2, str(tmp_path))
     assert "Rank 1 on" in first["said"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from agent_runs import wait_until
 from torch_agents import agents_of, codes_of, logs
 from trainer_runs import assert_same, final_state, trainer_config
 
@@ -16,24 +18,38 @@ pytestmark = pytest.mark.distributed
 STEPS = 12
 
 
-def train(
-    path: Path, nodes: int, falls: dict[int, tuple[int, int]], in_memory: int, save_every: int
-) -> RunFolder:
-    """Train on two ranks with the real agents; `falls`: which rank of a generation dies in its which step."""
+def make(path: Path, nodes: int, in_memory: int, save_every: int, **changes: Any) -> RunFolder:
+    """Make the folder of a run on two ranks."""
     settings = {"steps": STEPS, "batch_size": 2, "log_every": 1, "eval_every": 4, "eval_batches": 5}
     config = trainer_config(
         data={"_target_": "exact_jobs.Blurred", "size": 21, "heldout": 10},
         train={**settings, "save_every": save_every, "memory_save_every": in_memory},
         model={"_target_": "falling_jobs.Falling"},
+        **changes,
     )
     folder = RunFolder(path / "runs" / "test-00000000")
     folder.path.mkdir(parents=True)
     (path / "project").mkdir()
     size = {"nodes": nodes, "ranks_per_node": 2 // nodes, "project_dir": str(path / "project")}
     folder.config_file.write_text(yaml.safe_dump({**config, **size}))
-    own = {"PYTHONPATH": str(Path(__file__).parent), "FALLS": json.dumps(falls), "OMP_NUM_THREADS": "1"}
-    with agents_of(folder, nodes, **own) as agents:
-        assert codes_of(agents) == [0] * nodes, logs(folder)
+    return folder
+
+
+def attempt(folder: RunFolder, nodes: int, falls: dict[int, tuple[int, int]], number: int = 0) -> list[int]:
+    """Let the real agents train; `falls`: which rank of a generation dies in its which step."""
+    with agents_of(folder, nodes, attempt=number, **environment(falls)) as agents:
+        return codes_of(agents)
+
+
+def environment(falls: dict[int, tuple[int, int]]) -> dict[str, str]:
+    return {"PYTHONPATH": str(Path(__file__).parent), "FALLS": json.dumps(falls), "OMP_NUM_THREADS": "1"}
+
+
+def train(
+    path: Path, nodes: int, falls: dict[int, tuple[int, int]], in_memory: int, save_every: int
+) -> RunFolder:
+    folder = make(path, nodes, in_memory, save_every)
+    assert attempt(folder, nodes, falls) == [0] * nodes, logs(folder)
     return folder
 
 
@@ -66,4 +82,28 @@ def test_killed_ranks_cost_the_steps_since_the_newest_state_and_nothing_else(
     assert folder.attempts() == [0]
     assert not folder.failure_file(0).exists()
     assert losses(folder) == losses(undisturbed)
+    assert_same(final_state(folder), final_state(undisturbed))
+
+
+def test_what_only_memory_holds_when_an_attempt_fails_is_on_the_disk_for_the_next(
+    tmp_path: Path, undisturbed: RunFolder
+) -> None:
+    folder = make(tmp_path, 2, in_memory=1, save_every=0, policy={"max_restarts_in_place": 0})
+    assert attempt(folder, 2, {0: (1, 8)}) == [1, 1], logs(folder)
+    assert steps_of(folder, "saved") == [7]
+    assert attempt(folder, 2, {}, number=1) == [0, 0], logs(folder)
+    assert [(one["attempt"], one["step"]) for one in folder.events() if one["event"] == "resumed"] == [(1, 7)]
+    assert_same(final_state(folder), final_state(undisturbed))
+
+
+def test_the_second_node_saves_what_memory_holds_when_the_first_is_lost(
+    tmp_path: Path, undisturbed: RunFolder
+) -> None:
+    folder = make(tmp_path, 2, in_memory=1, save_every=0)
+    with agents_of(folder, 2, **environment({0: (1, 8)}), FALL="stop") as agents:
+        wait_until(lambda: 7 in losses(folder), "step 7")
+        agents[0].kill()  # Rank 1, on the other node, stands still in its step 8.
+        assert agents[1].wait(timeout=400) == 1, logs(folder)
+    assert steps_of(folder, "saved") == [7]
+    assert attempt(folder, 2, {}, number=1) == [0, 0], logs(folder)
     assert_same(final_state(folder), final_state(undisturbed))

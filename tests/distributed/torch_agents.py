@@ -14,7 +14,13 @@ from slurmddp.runs.folder import RunFolder
 
 @contextmanager
 def agents_of(
-    folder: RunFolder, nodes: int, *, program: str = "", words: Sequence[str] = (), **environ: str
+    folder: RunFolder,
+    nodes: int,
+    *,
+    attempt: int = 0,
+    program: str = "",
+    words: Sequence[str] = (),
+    **environ: str,
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Start the agents of all nodes, by a Python `program` with these `words` where one is given."""
     command = [sys.executable, "-m", "slurmddp.launchers.agent"]
@@ -23,7 +29,7 @@ def agents_of(
         script.write_text(program)
         command = [sys.executable, str(script), *words]
     agents = [
-        start_agent(folder, nodes=nodes, node_rank=node_rank, command=command, **environ)
+        start_agent(folder, attempt=attempt, nodes=nodes, node_rank=node_rank, command=command, **environ)
         for node_rank in range(nodes)
     ]
     try:

@@ -14,7 +14,7 @@ from rank_jobs import batch_of
 
 from slurmddp.errors import SlurmddpError, StoppedAtCheckpoint
 from slurmddp.runs.folder import RunFolder
-from slurmddp.training import trainer, worker
+from slurmddp.training import collective, trainer, worker
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.evaluate import evaluate
 from slurmddp.training.parts import build_parts
@@ -82,6 +82,26 @@ def heldout_loss(config: dict[str, Any]) -> tuple[float | None, bool]:
         before = torch.get_rng_state()
         loss = evaluate(d, parts)
         return loss, torch.equal(before, torch.get_rng_state()) and parts.bare_model.training
+
+
+def heldout_loss_of_drifted(config: dict[str, Any]) -> float | None:
+    """Return the held-out loss where each rank has running averages of its own."""
+    with Distributon(seed=0) as d:
+        d.launch()
+        parts = build_parts(d, config)
+        for buffer in parts.bare_model.buffers():
+            buffer += d.rank
+        return evaluate(d, parts)
+
+
+def shared_buffer() -> list[list[float]]:
+    """Return a buffer that is a transposed view, after rank 0 has given its own to all ranks."""
+    with Distributon() as d:
+        d.launch()
+        model = torch.nn.Module()
+        model.register_buffer("turned", (torch.arange(6.0).reshape(2, 3) + d.rank).t())
+        collective.share_buffers(model)
+        return model.turned.tolist()
 
 
 def train_until_signalled(config: dict[str, Any], folder: str, at_step: int) -> int:

@@ -154,6 +154,18 @@ def test_a_killed_rank_is_retried_after_progress(command: Command, undisturbed: 
     assert list(told["phases"]["seconds"])[:4] == ["launch", "imports", "fork", "rendezvous"]
 
 
+def test_what_only_memory_holds_when_an_attempt_fails_is_not_lost(command: Command, undisturbed: Run) -> None:
+    retry = ["policy.max_restarts=1", "policy.max_restarts_in_place=0", "train.memory_save_every=5"]
+    run = command.submit("held", "nodes=2", STEPS, UNHURRIED, *retry)
+    run.wait_step(23)
+    ranks_of(run)[-1].kill()
+    run.wait_finished()
+    assert [event["outcome"] for event in run.events("ended")] == ["failed", "finished"]
+    assert run.events("saved")[0]["step"] >= 20
+    assert run.events("resumed")[0]["step"] == run.events("saved")[0]["step"]
+    assert_same_training(run, undisturbed)
+
+
 def test_nothing_runs_after_cancel_until_it_is_resumed(command: Command) -> None:
     own = ["nodes=2", STEPS, UNHURRIED]
     runs = [command.submit(f"cancelled-{name}", *own, f"submitter={name}") for name in SUBMITTERS]

@@ -19,13 +19,14 @@ from slurmddp.runs.checkpoint_writer import Result
 TENSORS, TREE = b"t" * 5000, b'{"format":2}'
 
 
-def fill(descriptor: int, step: int, *, sealed: bool = True) -> None:
+def fill(descriptor: int, step: int, *, sealed: bool = True, root: Path = Path("/x")) -> None:
     """Lay a state into a memory file as a rank does."""
-    about = json.dumps({"meta": {"kind": "test"}, "versions": {"python": "3"}, "root": "/x"}).encode()
-    state = memory.Sealed(step, 0, memory.PAGE_BYTES, len(TENSORS), len(TREE), len(about))
+    about = {"meta": {"kind": "test"}, "versions": {"python": "3"}, "root": str(root)}
+    told = json.dumps(about).encode()
+    state = memory.Sealed(step, 0, memory.PAGE_BYTES, len(TENSORS), len(TREE), len(told))
     memory.unseal(descriptor)
     with memory.reserve(descriptor, state.end) as area:
-        area[state.tensors_at : state.end] = TENSORS + TREE + about
+        area[state.tensors_at : state.end] = TENSORS + TREE + told
     if sealed:
         memory.seal(descriptor, state)
 
@@ -50,9 +51,9 @@ class Rank:
         self.line = line
         self.lines.append(line)
 
-    def lay(self, slot: int, step: int, *, sealed: bool = True) -> int:
+    def lay(self, slot: int, step: int, *, sealed: bool = True, root: Path = Path("/x")) -> int:
         descriptor = memory.create()
-        fill(descriptor, step, sealed=sealed)
+        fill(descriptor, step, sealed=sealed, root=root)
         self.line.send({"kind": "memory", "slot": slot}, [descriptor])
         return descriptor
 

@@ -63,7 +63,7 @@ class Attempt:
         self.notes = Notes()
         rules = replace(RULES, **changes)
         hosts = [f"n{agent}" for agent in range(rules.all_nodes)]
-        self.lead = Lead(rules, hosts, self.notes, 0.0)
+        self.lead = Lead(rules, hosts, self.notes, 0.0, meet=lambda generation: ("", 0))
 
     def ordered(self) -> list[tuple[int, str]]:
         orders = [(to, message["kind"]) for to, message in self.lead.orders]

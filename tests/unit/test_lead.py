@@ -155,29 +155,36 @@ def test_what_ends_ranks_on_fewer_nodes_otherwise_is_told_as_itself(code: int, s
     assert attempt.notes.done[-1] == ("failed", 2, 1)
 
 
-@pytest.mark.parametrize("by_word", [True, False], ids=["a word of its own", "with its answer"])
-def test_a_stop_between_two_generations_is_a_stop(by_word: bool) -> None:
+@pytest.mark.parametrize("told", ["by a word of its own", "with an answer", "by a person's file"])
+def test_a_stop_between_two_generations_is_a_stop(told: str) -> None:
     attempt = Attempt().begin()
     attempt.fall(1)
-    if by_word:
+    if told == "by a word of its own":
         attempt.hear(2, "stopping")
+    attempt.notes.over = told == "by a person's file"
     attempt.stopped(0)
     attempt.stopped(1)
-    assert attempt.stopped(2, stopping=not by_word) == to_all("leave")
+    assert attempt.stopped(2, stopping=told == "with an answer") == to_all("leave")
     assert [kind for kind, *_ in attempt.notes.done] == ["fell"]
 
 
-def test_a_stop_before_the_first_ranks_lets_all_leave() -> None:
+@pytest.mark.parametrize("told", ["by a signal", "by a person's file"])
+def test_a_stop_before_the_first_ranks_lets_all_leave(told: str) -> None:
     attempt = Attempt()
     attempt.lead.look(0.1, missing=[2])
-    attempt.ordered()
-    attempt.lead.take(1, {"kind": "stopping"}, 0.2)
+    assert attempt.ordered() == []
+    attempt.notes.over = told == "by a person's file"
+    if told == "by a signal":
+        attempt.lead.take(1, {"kind": "stopping"}, 0.2)
+    attempt.lead.look(0.2, missing=[2])
     assert [message for _, message in attempt.lead.orders] == [{"kind": "leave", "code": 75}] * 2
 
 
 def test_a_stop_that_came_while_modules_were_imported_lets_node_0_leave() -> None:
     attempt = Attempt()
-    assert attempt.hear(0, "stopping", generation=-1) == to_all("leave", 0)
+    attempt.hear(0, "stopping", generation=-1)
+    attempt.lead.look(0.1, missing=[1, 2])
+    assert attempt.ordered() == to_all("leave", 0)
 
 
 def test_a_loss_that_shows_a_moment_later_is_the_cause_and_no_matter_of_progress() -> None:

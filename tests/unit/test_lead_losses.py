@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from lead_attempts import Attempt, to_all
+import pytest
+from lead_attempts import Attempt, fallen, to_all
+
+from slurmddp.launchers.words import as_facts
 
 
 def join(attempt: Attempt, now: float, *missing: int) -> list[tuple[int, str]]:
@@ -36,6 +39,29 @@ def test_with_elastic_the_others_begin_without_a_node_that_is_lost() -> None:
     attempt.hear(2, "lost", why="connection closed")
     assert join(attempt, 0.2, 1) == []
     assert join(attempt, 0.3) == to_all("go", 0, 1)
+
+
+def test_it_is_told_without_whom_the_ranks_begin() -> None:
+    attempt = Attempt(elastic=True, join_timeout_s=20.0)
+    attempt.hear(1, "lost", why="connection closed")
+    join(attempt, 20.1, 2)
+    assert attempt.notes.said[-1] == "the ranks begin without node 1 (n1), node 2 (n2)"
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["a lost one", "one that did not come"])
+def test_ranks_that_refuse_to_begin_on_fewer_nodes_end_the_attempt_as_the_missing_one_would_have(
+    late: bool,
+) -> None:
+    attempt = Attempt(elastic=True, join_timeout_s=20.0)
+    if late:
+        assert join(attempt, 20.1, 2) == to_all("go", 0, 1)
+    else:
+        attempt.hear(2, "lost", why="connection closed")
+        assert join(attempt, 0.1) == to_all("go", 0, 1)
+    refused = as_facts(fallen(1, rank=1, code=78))
+    attempt.lead.take(1, {"kind": "fell", "generation": 0, "step": -1, "failures": [refused]}, 22.0)
+    assert [message for _, message in attempt.lead.orders] == [{"kind": "end", "code": 1}] * 2
+    assert attempt.notes.done[-1] == ("failed", 2, None)
 
 
 def test_a_lost_node_is_not_named_among_those_that_are_waited_for() -> None:

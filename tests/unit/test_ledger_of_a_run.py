@@ -34,9 +34,7 @@ def test_lines_of_metrics_are_looked_at_for_an_attempt_without_an_end(folder):
 
 @pytest.mark.parametrize(("host", "training"), [("another-host", 20), (None, 88)])
 def test_a_local_run_that_is_not_seen_is_not_believed_to_train(folder, monkeypatch, host, training):
-    monkeypatch.setattr(
-        "slurmddp.runs.ledger.is_alive", lambda pid, host, started: host != "another-host" or None
-    )
+    monkeypatch.setattr("slurmddp.runs.ledger.is_alive", lambda newest: newest.host != "another-host" or None)
     events = [
         started(0, launcher="local", job_id="local-1", pid=1, host=host or socket.gethostname()),
         event("first_step", 10, 0, step=1),

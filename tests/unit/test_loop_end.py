@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,6 +11,7 @@ import pytest
 
 from slurmddp.environments.limits import Limits
 from slurmddp.environments.rank_info import RankInfo
+from slurmddp.launchers import loop
 from slurmddp.launchers.control.link import Message
 from slurmddp.launchers.crew import Crew
 from slurmddp.launchers.events import Happened, Line
@@ -23,27 +25,55 @@ from slurmddp.runs.folder import RunFolder
 GO = {"kind": "go", "generation": 0, "agents": [0, 1], "master": ("", 0), "look": True, "unfit": []}
 
 
+class Ranks:
+    """Those of node 1; `ended` are the ones whose end is seen next."""
+
+    step, left = 7, ()
+
+    def __init__(self) -> None:
+        self.ended: list[Any] = []
+        self._begun = False
+
+    def __bool__(self) -> bool:
+        return self._begun
+
+    def start(self, *where: object, look: bool) -> None:
+        self._begun = True
+
+    def reap(self) -> list[Any]:
+        ended = self.ended if self._begun else []
+        self._begun = self._begun and not ended
+        return ended
+
+    def failures(self, ended: list[Any]) -> list[Any]:
+        return []
+
+    def end(self, grace_s: float) -> None:
+        self._begun = False
+
+
 class Script:
     """Node 1's agent: at each turn it hears the next word; after the last one its checkpoint is written."""
 
-    def __init__(self, folder: Path, *words: Message) -> None:
+    def __init__(self, folder: Path, *words: Message, writes: bool = True) -> None:
         self._words = list(words)
         node = RankInfo(environment="slurm", node_rank=1, rank=1, nodes=2, world_size=2, hosts=("n0", "n1"))
-        link = SimpleNamespace(send=lambda to, message: None, missing=list)
+        # The last word is node 0's farewell.
+        link = SimpleNamespace(send=lambda to, message: None, missing=lambda: [] if self._words else [0])
         self.done: list[str] = []
         keeper = SimpleNamespace(
             handle=lambda: None,
             hurry=lambda: self.done.append("hurry"),
-            busy=lambda: bool(self._words),
+            save_newest=lambda run_dir, attempt: self.done.append("save_newest"),
+            busy=lambda: writes and bool(self._words),
             finish=lambda timeout_s: True,
         )
-        crew = SimpleNamespace(step=7, reap=list, failures=lambda ended: [], start=lambda *a, look: None)
-        crew.end = lambda grace_s: None
+        self.crew = Ranks()
         watch = SimpleNamespace(look=lambda now: [], next_look=lambda: float("inf"))
         self.loop = AgentLoop(
             Line(node, cast(Any, link), cast(Any, self)),
             Rules(nodes=2),
-            cast(Crew, crew),
+            cast(Crew, self.crew),
             cast(Keeper, keeper),
             cast(Watch, watch),
             Records(RunFolder(folder), 0),
@@ -72,3 +102,37 @@ def test_an_agent_that_stays_for_a_checkpoint_lets_it_be_written_in_a_hurry(fold
     script = Script(folder, GO, {"kind": "leave", "code": 75}, {"kind": "other"})
     assert script.loop.run() == 75
     assert script.done == ["go", "leave", "hurry", "other"]
+
+
+def test_an_agent_stays_as_long_as_node_0_which_may_have_a_state_to_write(folder: Path) -> None:
+    script = Script(folder, GO, {"kind": "end", "code": 1}, {"kind": "other"}, writes=False)
+    assert script.loop.run() == 1
+    assert script.done == ["go", "end", "hurry", "other"]
+
+
+@pytest.mark.parametrize(("agents", "writes"), [([0, 1], True), ([0, 2, 1], False)])
+def test_the_second_agent_saves_what_memory_holds_when_the_first_is_lost(
+    folder: Path, agents: list[int], writes: bool
+) -> None:
+    script = Script(folder, GO | {"agents": agents}, {"kind": "lost", "why": "connection closed"})
+    script.loop.run()
+    assert ("save_newest" in script.done) == writes
+
+
+def test_what_has_finished_needs_no_other_save(folder: Path) -> None:
+    script = Script(folder, GO, {"kind": "lost", "why": "connection closed"})
+    script.crew.ended = [SimpleNamespace(returncode=0, good=True)]
+    assert script.loop.run() == 0
+    assert script.loop.lost_lead
+    assert "save_newest" not in script.done
+
+
+def test_a_state_is_still_written_when_slurm_is_about_to_kill(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # SIGKILL comes in two seconds: too late for ranks, and the batch script has to be left some of it.
+    monkeypatch.setattr(loop, "time", SimpleNamespace(time=lambda: 118.0, monotonic=time.monotonic))
+    script = Script(folder, GO, {"kind": "other"})
+    script.loop._limits, script.loop._terminated = Limits(kill_wait_s=20.0), 100.0
+    assert script.loop.run() == 75
+    assert script.done == ["go", "hurry", "other"]

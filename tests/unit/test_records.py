@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from slurmddp.launchers.generation import Generation
 from slurmddp.launchers.records import Records
+from slurmddp.launchers.words import lost_node
 from slurmddp.runs.folder import RunFolder
 
 
@@ -46,3 +48,13 @@ def test_a_run_of_which_nothing_can_be_read_is_not_over(
     assert not records.is_over()
     monkeypatch.undo()
     assert records.is_over()
+
+
+@pytest.mark.parametrize(("step", "told"), [(40, "; they had come to step 40."), (-1, "on 2 node(s).")])
+def test_ranks_that_had_completed_no_step_are_not_said_to_have_come_to_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], step: int, told: str
+) -> None:
+    (tmp_path / "logs" / "attempt-0").mkdir(parents=True)
+    cause = lost_node(1, ["a", "b", "c"], "no heartbeat for 10 s")
+    Records(RunFolder(tmp_path), 0).restarted(Generation(1, (0, 2)), Generation(0, (0, 1)), cause, step)
+    assert capsys.readouterr().err.endswith(f"{told}\n")

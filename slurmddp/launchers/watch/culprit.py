@@ -92,7 +92,7 @@ def reports(
                 host=host,
                 phase=beat.phase,
                 step=beat.step,
-                seconds=round(watchdog.standing(rank), 1),
+                seconds=round(watchdog.standing(rank, beat), 1),
                 limit_s=watchdog.limit_s(beat),
                 state=own.state,
                 stack=own.stack,

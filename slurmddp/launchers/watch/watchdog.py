@@ -108,9 +108,10 @@ class Watchdog:
         self._told, self._since_told = stall.phase, 0.0
         return stall
 
-    def standing(self, rank: int) -> float:
-        """Return for how many seconds of looking a rank has shown no sign of life."""
-        return self._stands[rank].seconds if rank in self._stands else 0.0
+    def standing(self, rank: int, beat: Beat) -> float:
+        """Return for how many seconds of looking a rank has shown no sign of life, by its newest `beat`."""
+        stand = self._stands.get(rank)
+        return stand.seconds if stand is not None and stand.beat.since == beat.since else 0.0
 
     def limit_s(self, beat: Beat) -> float | None:
         """Return how long a rank may stand like this; None: for ever."""
