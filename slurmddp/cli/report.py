@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from slurmddp.errors import SlurmddpError
+from slurmddp.errors import SlurmddpError, plain
 from slurmddp.runs import index
 
 
@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
         print(write_report(folder))
     except OSError as error:
         raise SlurmddpError(
-            f"The report can't be written to {folder.path}: {error.strerror or error}.",
+            f"The report of {folder.name} can't be written: {plain(error)}.",
             hint="It is written into the run folder, so that must be yours and have space.",
         ) from error
     return 0

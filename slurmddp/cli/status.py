@@ -107,8 +107,8 @@ def _awaited(one: RunStatus) -> Iterator[tuple[str, str]]:
 def _restarted(one: RunStatus) -> Iterator[tuple[str, str]]:
     """Yield the failures after which the ranks began again in place, the last few of them."""
     name = "restarted"
-    for failure in one.restarted[-_RESTARTS:]:
-        yield name, f"{clock(failure.time)} {failure.sentence}"
+    for restart in one.restarted[-_RESTARTS:]:
+        yield name, f"{clock(restart.time)} {restart.after}".rstrip() + f": {restart.sentence}"
         name = ""
     if len(one.restarted) > _RESTARTS:
         yield name, f"({len(one.restarted) - _RESTARTS} more before)"

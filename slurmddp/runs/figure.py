@@ -85,9 +85,9 @@ def _draw(metrics: Metrics, starts: Mapping[int, int], *, size: tuple[float, flo
         if xs:
             # A lone point has no line; the few held-out ones are where something was measured.
             marker = "o" if len(xs) == 1 or (colour == "held" and len(xs) <= 60) else ""
-            axes.plot(
-                xs, ys, color=_COLOURS[colour], label=label, linewidth=1.8, marker=marker, markersize=4.5
-            )
+            line = axes.plot(xs, ys, color=_COLOURS[colour], label=label, linewidth=1.8)[0]
+            # Half of a mark at step 0 lies outside the axes.
+            line.set(marker=marker, markersize=4.5, clip_on=not marker)
     axes.set_yscale("log" if _spans_decades(metrics) else "linear")
     _mark_attempts(axes, starts)
     _dress(axes, title)

@@ -20,6 +20,8 @@ class Attempt:
     launcher: str | None = None
     nodes: str | None = None
     pid: int | None = None
+    process_start: str | None = None
+    """The boot and the tick at which process `pid` began, for no other process has both."""
     host: str | None = None
     started: float | None = None
     ended: float | None = None
@@ -27,6 +29,12 @@ class Attempt:
     """When its last event was written."""
     first_step: int | None = None
     resumed_step: int | None = None
+    again_at: float | None = None
+    """When its ranks last began again in place."""
+    again_step: int | None = None
+    """The step from which they went on then."""
+    reached: Mapping[int, int | None] = field(default_factory=dict)
+    """Each generation of its ranks after which another one began in place; its last step, if one was seen."""
     saved_step: int | None = None
     saved: float | None = None
     signal: str | None = None
@@ -139,7 +147,7 @@ def _facts(known: Attempt, event: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an attempt that one event settles."""
     kind, time, step = event.get("event"), event.get("time"), event.get("step")
     if kind == "started":
-        facts = {name: event.get(name) for name in ("launcher", "pid", "host")}
+        facts = {name: event.get(name) for name in ("launcher", "pid", "process_start", "host")}
         nodes = event.get("nodes")
         job_id = None if event.get("job_id") is None else str(event["job_id"])
         return {**facts, "nodes": None if nodes is None else str(nodes), "job_id": job_id, "started": time}
@@ -147,8 +155,20 @@ def _facts(known: Attempt, event: Mapping[str, Any]) -> dict[str, Any]:
         return {"ended": time, **{name: event.get(name) for name in ("exit_code", "outcome", "next")}}
     if kind == "saved":
         return {"saved_step": step, "saved": time}
+    if kind == "restarted":
+        return {"again_at": time, "again_step": None, "reached": {**known.reached, **_reached(event)}}
     if kind == "resumed":
-        return {"resumed_step": step}
+        if known.first_step is None:
+            return {"resumed_step": step, "again_step": None if known.again_at is None else step}
+        return {"again_at": time if known.again_at is None else known.again_at, "again_step": step}
     if kind == "first_step":
         return {"first_step": step if known.first_step is None else known.first_step}
     return {"signal": event.get("signal")} if kind == "signalled" else {}
+
+
+def _reached(restarted: Mapping[str, Any]) -> dict[int, int | None]:
+    """Return the generation before the one that begins, and how far it had come, where a step was seen."""
+    generation, step = restarted.get("generation"), restarted.get("step")
+    if not isinstance(generation, int):
+        return {}
+    return {generation - 1: step if isinstance(step, int) and step >= 0 else None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from dataclasses import dataclass, field, replace
@@ -12,11 +13,12 @@ from typing import Any
 import slurmddp
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED
 from slurmddp.runs import figure
-from slurmddp.runs.failures import read_failure, read_restarted
+from slurmddp.runs.failures import read_failure
 from slurmddp.runs.folder import RunFolder, write_atomic
-from slurmddp.runs.history import Attempt, History, read_history
+from slurmddp.runs.history import Attempt, History, fold
 from slurmddp.runs.ledger import Ledger, read_ledger
 from slurmddp.runs.metrics import Metrics, read
+from slurmddp.runs.restarts import read_restarts
 from slurmddp.runs.status import RunStatus, status
 from slurmddp.runs.table import clock, duration, number, percent
 from slurmddp.runs.time_bars import TimeBars, time_bars
@@ -59,11 +61,11 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Restart:
+class RestartItem:
     """One failure after which the ranks of an attempt began again in place."""
 
-    attempt: int
     when: str
+    where: str
     what: str
     advice: str
 
@@ -77,10 +79,12 @@ class Page:
     tone: str
     tiles: list[Tile]
     rows: list[Row]
-    restarts: list[Restart] = field(default_factory=list)
+    restarts: list[RestartItem] = field(default_factory=list)
     time: TimeBars | None = None
     charts: dict[str, str] = field(default_factory=dict)
     chart_label: str = ""
+    marked: bool = False
+    """Whether lines in the charts mark where attempts went on."""
     sample: str = ""
     command: str = ""
     config: str = ""
@@ -93,12 +97,15 @@ def write_report(folder: RunFolder, *, exit_code: int | None = None) -> Path:
 
     `exit_code` is that of an attempt which is just ending, whose end is not in the folder yet.
     """
-    history, metrics = read_history(folder), read(folder)
+    moment, metrics = time.time(), read(folder)
+    events = folder.events()
+    ending = _ending(fold(events).newest, exit_code, moment)
+    history = fold([*events, *ending])
     found = status(folder, None)
     now = _as_of_now(found, exit_code)
     # SLURM was not asked; that a job still runs is known to the attempt alone whose end this is.
     seen = exit_code is not None or found.launcher == "local"
-    ledger = read_ledger(folder, found if seen else replace(found, state="unknown"), time.time())
+    ledger = read_ledger(folder, found if seen else replace(found, state="unknown"), moment, ending)
     starts = _starts(history)
     charts: dict[str, str] = {}
     if figure.has_points(metrics):
@@ -115,6 +122,7 @@ def write_report(folder: RunFolder, *, exit_code: int | None = None) -> Path:
         time=time_bars(ledger),
         charts=charts,
         chart_label=_chart_label(metrics),
+        marked=bool(starts),
         sample=_text(folder.sample_file)[:_SAMPLE_CHARS],
         command=_command(folder),
         config=_text(folder.config_file),
@@ -131,7 +139,24 @@ def render(page: Page) -> str:
     source = files("slurmddp.templates").joinpath("report.html.j2").read_text(encoding="utf-8")
     options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
     environment = Environment(autoescape=True, undefined=StrictUndefined, **options)
+    environment.filters["coded"] = _coded
     return environment.from_string(source).render(page=page, run=page.status)
+
+
+def _coded(text: str) -> Any:
+    """Return a sentence as HTML, escaped, with what stands between backticks as code."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def _ending(newest: Attempt | None, exit_code: int | None, moment: float) -> list[dict[str, Any]]:
+    """Return the end of the attempt that is just ending as the event which is yet to be written."""
+    # Several elements of an array may go on at once, and the newest need not be the one that ends.
+    if exit_code is None or newest is None or not newest.is_open or "_" in (newest.job_id or ""):
+        return []
+    outcome = {EXIT_FINISHED: "finished", EXIT_STOPPED: "stopped"}.get(exit_code, "failed")
+    return [{"event": "ended", "time": moment, "attempt": newest.number, "outcome": outcome}]
 
 
 def _as_of_now(found: RunStatus, exit_code: int | None) -> RunStatus:
@@ -149,9 +174,8 @@ def _as_of_now(found: RunStatus, exit_code: int | None) -> RunStatus:
 
 
 def _starts(history: History) -> dict[int, int]:
-    """Return the step at which each attempt after the first went on."""
-    later = history.attempts[1:]
-    return {one.number: one.start_step for one in later if one.start_step is not None}
+    """Return the step of the checkpoint from which each attempt that had one went on."""
+    return {one.number: one.start_step for one in history.attempts if one.start_step}
 
 
 def _tiles(config: dict[str, Any], now: RunStatus, ledger: Ledger, metrics: Metrics) -> list[Tile]:
@@ -160,11 +184,12 @@ def _tiles(config: dict[str, Any], now: RunStatus, ledger: Ledger, metrics: Metr
     fell = f"from {number(held.values[0])}" if len(held) > 1 else ""
     total = f"of {now.total_steps}" if now.total_steps else ""
     train = metrics.train.values
+    speed = "-" if metrics.rate is None else f"{metrics.rate:,.0f}"
     tiles = [
         Tile("Steps", "-" if now.step is None else f"{now.step:,}", total),
         Tile("Training loss", number(train[-1] if train else None), "last logged"),
         Tile("Held-out loss", number(held.values[-1] if len(held) else None), fell),
-        Tile("Speed", "-" if metrics.rate is None else f"{metrics.rate:,.0f}", metrics.rate_unit),
+        Tile("Speed", speed, f"{metrics.rate_unit}, median"),
         _time_tile(ledger),
     ]
     if isinstance(nodes, int) and isinstance(ranks, int):
@@ -210,7 +235,7 @@ def _outcome(attempt: Attempt, folder: RunFolder, history: History, now: RunStat
     if attempt.outcome == "finished":
         return "finished", "good"
     if attempt.outcome == "stopped":
-        return "stopped at a checkpoint" + (f" ({attempt.signal})" if attempt.signal else ""), "wait"
+        return _stopped(attempt, folder), "wait"
     if failure is not None:  # Why the newest one failed stands above.
         return failure.short if attempt is history.newest else failure.sentence, "bad"
     if attempt.is_open:
@@ -219,11 +244,25 @@ def _outcome(attempt: Attempt, folder: RunFolder, history: History, now: RunStat
     return (attempt.outcome or "ended").replace("_", " ") + code, "bad"
 
 
-def _restarts(folder: RunFolder, history: History) -> list[Restart]:
+def _stopped(attempt: Attempt, folder: RunFolder) -> str:
+    """Return that an attempt was stopped, by what, and at a checkpoint if one is known of."""
+    known = attempt.saved_step is not None or attempt.resumed_step is not None
+    reason = attempt.signal or ""
+    if folder.stop_file.name in reason.split("/"):
+        reason = "on request"
+    return f"stopped{' at a checkpoint' * known}" + (f" ({reason})" if reason else "")
+
+
+def _restarts(folder: RunFolder, history: History) -> list[RestartItem]:
     return [
-        Restart(one.number, clock(failure.time), failure.sentence, failure.advice)
-        for one in history.attempts
-        for failure in read_restarted(folder, one.number)
+        RestartItem(
+            when=clock(restart.time),
+            where=", ".join(filter(None, [f"attempt {attempt.number}", restart.after])),
+            what=restart.sentence,
+            advice=restart.advice,
+        )
+        for attempt in history.attempts
+        for restart in read_restarts(folder, attempt)
     ]
 
 

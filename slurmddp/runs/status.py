@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from slurmddp.errors import SlurmddpError, SlurmError
-from slurmddp.runs.failures import Failure, read_failure, read_restarted
+from slurmddp.errors import SlurmddpError, SlurmError, plain
+from slurmddp.runs.failures import Failure, read_failure
 from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.history import Attempt, History, read_history
 from slurmddp.runs.metrics import Latest, latest
 from slurmddp.runs.process import is_alive
+from slurmddp.runs.restarts import Restart, read_restarts
 from slurmddp.runs.verdict import Verdict, decide
 from slurmddp.slurm.client import Slurm
 from slurmddp.slurm.states import JobState
@@ -53,7 +54,7 @@ class RunStatus:
     exit_code: int | None = None
     outcome: str | None = None
     failure: Failure | None = None
-    restarted: tuple[Failure, ...] = ()
+    restarted: tuple[Restart, ...] = ()
     """The failures after which the ranks of the newest attempt began again in place."""
     log: Path | None = None
     report: Path | None = None
@@ -107,15 +108,18 @@ class _Read:
 
 def _read(folder: RunFolder) -> _Read | RunStatus:
     try:
-        train = folder.config().get("train")
-        total = train.get("steps") if isinstance(train, dict) else None
+        config = folder.config()
+        train, program = config.get("train"), config.get("program")
+        has_script = isinstance(program, dict) and program.get("script")  # It may not know of train.steps.
+        total = train.get("steps") if isinstance(train, dict) and not has_script else None
         return _Read(
             folder=folder,
             history=read_history(folder),
             total_steps=total if isinstance(total, int) else None,
         )
     except (SlurmddpError, OSError, ValueError) as error:
-        detail = f"the run folder can't be read: {error}"
+        why = plain(error) if isinstance(error, OSError) else error
+        detail = f"the run folder can't be read: {why}"
         return RunStatus(name=folder.name, path=folder.path, state="unknown", detail=detail, active=True)
 
 
@@ -150,18 +154,12 @@ def _verdict(read: _Read, jobs: dict[str, JobState] | None, trouble: str) -> Ver
         run=read.folder.name,
         cancelled=read.folder.cancelled_file.exists(),
         stop=read.folder.stop_file.exists(),
-        alive=_is_alive(history.newest) if read.is_local and history.may_live else None,
+        alive=is_alive(history.newest) if read.is_local and history.may_live and history.newest else None,
         local=read.is_local,
         asked=jobs is not None,
         job=job,
         trouble=trouble,
     )
-
-
-def _is_alive(attempt: Attempt | None) -> bool | None:
-    if attempt is None or attempt.pid is None or attempt.started is None:
-        return None
-    return is_alive(attempt.pid, attempt.host, attempt.started)
 
 
 def _compose(read: _Read, verdict: Verdict) -> RunStatus:
@@ -186,7 +184,7 @@ def _compose(read: _Read, verdict: Verdict) -> RunStatus:
         created=history.created,
         seen=max(filter(None, [newest.seen if newest else None, values.time]), default=None),
         failure=failure,
-        restarted=tuple(read_restarted(folder, newest.number)) if newest else (),
+        restarted=read_restarts(folder, newest) if newest else (),
         log=_log(folder, newest, failure),
         report=folder.report_file if folder.report_file.exists() else None,
     )
@@ -217,11 +215,14 @@ def _of_attempts(history: History) -> dict[str, Any]:
 
 
 def _reached(newest: Attempt | None, values: Latest) -> int | None:
-    """Return where the newest attempt stands, which may be behind the step at which one before it died."""
+    """Return where the newest ranks stand, which may be behind the step at which those before them died."""
     if newest is None:
         return values.step
-    own = values.step if values.attempt == newest.number else None
-    known = [step for step in (own, newest.saved_step, newest.resumed_step) if step is not None]
+    since = newest.again_at or -math.inf
+    own = values.step if values.attempt == newest.number and (values.time or 0.0) > since else None
+    saved = newest.saved_step if (newest.saved or 0.0) > since else None
+    resumed = newest.resumed_step if newest.again_at is None else newest.again_step
+    known = [step for step in (own, saved, resumed) if step is not None]
     return max(known) if known else values.step
 
 

@@ -66,7 +66,7 @@ def decide(
         verdict = _end(history.newest, cancelled)
         verdict = _ON_REQUEST if stop and verdict.state == "stopped" else verdict
     elif cancelled or history.last == "cancelled":
-        verdict = _cancelled(history, job if asked else None, trouble, leaving=local and bool(alive))
+        verdict = _cancelled(history, job if asked else None, trouble, alive=alive if local else False)
     elif history.last is None:
         advice = "If no command is at work on it, start it with `slurmddp resume {run}`."
         verdict = Verdict("preparing", "nothing has been submitted or started yet", advice)
@@ -105,11 +105,15 @@ def _end(attempt: Attempt, cancelled: bool) -> Verdict:
     return Verdict("failed", f"it ended in a way that slurmddp does not know ({_how(attempt)})", _LOGS)
 
 
-def _cancelled(history: History, job: JobState | None, trouble: str, *, leaving: bool) -> Verdict:
-    if history.newest is not None and history.newest.outcome == "finished":
+def _cancelled(history: History, job: JobState | None, trouble: str, *, alive: bool | None) -> Verdict:
+    newest = history.newest
+    if newest is not None and newest.outcome == "finished":
         return Verdict(*_ENDS["finished"])  # the cancel came too late
-    if leaving and history.newest is not None:
-        detail = f"a person cancelled it; process {history.newest.pid} is to save and leave"
+    if alive is None and newest is not None and newest.is_open:
+        detail = f"a person cancelled it; whether process {newest.pid} on {newest.host} is gone can't be seen"
+        return Verdict("cancelled", detail, _RESUME)
+    if alive and newest is not None:
+        detail = f"a person cancelled it; process {newest.pid} is to save and leave"
         return Verdict("cancelled", detail, "`slurmddp cancel {run}` once more kills it.", active=True)
     if trouble:
         detail = f"a person cancelled it, but whether job {history.job_id} is gone can't be seen: {trouble}"

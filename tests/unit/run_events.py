@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
+from slurmddp.runs.folder import RunFolder, append_line
+
+
+def make_folder(tmp_path, config):
+    run = RunFolder(tmp_path / "gpt-0a1b2c3d")
+    run.path.mkdir()
+    run.config_file.write_text(config)
+    return run
+
+
+def add(folder, kind, time, **facts):
+    write(folder, event(kind, time, **facts))
+
+
+def write(folder, *events):
+    for one in events:
+        append_line(folder.attempts_file, one)
+
 
 def event(kind, time, attempt=None, **facts):
     number = {} if attempt is None else {"attempt": attempt}

@@ -7,6 +7,8 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from run_events import add as event
+from run_events import make_folder
 
 from slurmddp.runs import figure, metrics
 from slurmddp.runs.folder import RunFolder, append_line
@@ -18,14 +20,7 @@ CONFIG = "name: gpt\nnodes: 2\nranks_per_node: 2\ntrain:\n  steps: 40\n"
 
 @pytest.fixture
 def folder(tmp_path):
-    run = RunFolder(tmp_path / "gpt-0a1b2c3d")
-    run.path.mkdir()
-    run.config_file.write_text(CONFIG)
-    return run
-
-
-def event(folder, name, time, **facts):
-    append_line(folder.attempts_file, {"event": name, "time": time, **facts})
+    return make_folder(tmp_path, CONFIG)
 
 
 def train(folder, attempt, first, last, loss=2.0):
@@ -225,10 +220,24 @@ def test_failures_after_which_the_ranks_began_again_are_listed(folder):
         left = {"rank": generation, "host": "node4", "signal": "SIGKILL", "reason": reason, "time": 340.0}
         path = folder.log_dir(1) / f"failure-g{generation}.json"
         path.write_text(json.dumps(left | {"generation": generation}))
+        step = 40 if generation else -1
+        event(folder, "restarted", 340.5 + generation, attempt=1, generation=generation + 1, step=step)
     text = " ".join(page_of(folder).text.split())
     assert "Begun again in place" in text
     assert "Rank 0 on node4 was killed by SIGKILL: out of memory: the kernel killed it. Ask for more" in text
-    assert "attempt 1 Rank 1 on node4 was killed by SIGKILL" in text
+    assert "attempt 1, after step 40 Rank 1 on node4 was killed by SIGKILL" in text
+
+
+@pytest.mark.parametrize("first_resumed", [True, False])
+def test_an_attempt_begins_where_its_first_ranks_did(folder, first_resumed):
+    two_attempts(folder)
+    if not first_resumed:
+        lines = folder.attempts_file.read_text().splitlines(keepends=True)
+        folder.attempts_file.write_text("".join(line for line in lines if '"resumed"' not in line))
+    event(folder, "restarted", 331.0, attempt=1, generation=1, step=40)
+    event(folder, "resumed", 332.0, attempt=1, step=30)
+    event(folder, "first_step", 333.0, attempt=1, step=31)
+    assert f"{20 if first_resumed else 0} to 40" in page_of(folder).text
 
 
 def test_a_run_without_metrics_has_a_page_too(folder):

@@ -258,6 +258,13 @@ def test_the_values_shown_are_the_newest(folder):
     assert (found.seen, found.nodes) == (260.0, "node[1-2]")
 
 
+def test_nobody_knows_how_many_steps_a_script_of_ones_own_makes(folder):
+    with folder.config_file.open("a") as stream:
+        stream.write("program:\n  script: mine.py\n")
+    write(folder, SUBMITTED, started())
+    assert status(folder, None).total_steps is None
+
+
 def test_a_failure_names_rank_and_host(folder):
     write(folder, SUBMITTED, started(), ended("failed", code=1))
     folder.log_dir(0).mkdir(parents=True)
