@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
 import time
@@ -29,25 +30,37 @@ def master_name(info: RankInfo) -> str:
     return info.master_addr or info.hosts[0]
 
 
+def is_loopback(name: str) -> bool:
+    """Whether a name or address means, on every machine, that machine itself."""
+    try:
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
 def find_rank_zero(info: RankInfo) -> list[Address]:
     """Return the addresses of rank 0's host, IPv4 first.
 
     Ranks on one machine meet on loopback whatever the machine is called. Raises MismatchError when the
-    name is not known, or is loopback although the ranks are on several nodes.
+    name is not known, or is loopback although the ranks are on several nodes. (Who says `localhost` means
+    it. A port that is given as well belongs to torchrun, which listens on all addresses of its machine.)
     """
     if info.master_addr is None and (info.nodes == 1 or info.emulated):
         return [LOOPBACK]
     name = master_name(info)
     found = _resolve(name)
-    if info.master_addr is not None or info.nodes == 1:
+    if info.nodes == 1 or is_loopback(name):
         return found
-    reachable = [address for address in found if not ipaddress.ip_address(address.text).is_loopback]
+    reachable = [address for address in found if not is_loopback(address.text)]
     if reachable:
         return reachable
+    if info.master_port is not None:
+        return found
     raise MismatchError(
         f"The ranks are on {info.nodes} nodes, but on {socket.gethostname()} the name of rank 0's node, "
         f"{name!r}, is {found[0].text}, which every node takes for itself.",
-        hint="Set SLURMDDP_MASTER_ADDR to an address of that node that the others reach, or correct "
+        hint="Set SLURMDDP_MASTER_ADDR to an address of that node that the others reach (in the cluster "
+        "file's setup lines: `export SLURMDDP_MASTER_ADDR=$(hostname -I | cut -d' ' -f1)`), or correct "
         "/etc/hosts.",
     )
 
@@ -75,8 +88,25 @@ def _resolve(name: str) -> list[Address]:
                 continue
             raise _unresolved(name, error, again) from error
     addresses = [Address(family, str(place[0])) for family, _, _, _, place in records]
-    usable = [a for a in dict.fromkeys(addresses) if a.family in (socket.AF_INET, socket.AF_INET6)]
+    usable = [address for address in dict.fromkeys(addresses) if _has_sockets(address.family)]
+    if not usable:
+        raise MismatchError(
+            f"The name of rank 0's node, {name!r}, is {', '.join(address.text for address in addresses)}, "
+            f"and the kernel of {socket.gethostname()} has no sockets of that kind.",
+            hint="Set SLURMDDP_MASTER_ADDR to an address of that node that all nodes can use.",
+        )
     return sorted(usable, key=lambda address: address.family != socket.AF_INET)
+
+
+def _has_sockets(family: socket.AddressFamily) -> bool:
+    """Whether this machine has such sockets; name servers know IPv6 addresses also where it is disabled."""
+    if family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    try:
+        socket.socket(family, socket.SOCK_STREAM).close()
+    except OSError as error:
+        return error.errno != errno.EAFNOSUPPORT
+    return True
 
 
 def _unresolved(name: str, error: Exception, temporary: bool) -> SlurmddpError:

@@ -23,13 +23,14 @@ import torch.distributed as dist
 from slurmddp.environments.present import GENERATION_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError, SlurmddpError
-from slurmddp.node.address import LOOPBACK, find_rank_zero
+from slurmddp.node.address import LOOPBACK, find_rank_zero, is_loopback
 from slurmddp.node.interface import GLOO_VARIABLE, check_named, interface_towards
 from slurmddp.training.claims import Claim, DevicesError, judge, settle
 from slurmddp.training.device import (
     choose_backend,
     choose_device,
     device_identity,
+    foreign_gpus,
     own_mig_device,
     visible_names,
 )
@@ -39,6 +40,7 @@ from slurmddp.training.variable import set_variable
 
 _log = logging.getLogger(__name__)
 _FAREWELL_S = 5.0
+_FOUND = "slurmddp/found"
 _LEFT = "slurmddp/left"
 _GLOO_THREAD = "pt_gloo_runloop"
 _GLOO_REST_S = 1.0
@@ -162,6 +164,8 @@ def _choose_device(info: RankInfo, undo: contextlib.ExitStack) -> int | None:
 
 def _take_device(info: RankInfo, index: int | None) -> torch.device:
     if index is not None:
+        if info.local_rank == 0 and (line := foreign_gpus(info, os.environ, torch.cuda.device_count())):
+            _log.warning(line)
         torch.cuda.set_device(index)
         return torch.device("cuda", index)
     if info.gpus_on_node:
@@ -171,28 +175,49 @@ def _take_device(info: RankInfo, index: int | None) -> torch.device:
     return torch.device("cpu")
 
 
-def _set_interface(place: Place) -> None:
-    """Name gloo the interface that leads to the others, unless a person named one that can be right."""
+def _find_others(place: Place, timeout_s: float, stopped: Callable[[], bool]) -> dist.Store:
+    _check_interfaces(place)
+    store = open_store(place.info, timeout_s, stopped=stopped)
+    _name_interface(place, store)
+    return store
+
+
+def _check_interfaces(place: Place) -> None:
+    """Refuse interfaces that a person named and that can't be right."""
     info = place.info
     # Nodes that share this machine meet on its loopback.
-    nodes = 1 if info.emulated or (info.master_addr or "").startswith("127.") else info.nodes
+    nodes = 1 if info.emulated or is_loopback(info.master_addr or "") else info.nodes
     check_named(os.environ, place.backend, nodes, [name for _, name in socket.if_nameindex()])
-    if os.environ.get(GLOO_VARIABLE):
+
+
+def _name_interface(place: Place, store: dist.Store) -> None:
+    """Name gloo the interface that leads to the others, unless a person has named one."""
+    address = _address_of_rank_zero(place.info, store)
+    if os.environ.get(GLOO_VARIABLE) or address is None:
         return
-    try:
-        address = LOOPBACK if info.nodes == 1 else find_rank_zero(info)[0]
-    except SlurmddpError:
-        if info.master_port is None:
-            raise
-        return  # The meeting point is torchrun's own, and it says itself what is wrong with it.
-    name = interface_towards(address.text)
+    name = interface_towards(address)
     if name is not None:
         set_variable(GLOO_VARIABLE, name, place.undo)
 
 
-def _find_others(place: Place, timeout_s: float, stopped: Callable[[], bool]) -> dist.Store:
-    _set_interface(place)
-    return open_store(place.info, timeout_s, stopped=stopped)
+def _address_of_rank_zero(info: RankInfo, store: dist.Store) -> str | None:
+    """Return the address of rank 0's node; None where torchrun met there by a name that leads nowhere now.
+
+    Under torchrun its own node may take its name for loopback, and the others not: it asks these.
+    """
+    if info.nodes == 1:
+        return LOOPBACK.text
+    if info.master_port is None:
+        return find_rank_zero(info)[0].text
+    found = ""
+    with contextlib.suppress(SlurmddpError):
+        found = find_rank_zero(info)[0].text
+    store.set(f"{_FOUND}/{info.rank}", found)
+    if is_loopback(found) and not is_loopback(info.master_addr or ""):
+        with contextlib.suppress(RuntimeError):  # Who says nothing is missed when all say what they have.
+            told = (store.get(f"{_FOUND}/{rank}").decode() for rank in range(info.world_size))
+            found = next((text for text in told if text and not is_loopback(text)), found)
+    return found or None
 
 
 def _meet(place: Place, store: dist.Store, timeout_s: float) -> Place:

@@ -108,6 +108,7 @@ class Distributon(Persistence):
         require_devices(info, wanted)
         self._progress.enter("meeting")
         self._place = bootstrap.start(info, backend=self._backend, stopped=lambda: self._stop.requested)
+        self._pid = os.getpid()
         atexit.register(self._close_at_exit)
         if self._seed is not None:
             rng.seed_everything(self._seed)
@@ -123,7 +124,7 @@ class Distributon(Persistence):
     def close(self) -> None:
         """Leave the other ranks; happens at the end of the program in any case, and only once."""
         atexit.unregister(self._close_at_exit)
-        if self._place is None:
+        if self._place is None or os.getpid() != self._pid:  # A forked process ends, the rank goes on.
             return
         self._progress.enter("ending")
         try:
@@ -140,7 +141,10 @@ class Distributon(Persistence):
         self._place = None
 
     def _close_at_exit(self) -> None:
-        if not hasattr(sys, "last_type"):  # The program ends by itself, not by an exception.
+        is_forked = os.getpid() != self._pid  # What it has copies of is still its parent's.
+        if not is_forked and not hasattr(
+            sys, "last_type"
+        ):  # The program ends by itself, not by an exception.
             self.close()
 
     @property

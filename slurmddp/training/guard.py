@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from types import TracebackType
 
 from slurmddp.environments.limits import Limits, leave_at
 from slurmddp.errors import EXIT_STOPPED
+from slurmddp.node.streams import tell
 from slurmddp.training.signals import StopSignals
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class Guard:
             if self._noticed is None or now < self._noticed + PATIENCE_S:
                 return None
             return f"{self.signals.received} came before the training began: there is nothing to save."
-        at = None if self._terminated is None else leave_at(self.limits, self._terminated)
+        at = leave_at(self.limits, self._terminated)
         if self._terminated is None or at is None or now < at:
             return None
         return (
@@ -105,5 +105,5 @@ class Guard:
 
 def _leave(why: str) -> None:
     """Say why and end the process, whatever its other threads do."""
-    print(why, file=sys.stderr, flush=True)
+    tell(why)
     os._exit(EXIT_STOPPED)

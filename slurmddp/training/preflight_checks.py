@@ -36,6 +36,7 @@ _FILES = 4096
 _SHM_PER_WORKER = 64 << 20
 _RDMA = Path("/sys/class/infiniband")
 SHM = Path("/dev/shm")
+TMP = Path("/tmp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,14 +147,14 @@ def disk(here: Surroundings) -> Iterable[Finding]:
     if here.info.rank == 0:
         yield from _run_disk(here)
     if here.info.local_rank == 0:
-        named = os.environ.get("TMPDIR")
+        named, usual = os.environ.get("TMPDIR"), TMP if TMP.is_dir() else Path(tempfile.gettempdir())
         if named and not Path(named).is_dir():
-            text = f"TMPDIR is {named}, which is no folder there: {tempfile.gettempdir()} is used instead."
+            text = f"TMPDIR is {named}, which is no folder there: {usual} is used instead."
             hint = "Unset it where you submit, or make the folder in the cluster file's setup lines."
             yield Finding(check="disk", node=here.node, text=text, hint=hint, blames=NOBODY)
             named = None
-        # Python itself would pass over a TMPDIR that it can't write to.
-        yield from _node_disk(here, Path(named or tempfile.gettempdir()))
+        # Python itself would pass over either where it can't write; not so others that write there.
+        yield from _node_disk(here, Path(named) if named else usual)
 
 
 def _run_disk(here: Surroundings) -> Iterable[Finding]:
@@ -176,7 +177,8 @@ def _node_disk(here: Surroundings, folder: Path) -> Iterable[Finding]:
             os.fsync(file.fileno())
     except OSError as error:
         text = f"{folder} (TMPDIR) can't be written to: {error.strerror}."
-        yield Finding(check="disk", node=here.node, text=text, hint="Have its disk looked at.", blames=blames)
+        hint = "Have its disk looked at, or set TMPDIR to another folder."
+        yield Finding(check="disk", node=here.node, text=text, hint=hint, blames=blames)
         return
     if (free := free_bytes(folder)) < _DISK_BYTES:
         text = f"{size_text(free)} are free in {folder} (TMPDIR); {size_text(_DISK_BYTES)} should be."

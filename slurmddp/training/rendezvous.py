@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from itertools import groupby
+from itertools import groupby, product
 
 import torch
 import torch.distributed as dist
@@ -106,7 +106,7 @@ def _given_store(info: RankInfo, timeout_s: float) -> dist.Store:
     except (RuntimeError, ValueError) as error:
         raise SlurmddpError(
             f"Rank {info.rank} met nobody at {info.master_addr}:{info.master_port} (MASTER_ADDR, "
-            f"MASTER_PORT): {str(error).splitlines()[0]}",
+            f"MASTER_PORT): {str(error).splitlines()[0].rstrip('.')}.",
             hint="Check that rank 0 runs on that host and that the port is free there.",
         ) from error
     return store
@@ -170,19 +170,19 @@ def _join(
 ) -> dist.TCPStore:
     """Any other rank: look for the beacon until it answers, then connect to the store."""
     words, notice, pause = Words(info.launch_id), _Notice(), 0.02
-    while not stopped():
-        for address in addresses:
-            for port in words.ports:
-                store_port = ask(address, port, words)
-                if store_port is not None:
-                    return _connect(address, store_port, deadline)
-                if time.monotonic() > deadline:
-                    raise _nobody(info, addresses)
-        if notice.is_due():
-            _log.warning("still waiting: rank 0 on %s does not answer.", master_name(info))
+    while True:
+        for address, port in product(addresses, words.ports):
+            if stopped():
+                raise _left_early()
+            store_port = ask(address, port, words)
+            if store_port is not None:
+                return _connect(address, store_port, deadline)
+            if time.monotonic() > deadline:
+                raise _nobody(info, addresses)
+            if notice.is_due():
+                _log.warning("still waiting: rank 0 on %s does not answer.", master_name(info))
         time.sleep(pause)
         pause = min(pause * 1.2, 1.0)  # a sixth of the time that has passed
-    raise _left_early()
 
 
 def _connect(address: Address, port: int, deadline: float) -> dist.TCPStore:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import sys
 import time
 import traceback
 from typing import Any
@@ -16,6 +15,7 @@ from slurmddp.environments.limits import read_limits
 from slurmddp.environments.present import LOOK_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError
+from slurmddp.node.streams import tell
 from slurmddp.runs.fence import superseded
 from slurmddp.runs.folder import RunFolder
 from slurmddp.strategies import build
@@ -106,7 +106,7 @@ def _code_after(error: Exception, guard: Guard) -> int:
     if isinstance(error, SlurmddpError):
         code = _report(error)
     else:
-        traceback.print_exc()
+        tell(traceback.format_exc().rstrip())
         code = EXIT_FAILED
     if code != EXIT_FAILED or not _lost_others(error):
         return code
@@ -116,7 +116,7 @@ def _code_after(error: Exception, guard: Guard) -> int:
         time.sleep(_SIGNAL_WAIT_S)
     if guard.signals.look() is None:
         return code
-    print(f"{guard.signals.received} came, others are gone: leaving.", file=sys.stderr, flush=True)
+    tell(f"{guard.signals.received} came, others are gone: leaving.")
     return EXIT_STOPPED
 
 
@@ -132,6 +132,6 @@ def _lost_others(error: BaseException | None) -> bool:
 def _report(error: SlurmddpError) -> int:
     """Say what is wrong; what lies behind it comes first, so that the last lines are the message."""
     if error.__cause__ is not None:
-        traceback.print_exception(error.__cause__)
-    print(f"{type(error).__name__}: {error.message}\n{error.hint}".rstrip(), file=sys.stderr, flush=True)
+        tell("".join(traceback.format_exception(error.__cause__)).rstrip())
+    tell(f"{type(error).__name__}: {error.message}\n{error.hint}".rstrip())
     return error.exit_code

@@ -78,6 +78,14 @@ def with_tmpdir(folder: str, rank: int, named: str) -> tuple[str, int, str]:
     return fly(folder)
 
 
+def with_a_full_tmp(folder: str, rank: int, full: str) -> tuple[str, int, str]:
+    """Let one rank have no TMPDIR, and a /tmp that is full; Python itself would go on to /var/tmp."""
+    if _is_me(rank):
+        os.environ.pop("TMPDIR", None)
+        preflight_checks.TMP = Path(full)
+    return fly(folder)
+
+
 def with_a_silent_node(folder: str, node: int) -> tuple[str, int, str]:
     if os.environ["NODE_RANK"] == str(node):
         preflight_pairs.exchange = lambda peer, device: time.sleep(3600)

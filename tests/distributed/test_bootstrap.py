@@ -222,6 +222,16 @@ def test_whole_gpus_are_counted_by_torch(monkeypatch):
         assert bootstrap._choose_device(TWO_LOCAL, undo) == 1
 
 
+@pytest.mark.parametrize(("local_rank", "warnings"), [(0, 1), (1, 0)])
+def test_a_node_that_shows_the_gpus_of_other_jobs_warns_once(monkeypatch, caplog, local_rank, warnings):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    info = RankInfo(environment="slurm", local_rank=local_rank, local_world_size=2, gpus_on_node=2)
+    assert bootstrap._take_device(info, local_rank) == torch.device("cuda", local_rank)
+    assert caplog.text.count("8 can be seen") == warnings
+
+
 @pytest.mark.parametrize("together", [True, False])
 def test_ranks_of_an_agent_take_their_share_of_the_cpus_and_give_it_back(monkeypatch, together, caplog):
     before, threads = os.sched_getaffinity(0), torch.get_num_threads()

@@ -128,6 +128,13 @@ def test_a_disk_that_refuses_is_the_nodes_and_a_full_run_folder_everybodys(run: 
         assert "17 bytes are free in the run folder; a training should find 104.9 MB." in said
 
 
+def test_a_tmp_that_is_full_is_seen_where_python_would_pass_over_it(run: RunFolder) -> None:
+    for kind, _, said in fly(run, preflight_jobs.with_a_full_tmp, 1, "/proc"):
+        assert kind == "UnfitNodeError"
+        assert "n2: /proc (TMPDIR) can't be written to" in said
+    assert fly(run, preflight_jobs.with_a_full_tmp, 1, "/nowhere") == [("", 0, "")] * 2
+
+
 def test_a_tmpdir_that_is_not_there_is_warned_of(run: RunFolder) -> None:
     assert fly(run, preflight_jobs.with_tmpdir, 1, "/login/node") == [("", 0, "")] * 2
     told = [event["text"] for event in events(run, "warned")]

@@ -10,7 +10,7 @@ import pytest
 from launch_ports import a_launch
 from meetings import WHO, listener, meet, on_two_nodes, rank
 
-from slurmddp.errors import MismatchError, SlurmddpError
+from slurmddp.errors import MismatchError, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.node.ports import candidate_ports
 from slurmddp.training import rendezvous
 from slurmddp.training.beacon import Words
@@ -99,6 +99,15 @@ def test_a_rank_that_finds_no_rank_zero_says_so_while_it_waits(monkeypatch, capl
     patience(lambda: "rank 0 on n1 does not answer" in caplog.text, number=2)
     (error,) = meet([on_two_nodes(2, a_launch())])
     assert "did not find rank 0" in error.message
+
+
+def test_ports_that_swallow_every_question_do_not_delay_what_is_said(monkeypatch, caplog):
+    asked, now = [], itertools.count(100.0, 0.5)
+    monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=now.__next__, sleep=time.sleep))
+    monkeypatch.setattr(rendezvous, "ask", lambda *place: asked.append(place))
+    with pytest.raises(StoppedAtCheckpoint):
+        open_store(on_two_nodes(2, a_launch()), 3600, stopped=lambda: "does not answer" in caplog.text)
+    assert len(asked) < len(candidate_ports("any"))
 
 
 def test_a_rank_that_waits_says_so_after_seconds_and_then_now_and_then():

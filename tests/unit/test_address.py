@@ -1,6 +1,7 @@
 """Where rank 0 is met; the resolver is replaced, since names differ from machine to machine."""
 
 import dataclasses
+import errno
 import socket
 
 import pytest
@@ -92,3 +93,50 @@ def test_ranks_on_one_machine_need_no_name(names, changes):
 def test_the_address_that_a_person_gives_is_taken_even_if_it_is_loopback(names):
     names["127.0.0.1"] = ["127.0.0.1"]
     assert texts(dataclasses.replace(TWO_NODES, master_addr="127.0.0.1")) == ["127.0.0.1"]
+
+
+def test_a_name_that_a_person_gives_is_refused_if_it_is_loopback(names):
+    # `SLURMDDP_MASTER_ADDR=$(hostname)` on a machine whose own name is 127.0.1.1: nobody would get in.
+    names["n1"] = ["127.0.1.1"]
+    with pytest.raises(MismatchError, match=r"'n1', is 127\.0\.1\.1"):
+        find_rank_zero(dataclasses.replace(TWO_NODES, master_addr="n1"))
+    names["n1"] = ["127.0.1.1", "10.0.0.1"]
+    assert texts(dataclasses.replace(TWO_NODES, master_addr="n1")) == ["10.0.0.1"]
+
+
+def test_localhost_is_a_persons_word_that_all_nodes_are_this_machine(names):
+    names["localhost"] = ["::1", "127.0.0.1"]
+    assert texts(dataclasses.replace(TWO_NODES, master_addr="localhost")) == ["127.0.0.1", "::1"]
+
+
+def test_torchrun_opens_the_meeting_point_itself_and_on_all_addresses(names):
+    names["n1"] = ["127.0.1.1"]
+    info = dataclasses.replace(TWO_NODES, environment="torchrun", master_addr="n1", master_port=29500)
+    assert texts(info) == ["127.0.1.1"]
+    names["n1"] = ["127.0.1.1", "10.0.0.1"]
+    assert texts(info) == ["10.0.0.1"]
+
+
+@pytest.fixture
+def without_ipv6(monkeypatch):
+    """A kernel that was started with `ipv6.disable=1`: the resolver still gives such addresses."""
+    kinds = socket.socket
+
+    def refuse(family=socket.AF_INET, *args, **options):
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        return kinds(family, *args, **options)
+
+    monkeypatch.setattr(address.socket, "socket", refuse)
+
+
+def test_addresses_that_this_kernel_can_not_use_are_left_out(names, without_ipv6):
+    names["n1"] = ["2001:db8::1", "10.0.0.1"]
+    assert texts(TWO_NODES) == ["10.0.0.1"]
+
+
+def test_a_name_with_no_address_that_this_kernel_can_use_is_said(names, without_ipv6):
+    names["n1"] = ["2001:db8::1"]
+    with pytest.raises(MismatchError, match=r"'n1'.*2001:db8::1") as caught:
+        find_rank_zero(TWO_NODES)
+    assert "SLURMDDP_MASTER_ADDR" in caught.value.hint
