@@ -59,9 +59,13 @@ class Run:
     def wait(self, until: Callable[[], object], what: str, timeout_s: float = 240) -> None:
         deadline = time.monotonic() + timeout_s
         while not until():
-            logs = [path.read_text() for path in self.folder.path.glob("logs/**/*.*")]
-            assert time.monotonic() < deadline, f"no {what}: {self.folder.events()} {logs}"
+            assert time.monotonic() < deadline, f"no {what}: {self.story()}"
             time.sleep(0.2)
+
+    def story(self) -> str:
+        """Return all that the run folder tells, for the message of an assertion."""
+        logs = {path.name: path.read_text() for path in self.folder.path.glob("logs/**/*.*")}
+        return f"{self.folder.events()} {logs}"
 
     def wait_started(self, attempts: int = 1) -> None:
         """Wait until the stubs of all nodes have begun, and take signals."""
@@ -76,6 +80,7 @@ class Run:
     def wait_stopped(self) -> int:
         """Wait for the first end and let the run be done soon after; return the step that was saved."""
         self.wait(self.ends, "first end")
+        assert (self.folder.checkpoints_dir / "latest").exists(), f"an end without a save: {self.story()}"
         saved = self.steps()
         self.aim(saved + 3)
         return saved
