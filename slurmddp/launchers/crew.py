@@ -174,10 +174,13 @@ class Crew:
             )
         return not self._ranks
 
-    @property
-    def step(self) -> int:
-        """The furthest step that a rank of this generation has completed; -1 for none."""
-        return max(pulse.read().step for pulse in self._pulses)
+    def progress(self) -> dict[str, float]:
+        """Return the last step that ranks of this generation have completed, -1: none, and how long ago."""
+        beats = [pulse.read() for pulse in self._pulses]
+        return {
+            "step": max(beat.step for beat in beats),
+            "silent_s": round(time.monotonic() - max(beat.stepped for beat in beats), 3),
+        }
 
     def beats(self) -> dict[int, Beat]:
         """Return what the pages of the ranks that run show, by global rank."""

@@ -85,6 +85,19 @@ def choose_agents(before: Sequence[int], present: Collection[int], rules: Rules)
     return tuple(agents[: rules.usable(len(agents))])
 
 
+@dataclass
+class Reached:
+    """How far the ranks of one generation have come, as their agents tell."""
+
+    step: int = -1
+    """The last step that one of them has completed; -1 for none."""
+    at: float = 0.0
+    """When one of them last completed a step, by the clock of whoever is told."""
+
+    def take(self, step: int, at: float) -> None:
+        self.step, self.at = max(self.step, step), max(self.at, at)
+
+
 @dataclass(frozen=True)
 class Decision:
     """What follows when a rank has died, and why."""

@@ -22,7 +22,7 @@ from slurmddp.errors import EXIT_CONFIG, EXIT_STOPPED
 from slurmddp.launchers import failure, outcome
 from slurmddp.launchers.arrival import Gathering
 from slurmddp.launchers.failure import Failure
-from slurmddp.launchers.generation import Decision, Facts, Generation, Rules, choose_agents, decide
+from slurmddp.launchers.generation import Decision, Facts, Generation, Reached, Rules, choose_agents, decide
 from slurmddp.launchers.records import Record
 from slurmddp.launchers.unfit import Unfit
 from slurmddp.launchers.watch.inquiry import Comparison, Inquiry
@@ -62,7 +62,7 @@ class Lead:
 
     def _forget(self) -> None:
         """Make room for what is told of a new generation."""
-        self._step = -1
+        self._reached = Reached()
         self._fallen: list[Failure] = []
         self._left: dict[int, Failure] = {}
         """Ranks that ended with 0, by their numbers."""
@@ -137,7 +137,7 @@ class Lead:
         if unable and not self._miss(sender, failure.describe(unable[0])) and self._phase != "joining":
             self._record.say(failure.describe(unable[0]))
             return
-        self._note(message, found)
+        self._note(message, found, now)
         self._fall(now)
 
     def _miss(self, sender: int, why: str) -> bool:
@@ -154,15 +154,15 @@ class Lead:
         return True
 
     def _take_stopped(self, sender: int, message: Mapping[str, Any], now: float) -> None:
-        self._note(message, [as_failure(facts) for facts in message["failures"]])
+        self._note(message, [as_failure(facts) for facts in message["failures"]], now)
         self._stopping |= bool(message.get("stopping"))
         self._awaited.discard(sender)
         if self._phase == "stopping" and not self._awaited:
-            self._conclude()
+            self._conclude(now)
 
     def _take_done(self, sender: int, message: Mapping[str, Any], now: float) -> None:
         self._done[sender] = int(message["code"])
-        self._note(message, [])
+        self._note(message, [], now)
         if self._phase == "running" and set(self._generation.agents) <= set(self._done):
             self.leave(outcome.combine(self._done.values()))
         elif self._phase == "running" and EXIT_STOPPED in self._done.values() and self._act_at is None:
@@ -187,13 +187,13 @@ class Lead:
         verdict = self._inquiry.verdict(now)
         if verdict is not None and self._phase == "running":
             self._record.stalled(verdict.report, self._generation.number)
-            self._step = max(self._step, verdict.report.step)
+            self._reached.take(verdict.report.step, 0.0)
             self._fallen.append(stalled_rank(verdict, self._generation.agents, self._rules.ranks_per_node))
             self._fall(now)
 
-    def _note(self, message: Mapping[str, Any], found: Sequence[Failure]) -> None:
-        self._step = max(self._step, int(message.get("step", -1)))
+    def _note(self, message: Mapping[str, Any], found: Sequence[Failure], now: float) -> None:
         self._fallen += found
+        self._reached.take(int(message.get("step", -1)), now - float(message.get("silent_s", 0.0)))
 
     # What follows.
 
@@ -202,7 +202,7 @@ class Lead:
         if self._phase == "joining":
             self.end(self._cause())
         elif self._phase == "stopping" and not self._awaited:
-            self._conclude()
+            self._conclude(now)
         elif self._phase in ("running", "failing"):
             self._unfit.heed(self._generation)
             cause = self._cause()
@@ -229,7 +229,7 @@ class Lead:
             unfit=self._unfit.among(self._generation),
             agents=self._next_agents(),
             restarts=self._restarts,
-            step=self._step,
+            step=self._reached.step,
             furthest=self._furthest,
         )
         return decide(facts, self._rules)
@@ -237,13 +237,13 @@ class Lead:
     def _next_agents(self) -> tuple[int, ...]:
         return choose_agents(self._generation.agents, self._present - self._unfit.agents, self._rules)
 
-    def _conclude(self) -> None:
+    def _conclude(self, now: float) -> None:
         """All ranks of a generation have ended: begin with the next, or end the attempt after all."""
         self._unfit.heed(self._generation)
         cause = self._cause()
         decision = self._decide()
         if decision.restart:
-            self._restart(cause)
+            self._restart(cause, now)
         elif self._stopping:
             self._record.fell(cause, self._generation.number)
             self._record.say("asked to stop before the ranks had begun again")
@@ -251,17 +251,17 @@ class Lead:
         else:
             self.end(cause)
 
-    def _restart(self, cause: Failure) -> None:
-        before, step = self._generation, self._step
+    def _restart(self, cause: Failure, now: float) -> None:
+        before, reached = self._generation, self._reached
         agents = self._next_agents()
         if len(agents) < len(before.agents):
             self._shrunk = cause
         cause = self._unfit.cause(before) or cause
         self._record.fell(cause, before.number)
-        self._furthest = max(self._furthest, step)
+        self._furthest = max(self._furthest, reached.step)
         self._restarts += 1
         after = Generation(before.number + 1, agents)
-        self._record.restarted(after, before, cause, step)
+        self._record.restarted(after, before, cause, reached.step, now - reached.at)
         self._go(agents)
 
     def _go(self, agents: tuple[int, ...]) -> None:
@@ -285,7 +285,7 @@ class Lead:
         """The attempt has failed for good: let all agents end their ranks and leave."""
         if self._phase == "leaving":
             return
-        if cause.exit_code == EXIT_CONFIG and self._shrunk is not None and self._step < 0:
+        if cause.exit_code == EXIT_CONFIG and self._shrunk is not None and self._reached.step < 0:
             self._record.say("the ranks refuse to go on with fewer nodes")
             cause = self._shrunk  # The next attempt gets all of them again.
         decision = self._decide()

@@ -170,7 +170,7 @@ class AgentLoop:
     def _tell(self, kind: str, **facts: Any) -> None:
         """Tell the lead, which may be this very agent."""
         number = -1 if self._generation is None else self._generation.number
-        message: Message = {"kind": kind, "generation": number, "step": self._crew.step, **facts}
+        message: Message = {"kind": kind, "generation": number, **self._crew.progress(), **facts}
         if kind in _ENDS and self._crew.left:
             message["left"] = all_as_facts(self._crew.left)
         if self._lead is None:
@@ -240,7 +240,7 @@ class AgentLoop:
     def _stop_ranks(self, message: Message) -> None:
         self._at_work = False
         bad = self._crew.failures(self._crew.reap())  # Not by our hand, so one of them may be the cause.
-        self._answer = {"failures": all_as_facts(bad), "step": self._crew.step}
+        self._answer = {"failures": all_as_facts(bad)}
         self._watch.forget()
         self._crew.kill()
         self._answer_stop()

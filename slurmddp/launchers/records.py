@@ -31,7 +31,11 @@ class Record(Protocol):
 
     def say(self, text: str) -> None: ...
     def fell(self, cause: Failure, generation: int) -> None: ...
-    def restarted(self, generation: Generation, before: Generation, cause: Failure, step: int) -> None: ...
+    def restarted(
+        self, generation: Generation, before: Generation, cause: Failure, step: int, silent_s: float
+    ) -> None:
+        """Note that ranks begin again; those `before` completed their last, `step`, `silent_s` s ago."""
+
     def go_on_without(self, agents: Collection[int]) -> None:
         """Note that the attempt can finish without these nodes."""
 
@@ -111,7 +115,9 @@ class Records:
         except OSError as error:
             say(f"the failure was not recorded: {error}")
 
-    def restarted(self, generation: Generation, before: Generation, cause: Failure, step: int) -> None:
+    def restarted(
+        self, generation: Generation, before: Generation, cause: Failure, step: int, silent_s: float
+    ) -> None:
         """Record that the ranks begin again, and which nodes have others in their places."""
         facts: dict[str, object] = {}
         taken = [agent for agent in generation.agents if agent not in before.agents]
@@ -119,6 +125,8 @@ class Records:
             facts["spare"] = taken
         if len(generation.agents) != len(before.agents):
             facts["nodes"] = len(generation.agents)
+        if step >= 0:
+            facts["silent_s"] = round(silent_s, 3)
         reached = f"; they had come to step {step}" if step >= 0 else ""
         say(
             f"{failure.describe(cause)} The ranks begin again (generation {generation.number}) on "

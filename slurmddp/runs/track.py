@@ -78,7 +78,9 @@ class Life:
         elif kind == "saved" and self.on_disk is not None and step is not None:
             self.on_disk = step  # Those before had handed it over.
         elif kind == "restarted" and self.first is not None and step is not None:
-            self.reached = (min(self.left, self.stood, time), step)
+            # What no step followed, until a lost node was missed say, was no training.
+            last = time - (moment_of(event.get("silent_s")) or 0.0)
+            self.reached = (min(self.left, self.stood, max(self.first[0], last)), step)
 
     def begins_anew(self, event: Event) -> bool:
         """Whether an event is that of ranks which have taken the place of those that made steps before."""

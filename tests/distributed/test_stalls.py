@@ -126,6 +126,7 @@ def test_a_rank_that_hangs_is_named_and_the_ranks_begin_again(
     assert "rank 0 waits at rank_program.py" in fallen["reason"]
     (restarted,) = of_kind(folder, "restarted")
     assert restarted["generation"] == 1
+    assert restarted["silent_s"] >= 4
     for rank in (0, 1):
         stacks = (folder.log_dir(0) / f"stacks-rank-{rank}.txt").read_text()
         assert "rank_program.py" in stacks

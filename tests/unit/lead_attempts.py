@@ -33,8 +33,11 @@ class Notes:
     def fell(self, cause: Failure, generation: int) -> None:
         self.done.append(("fell", generation, cause.rank))
 
-    def restarted(self, generation: Generation, before: Generation, cause: Failure, step: int) -> None:
+    def restarted(
+        self, generation: Generation, before: Generation, cause: Failure, step: int, silent_s: float
+    ) -> None:
         self.done.append(("restarted", generation, step))
+        self.silent_s = silent_s
 
     def go_on_without(self, agents: Collection[int]) -> None:
         if agents:

@@ -94,3 +94,11 @@ def test_a_node_that_is_lost_once_its_ranks_have_finished_is_not_missed() -> Non
     assert attempt.hear(1, "lost", why="connection closed") == []
     attempt.hear(2, "done", code=0)
     assert attempt.hear(0, "done", code=0) == to_all("leave", 0, 2)
+
+
+def test_it_is_told_for_how_long_no_rank_on_any_node_had_completed_a_step() -> None:
+    attempt = Attempt(spare_nodes=1).begin()
+    attempt.hear(2, "lost", now=20.0, why="no heartbeat for 10 s")
+    attempt.hear(1, "stopped", now=20.5, silent_s=11.5, failures=[])
+    attempt.hear(0, "stopped", now=21.0, silent_s=11.0, failures=[])
+    assert attempt.notes.silent_s == 11.0

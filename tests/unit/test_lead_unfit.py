@@ -60,7 +60,7 @@ def test_a_spare_takes_the_place_of_an_unfit_node_and_all_are_looked_at_again() 
 def test_what_is_told_of_it_names_the_node_and_what_was_found() -> None:
     attempt = with_unfit(1, spare_nodes=1)
     told: list[Any] = []
-    attempt.notes.restarted = lambda after, before, cause, step: told.append(cause)  # type: ignore[method-assign]
+    attempt.notes.restarted = lambda after, before, cause, *rest: told.append(cause)  # type: ignore[method-assign]
     refuse(attempt, 0)
     end_ranks(attempt, 0, 1, 2)
     (cause,) = told

@@ -83,6 +83,15 @@ def test_what_a_rank_that_hung_cost_the_others_is_lost(resumed: int) -> None:
     assert sum(parts.values()) == pytest.approx(350)
 
 
+def test_the_time_in_which_nobody_had_missed_a_lost_node_is_lost_though_its_last_step_was_not() -> None:
+    told = [*BEGUN, event("restarted", 151, 0, generation=1, step=30, silent_s=10.0)]
+    told += [{**one, "time": one["time"] + 10} for one in again(30)]
+    parts = account([*told, saved(160, 37), ended(160, "finished")], now=1e6).parts
+    assert parts["lost"] == pytest.approx(10)
+    assert parts["starting"] == 10 + 2
+    assert sum(parts.values()) == pytest.approx(60)
+
+
 def test_what_the_agent_saves_at_the_end_counts_up_to_the_moment_of_the_copy() -> None:
     told = [*BEGUN, event("rank_failed", 140, 0)]
     told += [event("saved", 150, 0, step=25, seconds=8.0, written_s=0.0, copied=135.0), ended(152, "failed")]

@@ -56,5 +56,8 @@ def test_ranks_that_had_completed_no_step_are_not_said_to_have_come_to_one(
 ) -> None:
     (tmp_path / "logs" / "attempt-0").mkdir(parents=True)
     cause = lost_node(1, ["a", "b", "c"], "no heartbeat for 10 s")
-    Records(RunFolder(tmp_path), 0).restarted(Generation(1, (0, 2)), Generation(0, (0, 1)), cause, step)
+    after, before = Generation(1, (0, 2)), Generation(0, (0, 1))
+    Records(RunFolder(tmp_path), 0).restarted(after, before, cause, step, 10.25)
     assert capsys.readouterr().err.endswith(f"{told}\n")
+    (event,) = RunFolder(tmp_path).events()
+    assert event.get("silent_s") == (10.25 if step >= 0 else None)
