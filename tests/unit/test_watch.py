@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -161,6 +162,23 @@ def test_one_slow_moment_makes_no_straggler() -> None:
     after = paces(0, 0.1, 0.1, steps=60)
     after["paces"]["1"]["wait_s"] += 15.0
     assert comparison.take(after, 90.0) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("version", "old"), [("2.4.1", True), ("2.9.0+cu128", True), ("git", True), ("2.13.0+cpu", False)]
+)
+def test_the_recorder_sets_old_names_for_old_versions_of_torch_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, old: bool
+) -> None:
+    monkeypatch.setattr(metadata, "version", lambda name: version)
+    recorder = FlightRecorder(tmp_path)
+    environ = recorder.environment({})
+    assert environ["TORCH_FR_BUFFER_SIZE"] == "2000"
+    assert ("TORCH_NCCL_TRACE_BUFFER_SIZE" in environ) is old
+    assert ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE" in environ) is old
+    own = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "7"}
+    assert not {"TORCH_FR_BUFFER_SIZE", *own} & recorder.environment(own).keys()
+    recorder.close()
 
 
 def test_the_recorder_keeps_what_a_person_has_set_and_asks_by_the_pipes(tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
 """NCCL's flight recorder: what each rank's last collectives were, written down when a training stands still.
 
 torch keeps it in memory and writes it on a time-out of NCCL's own, which comes later than the watchdog, or
-when something is written into a named pipe that each rank makes. `torchfrtrace` reads the files. Names that
-torch has given up (TORCH_NCCL_TRACE_BUFFER_SIZE, ...) are set as well, for its older versions. Ranks on gloo
-have no such record.
+when something is written into a named pipe that each rank makes. `torchfrtrace` reads the files. Ranks on
+gloo have no such record.
 """
 
 from __future__ import annotations
@@ -13,9 +12,12 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 ENTRIES = 2000
+_RENAMED_IN = (2, 10)
+"""From this version on torch is sure to know the new names, and each rank warns of the old ones."""
 
 
 class FlightRecorder:
@@ -28,16 +30,18 @@ class FlightRecorder:
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return what to lay over `environ` for the ranks; what a person has set stays."""
-        trace = str(self._log_dir / "nccl-trace-rank-")
         wanted = {
-            "TORCH_FR_BUFFER_SIZE": str(ENTRIES),
-            "TORCH_NCCL_TRACE_BUFFER_SIZE": str(ENTRIES),
-            "TORCH_FR_DUMP_TEMP_FILE": trace,
-            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": trace,
-            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-            "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{self._pipes}/",
+            ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"): str(ENTRIES),
+            ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"): str(
+                self._log_dir / "nccl-trace-rank-"
+            ),
+            ("TORCH_NCCL_DUMP_ON_TIMEOUT",): "1",
+            ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE",): f"{self._pipes}/",
         }
-        return {name: value for name, value in wanted.items() if name not in environ}
+        known = 1 if _torch_version() >= _RENAMED_IN else 2
+        # torch prefers the new one of two names, so a person's old one would not be heard beside it.
+        free = {names: value for names, value in wanted.items() if environ.keys().isdisjoint(names)}
+        return {name: value for names, value in free.items() for name in names[:known]}
 
     def request(self, ranks: Iterable[int]) -> None:
         """Ask ranks to write theirs; each does so within a second or two if its NCCL threads still run."""
@@ -49,3 +53,10 @@ class FlightRecorder:
 
     def close(self) -> None:
         shutil.rmtree(self._pipes, ignore_errors=True)
+
+
+def _torch_version() -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in metadata.version("torch").split(".")[:2])
+    except (metadata.PackageNotFoundError, ValueError):
+        return ()
