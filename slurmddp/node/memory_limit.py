@@ -1,18 +1,21 @@
 """How much memory a copy of the state may take: asked before it is taken, since the kernel only kills after.
 
 Pages of a memory file count in the control group of the job as any others do. Its limit, that of every group
-above it, and what the host has left are all looked at; what a group holds of files that nobody has touched
-for a while (checkpoints that were written, say) the kernel gives back by itself.
+above it, and what the host has left are all looked at; above memory.high of cgroup v2 the kernel does not
+kill, but slows training down to a crawl. What a group holds of files that nobody has touched for a while
+(checkpoints that were written, say) the kernel gives back by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 _SHARE = 0.9
 """Of what is left a copy may take so much; training itself may still grow."""
+_V1 = (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
+_V2 = (("memory.max", "memory.high"), "memory.current", "inactive_file")
 
 
 def copies_that_fit(size: int, available: int, wanted: int = 2) -> int:
@@ -44,16 +47,17 @@ def _groups(root: Path) -> Iterator[tuple[int, int]]:
     for line in lines:
         number, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            yield from _upwards(mount / "memory", path, *names)
+            yield from _upwards(mount / "memory", path, *_V1)
         elif number == "0":
-            yield from _upwards(mount, path, "memory.max", "memory.current", "inactive_file")
+            yield from _upwards(mount, path, *_V2)
 
 
-def _upwards(mount: Path, path: str, limit: str, usage: str, cache: str) -> Iterator[tuple[int, int]]:
+def _upwards(
+    mount: Path, path: str, limits: Sequence[str], usage: str, cache: str
+) -> Iterator[tuple[int, int]]:
     folder = mount / path.strip("/")
     while True:
-        found = _read(folder, limit, usage, cache)
+        found = _read(folder, limits, usage, cache)
         if found is not None:
             yield found
         if folder in (mount, folder.parent):
@@ -61,12 +65,18 @@ def _upwards(mount: Path, path: str, limit: str, usage: str, cache: str) -> Iter
         folder = folder.parent
 
 
-def _read(folder: Path, limit: str, usage: str, cache: str) -> tuple[int, int] | None:
+def _read(folder: Path, limits: Sequence[str], usage: str, cache: str) -> tuple[int, int] | None:
     """Return limit and use of one group; None where it has no limit, or does not show it."""
+    told = [text for name in limits if (text := _text(folder / name)).isdecimal()]
     try:
-        told = (folder / limit).read_text().strip()
         used = int((folder / usage).read_text())
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
         return None
-    return (int(told), used - int(stat.get(cache, 0))) if told.isdecimal() else None
+    return (min(map(int, told)), used - int(stat.get(cache, 0))) if told else None
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text().strip()
+    return ""

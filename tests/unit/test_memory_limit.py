@@ -53,6 +53,17 @@ def test_the_tightest_group_counts_with_what_it_would_give_back(
     assert available_bytes(tmp_path) == 0
 
 
+@pytest.mark.parametrize(("limit", "left"), [("max", 5), (str(16 * GB), 5), (str(6 * GB), 3)])
+def test_above_memory_high_training_would_crawl(tmp_path: Path, limit: str, left: int) -> None:
+    host(tmp_path, 90, "0::/job\n")
+    job = tmp_path / "sys/fs/cgroup/job"
+    group(job, V2, limit, 3, 0)
+    (job / "memory.high").write_text(f"{8 * GB}\n")
+    assert available_bytes(tmp_path) == left * GB
+    (job / "memory.high").write_text("max\n")
+    assert available_bytes(tmp_path) == (90 * GB // 1024 * 1024 if limit == "max" else int(limit) - 3 * GB)
+
+
 def test_without_groups_the_host_counts(tmp_path: Path) -> None:
     host(tmp_path, 7, "0::/nowhere\n")
     assert available_bytes(tmp_path) == 7 * GB // 1024 * 1024
