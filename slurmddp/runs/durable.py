@@ -32,13 +32,14 @@ _BLOCK_BYTES = 4096
 _MOUNTS = Path("/proc/self/mountinfo")
 _DIRECT = frozenset({"ext4", "xfs"})
 """Network file systems have ways of their own with what goes past the cache, and some are slow at it."""
-_HASH_PART, _DIRECT_PART, _COPY_PART = 1 / 5, 1 / 3, 1 / 2
-"""What a thread takes of a processor's time beside a training: more where the disk would have to wait for it.
-What the kernel copies costs several times the work of what goes past its cache."""
-_SMALL_BYTES, _LONGEST = 64 << 20, 4
-"""Rests become longer by their first length with each so many bytes, up to so many times that. What a write
-costs the training goes with its bytes, so it is to be spread; but a small state should be on the disk as soon
-as one that is saved without rests, and `torch.save` takes longer by the byte for large ones."""
+_REST, _REST_OF_WORK = 1.0, 2.5
+"""A write beside a training rests after each piece for so many times as long as the piece took. What it costs
+the training goes with the bytes, so it is to be spread. But the state should be durable no later than by
+`torch.save`, which spends time on copies instead; so where the disk is slow, and leaves the processors alone
+anyway, a rest is no longer than so many times the processors' work."""
+_SMALL_BYTES, _LONGEST = 64 << 20, 2.0
+"""With each so many bytes rests grow by their first length, up to so many times that: there are moments in
+which disk and kernel take a small state at once, and then `torch.save` and a flush take hardly longer."""
 
 
 @dataclass(frozen=True)
@@ -85,67 +86,72 @@ def copy_hashed(
     """Write `part`, which lies at `start` in the file behind `source`, as `write_hashed` does what is held.
 
     The disk takes the bytes from memory as they lie, where the file system is known to do that well;
-    elsewhere the kernel copies from file to file. This process has no part in either, and hashes meanwhile.
-    As long as there is no `hurry`, which is asked again and again, it leaves the processors to others.
+    elsewhere the kernel copies from file to file. Each piece is hashed meanwhile, and followed by a rest as
+    long as there is no `hurry`, which is asked again and again.
     """
-    with path.open("xb", buffering=0) as stream:
+    with path.open("xb", buffering=0) as stream, ThreadPoolExecutor(1) as beside:
         room.reserve(stream.fileno(), len(part), path.parent)
-        digest = Digest()
-        with _beside(partial(_transfer, path, stream.fileno(), source, start, part, hurry)):
-            pace = _Pace(_HASH_PART, hurry)
-            for chunk in _chunks([part]):
-                digest.update(chunk)
-                pace.rest(len(chunk))
+        target = _Target(path, stream.fileno(), source, start)
+        digest, pace = Digest(), _Pace(hurry)
+        for chunk in _chunks([part]):
+            taken = beside.submit(target.take, chunk)
+            digest.update(chunk)
+            taken.result()
+            pace.rest(len(chunk))
+        os.fsync(stream.fileno())
     return FileRecord(len(part), digest.hexdigest())
 
 
 class _Pace:
-    """Keeps the thread that makes it to a `share` of a processor's time; that of the disk is not counted."""
+    """Lets a write in the background rest between its pieces; only one of them goes on in its process."""
 
-    def __init__(self, share: float, hurry: Callable[[], bool]) -> None:
-        self._share, self._hurry = share, hurry
-        self._done, self._begun = 0, time.thread_time()
+    def __init__(self, hurry: Callable[[], bool]) -> None:
+        self._hurry, self._done = hurry, 0
+        self._begun, self._worked = time.monotonic(), time.process_time()
 
     def rest(self, count: int) -> None:
-        """Sleep in proportion to the work since the last time, `count` bytes, while there is no hurry."""
+        """Sleep in proportion to what the last `count` bytes have taken, while there is no hurry."""
         self._done += count
         if not self._hurry():
-            times = min(1 + self._done // _SMALL_BYTES, _LONGEST)
-            time.sleep((time.thread_time() - self._begun) * (1 / self._share - 1) * times)
-        self._begun = time.thread_time()
+            took, worked = time.monotonic() - self._begun, time.process_time() - self._worked
+            times = min(1.0 + self._done / _SMALL_BYTES, _LONGEST)
+            time.sleep(times * min(_REST * took, _REST_OF_WORK * worked))
+        self._begun, self._worked = time.monotonic(), time.process_time()
 
 
-def _transfer(
-    path: Path, target: int, source: int, start: int, part: memoryview, hurry: Callable[[], bool]
-) -> None:
-    """Bring `part` to the disk."""
-    direct = start % _BLOCK_BYTES == 0 and _takes_direct(path)
-    done = _write_direct(target, part, _Pace(_DIRECT_PART, hurry)) if direct else 0
-    pace = _Pace(_COPY_PART, hurry)
-    while done < len(part):
-        sent = _send(target, source, start + done, part[done : done + CHUNK_BYTES])
-        room.write_back(target, done, sent)
-        done += sent
-        pace.rest(sent)
-    os.fsync(target)
+class _Target:
+    """A new file that takes what lies from `start` on in the file behind `source`, piece by piece."""
 
+    def __init__(self, path: Path, descriptor: int, source: int, start: int) -> None:
+        self._descriptor, self._source, self._start = descriptor, source, start
+        self._done = 0
+        self._flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        self._direct = start % _BLOCK_BYTES == 0 and _takes_direct(path)
+        if self._direct:
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, self._flags | os.O_DIRECT)
 
-def _write_direct(target: int, part: memoryview, pace: _Pace) -> int:
-    """Write whole blocks past the kernel's cache and return how many bytes went; the rest is the caller's."""
-    done, whole = 0, len(part) // _BLOCK_BYTES * _BLOCK_BYTES
-    flags = fcntl.fcntl(target, fcntl.F_GETFL)
-    try:
-        fcntl.fcntl(target, fcntl.F_SETFL, flags | os.O_DIRECT)
-        while done < whole and done % _BLOCK_BYTES == 0:
-            written = os.write(target, part[done : min(whole, done + CHUNK_BYTES)])
-            done += written
-            pace.rest(written)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # That one means: not here, not in this way.
-            raise
-    finally:
-        fcntl.fcntl(target, fcntl.F_SETFL, flags)
-    return done
+    def take(self, chunk: memoryview) -> None:
+        """Bring the next bytes to the disk, or on their way to it."""
+        taken = self._write_direct(chunk) if self._direct else 0
+        while taken < len(chunk):
+            sent = _send(self._descriptor, self._source, self._start + self._done + taken, chunk[taken:])
+            room.write_back(self._descriptor, self._done + taken, sent)
+            taken += sent
+        self._done += taken
+
+    def _write_direct(self, chunk: memoryview) -> int:
+        """Write whole blocks past the kernel's cache and return how many bytes went; the rest can't go so."""
+        taken, whole = 0, len(chunk) // _BLOCK_BYTES * _BLOCK_BYTES
+        try:
+            while taken < whole and taken % _BLOCK_BYTES == 0:
+                taken += os.write(self._descriptor, chunk[taken:whole])
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # That one means: not here, not in this way.
+                raise
+        if taken < len(chunk):
+            self._direct = False
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, self._flags)
+        return taken
 
 
 def _takes_direct(path: Path) -> bool:

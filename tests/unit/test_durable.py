@@ -6,15 +6,13 @@ import errno
 import fcntl
 import mmap
 import os
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import xxhash
 
-from slurmddp.runs import durable
+from slurmddp.runs import durable, room
 from slurmddp.runs.durable import CHUNK_BYTES, FileRecord, copy_hashed, record_of
 
 START, SIZE = 4096, CHUNK_BYTES + 777
@@ -142,59 +140,70 @@ def test_memory_that_is_shorter_than_told_is_an_error(
         copied(tmp_path / "file", source)
 
 
-@pytest.fixture
-def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long threads slept that each worked for a second between two looks at their clock."""
-    naps: list[float] = []
-    clocks: dict[int, int] = {}
+class Clock:
+    """Between two looks at it the disk takes `took` seconds, and the process works for `worked` of them."""
 
-    def thread_time() -> int:
-        own = threading.get_ident()
-        clocks[own] = clocks.get(own, 0) + 1
-        return clocks[own]
+    def __init__(self, took: float, worked: float) -> None:
+        self.took, self.worked = took, worked
+        self.naps: list[float] = []
+        self._seen = [0, 0]
 
-    monkeypatch.setattr(durable, "time", SimpleNamespace(thread_time=thread_time, sleep=naps.append))
-    return naps
+    def monotonic(self) -> float:
+        self._seen[0] += 1
+        return self._seen[0] * self.took
+
+    def process_time(self) -> float:
+        self._seen[1] += 1
+        return self._seen[1] * self.worked
+
+    def sleep(self, seconds: float) -> None:
+        self.naps.append(seconds)
 
 
-def test_each_thread_works_its_part_of_the_time_and_leaves_the_rest(
-    tmp_path: Path, source: int, way: str, slept: list[float]
-) -> None:
+def beside(path: Path, source: int, hurry: Callable[[], bool] = lambda: False) -> None:
     part = memoryview(mmap.mmap(source, 0, prot=mmap.PROT_READ))[START : START + SIZE]
-    copy_hashed(tmp_path / "file", source, START, part, hurry=lambda: False)
-    hashed, written = [4.0, 4.0], {"write": [2.0, 1.0], "sendfile": [1.0, 1.0]}
-    assert sorted(slept) == pytest.approx(sorted(hashed + written[way]))
+    copy_hashed(path, source, START, part, hurry=hurry)
 
 
 @pytest.mark.parametrize(
-    ("small_bytes", "hashed", "written"),
-    [
-        (CHUNK_BYTES + 1, [4.0, 8.0], {"write": [2.0, 1.0], "sendfile": [1.0, 2.0]}),
-        (CHUNK_BYTES // 2, [12.0, 12.0], {"write": [6.0, 1.0], "sendfile": [3.0, 3.0]}),
-        (1, [16.0, 16.0], {"write": [8.0, 4.0], "sendfile": [4.0, 4.0]}),
-    ],
+    ("small_bytes", "times"), [(1 << 40, [1.0, 1.0]), (CHUNK_BYTES * 2, [1.5, 1.5]), (1, [2.0, 2.0])]
 )
-def test_rests_become_longer_with_what_is_written(
+@pytest.mark.parametrize(
+    ("took", "worked", "nap"), [(1.0, 1.0, 1.0), (1.0, 0.25, 0.625)], ids=["a fast disk", "a slow disk"]
+)
+def test_each_piece_is_followed_by_a_rest_that_a_slow_disk_is_itself(
     tmp_path: Path,
     source: int,
     way: str,
-    slept: list[float],
     monkeypatch: pytest.MonkeyPatch,
+    took: float,
+    worked: float,
+    nap: float,
     small_bytes: int,
-    hashed: list[float],
-    written: dict[str, list[float]],
+    times: list[float],
 ) -> None:
     monkeypatch.setattr(durable, "_SMALL_BYTES", small_bytes)
-    part = memoryview(mmap.mmap(source, 0, prot=mmap.PROT_READ))[START : START + SIZE]
-    copy_hashed(tmp_path / "file", source, START, part, hurry=lambda: False)
-    assert sorted(slept) == pytest.approx(sorted(hashed + written[way]))
+    monkeypatch.setattr(durable, "time", clock := Clock(took, worked))
+    beside(tmp_path / "file", source)
+    assert clock.naps == pytest.approx([nap * time for time in times], rel=1e-3)
 
 
 def test_nothing_rests_once_somebody_is_in_a_hurry(
-    tmp_path: Path, source: int, way: str, slept: list[float]
+    tmp_path: Path, source: int, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(durable, "time", clock := Clock(1.0, 1.0))
     copied(tmp_path / "waited for", source)
-    assert slept == []
-    part = memoryview(mmap.mmap(source, 0, prot=mmap.PROT_READ))[START : START + SIZE]
-    copy_hashed(tmp_path / "file", source, START, part, hurry=lambda: bool(slept))
-    assert len(slept) < 4
+    assert clock.naps == []
+    beside(tmp_path / "file", source, hurry=lambda: bool(clock.naps))
+    assert len(clock.naps) == 1
+
+
+def test_a_piece_is_on_the_disk_before_the_rest(
+    tmp_path: Path, source: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(durable, "time", clock := Clock(1.0, 1.0))
+    monkeypatch.setattr(clock, "sleep", lambda seconds: sizes.append((tmp_path / "file").stat().st_size))
+    monkeypatch.setattr(room, "reserve", lambda *words: None)
+    beside(tmp_path / "file", source)
+    assert sizes == [CHUNK_BYTES, SIZE]
