@@ -38,7 +38,11 @@ def local_run(
     return LocalRun(job, folder, command=[*agent_command(tmp_path), str(folder.path)], say=lambda text: None)
 
 
-def terminal(tmp_path: Path, program: str, *, first: str = "") -> subprocess.Popen[bytes]:
+HANGUP_ON = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"
+"""For tests that run under `nohup` themselves."""
+
+
+def terminal(tmp_path: Path, program: str, *, first: str = HANGUP_ON) -> subprocess.Popen[bytes]:
     """Start a run in a process of its own, to press Ctrl-C on; that process does `first` before."""
     folder = make_run(tmp_path, program)
     script = tmp_path / "person.py"
