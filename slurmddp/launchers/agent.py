@@ -27,6 +27,7 @@ from slurmddp.environments.limits import read_limits
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, EXIT_USAGE, ConfigError, SlurmddpError
 from slurmddp.launchers import failure, linux
+from slurmddp.launchers.arrival import excuse
 from slurmddp.launchers.control.link import Link, open_link
 from slurmddp.launchers.crew import Crew, Work
 from slurmddp.launchers.events import Events, Line
@@ -96,6 +97,8 @@ class Agent:
     def __init__(self, folder: RunFolder, attempt: int, node: RankInfo, inbox: SignalInbox) -> None:
         self.folder, self.attempt, self.node, self._inbox = folder, attempt, node, inbox
         self._records = Records(folder, attempt)
+        self._excuse: Callable[[failure.Failure], bool] = lambda why: False
+        """Tells node 0 that this node can run no ranks; returns whether the others may do without."""
         self._loop: AgentLoop | None = None
 
     def run(self, entry: str, preload: Sequence[str]) -> int:
@@ -121,12 +124,14 @@ class Agent:
         config = self.folder.config()
         rules = rules_of(config, self.node.nodes)
         require(self.node, nodes=rules.all_nodes, ranks_per_node=1)
-        enter_project(self.folder, config.get("project_dir"))
         ranks = Ranks(self._inbox)  # Before the line: a process that it starts would keep it open.
         undo.callback(ranks.close)
         # It listens from here on, and is handled after the imports: who has not imported yet has not arrived.
         link = open_link(self.node, _secret(os.environ, self.node))
         undo.callback(link.close)
+        waiting = Line(self.node, link, Events(self._inbox, link))
+        self._excuse = partial(excuse, waiting, rules=rules, records=self._records)
+        enter_project(self.folder, config.get("project_dir"))
         keeper = Keeper()
         undo.callback(keeper.close)
         ranks.in_child, ranks.on_other = partial(_forget, link, keeper), keeper.ended
@@ -176,11 +181,13 @@ class Agent:
 
     def _give_up(self, why: failure.Failure) -> int:
         """End the ranks, and say why this agent itself can't go on."""
-        if self._loop is None:
-            say(failure.describe(why))
-            self._records.failed(why)
-        else:
+        if self._loop is not None:
             self._loop.give_up(why)
+        else:
+            say(failure.describe(why))
+            if self._excuse(why):
+                return EXIT_FAILED  # srun hands its code on, and that of the attempt is node 0's.
+            self._records.failed(why)
         return why.exit_code or EXIT_FAILED
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from slurmddp.launchers import failure
+from slurmddp.launchers.events import Line
 from slurmddp.launchers.failure import Failure
 from slurmddp.launchers.generation import Rules, choose_agents
 from slurmddp.launchers.records import Records
-from slurmddp.launchers.words import lost_node, names_of
+from slurmddp.launchers.words import all_as_facts, lost_node, names_of
 
 _FIRST_NOTICE_S = 3.0
 """After this many seconds those that have not arrived are named, and then again and again."""
 _NOTICE_S = 10.0
+_LOOK_S = 1.0
 _SPARES_WAIT_S = 10.0
 """How long those that are enough to begin wait for the spares."""
 
@@ -76,6 +79,23 @@ class Arrival:
             self._notice = now + _NOTICE_S
             self._records.say(f"waiting for {names_of([0], self._hosts)}, which lets all ranks begin")
         return None
+
+
+def excuse(line: Line, why: Failure, rules: Rules, records: Records) -> bool:
+    """Tell node 0 that this node can run no ranks; return False if that has to end the attempt.
+
+    Where the others may go on without a node, node 0 decides what follows. It may not be there to hear it
+    yet, or any more: what an attempt has ended with stands.
+    """
+    if not rules.outlives_nodes or line.node.node_rank == 0:
+        return False
+    line.link.send(0, {"kind": "fell", "generation": -1, "failures": all_as_facts([why])})
+    until = time.monotonic() + rules.join_timeout_s
+    while line.link.missing() and time.monotonic() < until:
+        if records.failure() is not None or records.code_of_first_node() is not None:
+            return True
+        line.events.wait(time.monotonic() + _LOOK_S)
+    return not line.link.missing()
 
 
 def end_without_lead(cause: Failure, rules: Rules, records: Records) -> int:

@@ -134,9 +134,13 @@ class Lead:
     def _take_fall(self, sender: int, message: Mapping[str, Any], now: float) -> None:
         found = [as_failure(facts) for facts in message["failures"]]
         unable = [one for one in found if one.rank is None]  # The agent itself can't go on.
-        if unable and not self._miss(sender, failure.describe(unable[0])) and self._phase != "joining":
-            self._record.say(failure.describe(unable[0]))
-            return
+        if unable:
+            missed = self._miss(sender, why := failure.describe(unable[0]))
+            if not missed and (self._phase != "joining" or self._rules.outlives_nodes):
+                self._record.warn(why)
+                return
+            if self._rules.outlives_nodes:  # What one node refuses need not be wrong on others.
+                found = [lost_node(sender, self._hosts, why)]
         self._note(message, found, now)
         self._fall(now)
 

@@ -30,6 +30,9 @@ class Record(Protocol):
     """Where the lead leaves what people and later attempts read."""
 
     def say(self, text: str) -> None: ...
+    def warn(self, text: str) -> None:
+        """Say what a person should know though the attempt goes on."""
+
     def fell(self, cause: Failure, generation: int) -> None: ...
     def restarted(
         self, generation: Generation, before: Generation, cause: Failure, step: int, silent_s: float
@@ -57,6 +60,11 @@ class Records:
 
     def say(self, text: str) -> None:
         say(text)
+
+    def warn(self, text: str) -> None:
+        """Say it in the log and, by an event, in `slurmddp status`."""
+        say(text)
+        self._add("warned", about="node", text=text)
 
     def is_over(self) -> bool:
         """Whether a person has ended the run, or a later attempt has begun."""

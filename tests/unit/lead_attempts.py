@@ -30,6 +30,9 @@ class Notes:
     def say(self, text: str) -> None:
         self.said.append(text)
 
+    def warn(self, text: str) -> None:
+        self.said.append(text)
+
     def fell(self, cause: Failure, generation: int) -> None:
         self.done.append(("fell", generation, cause.rank))
 

@@ -71,6 +71,25 @@ def test_a_lost_node_is_not_named_among_those_that_are_waited_for() -> None:
     assert attempt.notes.said[-1].startswith("waiting for node 1 (n1); 1 of 3 nodes are here")
 
 
+def test_a_spare_takes_the_place_of_a_node_whose_agent_can_not_go_on() -> None:
+    attempt = Attempt(spare_nodes=1)
+    join(attempt, 0.1, 1)
+    refused = as_facts(fallen(1, rank=None, code=78))
+    assert attempt.hear(1, "fell", generation=-1, failures=[refused]) == []
+    attempt.lead.look(0.2)
+    assert attempt.lead.orders[0][1]["agents"] == [0, 3, 2]
+    assert attempt.ordered() == to_all("go", 0, 2, 3)
+    assert attempt.notes.done == [("without", {1})]
+    assert "agent of node 1" in attempt.notes.said[0]
+
+
+def test_what_one_agent_refuses_as_the_ranks_begin_is_tried_without_it() -> None:
+    attempt = Attempt(elastic=True).begin()
+    assert attempt.fall(1, rank=None, code=78) == to_all("stop", 0, 2)
+    attempt.stopped(0)
+    assert attempt.stopped(2) == to_all("go", 0, 2)
+
+
 def test_a_spare_that_can_not_go_on_is_only_told_of() -> None:
     attempt = Attempt(spare_nodes=1).begin()
     assert attempt.fall(3, rank=None, code=1) == []
