@@ -28,7 +28,7 @@ class Gathering:
         self._begun, self.next_notice = now, now + _FIRST_NOTICE_S
 
     def look(
-        self, now: float, present: set[int], gone: Mapping[int, str]
+        self, now: float, present: set[int], gone: Mapping[int, Failure]
     ) -> tuple[tuple[int, ...], Failure | None] | None:
         """Return which agents run ranks, in order, and what another is missed for; None while some may come.
 
@@ -43,13 +43,13 @@ class Gathering:
             missed = gone
         elif waited >= rules.join_timeout_s:
             why = f"it did not arrive within {rules.join_timeout_s:g} s (policy.join_timeout_s)"
-            missed = gone or dict.fromkeys(coming, why)
+            missed = gone or {agent: lost_node(agent, self._hosts, why) for agent in coming}
         else:
             self._tell(now, sorted(coming), len(present))
             return None
         if agents and (absent := sorted(coming | gone.keys())):
             self._say(f"the ranks begin without {names_of(absent, self._hosts)}")
-        return agents, lost_node(min(missed), self._hosts, missed[min(missed)]) if missed else None
+        return agents, missed[min(missed)] if missed else None
 
     def _tell(self, now: float, coming: Sequence[int], here: int) -> None:
         if now >= self.next_notice:

@@ -26,7 +26,14 @@ from slurmddp.launchers.generation import Decision, Facts, Generation, Reached, 
 from slurmddp.launchers.records import Record
 from slurmddp.launchers.unfit import Unfit
 from slurmddp.launchers.watch.inquiry import Comparison, Inquiry
-from slurmddp.launchers.words import Message, as_failure, lost_node, names_of, stalled_rank
+from slurmddp.launchers.words import (
+    Message,
+    as_failure,
+    lost_node,
+    names_of,
+    stalled_rank,
+    unable_node,
+)
 
 CAUSE_WAIT_S = 0.3
 """How long a rank that only lost its peer lets the peer's own agent be first to report."""
@@ -49,8 +56,8 @@ class Lead:
         self._gathering = Gathering(hosts, rules, record.say, now)
         self._phase = "joining"
         self._present = {0}
-        self._gone: dict[int, str] = {}
-        """The agents that are lost or have given up, and why."""
+        self._gone: dict[int, Failure] = {}
+        """The agents that are lost or have given up."""
         self._unfit = Unfit(hosts, rules, record)
         self._generation = Generation(-1, tuple(range(rules.nodes)))
         self._restarts, self._furthest = 0, -1
@@ -127,24 +134,24 @@ class Lead:
         if self._phase == "leaving":
             return
         self._record.say(f"{names_of([sender], self._hosts)} is lost: {why}")
-        if self._miss(sender, why):
-            self._fallen.append(lost_node(sender, self._hosts, why))
+        if self._miss(sender, lost := lost_node(sender, self._hosts, why)):
+            self._fallen.append(lost)
             self._fall(now)
 
     def _take_fall(self, sender: int, message: Mapping[str, Any], now: float) -> None:
         found = [as_failure(facts) for facts in message["failures"]]
         unable = [one for one in found if one.rank is None]  # The agent itself can't go on.
         if unable:
-            missed = self._miss(sender, why := failure.describe(unable[0]))
+            missed = self._miss(sender, gone := unable_node(sender, self._hosts, unable[0]))
             if not missed and (self._phase != "joining" or self._rules.outlives_nodes):
-                self._record.warn(why)
+                self._record.warn(failure.describe(unable[0]))
                 return
             if self._rules.outlives_nodes:  # What one node refuses need not be wrong on others.
-                found = [lost_node(sender, self._hosts, why)]
+                found = [gone]
         self._note(message, found, now)
         self._fall(now)
 
-    def _miss(self, sender: int, why: str) -> bool:
+    def _miss(self, sender: int, why: Failure) -> bool:
         """Count no more on an agent; return whether its ranks are missed too."""
         self._gone[sender] = why
         self._present.discard(sender)

@@ -12,7 +12,7 @@ from slurmddp.launchers.control.link import Message
 from slurmddp.launchers.control.wire import MAX_MESSAGE_BYTES
 from slurmddp.launchers.failure import Failure
 from slurmddp.launchers.watch.inquiry import Verdict
-from slurmddp.runs.causes import LOST_NODE, UNFIT_NODE
+from slurmddp.runs.causes import LOST_NODE, UNABLE_NODE, UNFIT_NODE
 
 __all__ = [
     "Message",
@@ -22,6 +22,7 @@ __all__ = [
     "lost_node",
     "names_of",
     "stalled_rank",
+    "unable_node",
     "unfit_node",
     "why_no_ranks",
 ]
@@ -46,6 +47,12 @@ def lost_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
 def unfit_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
     """Return the failure of a node that the preflight has found unfit, where the others go on without it."""
     return replace(lost_node(agent, hosts, ""), reason=f"{UNFIT_NODE}: {why.removesuffix('.')}")
+
+
+def unable_node(agent: int, hosts: Sequence[str], found: Failure) -> Failure:
+    """Return the failure of a node whose agent has `found` that it can't go on, where the others may."""
+    why = (found.reason or found.sentence).removesuffix(".")
+    return replace(lost_node(agent, hosts, ""), reason=f"{UNABLE_NODE}: {why}")
 
 
 def stalled_rank(verdict: Verdict, agents: Sequence[int], ranks_per_node: int) -> Failure:

@@ -37,6 +37,7 @@ STALLED = "stalled"
 STALLED_TOGETHER = f"{STALLED}: in a collective that not all have joined"
 LOST_NODE = "lost node"
 UNFIT_NODE = f"{LOST_NODE} to the preflight"
+UNABLE_NODE = f"{LOST_NODE} to the ranks"
 
 _WHAT_TO_DO = {
     OUT_OF_MEMORY: "Ask for more with mem_gb=, or take a smaller train.batch_size or fewer train.workers.",
@@ -54,6 +55,7 @@ _WHAT_TO_DO = {
     STALLED: "The stacks of all ranks lie beside the logs.",
     LOST_NODE: "Its host or its network went down, or its agent was killed.",
     UNFIT_NODE: "rank-0.log says what to have looked at there.",
+    UNABLE_NODE: "The log of that node says more.",
 }
 _NOT_FOR_MEMORY = ", for the kernel has killed nothing here for want of memory"
 _TEXT_CHARS = 200
