@@ -143,7 +143,7 @@ def test_one_attempt_outlives_a_late_agent_a_killed_rank_and_ranks_that_stand_st
     for fault in ("killed", "data", "python", "collective"):
         (whole / fault).touch()
     python = beforehand(command, UNTIL_MISSED)
-    patient = ["policy.stall_timeout_s=4", "policy.max_restarts_in_place=50"]
+    patient = ["policy.stall_timeout_s=6", "policy.max_restarts_in_place=50"]
     run = command.submit("faulty", *faults(trap), *patient, python)
     command("train", "+cluster=sandbox", "launcher=local", "name=whole", *SMALL, *faults(whole))
     run.wait_finished()
