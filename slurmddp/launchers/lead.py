@@ -15,6 +15,7 @@ which ranks had ended with 0 by then: if others have lost them, or wait for them
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -204,7 +205,7 @@ class Lead:
 
     def _note(self, message: Mapping[str, Any], found: Sequence[Failure], now: float) -> None:
         self._fallen += found
-        self._reached.take(int(message.get("step", -1)), now - float(message.get("silent_s", 0.0)))
+        self._reached.take(int(message.get("step", -1)), now - float(message.get("silent_s", math.inf)))
 
     # What follows.
 

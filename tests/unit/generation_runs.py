@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import yaml
 from agent_runs import make_run, start_agent
@@ -48,8 +49,17 @@ def run_folder(tmp_path: Path, *, nodes: int = 1, program: str = STEPPING, **con
 
 
 @contextmanager
-def agents_of(folder: RunFolder, nodes: int, first: int = 0) -> Iterator[list[subprocess.Popen[bytes]]]:
-    agents = [start_agent(folder, nodes=nodes, node_rank=node) for node in range(first, nodes)]
+def agents_of(
+    folder: RunFolder,
+    nodes: int,
+    first: int = 0,
+    commands: Mapping[int, Sequence[str]] = MappingProxyType({}),
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Start the agents of the nodes from `first` on; some by other `commands` than the usual one."""
+    agents = [
+        start_agent(folder, nodes=nodes, node_rank=node, command=commands.get(node, ()))
+        for node in range(first, nodes)
+    ]
     try:
         yield agents
     finally:

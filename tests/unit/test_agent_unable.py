@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 import psutil
 import pytest
-from agent_runs import AGENT, start_agent, wait_until
-from generation_runs import codes, lines_of, node_log, run_folder
+from agent_runs import AGENT, wait_until
+from generation_runs import agents_of, codes, lines_of, node_log, run_folder
 
 from slurmddp.launchers import failure
 from slurmddp.runs.folder import RunFolder
@@ -25,28 +24,17 @@ def begun_on_two_nodes(folder: RunFolder, rank: int) -> bool:
     return bool(lines) and lines[-1][3] == 4 and psutil.pid_exists(lines[-1][1])
 
 
-@contextmanager
-def agents_of(folder: RunFolder, nodes: int, *unable: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+def with_unable(folder: RunFolder, nodes: int, *unable: int) -> AbstractContextManager[list[Popen[bytes]]]:
     """Start the agents of all nodes; those `unable` can't import what the ranks need."""
     script = folder.path / "unable.py"
     script.write_text(UNABLE)
-    command = [sys.executable, str(script)]
-    agents = [
-        start_agent(folder, nodes=nodes, node_rank=node, command=command if node in unable else ())
-        for node in range(nodes)
-    ]
-    try:
-        yield agents
-    finally:
-        for agent in agents:
-            agent.kill()
-            agent.wait()
+    return agents_of(folder, nodes, commands={node: [sys.executable, str(script)] for node in unable})
 
 
 @pytest.mark.parametrize("config", [{"nodes": 2, "spare_nodes": 1}, {"nodes": 3, "elastic": True}])
 def test_the_others_begin_without_it(tmp_path: Path, config: dict[str, Any]) -> None:
     folder = run_folder(tmp_path, **config)
-    with agents_of(folder, 3, 1) as agents:
+    with with_unable(folder, 3, 1) as agents:
         # It may just have arrived when the ranks begin, and say only then that it can't.
         wait_until(lambda: all(begun_on_two_nodes(folder, rank) for rank in range(4)), "ranks on two nodes")
         (folder.path / "finish").touch()
@@ -68,7 +56,7 @@ def test_where_they_may_not_it_is_the_failure_of_the_attempt(
 ) -> None:
     nodes = 3 if "spare_nodes" in config else 2
     folder = run_folder(tmp_path, nodes=2, **config)
-    with agents_of(folder, nodes, *unable) as agents:
+    with with_unable(folder, nodes, *unable) as agents:
         codes(agents)
     found = failure.read(folder, 0)
     assert found is not None
@@ -78,7 +66,7 @@ def test_where_they_may_not_it_is_the_failure_of_the_attempt(
 
 def test_without_a_spare_that_is_left_the_attempt_ends_as_with_a_lost_node(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, nodes=2, spare_nodes=1)
-    with agents_of(folder, 3, 1, 2) as agents:
+    with with_unable(folder, 3, 1, 2) as agents:
         assert codes(agents) == [1, 1, 1]
     found = failure.read(folder, 0)
     assert found is not None
