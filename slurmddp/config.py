@@ -31,10 +31,8 @@ from slurmddp import config_check, config_errors, config_overrides, config_schem
 from slurmddp.config_overrides import PROJECT_DEFAULTS, Plan
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import RunFolder
-from slurmddp.spec import Cluster, Job, Policy, Program
+from slurmddp.spec import NOT_COMPUTED, Cluster, Job, Policy, Program, computed
 
-HASHED = ("model", "data", "loss", "optimizer", "scheduler", "strategy", "train", "program")
-"""What is computed, together with seed, nodes and ranks_per_node; a run is named by the hash of these."""
 WHERE_AND_HOW_LONG = (
     "partition",
     "account",
@@ -47,11 +45,9 @@ WHERE_AND_HOW_LONG = (
     "spare_nodes",
     "elastic",
     "preflight",
-    "train.memory_save_every",
+    *NOT_COMPUTED,
 )
 """What may change when a run goes on, and so is left out of its name; `cluster` and `policy` too."""
-_HOW_TRAINED = ("memory_save_every",)
-"""Keys of `train` that change no number."""
 
 _PRIMARY = "slurmddp_primary"
 _LEFT_OUT = [
@@ -154,9 +150,8 @@ def _job(
 
 def fingerprint(config: Mapping[str, Any]) -> str:
     """Return eight hex digits that change with what is computed, and not with where or how long it runs."""
-    computed = {key: config[key] for key in (*HASHED, "seed", "nodes", "ranks_per_node")}
-    computed["train"] = {key: config["train"][key] for key in config["train"] if key not in _HOW_TRAINED}
-    text = json.dumps(computed, sort_keys=True, separators=(",", ":"), default=str)
+    named = {**computed(config), "nodes": config["nodes"], "ranks_per_node": config["ranks_per_node"]}
+    text = json.dumps(named, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

@@ -6,7 +6,7 @@ Nothing here reads files, the environment or the clock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,37 @@ class Policy:
     """Seconds in which a rank has to get on; None: learnt from what its steps take; 0: for ever."""
     join_timeout_s: float = 300
     """Seconds for which the nodes of a job wait for each other."""
+
+
+COMPUTED = ("seed", "model", "data", "loss", "optimizer", "scheduler", "strategy", "train", "program")
+"""The keys of the configuration that decide what is computed."""
+NOT_COMPUTED = (
+    "train.log_every",
+    "train.eval_every",
+    "train.save_every",
+    "train.memory_save_every",
+    "train.keep_last",
+    "train.sample_chars",
+    "train.workers",
+)
+"""Keys that change no number. A run's name and a checkpoint's identity leave them out."""
+EXTENT = ("train.steps", "train.eval_batches", "train.global_batch")
+"""Keys that a run's name holds, while a checkpoint fits any value of them.
+
+A run may grow longer, or be evaluated on more. A run of another size sets `global_batch`; the data order in
+the checkpoint says which value is right.
+"""
+
+
+def computed(config: Mapping[str, Any], without: Sequence[str] = NOT_COMPUTED) -> dict[str, Any]:
+    """Return the part of a configuration that decides what is computed, without the keys in `without`."""
+    return {
+        key: {name: inner for name, inner in value.items() if f"{key}.{name}" not in without}
+        if isinstance(value, Mapping)
+        else value
+        for key, value in config.items()
+        if key in COMPUTED
+    }
 
 
 OWN_TRAINER = "slurmddp.training.trainer.train"

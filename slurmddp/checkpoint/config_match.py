@@ -9,14 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slurmddp.errors import ConfigError
+from slurmddp.spec import EXTENT, NOT_COMPUTED, computed
 
-COMPUTED = ("seed", "model", "data", "loss", "optimizer", "scheduler", "strategy", "train", "program")
-"""The parts of a run's configuration that decide what is computed."""
-_TRAIN_LOOKS = ("steps", "log_every", "eval_every", "eval_batches", "save_every", "keep_last", "sample_chars",
-                "workers", "global_batch", "memory_save_every")  # fmt: skip
-"""Keys of `train` that say how long, what is shown and what is kept; they change no number on the way.
-
-`global_batch` is set when a run changes its size; the data order in the checkpoint says what it has to be."""
 _SHOWN = 10
 
 ALLOW_VARIABLE = "SLURMDDP_ALLOW_OTHER_CONFIG"
@@ -24,12 +18,9 @@ ALLOW_VARIABLE = "SLURMDDP_ALLOW_OTHER_CONFIG"
 log = logging.getLogger(__name__)
 
 
-def computed(config: Mapping[str, Any]) -> dict[str, Any]:
+def bound_to(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a run's configuration that a checkpoint is bound to."""
-    kept = {key: config[key] for key in COMPUTED if key in config}
-    if isinstance(kept.get("train"), Mapping):
-        kept["train"] = {key: value for key, value in kept["train"].items() if key not in _TRAIN_LOOKS}
-    return kept
+    return computed(config, (*NOT_COMPUTED, *EXTENT))
 
 
 def facts(config: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import time
 import traceback
 from typing import Any
 
-from slurmddp.checkpoint.config_match import computed
+from slurmddp.checkpoint.config_match import bound_to
 from slurmddp.environments.detect import detect, require
 from slurmddp.environments.limits import read_limits
 from slurmddp.environments.present import LOOK_VARIABLE
@@ -71,7 +71,7 @@ def _run(folder: RunFolder, guard: Guard) -> None:
     target = locate(program["_target_"], key="program._target_")
     options = {k: instantiate(v, _key_=f"program.{k}") for k, v in program.items() if k not in NOT_OPTIONS}
     with Distributon(
-        strategy=strategy, seed=config.get("seed"), config=computed(config), stop_guard=guard
+        strategy=strategy, seed=config.get("seed"), config=bound_to(config), stop_guard=guard
     ) as distributon:
         _launch(distributon, info, config, folder)
         target(distributon, config, folder, **options)

@@ -12,7 +12,7 @@ import torch
 from ranks import run_ranks
 from torch import nn
 
-from slurmddp import checkpoint, config
+from slurmddp import checkpoint, config, spec
 from slurmddp.checkpoint import config_match
 from slurmddp.errors import CheckpointError, ConfigError
 from slurmddp.runs.folder import RunFolder, read_lines
@@ -284,11 +284,12 @@ def test_without_a_configuration_there_is_nothing_to_compare(tmp_path) -> None:
 
 
 def test_what_a_run_is_named_by_is_what_its_checkpoints_are_bound_to() -> None:
-    assert set(config_match.COMPUTED) == {*config.HASHED, "seed"}
-    whole = {"seed": 1, "train": {"batch_size": 4, "log_every": 5}, "nodes": 3, "time_limit": 5}
-    assert config_match.computed(whole) == {"seed": 1, "train": {"batch_size": 4}}
-    shown = set(config_match._TRAIN_LOOKS)
-    assert shown - {"global_batch"} < set(config.config_schema.TRAIN)
+    train = {"batch_size": 4, "log_every": 5, "steps": 9}
+    whole = {"seed": 1, "train": train, "nodes": 3, "time_limit": 5}
+    assert spec.computed(whole) == {"seed": 1, "train": {"batch_size": 4, "steps": 9}}
+    assert config_match.bound_to(whole) == {"seed": 1, "train": {"batch_size": 4}}
+    keys = {key.removeprefix("train.") for key in (*spec.NOT_COMPUTED, *spec.EXTENT)}
+    assert keys < set(config.config_schema.TRAIN)
 
 
 # The test save.

@@ -15,7 +15,7 @@ from projects import make_project
 from slurmddp import config, config_overrides, config_schema
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import RunFolder
-from slurmddp.spec import Cluster, GlobalBatch, Job, Policy, Resources
+from slurmddp.spec import EXTENT, NOT_COMPUTED, Cluster, GlobalBatch, Job, Policy, Resources
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -188,11 +188,13 @@ WHERE = [
     "partition=x", "account=x", "qos=x", "time_limit=5", "mem_gb=3", "cpus_per_node=5",
     "policy.max_restarts=9", "submitter=submitit", "runs_dir=other", "snapshot=false", "launcher=local",
     "cluster.time_limit=7", "cluster.setup=[]", "spare_nodes=1", "elastic=true", "preflight=on",
-    "train.memory_save_every=7", "policy.stall_timeout_s=9",
+    "train.memory_save_every=7", "policy.stall_timeout_s=9", "train.log_every=1", "train.eval_every=7",
+    "train.save_every=7", "train.keep_last=9", "train.sample_chars=0", "train.workers=2",
 ]  # fmt: skip
 WHAT = [
     "nodes=2", "gpus_per_node=4", "seed=1", "model.width=65", "data.vocab_size=98", "optimizer.lr=0.1",
     "scheduler=null", "train.steps=401", "train.batch_size=17", "loss._partial_=false", "program.x=1",
+    "train.global_batch=64", "train.eval_batches=5", "train.clip_norm=2", "train.accumulate=3",
 ]  # fmt: skip
 
 
@@ -203,7 +205,7 @@ def test_where_and_how_long_leave_the_name_alone(project: Path, override: str) -
 
 def test_new_keys_renamed_no_run(project: Path) -> None:
     """The digits that this configuration had before there were the keys that say how, not what."""
-    assert job_of(project, "+cluster=big", "nodes=2").run_name == "gpt-7217d816"
+    assert job_of(project, "+cluster=big", "nodes=2").run_name == "gpt-6ebe84ae"
 
 
 @pytest.mark.parametrize("override", WHAT)
@@ -228,6 +230,18 @@ def test_the_name_does_not_depend_on_order_place_or_process(project: Path, tmp_p
     names.add(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
     assert len(names) == 1
     assert job_of(project, "nodes=2", "seed=3", "name=mine").run_name == f"mine-{names.pop()[-8:]}"
+
+
+def test_every_key_of_train_is_named_as_changing_numbers_or_not(project: Path) -> None:
+    train = job_of(project).program.config["train"]
+    left = {key.removeprefix("train.") for key in (*NOT_COMPUTED, *EXTENT)}
+    assert set(train) - left == {"batch_size", "accumulate", "clip_norm"}
+
+
+@pytest.mark.parametrize("key", NOT_COMPUTED)
+def test_a_run_that_goes_on_may_change_what_changes_no_number(project: Path, key: str) -> None:
+    again = config.job_of_run(prepared(project), [f"{key}=3"])
+    assert again.program.config["train"][key.removeprefix("train.")] == 3
 
 
 def prepared(project: Path, *overrides: str) -> RunFolder:
