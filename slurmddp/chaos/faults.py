@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from slurmddp.chaos import disk, ranks
 from slurmddp.chaos.training import Training
-from slurmddp.errors import ConfigError, near_matches
+from slurmddp.errors import ConfigError, SlurmError, near_matches
 from slurmddp.runs.checkpoints import WRITING, checkpoint_folders
 from slurmddp.slurm.sandbox import Sandbox
 
 TIMES_UP_S = 30
 """How long before its end a job learns that its time limit was changed."""
 SAVE_WAIT_S = 60
+START_WAIT_S = 120
+"""How long a fault waits for the next attempt, or for the end of one."""
+BATCH_HOST_CUT_S = (30.0, 45.0)
+"""Longer than agents wait for each other, shorter than SLURM waits for a node."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,10 @@ class Struck:
     what: str
     at: float
     interrupts: bool | None = True
+    attempt: int | None = None
+    """The last attempt that the fault ended, where it ended several."""
+    broken: str = ""
+    """A promise that did not hold while the fault was done, in words."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +101,14 @@ def _lose_node(scene: Scene, luck: random.Random, *, with_jobs: bool) -> Struck:
 
 
 def cut_link(scene: Scene, luck: random.Random) -> Struck:
-    node, away_s = luck.choice(scene.training.nodes), _absence(scene, luck)
+    return _cut(scene, luck.choice(scene.training.nodes), _absence(scene, luck))
+
+
+def cut_batch_host(scene: Scene, luck: random.Random) -> Struck:
+    return _cut(scene, scene.training.nodes[0], luck.uniform(*BATCH_HOST_CUT_S))
+
+
+def _cut(scene: Scene, node: str, away_s: float) -> Struck:
     at = time.time()
     try:
         scene.sandbox.cut_link(node)
@@ -125,6 +142,55 @@ def preempt(scene: Scene, luck: random.Random) -> Struck:
         f"--wrap=sleep {seconds}",
     )
     return Struck(f"a job of higher priority takes the nodes for {seconds} s", time.time())
+
+
+def preempt_start(scene: Scene, luck: random.Random) -> Struck:
+    """Preempt the training, and the next two attempts before their first step."""
+    training = scene.training
+    preempt(scene, luck)
+    for _ in range(2):
+        attempt = training.attempt
+        if not training.wait(partial(_starts, training, attempt), START_WAIT_S):
+            raise MissedError("no attempt was seen to start")
+        preempt(scene, luck)
+    return Struck("preempted, then twice more at the start", time.time(), attempt=training.attempt)
+
+
+def _starts(training: Training, than: int) -> bool:
+    """Say whether an attempt after `than` has an agent; MissedError when it has taken a step."""
+    attempt = training.attempt
+    if attempt <= than:
+        return False
+    if any(event["attempt"] == attempt for event in training.events("first_step")):
+        raise MissedError("the attempt had taken its first step already")
+    log = training.folder.log_dir(attempt) / "node-0.log"
+    return log.exists() and log.stat().st_size > 0
+
+
+def set_down(scene: Scene, luck: random.Random) -> Struck:
+    node, away_s, at = luck.choice(scene.training.nodes), luck.uniform(1, 5), time.time()
+    update = ("scontrol", "update", f"NodeName={node}")
+    scene.sandbox.command(*update, "State=DOWN", "Reason=chaos")
+    try:
+        time.sleep(away_s)
+    finally:
+        with contextlib.suppress(SlurmError):  # A slurmd that registers again brings its node back.
+            scene.sandbox.command(*update, "State=RESUME")
+    return Struck(f"{node} set DOWN, resumed after {away_s:.1f} s", at)
+
+
+def submit_at_once(scene: Scene, luck: random.Random) -> Struck:
+    """Stop the training, then resume it twice and train it once more at the same moment."""
+    training, at = scene.training, time.time()
+    training.place.command("stop", training.folder.name)
+    if not training.wait(lambda: training.history().settled, START_WAIT_S):
+        raise MissedError("the training did not stop")
+    if training.finished:
+        raise MissedError("the training had finished already")
+    training.place.at_once(training.resume_words, training.resume_words, training.train_words)
+    jobs = scene.sandbox.jobs()
+    broken = "" if len(jobs) == 1 else f"SLURM has {len(jobs)} jobs of the run, not one"
+    return Struck("stopped, then two resumes and a train at once", at, broken=broken)
 
 
 def reach_time_limit(scene: Scene, luck: random.Random) -> Struck:
@@ -234,10 +300,14 @@ FAULTS = {
         Fault("kill-rank", "SIGKILL to one rank", kill_rank),
         Fault("sigterm-rank", "SIGTERM to one rank", stop_rank),
         Fault("preempt", "a job of higher priority takes the nodes", preempt),
+        Fault("preempt-start", "preempted, then twice more before the first step", preempt_start),
+        Fault("submit-at-once", "stopped, then submitted by three commands at once", submit_at_once),
         Fault("time-limit", "the job reaches its time limit", reach_time_limit),
         Fault("kill-slurmd", "kill -9 of a node's slurmd; its jobs live on", kill_slurmd),
         Fault("kill-node", "power cut: all processes of a node die", kill_node),
         Fault("cut-link", "a node is off the network for a while", cut_link, needs_root=True),
+        Fault("cut-batch-host", "the first node is off the network for 30 to 45 s", cut_batch_host, True),
+        Fault("set-down", "a node is set DOWN by hand and resumed", set_down),
         Fault("restart-controller", "slurmctld is restarted", restart_controller),
         Fault("fill-disk", "the disk under the run folder is full for a while", fill_disk, needs_root=True),
         Fault("flip-bit", "a bit of the newest checkpoint flips, then all ranks die", flip_bit),

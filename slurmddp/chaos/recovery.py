@@ -62,11 +62,13 @@ def strike(scene: Scene, planned: Planned, limit_s: float) -> Outcome | None:
         struck = FAULTS[planned.kind].inject(scene, luck)
     except MissedError:
         return None
-    how, note = _await(training, attempt, restarts, struck, limit_s), ""
+    attempt = attempt if struck.attempt is None else struck.attempt
+    how = LOST if struck.broken else _await(training, attempt, restarts, struck, limit_s)
+    note = ""
     if how is None:
         return None
     if how == LOST:
-        note = training.end_word()
+        note = struck.broken or training.end_word()
         how = BY_HAND if _resume_by_hand(scene, attempt, limit_s) else LOST
     step, lost, recovery = _figures(training, attempt, restarts, struck, how)
     return Outcome(
@@ -160,8 +162,7 @@ def _figures(
     if how == WENT_ON:
         times = [struck.at, *(when for _, when in own if when > struck.at)]
         return before, 0, max((b - a for a, b in pairwise(times)), default=0.0)
-    reached = max((step for step, _ in own), default=0)
     for step, when in training.steps(lambda number: number > attempt):
-        if step > reached:
-            return before, max(0, reached - training.resumed_step(training.attempt)), when - struck.at
+        if step > before:
+            return before, max(0, before - training.resumed_step(training.attempt)), when - struck.at
     return before, 0, None

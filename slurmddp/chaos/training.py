@@ -67,17 +67,26 @@ class Place:
 
     def command(self, *words: str) -> str:
         """Run one `slurmddp` command and return what it printed; SlurmError when it fails."""
-        done = subprocess.run(
+        process = self._begin(words)
+        out, err = process.communicate(timeout=COMMAND_LIMIT_S)
+        if process.returncode != 0:
+            raise SlurmError(f"`slurmddp {' '.join(words)}` ended with {process.returncode}: {err}")
+        return out
+
+    def at_once(self, *commands: tuple[str, ...]) -> None:
+        """Run several `slurmddp` commands at the same time; each may succeed or be refused."""
+        for process in [self._begin(words) for words in commands]:
+            process.communicate(timeout=COMMAND_LIMIT_S)
+
+    def _begin(self, words: tuple[str, ...]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
             [sys.executable, "-m", "slurmddp", *words],
             cwd=self.project,
             env=self.environment,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=COMMAND_LIMIT_S,
         )
-        if done.returncode != 0:
-            raise SlurmError(f"`slurmddp {' '.join(words)}` ended with {done.returncode}: {done.stderr}")
-        return done.stdout
 
 
 class Lines:
@@ -113,9 +122,17 @@ class Training:
     def __init__(self, place: Place, name: str, shape: Shape) -> None:
         self.place, self.shape, self._name = place, shape, name
 
+    @property
+    def train_words(self) -> tuple[str, ...]:
+        return ("train", *self.shape.overrides(), f"name={self._name}")
+
+    @property
+    def resume_words(self) -> tuple[str, ...]:
+        return ("resume", self.folder.name)
+
     def start(self) -> None:
         """Submit it."""
-        self.place.command("train", *self.shape.overrides(), f"name={self._name}")
+        self.place.command(*self.train_words)
         (path,) = (self.place.project / "runs").glob(f"{self._name}-*")
         self.watch(RunFolder(path))
 
@@ -126,7 +143,7 @@ class Training:
 
     def resume(self) -> None:
         """Go on with it by hand."""
-        self.place.command("resume", self.folder.name)
+        self.place.command(*self.resume_words)
 
     def give_up(self) -> None:
         """Cancel it and wait until SLURM has ended it."""

@@ -42,10 +42,12 @@ class Story:
             record = {"step": step, "attempt": attempt, "time": self.time, "loss": 1.0}
             append_line(self.folder.metrics_file, record)
 
-    def strike(self, monkeypatch: pytest.MonkeyPatch, act: Callable[[], bool | None]) -> Outcome | None:
+    def strike(
+        self, monkeypatch: pytest.MonkeyPatch, act: Callable[[], bool | None], **facts: Any
+    ) -> Outcome | None:
         def inject(scene: Scene, luck: random.Random) -> Struck:
             at = self.time
-            return Struck("made up", at, act())
+            return Struck("made up", at, act(), **facts)
 
         monkeypatch.setitem(FAULTS, "made-up", Fault("made-up", "", inject))
         monkeypatch.setattr(recovery.time, "time", lambda: self.time)

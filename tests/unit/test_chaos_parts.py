@@ -6,6 +6,8 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from chaos_story import PLANNED, Story, story
@@ -179,6 +181,71 @@ def test_a_run_that_gave_up_is_lost_until_a_hand_helps(story: Story, monkeypatch
     assert found is not None
     assert (found.outcome, found.survived, found.lost_steps) == ("by hand", False, 12)
     assert "failed" in found.note
+
+
+def test_a_fault_that_ends_several_attempts_counts_from_the_last(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def act() -> bool:
+        story.event("started", attempt=1, job_id="1")
+        story.event("resumed", attempt=1, step=12)
+        story.steps(1, 13, 13)
+        story.event("started", attempt=2, job_id="1")
+        return True
+
+    monkeypatch.setattr(recovery, "_resume_by_hand", lambda *args: False)
+    found = story.strike(monkeypatch, act, attempt=1)
+    assert found is not None
+    assert (found.outcome, found.step) == ("lost", 13)
+
+
+def test_a_broken_promise_is_a_loss_although_the_training_goes_on(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "_resume_by_hand", lambda *args: False)
+
+    def act() -> bool:
+        story.steps(0, 13, 14)
+        return False
+
+    found = story.strike(monkeypatch, act, broken="SLURM has 2 jobs of the run, not one")
+    assert found is not None
+    assert (found.outcome, found.survived) == ("lost", False)
+    assert found.note == "SLURM has 2 jobs of the run, not one"
+
+
+def test_a_start_is_preempted_only_before_its_first_step(story: Story) -> None:
+    assert not faults._starts(story.training, 0)
+    story.event("started", attempt=1, job_id="1")
+    assert not faults._starts(story.training, 0)
+    log = story.folder.log_dir(1) / "node-0.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("the agent is here\n")
+    assert faults._starts(story.training, 0)
+    story.event("first_step", attempt=1, step=12)
+    with pytest.raises(MissedError, match="first step"):
+        faults._starts(story.training, 0)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "broken"), [({"7": "PENDING"}, ""), ({"7": "RUNNING", "8": "PENDING"}, "2 jobs")]
+)
+def test_commands_at_once_must_leave_one_job(
+    story: Story, monkeypatch: pytest.MonkeyPatch, jobs: dict[str, str], broken: str
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def stop(*words: str) -> str:
+        story.event("ended", attempt=0, job_id="1", outcome="stopped", exit_code=75, next="none")
+        return ""
+
+    place: Any = SimpleNamespace(command=stop, at_once=lambda *commands: asked.extend(commands))
+    monkeypatch.setattr(story.training, "place", place)
+    sandbox: Any = SimpleNamespace(jobs=lambda: jobs)
+    struck = faults.submit_at_once(Scene(sandbox, story.training), random.Random(0))
+    assert [words[0] for words in asked] == ["resume", "resume", "train"]
+    assert broken in struck.broken
+    assert bool(struck.broken) is bool(broken)
 
 
 def test_a_fault_that_comes_too_late_does_not_count(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
