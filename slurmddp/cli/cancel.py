@@ -12,6 +12,7 @@ from slurmddp.errors import SlurmError
 from slurmddp.runs import index
 from slurmddp.runs.folder import RunFolder, write_atomic
 from slurmddp.runs.history import History, read_history
+from slurmddp.runs.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.process import is_alive, is_here
 from slurmddp.runs.status import status
 from slurmddp.slurm.client import Slurm, SlurmClient
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Cancel one run."""
     folder = index.find(args.run)
+    refuse_foreign(folder.path, READ_ONLY)
     slurm = SlurmClient()
     found = status(folder, slurm)
     if not found.active:

@@ -6,6 +6,7 @@ import argparse
 
 from slurmddp.errors import SlurmddpError, plain
 from slurmddp.runs import index
+from slurmddp.runs.owner import READ_ONLY, refuse_foreign
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +21,7 @@ def run(args: argparse.Namespace) -> int:
     from slurmddp.runs.report import write_report
 
     folder = index.find(args.run) if args.run is not None else index.newest()
+    refuse_foreign(folder.path, READ_ONLY)
     try:
         print(write_report(folder))
     except OSError as error:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from slurmddp.errors import ConfigError, SlurmError
 from slurmddp.runs import index
+from slurmddp.runs.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.status import RunStatus, status
 from slurmddp.runs.table import counted
 from slurmddp.slurm.client import SlurmClient
@@ -33,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from slurmddp.config_sizes import SIZE
 
     folder = index.find(args.run)
+    refuse_foreign(folder.path, READ_ONLY)
     refuse(status(folder, SlurmClient()))
     job = job_of_run(folder, args.changes)
     if any(change.lstrip("+").partition("=")[0] in SIZE for change in args.changes):

@@ -15,6 +15,7 @@ from slurmddp.errors import ConfigError, SlurmError
 from slurmddp.runs import index
 from slurmddp.runs.folder import RunFolder, write_atomic
 from slurmddp.runs.history import read_history
+from slurmddp.runs.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.status import RunStatus, status
 from slurmddp.slurm.client import Slurm, SlurmClient
 
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask one run to stop and say what will happen."""
     folder, slurm = index.find(args.run), SlurmClient()
+    refuse_foreign(folder.path, READ_ONLY)
     found = status(folder, slurm)
     if not found.active or found.state == "cancelled":
         print(f"{folder.name} has nothing to stop: it is {found.state} ({found.detail}).")

@@ -17,6 +17,7 @@ from typing import IO
 import xxhash
 
 from slurmddp.errors import CheckpointError
+from slurmddp.node.replacing import replacing
 from slurmddp.runs import room
 
 CHUNK_BYTES = 4 << 20
@@ -242,16 +243,8 @@ def record_of(path: Path) -> FileRecord:
 
 def write_small(path: Path, text: str) -> None:
     """Replace `path` by a file with `text`: readers and power cuts see the old one or the new one."""
-    temporary = path.with_name(f".writing-{path.name}-{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacing(path) as stream:
+        stream.write(text.encode())
     sync_folder(path.parent)
 
 

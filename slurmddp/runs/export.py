@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from slurmddp.errors import CheckpointError, ConfigError, SlurmddpError, near_matches
+from slurmddp.node.replacing import replacing
 from slurmddp.runs import room
 from slurmddp.runs.checkpoints import TENSORS_FILE, TREE_FILE, require_state, verify
 from slurmddp.runs.durable import CHUNK_BYTES, sync_folder
@@ -108,24 +108,18 @@ def _write(
 ) -> None:
     ordered = sorted(chosen.items(), key=lambda item: -_WIDTHS.get(item[1]["dtype"], 1))
     head, total = _head(ordered, facts)
-    temporary = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         room.require(output.parent, len(head) + total)
-        with temporary.open("wb") as target:
+        with replacing(output) as target:
             target.write(head)
             for _, entry in ordered:
                 for chunk in _bytes_at(source, data_start, entry):
                     target.write(chunk)
-            target.flush()
-            os.fsync(target.fileno())
-        temporary.replace(output)
         sync_folder(output.parent)
     except OSError as error:
         raise SlurmddpError(
             f"{output} could not be written: {error.strerror or error}.", hint="Give another --output."
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _head(ordered: list[tuple[str, Entry]], facts: Mapping[str, str]) -> tuple[bytes, int]:

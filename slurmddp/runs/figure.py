@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slurmddp.node.replacing import replacing
 from slurmddp.runs.metrics import Curve, Metrics
 
 if TYPE_CHECKING:
@@ -32,9 +33,8 @@ def write_png(metrics: Metrics, starts: Mapping[int, int], title: str, path: Pat
     with _own_style():
         figure = _draw(metrics, starts, size=(9.0, 4.6), title=title)
         figure.savefig(buffer, format="png", dpi=160)
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_bytes(buffer.getvalue())
-    temporary.replace(path)
+    with replacing(path) as stream:
+        stream.write(buffer.getvalue())
 
 
 def svg(metrics: Metrics, starts: Mapping[int, int], *, name: str, size: tuple[float, float]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,16 +12,13 @@ from typing import Any
 import yaml
 
 from slurmddp.errors import RunNotFoundError, SlurmddpError
+from slurmddp.node.replacing import replacing
 
 
 def write_atomic(path: Path, text: str) -> None:
     """Write `text` to `path` so that a reader sees the old content or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path)
+    with replacing(path) as stream:
+        stream.write(text.encode())
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:

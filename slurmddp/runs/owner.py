@@ -15,22 +15,31 @@ log = logging.getLogger(__name__)
 _NOBODY = 65534
 """How an owner looks that this machine can't name: in a container, or on a share that maps root away."""
 
+_OWN_RUN = "Start a run of your own: give it another name= or runs_dir=, or another folder to save in."
+READ_ONLY = (
+    "Only that account may change the run; `slurmddp status` and `slurmddp logs` read it for others, too."
+)
+
 _warned: set[Path] = set()
 
 
 def foreign_owner(path: Path) -> str | None:
-    """Return the name of the account that `path` belongs to, or None when that is ours, or we are root."""
+    """Return the name of the account that `path` belongs to, or None when that is ours, or we are root.
+
+    A link of another account makes foreign whatever it leads to.
+    """
     here = os.geteuid()
-    try:
-        owner = path.stat().st_uid
-    except OSError:
-        return None
-    if here == 0 or owner in (here, _NOBODY):
-        return None
-    return _account(owner)
+    for status in (path.lstat, path.stat):
+        try:
+            owner = status().st_uid
+        except OSError:
+            return None
+        if here != 0 and owner not in (here, _NOBODY):
+            return _account(owner)
+    return None
 
 
-def refuse_foreign(root: Path) -> None:
+def refuse_foreign(root: Path, hint: str = _OWN_RUN) -> None:
     """Raise ConfigError when a run, or a folder of checkpoints in it or to be in it, is someone else's."""
     is_run = not root.exists() and (root.parent / "config.yaml").exists()
     folder = root.parent if is_run else root
@@ -39,18 +48,19 @@ def refuse_foreign(root: Path) -> None:
         raise ConfigError(
             f"{folder} belongs to {owner}, and this process runs as {_account(os.geteuid())}. "
             "Nothing was written.",
-            hint="Start a run of your own: give it another name= or runs_dir=, or another folder to save in.",
+            hint=hint,
         )
 
 
 def warn_if_exposed(root: Path) -> None:
-    """Log, once per folder, that other accounts can replace checkpoints under `root`."""
+    """Log, once per folder, that other accounts can replace a run, or checkpoints, under `root`."""
     for folder in (root, *root.parents):
         who = _other_writers(folder)
         if who and folder not in _warned:
             _warned.add(folder)
             log.warning(
-                "%s is writable for %s, who can replace the checkpoints in it. `chmod go-w` makes it yours.",
+                "%s is writable for %s, who can replace the runs and checkpoints in it. "
+                "Its owner can change that with `chmod go-w`.",
                 folder,
                 who,
             )

@@ -20,7 +20,7 @@ import yaml
 from slurmddp.errors import ConfigError
 from slurmddp.runs import snapshot
 from slurmddp.runs.folder import RunFolder, write_atomic
-from slurmddp.runs.owner import refuse_foreign
+from slurmddp.runs.owner import refuse_foreign, warn_if_exposed
 from slurmddp.spec import Job
 
 
@@ -34,12 +34,14 @@ def prepare(job: Job, script: str | None) -> RunFolder:
         check_syntax(script)
     folder = RunFolder(job.run_dir)
     refuse_foreign(folder.path)
-    with _writable(folder.path):
+    with _writable(folder.path), _writable_for_us_alone():
         folder.path.parent.mkdir(parents=True, exist_ok=True)
         with _beside(folder.path) as draft:
             _fill(draft, job, script)
             if not _put_in_place(draft, folder.path):
+                refuse_foreign(folder.path)  # Another account may have made it while the draft was filled.
                 _update(draft, folder)
+    warn_if_exposed(folder.path)
     return folder
 
 
@@ -104,13 +106,24 @@ def _update(draft: Path, folder: RunFolder) -> None:
 
 @contextmanager
 def _beside(place: Path) -> Iterator[Path]:
-    """Give a fresh folder next to `place`; what is left of it afterwards is removed."""
+    """Give a fresh folder next to `place`, private to this account; its remains are removed afterwards."""
     draft = place.with_name(f".{place.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    draft.mkdir()
+    draft.mkdir(mode=0o700)
     try:
         yield draft
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextmanager
+def _writable_for_us_alone() -> Iterator[None]:
+    """Let no other account write to the files that are made meanwhile, whatever the umask is."""
+    before = os.umask(0o022)
+    os.umask(before | 0o022)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 @contextmanager

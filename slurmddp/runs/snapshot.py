@@ -45,6 +45,8 @@ def take(
         copy = target / path.relative_to(project_dir)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, copy, follow_symlinks=False)
+        if not copy.is_symlink():
+            copy.chmod(copy.stat().st_mode & ~0o022)
     return _record(project_dir, target, len(files))
 
 

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurmddp.errors import SlurmError, near_matches
+from slurmddp.node.replacing import replacing
 from slurmddp.slurm.sandbox import plan
 from slurmddp.slurm.sandbox.plan import RECORD, Plan
-
-_PART = f"{RECORD}.part"
 
 
 def home(environ: Mapping[str, str]) -> Path:
@@ -32,14 +31,13 @@ def exists(root: Path) -> bool:
 
 def is_free(root: Path) -> bool:
     """Say whether the folder `root` holds nothing but, at most, a record that was never finished."""
-    return all(path.name == _PART for path in root.iterdir())
+    return all(path.name.startswith(f".{RECORD}.") for path in root.iterdir())
 
 
 def write(root: Path, layout: Plan) -> None:
     """Write down what is about to be started in `root`."""
-    temporary = root / _PART
-    temporary.write_text(json.dumps(plan.to_json(layout), indent=1), encoding="utf-8")
-    temporary.replace(root / RECORD)
+    with replacing(root / RECORD) as stream:
+        stream.write(json.dumps(plan.to_json(layout), indent=1).encode())
 
 
 def read(root: Path, name: str) -> Plan:
