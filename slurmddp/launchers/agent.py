@@ -27,7 +27,7 @@ from slurmddp.environments.limits import read_limits
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, EXIT_USAGE, ConfigError, SlurmddpError
 from slurmddp.launchers import failure, linux
-from slurmddp.launchers.arrival import excuse
+from slurmddp.launchers.arrival import report_unable, report_unable_early
 from slurmddp.launchers.control.link import Link, open_link
 from slurmddp.launchers.crew import Crew, Work
 from slurmddp.launchers.events import Events, Line
@@ -76,8 +76,12 @@ def run(
             node = detect(os.environ)
         except SlurmddpError as error:
             _print_error(error)
-            refusal = _refusal(error, node_rank=int(os.environ.get("SLURM_NODEID") or 0))
-            Records(folder, attempt).failed(refusal)
+            number = os.environ.get("SLURM_NODEID", "")
+            refusal = _refusal(error, node_rank=int(number) if number.isdecimal() else 0)
+            records = Records(folder, attempt)
+            if report_unable_early(refusal.node_rank or 0, refusal, None, records, inbox):
+                return EXIT_FAILED
+            records.failed(refusal)
             return error.exit_code
         agent = Agent(folder, attempt, node, inbox)
         code = agent.run(entry, preload)
@@ -97,8 +101,9 @@ class Agent:
     def __init__(self, folder: RunFolder, attempt: int, node: RankInfo, inbox: SignalInbox) -> None:
         self.folder, self.attempt, self.node, self._inbox = folder, attempt, node, inbox
         self._records = Records(folder, attempt)
-        self._excuse: Callable[[failure.Failure], bool] = lambda why: False
-        """Tells node 0 that this node can run no ranks; returns whether the others may do without."""
+        self._rules: Rules | None = None
+        self._line: Line | None = None
+        """The link to the other agents; None until it is open."""
         self._loop: AgentLoop | None = None
 
     def run(self, entry: str, preload: Sequence[str]) -> int:
@@ -122,15 +127,14 @@ class Agent:
 
     def _prepare(self, entry: str, preload: Sequence[str], undo: ExitStack) -> AgentLoop:
         config = self.folder.config()
-        rules = rules_of(config, self.node.nodes)
+        rules = self._rules = rules_of(config, self.node.nodes)
         require(self.node, nodes=rules.all_nodes, ranks_per_node=1)
         ranks = Ranks(self._inbox)  # Before the line: a process that it starts would keep it open.
         undo.callback(ranks.close)
         # It listens from here on, and is handled after the imports: who has not imported yet has not arrived.
         link = open_link(self.node, _secret(os.environ, self.node))
         undo.callback(link.close)
-        waiting = Line(self.node, link, Events(self._inbox, link))
-        self._excuse = partial(excuse, waiting, rules=rules, records=self._records)
+        self._line = Line(self.node, link, Events(self._inbox, link))
         enter_project(self.folder, config.get("project_dir"))
         keeper = Keeper()
         undo.callback(keeper.close)
@@ -185,10 +189,16 @@ class Agent:
             self._loop.give_up(why)
         else:
             say(failure.describe(why))
-            if self._excuse(why):
+            if self._report_unable(why):
                 return EXIT_FAILED  # srun hands its code on, and that of the attempt is node 0's.
             self._records.failed(why)
         return why.exit_code or EXIT_FAILED
+
+    def _report_unable(self, why: failure.Failure) -> bool:
+        """Tell node 0 that this node can run no ranks; return False if that has to end the attempt."""
+        if self._rules is None or self._line is None:
+            return report_unable_early(self.node.node_rank, why, self._rules, self._records, self._inbox)
+        return report_unable(self._line, why, self._rules, self._records)
 
 
 def _forget(link: Link, keeper: Keeper) -> None:

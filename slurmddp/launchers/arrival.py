@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from slurmddp.launchers import failure
-from slurmddp.launchers.events import Line
+from slurmddp.launchers.control.link import Alone
+from slurmddp.launchers.events import Events, Happened, Line
 from slurmddp.launchers.failure import Failure
 from slurmddp.launchers.generation import Rules, choose_agents
 from slurmddp.launchers.records import Records
+from slurmddp.launchers.signals import SignalInbox
 from slurmddp.launchers.words import all_as_facts, lost_node, names_of
 
 _FIRST_NOTICE_S = 3.0
@@ -81,21 +84,43 @@ class Arrival:
         return None
 
 
-def excuse(line: Line, why: Failure, rules: Rules, records: Records) -> bool:
+def report_unable(line: Line, why: Failure, rules: Rules, records: Records) -> bool:
     """Tell node 0 that this node can run no ranks; return False if that has to end the attempt.
 
-    Where the others may go on without a node, node 0 decides what follows. It may not be there to hear it
-    yet, or any more: what an attempt has ended with stands.
+    Where the others may go on without a node, node 0 decides what follows. Node 0 may not listen yet, or may
+    have ended: what an attempt has ended with stands. A signal to stop ends the wait for node 0.
     """
     if not rules.outlives_nodes or line.node.node_rank == 0:
         return False
     line.link.send(0, {"kind": "fell", "generation": -1, "failures": all_as_facts([why])})
     until = time.monotonic() + rules.join_timeout_s
-    while line.link.missing() and time.monotonic() < until:
-        if records.failure() is not None or records.code_of_first_node() is not None:
-            return True
-        line.events.wait(time.monotonic() + _LOOK_S)
-    return not line.link.missing()
+    while line.link.missing() and not records.has_ended() and time.monotonic() < until:
+        if _is_stop(line.events.wait(time.monotonic() + _LOOK_S)):
+            break
+    return True
+
+
+def report_unable_early(
+    node_rank: int, why: Failure, rules: Rules | None, records: Records, inbox: SignalInbox
+) -> bool:
+    """Do the same through the run folder, before there is a link; `rules` are None where they are unknown.
+
+    An agent that does not know the rules waits until node 0, which does, has taken notice.
+    """
+    if node_rank == 0 or (rules is not None and not rules.outlives_nodes):
+        return False
+    if not records.leave_unable(node_rank, why):
+        return False
+    until = time.monotonic() + (Rules.join_timeout_s if rules is None else 0.0)
+    events = Events(inbox, Alone(_LOOK_S))
+    while not records.was_heard(node_rank) and not records.has_ended() and time.monotonic() < until:
+        if _is_stop(events.wait(time.monotonic() + _LOOK_S)):
+            break
+    return True
+
+
+def _is_stop(happened: Happened) -> bool:
+    return any(sent != signal.SIGCHLD for sent in happened.signals)
 
 
 def end_without_lead(cause: Failure, rules: Rules, records: Records) -> int:

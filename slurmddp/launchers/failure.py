@@ -33,7 +33,7 @@ from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.logs import as_drawn
 from slurmddp.runs.tracebacks import TRACEBACK
 
-__all__ = ["DELIBERATE_CODES", "Failure", "is_consequence", "replace"]
+__all__ = ["DELIBERATE_CODES", "Failure", "from_json", "is_consequence", "replace"]
 
 LAST_LINES = 30
 """How many lines of a log are kept with a failure."""
@@ -177,7 +177,7 @@ def record(folder: RunFolder, attempt: int, failure: Failure, *, generation: int
         return False
     try:
         with open(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(_as_json(failure))
+            stream.write(as_json(failure))
     except OSError:
         path.unlink(missing_ok=True)  # Half a record would keep whoever can write one from doing so.
         raise
@@ -185,7 +185,8 @@ def record(folder: RunFolder, attempt: int, failure: Failure, *, generation: int
     return True
 
 
-def _as_json(failure: Failure) -> str:
+def as_json(failure: Failure) -> str:
+    """Return a failure as a file's text; `from_json` reads it."""
     known = {name: value for name, value in asdict(failure).items() if value not in ("", ())}
     return json.dumps(known, ensure_ascii=False, indent=1) + "\n"
 
@@ -221,7 +222,7 @@ def write_exit(
         generation=generation,
     )
     with suppress(OSError):  # A full disk may hide how it ended, never change what follows.
-        (folder.log_dir(attempt) / f"exit-rank-{rank}").write_text(_as_json(end), encoding="utf-8")
+        (folder.log_dir(attempt) / f"exit-rank-{rank}").write_text(as_json(end), encoding="utf-8")
 
 
 def read(folder: RunFolder, attempt: int) -> Failure | None:

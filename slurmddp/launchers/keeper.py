@@ -161,14 +161,17 @@ class Keeper:
             with suppress(OSError):  # The rank may be gone.
                 write.line.own.send(result)
 
-    def save_newest(self, run_dir: Path, attempt: int) -> int | None:
+    def save_newest(
+        self, run_dir: Path, attempt: int, claim: Callable[[int], bool] = lambda step: True
+    ) -> int | None:
         """Begin to write the newest state if only memory holds it, and return its step.
 
-        To be called when no rank is left. Raises OSError when the checkpoints can't be listed.
+        To be called when no rank is left. `claim` says whether no other node writes that step. Raises
+        OSError when the checkpoints can't be listed.
         """
         self.handle()
         request = newest_unsaved(self._slots, self._asked_for(), run_dir, attempt)
-        if request is None:
+        if request is None or not claim(request["step"]):
             return None
         memory.set_busy(self._slots[request["slot"]], True)
         self._waiting.append(_Write(request, None))

@@ -88,7 +88,7 @@ class AgentLoop:
         All agents stay: srun ends those that are left when one leaves with another code than 0.
         """
         until = time.monotonic() + _WRITING_S
-        if self._code != EXIT_FINISHED and self._is_first():
+        if self._code != EXIT_FINISHED and self._may_save():
             self._records.save_newest(self._keeper)
         self._keeper.hurry()
         while (
@@ -99,11 +99,11 @@ class AgentLoop:
             self._turn(time.monotonic() + _STOPPING_TICK_S)
         self._keeper.finish(0.0)
 
-    def _is_first(self) -> bool:
-        """Whether it is for this agent to save what memory holds: all nodes that train hold the same."""
+    def _may_save(self) -> bool:
+        """Whether this agent may save what memory holds: node 0's does, without node 0 any that trains."""
         if self._generation is None or self._lead is not None:
             return self._lead is not None
-        return self.lost_lead and self._generation.place(self._node.node_rank) == 1
+        return self.lost_lead and self._generation.place(self._node.node_rank) is not None
 
     def give_up(self, why: Failure) -> None:
         """Tell the others that this agent can't go on; without them, the run folder."""
@@ -112,7 +112,7 @@ class AgentLoop:
             self._lead.end(why)
             self._send_orders(obey=False)
         elif self._link.missing():
-            self._records.failed(why)
+            end_without_lead(why, self._rules, self._records)
         else:
             self._tell("fell", failures=all_as_facts([why]))
         if self._lead is not None:
@@ -136,6 +136,7 @@ class AgentLoop:
     def _look(self, now: float) -> None:
         """Do what the moment asks for."""
         if self._generation is None:
+            self._hear_unable()
             self._look_before_ranks(now)
         if self._lead is not None and self._code is None:
             self._lead.look(now, self._link.missing())
@@ -164,6 +165,12 @@ class AgentLoop:
             self._code = failure.node_code(found)
         elif self._lead is None and self._link.missing():
             self._code = self._arrival.look(now)
+
+    def _hear_unable(self) -> None:
+        """Let the lead hear of agents that can run no ranks and have no link to say it over."""
+        for agent, why in self._records.unable() if self._lead is not None else []:
+            self._hear(agent, {"kind": "fell", "generation": -1, "failures": all_as_facts([why])})
+            self._records.hear_unable(agent)
 
     # Words of other agents.
 
@@ -252,12 +259,13 @@ class AgentLoop:
             self._tell("stopped", **answer, stopping=self._stopping)
 
     def _leave(self, message: Message) -> None:
+        found = None  # Once ranks have run, what they have come to stands.
         if self._generation is None:
             self._records.say("stopped before the ranks were started")
+            found = self._records.failure()
         if self._at_work:
             self._crew.end(0.0)
             self._codes.append(EXIT_STOPPED)
-        found = self._records.failure()
         own = outcome.combine(self._codes) if self._codes and self._lead is None else int(message["code"])
         self._code = failure.node_code(found) if found is not None else own
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 
 from slurmddp.errors import SlurmddpError
@@ -17,6 +18,7 @@ from slurmddp.launchers.generation import Generation
 from slurmddp.launchers.keeper import Keeper
 from slurmddp.launchers.watch.culprit import RankReport
 from slurmddp.launchers.watch.stragglers import Straggler
+from slurmddp.runs.durable import write_small
 from slurmddp.runs.fence import superseded
 from slurmddp.runs.folder import RunFolder
 
@@ -87,15 +89,62 @@ class Records:
             return None
         return int(text) if text.isdecimal() else None
 
+    def has_ended(self) -> bool:
+        """Whether the attempt has failed, or node 0's agent has left."""
+        return self.failure() is not None or self.code_of_first_node() is not None
+
+    def leave_unable(self, agent: int, why: Failure) -> bool:
+        """Leave word for node 0 that this agent can run no ranks and has no link; False if that fails."""
+        try:
+            write_small(self._unable_file(agent), failure.as_json(why))
+        except OSError as error:
+            say(f"node 0 could not be told: {error}")
+            return False
+        return True
+
+    def unable(self) -> list[tuple[int, Failure]]:
+        """Return the agents that have left word that they can run no ranks, and why; for node 0."""
+        found = []
+        with suppress(OSError):
+            for path in sorted(self._unable_file(0).parent.glob("unable-node-*.json")):
+                why = failure.from_json(path.read_text(encoding="utf-8"))
+                if why is not None and why.node_rank:
+                    found.append((why.node_rank, why))
+        return found
+
+    def hear_unable(self, agent: int) -> None:
+        """Let an agent know that node 0 has read its word."""
+        with suppress(OSError):
+            self._unable_file(agent).unlink()
+
+    def was_heard(self, agent: int) -> bool:
+        """Whether node 0 has read this agent's word."""
+        with suppress(OSError):
+            return not self._unable_file(agent).exists()
+        return False
+
+    def _unable_file(self, agent: int) -> Path:
+        return self._folder.log_dir(self._attempt) / f"unable-node-{agent}.json"
+
     def save_newest(self, keeper: Keeper) -> None:
         """Let the newest state be written if only memory holds it: the attempt ends without another save."""
         try:
-            step = keeper.save_newest(self._folder.path, self._attempt)
+            step = keeper.save_newest(self._folder.path, self._attempt, self._claim_save)
         except OSError as error:
             say(f"what memory holds can't be held against the checkpoints: {error}")
             return
         if step is not None:
             say(f"the state of step {step}, which only memory holds, is written to the disk")
+
+    def _claim_save(self, step: int) -> bool:
+        """Whether this agent saves a step's state: of all agents that hold it, the first claims it."""
+        try:
+            (self._folder.log_dir(self._attempt) / f"saving-{step}").mkdir()
+        except FileExistsError:
+            return False
+        except OSError as error:
+            say(f"the save of step {step} could not be claimed, so another node may save it too: {error}")
+        return True
 
     def fell(self, cause: Failure, generation: int) -> None:
         """Record the failure of a generation after which the attempt goes on."""

@@ -72,3 +72,76 @@ def test_without_a_spare_that_is_left_the_attempt_ends_as_with_a_lost_node(tmp_p
     assert found is not None
     assert found.node_rank in (1, 2)
     assert "surely_not_there can't be imported" in found.reason
+
+
+REFUSALS = {
+    "a name that does not resolve": (
+        {},
+        "from slurmddp.errors import MismatchError\nfrom slurmddp.launchers.control import member\n"
+        "def unknown(info):\n    raise MismatchError('It does not resolve here.')\n"
+        "member.find_rank_zero = unknown\n" + AGENT,
+        "does not resolve",
+    ),
+    "variables that contradict each other": ({"SLURMDDP_ENVIRONMENT": "slrum"}, AGENT, "slrum"),
+    "an unreadable configuration": (
+        {},
+        "from slurmddp.errors import ConfigError\nfrom slurmddp.runs.folder import RunFolder\n"
+        "def unreadable(folder):\n    raise ConfigError('The configuration can not be read here.')\n"
+        "RunFolder.config = unreadable\n" + AGENT,
+        "can not be read here",
+    ),
+    "no process left for the guardian": (
+        {},
+        "from slurmddp.launchers import agent\ndef fails(inbox):\n    raise OSError(11, 'no process')\n"
+        "agent.Ranks = fails\n" + AGENT,
+        "no process",
+    ),
+}
+
+
+def refusing(folder: RunFolder, nodes: int, kind: str) -> AbstractContextManager[list[Popen[bytes]]]:
+    """Start the agents of all nodes; node 1's ends before it has a link to node 0."""
+    environ, text, _ = REFUSALS[kind]
+    script = folder.path / "refusing.py"
+    script.write_text(text)
+    command = ["env", *(f"{name}={value}" for name, value in environ.items()), sys.executable, str(script)]
+    return agents_of(folder, nodes, commands={1: command})
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+def test_a_node_that_refuses_before_it_has_a_link_does_not_end_the_others(tmp_path: Path, kind: str) -> None:
+    folder = run_folder(tmp_path, nodes=2, spare_nodes=1)
+    with refusing(folder, 3, kind) as agents:
+        wait_until(lambda: all(begun_on_two_nodes(folder, rank) for rank in range(4)), "ranks on two nodes")
+        (folder.path / "finish").touch()
+        assert codes(agents)[::2] == [0, 0]
+    assert not folder.failure_file(0).exists()
+    assert (folder.log_dir(0) / "replaced-node-1").exists()
+    (told,) = [event for event in folder.events() if event["event"] == "warned"]
+    assert REFUSALS[kind][2] in told["text"]
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+def test_where_all_nodes_are_needed_an_early_refusal_ends_the_attempt_at_once(
+    tmp_path: Path, kind: str
+) -> None:
+    folder = run_folder(tmp_path, nodes=2)
+    with refusing(folder, 2, kind) as agents:
+        codes(agents)
+    found = failure.read(folder, 0)
+    assert found is not None
+    assert found.node_rank == 1
+    assert REFUSALS[kind][2] in found.reason + " ".join(found.last_lines)
+
+
+def test_a_signal_ends_the_wait_of_a_node_that_can_run_no_ranks(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, nodes=2, spare_nodes=1)
+    script = folder.path / "unable.py"
+    script.write_text(UNABLE)
+    # Node 0 never starts, so nobody answers.
+    commands = {1: [sys.executable, str(script)], 2: ["true"]}
+    with agents_of(folder, 3, first=1, commands=commands) as agents:
+        wait_until(lambda: "surely_not_there can't be imported" in node_log(folder, 1), "the refusal")
+        agents[0].terminate()
+        assert agents[0].wait(timeout=20) != 0
+    assert not folder.failure_file(0).exists()

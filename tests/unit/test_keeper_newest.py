@@ -82,6 +82,23 @@ def test_nothing_is_written_where_memory_holds_nothing(
     assert make_keeper().save_newest(folder.path, 0) is None
 
 
+def test_of_several_agents_that_hold_a_state_one_writes_it(
+    tmp_path: Path, folder: RunFolder, make_keeper: Callable[..., Keeper]
+) -> None:
+    folder.log_dir(0).mkdir(parents=True)
+    keepers = [make_keeper(), make_keeper()]
+    for keeper in keepers:
+        os.close(Rank(keeper).lay(0, 7, root=tmp_path))
+        Records(folder, 0).save_newest(keeper)
+    assert [keeper.busy() for keeper in keepers] == [True, False]
+    os.close(Rank(keepers[1]).lay(1, 9, root=tmp_path))
+    Records(folder, 0).save_newest(keepers[1])
+    assert keepers[1].busy(), "a newer state is another one"
+    for keeper in keepers:
+        wait_for(keeper)
+    assert steps(tmp_path) == [9, 7]
+
+
 def test_a_folder_that_cannot_be_listed_is_told(
     tmp_path: Path, folder: RunFolder, make_keeper: Callable[..., Keeper],
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],

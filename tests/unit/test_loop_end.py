@@ -20,6 +20,7 @@ from slurmddp.launchers.keeper import Keeper
 from slurmddp.launchers.loop import AgentLoop
 from slurmddp.launchers.records import Records
 from slurmddp.launchers.watch.node_watch import Watch
+from slurmddp.launchers.words import lost_node
 from slurmddp.runs.folder import RunFolder
 
 GO = {"kind": "go", "generation": 0, "agents": [0, 1], "master": ("", 0), "look": True, "unfit": []}
@@ -67,7 +68,7 @@ class Script:
         keeper = SimpleNamespace(
             handle=lambda: None,
             hurry=lambda: self.done.append("hurry"),
-            save_newest=lambda run_dir, attempt: self.done.append("save_newest"),
+            save_newest=lambda run_dir, attempt, claim: self.done.append("save_newest"),
             busy=lambda: writes and bool(self._words),
             finish=lambda timeout_s: True,
         )
@@ -113,13 +114,38 @@ def test_an_agent_stays_as_long_as_node_0_which_may_have_a_state_to_write(folder
     assert script.done == ["go", "end", "hurry", "other"]
 
 
-@pytest.mark.parametrize(("agents", "writes"), [([0, 1], True), ([0, 2, 1], False)])
-def test_the_second_agent_saves_what_memory_holds_when_the_first_is_lost(
-    folder: Path, agents: list[int], writes: bool
+@pytest.mark.parametrize("agents", [[0, 1], [0, 2, 1]])
+def test_every_agent_that_trains_may_save_what_memory_holds_when_the_first_is_lost(
+    folder: Path, agents: list[int]
 ) -> None:
     script = Script(folder, GO | {"agents": agents}, {"kind": "lost", "why": "connection closed"})
     script.loop.run()
-    assert ("save_newest" in script.done) == writes
+    assert "save_newest" in script.done
+
+
+def test_a_spare_that_loses_the_first_agent_saves_nothing(folder: Path) -> None:
+    script = Script(folder, GO | {"agents": [0, 2]}, {"kind": "lost", "why": "connection closed"})
+    script.loop.run()
+    assert "save_newest" not in script.done
+
+
+def test_what_has_finished_stays_finished_whatever_another_node_has_recorded(folder: Path) -> None:
+    RunFolder(folder).failure_file(0).write_text(
+        '{"rank": null, "host": "n2", "exit_code": 78, "signal": null}'
+    )
+    script = Script(folder, GO, {"kind": "leave", "code": 0})
+    script.crew.ended = [SimpleNamespace(returncode=0, good=True)]
+    assert script.loop.run() == 0
+
+
+@pytest.mark.parametrize(("spare_nodes", "recorded"), [(0, True), (1, False)])
+def test_an_agent_that_gives_up_without_node_0_ends_only_an_attempt_that_needs_it(
+    folder: Path, spare_nodes: int, recorded: bool
+) -> None:
+    script = Script(folder)  # It has no link to node 0.
+    script.loop._rules = Rules(nodes=2, spare_nodes=spare_nodes)
+    script.loop.give_up(lost_node(1, ["n0", "n1"], "it can't go on"))
+    assert RunFolder(folder).failure_file(0).exists() == recorded
 
 
 def test_what_has_finished_needs_no_other_save(folder: Path) -> None:
