@@ -52,9 +52,7 @@ def test_lists_are_read_as_slurm_reads_them(scontrol, text):
     assert list(expand(text)) == scontrol("hostnames", text).stdout.split()
 
 
-@pytest.mark.parametrize(
-    "text", ["a[]", "a[1,,2]", "a[3-1]", "a[x-y]", "a[1-2-3]", "a[-1]", "a[[1-2]]", "a[1-70000]"]
-)
+@pytest.mark.parametrize("text", ["a[]", "a[1,,2]", "a[3-1]", "a[x-y]", "a[1-2-3]", "a[-1]", "a[1-70000]"])
 def test_what_slurm_refuses_is_refused(scontrol, text):
     assert "Invalid hostlist" in scontrol("hostnames", text).stderr
     with pytest.raises(ConfigError):
