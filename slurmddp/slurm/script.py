@@ -13,7 +13,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from slurmddp.errors import ConfigError
-from slurmddp.slurm.options import Option, sbatch_options, srun_options
+from slurmddp.slurm.options import Option, job_name, sbatch_options, srun_options
 from slurmddp.spec import Job
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def render(job: Job) -> str:
     """Return the batch script of `job`; raises ConfigError for values that no script can carry."""
     return _template().render(
         failed_nodes=_text("failed-nodes.sh.j2"),
+        token=job_name(job.run_name),
         title=job.run_name if re.fullmatch(r"[\w.+=-]+", job.run_name) else "",
         header=[_directive(name, value) for name, value in sbatch_options(job).items()],
         run=_shell("run_dir", str(job.run_dir)),

@@ -125,6 +125,20 @@ def test_an_element_of_an_array_requeues_only_itself(start: Start, sandbox: Sand
     assert sorted(started) == ["1", "2", "2"]
 
 
+def test_a_second_job_of_a_run_leaves_the_first_one_alone(start: Start, slurm: SlurmClient) -> None:
+    run = start(goal=ENDLESS, nodes=1)
+    run.wait_started()
+    command = ["sbatch", "--parsable", "--partition=low", str(run.folder.script_file)]
+    second = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    run.wait(lambda: slurm.jobs([second])[second].state == "COMPLETED", "end of the second job")
+    said = (run.folder.path / "logs" / f"slurm-{second}.out").read_text()
+    assert f"Job {run.job_id} on {run.events('started')[0]['nodes']} runs this run already" in said
+    run.aim(1)
+    run.wait_over()
+    assert run.ends() == [("finished", "none")]
+    assert [event["job_id"] for event in run.events("started")] == [run.job_id]
+
+
 def test_what_a_person_writes_reaches_sbatch_as_it_is(
     start: Start, slurm: SlurmClient, sandbox: Sandbox
 ) -> None:

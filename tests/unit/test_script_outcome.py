@@ -349,6 +349,27 @@ def test_a_time_limit_that_ends_twice_before_the_first_step_ends_the_run(run: Ru
     assert ends(run) == [("stopped", "requeue"), ("no_progress", "none")]
 
 
+IN_GRACE = RUNNING + " PreemptTime=2026-01-01T00:00:00"
+
+
+@pytest.mark.parametrize("found", ["", "step-4"], ids=["first step", "resume"])
+def test_preemptions_whose_grace_outlasts_the_stop_never_end_a_run(run: Run, found: str) -> None:
+    """SLURM calls the job running until the grace is over, and the agents leave before."""
+    run.programs.write("job", IN_GRACE)
+    if found:
+        run.folder.checkpoints_dir.mkdir()
+        (run.folder.checkpoints_dir / "latest").write_text(found + "\n")
+    for _ in range(3):
+        assert run.start(STOP) == 75
+    assert ends(run) == [("stopped", "requeue")] * 3
+
+
+def test_a_rank_that_a_preemption_broke_in_its_grace_has_not_failed(run: Run) -> None:
+    run.programs.write("job", IN_GRACE)
+    run.start("exit 1")
+    assert run.end == ("stopped", "requeue")
+
+
 @pytest.mark.parametrize(
     "program",
     [

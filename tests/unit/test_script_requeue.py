@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
-from script_run import (
-    ENDING,
-    RUNNING,
-    STOP,
-    Run,
-)
+from script_run import ENDING, FINISH, RUNNING, STOP, TRAIN, Run
 
 
 @pytest.fixture
@@ -95,6 +91,109 @@ def test_a_job_that_is_pending_already_is_not_submitted_again(run: Run) -> None:
     run.programs.write("requeue", pending)
     run.start(STOP)
     assert run.asked() == ["requeue 41"]
+
+
+def test_a_requeue_that_is_seen_only_at_the_last_look_is_enough(run: Run) -> None:
+    granted = ENDING.replace("Restarts=0", "Restarts=1")
+    third = f'[ "$(grep -c ^requeue scontrol.calls)" -lt 3 ] || echo "{granted}" >job; exit 1'
+    run.programs.write("requeue", third)
+    run.start(STOP)
+    assert run.asked() == ["requeue 41"] * 3
+    assert run.end == ("stopped", "requeue")
+
+
+# --- One job for each run ---
+
+
+def queue_state(run: Run) -> str:
+    return run.programs.read("jobs/41").partition("|")[0]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "after the look"])
+@pytest.mark.parametrize("why", ["stop", "no progress", "failed"])
+def test_a_job_that_slurm_put_back_leaves_the_queue_when_its_run_is_over(
+    run: Run, why: str, late: bool
+) -> None:
+    run.programs.write("jobs/41", "PENDING||BeginTime|")
+    requeued = ENDING.replace("Restarts=0", "Restarts=1")
+    run.programs.write("job", RUNNING + " PreemptTime=2026-01-01T00:00:00" if late else requeued)
+    if late:
+        run.programs.write(
+            "on-ask", f'[ "$(grep -c "show job" scontrol.calls)" -lt 3 ] || echo "{requeued}" >job'
+        )
+    if why == "no progress":
+        run.start(TRAIN + "exit 143")
+        run.programs.write("jobs/41", "PENDING||BeginTime|")
+    steps = {"stop": 'touch "$SLURMDDP_RUN_DIR/stop"\n' + STOP, "no progress": TRAIN + STOP}
+    refused = 'echo \'{"exit_code": 78}\' >"$logs/failure.json"; exit 78'
+    run.start(steps.get(why, refused))
+    assert run.end[1] == "none"
+    assert queue_state(run) == "CANCELLED"
+
+
+def test_a_job_that_slurm_did_not_put_back_ends_by_itself(run: Run) -> None:
+    run.programs.write("jobs/41", "RUNNING|n[1-2]||")
+    run.programs.write("job", RUNNING + " PreemptTime=2026-01-01T00:00:00")
+    run.start('touch "$SLURMDDP_RUN_DIR/stop"\n' + STOP)
+    assert (run.end, queue_state(run)) == (("stopped", "none"), "RUNNING")
+
+
+def second_job(run: Run, state: str = "RUNNING|n[3-4]||", **environ: str) -> str:
+    """Start the script as job 77 while job 41 has an attempt without an end; return what it says."""
+    run.folder.log_dir(0).mkdir(parents=True)
+    run.folder.add_event("started", attempt=0, job_id="41", restart_count=0, nodes="n[3-4]", launcher="slurm")
+    if state:
+        run.programs.write("jobs/41", state)
+    run.programs.write("step", FINISH)
+    script = ["bash", str(run.folder.script_file)]
+    environ = {**run.environ, "SLURM_JOB_ID": "77", **environ}
+    done = subprocess.run(script, env=environ, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "SUSPENDED"])
+@pytest.mark.parametrize("comment", ["", "slurmddp:it-s-50-j:0123456789ab", "slurmddp:after-40-3", "my own"])
+def test_a_second_job_of_a_run_leaves_the_first_one_alone(run: Run, state: str, comment: str) -> None:
+    said = second_job(run, f"{state}|n[3-4]||{comment}")
+    assert "Job 41 on n[3-4] runs this run already" in said
+    assert f"slurmddp stop {run.folder.name}" in said
+    assert [event["job_id"] for event in run.events("started")] == ["41"]
+    assert run.folder.attempts() == [0]
+    assert run.asked() == []
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "",
+        "PENDING||BeginTime|",
+        "COMPLETED|||",
+        "COMPLETING|n[3-4]||",
+        "RUNNING|n[3-4]||slurmddp:other:0123456789ab",
+    ],
+    ids=["unknown", "queued", "over", "ending", "of another run"],
+)
+def test_a_second_job_takes_over_what_no_other_job_runs(run: Run, state: str) -> None:
+    second_job(run, state)
+    assert [event["job_id"] for event in run.events("started")] == ["41", "77"]
+    assert run.end == ("finished", "none")
+
+
+def test_a_slurm_that_does_not_answer_keeps_no_job_from_its_run(run: Run) -> None:
+    run.programs.write("squeue-timeouts", "9")
+    second_job(run)
+    assert run.end == ("finished", "none")
+
+
+def test_a_job_that_has_ended_its_attempt_keeps_no_other_from_the_run(run: Run) -> None:
+    run.folder.add_event("ended", attempt=0, job_id="40", outcome="stopped", next="requeue")
+    run.programs.write("jobs/40", "RUNNING|n[3-4]||")
+    second_job(run, "")
+    assert run.end == ("finished", "none")
+
+
+# --- A successor ---
 
 
 def test_a_submission_that_timed_out_but_was_queued_is_found(run: Run) -> None:
