@@ -98,7 +98,8 @@ class Crew:
         node = self._work.node
         ports = candidate_ports(f"{node.launch_id} {generation.number} master")
         # Asked once: a name server that does not answer would hold up a restart, and the line between agents.
-        with listen(self._own, ports) if self._own else listen_as_rank_zero(node, ports) as probe:
+        # The order to begin tells the port, so any one does (`bool`).
+        with listen(self._own, ports, bool) if self._own else listen_as_rank_zero(node, ports, bool) as probe:
             text, port = probe.getsockname()[:2]
             self._own = Address(probe.family, text)
             return text, int(port)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import socket
+from collections.abc import Callable
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import SlurmddpError
@@ -37,26 +38,41 @@ def candidate_ports(identity: str) -> list[int]:
     return ports
 
 
-def listen(address: Address, ports: list[int]) -> socket.socket:
-    """Listen on the first of `ports` that is free on `address`, and on no other address."""
+def listen(
+    address: Address, ports: list[int], publish: Callable[[int], bool] = lambda port: False
+) -> socket.socket:
+    """Listen on the first of `ports` that is free on `address`, and on no other address.
+
+    If all are taken, listen on a port that the kernel picks, as long as `publish` can tell the others of it.
+    """
     for port in ports:
         try:
-            return socket.create_server((address.text, port), family=address.family, backlog=1024)
+            return _open(address, port)
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
+    listener = _open(address, 0)
+    if publish(listener.getsockname()[1]):
+        return listener
+    listener.close()
     raise SlurmddpError(
         f"Rank 0 tried {len(ports)} ports on {address.text}, {ports[0]} first, and none is free.",
         hint="Something on this node holds thousands of ports (`ss -ltn` shows what): exclude the node.",
     )
 
 
-def listen_as_rank_zero(info: RankInfo, ports: list[int]) -> socket.socket:
-    """Listen on the first of rank 0's addresses that is really this machine's."""
+def _open(address: Address, port: int) -> socket.socket:
+    return socket.create_server((address.text, port), family=address.family, backlog=1024)
+
+
+def listen_as_rank_zero(
+    info: RankInfo, ports: list[int], publish: Callable[[int], bool] = lambda port: False
+) -> socket.socket:
+    """Listen on the first of rank 0's addresses that is really this machine's (see `listen`)."""
     addresses = find_rank_zero(info)
     for address in addresses:
         try:
-            return listen(address, ports)
+            return listen(address, ports, publish)
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise

@@ -23,13 +23,15 @@ from torch.distributed.rendezvous import rendezvous
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.node.address import Address, find_rank_zero, master_name, not_here
-from slurmddp.training.beacon import Words, answer, ask, light
+from slurmddp.training.beacon import Beacon, Words, ask
 
 _log = logging.getLogger(__name__)
 
 _NOTICE_S = (3.0, 10.0)
 """When a rank that waits first says so, and how often from then on."""
 _POLL_S = 0.25
+_PATIENCE_S = (0.2, 1.0)
+"""How long a listener may take to answer, in seconds: in the first round, and at most later."""
 _GRACE_S = 5.0
 _ARRIVED = "slurmddp/arrived"
 _SCATTERED = "slurmddp/scattered"
@@ -118,7 +120,7 @@ def _host(
     """Rank 0: open the store, and answer on the beacon until all ranks have reported."""
     address, store = _serve(info, addresses)
     words, notice = Words(info.launch_id), _Notice()
-    with light(address, words) as beacon:
+    with Beacon(address, words) as beacon:
         _report(store, info)
         while store.add(_ARRIVED, 0) < info.world_size and not store.check([_VERDICT]):
             if stopped():
@@ -127,12 +129,12 @@ def _host(
                 raise _give_up(store, info)
             if notice.is_due():
                 _log.warning("still waiting: %s The others can't begin without.", _missing(store, info))
-            answer(beacon, words, store.port)
+            beacon.answer(store.port)
         if _settle(store, _COMPLETE) == _STOPPED:
             # The others poll the verdict, and the store ends with this process; some may only just arrive.
             told = time.monotonic() + 2 * _POLL_S
             while time.monotonic() < told:
-                answer(beacon, words, store.port)
+                beacon.answer(store.port)
             raise _left_early()
     return store
 
@@ -169,12 +171,16 @@ def _join(
     info: RankInfo, addresses: list[Address], deadline: float, stopped: Callable[[], bool]
 ) -> dist.TCPStore:
     """Any other rank: look for the beacon until it answers, then connect to the store."""
-    words, notice, pause = Words(info.launch_id), _Notice(), 0.02
+    words, notice, pause, patience_s = Words(info.launch_id), _Notice(), 0.02, _PATIENCE_S[0]
+    began = time.monotonic()
     while True:
-        for address, port in product(addresses, words.ports):
+        # The disk is asked only if rank 0 is long in coming.
+        late = time.monotonic() - began > _NOTICE_S[0]
+        ports = [*(words.published() if late else ()), *words.ports]
+        for address, port in product(addresses, ports):
             if stopped():
                 raise _left_early()
-            store_port = ask(address, port, words)
+            store_port = ask(address, port, words, patience_s)
             if store_port is not None:
                 return _connect(address, store_port, deadline)
             if time.monotonic() > deadline:
@@ -183,6 +189,7 @@ def _join(
                 _log.warning("still waiting: rank 0 on %s does not answer.", master_name(info))
         time.sleep(pause)
         pause = min(pause * 1.2, 1.0)  # a sixth of the time that has passed
+        patience_s = min(patience_s * 1.5, _PATIENCE_S[1])
 
 
 def _connect(address: Address, port: int, deadline: float) -> dist.TCPStore:

@@ -10,8 +10,7 @@ from slurmddp.training import beacon
 pytestmark = pytest.mark.distributed
 
 
-def test_a_peer_that_trickles_has_no_more_time_than_one_that_is_silent(monkeypatch):
-    monkeypatch.setattr(beacon, "_ANSWER_S", 0.2)
+def test_a_peer_that_trickles_has_no_more_time_than_one_that_is_silent():
     ours, theirs = socket.socketpair()
     over = threading.Event()
 
@@ -23,7 +22,7 @@ def test_a_peer_that_trickles_has_no_more_time_than_one_that_is_silent(monkeypat
     stranger.start()
     try:
         with pytest.raises(TimeoutError):
-            beacon._read_line(ours)
+            beacon._read_line(ours, 0.2)
     finally:
         over.set()
         stranger.join()

@@ -1,7 +1,9 @@
 """Ranks that find each other. Each rank is a thread here: the meeting is all sockets, and nothing else."""
 
+import contextlib
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -10,9 +12,10 @@ from launch_ports import a_launch
 from meetings import listener, meet, on_two_nodes, rank, talk
 
 from slurmddp.errors import MismatchError, SlurmddpError, StoppedAtCheckpoint
+from slurmddp.node.address import LOOPBACK
 from slurmddp.node.ports import candidate_ports
 from slurmddp.training import beacon, rendezvous
-from slurmddp.training.beacon import Words
+from slurmddp.training.beacon import Beacon, Words
 from slurmddp.training.rendezvous import open_store
 
 pytestmark = pytest.mark.distributed
@@ -81,7 +84,7 @@ def test_ports_that_others_hold_are_passed_by(answer):
 
 
 def test_a_port_that_accepts_and_never_answers_is_passed_by(monkeypatch):
-    monkeypatch.setattr(beacon, "_ANSWER_S", 0.1)
+    monkeypatch.setattr(rendezvous, "_PATIENCE_S", (0.1, 0.1))
     launch = a_launch()
     with listener(candidate_ports(launch)[0]):
         stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
@@ -107,6 +110,53 @@ def test_a_stranger_gets_no_port_and_does_not_stop_the_meeting():
         one = open_store(rank(1, 2, launch), 120.0)
         zero.result().set("key", "value")
         assert one.get("key") == b"value"
+
+
+def test_callers_that_say_nothing_hold_up_nobody():
+    launch = a_launch()
+    port = candidate_ports(launch)[0]
+    with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as callers:
+        zero = pool.submit(open_store, rank(0, 2, launch), 120.0)
+        talk(port, b"")  # It listens now.
+        for _ in range(40):
+            callers.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+        began = time.monotonic()
+        one = open_store(rank(1, 2, launch), 120.0)
+        assert time.monotonic() - began < 5.0, "one after the other they would take 40 s"
+        zero.result().set("key", "value")
+        assert one.get("key") == b"value"
+
+
+def test_a_beacon_keeps_no_more_callers_than_it_may_and_none_for_long(monkeypatch):
+    monkeypatch.setattr(beacon, "_MOST_GUESTS", 4)
+    monkeypatch.setattr(beacon, "_ANSWER_S", 0.3)
+    launch = a_launch()
+    words = Words(launch)
+    with Beacon(LOOPBACK, words) as ours, contextlib.ExitStack() as callers:
+        place = ("127.0.0.1", candidate_ports(launch)[0])
+        idle = [callers.enter_context(socket.create_connection(place, timeout=60)) for _ in range(6)]
+        while len(ours._guests) < 4:
+            ours.answer(1)
+        ours.answer(1)
+        assert len(ours._guests) == 4
+        assert idle[0].recv(1) == b"", "the oldest is dropped"
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            ours.answer(1)
+        assert not ours._guests
+
+
+def test_ports_that_others_hold_all_are_no_end_where_the_attempt_has_a_folder(monkeypatch, tmp_path):
+    launch = a_launch()
+    taken = candidate_ports(launch)[:2]
+    (tmp_path / "logs/attempt-3").mkdir(parents=True)
+    monkeypatch.setenv("SLURMDDP_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("SLURMDDP_ATTEMPT", "3")
+    monkeypatch.setattr(beacon, "candidate_ports", lambda launch_id: taken)
+    with listener(taken[0]), listener(taken[1], b"slurmddp-1 other\n"):
+        stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
+        stores[0].set("key", "value")
+        assert stores[1].get("key") == b"value"
 
 
 def test_a_torch_that_takes_no_socket_opens_the_store_itself(monkeypatch):

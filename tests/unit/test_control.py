@@ -25,7 +25,7 @@ from control_links import (
 )
 
 from slurmddp.errors import ConfigError, MismatchError, SlurmddpError
-from slurmddp.launchers.control import hub
+from slurmddp.launchers.control import hub, member
 from slurmddp.launchers.control.link import ALL, open_link
 from slurmddp.node.ports import CANDIDATES, candidate_ports
 
@@ -236,6 +236,21 @@ def test_no_free_port_at_all_is_an_error_to_read(monkeypatch):
         pytest.raises(SlurmddpError, match=f"{taken[0]} first, and none is free"),
     ):
         open_link(place(0, 2, launch), SECRET)
+
+
+def test_a_hub_whose_ports_are_all_taken_is_found_by_the_attempts_folder(monkeypatch, star, tmp_path):
+    launch = a_launch()
+    taken = ports_of(launch)[:1]
+    (tmp_path / "logs/attempt-2").mkdir(parents=True)
+    monkeypatch.setenv("SLURMDDP_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("SLURMDDP_ATTEMPT", "2")
+    monkeypatch.setattr(hub, "candidate_ports", lambda identity: taken)
+    monkeypatch.setattr(member, "candidate_ports", lambda identity: taken)
+    monkeypatch.setattr(member, "_PUBLISHED_S", 0.2)
+    with socket.create_server(("127.0.0.1", taken[0])):
+        two = star(Star(2, launch).open())
+        two.until(two.met)
+    assert two.links[1].missing() == []
 
 
 def test_the_line_and_the_rendezvous_of_ranks_look_elsewhere():

@@ -10,11 +10,13 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.launchers.control.session import ALL, Awake, Clock, Echoes, Join, Message, Session, copied
 from slurmddp.launchers.control.wire import CLOSED, Secret, Wire
 from slurmddp.node.ports import candidate_ports, listen_as_rank_zero
+from slurmddp.runs.port_file import publish
 
 _log = logging.getLogger(__name__)
 
@@ -281,6 +283,7 @@ class Hub:
 
 
 def _listen(info: RankInfo) -> socket.socket:
-    listener = listen_as_rank_zero(info, candidate_ports(f"control of {info.launch_id}"))
+    identity = f"control of {info.launch_id}"
+    listener = listen_as_rank_zero(info, candidate_ports(identity), partial(publish, identity))
     listener.setblocking(False)
     return listener

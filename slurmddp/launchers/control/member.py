@@ -14,18 +14,22 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.launchers.control.session import ALL, Awake, Clock, Join, Message, Session, copied
 from slurmddp.launchers.control.wire import CLOSED, Secret, Wire
 from slurmddp.node.address import Address, find_rank_zero
 from slurmddp.node.ports import candidate_ports
+from slurmddp.runs.port_file import published
 
 Place = tuple[Address, int]
 
 _ANSWER_S = (1.0, 5.0)
 """How long a listener may take to answer: at first, and at most in later rounds."""
 _PAUSE_S = (0.02, 0.5)
+_PUBLISHED_S = 3.0
+"""After this many seconds without the hub, a port that it may have left in the attempt's folder is tried."""
 _FAREWELL_S = 0.5
 _SILENT_SHARE = 0.3
 """After this part of the time in which the hub counts as lost a second connection is tried."""
@@ -58,8 +62,9 @@ class Member:
         self._identity = secrets.token_hex(16)
         self._session = Session()
         self._poll = select.epoll()
-        ports = candidate_ports(f"control of {info.launch_id}")
-        self._places: list[Place] = [(address, port) for address in find_rank_zero(info) for port in ports]
+        self._looks_for = f"control of {info.launch_id}"
+        self._addresses = find_rank_zero(info)
+        self._places: list[Place] = list(product(self._addresses, candidate_ports(self._looks_for)))
         self._begin_walk()
         self._attempt: _Attempt | None = None
         self._wire: Wire | None = None
@@ -134,12 +139,18 @@ class Member:
         while self._attempt is None and self._wanted(now) and now >= self._next_walk:
             place = next(self._walk, None)
             if place is None:
-                self._walk = iter(self._places)
+                self._walk = iter([*self._published(), *self._places])
                 self._next_walk = now + self._pause_s
                 self._pause_s = min(1.5 * self._pause_s, _PAUSE_S[1])
                 self._answer_s = min(1.5 * self._answer_s, _ANSWER_S[1])
             else:
                 self._connect(place, now)
+
+    def _published(self) -> list[Place]:
+        """Return where else the hub may listen; the disk is asked only if the hub is long in coming."""
+        if self._arrived or self._awake.now < _PUBLISHED_S:
+            return []
+        return list(product(self._addresses, published(self._looks_for)))
 
     def _connect(self, place: Place, now: float) -> None:
         address, port = place
