@@ -149,11 +149,10 @@ def _already_finished(status: RunStatus) -> int:
 def put_aside(folder: RunFolder) -> Path:
     """Move a run folder to the first free `NAME.old-N` beside it and return its new place."""
     from slurmddp.runs.owner import refuse_foreign
+    from slurmddp.runs.prepare import free_name
 
     refuse_foreign(folder.path)
-    number = 1
-    while (aside := folder.path.with_name(f"{folder.name}.old-{number}")).exists():
-        number += 1
+    aside = free_name(folder.path)
     folder.path.rename(aside)
     return aside
 

@@ -50,6 +50,33 @@ def enter_project(folder: RunFolder, project_dir: str | None) -> None:
         ) from error
     # `python -m` put the folder of its start in the first place.
     sys.path[0] = str(folder.code_dir if folder.code_dir.is_dir() else project)
+    if folder.code_dir.is_dir():
+        _import_from_copy(project.resolve(), folder.code_dir)
+
+
+def _import_from_copy(project: Path, code: Path) -> None:
+    """Let imports find the snapshot where PYTHONPATH or an editable install names a folder of the project."""
+    sys.path[1:] = [_in_copy(entry, project, code) for entry in sys.path[1:]]
+    if "PYTHONPATH" in os.environ:  # for programs that a rank starts
+        entries = os.environ["PYTHONPATH"].split(os.pathsep)
+        os.environ["PYTHONPATH"] = os.pathsep.join(_in_copy(entry, project, code) for entry in entries)
+    # Setuptools keeps the folder of each package in a module of its own where a line in a .pth file won't do.
+    finders = [vars(module) for name, module in sys.modules.items() if name.startswith("__editable___")]
+    for mapping in [finder["MAPPING"] for finder in finders if isinstance(finder.get("MAPPING"), dict)]:
+        for package, place in mapping.items():
+            mapping[package] = _in_copy(place, project, code)
+            if mapping[package] != place and Path(place).stem == package:
+                sys.path.append(str(Path(mapping[package]).parent))  # for processes that start with this path
+
+
+def _in_copy(entry: str, project: Path, code: Path) -> str:
+    """Return where the snapshot holds a folder or module of the project; `entry` where it holds no copy."""
+    place = Path(entry).resolve()
+    if not place.is_relative_to(project):
+        return entry
+    copy = code / place.relative_to(project)
+    is_there = copy.exists() or copy.with_name(f"{copy.name}.py").exists()
+    return str(copy) if is_there and copy.resolve().is_relative_to(code.resolve()) else entry
 
 
 def import_for_all(names: Sequence[str]) -> str | None:

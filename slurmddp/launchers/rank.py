@@ -59,7 +59,7 @@ def spawn(start: RankStart) -> int:
 
     It inherits the signal mask, and lets signals in once it is a rank.
     """
-    told = {"agent": os.getpid(), "path": sys.path[0], "start": asdict(start) | {"log": str(start.log)}}
+    told = {"agent": os.getpid(), "path": sys.path, "start": asdict(start) | {"log": str(start.log)}}
     letter = os.memfd_create("slurmddp-rank")
     try:
         os.write(letter, json.dumps(told).encode())
@@ -76,8 +76,8 @@ def main(argv: Sequence[str]) -> NoReturn:
     """Become the rank that is described behind the descriptor which the agent has named."""
     with open(int(argv[0]), encoding="utf-8") as letter:
         told = json.load(letter)
-    # `python -m` put the folder of its start in the first place; the agent has put another there.
-    sys.path[0] = told["path"]
+    # `python -m` put the folder of its start in the first place; the agent imports the snapshot's modules.
+    sys.path[:] = told["path"]
     start = RankStart(**{**told["start"], "log": Path(told["start"]["log"])})
     be_rank(start, told["agent"], lambda: None)
 

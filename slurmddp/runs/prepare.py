@@ -11,8 +11,8 @@ import secrets
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
@@ -23,12 +23,14 @@ from slurmddp.runs.folder import RunFolder, write_atomic
 from slurmddp.runs.owner import refuse_foreign, warn_if_exposed
 from slurmddp.spec import Job
 
+Say = Callable[[str], object]
 
-def prepare(job: Job, script: str | None) -> RunFolder:
+
+def prepare(job: Job, script: str | None, say: Say = print) -> RunFolder:
     """Write the run folder of `job`, with `script` as its batch script, and return it.
 
-    Lifts an earlier `cancel` or `stop`. Raises ConfigError before anything is written where it can, also for
-    a run of another account.
+    Lifts an earlier `cancel` or `stop`. `say` gets a sentence when the code differs from the one before.
+    Raises ConfigError before anything is written where it can, also for a run of another account.
     """
     if script is not None:
         check_syntax(script)
@@ -40,7 +42,7 @@ def prepare(job: Job, script: str | None) -> RunFolder:
             _fill(draft, job, script)
             if not _put_in_place(draft, folder.path):
                 refuse_foreign(folder.path)  # Another account may have made it while the draft was filled.
-                _update(draft, folder)
+                _update(draft, folder, say)
     warn_if_exposed(folder.path)
     return folder
 
@@ -90,18 +92,43 @@ def _put_in_place(draft: Path, place: Path) -> bool:
     return True
 
 
-def _update(draft: Path, folder: RunFolder) -> None:
+def _update(draft: Path, folder: RunFolder, say: Say) -> None:
     """Move what a submission says into an existing run, file by file, each at once."""
     (folder.path / "logs").mkdir(exist_ok=True)
     for name in ("config.yaml", "overrides.txt", "job.sbatch", "code.txt"):
         if (draft / name).exists():
             write_atomic(folder.path / name, (draft / name).read_text(encoding="utf-8"))
-    if (draft / "code").is_dir():
-        with suppress(FileNotFoundError):
-            folder.code_dir.rename(draft / "replaced")
-        (draft / "code").rename(folder.code_dir)
+    if not (draft / "code.txt").exists():
+        (folder.path / "code.txt").unlink(missing_ok=True)
+    _replace_code(draft / "code", folder.code_dir, draft / "replaced", say)
     folder.cancelled_file.unlink(missing_ok=True)
     folder.stop_file.unlink(missing_ok=True)
+
+
+def _replace_code(new: Path, place: Path, replaced: Path, say: Say) -> None:
+    """Put a new snapshot, or none, into the place of the old one; keep the files that a job wrote there."""
+    if not new.is_dir():
+        if snapshot.written_beside(place):
+            place.rename(free_name(place))
+        elif place.is_dir():
+            place.rename(replaced)
+        return
+    if place.is_dir():
+        changed = snapshot.differences(place, new)
+        if changed:
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            say(f"The code differs from that of the submission before: {', '.join(changed[:3])}{more}.")
+        snapshot.carry_over(place, new)
+        place.rename(replaced)
+    new.rename(place)
+
+
+def free_name(path: Path) -> Path:
+    """Return the first `NAME.old-N` that is free beside `path`."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}.old-{number}")).exists():
+        number += 1
+    return aside
 
 
 @contextmanager

@@ -1,28 +1,34 @@
 """The project's code as it was at submission, so that a job that waits or comes back runs what was meant.
 
-Taken are the files that git tracks or would offer to track, so uncommitted work comes along and data, builds
-and checkpoints stay out. The commit and the difference from it are kept beside them.
+Copied are the files that git tracks or would offer to track, so uncommitted work comes along. Data that git
+ignores and untracked files with secrets are linked: a script finds them beside its `__file__`, and the run
+folder holds no copy of them. The commit and the difference from it are kept beside the files.
 """
 
 from __future__ import annotations
 
+import filecmp
+import json
 import os
 import shutil
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from slurmddp.errors import ConfigError
+from slurmddp.runs.project_files import git, git_trouble, list_files
 
 SIZE_CAP_MB = 200
-RECORD = ".snapshot"
-"""Folder inside the snapshot that holds `commit.txt` and `diff.patch`."""
+RECORD = ".slurmddp"
+"""Folder inside the snapshot with `commit.txt`, `diff.patch` and `files.json`, the names of its files."""
+_MOST_LINKS = 1000
+"""Of more ignored entries only the folders are linked."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What was copied; `note` says it, or why nothing was, in one sentence."""
+    """What was copied; `note` says it, or why nothing was, in a few sentences."""
 
     files: int
     commit: str | None
@@ -36,63 +42,116 @@ def take(
 
     Outside a git repository nothing is created and the note says so; ConfigError when it is too large.
     """
-    trouble = _git_trouble(project_dir)
+    trouble = git_trouble(project_dir)
     if trouble:
         return Snapshot(0, None, f"No snapshot of the code: {trouble}. Jobs import it from {project_dir}.")
-    files = [path for path in _files(project_dir) if not _is_left_out(path, project_dir, exclude)]
-    _refuse_large(project_dir, files, size_cap_mb)
-    for path in files:
-        copy = target / path.relative_to(project_dir)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, copy, follow_symlinks=False)
-        if not copy.is_symlink():
-            copy.chmod(copy.stat().st_mode & ~0o022)
-    return _record(project_dir, target, len(files))
+    found = list_files(project_dir, exclude)
+    _refuse_large(project_dir, found.code, size_cap_mb)
+    ignored = found.ignored
+    if len(ignored) > _MOST_LINKS:
+        ignored = [path for path in ignored if path.is_dir()]
+    links = [*found.secrets, *ignored]
+    for path in found.code:
+        _copy(path, target / path.relative_to(project_dir))
+    for path in links:
+        _link(path, target / path.relative_to(project_dir))
+    for path in found.code:
+        _keep_leading(path, target / path.relative_to(project_dir), project_dir)
+    names = [str(path.relative_to(project_dir)) for path in (*found.code, *links)]
+    commit, what = _record(project_dir, target, names)
+    note = f"Snapshot of {len(found.code)} files of {project_dir}: {what}."
+    linked = _links_note(names[len(found.code) :], len(found.ignored) - len(ignored))
+    return Snapshot(len(found.code), commit, note + linked)
 
 
-def _record(project_dir: Path, target: Path, count: int) -> Snapshot:
-    commit = _git(project_dir, "rev-parse", "--verify", "--quiet", "HEAD").stdout.decode().strip() or None
+def _copy(path: Path, copy: Path) -> None:
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(path, copy, follow_symlinks=False)
+    if not copy.is_symlink():
+        copy.chmod(copy.stat().st_mode & ~0o022)
+
+
+def _link(path: Path, link: Path) -> None:
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(path)
+
+
+def _keep_leading(path: Path, copy: Path, project_dir: Path) -> None:
+    """Let the copy of a relative link lead to the project's file where the snapshot does not hold that."""
+    if not path.is_symlink() or path.readlink().is_absolute():
+        return
+    target = os.path.normpath(path.parent.resolve() / path.readlink())
+    leaves = not Path(target).is_relative_to(project_dir.resolve())
+    if leaves or (path.exists() and not copy.exists()):
+        copy.unlink()
+        copy.symlink_to(target)
+
+
+def _links_note(links: Sequence[str], left_out: int) -> str:
+    more = f" and {len(links) - 10} more" if len(links) > 10 else ""
+    linked = f" Linked to the project, not copied: {', '.join(links[:10])}{more}." if links else ""
+    return linked + (f" Neither copied nor linked: {left_out} ignored files." if left_out else "")
+
+
+def _record(project_dir: Path, target: Path, names: Sequence[str]) -> tuple[str | None, str]:
+    """Write down what was taken; return the commit, and what to call the state of the code."""
+    commit = git(project_dir, "rev-parse", "--verify", "--quiet", "HEAD").stdout.decode().strip() or None
     record = target / RECORD
     record.mkdir(parents=True, exist_ok=True)
+    (record / "files.json").write_text(json.dumps(names), encoding="utf-8")
     (record / "commit.txt").write_text(f"{commit or 'no commit yet'}\n", encoding="utf-8")
-    diff = b""
-    if commit:
-        diff = _git(project_dir, "diff", "--no-ext-diff", "--no-color", "--binary", "HEAD", "--", ".").stdout
-        (record / "diff.patch").write_bytes(diff)
-    what = "no commit yet" if not commit else f"commit {commit}{', with uncommitted changes' if diff else ''}"
-    return Snapshot(count, commit, f"Snapshot of {count} files of {project_dir}: {what}.")
+    if not commit:
+        return None, "no commit yet"
+    diff = git(project_dir, "diff", "--no-ext-diff", "--no-color", "--binary", "HEAD", "--", ".").stdout
+    (record / "diff.patch").write_bytes(diff)
+    return commit, f"commit {commit}{', with uncommitted changes' if diff else ''}"
 
 
-def _git_trouble(project_dir: Path) -> str:
-    """Return why git can't list the files of `project_dir`; empty when it can."""
-    if shutil.which("git") is None:
-        return "there is no git on this machine"
-    answer = _git(project_dir, "rev-parse", "--is-inside-work-tree")
-    if answer.returncode == 0 and answer.stdout.strip() == b"true":
-        return ""
-    words = answer.stderr.decode(errors="replace").strip().splitlines()
-    if words and "not a git repository" not in words[0]:
-        return f"git says {words[0]!r}"
-    return f"{project_dir} is not in a git repository"
+def differences(old: Path, new: Path) -> list[str]:
+    """Return the names of the files that differ between two snapshots; none where one has no record."""
+    before, after = _names(old), _names(new)
+    if before is None or after is None:
+        return []
+    both = before & after
+    return sorted(name for name in before | after if name not in both or not _same(old / name, new / name))
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """Yield tracked and not ignored files that exist, those of nested repositories included."""
-    listed = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard").stdout
-    for name in sorted({os.fsdecode(entry) for entry in listed.split(b"\0") if entry}):
-        path = folder / name
-        if path.is_symlink() or path.is_file():
-            yield path
-        elif path.is_dir() and (path / ".git").exists():
-            yield from _files(path)
+def _same(one: Path, other: Path) -> bool:
+    if one.is_symlink() or other.is_symlink():
+        return one.is_symlink() and other.is_symlink() and one.readlink() == other.readlink()
+    return one.is_file() and other.is_file() and filecmp.cmp(one, other, shallow=False)
 
 
-def _is_left_out(path: Path, project_dir: Path, exclude: Sequence[Path]) -> bool:
-    """Tell whether `path` lies in an excluded folder or in a run folder, which is never code."""
-    if any(path.is_relative_to(folder) for folder in exclude):
-        return True
-    inside = [parent for parent in path.parents if parent.is_relative_to(project_dir)]
-    return any((parent / "overrides.txt").exists() and (parent / "config.yaml").exists() for parent in inside)
+def written_beside(code: Path) -> list[Path]:
+    """Return the files that a job has written into the folder of a snapshot, relative to it."""
+    names, found = _names(code), []
+    for folder, folders, files in os.walk(code) if names is not None else ():
+        inside = Path(folder).relative_to(code)
+        if not {RECORD, "__pycache__"}.intersection(inside.parts):
+            links = [name for name in folders if Path(folder, name).is_symlink()]
+            found += [inside / name for name in (*files, *links) if str(inside / name) not in (names or ())]
+    return found
+
+
+def carry_over(old: Path, new: Path) -> None:
+    """Give a new snapshot the files that a job has written into the folder of the old one."""
+    for name in written_beside(old):
+        with suppress(FileExistsError, NotADirectoryError):  # The project has that name now.
+            (new / name).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(old / name, new / name, follow_symlinks=False)
+            except FileExistsError:
+                raise
+            except OSError:  # Another filesystem, or one without hard links.
+                shutil.copy2(old / name, new / name, follow_symlinks=False)
+
+
+def _names(code: Path) -> set[str] | None:
+    """Return the names of the files of a snapshot; None for a folder without that record."""
+    try:
+        return set(json.loads((code / RECORD / "files.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
 
 
 def _refuse_large(project_dir: Path, files: Sequence[Path], size_cap_mb: float) -> None:
@@ -106,10 +165,4 @@ def _refuse_large(project_dir: Path, files: Sequence[Path], size_cap_mb: float) 
         f"The code in {project_dir} comes to {total_mb:.0f} MB, more than a snapshot may hold "
         f"({size_cap_mb:g} MB). Largest: {named}.",
         hint="Name data and results in .gitignore, or switch the snapshot off with snapshot=false.",
-    )
-
-
-def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        ["git", "-C", str(folder), *arguments], stdin=subprocess.DEVNULL, capture_output=True, check=False
     )

@@ -51,7 +51,8 @@ def test_everything_that_the_nodes_need_is_written(project: Path) -> None:
         "job.sbatch",
         "code.txt",
         "code/train.py",
-        "code/.snapshot/commit.txt",
+        "code/.slurmddp/commit.txt",
+        "code/.slurmddp/files.json",
     }
     assert folder.config() == {"name": "gpt", "nodes": 2}
     assert folder.script_file.read_text() == render(job)
@@ -92,6 +93,49 @@ def test_the_same_command_again_keeps_the_run_and_takes_the_new_wishes(project: 
     assert (folder.code_dir / "train.py").read_text() == "v = 2\n"
     assert (folder.code_dir / "new.py").exists()
     assert not folder.cancelled_file.exists()
+
+
+def test_code_that_has_changed_is_named_once(project: Path) -> None:
+    said: list[str] = []
+    prepare(job_in(project), None, said.append)
+    prepare(job_in(project), None, said.append)
+    assert said == []
+    (project / "train.py").write_text("v = 2\n")
+    (project / "new.py").touch()
+    prepare(job_in(project), None, said.append)
+    prepare(job_in(project), None, said.append)
+    assert said == ["The code differs from that of the submission before: new.py, train.py."]
+
+
+def test_without_a_new_snapshot_the_old_code_does_not_run(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = prepare(job_in(project), None)
+    prepare(job_in(project, snapshot=False), None)
+    assert content(folder.path) == {"config.yaml", "overrides.txt"}
+    prepare(job_in(project), None)
+    monkeypatch.setenv("PATH", str(project))  # git is gone
+    prepare(job_in(project), None)
+    assert not folder.code_dir.exists()
+    assert "No snapshot" in (folder.path / "code.txt").read_text()
+
+
+def test_what_a_job_has_written_beside_its_code_is_kept(project: Path) -> None:
+    folder = prepare(job_in(project), None)
+    (folder.code_dir / "out/deep").mkdir(parents=True)
+    (folder.code_dir / "out/deep/weights.pt").write_text("weights")
+    (folder.code_dir / "taken.py").write_text("of the job")
+    (folder.code_dir / "__pycache__").mkdir()
+    (folder.code_dir / "__pycache__/train.pyc").touch()
+    (project / "taken.py").write_text("of the project")
+    (project / "train.py").unlink()
+    prepare(job_in(project), None)
+    assert (folder.code_dir / "out/deep/weights.pt").read_text() == "weights"
+    assert (folder.code_dir / "taken.py").read_text() == "of the project"
+    assert not (folder.code_dir / "train.py").exists()
+    assert not (folder.code_dir / "__pycache__").exists()
+    prepare(job_in(project, snapshot=False), None)
+    assert (folder.path / "code.old-1/out/deep/weights.pt").read_text() == "weights"
 
 
 def test_an_error_leaves_nothing(project: Path) -> None:

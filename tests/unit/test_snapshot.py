@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,10 +44,14 @@ def taken(folder: Path) -> set[str]:
     }
 
 
-RECORD = {".snapshot/commit.txt", ".snapshot/diff.patch"}
+RECORD = {".slurmddp/commit.txt", ".slurmddp/diff.patch", ".slurmddp/files.json"}
 
 
-def test_tracked_and_new_files_come_along_and_ignored_ones_do_not(project: Path, tmp_path: Path) -> None:
+def links(folder: Path) -> dict[str, Path]:
+    return {str(path.relative_to(folder)): path.readlink() for path in folder.rglob("*") if path.is_symlink()}
+
+
+def test_tracked_and_new_files_are_copied_and_ignored_ones_are_linked(project: Path, tmp_path: Path) -> None:
     (project / "new.py").write_text("new\n")
     (project / "train.py").write_text("print(2)\n")
     (project / "data").mkdir()
@@ -54,7 +59,9 @@ def test_tracked_and_new_files_come_along_and_ignored_ones_do_not(project: Path,
     (project / "model.pt").write_text("x")
     (project / "pkg/model.py").unlink()
     snapshot = take(project, tmp_path / "code")
-    assert taken(tmp_path / "code") == {"train.py", "new.py", ".gitignore"} | RECORD
+    assert taken(tmp_path / "code") == {"train.py", "new.py", ".gitignore", "data", "model.pt"} | RECORD
+    assert links(tmp_path / "code") == {name: project / name for name in ("data", "model.pt")}
+    assert "Linked to the project, not copied: data, model.pt." in snapshot.note
     assert (tmp_path / "code/train.py").read_text() == "print(2)\n"
     assert snapshot.files == 3
 
@@ -63,15 +70,15 @@ def test_the_commit_and_the_difference_are_recorded(project: Path, tmp_path: Pat
     (project / "train.py").write_text("print(2)\n")
     snapshot = take(project, tmp_path / "code")
     assert snapshot.commit == git(project, "rev-parse", "HEAD")
-    assert (tmp_path / "code/.snapshot/commit.txt").read_text().strip() == snapshot.commit
-    assert "+print(2)" in (tmp_path / "code/.snapshot/diff.patch").read_text()
+    assert (tmp_path / "code/.slurmddp/commit.txt").read_text().strip() == snapshot.commit
+    assert "+print(2)" in (tmp_path / "code/.slurmddp/diff.patch").read_text()
     assert "uncommitted changes" in snapshot.note
 
 
 def test_a_clean_tree_is_called_clean(project: Path, tmp_path: Path) -> None:
     snapshot = take(project, tmp_path / "code")
     assert "uncommitted" not in snapshot.note
-    assert (tmp_path / "code/.snapshot/diff.patch").read_text() == ""
+    assert (tmp_path / "code/.slurmddp/diff.patch").read_text() == ""
 
 
 def test_a_repository_without_commits_is_taken_too(tmp_path: Path) -> None:
@@ -81,7 +88,7 @@ def test_a_repository_without_commits_is_taken_too(tmp_path: Path) -> None:
     git(project, "init", "-q")
     snapshot = take(project, tmp_path / "code")
     assert (snapshot.commit, snapshot.files) == (None, 1)
-    assert "no commit yet" in (tmp_path / "code/.snapshot/commit.txt").read_text()
+    assert "no commit yet" in (tmp_path / "code/.slurmddp/commit.txt").read_text()
 
 
 def test_outside_a_repository_nothing_is_taken_and_the_note_says_so(tmp_path: Path) -> None:
@@ -139,6 +146,97 @@ def test_run_folders_are_no_code_wherever_they_lie(project: Path, tmp_path: Path
     (project / "runs/notes.txt").write_text("x")
     take(project, tmp_path / "code", exclude=[project / "runs"])
     assert taken(tmp_path / "code") == {"train.py", "pkg/model.py", ".gitignore"} | RECORD
+
+
+def test_data_beside_the_code_is_found_and_written_through_file(project: Path, tmp_path: Path) -> None:
+    (project / "data").mkdir()
+    (project / "data/x.txt").write_text("x")
+    (project / "pkg/data/out").mkdir(parents=True)
+    program = "from pathlib import Path\nhere = Path(__file__).parent\n"
+    program += "print((here / '../data/x.txt').read_text())\n(here / 'data/out/y').write_text('y')\n"
+    (project / "pkg/run.py").write_text(program)
+    take(project, tmp_path / "code")
+    done = subprocess.run([sys.executable, tmp_path / "code/pkg/run.py"], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("x\n", "")
+    assert (project / "pkg/data/out/y").read_text() == "y"
+
+
+def test_caches_environments_and_run_folders_are_not_linked(project: Path, tmp_path: Path) -> None:
+    for name in (
+        "pkg/__pycache__/a.pyc",
+        ".venv/bin/x",
+        "mine/pyvenv.cfg",
+        "conda/conda-meta/x",
+        "a.egg-info/x",
+    ):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).touch()
+    for name in ("runs/x", "old/notes", "old/gpt-1/config.yaml", "old/gpt-1/overrides.txt"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).touch()
+    ignored = ["__pycache__/", ".venv/", "mine/", "conda/", "*.egg-info/", "runs/", "old/gpt-1/"]
+    (project / ".gitignore").write_text("\n".join(ignored))
+    take(project, tmp_path / "code", exclude=[project / "runs"])
+    assert links(tmp_path / "code") == {}
+
+
+def test_a_folder_that_ignores_itself_is_linked_as_a_whole(project: Path, tmp_path: Path) -> None:
+    (project / "cache").mkdir()
+    (project / "cache/.gitignore").write_text("*\n")
+    (project / "cache/a").touch()
+    take(project, tmp_path / "code")
+    assert links(tmp_path / "code") == {"cache": project / "cache"}
+
+
+def test_of_very_many_ignored_entries_only_folders_are_linked(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slurmddp.runs.snapshot._MOST_LINKS", 2)
+    for name in ("a.pt", "b.pt", "data/x"):
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).touch()
+    snapshot = take(project, tmp_path / "code")
+    assert links(tmp_path / "code") == {"data": project / "data"}
+    assert snapshot.note.endswith("not copied: data. Neither copied nor linked: 2 ignored files.")
+
+
+@pytest.mark.parametrize("name", [".env", ".env.local", "pkg/server.pem", "id_ed25519", "tls.key", ".netrc"])
+def test_an_untracked_secret_is_linked_and_a_tracked_one_is_code(
+    project: Path, tmp_path: Path, name: str
+) -> None:
+    (project / name).write_text("secret")
+    snapshot = take(project, tmp_path / "code")
+    assert links(tmp_path / "code") == {name: project / name}
+    assert f"not copied: {name}." in snapshot.note
+    git(project, "add", name)
+    take(project, tmp_path / "again")
+    assert links(tmp_path / "again") == {}
+    assert (tmp_path / "again" / name).read_text() == "secret"
+
+
+def test_relative_links_lead_where_they_led(project: Path, tmp_path: Path) -> None:
+    common = tmp_path / "common"
+    common.mkdir()
+    (common / "shared.py").write_text("shared\n")
+    (project / "common").symlink_to("../common")
+    (project / "pkg/common.py").symlink_to("../../common/shared.py")
+    (project / "pkg/train.py").symlink_to("../train.py")
+    (project / "weights.pt").write_text("w")
+    (project / "best").symlink_to("weights.pt")
+    (project / "runs/x").mkdir(parents=True)
+    (project / "last").symlink_to("runs/x")
+    git(project, "add", ".")
+    target = tmp_path / "deep/er/code"
+    take(project, target, exclude=[project / "runs"])
+    found = {name: path for name, path in links(target).items() if name != "weights.pt"}
+    assert found == {
+        "common": common,
+        "pkg/common.py": common / "shared.py",
+        "pkg/train.py": Path("../train.py"),
+        "best": Path("weights.pt"),
+        "last": project / "runs/x",
+    }
+    assert (target / "pkg/common.py").read_text() == "shared\n"
 
 
 def test_a_snapshot_that_is_too_large_names_what_is_large(project: Path, tmp_path: Path) -> None:
