@@ -5,18 +5,21 @@ It does no work of its own. It is told what agents say and what time it is, and 
     go       begin the ranks of a generation; agents without a place in it wait as spares
     stop     end your ranks at once, and answer with `stopped`: other ones are to begin
     pass_on  ask your ranks to stop: others have stopped before them
+    others_left  ranks of another node have ended well: look whether yours hang at their exit
+    end_hung     end the ranks that hang at their exit: all others have ended well
     leave    all ranks have come to their end
     end      the attempt has failed: end your ranks and leave
 
-Agents say `fell` (a rank has died), `stopped`, `done` (all ranks ended as they should) and `stopping` (a
-signal has asked the run to stop). Each way takes one message; nobody asks twice. With each of these comes
+Agents say `fell` (a rank has died), `stopped`, `done` (all ranks ended as they should), `stopping` (a
+signal has asked the run to stop) and `hung` (all ranks left on the node hang at their exit; with no
+reports: they work after all). Each way takes one message; nobody asks twice. With each of these comes
 which ranks had ended with 0 by then: if others have lost them, or wait for them, that was too early.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from slurmddp.errors import EXIT_CONFIG, EXIT_STOPPED
@@ -26,10 +29,12 @@ from slurmddp.launchers.failure import Failure
 from slurmddp.launchers.generation import Decision, Facts, Generation, Reached, Rules, choose_agents, decide
 from slurmddp.launchers.records import Record
 from slurmddp.launchers.unfit import Unfit
-from slurmddp.launchers.watch.inquiry import Comparison, Inquiry
+from slurmddp.launchers.watch.culprit import RankReport, at_exit, why
+from slurmddp.launchers.watch.inquiry import Comparison, Inquiry, Verdict
 from slurmddp.launchers.words import (
     Message,
     as_failure,
+    hung_at_exit,
     lost_node,
     names_of,
     stalled_rank,
@@ -76,6 +81,8 @@ class Lead:
         """Ranks that ended with 0, by their numbers."""
         self._lost: set[int] = set()
         self._done: dict[int, int] = {}
+        self._hung: dict[int, Mapping[str, Any]] = {}
+        """The agents whose remaining ranks hang at their exit, with the message."""
         self._awaited: set[int] = set()
         self._act_at: float | None = None
 
@@ -103,6 +110,9 @@ class Lead:
             self._take_fall(sender, message, now)
         elif kind in ("stall", "report", "pace") and message["generation"] == self._generation.number:
             self._take_sight(sender, message, now)
+        elif kind == "hung" and message["generation"] == self._generation.number:
+            self._hung[sender] = message
+            self._end_hung(now)
         elif kind in ("stopped", "done") and message["generation"] == self._generation.number:
             (self._take_stopped if kind == "stopped" else self._take_done)(sender, message, now)
 
@@ -179,6 +189,28 @@ class Lead:
             self.leave(outcome.combine(self._done.values()))
         elif self._phase == "running" and EXIT_STOPPED in self._done.values() and self._act_at is None:
             self._act_at = now + LEFT_ALONE_S
+        if self._phase == "running":
+            if len(self._done) == 1:
+                self._order(set(self._generation.agents) - {sender}, {"kind": "others_left"})
+            self._end_hung(now)
+
+    def _end_hung(self, now: float) -> None:
+        """End the ranks that hang at their exit once all others have left well; their result stands."""
+        hung = {
+            agent: told for agent, told in self._hung.items() if agent not in self._done and told["reports"]
+        }
+        codes = [*self._done.values(), *(code for told in hung.values() for code in told["codes"])]
+        everyone = set(self._generation.agents) <= self._done.keys() | hung.keys()
+        if self._phase != "running" or not (hung and codes and everyone):
+            return
+        found = [RankReport.from_json(values) for told in hung.values() for values in told["reports"]]
+        if stuck := [one for one in found if not at_exit(one)]:  # Others left too early, say.
+            self._stall(Verdict(stuck[0], why(found, stuck[0])), now)
+            return
+        for one in found:
+            self._record.warn(hung_at_exit(one))
+        self._order(hung.keys(), {"kind": "end_hung", "code": outcome.combine(codes)})
+        self._hung = {}
 
     def _take_sight(self, sender: int, message: Mapping[str, Any], now: float) -> None:
         """Take in what an agent sees of its ranks: that they stand still, what each does, their pace."""
@@ -198,10 +230,13 @@ class Lead:
         """Let the rank that holds up all others count as fallen."""
         verdict = self._inquiry.verdict(now)
         if verdict is not None and self._phase == "running":
-            self._record.stalled(verdict.report, self._generation.number)
-            self._reached.take(verdict.report.step, 0.0)
-            self._fallen.append(stalled_rank(verdict, self._generation.agents, self._rules.ranks_per_node))
-            self._fall(now)
+            self._stall(verdict, now)
+
+    def _stall(self, verdict: Verdict, now: float) -> None:
+        self._record.stalled(verdict.report, self._generation.number)
+        self._reached.take(verdict.report.step, 0.0)
+        self._fallen.append(stalled_rank(verdict, self._generation.agents, self._rules.ranks_per_node))
+        self._fall(now)
 
     def _note(self, message: Mapping[str, Any], found: Sequence[Failure], now: float) -> None:
         self._fallen += found
@@ -307,5 +342,5 @@ class Lead:
         self._phase = "leaving"
         self._order(self._present, {"kind": "end", "code": failure.node_code(cause)})
 
-    def _order(self, agents: Sequence[int] | set[int], message: Message) -> None:
+    def _order(self, agents: Sequence[int] | Set[int], message: Message) -> None:
         self.orders += [(agent, message) for agent in sorted(agents, reverse=True)]

@@ -30,7 +30,7 @@ _WRITING_S = 600.0
 """How long an agent whose ranks have ended waits for a checkpoint to be written."""
 _WRITING_SHARE = 0.3
 """Of the time kept free before SLURM kills, so much is left to the batch script."""
-_ENDS = frozenset({"fell", "stopped", "done", "report"})
+_ENDS = frozenset({"fell", "stopped", "done", "report", "hung"})
 """Words that also tell which ranks had ended with 0 by then."""
 _TICK_S = 1.0
 _STOPPING_TICK_S = 0.1
@@ -65,6 +65,8 @@ class AgentLoop:
         """What to say once all ranks have ended that were told to."""
         self._codes: list[int] = []
         """How those of its ranks have ended that ended as they should."""
+        self._others_left = False
+        """Whether ranks of other nodes have ended as they should."""
         self._code: int | None = None
         self.lost_lead = False
         """Whether this agent had to end because node 0's is gone."""
@@ -142,8 +144,8 @@ class AgentLoop:
             self._lead.look(now, self._link.missing())
             self._send_orders()
         self._pass_on_stop(now)
-        for message in self._watch.look(now) if self._at_work else []:
-            self._tell(message.pop("kind"), **message)
+        for message in self._watch.look(now, left_in=self._left_in()) if self._at_work else []:
+            self._tell(message.pop("kind"), codes=self._codes, **message)
         if self._at_work and self._out_of_time():
             self._records.say(
                 "SLURM is about to kill: ranks end here, the run goes on from its last checkpoint"
@@ -156,6 +158,10 @@ class AgentLoop:
             else:
                 self._tell("done", code=EXIT_STOPPED)
                 self._code = EXIT_STOPPED
+
+    def _left_in(self) -> int | None:
+        """Return the generation, once some of its ranks have ended as they should."""
+        return self._generation.number if self._generation and (self._codes or self._others_left) else None
 
     def _look_before_ranks(self, now: float) -> None:
         found = self._records.failure()  # It may be that of an agent whose line did not stand yet.
@@ -210,6 +216,8 @@ class AgentLoop:
             "stop": self._stop_ranks,
             "report": lambda message: self._watch.ask(message["generation"]),
             "pass_on": lambda message: self._take_signals([signal.SIGTERM]),
+            "others_left": lambda message: setattr(self, "_others_left", True),
+            "end_hung": self._end_hung,
             "leave": self._leave,
             "end": self._end,
         }
@@ -234,7 +242,7 @@ class AgentLoop:
 
     def _begin(self, message: Message) -> None:
         self._generation = Generation(message["generation"], tuple(message["agents"]))
-        self._fallen, self._codes, self._left_at = [], [], None
+        self._fallen, self._codes, self._left_at, self._others_left = [], [], None, False
         if self._generation.place(self._node.node_rank) is None:
             self._records.say(why_no_ranks(self._node.node_rank, message))
         elif self._stopping:
@@ -268,6 +276,13 @@ class AgentLoop:
             self._codes.append(EXIT_STOPPED)
         own = outcome.combine(self._codes) if self._codes and self._lead is None else int(message["code"])
         self._code = failure.node_code(found) if found is not None else own
+
+    def _end_hung(self, message: Message) -> None:
+        """End the ranks that hang at their exit; the code of the others stands for them."""
+        if self._at_work:
+            self._at_work = False
+            self._crew.end(0.0)
+            self._tell("done", code=outcome.combine([*self._codes, int(message["code"])]))
 
     def _end(self, message: Message) -> None:
         if self._at_work and not self._fallen:

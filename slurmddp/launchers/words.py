@@ -11,6 +11,7 @@ from typing import Any
 from slurmddp.launchers.control.link import Message
 from slurmddp.launchers.control.wire import MAX_MESSAGE_BYTES
 from slurmddp.launchers.failure import Failure
+from slurmddp.launchers.watch.culprit import RankReport, place
 from slurmddp.launchers.watch.inquiry import Verdict
 from slurmddp.runs.causes import LOST_NODE, UNABLE_NODE, UNFIT_NODE
 
@@ -19,6 +20,7 @@ __all__ = [
     "all_as_facts",
     "as_facts",
     "as_failure",
+    "hung_at_exit",
     "lost_node",
     "names_of",
     "stalled_rank",
@@ -68,6 +70,16 @@ def stalled_rank(verdict: Verdict, agents: Sequence[int], ranks_per_node: int) -
         time=round(time.time(), 3),
         reason=verdict.reason,
         last_lines=verdict.report.stack,
+    )
+
+
+def hung_at_exit(found: RankReport) -> str:
+    """Say that a rank hung at its exit, was ended, and that the result of the others stands."""
+    stood = f" It stood at {place(found)} (stacks-rank-{found.rank}.txt)." if found.stack else ""
+    return (
+        f"rank {found.rank} on {found.host} hung at its exit: all other ranks had left, and for "
+        f"{found.seconds:.0f} s it used no CPU and read and wrote nothing. Its agent ended it; the result of "
+        f"the other ranks stands.{stood}"
     )
 
 

@@ -202,7 +202,8 @@ def test_a_run_that_a_person_has_ended_does_not_begin_again() -> None:
 
 def test_all_leave_when_all_are_done() -> None:
     attempt = Attempt().begin()
-    assert attempt.hear(0, "done", code=0) == attempt.hear(1, "done", code=0) == []
+    assert attempt.hear(0, "done", code=0) == to_all("others_left", 1, 2)
+    assert attempt.hear(1, "done", code=0) == []
     assert attempt.hear(2, "done", code=0) == to_all("leave")
     assert attempt.hear(1, "lost", why="connection closed") == []
     assert attempt.notes.said == [], "who leaves is not lost"

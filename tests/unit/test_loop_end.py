@@ -73,7 +73,7 @@ class Script:
             finish=lambda timeout_s: True,
         )
         self.crew = Ranks()
-        watch = SimpleNamespace(look=lambda now: [], next_look=lambda: float("inf"))
+        watch = SimpleNamespace(look=lambda now, left_in: [], next_look=lambda: float("inf"))
         self.loop = AgentLoop(
             Line(node, cast(Any, link), cast(Any, self)),
             Rules(nodes=2),

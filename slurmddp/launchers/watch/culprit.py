@@ -32,6 +32,7 @@ ORDER = (
 """Phases in the order in which a loop goes through them after the same completed step."""
 _WAITS_IN = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/slurmddp/training/rendezvous.py")
 _STOP = "/slurmddp/training/stop.py"
+_END_OF_GROUP = (" in destroy_process_group", " in _shutdown_backend")
 _BACKWARD = "_engine_run_backward"
 _OWN = f"{Path(slurmddp.__file__).parent}/"
 _LIBRARIES = ("/torch/", "/lib/python3", "<frozen ")
@@ -147,6 +148,14 @@ def waits(one: RankReport) -> bool:
     if one.stack[0].endswith(_BACKWARD) or any(part in one.stack[0] for part in _WAITS_IN):
         return True
     return any(_STOP in frame for frame in one.stack[:4])
+
+
+def at_exit(one: RankReport) -> bool:
+    """Return whether a rank that shows no sign of life stands at its exit, not in a collective.
+
+    The end of the process group counts as the exit: torch waits there for its own threads.
+    """
+    return not waits(one) or any(frame.endswith(_END_OF_GROUP) for frame in one.stack)
 
 
 def place(one: RankReport) -> str:

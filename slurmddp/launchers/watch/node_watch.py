@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from slurmddp.launchers.watch import stacks
 from slurmddp.launchers.watch.culprit import reports
+from slurmddp.launchers.watch.exit_watch import ExitWatch
 from slurmddp.launchers.watch.flight_recorder import FlightRecorder
 from slurmddp.launchers.watch.stacks import StackRequest
 from slurmddp.launchers.watch.stragglers import LINE_EVERY_S, Pace
@@ -44,7 +45,9 @@ class Watch:
         processes: Callable[[], Mapping[int, tuple[int, Pulse]]],
         recorder: FlightRecorder | None = None,
     ) -> None:
-        self._watchdog = Watchdog(timeout_s)
+        self._watchdog, self._exits = Watchdog(timeout_s), ExitWatch(timeout_s)
+        self._hung = False
+        """Whether all ranks here hang at their exit."""
         self._log_dir, self._host = log_dir, host
         self._beats, self._processes, self._recorder = beats, processes, recorder
         self._asked: StackRequest | None = None
@@ -56,8 +59,11 @@ class Watch:
         """Return when `look` is to be called at the latest, on the monotonic clock."""
         return time.monotonic() + _ASKING_LOOK_S if self._asked is not None else self._next_look
 
-    def look(self, now: float) -> list[Message]:
-        """Return what to tell node 0's agent; calls before `next_look` cost nothing."""
+    def look(self, now: float, *, left_in: int | None = None) -> list[Message]:
+        """Return what to tell node 0's agent; calls before `next_look` cost nothing.
+
+        `left_in`: the generation, once some of its ranks have left well, so that the others are to follow.
+        """
         told = self._answer() if now >= self._answer_at else []
         if now < self._next_look:
             return told
@@ -66,11 +72,22 @@ class Watch:
         stall = self._watchdog.look(beats, now)
         if stall is not None:
             told.append({"kind": "stall", **asdict(stall)})
+        if left_in is not None and self._asked is None:
+            told += self._look_at_exits(beats, now, left_in)
         if now >= self._next_pace and beats:
             self._next_pace = now + LINE_EVERY_S
             paces = {str(rank): Pace.of(beat, self._host).to_json() for rank, beat in beats.items()}
             told.append({"kind": "pace", "paces": paces})
         return told
+
+    def _look_at_exits(self, beats: Mapping[int, Beat], now: float, generation: int) -> list[Message]:
+        """Ask ranks that hang at their exit for their stacks; withdraw `hung` when they work again."""
+        pids = {rank: pid for rank, (pid, _) in self._processes().items()}
+        before = self._hung
+        self._hung = self._exits.look({rank: (pids[rank], beat) for rank, beat in beats.items()}, now)
+        if self._hung and not before:
+            self.ask(generation)
+        return [{"kind": "hung", "reports": []}] if before and not self._hung else []
 
     def ask(self, generation: int) -> None:
         """Begin to gather what this node's ranks do, as node 0's agent has asked with `report`."""
@@ -83,7 +100,8 @@ class Watch:
 
     def forget(self) -> None:
         """Give up what was asked: the ranks are being ended."""
-        self._asked = None
+        self._asked, self._hung = None, False
+        self._exits.forget()
 
     def _answer(self) -> list[Message]:
         """Return the report once all stacks are there; they are also written beside the logs."""
@@ -92,4 +110,9 @@ class Watch:
         found, self._asked = self._asked.stacks(), None
         own = reports(self._watchdog, self._beats(), found, self._host)
         stacks.write(self._log_dir, found, self._generation)
-        return [{"kind": "report", "reports": [report.to_json() for report in own]}]
+        told: list[Message] = [{"kind": "report", "reports": [report.to_json() for report in own]}]
+        if self._hung:
+            self._exits.rebase()
+            hung = [replace(report, seconds=round(self._exits.silent_s, 1)) for report in own]
+            told.append({"kind": "hung", "reports": [report.to_json() for report in hung]})
+        return told
