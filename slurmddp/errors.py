@@ -83,10 +83,17 @@ class UnfitNodeError(SlurmddpError):
     exit_code = EXIT_UNFIT_NODE
 
 
-class StoppedAtCheckpoint(SlurmddpError):
-    """The training stopped at a checkpoint on request and goes on when it is run again."""
+class StoppedAtCheckpoint(SlurmddpError, SystemExit):
+    """The training stopped at a checkpoint on request and goes on when it is run again.
+
+    A program that does not catch it exits with 75 and without a traceback, as after `sys.exit(75)`.
+    """
 
     exit_code = EXIT_STOPPED
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.code = EXIT_STOPPED
 
 
 class NoProgressError(SlurmddpError):

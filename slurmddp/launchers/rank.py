@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, SlurmddpError
+from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.launchers import linux
 from slurmddp.launchers.signals import STOP_SIGNALS
 from slurmddp.launchers.watch import stacks
@@ -146,7 +146,8 @@ def _run_entry(entry: str, run_dir: str) -> int:
         main: Callable[[str], int | None] = getattr(importlib.import_module(module), function)
         return _as_byte(int(main(run_dir) or EXIT_FINISHED))
     except SlurmddpError as error:
-        tell(f"Error: {error.message}\n{error.hint}".rstrip())
+        kind = "" if isinstance(error, StoppedAtCheckpoint) else "Error: "
+        tell(f"{kind}{error.message}\n{error.hint}".rstrip())
         return error.exit_code
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):

@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
 from torch import distributed, nn
@@ -32,8 +32,16 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from slurmddp.environments.detect import detect
+from slurmddp.environments.present import GENERATION_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import ConfigError, SlurmddpError, StoppedAtCheckpoint
+from slurmddp.errors import (
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_STOPPED,
+    ConfigError,
+    SlurmddpError,
+    StoppedAtCheckpoint,
+)
 from slurmddp.node.pulse import Pulse
 from slurmddp.strategies import Strategy, build
 from slurmddp.training import bootstrap, collective, rng
@@ -109,6 +117,7 @@ class Distributon(Persistence):
         self._progress.enter("meeting")
         self._place = bootstrap.start(info, backend=self._backend, stopped=lambda: self._stop.requested)
         self._pid = os.getpid()
+        StopPoll.is_leaving = False
         atexit.register(self._close_at_exit)
         if self._seed is not None:
             rng.seed_everything(self._seed)
@@ -157,10 +166,16 @@ class Distributon(Persistence):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or isinstance(error, StoppedAtCheckpoint) or self._is_alone:
+        code = error.code or EXIT_FINISHED if isinstance(error, SystemExit) else EXIT_FAILED
+        if error is None:
+            code = EXIT_FINISHED
+        stopped = self._stopped() if code == EXIT_FINISHED and StopPoll.is_leaving else None
+        if code in (EXIT_FINISHED, EXIT_STOPPED) or self._is_alone:
             self.close()
         else:  # The others may be stuck in a collective that this rank will never join: don't wait for them.
             atexit.unregister(self._close_at_exit)
+        if stopped is not None:
+            raise stopped
 
     # Where this process stands.
 
@@ -276,6 +291,7 @@ class Distributon(Persistence):
         With `parts` backward passes per optimizer step, the step uses the mean over all of them.
         """
         self._here  # noqa: B018 - raises before launch.
+        StopPoll.is_leaving = False
         self._progress.backward_begins()
         (loss / parts if parts != 1 else loss).backward()  # type: ignore[no-untyped-call]
 
@@ -294,11 +310,36 @@ class Distributon(Persistence):
         step on all ranks, after SIGTERM or SIGUSR2 came to any of them, in a run of slurmddp after `slurmddp
         stop`, and when a save only just fits before the job's time limit. The first call waits for all ranks
         and puts handlers for the signals in place, so a program that never asks is ended by them as usual.
+
+        After True, save and call `stop`. A program that leaves its loop instead has not finished either:
+        leaving the `with` block raises StoppedAtCheckpoint, unless `backward` was called after the True.
         """
         self._progress.step_begins()
         if self._saves is not None:
             self._saves.poll()
         return self._stop.tick(self._here)
+
+    def stop(self) -> NoReturn:
+        """Leave the program after a stop: wait until all saves are durable, then exit with code 75.
+
+        All ranks call it, after `should_stop` has returned True and the state is saved. The code 75 tells
+        slurmddp, or a batch script of your own, that the training goes on when the program runs again.
+
+        Raises:
+            StoppedAtCheckpoint: always; it is a SystemExit, so that a program has nothing to catch.
+            CheckpointError: on all ranks, if a save without `wait` has failed.
+        """
+        self.finish_saving()
+        raise self._stopped()
+
+    def _stopped(self) -> StoppedAtCheckpoint:
+        why = f" by {self.stop_reason}" if self.stop_reason else ""
+        stopped = StoppedAtCheckpoint(
+            f"The training was stopped{why}.", hint="Run the same command again to go on from its checkpoint."
+        )
+        if GENERATION_VARIABLE not in os.environ and self._place is not None and self.rank == 0:
+            print(stopped, file=sys.stderr)  # Under an agent, the worker prints it.
+        return stopped
 
     def alive(self, phase: str = "evaluating") -> None:
         """Tell the watchdog, again and again, that long work of your own gets on; see docs/watchdog.md."""

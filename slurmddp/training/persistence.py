@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from slurmddp.checkpoint.config_match import ALLOW_VARIABLE
+from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import RunFolder
 from slurmddp.training import loading, saving
 from slurmddp.training.bootstrap import Place
@@ -57,21 +58,33 @@ class Persistence:
 
     @shown_as("saving")
     def save(
-        self, root: str | Path, step: int, *, keep_last: int = 3, wait: bool = True, **objects: Any
+        self,
+        root: str | Path | int | None = None,
+        step: int | None = None,
+        *,
+        keep_last: int = 3,
+        wait: bool = True,
+        **objects: Any,
     ) -> Path:
         """Write a checkpoint of `objects`, of the loaders and of every rank's randomness; all ranks call it.
 
-        An object has `state_dict` and `load_state_dict`, or is a dict of plain values. Global rank 0 writes;
-        all ranks return its folder when it is durable, or all raise. Without `wait` they return once the
-        state is copied into memory, from which another process writes it, also when this one is killed; what
-        goes wrong there is raised by the next `save`, by `finish_saving` or by `close`.
+            d.save(step, model=model, optimizer=optimizer)
+            d.save("/shared/fit", step, model=model, optimizer=optimizer)
+
+        `root` is the folder of all checkpoints, and may be left out. It is then `checkpoints` in the run
+        folder of a job of slurmddp, else `checkpoints` in the working directory. An object has `state_dict`
+        and `load_state_dict`, or is a dict of plain values. Global rank 0 writes; all ranks return the
+        checkpoint's folder when it is durable, or all raise. Without `wait` they return once the state is
+        copied into memory, from which another process writes it, also when this one is killed; what goes
+        wrong there is raised by the next `save`, by `finish_saving` or by `close`.
         """
+        folder, number = _root_and_step(root, step)
         session, started = self._session, time.monotonic()
-        folder = saving.save(Path(root), step, objects, session, keep_last=keep_last, wait=wait)
+        saved = saving.save(folder, number, objects, session, keep_last=keep_last, wait=wait)
         self._stop.stood_still()
         if wait:
             self._stop.saved(time.monotonic() - started)
-        return folder
+        return saved
 
     @shown_as("saving")
     def finish_saving(self) -> None:
@@ -95,7 +108,9 @@ class Persistence:
         return done
 
     @shown_as("saving")
-    def test_save(self, root: str | Path, *, keep_last: int = 3, wait: bool = True, **objects: Any) -> float:
+    def test_save(
+        self, root: str | Path | None = None, *, keep_last: int = 3, wait: bool = True, **objects: Any
+    ) -> float:
         """Do all that `save` would but leave nothing behind; return the seconds it took. All ranks call it.
 
         Before the first step it finds a full disk, a used-up quota, a folder that can't be written to, or an
@@ -103,22 +118,27 @@ class Persistence:
         for saves (without `wait`, say) is taken meanwhile.
         """
         session, started = self._session, time.monotonic()
-        seconds = saving.rehearse(Path(root), objects, session, keep_last=keep_last, wait=wait)
+        seconds = saving.rehearse(_root(root), objects, session, keep_last=keep_last, wait=wait)
         self._stop.stood_still()
         self._stop.saved(time.monotonic() - started)
         return seconds
 
     @shown_as("loading")
-    def load(self, root: str | Path, *, allow_other_config: bool = False, **objects: Any) -> int | None:
+    def load(
+        self, root: str | Path | None = None, *, allow_other_config: bool = False, **objects: Any
+    ) -> int | None:
         """Give `objects` the state of the newest good checkpoint under `root` and return its step.
 
-        Returns None, and changes nothing, when there is no checkpoint; changes nothing either when it raises
-        because one does not fit. All ranks call it, after all setup_ methods; rank 0 chooses. A checkpoint of
-        another `config` is loaded only with `allow_other_config`, or SLURMDDP_ALLOW_OTHER_CONFIG=1. Ranks
-        that take the place of others go on from the state in their nodes' memory if it is as new.
+            step = d.load(model=model, optimizer=optimizer) or 0
+
+        Without `root` it looks where `save` without `root` writes. It returns None, and changes nothing, when
+        there is no checkpoint; it changes nothing either when it raises because one does not fit. All ranks
+        call it, after all setup_ methods; rank 0 chooses. A checkpoint of another `config` is loaded only
+        with `allow_other_config`, or SLURMDDP_ALLOW_OTHER_CONFIG=1. Ranks that take the place of others go
+        on from the state in their nodes' memory if it is as new.
         """
         found = loading.load(
-            Path(root),
+            _root(root),
             objects,
             self._session,
             allow_other_config=allow_other_config or os.environ.get(ALLOW_VARIABLE) == "1",
@@ -144,3 +164,23 @@ class Persistence:
             finally:
                 self._saves.close()
                 self._saves = None
+
+
+def _root(root: str | Path | None) -> Path:
+    """Return the folder of the checkpoints; without a name, that of the run around this process if any."""
+    if root is not None:
+        return Path(root)
+    run_dir = os.environ.get("SLURMDDP_RUN_DIR")
+    return RunFolder(run_dir).checkpoints_dir if run_dir else Path("checkpoints")
+
+
+def _root_and_step(root: str | Path | int | None, step: int | None) -> tuple[Path, int]:
+    """Return the two first arguments of `save`, of which the root may be left out."""
+    if step is None and not isinstance(root, (str, os.PathLike)):
+        root, step = None, root
+    if step is None or isinstance(root, int):
+        raise ConfigError(
+            f"save() was given root={root!r} and step={step!r}.",
+            hint="Call save(step, model=model), or save(folder, step, model=model).",
+        )
+    return _root(root), step

@@ -13,12 +13,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurmddp.errors import ConfigError
+from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError
 from slurmddp.runs.folder import RunFolder
+from slurmddp.training.stop_poll import StopPoll
 
 
-def run_script(folder: RunFolder, script: str, arguments: Sequence[object]) -> None:
-    """Run `script` as the main program, as it was at submission; its exit code is this rank's."""
+def run_script(folder: RunFolder, script: str, arguments: Sequence[object]) -> int:
+    """Run `script` as the main program, as it was at submission; return this rank's exit code.
+
+    A script that ends with 0 after `should_stop` has told it to stop has not finished: the code is 75 then.
+    """
     copy = folder.code_dir / script
     path = copy if copy.is_file() else Path(script).expanduser()
     if not path.is_file():
@@ -28,4 +32,9 @@ def run_script(folder: RunFolder, script: str, arguments: Sequence[object]) -> N
         )
     sys.argv = [str(path), *(str(one).replace("{run_dir}", str(folder.path)) for one in arguments)]
     sys.path.insert(0, str(path.parent.absolute()))
-    runpy.run_path(str(path), run_name="__main__")
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
+    return EXIT_STOPPED if StopPoll.is_leaving else EXIT_FINISHED

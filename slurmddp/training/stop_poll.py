@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from slurmddp.environments.limits import Limits, read_limits
 from slurmddp.errors import SlurmddpError
@@ -34,6 +34,9 @@ _PAST_SAVES = 10
 class StopPoll:
     """Asks once per batch; `guard` is one that stands already, with its signals, and stays after `close`."""
 
+    is_leaving: ClassVar[bool] = False
+    """Whether this process was told to stop and has computed nothing since; its exit code can't be 0 then."""
+
     def __init__(self, guard: Guard | None) -> None:
         self._guard, self._own_guard = guard, guard is None
         self._agreement: StopAgreement | None = None
@@ -54,10 +57,9 @@ class StopPoll:
         """Return whether to stop now rather than begin the next optimizer step."""
         if self._agreement is None and self._found_at_start is None:
             self._begin(place)
-        if self._agreement is None:
-            return True
-        self._steps += 1
-        return self._ask(self._agreement)
+        self._steps += self._agreement is not None
+        StopPoll.is_leaving = self._agreement is None or self._ask(self._agreement)
+        return StopPoll.is_leaving
 
     def _ask(self, agreement: StopAgreement) -> bool:
         now = time.monotonic()
@@ -133,12 +135,16 @@ class StopPoll:
         self.waits_for_step = self._agreement is not None
         try:
             return next(batches)
+        except StoppedWaiting:
+            StopPoll.is_leaving = True
+            raise
         finally:
             self.waits_for_step = False
 
     def later_batch(self, batches: Iterator[T]) -> T:
         """Return a later batch of a step; StoppedWaiting when all stop before it, within the step."""
         if self._agreement is not None and self._ask(self._agreement):
+            StopPoll.is_leaving = True
             raise StoppedWaiting
         return self.first_batch(batches)
 

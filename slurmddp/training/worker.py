@@ -45,8 +45,7 @@ def main(run_dir: str) -> int:
         return _report(error)
     if program.get("script"):
         # It says itself when it can be stopped, so no handlers are put in place for it.
-        run_script(folder, program["script"], program.get("args") or [])
-        return EXIT_FINISHED
+        return run_script(folder, program["script"], program.get("args") or [])
     with StopSignals() as signals, Guard(signals, read_limits(os.environ)) as guard:
         try:
             _run(folder, guard)

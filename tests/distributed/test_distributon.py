@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import rank_jobs
@@ -249,7 +250,7 @@ def test_stop_is_quiet_until_asked(alone: Distributon) -> None:
 
 def test_signal_handlers_are_back_afterwards() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)]
-    with Distributon(1) as d:
+    with pytest.raises(StoppedAtCheckpoint), Distributon(1) as d:
         d.launch().should_stop()
         os.kill(os.getpid(), signal.SIGUSR2)
         assert d.stop_requested
@@ -264,3 +265,25 @@ def test_leaving_by_a_stop_closes_it() -> None:
         raise StoppedAtCheckpoint("Enough.")
     with pytest.raises(SlurmddpError, match="closed"):
         d.barrier()
+
+
+def test_save_and_load_find_the_checkpoints_of_the_run(
+    alone: Distributon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert alone.load(progress={"at": 0}) is None
+    assert alone.save(3, progress={"at": 3}).parent == tmp_path / "checkpoints"
+    assert alone.save(step=4, progress={"at": 4}).parent == tmp_path / "checkpoints"
+    monkeypatch.setenv("SLURMDDP_RUN_DIR", str(tmp_path / "run"))
+    assert alone.load(progress={"at": 0}) is None
+    assert alone.save(5, wait=False, progress={"at": 5}).parent == tmp_path / "run/checkpoints"
+    alone.finish_saving()
+    assert alone.load(progress={"at": 0}) == 5
+    assert alone.load("checkpoints", progress={"at": 0}) == 4
+    assert alone.test_save(progress={"at": 0}) > 0
+
+
+@pytest.mark.parametrize("given", [(), ("folder",), (3, 4), (None,)])
+def test_a_save_without_a_step_is_refused(alone: Distributon, given: tuple[Any, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"save\(step, model=model\)"):
+        alone.save(*given, progress={})

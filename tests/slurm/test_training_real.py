@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from run_processes import processes_of, ranks_of
-from train_project import SMALL, UNHURRIED, Command, Run, make_project
+from train_project import SMALL, UNHURRIED, Command, Run, make_project, occupy
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
@@ -35,24 +35,6 @@ def assert_same_training(run: Run, reference: Run) -> None:
     assert run.losses() == reference.losses()
     mine, theirs = run.checkpoint(), reference.checkpoint()
     assert mine["state.safetensors"] == theirs["state.safetensors"]
-
-
-def occupy(command: Command, seconds: int = 2) -> None:
-    """Submit a job of higher priority that needs every node."""
-    nodes = command.slurm("sinfo", "-h", "-p", "high", "-o", "%D").split()[0]
-    command.slurm(
-        "sbatch",
-        "--parsable",
-        "-p",
-        "high",
-        "-N",
-        nodes,
-        "--exclusive",
-        "-o",
-        "/dev/null",
-        "--wrap",
-        f"sleep {seconds}",
-    )
 
 
 def test_two_nodes_with_two_ranks_train_to_the_end(undisturbed: Run, command: Command) -> None:

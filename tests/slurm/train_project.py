@@ -139,3 +139,21 @@ class Run:
 
 def of_attempt(records: list[dict[str, Any]], attempt: int) -> list[dict[str, Any]]:
     return [record for record in records if record.get("attempt") == attempt]
+
+
+def occupy(command: Command, seconds: int = 2) -> None:
+    """Submit a job of higher priority that needs every node."""
+    nodes = command.slurm("sinfo", "-h", "-p", "high", "-o", "%D").split()[0]
+    command.slurm(
+        "sbatch",
+        "--parsable",
+        "-p",
+        "high",
+        "-N",
+        nodes,
+        "--exclusive",
+        "-o",
+        "/dev/null",
+        "--wrap",
+        f"sleep {seconds}",
+    )
