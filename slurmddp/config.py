@@ -27,7 +27,14 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from slurmddp import config_check, config_errors, config_overrides, config_schema, config_sizes
+from slurmddp import (
+    config_arguments,
+    config_check,
+    config_errors,
+    config_overrides,
+    config_schema,
+    config_sizes,
+)
 from slurmddp.config_overrides import PROJECT_DEFAULTS, Plan
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import RunFolder
@@ -84,6 +91,9 @@ def compose(overrides: Sequence[str], project_dir: Path) -> dict[str, Any]:
     config_check.check_name(config["name"])
     config_check.check_data(config, project_dir)
     config_check.check_script(config, project_dir)
+    config_check.check_loss(config)
+    if config["program"].get("script"):
+        config["program"]["args"] = config_arguments.composed(config["program"].get("args"))
     return {**config, "project_dir": str(project_dir)}
 
 

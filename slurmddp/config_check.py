@@ -15,6 +15,7 @@ from typing import Any
 
 from slurmddp.config_schema import OPEN_NODES
 from slurmddp.errors import ConfigError, near_matches
+from slurmddp.spec import SPECIAL_KEYS, is_own_trainer
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
@@ -75,8 +76,13 @@ def check_data(config: Mapping[str, Any], project_dir: Path) -> None:
 
 
 def check_script(config: Mapping[str, Any], project_dir: Path) -> None:
-    """Refuse a `program.script` that is not there, and arguments that are no list."""
-    script, arguments = config["program"].get("script"), config["program"].get("args") or []
+    """Refuse a `program.script` that is not there, and arguments without a script."""
+    script = config["program"].get("script")
+    if script is None and config["program"].get("args") and is_own_trainer(config["program"]):
+        raise ConfigError(
+            "`program.args` holds the arguments of a script, and there is no script.",
+            hint="Say program.script=FILE.py.",
+        )
     if script is not None and (not isinstance(script, str) or not script.strip()):
         raise ConfigError(
             f"`program.script` is {script!r}.", hint="Give the path of a Python script, or null."
@@ -84,10 +90,14 @@ def check_script(config: Mapping[str, Any], project_dir: Path) -> None:
     if script is not None and not (project_dir / Path(str(script)).expanduser()).is_file():
         path = project_dir / Path(str(script)).expanduser()
         raise ConfigError(f"There is no script {path} (`program.script`).", hint=_near_path(path))
-    if not isinstance(arguments, list):
+
+
+def check_loss(config: Mapping[str, Any]) -> None:
+    """Refuse to train without a loss; a program of a person's own may do without."""
+    if config["loss"] is None and is_own_trainer(config["program"]):
         raise ConfigError(
-            f"`program.args` is {arguments!r}, which is no list.",
-            hint="Write program.args='[--epochs, 20]'.",
+            "`loss` is empty, but the trainer needs a loss function.",
+            hint="Say loss=NAME for a file of conf/loss, or loss._target_=package.module.function.",
         )
 
 
@@ -102,9 +112,28 @@ def check_targets(config: Mapping[str, Any], project_dir: Path, *, here: bool = 
                 f"`{node}` has no `_target_`, the import path of a class or function.",
                 hint=f"Say {node}._target_=package.module.Name.",
             )
-        for key, target, _ in _entries(value, node):
+        for key, inner, _ in [(node, value, {}), *_entries(value, node)]:
             if key.rpartition(".")[2] == "_target_":
-                check_target(key, target, project_dir, here=here)
+                check_target(key, inner, project_dir, here=here)
+            elif isinstance(inner, Mapping) and "_target_" in inner:
+                check_special_keys(key, inner)
+
+
+def check_special_keys(key: str, node: Mapping[str, Any]) -> None:
+    """Refuse a `_key_` beside `_target_` that has no meaning, or whose value has none."""
+    right = {
+        "_args_": lambda value: value is None or isinstance(value, list),
+        "_partial_": lambda value: isinstance(value, bool),
+        "_recursive_": lambda value: isinstance(value, bool),
+        "_convert_": lambda value: str(value).lower() in ("none", "partial", "object", "all"),
+    }
+    for name, value in node.items():
+        if str(name).startswith("_") and str(name).endswith("_") and name not in SPECIAL_KEYS:
+            raise ConfigError(
+                f"`{key}.{name}` is not understood.", hint=near_matches(str(name), SPECIAL_KEYS)
+            )
+        if name in right and not right[name](value):
+            raise ConfigError(f"`{key}.{name}` is {value!r}; it must be {SPECIAL_KEYS[name]}.")
 
 
 def check_target(key: str, target: Any, project_dir: Path, *, here: bool = True) -> None:

@@ -25,6 +25,12 @@ def unknown_in_node(error: Exception) -> str | None:
 
 def no_such_key(key: str, known: Iterable[str]) -> ConfigError:
     """Return the error for a key that a node of the configuration doesn't have."""
+    if "@" in key:
+        group = key.partition("@")[0]
+        return ConfigError(
+            f"There is no choice {key!r} that could be changed.",
+            hint=f"Say {group}=NAME to choose a file of conf/{group}, +{key}=NAME to add one at that place.",
+        )
     node, _, name = key.rpartition(".")
     keys = [one for one in known if not one.startswith("_")]
     return ConfigError(

@@ -13,8 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slurmddp import config_arguments
+from slurmddp.config_errors import quoted
 from slurmddp.config_schema import GROUPS, OPEN_NODES, TOP
 from slurmddp.errors import ConfigError, near_matches
+from slurmddp.spec import OWN_TRAINER
 
 _FORM = re.compile(r"(?P<sign>\+\+|\+|~|)(?P<key>[^=]*)(?:=(?P<value>.*))?", re.DOTALL)
 _KEY = re.compile(r"[A-Za-z_][\w./@:-]*")
@@ -224,6 +227,9 @@ def _with_sign(given: Given, draft: _Draft) -> str:
     if given.value is not None and given.key in GROUPS and not given.value.strip().startswith(("{", "$")):
         known = near_matches(given.value, options(draft.roots, given.key))
         raise ConfigError(f"`{given.key}={given.value}` names no choice.", hint=known)
+    if given.key == "program.args" and draft.content["program"].get("_target_") == OWN_TRAINER:
+        items = ",".join(quoted(one) for one in config_arguments.typed(given.value or ""))
+        return f"++program.args=[{items}]"
     strict = given.sign == "" and given.first in OPEN_NODES and "." in given.key
     fresh = draft.content.get(given.first) == {}
     return given.text if strict and not fresh else f"++{given.key}={given.value}"

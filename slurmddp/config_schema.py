@@ -22,7 +22,7 @@ def _whole(doc: str, minimum: int, *, optional: bool = False) -> Field:
 
 
 OPEN_NODES = ("model", "data", "loss", "optimizer", "scheduler", "program")
-GROUPS = ("model", "data", "optimizer", "scheduler", "strategy", "cluster")
+GROUPS = ("model", "data", "loss", "optimizer", "scheduler", "strategy", "cluster")
 SECTIONS = ("train", "policy", "strategy", "cluster")
 """Keys that hold a closed mapping: an unknown key inside is refused."""
 
@@ -50,7 +50,7 @@ TOP: dict[str, Field] = {
     "policy": Field("section", "stops and failures"),
     "model": Field("node", "the model"),
     "data": Field("node", "the data set"),
-    "loss": Field("node", "the loss function"),
+    "loss": Field("node", "the loss function", optional=True),
     "optimizer": Field("node", "the optimizer"),
     "scheduler": Field("node", "the learning rate over the steps", optional=True),
     "strategy": Field("section", "how the replicas agree"),

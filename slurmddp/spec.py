@@ -120,6 +120,15 @@ def computed(config: Mapping[str, Any], without: Sequence[str] = NOT_COMPUTED) -
     }
 
 
+SPECIAL_KEYS: Mapping[str, str] = {
+    "_target_": "an import path",
+    "_args_": "a list",
+    "_partial_": "true or false",
+    "_recursive_": "true or false",
+    "_convert_": "none, partial, object or all",
+}
+"""Keys of Hydra's `instantiate`, which say how an object is built from configuration, and what each holds."""
+
 OWN_TRAINER = "slurmddp.training.trainer.train"
 
 

@@ -1,7 +1,8 @@
 """Builds objects from configuration: `_target_` names a class or function, the other keys are its arguments.
 
-It understands what Hydra's own `instantiate` is mostly used for (`_target_`, `_args_`, `_partial_`, nesting),
-needs neither Hydra nor OmegaConf on the compute nodes, and says which key of the configuration is wrong.
+It understands the keys of Hydra's own `instantiate`: `_target_`, `_args_`, `_partial_`, `_recursive_` and
+`_convert_`. It needs neither Hydra nor OmegaConf on the compute nodes, and names the wrong key. Every mapping
+and list is a plain dict or list here, so every value of `_convert_` means the same.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from slurmddp.errors import ConfigError, SlurmddpError, near_matches
-
-_SPECIAL = frozenset({"_target_", "_args_", "_partial_"})
+from slurmddp.spec import SPECIAL_KEYS
 
 
 def instantiate(config: Any, *args: Any, _key_: str = "", **kwargs: Any) -> Any:
@@ -33,12 +33,30 @@ def instantiate(config: Any, *args: Any, _key_: str = "", **kwargs: Any) -> Any:
         return config
     if "_target_" not in config:
         return {name: instantiate(value, _key_=_join(_key_, name)) for name, value in config.items()}
-    _refuse_unknown_specials(config, _key_)
-    target = locate(config["_target_"], key=_join(_key_, "_target_"))
-    own = {n: instantiate(v, _key_=_join(_key_, n)) for n, v in config.items() if n not in _SPECIAL}
-    own_args = instantiate(list(config.get("_args_") or ()), _key_=_join(_key_, "_args_"))
-    call = _Call(config["_target_"], target, (*args, *own_args), {**own, **kwargs}, _key_)
+    call = _call(config, args, kwargs, _key_)
     return call.partial() if config.get("_partial_", False) else call.run()
+
+
+def is_called_later(config: Mapping[str, Any], arguments: int, *, _key_: str) -> bool:
+    """Return whether `_target_` is a function that can be called with so many more `arguments` only."""
+    if "_partial_" in config or inspect.isclass(locate(config["_target_"], key=_join(_key_, "_target_"))):
+        return False
+    call = _call({**config, "_recursive_": False}, (), {}, _key_)
+    return call.can_be_made(more=arguments) and not call.can_be_made()
+
+
+def _call(config: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], key: str) -> _Call:
+    """Return the call that `config` describes; unless `_recursive_` is false, nested objects are built."""
+    _refuse_unknown_specials(config, key)
+    target = locate(config["_target_"], key=_join(key, "_target_"))
+    build = instantiate if config.get("_recursive_", True) else _as_it_is
+    own = {n: build(v, _key_=_join(key, n)) for n, v in config.items() if n not in SPECIAL_KEYS}
+    own_args = build(list(config.get("_args_") or ()), _key_=_join(key, "_args_"))
+    return _Call(config["_target_"], target, (*args, *own_args), {**own, **kwargs}, key)
+
+
+def _as_it_is(config: Any, *, _key_: str) -> Any:
+    return config
 
 
 def locate(path: Any, *, key: str = "_target_") -> Callable[..., Any]:
@@ -115,8 +133,8 @@ def _refuse_unknown_specials(config: Mapping[str, Any], key: str) -> None:
     for name in config:
         if not isinstance(name, str):
             raise ConfigError(f"{_join(key, str(name))} is no argument name.", hint="Arguments go by names.")
-        if name.startswith("_") and name.endswith("_") and name not in _SPECIAL:
-            raise ConfigError(f"{_join(key, name)} is not understood.", hint=near_matches(name, _SPECIAL))
+        if name.startswith("_") and name.endswith("_") and name not in SPECIAL_KEYS:
+            raise ConfigError(f"{_join(key, name)} is not understood.", hint=near_matches(name, SPECIAL_KEYS))
 
 
 def _join(key: str, name: str) -> str:
@@ -135,6 +153,16 @@ class _Call:
     def partial(self) -> Any:
         self._check(whole=False)
         return functools.partial(self._target, *self._args, **self._kwargs)
+
+    def can_be_made(self, more: int = 0) -> bool:
+        """Return whether the target can be called with these arguments and `more` positional ones."""
+        try:
+            inspect.signature(self._target).bind(*self._args, *[None] * more, **self._kwargs)
+        except TypeError:
+            return False
+        except ValueError:  # a function written in C has no signature
+            return more > 0
+        return True
 
     def run(self) -> Any:
         self._check(whole=True)
@@ -172,4 +200,4 @@ class _Call:
             ) from error
 
 
-__all__ = ["instantiate", "locate"]
+__all__ = ["instantiate", "is_called_later", "locate"]

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.training import global_batch, training_data
 from slurmddp.training.distributon import Distributon
-from slurmddp.training.instantiate import instantiate
+from slurmddp.training.instantiate import instantiate, is_called_later
 from slurmddp.training.loader import DistributedLoader
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -136,10 +136,23 @@ def build_parts(distributon: Distributon, config: Mapping[str, Any]) -> Parts:
         loader=distributon.setup_dataloader(loader, accumulate=accumulate, keep_global_batch=True),
         bare_model=bare_model,
         model=model,
-        loss=instantiate(config["loss"], _key_="loss"),
+        loss=build_loss(config["loss"]),
         optimizer=distributon.setup_optimizer(optimizer),
         scheduler=_build_scheduler(config.get("scheduler"), optimizer),
     )
+
+
+def build_loss(config: Mapping[str, Any]) -> Loss:
+    """Return the loss: the result of `_target_`, or the function itself when it needs outputs and targets."""
+    if is_called_later(config, 2, _key_="loss"):
+        config = {**config, "_partial_": True}
+    loss = instantiate(config, _key_="loss")
+    if not callable(loss):
+        raise ConfigError(
+            f"loss._target_ {config['_target_']!r} gives a {type(loss).__name__}, which can't be called.",
+            hint="Name a function of (outputs, targets), or a class whose objects can be called with them.",
+        )
+    return loss  # type: ignore[no-any-return]
 
 
 def _build_scheduler(config: Mapping[str, Any] | None, optimizer: Optimizer) -> LRScheduler | None:

@@ -1,6 +1,6 @@
 """Runs a person's own script, unchanged, as every rank of a run.
 
-    slurmddp train program.script=train.py program.args='[--epochs, 20]'
+    slurmddp train program.script=train.py program.args='--epochs 20'
 
 The script finds its place by itself, as it does under srun or torchrun. `{run_dir}` in its arguments becomes
 the run folder: with its checkpoints in `{run_dir}/checkpoints` the run knows whether an attempt got anywhere.

@@ -11,6 +11,7 @@ import torch
 
 from slurmddp.errors import ConfigError
 from slurmddp.training.instantiate import instantiate, locate
+from slurmddp.training.parts import build_loss
 
 
 class Thing:
@@ -101,3 +102,87 @@ def test_a_module_that_breaks_says_why(tmp_path: Path, monkeypatch: pytest.Monke
         locate("broken_by_import.Net")
     with pytest.raises(ConfigError, match="ZeroDivisionError"):
         locate("broken_by_value.Net")
+
+
+def test_nested_targets_that_are_not_to_be_built_are_passed_on() -> None:
+    inner = {"_target_": "things.Thing", "size": 1}
+    built = instantiate({"_target_": "things.Thing", "_recursive_": False, "size": 2, "parts": [inner]})
+    assert built.parts == [inner]
+
+
+@pytest.mark.parametrize("convert", ["none", "partial", "object", "all", "ALL"])
+def test_mappings_and_lists_are_plain_whatever_is_to_be_converted(convert: str) -> None:
+    built = instantiate({"_target_": "things.Thing", "_convert_": convert, "size": 2, "parts": {"a": [1]}})
+    assert type(built.parts) is dict and built.parts == {"a": [1]}
+
+
+def plain_loss(logits, targets):
+    return logits - targets
+
+
+def weighted_loss(logits, targets, weight=1):
+    return weight * (logits - targets)
+
+
+def make_loss(factor: int):
+    return lambda logits, targets: factor * (logits - targets)
+
+
+class Counted:
+    built = 0
+
+    def __init__(self) -> None:
+        Counted.built += 1
+
+
+def loss_with(logits, targets, inner):
+    assert isinstance(inner, Counted)
+    return logits - targets
+
+
+class LossOf:
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    def __call__(self, logits, targets):
+        return self.factor * (logits - targets)
+
+
+@pytest.mark.parametrize(
+    ("config", "result"),
+    [
+        ({"_target_": "things.plain_loss"}, 2),
+        ({"_target_": "things.plain_loss", "_partial_": True}, 2),
+        ({"_target_": "things.weighted_loss", "weight": 5}, 10),
+        ({"_target_": "things.make_loss", "factor": 3}, 6),
+        ({"_target_": "things.LossOf", "factor": 4}, 8),
+    ],
+)
+def test_a_function_that_lacks_arguments_is_the_loss_itself(config, result: int) -> None:
+    assert build_loss(config)(5, 3) == result
+
+
+def test_what_a_loss_holds_is_built_once() -> None:
+    Counted.built = 0
+    loss = build_loss({"_target_": "things.loss_with", "inner": {"_target_": "things.Counted"}})
+    assert loss(5, 3) == 2 and Counted.built == 1
+
+
+def test_functions_and_classes_of_torch_are_losses() -> None:
+    for target in ("torch.nn.functional.mse_loss", "torch.nn.MSELoss", "torch.nn.functional.cross_entropy"):
+        assert callable(build_loss({"_target_": target}))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"_target_": "things.make_loss"}, r"loss: things\.make_loss can't be called so: missing a required"),
+        ({"_target_": "things.LossOf"}, r"loss: things\.LossOf can't be called so: missing a required"),
+        ({"_target_": "things.weighted_loss", "wieght": 5}, r"loss\.wieght is given.*mean weight"),
+        ({"_target_": "things.Thing", "size": 1}, "loss._target_ 'things.Thing' gives a Thing.*called"),
+        ({"_target_": "things.plain_loss", "_partial_": False}, "loss: .*missing a required"),
+    ],
+)
+def test_a_loss_that_is_none_is_refused(config, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        build_loss(config)

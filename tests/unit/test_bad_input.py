@@ -99,7 +99,11 @@ CASES = {
     "missing data": (["+data.path=/no/such/place"], "no data at /no/such/place.*'no' in it is not"),
     "missing data, relative": (["+data.root=cnof"], "cnof.*Did you mean conf"),
     "missing script": (["program.script=trian.py"], "no script .*trian.py.*program.script"),
-    "arguments that are no list": (["program.args=--epochs"], "no list.*epochs"),
+    "arguments without a script": (["program.args=--epochs"], "`program.args`.*no script.*program.script="),
+    "arguments that are never closed": (
+        ["program.script=conf/model/gpt_small.yaml", "program.args=[--epochs"],
+        "not closed at its end. Write them as in a shell: program.args='--epochs 20'",
+    ),
     "missing package": (["model._target_=tourch.Net"], "no module 'tourch'.*Did you mean.*torch"),
     "no import path": (["model._target_=Net"], "not an import path"),
     "code in an import path": (["model._target_=os.system('x')"], "can't be read|not an import path"),
@@ -125,6 +129,17 @@ CASES = {
     ),
     "a key to take away that is not there": (["~model.nothing"], "not there"),
     "options of ours in sbatch": ([BIG, "cluster.sbatch.nodes=3"], "slurmddp writes itself"),
+    "an unknown key of instantiation": (
+        ["+model._recursiv_=false"],
+        "`model._recursiv_` is not understood. Did you mean _recursive_",
+    ),
+    "an unknown key of instantiation further in": (
+        ["+model.inner={_target_: torch.nn.Linear, _convrt_: all}"],
+        "`model.inner._convrt_` is not understood. Did you mean _convert_",
+    ),
+    "a conversion that there is not": (["+data._convert_=some"], "`data._convert_` is 'some'.*none, partial"),
+    "a half-hearted recursion": (["+data._recursive_=maybe"], "`data._recursive_` is 'maybe'.*true or false"),
+    "positional arguments that are no list": (["+model._args_=3"], "`model._args_` is 3.*a list"),
     "a line break in an sbatch option": ([BIG, 'cluster.sbatch.comment="a\nb"'], "cluster.sbatch"),
     "a variable that is no name": ([BIG, "cluster.env={'A B': 1}"], "cluster.env"),
 }
