@@ -25,13 +25,16 @@ from slurmddp.runs.checkpoints import (
     check_record,
     check_size,
     checkpoint_folders,
+    folder_name,
     load_manifest,
+    newest_step,
     require_state,
+    step_of,
     verify,
 )
 from slurmddp.runs.durable import HashedReader, open_hashed, write_small
 from slurmddp.runs.owner import foreign_owner, warn_if_exposed
-from slurmddp.runs.retention import restore_replaced, set_aside
+from slurmddp.runs.retention import newest_aside, restore_replaced, set_aside
 from slurmddp.runs.retry import retried
 
 log = logging.getLogger(__name__)
@@ -74,6 +77,27 @@ def latest(root: Path) -> Path | None:
                 _quietly(partial(write_small, root / POINTER_FILE, folder.name + "\n"))
             return folder
     return None
+
+
+def set_newest_aside(root: Path, step: int) -> tuple[str, int] | None:
+    """Rename the newest checkpoint, that of `step`, to `bad-...`; return that name and the step before it.
+
+    Changes nothing and returns None if no older checkpoint verifies. The same if one of `step` or later was
+    set aside before: then the cause lies elsewhere, and no more checkpoints may go. One process calls this.
+    """
+    root = root.absolute()
+    folder = root / folder_name(step)
+    if foreign_owner(root) is not None or newest_step(root) != step or newest_aside(root) >= step:
+        return None
+    moved = set_aside(folder)
+    if moved is None:
+        return None
+    before = latest(root)
+    if before is None:
+        moved.rename(folder)
+        return None
+    write_small(root / POINTER_FILE, before.name + "\n")
+    return moved.name, step_of(before) or 0
 
 
 def read(path: Path) -> Checkpoint:

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +26,8 @@ from slurmddp.runs.checkpoints import (
 
 NEVER_BELOW = 2
 """So many verified checkpoints always stay, where so many exist."""
+
+_ASIDE = re.compile(rf"{BAD}step-(\d+)(-\d+)?")
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +125,12 @@ def set_aside(folder: Path) -> Path | None:
         except OSError:
             return None
     return None
+
+
+def newest_aside(root: Path) -> int:
+    """Return the highest step of the checkpoints that were set aside, or -1 if there is none."""
+    found = (_ASIDE.fullmatch(path.name) for path in root.glob(f"{BAD}*"))
+    return max((int(match[1]) for match in found if match), default=-1)
 
 
 def _delete(folder: Path) -> None:

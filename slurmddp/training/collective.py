@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -21,13 +23,23 @@ def world_size() -> int:
     return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
-def gather(value: T) -> list[T]:
-    """Return every rank's `value`, in the order of ranks, on every rank."""
-    if world_size() == 1:
+def gather(value: T, error: Exception | None = None) -> list[T]:
+    """Return every rank's `value`, in the order of ranks, on every rank.
+
+    Raises on every rank if any rank has an `error`: its own, or that of the first rank that has one.
+    """
+    if error is None and world_size() == 1:
         return [value]
     gathered: list[Any] = [None] * world_size()
-    distributed.all_gather_object(gathered, value)
-    return gathered
+    sent = (value, None) if error is None else (None, _portable(error))
+    if world_size() > 1:
+        distributed.all_gather_object(gathered, sent)
+    if error is not None:
+        raise error
+    first = next((found for _, found in gathered if found is not None), None)
+    if first is not None:
+        raise first
+    return [found for found, _ in gathered]
 
 
 def gather_to_zero(value: T) -> list[T] | None:
@@ -77,14 +89,15 @@ def mean(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return (total / len(parts)).to(tensor.device)
 
 
-def agree(error: Exception | None) -> None:
-    """Raise on every rank if any rank has an error: its own, or that of the first rank that has one."""
-    errors = gather(None if error is None else _portable(error))
-    if error is not None:
-        raise error
-    first = next((found for found in errors if found is not None), None)
-    if first is not None:
-        raise first
+@contextmanager
+def agreed() -> Iterator[None]:
+    """Do the work inside on every rank; raise on every rank if any rank fails in it (see `gather`)."""
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as caught:
+        error = caught
+    gather(None, error)
 
 
 def _portable(error: Exception) -> SlurmddpError:

@@ -20,7 +20,7 @@ from torch import distributed
 from slurmddp import checkpoint
 from slurmddp.checkpoint import config_match, views
 from slurmddp.checkpoint.snapshot import read_parts
-from slurmddp.errors import CheckpointError, SlurmddpError
+from slurmddp.errors import CheckpointError
 from slurmddp.node import memory
 from slurmddp.runs.checkpoints import TENSORS_FILE, load_manifest, newest_step, step_of
 from slurmddp.training import collective
@@ -71,15 +71,31 @@ def load(
         if found is not None:
             return found
     if chosen is None:
-        session.saves.went_on_from((-1, 0))
+        with collective.agreed():
+            session.saves.went_on_from((-1, 0))
         return None
     return _from_disk(root, chosen, objects, session), "disk"
 
 
+def set_aside(root: Path, step: int) -> tuple[str, int] | None:
+    """Set the checkpoint of `step` aside on behalf of all ranks (see `checkpoint.set_newest_aside`)."""
+    moved: tuple[str, int] | None = None
+    with collective.agreed():
+        if collective.rank() == 0:
+            moved = checkpoint.set_newest_aside(root, step)
+    return collective.from_zero(moved)
+
+
 def _look(root: Path, session: Session) -> tuple[_Offer, int | None]:
     """Return what there is in the memory of any node, and the step of the newest checkpoint."""
-    own = session.saves.held(root)
-    offers = collective.gather((None if own is None else astuple(own[1]), _newest_on_disk(root)))
+    own: Held | None = None
+    on_disk: int | None = None
+    error: Exception | None = None
+    try:
+        own, on_disk = session.saves.held(root), _newest_on_disk(root)
+    except Exception as caught:
+        error = caught
+    offers = collective.gather((None if own is None else astuple(own[1]), on_disk), error)
     held = [None if place is None else memory.Sealed(*place) for place, _ in offers]
     orders = [(-1, 0) if one is None else one.order for one in held]
     source = orders.index(max(orders))
@@ -104,26 +120,24 @@ def _from_memory(
 ) -> tuple[int, str] | None:
     """Go on from the state in memory that `source` has; None, on all ranks, when it does not do."""
     own = offer.own if offer.own is not None and offer.own[1].order == best.order else None
-    received = None
-    if offer.is_missing:
-        received = _broadcast(own if collective.rank() == offer.source else None, best, offer.source, device)
-    problem: str | None = None
-    found: checkpoint.Checkpoint | None = None
     certain: frozenset[str] = frozenset()
     try:
-        found = _read(own, received, best)
-        name = f"of step {found.step} in memory"
-        config_match.check(found.meta, session.config, name, allow=allow_other_config)
-        certain = check(found.state, objects, session.loaders, session.unwrap)
-    except SlurmddpError as error:
-        problem = f"rank {collective.rank()}: {error}"
-    problems = [text for text in collective.gather(problem) if text is not None]
-    if problems or found is None:
-        log.warning("The state of step %d in memory is not used: %s", best.step, "; ".join(problems[:1]))
+        received = None
+        if offer.is_missing:
+            is_source = collective.rank() == offer.source
+            received = _broadcast(own if is_source else None, best, offer.source, device)
+        with collective.agreed():
+            found = _read(own, received, best)
+            name = f"of step {found.step} in memory"
+            config_match.check(found.meta, session.config, name, allow=allow_other_config)
+            certain = check(found.state, objects, session.loaders, session.unwrap)
+    except Exception as error:  # The same on all ranks.
+        log.warning("The state of step %d in memory is not used: %s", best.step, error)
         return None
-    _give(found, objects, session, certain)
-    session.saves.went_on_from(best.order)
-    session.saves.prepare(best.end)
+    with collective.agreed():
+        _give(found, objects, session, certain)
+        session.saves.went_on_from(best.order)
+        session.saves.prepare(best.end)
     return found.step, "memory"
 
 
@@ -138,10 +152,11 @@ def _read(own: Held | None, received: memoryview | None, best: memory.Sealed) ->
 
 def _broadcast(own: Held | None, best: memory.Sealed, source: int, device: torch.device) -> memoryview:
     """Return on all ranks the bytes of the state that `source`, which alone gives `own`, has."""
-    whole = torch.empty(best.end - best.tensors_at, dtype=torch.uint8, device="cpu")
-    if own is not None:
-        with memory.mapped(*own) as parts:
-            whole.numpy().data[:] = parts.whole
+    with collective.agreed():
+        whole = torch.empty(best.end - best.tensors_at, dtype=torch.uint8, device="cpu")
+        if own is not None:
+            with memory.mapped(*own) as parts:
+                whole.numpy().data[:] = parts.whole
     for start in range(0, len(whole), _CHUNK_BYTES):
         chunk = whole[start : start + _CHUNK_BYTES]
         sent = chunk.to(device)
@@ -154,13 +169,9 @@ def _broadcast(own: Held | None, best: memory.Sealed, source: int, device: torch
 def _chosen(root: Path, config: Mapping[str, Any] | None, allow: bool) -> tuple[str, str, int] | None:
     """Return name, mark and step of the checkpoint that rank 0 chooses."""
     chosen: tuple[str, str, int] | None = None
-    error: Exception | None = None
-    try:
+    with collective.agreed():
         if collective.rank() == 0:
             chosen = _choose(root, config, allow)
-    except Exception as caught:
-        error = caught
-    collective.agree(error)
     return collective.from_zero(chosen)
 
 
@@ -176,31 +187,20 @@ def _choose(root: Path, config: Mapping[str, Any] | None, allow: bool) -> tuple[
 def _from_disk(root: Path, chosen: tuple[str, str, int], objects: Mapping[str, Any], session: Session) -> int:
     """Read and check on all ranks before any of them changes anything."""
     folder = root / chosen[0]
-    found: checkpoint.Checkpoint | None = None
-    certain: frozenset[str] = frozenset()
-    error: Exception | None = None
-    try:
+    with collective.agreed():
         views.await_same(folder, chosen[1])
         found = checkpoint.read(folder)
         certain = check(found.state, objects, session.loaders, session.unwrap)
-    except Exception as caught:
-        error = caught
-    collective.agree(error)
-    if found is not None:
+    with collective.agreed():
         _give(found, objects, session, certain)
-    session.saves.went_on_from((chosen[2], _LATEST))
-    session.saves.prepare((folder / TENSORS_FILE).stat().st_size)
+        session.saves.went_on_from((chosen[2], _LATEST))
+        session.saves.prepare((folder / TENSORS_FILE).stat().st_size)
     return chosen[2]
 
 
 def _give(
     found: checkpoint.Checkpoint, objects: Mapping[str, Any], session: Session, certain: frozenset[str]
 ) -> None:
-    error: Exception | None = None
-    try:
-        apply(found.state, objects, session.loaders, session.unwrap, certain)
-        restore_data(found, session.loaders)
-        restore_randomness(found, session.seed)
-    except Exception as caught:
-        error = caught
-    collective.agree(error)
+    apply(found.state, objects, session.loaders, session.unwrap, certain)
+    restore_data(found, session.loaders)
+    restore_randomness(found, session.seed)

@@ -11,8 +11,8 @@ import logging
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,14 +110,22 @@ class Saves:
     def keep(
         self, root: Path, step: int, stamp: int, state: Mapping[str, Any], meta: Mapping[str, Any]
     ) -> None:
-        """Copy `state` into memory, if that takes no more than the copy; a failure is told and no error."""
-        if self._refused:
-            return
+        """Copy `state` into memory, if that takes no more than the copy (see `optional`)."""
+        if not self._refused:
+            with self.optional():
+                self._snapshots.take(root, step, stamp, state, meta, patient=False)
+
+    @contextmanager
+    def optional(self) -> Iterator[None]:
+        """Log an error of the work inside instead of raising it, and copy no state on this rank any more.
+
+        Training does not need the copies, and an error on one rank would keep the others waiting.
+        """
         try:
-            self._snapshots.take(root, step, stamp, state, meta, patient=False)
+            yield
         except NoMemory as why:
             self._refuse(why)
-        except (SlurmddpError, OSError, RuntimeError) as error:  # torch's own are of the last kind.
+        except Exception as error:
             self._refuse(CheckpointError(f"No more states are kept in memory: {error}"))
 
     def prepare(self, size: int, *, wait: bool = True) -> None:

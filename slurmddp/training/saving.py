@@ -23,6 +23,7 @@ from slurmddp.checkpoint.state import flatten
 from slurmddp.checkpoint.tensors import encoded_size
 from slurmddp.runs.checkpoints import folder_name
 from slurmddp.training import collective
+from slurmddp.training.finite import require_finite
 from slurmddp.training.saves import Saves
 from slurmddp.training.session_state import Loaders, Unwrap, collect, of_this_rank
 
@@ -53,30 +54,25 @@ def save(
     began = time.monotonic()
     root = root.absolute()
     saves = session.saves
-    randomness = collective.gather_to_zero(of_this_rank(session.loaders))
-    error: Exception | None = None
-    if randomness is not None:
-        try:
+    with collective.agreed():
+        own = of_this_rank(session.loaders)
+    randomness = collective.gather_to_zero(own)
+    saves.unfinished = not wait
+    with collective.agreed():
+        if randomness is not None:
+            require_finite(step, objects, session.unwrap)
             state = collect(objects, session.loaders, randomness, session.unwrap)
             meta = session.facts()
             stamp = time.time_ns()
             saves.write(root, step, stamp, state, meta, keep_last=keep_last, wait=wait, began=began)
-        except Exception as caught:
-            error = caught
-    saves.unfinished = not wait
-    collective.agree(error)
     return root / folder_name(step)
 
 
 def finish(saves: Saves) -> None:
     """Wait on all ranks until all that was saved is durable, or raise on all why it is not."""
-    error: Exception | None = None
-    try:
-        saves.finish()
-    except Exception as caught:
-        error = caught
     saves.unfinished = False
-    collective.agree(error)
+    with collective.agreed():
+        saves.finish()
 
 
 def rehearse(
@@ -84,17 +80,16 @@ def rehearse(
 ) -> float:
     """Let rank 0 write, read back and remove what `save` would write; return the seconds that it took."""
     started = time.perf_counter()
-    randomness = collective.gather_to_zero(of_this_rank(session.loaders))
-    error: Exception | None = None
-    if randomness is not None:
-        try:
+    with collective.agreed():
+        own = of_this_rank(session.loaders)
+    randomness = collective.gather_to_zero(own)
+    with collective.agreed():
+        if randomness is not None:
+            require_finite(0, objects, session.unwrap)
             state = collect(objects, session.loaders, randomness, session.unwrap)
             growth = _growth(objects)
             checkpoint.rehearse(root, state, growth=growth, keep_last=keep_last)
             session.saves.prepare(encoded_size(flatten(state).tensors) + growth, wait=wait)
-        except Exception as caught:
-            error = caught
-    collective.agree(error)
     return collective.from_zero(time.perf_counter() - started)
 
 
@@ -108,20 +103,26 @@ def keep_in_memory(
     """
     began = time.perf_counter()
     saves, is_zero = session.saves, collective.rank() == 0
-    own = of_this_rank(session.loaders)
     state: dict[str, Any] = {}
-    shared = b""
-    if saves.holds:
-        state = collect(objects, session.loaders, [], session.unwrap)
-        if is_zero and saves.spreads:
-            shared = _packed(_of_rank_zero(state, objects, session.unwrap))
-    gathered = collective.gather((own, (told, time.time_ns(), shared) if is_zero else None))
+    shared, own = b"", None
+    error: Exception | None = None
+    try:
+        own = of_this_rank(session.loaders)
+        if saves.holds:
+            require_finite(step, objects, session.unwrap)
+            state = collect(objects, session.loaders, [], session.unwrap)
+            if is_zero and saves.spreads:
+                shared = _packed(_of_rank_zero(state, objects, session.unwrap))
+    except Exception as caught:
+        error = caught
+    gathered = collective.gather((own, (told, time.time_ns(), shared) if is_zero else None), error)
     told, stamp, shared = gathered[0][1] or (told, 0, b"")
     if saves.holds:
         state["rng"] = [part for part, _ in gathered]
-        if not is_zero:
-            _overlay(state, _unpacked(shared))
-        saves.keep(root.absolute(), step, stamp, state, session.facts())
+        with saves.optional():
+            if not is_zero:
+                _overlay(state, _unpacked(shared))
+            saves.keep(root.absolute(), step, stamp, state, session.facts())
     return told, time.perf_counter() - began
 
 

@@ -22,7 +22,9 @@ from slurmddp.runs.folder import RunFolder
 from slurmddp.training.data_wait import StoppedWaiting
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.evaluate import evaluate, has_samples
+from slurmddp.training.finite import gradient_norm
 from slurmddp.training.half_step import StepStart
+from slurmddp.training.loading import set_aside
 from slurmddp.training.memory_pace import MemoryPace
 from slurmddp.training.metrics import Journal, Stopwatch
 from slurmddp.training.parts import Parts, build_parts
@@ -46,6 +48,8 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
         if training.evaluation_is_due():
             training.evaluate()
         training.take_step(batches)
+        if training.went_back():
+            batches = training.parts.batches()
         if settings.is_due(settings.log_every, training.step) or training.step == settings.steps:
             training.log()
         if settings.is_due(settings.save_every, training.step) and training.step < settings.steps:
@@ -70,7 +74,11 @@ class Training:
         self._losses: list[float] = []
         """The losses, mean over ranks, of the steps since the last log line."""
         self._pending: list[torch.Tensor] = []
-        """This rank's losses of the last steps, still on the device: reading each would stall a GPU."""
+        """This rank's loss and gradient norm of each of the last steps, in turn, still on the device.
+
+        Reading each one would stall a GPU."""
+        self._unchecked: int | None = None
+        """Step of the checkpoint that was loaded, until the step after it has been found finite."""
         self._lr = 0.0
         self._is_first = True
         self._root = folder.checkpoints_dir
@@ -101,6 +109,7 @@ class Training:
         self.step, self._evaluated_at = step, progress["evaluated_at"]
         self._losses = list(progress["losses"])
         self._saved = (self.step, self._evaluated_at)
+        self._unchecked = step if self.distributon.resumed_from == "disk" else None
         self._journal.event("resumed", step=step, **{"from": self.distributon.resumed_from})
         self.distributon.print(f"resumed at step {step}")
 
@@ -135,8 +144,7 @@ class Training:
                 loss = parts.loss(parts.model(inputs), targets)
                 self.distributon.backward(loss, parts=accumulate)
             total += loss.detach() / accumulate
-        self._update()
-        self._pending.append(total)
+        self._pending += [total, self._update()]
         self.step += 1
         seconds = self._stopwatch.stop(self._samples_per_step() * parts.units_per_sample)
         self.memory_save_is_due = self._memory_pace.step(seconds)
@@ -144,6 +152,34 @@ class Training:
             self._is_first = False
             self.distributon.start_up.lap("first_step")
             self._journal.event("first_step", step=self.step, phases=self.distributon.start_up.seconds)
+
+    def went_back(self) -> bool:
+        """Return whether training went back to an older checkpoint because of the step just taken.
+
+        It does so once, if the first step after a load from the disk is not finite: that checkpoint may be
+        spoilt, and would end every attempt at the same step.
+        """
+        loaded, self._unchecked = self._unchecked, None
+        if loaded is None:
+            return False
+        try:
+            self._collect_losses()
+        except SlurmddpError as problem:
+            self._go_back(loaded, problem)
+            return True
+        return False
+
+    def _go_back(self, loaded: int, problem: SlurmddpError) -> None:
+        said = f"{problem.message} It is the first step after checkpoint {folder_name(loaded)}"
+        moved = set_aside(self._root, loaded)
+        if moved is None:
+            hint = f"{problem.hint} To go on from an older one, move {self._root / folder_name(loaded)} away."
+            raise SlurmddpError(f"{said}.", hint=hint) from problem
+        aside, before = moved
+        text = f"{said}, which is now {aside}: training goes back to step {before}."
+        self._journal.event("warned", about="checkpoint", text=text)
+        self.distributon.print(text)
+        self.resume()
 
     def _batch(self, batches: Iterator[Any], number: int, start: StepStart | None) -> Any:
         """Return the batch `number` of a step; when all ranks stop before it, nothing of the step remains."""
@@ -156,34 +192,41 @@ class Training:
                 start.restore()
             self.stop()
 
-    def _update(self) -> None:
+    def _update(self) -> torch.Tensor:
+        """Let the optimizer take its step; return the norm that the gradients had."""
         optimizer, scheduler = self.parts.optimizer, self.parts.scheduler
-        if self.parts.settings.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.parts.bare_model.parameters(), self.parts.settings.clip_norm)
+        norm = gradient_norm(self.parts.bare_model, self.parts.settings.clip_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         self._lr = float(optimizer.param_groups[0]["lr"])
         if scheduler is not None:
             scheduler.step()
+        return norm
 
     def _samples_per_step(self) -> int:
         loader = self.parts.loader
         return (loader.batch_size or 1) * loader.accumulate * self.distributon.world_size
 
     def _collect_losses(self) -> None:
-        """Fetch the losses that are still on the device; raises when one of them is no number."""
+        """Fetch the losses of the last steps; raises SlurmddpError if a loss or gradient is not finite."""
         if not self._pending:
             return
-        means = self.distributon.all_reduce_mean(torch.stack(self._pending).float()).tolist()
+        device = self.distributon.device
+        values = torch.stack([value.to(device, torch.float32) for value in self._pending])
+        means = self.distributon.all_reduce_mean(values).tolist()
         self._pending.clear()
-        bad = next((index for index, loss in enumerate(means) if not math.isfinite(loss)), None)
-        if bad is not None:
-            raise SlurmddpError(
-                f"The loss of step {self.step - len(means) + 1 + bad} is {means[bad]}.",
-                hint="Try a smaller optimizer.lr, more scheduler.warmup_steps, or train.clip_norm=1; "
-                "checkpoints from before that step are whole.",
-            )
-        self._losses += means
+        losses, norms = means[::2], means[1::2]
+        for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), self.step - len(losses) + 1):
+            if not math.isfinite(loss):
+                raise self._not_finite(f"The loss of step {step} is {loss}.")
+            if not math.isfinite(norm):
+                raise self._not_finite(f"The gradient norm of step {step} is {norm}.")
+        self._losses += losses
+
+    def _not_finite(self, problem: str) -> SlurmddpError:
+        hint = "Try a smaller optimizer.lr, more scheduler.warmup_steps, or train.clip_norm=1. "
+        kept = "" if self._saved is None else f"; checkpoint {folder_name(self._saved[0])} is from before it"
+        return SlurmddpError(problem, hint=f"{hint}Nothing of that step is saved{kept}.")
 
     def log(self) -> None:
         """Write the mean loss since the last line."""
