@@ -66,7 +66,7 @@ class SlurmError(SlurmddpError):
 
     exit_code = EXIT_SLURM
     may_be_queued = False
-    """Whether a job may be in the queue all the same: then its run folder must stay."""
+    """Whether sbatch may have queued a job in spite of the error: then its run folder must stay."""
 
 
 class CheckpointError(SlurmddpError):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from slurmddp.errors import SlurmError
 from slurmddp.runs import index
 from slurmddp.runs.folder import RunFolder, write_atomic
-from slurmddp.runs.history import History, read_history
+from slurmddp.runs.history import UNANSWERED, History, read_history
 from slurmddp.runs.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.process import is_alive, is_here
 from slurmddp.runs.status import status
@@ -51,7 +51,10 @@ def cancel(folder: RunFolder, slurm: Slurm) -> list[str]:
     late = [job_id for job_id in read_history(folder).open_jobs if job_id not in history.open_jobs]
     done += _cancel_jobs(folder, slurm, late)
     folder.add_event("cancelled", job_id=history.job_id)
-    return done or [f"{folder.name} is cancelled; no job of it was left."]
+    left = "no job of it was left"
+    if history.last == UNANSWERED:
+        left = "a job of it that is in the queue ends as soon as it starts"
+    return done or [f"{folder.name} is cancelled; {left}."]
 
 
 def cancel_jobs(folder: RunFolder, slurm: Slurm, ids: Sequence[str]) -> list[str]:

@@ -66,6 +66,8 @@ def refuse(found: RunStatus) -> None:
 
 def refuse_unclear(found: RunStatus) -> None:
     """Raise where nobody can tell whether a run is still there, or where its end is still under way."""
+    if found.state == "unknown" and found.advice:
+        raise SlurmError(f"How {found.name} stands can't be told: {found.detail}.", hint=found.advice)
     if found.state == "unknown" and found.job_id is None:
         raise ConfigError(
             f"How {found.name} stands can't be told: {found.detail}.",

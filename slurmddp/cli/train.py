@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurmddp.cli.errors_text import EXIT_CODES
-from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmError
+from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError, SlurmError
 from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.table import counted
 
@@ -159,6 +159,7 @@ def put_aside(folder: RunFolder) -> Path:
 
 def _submit(job: Job) -> int:
     from slurmddp.launchers import submission, submitter
+    from slurmddp.runs.history import UNANSWERED
     from slurmddp.runs.index import remember
     from slurmddp.runs.prepare import prepare
     from slurmddp.slurm import client
@@ -177,8 +178,12 @@ def _submit(job: Job) -> int:
     folder = prepare(job, script)
     try:
         job_id = submitter.build(job.submitter, slurm).submit(job)
-    except (SlurmError, ConfigError) as error:
-        if is_new and not getattr(error, "may_be_queued", False):
+    except BaseException as error:
+        if not isinstance(error, SlurmddpError) or getattr(error, "may_be_queued", False):
+            with suppress(OSError):
+                folder.add_event(UNANSWERED, submitter=job.submitter)
+            remember(folder)
+        elif is_new:
             _take_away(folder)
         raise
     remember(folder)

@@ -9,6 +9,8 @@ from typing import Any
 from slurmddp.runs.folder import RunFolder
 
 AGAIN = frozenset({"requeue", "resubmit"})
+UNANSWERED = "unanswered"
+"""The event of a submission to which sbatch gave no answer: its job may be in the queue."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ class History:
 
     attempts: tuple[Attempt, ...] = ()
     last: str | None = None
-    """The newest of submitted, started, ended, cancelled."""
+    """The newest of submitted, unanswered, started, ended, cancelled."""
     job_id: str | None = None
     """The job that runs, or will run, the newest attempt."""
     open_jobs: tuple[str, ...] = ()
@@ -126,7 +128,7 @@ def _apply(draft: _Draft, event: Mapping[str, Any]) -> None:
     kind = event.get("event")
     if kind == "submitted" and str(event.get("job_id")) in draft.started:
         return  # The job was faster than the one who submitted it and wrote first.
-    if kind in ("submitted", "started", "ended", "cancelled"):
+    if kind in ("submitted", UNANSWERED, "started", "ended", "cancelled"):
         draft.last = kind
     job_id = event.get("job_id")
     if kind == "started":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from slurmddp.runs.history import AGAIN, Attempt, History
+from slurmddp.runs.history import AGAIN, UNANSWERED, Attempt, History
 from slurmddp.runs.reasons import explain
 from slurmddp.slurm.states import ACTIVE, PENDING, TERMINAL, JobState
 
@@ -28,6 +28,13 @@ _ENDS = {
     "no_progress": ("failed", "its last two attempts got no further", _FIX),
     "cancelled": ("cancelled", "a person cancelled it", _RESUME),
 }
+
+_UNANSWERED = (
+    "unknown",
+    "sbatch gave no answer, so a job of it may be in the queue",
+    "Look at `squeue --me`. A job there starts the run; if there is none, `slurmddp cancel {run}` and "
+    "then `slurmddp resume {run}` submit it again.",
+)
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,8 @@ def decide(
     elif history.last is None:
         advice = "If no command is at work on it, start it with `slurmddp resume {run}`."
         verdict = Verdict("preparing", "nothing has been submitted or started yet", advice)
+    elif history.last == UNANSWERED:
+        verdict = Verdict(*_UNANSWERED, active=True)
     elif local:
         verdict = _local(history, alive)
     elif trouble:

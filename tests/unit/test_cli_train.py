@@ -141,18 +141,42 @@ def test_a_refused_submission_leaves_nothing(
     assert not (project / "runs").exists()
 
 
-def test_a_submission_that_may_have_worked_keeps_its_folder(
-    project: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def unanswered() -> SlurmError:
     error = SlurmError("sbatch gave no answer.")
     error.may_be_queued = True
+    return error
+
+
+@pytest.mark.parametrize("error", [unanswered(), KeyboardInterrupt(), OSError(5, "no answer")])
+def test_a_submission_that_may_have_worked_is_kept_and_told_of(
+    project: Path,
+    slurm: FakeSlurm,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+) -> None:
+    really = slurm.submit
 
     def submit(*args: Any, **options: Any) -> str:
         raise error
 
     monkeypatch.setattr(slurm, "submit", submit)
-    assert main(["train", *BIG]) == EXIT_SLURM
-    assert only_run(project).script_file.exists()
+    assert main(["train", *BIG]) != 0
+    run = only_run(project)
+    assert run.script_file.exists()
+    monkeypatch.chdir(project.parent)
+    assert main(["status", run.name]) == 0
+    assert "unknown" in (shown := capsys.readouterr().out) and "sbatch gave no answer" in shown
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(slurm, "submit", really)
+    for command in (["train", *BIG], ["resume", run.name]):
+        assert main(command) == EXIT_SLURM
+        told = " ".join(capsys.readouterr().err.split())
+        assert "may be in the queue" in told and f"slurmddp cancel {run.name}" in told
+    assert main(["cancel", run.name]) == 0
+    assert "ends as soon as it starts" in capsys.readouterr().out
+    assert main(["resume", run.name]) == 0
+    assert len(slurm.submissions) == 1
 
 
 def test_without_slurm_a_job_is_refused_before_anything_is_written(
