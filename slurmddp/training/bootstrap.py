@@ -36,6 +36,7 @@ from slurmddp.training.device import (
 )
 from slurmddp.training.processors import take_cpus
 from slurmddp.training.rendezvous import open_store
+from slurmddp.training.signed_store import SignedStore
 from slurmddp.training.variable import set_variable
 
 _log = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ def start(
         if place.backend is None:
             return place
         store = _find_others(place, rendezvous_timeout_s, stopped)
-        settle(store, info.rank, info.world_size, claim)
+        settle(SignedStore(store, info.launch_id), info.rank, info.world_size, claim)
         return _meet(place, store, timeout_s)
     except BaseException:
         undo.close()

@@ -14,11 +14,9 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
-
-import torch.distributed as dist
 
 from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, SlurmddpError
+from slurmddp.training.signed_store import SignedStore
 
 _KEY = "slurmddp/claims"
 _HEARD_S = 2.0
@@ -63,7 +61,7 @@ class DevicesError(SlurmddpError):
         self.exit_code = EXIT_FAILED if self.nodes else EXIT_CONFIG
 
 
-def settle(store: dist.Store, rank: int, world_size: int, claim: Claim, *, patience_s: float = 60.0) -> None:
+def settle(store: SignedStore, rank: int, world_size: int, claim: Claim, *, patience_s: float = 60.0) -> None:
     """Tell all ranks what this one computes on; every rank calls it. Raises DevicesError on all or on none.
 
     SlurmddpError when a rank says nothing for `patience_s` seconds, or goes away.
@@ -74,34 +72,41 @@ def settle(store: dist.Store, rank: int, world_size: int, claim: Claim, *, patie
             refusal = judge(_collect(store, world_size, patience_s))
             store.set(_KEY, json.dumps(asdict(refusal) if refusal else None))
         else:
-            store.wait([_KEY], timedelta(seconds=patience_s + _HEARD_S))
-            told = json.loads(store.get(_KEY))
-            refusal = Refusal(**told) if told else None
+            refusal = _verdict(store, patience_s)
     except RuntimeError as error:
-        raise SlurmddpError(
-            f"Rank 0 went away, or did not say for {patience_s:g} s whether all devices are right.",
-            hint="Its log says why.",
-        ) from error
+        raise _silence(patience_s) from error
     if refusal:
         _await_all(store, rank, world_size)
         raise DevicesError(refusal)
 
 
-def _collect(store: dist.Store, world_size: int, patience_s: float) -> list[Claim]:
-    keys = [f"{_KEY}/{rank}" for rank in range(world_size)]
-    with suppress(dist.DistStoreError):  # Who is missing is seen below.
-        store.wait(keys, timedelta(seconds=patience_s))
-    missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
-    if missing:
+def _verdict(store: SignedStore, patience_s: float) -> Refusal | None:
+    (told,) = store.wait([_KEY], patience_s + _HEARD_S)
+    if told is None:
+        raise _silence(patience_s)
+    facts = json.loads(told)
+    return Refusal(**facts) if facts else None
+
+
+def _silence(patience_s: float) -> SlurmddpError:
+    return SlurmddpError(
+        f"Rank 0 went away, or did not say for {patience_s:g} s whether all devices are right.",
+        hint="Its log says why.",
+    )
+
+
+def _collect(store: SignedStore, world_size: int, patience_s: float) -> list[Claim]:
+    told = store.wait([f"{_KEY}/{rank}" for rank in range(world_size)], patience_s)
+    if missing := [str(rank) for rank, text in enumerate(told) if text is None]:
         raise SlurmddpError(
             f"Rank {', '.join(missing[:8])}{', ...' if len(missing) > 8 else ''} met the others, but did not "
             f"say for {patience_s:g} s what it computes on.",
             hint="The log of that rank says why.",
         )
-    return [Claim(**json.loads(store.get(key))) for key in keys]
+    return [Claim(**json.loads(text)) for text in told if text is not None]
 
 
-def _await_all(store: dist.Store, rank: int, world_size: int) -> None:
+def _await_all(store: SignedStore, rank: int, world_size: int) -> None:
     deadline = time.monotonic() + _HEARD_S
     with suppress(RuntimeError):
         store.add(f"{_KEY}/heard", 1)

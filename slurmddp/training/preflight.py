@@ -16,9 +16,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -44,6 +42,7 @@ from slurmddp.training.preflight_verdicts import (
     others_may_do_better,
     suspects,
 )
+from slurmddp.training.signed_store import SignedStore
 
 _log = logging.getLogger(__name__)
 
@@ -128,7 +127,8 @@ class _Flight:
     def __init__(
         self, info: RankInfo, store: dist.Store | None, folder: RunFolder, config: Mapping[str, Any]
     ) -> None:
-        self.info, self._store, self._folder = info, store, folder
+        self.info, self._folder = info, folder
+        self._store = None if store is None else SignedStore(store, info.launch_id)
         self._attempt = int(os.environ.get("SLURMDDP_ATTEMPT") or 0)
         self._hours = int((config.get("policy") or {}).get("exclude_failed_h", 24))
         self._began = time.monotonic()
@@ -166,26 +166,26 @@ class _Flight:
         if self.info.rank == 0 and not superseded(self._folder, self._attempt):
             self._add_event(failed=[])
 
-    def _collect(self, store: dist.Store, part: str, own: Answer) -> list[Answer | None]:
+    def _collect(self, store: SignedStore, part: str, own: Answer) -> list[Answer | None]:
         """Return every rank's answer, None for a rank that gave none in time."""
-        keys = [_key(part, rank) for rank in range(1, self.info.world_size)]
-        with suppress(dist.DistStoreError):  # Who is missing is seen below.
-            store.wait(keys, timedelta(seconds=ANSWER_S))
-        there = [store.get(key) if store.check([key]) else None for key in keys]
+        there = store.wait([_key(part, rank) for rank in range(1, self.info.world_size)], ANSWER_S)
         return [own, *(Answer.from_json(text) if text else None for text in there)]
 
-    def _ask_zero(self, store: dist.Store, part: str, own: Answer) -> tuple[list[str], list[str]]:
+    def _ask_zero(self, store: SignedStore, part: str, own: Answer) -> tuple[list[str], list[str]]:
         """Tell rank 0 what was found here; return its verdict: what failed, and which nodes are avoided."""
         patience = ANSWER_S + _RANK_ZERO_S
+        lost: RuntimeError | None = None
         try:
             store.set(_key(part, self.info.rank), own.to_json())
-            store.wait([_key(part)], timedelta(seconds=patience))
-            failed, avoided = json.loads(store.get(_key(part)))
+            (told,) = store.wait([_key(part)], patience)
         except RuntimeError as error:
+            told, lost = None, error
+        if told is None:
             raise SlurmddpError(
                 f"Preflight: rank 0 on {self.names[0]} is gone, or told nothing for {patience:.0f} s.",
                 hint="Its log may say why.",
-            ) from error
+            ) from lost
+        failed, avoided = json.loads(told)
         return failed, avoided
 
     def _judge(self, part: str, answers: Sequence[Answer | None]) -> tuple[list[str], list[str]]:

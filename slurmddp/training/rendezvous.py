@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
+import secrets
 import socket
 import time
 from collections.abc import Callable
@@ -24,6 +26,7 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.node.address import Address, find_rank_zero, master_name, not_here
 from slurmddp.training.beacon import Beacon, Words, ask
+from slurmddp.training.signed_store import SignedStore
 
 _log = logging.getLogger(__name__)
 
@@ -37,8 +40,8 @@ _ARRIVED = "slurmddp/arrived"
 _SCATTERED = "slurmddp/scattered"
 """Set by a rank that does not lie where it would if each node had the next few ranks (`--distribution`)."""
 _VERDICT = "slurmddp/verdict"
-_COMPLETE = b"complete"
-_STOPPED = b"stopped"
+_COMPLETE = "complete"
+_STOPPED = "stopped"
 _LOGS_HINT = "The logs of the missing ranks say why they did not start."
 
 
@@ -58,10 +61,11 @@ def open_store(
     if info.rank == 0:
         return _host(info, addresses, deadline, stopped)
     store = _join(info, addresses, deadline, stopped)
+    signed = SignedStore(store, info.launch_id)
     try:
-        _report(store, info)
+        _report(signed, info)
         # Rank 0 began to wait before this rank reported, so it is the first to give up, and says why.
-        verdict = _await_verdict(store, info, time.monotonic() + timeout_s + _GRACE_S, stopped)
+        verdict = _await_verdict(signed, info, time.monotonic() + timeout_s + _GRACE_S, stopped)
     except RuntimeError as error:
         if stopped():
             raise _left_early() from error
@@ -71,7 +75,7 @@ def open_store(
     if verdict == _STOPPED:
         raise _left_early()
     if verdict != _COMPLETE:
-        raise SlurmddpError(verdict.decode(), hint=_LOGS_HINT)
+        raise SlurmddpError(verdict, hint=_LOGS_HINT)
     return store
 
 
@@ -94,11 +98,6 @@ def _left_early() -> StoppedAtCheckpoint:
     )
 
 
-def _settle(store: dist.TCPStore, verdict: bytes) -> bytes:
-    """Set the verdict unless another rank was first, and return the one that stands."""
-    return bytes(store.compare_set(_VERDICT, "", verdict.decode()))
-
-
 def _given_store(info: RankInfo, timeout_s: float) -> dist.Store:
     """Meet at the address and port that torchrun chose."""
     try:
@@ -119,18 +118,19 @@ def _host(
 ) -> dist.TCPStore:
     """Rank 0: open the store, and answer on the beacon until all ranks have reported."""
     address, store = _serve(info, addresses)
+    signed = SignedStore(store, info.launch_id)
     words, notice = Words(info.launch_id), _Notice()
     with Beacon(address, words) as beacon:
-        _report(store, info)
-        while store.add(_ARRIVED, 0) < info.world_size and not store.check([_VERDICT]):
+        _report(signed, info)
+        while not _have_all_arrived(signed, info) and signed.get(_VERDICT) is None:
             if stopped():
-                _settle(store, _STOPPED)
+                signed.compare_set(_VERDICT, _STOPPED)
             if time.monotonic() > deadline:
-                raise _give_up(store, info)
+                raise _give_up(signed, info)
             if notice.is_due():
-                _log.warning("still waiting: %s The others can't begin without.", _missing(store, info))
+                _log.warning("still waiting: %s The others can't begin without.", _missing(signed, info))
             beacon.answer(store.port)
-        if _settle(store, _COMPLETE) == _STOPPED:
+        if signed.compare_set(_VERDICT, _COMPLETE) == _STOPPED:
             # The others poll the verdict, and the store ends with this process; some may only just arrive.
             told = time.monotonic() + 2 * _POLL_S
             while time.monotonic() < told:
@@ -203,9 +203,10 @@ def _connect(address: Address, port: int, deadline: float) -> dist.TCPStore:
         ) from error
 
 
-def _report(store: dist.TCPStore, info: RankInfo) -> None:
+def _report(store: SignedStore, info: RankInfo) -> None:
     """Say that this rank is here; two processes that claim one rank would hang the others later."""
-    if store.add(f"slurmddp/here/{info.rank}", 1) > 1:
+    own = f"{socket.gethostname()} {os.getpid()} {secrets.token_hex(8)}"
+    if store.compare_set(_here(info.rank), own) != own:
         raise MismatchError(
             f"Two processes of launch {info.launch_id} say that they are rank {info.rank}.",
             hint="Start each rank once: one srun, and no RANK or SLURM_PROCID set by hand.",
@@ -216,14 +217,26 @@ def _report(store: dist.TCPStore, info: RankInfo) -> None:
     store.add(_ARRIVED, 1)
 
 
-def _await_verdict(
-    store: dist.TCPStore, info: RankInfo, deadline: float, stopped: Callable[[], bool]
-) -> bytes:
+def _here(rank: int) -> str:
+    return f"slurmddp/here/{rank}"
+
+
+def _have_all_arrived(store: SignedStore, info: RankInfo) -> bool:
+    """Whether all ranks have reported; the reports are read only once the counter says so."""
+    return store.add(_ARRIVED, 0) >= info.world_size and not _absent(store, info)
+
+
+def _absent(store: SignedStore, info: RankInfo) -> list[int]:
+    reports = store.get_all([_here(rank) for rank in range(info.world_size)])
+    return [rank for rank, report in enumerate(reports) if report is None]
+
+
+def _await_verdict(store: SignedStore, info: RankInfo, deadline: float, stopped: Callable[[], bool]) -> str:
     """Wait until rank 0 has seen everyone; polls, so that signals are still handled meanwhile."""
     pause = 0.002
-    while not store.check([_VERDICT]):
+    while (verdict := store.get(_VERDICT)) is None:
         if stopped():
-            return _settle(store, _STOPPED)
+            return store.compare_set(_VERDICT, _STOPPED)
         if time.monotonic() > deadline:
             raise SlurmddpError(
                 f"Rank {info.rank} found rank 0, which did not see all {info.world_size} ranks in time.",
@@ -231,13 +244,13 @@ def _await_verdict(
             )
         time.sleep(pause)
         pause = min(pause * 1.2, _POLL_S)
-    return bytes(store.get(_VERDICT))
+    return verdict
 
 
-def _missing(store: dist.TCPStore, info: RankInfo) -> str:
+def _missing(store: SignedStore, info: RankInfo) -> str:
     """Return a sentence that names the ranks which have not reported."""
-    ranks = [rank for rank in range(info.world_size) if not store.check([f"slurmddp/here/{rank}"])]
-    shown = _named(ranks, info, with_hosts=not store.check([_SCATTERED]))
+    ranks = _absent(store, info)
+    shown = _named(ranks, info, with_hosts=store.get(_SCATTERED) is None)
     host = socket.gethostname()
     return f"{len(ranks)} of {info.world_size} ranks did not report to rank 0 on {host}: {shown}."
 
@@ -260,7 +273,7 @@ def _nodes_in_blocks(info: RankInfo) -> list[int]:
     return nodes if len(nodes) == info.world_size and len(tasks) == len(info.hosts) else []
 
 
-def _give_up(store: dist.TCPStore, info: RankInfo) -> SlurmddpError:
+def _give_up(store: SignedStore, info: RankInfo) -> SlurmddpError:
     """Tell the ranks that are here which ones are not, and return the error that says so."""
     message = _missing(store, info)
     store.set(_VERDICT, message)

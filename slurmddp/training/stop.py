@@ -68,6 +68,7 @@ class StopAgreement:
         prefix: str = "slurmddp/stop",
         poll_s: float | None = None,
         timeout_s: float = 120.0,
+        launch_id: str = "",
     ) -> None:
         self._rank = rank
         self._signals, self._stop_file = signals, stop_file
@@ -84,7 +85,9 @@ class StopAgreement:
         self._lost: str | None = None
         self._settled = threading.Event()
         self._closing = threading.Event()
-        self._board = Board(store, rank, world_size, prefix) if store and world_size > 1 else None
+        self._board: Board | None = None
+        if store and world_size > 1:
+            self._board = Board(store, rank, world_size, prefix, launch_id)
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         if self._board or stop_file:

@@ -8,6 +8,8 @@ from typing import Protocol
 
 from torch.distributed import TCPStore
 
+from slurmddp.training.signed_store import SignedStore
+
 LINGER_S = 5.0
 DECISION_POLL_S = 0.01
 STORE_TIMEOUT_S = 30.0
@@ -26,8 +28,8 @@ class Store(Protocol):
 class Board:
     """The keys of one agreement in the store, used through a connection of their own."""
 
-    def __init__(self, store: Store, rank: int, world_size: int, prefix: str) -> None:
-        self._store = _own_client(store)
+    def __init__(self, store: Store, rank: int, world_size: int, prefix: str, launch_id: str = "") -> None:
+        self._store = SignedStore(_own_client(store), launch_id)
         self._rank, self._world_size = rank, world_size
         # The n-th agreement of every rank meets the n-th of the others, never keys of an earlier one.
         number = self._store.add(f"{prefix}/created/{rank}", 1)
@@ -35,11 +37,10 @@ class Board:
 
     def ask(self, reason: str) -> str:
         """Put up a wish to stop; return the reason that was there first."""
-        return self._store.compare_set(f"{self._prefix}/reason", "", reason).decode()
+        return self._store.compare_set(f"{self._prefix}/reason", reason)
 
     def asked(self) -> str | None:
-        key = f"{self._prefix}/reason"
-        return self._store.multi_get([key])[0].decode() if self._store.check([key]) else None
+        return self._store.get(f"{self._prefix}/reason")
 
     def post(self, started: int) -> None:
         self._store.set(self._key(self._rank), str(started))
@@ -49,7 +50,9 @@ class Board:
         """Return the step after which all stop, or None while posts are missing."""
         if self._store.add(f"{self._prefix}/posted", 0) < self._world_size:
             return None
-        return max(map(int, self._store.multi_get([self._key(rank) for rank in range(self._world_size)])))
+        posts = self._store.get_all([self._key(rank) for rank in range(self._world_size)])
+        known = [int(post) for post in posts if post is not None]
+        return max(known) if len(known) == self._world_size else None
 
     def leave(self) -> None:
         """Say that this rank knows all that it needs from the others."""
@@ -62,7 +65,7 @@ class Board:
             time.sleep(DECISION_POLL_S)
 
     def missing(self) -> list[int]:
-        return [rank for rank in range(self._world_size) if not self._store.check([self._key(rank)])]
+        return [rank for rank in range(self._world_size) if self._store.get(self._key(rank)) is None]
 
     def _key(self, rank: int) -> str:
         return f"{self._prefix}/started/{rank}"

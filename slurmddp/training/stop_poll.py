@@ -83,7 +83,12 @@ class StopPoll:
         self._found_at_start = next((reason for reason in found if reason), None)
         if self._found_at_start is None:
             self._agreement = StopAgreement(
-                place.store, info.rank, info.world_size, signals=signals, stop_file=file
+                place.store,
+                info.rank,
+                info.world_size,
+                signals=signals,
+                stop_file=file,
+                launch_id=info.launch_id,
             )
         self._guard.begin(self._mind_the_time if info.rank == 0 else None)
         self._warn()

@@ -17,6 +17,7 @@ from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, SlurmddpError
 from slurmddp.runs.causes import reads_like_a_lost_peer
 from slurmddp.training import bootstrap, claims, processors
 from slurmddp.training.claims import Claim, DevicesError, judge, settle
+from slurmddp.training.signed_store import SignedStore
 
 pytestmark = [pytest.mark.distributed]
 
@@ -101,7 +102,7 @@ def test_ranks_that_fit_go_on() -> None:
 
 def test_a_rank_that_says_nothing_is_named() -> None:
     with pytest.raises(SlurmddpError, match="Rank 1, 3 met the others, but did not say"):
-        store = dist.HashStore()
+        store = SignedStore(dist.HashStore(), "1.0.0")
         store.set("slurmddp/claims/2", "{}")
         settle(store, 0, 4, GPU, patience_s=0.05)
 
@@ -109,7 +110,7 @@ def test_a_rank_that_says_nothing_is_named() -> None:
 def test_a_rank_zero_that_says_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "_HEARD_S", 0.0)
     with pytest.raises(SlurmddpError, match="Rank 0 went away, or did not say"):
-        settle(dist.HashStore(), 1, 2, GPU, patience_s=0.05)
+        settle(SignedStore(dist.HashStore(), "1.0.0"), 1, 2, GPU, patience_s=0.05)
 
 
 MIG = "MIG-a,MIG-b"

@@ -1,0 +1,97 @@
+"""Signed values in torch's store, to which any account on rank 0's node can connect.
+
+A value carries an HMAC over its key and itself, made with the attempt's secret. The HMAC's key is bound to
+the launch (job, step, restart, generation of ranks), so a value of an earlier launch does not count. A value
+without a right HMAC is ignored with a warning. Without a secret (torchrun, plain python) values go unsigned.
+Counters can't be signed, so a counter only says when to look at signed values.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from slurmddp.node.ports import SECRET_VARIABLE
+
+_log = logging.getLogger(__name__)
+
+_POLL_S = 0.05
+_TRIES = 16
+"""How often a value that is not ours is replaced by ours, should another process write it again and again."""
+
+
+class SignedStore:
+    """The values of one launch's ranks in `store`; `secret` is by default that of the attempt, if any."""
+
+    def __init__(self, store: Any, launch_id: str, secret: str | None = None) -> None:
+        secret = os.environ.get(SECRET_VARIABLE, "") if secret is None else secret
+        text = f"slurmddp store of {launch_id}"
+        self._key = hmac.digest(secret.encode(), text.encode(), "sha256") if secret else b""
+        self._store = store
+        self._warned: set[str] = set()
+
+    def set(self, key: str, value: str) -> None:
+        self._store.set(key, self._signed(key, value))
+
+    def get(self, key: str) -> str | None:
+        """Return the value that a rank of this launch has set, or None."""
+        return self._value(key, bytes(self._store.multi_get([key])[0])) if self._store.check([key]) else None
+
+    def get_all(self, keys: Sequence[str]) -> list[str | None]:
+        """Return the values that ranks of this launch have set, None for each that is missing."""
+        there = list(keys) if self._store.check(list(keys)) else [k for k in keys if self._store.check([k])]
+        stored = self._store.multi_get(there) if there else []
+        found = {key: self._value(key, bytes(one)) for key, one in zip(there, stored, strict=True)}
+        return [found.get(key) for key in keys]
+
+    def wait(self, keys: Sequence[str], timeout_s: float) -> list[str | None]:
+        """Return the values as soon as all are there, or those that are there after `timeout_s`.
+
+        Raises RuntimeError when the store is gone.
+        """
+        deadline = time.monotonic() + timeout_s
+        with suppress(dist.DistStoreError):  # The look that follows tells which keys are missing.
+            self._store.wait(list(keys), timedelta(seconds=timeout_s))
+        while None in (values := self.get_all(keys)) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        return values
+
+    def compare_set(self, key: str, value: str) -> str:
+        """Set the value unless a rank of this launch was first, and return the value that stands."""
+        own, expected = self._signed(key, value), b""
+        for _ in range(_TRIES):
+            stored = bytes(self._store.compare_set(key, expected, own))
+            if (found := self._value(key, stored)) is not None:
+                return found
+            expected = stored
+        return value
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter, which anybody may change, and return it."""
+        return int(self._store.add(key, amount))
+
+    def _signed(self, key: str, value: str) -> str:
+        return f"{self._mac(key, value)}:{value}" if self._key else value
+
+    def _value(self, key: str, stored: bytes) -> str | None:
+        text = stored.decode(errors="replace")
+        if not self._key:
+            return text
+        mac, _, value = text.partition(":")
+        if mac.isascii() and hmac.compare_digest(mac, self._mac(key, value)):
+            return value
+        if key not in self._warned:
+            self._warned.add(key)
+            _log.warning("%s in torch's store was set by a process that is none of this run: ignored", key)
+        return None
+
+    def _mac(self, key: str, value: str) -> str:
+        return hmac.digest(self._key, f"{len(key)} {key} {value}".encode(), "sha256").hex()
