@@ -33,6 +33,9 @@ __all__ = ["StopAgreement", "StopSignals"]
 log = logging.getLogger(__name__)
 
 FILE_POLL_S = 1.0
+_LEAVING_S = 2.0
+"""Seconds between the loss of the store and the warning of it: at the end of a training it is no loss."""
+_STORE_LOST = "Rank %d has lost the store on the first rank (%s): it hears of no stop but by its own signals."
 
 
 def signal_reason(signals: StopSignals | None, rank: int) -> str | None:
@@ -82,7 +85,7 @@ class StopAgreement:
         self._own_request: str | None = None
         self._reason: str | None = None
         self._stop_at: int | None = None
-        self._lost: str | None = None
+        self._lost: RuntimeError | None = None
         self._settled = threading.Event()
         self._closing = threading.Event()
         self._board: Board | None = None
@@ -120,10 +123,11 @@ class StopAgreement:
     def tick(self) -> bool:
         """Return whether to stop now instead of starting the next step: at the same call on all ranks.
 
-        Raises RankFailure when a rank does not take part in the agreement within `timeout_s`.
+        Raises RankFailure when a rank does not take part in the agreement within `timeout_s`, or when this
+        rank was asked to stop and can't tell the others: a save without them would never end.
         """
         with self._lock:
-            if not self._posted and (self._board or not self.requested):
+            if not self._posted and not (self._is_alone and self.requested):
                 self._started += 1
                 return False
         if self._board:
@@ -132,6 +136,11 @@ class StopAgreement:
             return True
         self._started += 1
         return False
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether this rank agrees with no others: there are none, or the store is lost."""
+        return self._board is None or self._lost is not None
 
     def hold(self) -> None:
         """Take back the step that `tick` has just let begin, while this rank waits for its data."""
@@ -143,7 +152,7 @@ class StopAgreement:
     @property
     def is_over(self) -> bool:
         """Whether all stop before the step that is held."""
-        if self._board is None:
+        if self._is_alone:
             return self._held and self.requested
         return self._held and self._stop_at is not None and self._started >= self._stop_at
 
@@ -196,8 +205,11 @@ class StopAgreement:
                     return
                 pause_s = DECISION_POLL_S if self._posted else self._poll_s
         except RuntimeError as error:
-            # The rank that hosts the store has left or died; its agent or the next collective tells.
-            self._lost = str(error).partition("\n")[0]
+            # The rank that hosts the store has left or died, or the network has failed.
+            self._lost = error
+            self._settled.set()
+            if not self._closing.wait(_LEAVING_S):
+                log.warning(_STORE_LOST, self._rank, _first_line(error))
         finally:
             self._settled.set()
 
@@ -242,14 +254,19 @@ class StopAgreement:
         self._settled.wait(self._timeout_s)
         if self._stop_at is not None:
             return
-        waiting = f"Rank {self._rank} was asked to stop ({self._reason}) and waited for the others to agree"
+        waiting = f"Rank {self._rank} was asked to stop ({self.reason}) and waited for the others to agree"
         if self._lost:
-            raise RankFailure(f"{waiting}, but the store on the first rank went away: {self._lost}")
+            gone = f"the store on the first rank went away: {_first_line(self._lost)}"
+            raise RankFailure(f"{waiting}, but {gone}") from self._lost
         missing = ", ".join(str(rank) for rank in board.missing())
         raise RankFailure(
             f"{waiting}; after {self._timeout_s:g} s there was no answer from rank {missing}.",
             hint="That rank hangs or has died; its log says where.",
         )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _usual_poll_s(world_size: int) -> float:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from slurmddp.errors import ConfigError, RankFailure
+from slurmddp.training import stop
 from slurmddp.training.signals import hold_in_worker, signals_held
 from slurmddp.training.stop import StopAgreement, StopSignals
 
@@ -160,16 +161,43 @@ def watchers():
 
 
 @pytest.mark.distributed
-def test_when_the_store_dies_the_watcher_ends_quietly(store_host):
+def test_when_the_store_dies_the_watcher_says_so_and_the_rank_still_obeys_its_own_signal(
+    store_host, caplog, monkeypatch
+):
+    monkeypatch.setattr(stop, "_LEAVING_S", 0.01)
+    host, store = store_host
+    with StopSignals() as signals, StopAgreement(store, 1, 2, poll_s=0.01, signals=signals) as agreement:
+        assert not agreement.tick()
+        host.kill()
+        host.wait()
+        for thread in watchers():
+            thread.join(60)
+        assert not agreement.tick() and agreement.reason is None
+        (said,) = caplog.messages
+        assert "Rank 1" in said and "store" in said
+        agreement.hold()
+        assert not agreement.is_over
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert agreement.is_over, "nor does the rank wait for data any longer"
+        for act in (agreement.release, agreement.tick):
+            with pytest.raises(
+                RankFailure, match=r"SIGTERM on rank 1 .* store on the first rank went away"
+            ) as raised:
+                act()
+            assert isinstance(raised.value.__cause__, RuntimeError), (
+                "so that the rank's exit code is a stop's"
+            )
+
+
+@pytest.mark.distributed
+def test_a_store_that_goes_when_the_rank_leaves_too_is_not_warned_of(store_host, caplog):
     host, store = store_host
     agreement = StopAgreement(store, 1, 2, poll_s=0.01)
-    assert not agreement.tick()
     host.kill()
     host.wait()
-    for thread in watchers():
-        thread.join(60)
-    assert not agreement.tick() and agreement.reason is None
+    time.sleep(0.1)
     agreement.close()
+    assert not caplog.messages
 
 
 def kill_when_posted(host, store):
