@@ -4,6 +4,7 @@
     +-- ConfigError          78   a wrong value: do not run me again
     |   +-- MismatchError    78   what was asked for and what was found here do not fit
     +-- RunNotFoundError     66   no run of that name
+    +-- RunStateError        73   the run is queued, runs or has finished: nothing was changed
     +-- SlurmError           69   SLURM is missing, does not answer, or refused
     +-- CheckpointError       1   a checkpoint can be neither written nor read
     +-- RankFailure           1   a rank died; says which one, where, and its last lines
@@ -25,6 +26,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_NO_RUN = 66
 EXIT_SLURM = 69
+EXIT_RUN_STATE = 73
 EXIT_STOPPED = 75
 EXIT_UNFIT_NODE = 76
 EXIT_CONFIG = 78
@@ -59,6 +61,12 @@ class RunNotFoundError(SlurmddpError):
     """No run folder goes by the given name."""
 
     exit_code = EXIT_NO_RUN
+
+
+class RunStateError(SlurmddpError):
+    """A run is queued, runs or has finished, so that a command can't be carried out on it."""
+
+    exit_code = EXIT_RUN_STATE
 
 
 class SlurmError(SlurmddpError):

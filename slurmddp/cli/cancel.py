@@ -9,9 +9,10 @@ import socket
 from collections.abc import Sequence
 
 from slurmddp.errors import SlurmError
+from slurmddp.launchers.submission import leftovers, live_jobs
 from slurmddp.runs import index
 from slurmddp.runs.folder import RunFolder, write_atomic
-from slurmddp.runs.history import UNANSWERED, History, read_history
+from slurmddp.runs.history import History, read_history
 from slurmddp.runs.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.process import is_alive, is_here
 from slurmddp.runs.status import status
@@ -30,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     refuse_foreign(folder.path, READ_ONLY)
     slurm = SlurmClient()
     found = status(folder, slurm)
-    if not found.active:
+    if not found.active and not leftovers(folder, slurm):
         print(f"{folder.name} has nothing to cancel: it is {found.state} ({found.detail}).")
         return 0
     for sentence in cancel(folder, slurm):
@@ -45,23 +46,27 @@ def cancel(folder: RunFolder, slurm: Slurm) -> list[str]:
     # The mark comes before all else: from here on the batch script neither requeues nor resubmits.
     write_atomic(folder.cancelled_file, "cancelled by `slurmddp cancel`; `slurmddp resume` takes this away\n")
     history = read_history(folder)
-    ids = [job_id for job_id in history.open_jobs if not job_id.startswith("local")]
-    done = _cancel_jobs(folder, slurm, ids) if ids else _stop_process(folder, history, at_once=again)
+    if (history.job_id or "").startswith("local"):
+        done = _stop_process(folder, history, at_once=again)
+    else:
+        done = _cancel_jobs(folder, slurm, list(history.open_jobs))
     # A resubmission that was already under way when the mark was set has its own job.
     late = [job_id for job_id in read_history(folder).open_jobs if job_id not in history.open_jobs]
-    done += _cancel_jobs(folder, slurm, late)
+    done += _cancel_jobs(folder, slurm, late) if late else []
     folder.add_event("cancelled", job_id=history.job_id)
-    left = "no job of it was left"
-    if history.last == UNANSWERED:
-        left = "a job of it that is in the queue ends as soon as it starts"
-    return done or [f"{folder.name} is cancelled; {left}."]
+    return done or [f"{folder.name} is cancelled; no job of it was left."]
 
 
 def cancel_jobs(folder: RunFolder, slurm: Slurm, ids: Sequence[str]) -> list[str]:
-    """Cancel those of the jobs that are this run's and not over yet, as far as SLURM knows; return them."""
-    known = slurm.jobs(ids) if ids else {}
-    ours = {job_id: job for job_id, job in known.items() if job.may_be_of(folder.name)}
-    active = [job_id for job_id in ids if job_id in ours and ours[job_id].state not in TERMINAL]
+    """Cancel the jobs of a run that are not over, as far as SLURM knows, and return their ids.
+
+    `ids` are the jobs that the folder names. SLURM may have more: one whose submission was not recorded.
+    """
+    own = [job_id for job_id in ids if not job_id.startswith("local")]
+    known = slurm.jobs(own) if own else {}
+    named = [job_id for job_id in own if job_id in known and known[job_id].may_be_of(folder.name)]
+    active = [job_id for job_id in named if known[job_id].state not in TERMINAL]
+    active += [job_id for job_id in live_jobs(folder, slurm) if job_id not in active]
     for job_id in active:
         slurm.cancel(job_id)
     return active
@@ -72,11 +77,15 @@ def _cancel_jobs(folder: RunFolder, slurm: Slurm, ids: list[str]) -> list[str]:
         active = cancel_jobs(folder, slurm, ids)
     except SlurmError as error:
         raise SlurmError(
-            f"{folder.name} is marked as cancelled and won't be put back, but job {', '.join(ids)} may "
+            f"{folder.name} is marked as cancelled and won't be put back, but {_jobs(ids)} may "
             f"still be there: {error.message}",
             hint=f"Try `slurmddp cancel {folder.name}` again when SLURM answers. {error.hint}".strip(),
         ) from error
     return [f"{folder.name} is cancelled: job {job_id} was told to end." for job_id in active]
+
+
+def _jobs(ids: Sequence[str]) -> str:
+    return f"job {', '.join(ids)}" if ids else "a job of it"
 
 
 def _stop_process(folder: RunFolder, history: History, *, at_once: bool) -> list[str]:

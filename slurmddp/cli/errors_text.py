@@ -17,6 +17,7 @@ EXIT_CODES = """exit codes:
   2   unknown command or flag, or an argument that is missing or of the wrong kind
   66  no run of that name, or several
   69  SLURM is missing, does not answer, or refused
+  73  the run is queued, runs or has finished: nothing was changed
   75  stopped at a checkpoint: run it again and it goes on
   76  the preflight found a node that is not fit; a job is tried again on others
   78  a wrong value of a setting or flag; if it was seen at once, nothing was started, queued or written

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from slurmddp.errors import ConfigError, SlurmError
+from slurmddp.errors import ConfigError, RunStateError, SlurmError
 from slurmddp.runs import index
 from slurmddp.runs.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.status import RunStatus, status
@@ -29,17 +29,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Submit a run again, or run it here, into its own folder: it goes on from its last checkpoint."""
-    from slurmddp.cli.train import start_job
+    from slurmddp.cli.train import already_active, hold, start_job
     from slurmddp.config import job_of_run
     from slurmddp.config_sizes import SIZE
+    from slurmddp.runs.history import is_unanswered
 
     folder = index.find(args.run)
     refuse_foreign(folder.path, READ_ONLY)
-    refuse(status(folder, SlurmClient()))
-    job = job_of_run(folder, args.changes)
-    if any(change.lstrip("+").partition("=")[0] in SIZE for change in args.changes):
-        _tell_size(job)
-    return start_job(job)
+    with hold(folder) as lock:
+        found = status(folder, SlurmClient())
+        if not is_unanswered(folder):  # the submission below looks for such a job
+            if found.active and not args.changes:
+                return already_active(found)
+            refuse(found)
+        job = job_of_run(folder, args.changes)
+        if any(change.lstrip("+").partition("=")[0] in SIZE for change in args.changes):
+            _tell_size(job)
+        return start_job(job, lock)
 
 
 def _tell_size(job: Job) -> None:
@@ -50,15 +56,15 @@ def _tell_size(job: Job) -> None:
 
 
 def refuse(found: RunStatus) -> None:
-    """Raise ConfigError when a second job would only get in the way of the first, or has nothing to do."""
+    """Raise RunStateError when a run has a job, which changes nothing any more, or has nothing left to do."""
     if found.active:
         refuse_unclear(found)
-        raise ConfigError(
-            f"{found.name} is {found.state}: {found.detail}.",
-            hint=f"It needs no resume; to begin it anew, first `slurmddp cancel {found.name}`.",
+        raise RunStateError(
+            f"{found.name} is {found.state}: {found.detail}. The changes were not applied.",
+            hint=f"First `slurmddp stop {found.name}`, then resume it with the changes.",
         )
     if found.state == "finished":
-        raise ConfigError(
+        raise RunStateError(
             f"{found.name} has finished: {found.detail}.",
             hint="For more training start a new run: `slurmddp train ... train.steps=N`.",
         )
@@ -66,8 +72,6 @@ def refuse(found: RunStatus) -> None:
 
 def refuse_unclear(found: RunStatus) -> None:
     """Raise where nobody can tell whether a run is still there, or where its end is still under way."""
-    if found.state == "unknown" and found.advice:
-        raise SlurmError(f"How {found.name} stands can't be told: {found.detail}.", hint=found.advice)
     if found.state == "unknown" and found.job_id is None:
         raise ConfigError(
             f"How {found.name} stands can't be told: {found.detail}.",
@@ -79,7 +83,7 @@ def refuse_unclear(found: RunStatus) -> None:
             hint="Try again when SLURM answers; nothing was submitted.",
         )
     if found.state == "cancelled":
-        raise ConfigError(
+        raise RunStateError(
             f"{found.name} is cancelled: {found.detail}.",
             hint="Try again in a moment; nothing was submitted.",
         )

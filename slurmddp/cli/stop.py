@@ -11,7 +11,8 @@ from __future__ import annotations
 import argparse
 
 from slurmddp.cli.cancel import cancel_jobs
-from slurmddp.errors import ConfigError, SlurmError
+from slurmddp.errors import SlurmError
+from slurmddp.launchers.submission import leftovers
 from slurmddp.runs import index
 from slurmddp.runs.folder import RunFolder, write_atomic
 from slurmddp.runs.history import read_history
@@ -30,24 +31,14 @@ def run(args: argparse.Namespace) -> int:
     folder, slurm = index.find(args.run), SlurmClient()
     refuse_foreign(folder.path, READ_ONLY)
     found = status(folder, slurm)
-    if not found.active or found.state == "cancelled":
+    waits = found.state in ("queued", "stopped") and found.launcher != "local"
+    if found.state == "cancelled" or not (found.active or leftovers(folder, slurm)):
         print(f"{folder.name} has nothing to stop: it is {found.state} ({found.detail}).")
         return 0
-    refuse(found)
     write_atomic(folder.stop_file, "stop, by `slurmddp stop`; `slurmddp resume` takes this away\n")
-    print(leave_queue(folder, slurm) if found.state == "stopped" else promise(found))
+    print(leave_queue(folder, slurm) if waits or not found.active else promise(found))
     print(f"follow  slurmddp status {folder.name}\ngo on   slurmddp resume {folder.name}")
     return 0
-
-
-def refuse(found: RunStatus) -> None:
-    """Raise ConfigError where nothing was saved or will be; a place in the queue is given up by `cancel`."""
-    waits_to_go_on = found.state == "stopped" and found.launcher == "slurm"
-    if not waits_to_go_on and found.state not in ("running", "unknown"):
-        raise ConfigError(
-            f"{found.name} is not running: it is {found.state} ({found.detail}).",
-            hint=f"There is nothing to save; take it out of the queue with `slurmddp cancel {found.name}`.",
-        )
 
 
 def promise(found: RunStatus) -> str:
@@ -59,14 +50,15 @@ def promise(found: RunStatus) -> str:
 
 
 def leave_queue(folder: RunFolder, slurm: Slurm) -> str:
-    """Take the job that would go on with a run out of the queue, and say so."""
-    jobs = read_history(folder).open_jobs
-    waiting = ", ".join(jobs)
+    """Take the jobs that would start a run, or go on with it, out of the queue, and say so."""
+    history = read_history(folder)
+    saved = any(attempt.saved_step is not None for attempt in history.attempts)
+    stays = f"{folder.name} has saved and stays stopped" if saved else f"{folder.name} stays stopped"
     try:
-        cancel_jobs(folder, slurm, jobs)
+        jobs = cancel_jobs(folder, slurm, history.open_jobs)
     except SlurmError as error:
         return (
-            f"{folder.name} has saved and stays stopped, but job {waiting} may still be in the queue: "
-            f"{error.message} If SLURM starts it, it ends at once."
+            f"{stays}, but job {', '.join(history.open_jobs)} may still be in the queue: {error.message} "
+            "If SLURM starts it, it ends at once."
         )
-    return f"{folder.name} has saved and stays stopped: job {waiting} was taken out of the queue."
+    return f"{stays}: job {', '.join(jobs)} was taken out of the queue." if jobs else f"{stays}."

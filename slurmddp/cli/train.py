@@ -11,6 +11,7 @@ import argparse
 import os
 import re
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.table import counted
 
 if TYPE_CHECKING:
+    from slurmddp.runs.lock import RunLock
     from slurmddp.runs.status import RunStatus
     from slurmddp.spec import Job
 
@@ -91,36 +93,92 @@ def _fits_here(job: Job) -> None:
 
 
 def _begin(job: Job, *, fresh: bool) -> int:
+    from slurmddp.runs.history import is_unanswered
+    from slurmddp.runs.prepare import create
+
     folder = RunFolder(job.run_dir)
-    if folder.path.exists():
+    is_new = not folder.path.exists() and create(job, _script(job))
+    with hold(folder) as lock:
         status = _status(folder)
         untold = status.state == "unknown" and status.job_id is None
-        if status.active and not (fresh and untold):
-            return _already_active(status)
-        if fresh:
+        if lock.fileno < 0 or (status.active and not (fresh and untold) and not is_unanswered(folder)):
+            return already_active(status)
+        if fresh and not is_new:
             aside = put_aside(folder)
             print(f"The run so far is kept as {aside}.")
-        elif status.state == "finished":
+            return _begin(job, fresh=False)
+        if status.state == "finished":
             return _already_finished(status)
-        elif status.attempts:
+        if status.attempts:
             print(_goes_on(status))
-    return start_job(job)
+        return start_job(job, lock, is_new=is_new)
 
 
-def start_job(job: Job) -> int:
-    """Submit a job, or run it on this machine to its end, and return the exit code."""
-    return _submit(job) if job.launcher == "slurm" else _train_here(job)
+def hold(folder: RunFolder) -> RunLock:
+    """Return the lock of a run, taken, so that only this command decides on it until the lock is released.
 
-
-def _status(folder: RunFolder) -> RunStatus:
+    A launcher that trains the run here holds the lock all the time; then the lock is returned without it.
+    """
+    from slurmddp.launchers import local
+    from slurmddp.runs.lock import RunLock
+    from slurmddp.runs.owner import refuse_foreign
     from slurmddp.runs.status import status
-    from slurmddp.slurm import client
+
+    def is_taken() -> bool:
+        found = status(folder, None)
+        return found.active and found.launcher == "local"
+
+    def waiting() -> None:
+        said = f"Another command is at work on {folder.name}; waiting for it."
+        if status(folder, None).launcher == "local":
+            said = local.still_ending(folder)
+        print(said, file=sys.stderr, flush=True)
 
     if not folder.config_file.is_file():
         raise ConfigError(
             f"{folder.path} is there but is no run folder: it has no config.yaml.",
             hint="Remove it, or choose another name= or runs_dir=.",
         )
+    refuse_foreign(folder.path)
+    lock = RunLock(folder)
+    lock.wait(is_taken, waiting=waiting)
+    return lock
+
+
+def start_job(job: Job, lock: RunLock, *, is_new: bool = False) -> int:
+    """Submit a job, or run it on this machine to its end, and return the exit code.
+
+    Args:
+        lock: the run's lock, which the caller holds.
+        is_new: whether the run folder was just created for this job, and is removed if SLURM refuses the job.
+    """
+    return _submit(job, is_new=is_new) if job.launcher == "slurm" else _train_here(job, lock, is_new=is_new)
+
+
+def _script(job: Job) -> str | None:
+    """Return the batch script of a job for SLURM; raises SlurmddpError if the job can't be started."""
+    if job.launcher != "slurm":
+        _fits_here(job)
+        return None
+    from slurmddp.launchers import submission
+    from slurmddp.slurm import client
+    from slurmddp.slurm.script import render
+
+    script = render(job)
+    if not client.on_path():
+        raise SlurmError(
+            "There is no sbatch on this machine's PATH, so the job can't be submitted from here.",
+            hint="Go to a login node of the cluster, start a SLURM here with `slurmddp sandbox up`, or train "
+            "here with launcher=local. Nothing was written.",
+        )
+    submission.refuse_misfit(job, client.SlurmClient())
+    return script
+
+
+def _status(folder: RunFolder) -> RunStatus:
+    from slurmddp.runs.status import status
+    from slurmddp.slurm import client
+
     return status(folder, client.SlurmClient() if client.on_path() else None)
 
 
@@ -129,7 +187,8 @@ def _goes_on(status: RunStatus) -> str:
     return f"{status.name} is there already ({status.state}); it {where}."
 
 
-def _already_active(status: RunStatus) -> int:
+def already_active(status: RunStatus) -> int:
+    """Say which job or process a run has, so that nothing is started; return the exit code."""
     from slurmddp.cli.resume import refuse_unclear
 
     refuse_unclear(status)
@@ -157,26 +216,21 @@ def put_aside(folder: RunFolder) -> Path:
     return aside
 
 
-def _submit(job: Job) -> int:
+def _submit(job: Job, *, is_new: bool) -> int:
     from slurmddp.launchers import submission, submitter
     from slurmddp.runs.history import UNANSWERED
     from slurmddp.runs.index import remember
     from slurmddp.runs.prepare import prepare
     from slurmddp.slurm import client
-    from slurmddp.slurm.script import render
 
-    script = render(job)
-    if not client.on_path():
-        raise SlurmError(
-            "There is no sbatch on this machine's PATH, so the job can't be submitted from here.",
-            hint="Go to a login node of the cluster, start a SLURM here with `slurmddp sandbox up`, or train "
-            "here with launcher=local. Nothing was written.",
-        )
-    slurm = client.SlurmClient()
-    submission.refuse_misfit(job, slurm)
-    is_new = not job.run_dir.exists()
-    folder = prepare(job, script)
+    slurm, folder = client.SlurmClient(), RunFolder(job.run_dir)
     try:
+        if (found := submission.settle(folder, slurm, print)) is not None:
+            remember(folder)
+            print(f"SLURM has job {found} of {folder.name}, which its folder did not name; it is recorded.")
+            return already_active(_status(folder))
+        if not is_new:
+            prepare(job, _script(job))
         job_id = submitter.build(job.submitter, slurm).submit(job)
     except BaseException as error:
         if not isinstance(error, SlurmddpError) or getattr(error, "may_be_queued", False):
@@ -207,21 +261,20 @@ def _how_to_follow(name: str) -> str:
     return f"follow  slurmddp status {name}\n        slurmddp logs -f {name}"
 
 
-def _train_here(job: Job) -> int:
+def _train_here(job: Job, lock: RunLock, *, is_new: bool) -> int:
     from slurmddp.cli.display import RunView
     from slurmddp.launchers import local
     from slurmddp.runs.index import remember
     from slurmddp.runs.prepare import prepare
 
-    _fits_here(job)
-    folder = prepare(job, None)
+    folder = RunFolder(job.run_dir) if is_new else prepare(job, _script(job))
     remember(folder)
     print(f"run     {folder.name}  ({counted(job.resources.world_size, 'rank')} on this machine)")
     print(f"folder  {folder.path}", flush=True)
     # Of another program than the trainer, what rank 0 prints is all that there is to show.
     steps, output = job.program.config["train"]["steps"], not job.program.is_own_trainer
     with RunView(folder, steps, output=output) as view:
-        training = local.LocalRun(job, folder, say=view.say)
+        training = local.LocalRun(job, folder, say=view.say, lock=lock)
         training.start()
         code = training.wait(view.tick)
     return _conclude(folder, code)

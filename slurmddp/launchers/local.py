@@ -6,13 +6,11 @@ site (modules, the lines of `cluster.setup`, containers) is left out.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 
@@ -24,6 +22,7 @@ from slurmddp.node.process import start_time
 from slurmddp.runs.fence import superseded
 from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.history import read_history
+from slurmddp.runs.lock import RunLock
 from slurmddp.runs.process import is_alive
 from slurmddp.spec import Job
 
@@ -62,6 +61,7 @@ class LocalRun:
         *,
         command: Sequence[str] = (),
         say: Callable[[str], None] = _print,
+        lock: RunLock | None = None,
     ) -> None:
         self.job = job
         self.folder = folder or RunFolder(job.run_dir)
@@ -76,7 +76,7 @@ class LocalRun:
         self._step_before: int | None = None
         self._inbox: SignalInbox | None = None
         self._undo = ExitStack()
-        self._folder_fd = -1
+        self._lock = lock or RunLock(self.folder)
         self.nodes = self._nodes()
 
     def start(self) -> None:
@@ -94,29 +94,25 @@ class LocalRun:
             raise
 
     def _hold_folder(self) -> None:
-        """Refuse to train in a folder in which another process of this machine trains already.
+        """Refuse to train in a folder in which another process trains already.
 
-        Agents and ranks hold it too: those whose launcher was killed save, and that is waited for.
+        Agents and ranks hold the lock too. After their launcher was killed they save: that is waited for.
         """
-        self._folder_fd = os.open(self.folder.path, os.O_RDONLY)
-        self._undo.callback(os.close, self._folder_fd)
+        if self._lock.fileno >= 0:
+            return  # The command has taken it before it looked at the run.
+        self._undo.enter_context(self._lock)
         try:
-            if not _lock(self._folder_fd):
-                self._refuse_beside_a_launcher()
-                self._say(
-                    f"{self.folder.name} is still ending after its launcher was killed; this waits for it."
-                )
-            while not _lock(self._folder_fd):
-                self._refuse_beside_a_launcher()
-                time.sleep(_POLLED_S)
+            self._lock.wait(
+                self._refuse_beside_a_launcher, waiting=lambda: self._say(still_ending(self.folder))
+            )
         except BaseException:
             self._undo.close()
             raise
 
-    def _refuse_beside_a_launcher(self) -> None:
+    def _refuse_beside_a_launcher(self) -> bool:
         history = read_history(self.folder)
         if history.newest is not None and is_alive(history.newest) is False:
-            return
+            return False
         raise ConfigError(
             f"{self.folder.name} is being trained by another process of this machine.",
             hint=f"Follow it with `slurmddp logs -f {self.folder.name}`, or give this one another name=.",
@@ -138,7 +134,7 @@ class LocalRun:
             process_start=start_time(os.getpid()),
             host=socket.gethostname(),
         )
-        self.nodes.start(self._job_id, self._folder_fd)
+        self.nodes.start(self._job_id, self._lock.fileno)
 
     def _nodes(self) -> LocalNodes:
         return LocalNodes(self.job, self.folder, self.attempt, self._command, self._say)
@@ -248,14 +244,9 @@ class LocalRun:
         self._inbox = None
 
 
-def _lock(folder_fd: int) -> bool:
-    try:
-        fcntl.flock(folder_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass  # Some network file systems have no locks.
-    return True
+def still_ending(folder: RunFolder) -> str:
+    """Say why a run is waited for whose launcher is gone."""
+    return f"{folder.name} is still ending after its launcher was killed; this waits for it."
 
 
 def newest_step(folder: RunFolder) -> int | None:

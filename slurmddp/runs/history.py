@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from slurmddp.errors import SlurmddpError
 from slurmddp.runs.folder import RunFolder
 
 AGAIN = frozenset({"requeue", "resubmit"})
@@ -107,6 +108,14 @@ class _Draft:
 def read_history(folder: RunFolder) -> History:
     """Read the events of a run."""
     return fold(folder.events())
+
+
+def is_unanswered(folder: RunFolder) -> bool:
+    """Whether sbatch gave no answer to the newest submission, so that only SLURM's queue tells of its job."""
+    try:
+        return read_history(folder).last == UNANSWERED
+    except (SlurmddpError, OSError):
+        return False  # The run's state says that its record can't be read.
 
 
 def fold(events: Iterable[Mapping[str, Any]]) -> History:

@@ -32,19 +32,32 @@ def prepare(job: Job, script: str | None, say: Say = print) -> RunFolder:
     Lifts an earlier `cancel` or `stop`. `say` gets a sentence when the code differs from the one before.
     Raises ConfigError before anything is written where it can, also for a run of another account.
     """
+    folder = RunFolder(job.run_dir)
+    with _draft(job, script) as draft:
+        if not _put_in_place(draft, folder.path):
+            refuse_foreign(folder.path)  # Another account may have made it while the draft was filled.
+            _update(draft, folder, say)
+    return folder
+
+
+def create(job: Job, script: str | None) -> bool:
+    """Write the run folder of a new run as `prepare` does; False if it is there already, left as it is."""
+    with _draft(job, script) as draft:
+        return _put_in_place(draft, job.run_dir)
+
+
+@contextmanager
+def _draft(job: Job, script: str | None) -> Iterator[Path]:
     if script is not None:
         check_syntax(script)
-    folder = RunFolder(job.run_dir)
-    refuse_foreign(folder.path)
-    with _writable(folder.path), _writable_for_us_alone():
-        folder.path.parent.mkdir(parents=True, exist_ok=True)
-        with _beside(folder.path) as draft:
+    place = RunFolder(job.run_dir).path
+    refuse_foreign(place)
+    with _writable(place), _writable_for_us_alone():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with _beside(place) as draft:
             _fill(draft, job, script)
-            if not _put_in_place(draft, folder.path):
-                refuse_foreign(folder.path)  # Another account may have made it while the draft was filled.
-                _update(draft, folder, say)
-    warn_if_exposed(folder.path)
-    return folder
+            yield draft
+    warn_if_exposed(place)
 
 
 def check_syntax(script: str) -> None:

@@ -32,8 +32,7 @@ _ENDS = {
 _UNANSWERED = (
     "unknown",
     "sbatch gave no answer, so a job of it may be in the queue",
-    "Look at `squeue --me`. A job there starts the run; if there is none, `slurmddp cancel {run}` and "
-    "then `slurmddp resume {run}` submit it again.",
+    "`slurmddp resume {run}` looks for that job and submits another only if SLURM has none.",
 )
 
 
@@ -96,8 +95,8 @@ def decide(
 
 def _left_on_request(history: History, verdict: Verdict, job: JobState | None) -> bool:
     """Whether a run that was asked to stop has left without an end that says so."""
-    if history.newest is not None and history.newest.outcome == "stopped":
-        return verdict.state in ("lost", "cancelled")  # it had saved, and its job was taken out of the queue
+    if history.newest is None or history.newest.outcome == "stopped":
+        return verdict.state in ("lost", "cancelled")  # its job was taken out of the queue
     # SLURM put it back before it could write its end, and the script left at once.
     return verdict.state == "lost" and job is not None
 

@@ -19,7 +19,7 @@ from typing import Protocol
 from slurmddp.environments.present import scrub
 from slurmddp.errors import SlurmError
 from slurmddp.slurm.limits import Limits, parse_limits
-from slurmddp.slurm.rejections import hint_for, is_transient
+from slurmddp.slurm.rejections import ended, hint_for, is_transient
 from slurmddp.slurm.states import JobState, clean_reason, parse_exit, parse_run, parse_state
 
 RETRY_DELAYS_S = (2.0, 5.0, 10.0, 20.0)
@@ -37,6 +37,9 @@ class Slurm(Protocol):
 
     def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
         """Return the states of those jobs that SLURM knows; raises SlurmError when it does not answer."""
+
+    def jobs_of(self, folder: Path) -> dict[str, JobState]:
+        """Return the jobs of this account whose batch script lies in `folder` and that SLURM still knows."""
 
     def cancel(self, job_id: str) -> None:
         """End a job for good; a job that is over already is no error."""
@@ -143,6 +146,17 @@ class SlurmClient:
             raise
         return {job.job_id: job for job in map(_from_sacct, lines.splitlines()) if job.job_id in job_ids}
 
+    def jobs_of(self, folder: Path) -> dict[str, JobState]:
+        """Ask squeue for the account's jobs; choose by the path of the script, for a run's name may recur."""
+        command = ["squeue", "--noheader", "--all", "--array", "--states=all", "--user", _user()]
+        lines = self._run([*command, "-o", "%i|%T|%o"]).splitlines()
+        asked = [line.split("|", 2) for line in lines if line.count("|") >= 2]
+        return {
+            job_id.strip(): JobState(job_id=job_id.strip(), state=parse_state(state))
+            for job_id, state, script in asked
+            if _lies_in(script, folder)
+        }
+
     def cancel(self, job_id: str) -> None:
         """Run scancel; a job that is over already is no error."""
         try:
@@ -183,7 +197,7 @@ class SlurmClient:
             return done.stdout
         words = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").rstrip()
         kind = _NotAnswered if is_transient(words) else SlurmError
-        raise kind(f"{command[0]} failed: {words}", hint=hint_for(words))
+        raise kind(f"{command[0]} failed: {ended(words)}", hint=hint_for(words))
 
 
 class _NotAnswered(SlurmError):
@@ -200,6 +214,12 @@ def parse_job_id(stdout: str) -> str | None:
         if match:
             return match[1]
     return None
+
+
+def _lies_in(script: str, folder: Path) -> bool:
+    """Whether a script, with its arguments, lies in `folder`; both may lead there through links."""
+    parent, found, _ = script.partition(f"/{folder.name}/")
+    return bool(found) and os.path.realpath(parent) == os.path.realpath(folder.parent)
 
 
 def _comment(token: str, options: Sequence[str]) -> str:

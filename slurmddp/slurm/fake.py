@@ -19,6 +19,8 @@ class Submission:
     script: str
     token: str
     options: tuple[str, ...]
+    path: Path = Path()
+    """Where the script lay."""
 
 
 @dataclass
@@ -41,7 +43,7 @@ class FakeSlurm:
             raise SlurmError(f"sbatch failed: {self.refusal}", hint="The fake was told to refuse.")
         text = script.read_text(encoding="utf-8")
         job_id = str(len(self.submissions) + 1)
-        self.submissions.append(Submission(job_id, text, token, tuple(options)))
+        self.submissions.append(Submission(job_id, text, token, tuple(options), script.absolute()))
         self.states[job_id] = JobState(
             job_id=job_id, state="PENDING", reason="Priority", run=parse_run(token)
         )
@@ -53,6 +55,11 @@ class FakeSlurm:
     def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
         self._answer()
         return {job_id: self.states[job_id] for job_id in job_ids if job_id in self.states}
+
+    def jobs_of(self, folder: Path) -> dict[str, JobState]:
+        self._answer()
+        ids = [one.job_id for one in self.submissions if folder.absolute() in one.path.parents]
+        return {job_id: self.states[job_id] for job_id in ids if job_id in self.states}
 
     def cancel(self, job_id: str) -> None:
         self._answer()

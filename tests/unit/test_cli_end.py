@@ -13,7 +13,7 @@ import pytest
 from cli_runs import end, start, submit
 
 from slurmddp.cli.main import main
-from slurmddp.errors import EXIT_CONFIG, EXIT_SLURM, SlurmError
+from slurmddp.errors import EXIT_CONFIG, EXIT_RUN_STATE, EXIT_SLURM, SlurmError
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -248,13 +248,19 @@ def test_stop_of_a_local_run_is_the_same_file(make_run, slurm, capsys):
     assert "within seconds" in capsys.readouterr().out
 
 
-def test_stop_of_a_run_that_waits_points_to_cancel(make_run, slurm, capsys):
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_new_run_that_waits_is_stopped_by_leaving_the_queue(make_run, slurm, capsys, forgotten):
     folder = make_run()
     submit(folder)
     slurm.set_state("7", "PENDING")
-    assert main(["stop", "gpt"]) == EXIT_CONFIG
-    assert f"slurmddp cancel {folder.name}" in capsys.readouterr().err
-    assert not folder.stop_file.exists()
+    assert main(["stop", "gpt"]) == 0
+    said = capsys.readouterr().out
+    assert f"{folder.name} stays stopped: job 7 was taken out of the queue." in said
+    assert slurm.states["7"].state == "CANCELLED" and folder.stop_file.exists()
+    if forgotten:
+        slurm.forget("7")
+    assert main(["status", "gpt"]) == 0
+    assert "stopped: it was stopped on request" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
@@ -267,7 +273,7 @@ def test_a_run_that_waits_to_go_on_is_stopped_by_leaving_the_queue(make_run, slu
     slurm.set_state("7", "COMPLETED")
     slurm.set_state("8", "PENDING", reason="Dependency")
     assert main(["stop", "gpt"]) == 0
-    assert "has saved and stays stopped: job 8 was taken out of the queue" in capsys.readouterr().out
+    assert f"{folder.name} stays stopped: job 8 was taken out of the queue" in capsys.readouterr().out
     assert slurm.states["8"].state == "CANCELLED"
     if forgotten:
         slurm.forget("8")
@@ -335,7 +341,7 @@ def resumed(monkeypatch):
         return folder, list(changes)
 
     monkeypatch.setattr("slurmddp.config.job_of_run", job_of_run)
-    monkeypatch.setattr("slurmddp.cli.train.start_job", lambda job: jobs.append(job) or 0)
+    monkeypatch.setattr("slurmddp.cli.train.start_job", lambda job, lock: jobs.append(job) or 0)
     return jobs
 
 
@@ -351,11 +357,15 @@ def test_resume_goes_on_in_the_same_folder(make_run, slurm, resumed, outcome):
 
 
 @pytest.mark.parametrize(("state", "said"), [("PENDING", "is queued"), ("RUNNING", "is running")])
-def test_resume_refuses_what_is_still_there(make_run, slurm, resumed, capsys, state, said):
+def test_resume_leaves_alone_what_is_still_there(make_run, slurm, resumed, capsys, state, said):
     submit(make_run())
     slurm.set_state("7", state)
-    assert main(["resume", "gpt"]) == EXIT_CONFIG
-    assert said in capsys.readouterr().err
+    assert main(["resume", "gpt"]) == 0
+    told = capsys.readouterr().out
+    assert f"{said} already" in told and "Nothing was started twice" in told
+    assert main(["resume", "gpt", "time_limit=2h"]) == EXIT_RUN_STATE
+    told = capsys.readouterr().err
+    assert said in told and "The changes were not applied" in told
     assert resumed == []
 
 
@@ -378,7 +388,7 @@ def test_resume_while_slurm_still_ends_the_cancelled_job_says_to_wait(make_run, 
     slurm.set_state("7", "COMPLETING")
     folder.cancelled_file.touch()
     folder.add_event("cancelled", job_id="7")
-    assert main(["resume", "gpt"]) == EXIT_CONFIG
+    assert main(["resume", "gpt"]) == EXIT_RUN_STATE
     assert resumed == []
     assert "Try again in a moment" in capsys.readouterr().err
 
@@ -388,6 +398,6 @@ def test_resume_refuses_a_finished_run(make_run, slurm, resumed, capsys):
     submit(folder)
     start(folder)
     end(folder, "finished")
-    assert main(["resume", "gpt"]) == EXIT_CONFIG
+    assert main(["resume", "gpt"]) == EXIT_RUN_STATE
     assert "has finished" in capsys.readouterr().err
     assert resumed == []

@@ -14,7 +14,15 @@ from projects import make_project
 from slurmddp import config
 from slurmddp.cli import train
 from slurmddp.cli.main import main
-from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_SLURM, EXIT_STOPPED, RankFailure, SlurmError
+from slurmddp.errors import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_RUN_STATE,
+    EXIT_SLURM,
+    EXIT_STOPPED,
+    RankFailure,
+    SlurmError,
+)
 from slurmddp.launchers import local
 from slurmddp.runs import index
 from slurmddp.runs.folder import RunFolder, append_line
@@ -147,6 +155,7 @@ def unanswered() -> SlurmError:
     return error
 
 
+@pytest.mark.parametrize("queued", [True, False])
 @pytest.mark.parametrize("error", [unanswered(), KeyboardInterrupt(), OSError(5, "no answer")])
 def test_a_submission_that_may_have_worked_is_kept_and_told_of(
     project: Path,
@@ -154,6 +163,7 @@ def test_a_submission_that_may_have_worked_is_kept_and_told_of(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     error: BaseException,
+    queued: bool,
 ) -> None:
     really = slurm.submit
 
@@ -169,14 +179,16 @@ def test_a_submission_that_may_have_worked_is_kept_and_told_of(
     assert "unknown" in (shown := capsys.readouterr().out) and "sbatch gave no answer" in shown
     monkeypatch.chdir(project)
     monkeypatch.setattr(slurm, "submit", really)
-    for command in (["train", *BIG], ["resume", run.name]):
-        assert main(command) == EXIT_SLURM
-        told = " ".join(capsys.readouterr().err.split())
-        assert "may be in the queue" in told and f"slurmddp cancel {run.name}" in told
-    assert main(["cancel", run.name]) == 0
-    assert "ends as soon as it starts" in capsys.readouterr().out
-    assert main(["resume", run.name]) == 0
+    if queued:
+        slurm.submit(run.script_file, token="t")
+    slurm.silence = "it is asleep"
+    assert main(["train", *BIG]) == EXIT_SLURM
+    slurm.silence = ""
+    assert main(["train", *BIG]) == 0
+    assert ("SLURM has job 1 of" in capsys.readouterr().out) is queued
     assert len(slurm.submissions) == 1
+    assert main(["train", *BIG]) == 0
+    assert "is queued already: job 1" in capsys.readouterr().out
 
 
 def test_without_slurm_a_job_is_refused_before_anything_is_written(
@@ -209,7 +221,7 @@ def test_a_run_whose_cancelled_job_is_still_ending_is_not_called_submitted(
     slurm.set_state("1", "COMPLETING")
     folder.cancelled_file.touch()
     folder.add_event("cancelled", job_id="1")
-    assert main(["train", *BIG]) == EXIT_CONFIG
+    assert main(["train", *BIG]) == EXIT_RUN_STATE
     assert "Try again in a moment" in capsys.readouterr().err
     assert len(slurm.submissions) == 1
 
@@ -245,7 +257,7 @@ class FakeLocal:
     ends: Callable[[], int] = staticmethod(lambda: 0)
     started = 0
 
-    def __init__(self, job: Any, folder: RunFolder, *, say: Callable[[str], None]) -> None:
+    def __init__(self, job: Any, folder: RunFolder, *, say: Callable[[str], None], lock: Any) -> None:
         self.folder, self.steps = folder, job.program.config["train"]["steps"]
 
     def start(self) -> None:
