@@ -30,6 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 from slurmddp import (
     config_arguments,
     config_check,
+    config_environment,
     config_errors,
     config_overrides,
     config_schema,
@@ -85,6 +86,7 @@ def compose(overrides: Sequence[str], project_dir: Path) -> dict[str, Any]:
         raise ConfigError("A key of `cluster` is set, but no cluster is chosen.", hint="Say +cluster=NAME.")
     if config["cluster"] is not None:
         config["cluster"]["name"] = config["cluster"]["name"] or plan.cluster or "unnamed"
+    config = config_environment.fill(config, os.environ)
     elsewhere = bool(config["cluster"] and config["cluster"]["python"])
     config_check.check_targets(config, project_dir, here=not elsewhere)
     config["name"] = config["name"] or config["model"]["_target_"].rpartition(".")[2].lower()

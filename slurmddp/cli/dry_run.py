@@ -13,18 +13,29 @@ from slurmddp.spec import GlobalBatch
 if TYPE_CHECKING:
     from slurmddp.spec import Job
 
+_CHOSEN = "The lines of the script that follow from your settings:"
+
 
 def show(job: Job) -> int:
     """Print what would be done, and send nothing."""
     if job.launcher == "local":
         print(_local_commands(job))
         return EXIT_FINISHED
-    from slurmddp.slurm.script import render
+    from slurmddp.launchers import submitter
+    from slurmddp.slurm.script import outline
 
-    sys.stdout.write(render(job))
-    for note in [*_left_idle(job), *_limits(job)]:
+    sys.stdout.write(submitter.build(job.submitter).script(job))
+    sys.stdout.flush()
+    print("\n".join([f"slurmddp: {_CHOSEN}", *(f"  {line}" for line in outline(job))]), file=sys.stderr)
+    for note in [*_sent_by_submitit(job), *_left_idle(job), *_limits(job)]:
         print(f"slurmddp: note: {note}", file=sys.stderr)
     return EXIT_FINISHED
+
+
+def _sent_by_submitit(job: Job) -> list[str]:
+    if job.submitter != "submitit":
+        return []
+    return [f"This script runs {job.run_dir}/job.sbatch, which a dry run with submitter=sbatch prints."]
 
 
 def _left_idle(job: Job) -> list[str]:

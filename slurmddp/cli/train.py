@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, submit, or show what would be done; return the exit code."""
     from slurmddp import config
+    from slurmddp.config_environment import unused
 
     project_dir = Path.cwd()
     composed = config.compose(args.overrides, project_dir)
@@ -54,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
     if args.cfg:
         print(_yaml(job.program.config), end="")
         return EXIT_FINISHED
+    for note in unused(composed, os.environ):
+        print(f"slurmddp: note: {note}", file=sys.stderr)
     if args.dry_run:
         from slurmddp.cli.dry_run import show
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from slurmddp.launchers.submission import problems, refuse_misfit, submit
 from slurmddp.runs.folder import RunFolder
 from slurmddp.slurm.client import Slurm
+from slurmddp.slurm.script import render
 from slurmddp.spec import Job
 
 
@@ -16,6 +17,9 @@ class SbatchSubmitter:
 
     def problems(self, job: Job) -> list[str]:
         return problems(job, self._slurm)
+
+    def script(self, job: Job) -> str:
+        return render(job)
 
     def submit(self, job: Job) -> str:
         """Queue `job.sbatch`, record the job in the run folder and return its id."""

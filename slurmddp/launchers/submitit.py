@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurmddp.errors import SlurmError
@@ -56,12 +55,15 @@ class SubmititSubmitter:
     def problems(self, job: Job) -> list[str]:
         return problems(job, self._slurm)
 
+    def script(self, job: Job) -> str:
+        executor = _executor(job, self._slurm, sends=False)
+        return executor._make_submission_file_text(executor._submitit_command_str, "")
+
     def submit(self, job: Job) -> str:
         """Queue the run's script through submitit, record the job and return its id."""
         refuse_misfit(job, self._slurm)
         folder = RunFolder(job.run_dir)
-        executor = _executor(folder.path / "submitit", job, self._slurm)
-        executor.update_parameters(**_parameters(job, set(executor._valid_parameters())))
+        executor = _executor(job, self._slurm)
         job_id = str(executor.submit(RunScript(str(folder.script_file))).job_id)
         folder.add_event("submitted", job_id=job_id, submitter="submitit")
         return job_id
@@ -89,8 +91,8 @@ def _parameters(job: Job, known: set[str]) -> dict[str, Any]:
     }
 
 
-def _executor(folder: Path, job: Job, slurm: Slurm) -> SlurmExecutor:
-    """Return submitit's SLURM executor with the submission done by our client."""
+def _executor(job: Job, slurm: Slurm, *, sends: bool = True) -> SlurmExecutor:
+    """Return submitit's SLURM executor for the job. Our client submits; `sends` needs a SLURM here."""
     import submitit
     from submitit.core.utils import JobPaths
 
@@ -104,10 +106,16 @@ def _executor(folder: Path, job: Job, slurm: Slurm) -> SlurmExecutor:
             submitted.paths.move_temporary_file(script, "submission_file", keep_as_symlink=True)
             return submitted
 
+        @classmethod
+        def affinity(cls) -> int:
+            return super().affinity() if sends else 1
+
     try:
-        return Executor(folder, python=shlex.quote(job.python))
+        executor = Executor(RunFolder(job.run_dir).path / "submitit", python=shlex.quote(job.python))
     except RuntimeError as error:
         raise SlurmError(
             f"submitit finds no SLURM: {error}.",
             hint="Go to a login node of the cluster, or start a SLURM here with `slurmddp sandbox up`.",
         ) from error
+    executor.update_parameters(**_parameters(job, set(executor._valid_parameters())))
+    return executor

@@ -16,6 +16,9 @@ class Submitter(Protocol):
     def problems(self, job: Job) -> list[str]:
         """Return why this SLURM would never start `job`, one sentence each; nothing is written or queued."""
 
+    def script(self, job: Job) -> str:
+        """Return the text that `submit` sends, byte for byte; nothing is written, and SLURM is not asked."""
+
     def submit(self, job: Job) -> str:
         """Queue the prepared `job`, record it in the run folder, and return the job's id."""
 

@@ -28,6 +28,8 @@ _RESERVED = frozenset(
     {"ntasks", "ntasks-per-node", "output", "error", "input", "open-mode", "array", "wrap", "wait"}
     | {"test-only", "chdir", "export", "export-file", "overcommit", "parsable", "help", "version"}
 )
+_ONE_CLUSTER = frozenset({"cluster", "clusters"})
+"""The commands here and in the job ask one SLURM: to them, a job that another one took would be lost."""
 _SRUN_RESERVED = frozenset(
     {"nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "kill-on-bad-exit", "wait", "mpi", "export"}
     | {"output", "error", "input", "multi-prog", "pty", "label", "jobid", "chdir", "unbuffered"}
@@ -132,6 +134,11 @@ def _others(tool: str, given: Mapping[str, Option], taken: set[str] | frozenset[
         if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
             raise ConfigError(
                 f"cluster.{tool} has the option {key!r}.", hint="Use long option names, without dashes."
+            )
+        if name in _ONE_CLUSTER:
+            raise ConfigError(
+                f"cluster.{tool} sets {name}: the job would go to another SLURM, where it can't be followed.",
+                hint="Submit from a login node of that cluster, with a cluster file for it.",
             )
         if name in taken or (tool == "sbatch" and name in _OWN_KEYS):
             own = _OWN_KEYS.get(name, "") if tool == "sbatch" else ""

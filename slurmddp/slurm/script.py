@@ -26,7 +26,7 @@ def render(job: Job) -> str:
         failed_nodes=_text("failed-nodes.sh.j2"),
         token=job_name(job.run_name),
         title=job.run_name if re.fullmatch(r"[\w.+=-]+", job.run_name) else "",
-        header=[_directive(name, value) for name, value in sbatch_options(job).items()],
+        header=_header(job),
         run=_shell("run_dir", str(job.run_dir)),
         project=_shell("project_dir", str(job.project_dir)),
         python=_shell("python", job.python),
@@ -41,9 +41,29 @@ def render(job: Job) -> str:
         cpus=job.resources.cpus_per_node,
         step=_step(job),
         setup=[_setup_line(line) for line in job.cluster.setup],
-        env=[_export(name, value) for name, value in sorted(job.cluster.env.items())],
+        env=_exports(job),
         srun=[_argument(name, value) for name, value in srun_options(job).items()],
     )
+
+
+def outline(job: Job) -> list[str]:
+    """Return the lines of the script that a person's settings decide: header, variables, set-up, srun."""
+    srun = [_argument(name, value) for name, value in srun_options(job).items()]
+    agent = f"... {_shell('python', job.python)} -m slurmddp.launchers.agent ..."
+    return [
+        *_header(job),
+        *(f"export {line}" for line in _exports(job)),
+        *map(_setup_line, job.cluster.setup),
+        " ".join(["srun", _step(job), *srun, agent]),
+    ]
+
+
+def _header(job: Job) -> list[str]:
+    return [_directive(name, value) for name, value in sbatch_options(job).items()]
+
+
+def _exports(job: Job) -> list[str]:
+    return [_export(name, value) for name, value in sorted(job.cluster.env.items())]
 
 
 @cache

@@ -140,6 +140,10 @@ CASES = {
     "a conversion that there is not": (["+data._convert_=some"], "`data._convert_` is 'some'.*none, partial"),
     "a half-hearted recursion": (["+data._recursive_=maybe"], "`data._recursive_` is 'maybe'.*true or false"),
     "positional arguments that are no list": (["+model._args_=3"], "`model._args_` is 3.*a list"),
+    "a job for another SLURM": (
+        [BIG, "cluster.sbatch.clusters=other"],
+        "sets clusters: the job would go to another SLURM.*login node of that cluster",
+    ),
     "a line break in an sbatch option": ([BIG, 'cluster.sbatch.comment="a\nb"'], "cluster.sbatch"),
     "a variable that is no name": ([BIG, "cluster.env={'A B': 1}"], "cluster.env"),
 }

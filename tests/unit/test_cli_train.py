@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from projects import make_project
+from slurm_jobs import FakePrograms
 
 from slurmddp import config
 from slurmddp.cli import train
@@ -96,12 +97,49 @@ def test_a_dry_run_prints_the_bytes_that_a_submission_sends(
 ) -> None:
     assert main(["train", "--dry-run", *BIG]) == 0
     shown = capsys.readouterr()
-    assert not (project / "runs").exists() and not slurm.submissions and shown.err == ""
+    assert not (project / "runs").exists() and not slurm.submissions
     job = config.build_job(config.compose(BIG, project), project_dir=project, overrides=BIG)
     assert shown.out == render(job)
     assert main(["train", *BIG]) == 0
     assert slurm.submissions[0].script == shown.out
     assert subprocess.run(["bash", "-n"], input=shown.out, text=True).returncode == 0
+
+
+def test_a_dry_run_prints_what_submitit_sends(
+    project: Path, slurm: FakeSlurm, programs: FakePrograms, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [*BIG, "submitter=submitit", "account=a b", "+cluster.sbatch.wckey=k", "time_limit=90"]
+    assert main(["train", "--dry-run", *asked]) == 0
+    shown = capsys.readouterr()
+    assert not (project / "runs").exists() and not slurm.submissions
+    assert (
+        "runs/first-" in shown.err and "job.sbatch, which a dry run with submitter=sbatch prints" in shown.err
+    )
+    assert main(["train", *asked]) == 0
+    assert slurm.submissions[0].script == shown.out
+    assert "submitit.core._submit" in shown.out
+
+
+def test_a_dry_run_shows_submitits_script_where_there_is_no_slurm(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(project))
+    assert main(["train", "--dry-run", *BIG, "submitter=submitit"]) == 0
+    assert "submitit.core._submit" in capsys.readouterr().out
+
+
+def test_a_dry_run_repeats_the_lines_that_settings_decide(
+    project: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--dry-run", *BIG, "+cluster.srun.cpu-bind=cores"]) == 0
+    shown = capsys.readouterr()
+    told = [line.strip() for line in shown.err.splitlines()[1:]]
+    script = [line.strip() for line in shown.out.splitlines()]
+    assert [line for line in told if line.startswith("#SBATCH")] == [
+        line for line in script if line.startswith("#SBATCH")
+    ]
+    assert {"export A=1", "module load cuda"} <= set(told) & set(script)
+    assert told[-1].startswith("srun --nodes=3 ") and "--cpu-bind=cores" in told[-1]
 
 
 def test_a_dry_run_says_how_many_nodes_go_on_when_one_is_lost(
@@ -112,7 +150,7 @@ def test_a_dry_run_says_how_many_nodes_go_on_when_one_is_lost(
     assert "4 of the other 7 go on: 7 nodes can't share the 1024 samples" in capsys.readouterr().err
     for silent in (["train.global_batch=896"], ["elastic=false"], ["nodes=1"]):
         assert main([*elastic, *silent]) == 0
-        assert capsys.readouterr().err == "", silent
+        assert "note" not in capsys.readouterr().err, silent
 
 
 def test_a_dry_run_says_whether_this_slurm_would_take_it(
@@ -122,7 +160,7 @@ def test_a_dry_run_says_whether_this_slurm_would_take_it(
     assert main(["train", "--dry-run", *BIG]) == 0
     shown = capsys.readouterr()
     assert shown.out.startswith("#!/bin/bash\n")
-    notes = shown.err.splitlines()
+    notes = [line for line in shown.err.splitlines() if "note" in line]
     assert len(notes) == 2 and all(
         note.startswith("slurmddp: note: This SLURM would never") for note in notes
     )

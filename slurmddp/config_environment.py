@@ -1,0 +1,85 @@
+"""Settings of sbatch that a person or a site keeps in the environment, such as `SBATCH_ACCOUNT`.
+
+sbatch lets them win over the header of a script. Here they fill in only what the configuration leaves open.
+They stand in the header, so a dry run shows them, and a requeued or resumed job keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+CLUSTER_KEYS = {
+    "SBATCH_PARTITION": "partition",
+    "SBATCH_ACCOUNT": "account",
+    "SBATCH_QOS": "qos",
+    "SBATCH_CONSTRAINT": "constraint",
+    "SBATCH_RESERVATION": "reservation",
+    "SBATCH_TIMELIMIT": "time_limit",
+}
+"""Variables for which the configuration has a key."""
+OPTIONS = {
+    "SBATCH_ACCTG_FREQ": "acctg-freq",
+    "SBATCH_CORE_SPEC": "core-spec",
+    "SBATCH_DELAY_BOOT": "delay-boot",
+    "SBATCH_EXCLUSIVE": "exclusive",
+    "SBATCH_GPU_FREQ": "gpu-freq",
+    "SBATCH_GRES_FLAGS": "gres-flags",
+    "SBATCH_HINT": "hint",
+    "SBATCH_NETWORK": "network",
+    "SBATCH_POWER": "power",
+    "SBATCH_PROFILE": "profile",
+    "SBATCH_REQ_SWITCH": "switches",
+    "SBATCH_THREAD_SPEC": "thread-spec",
+    "SBATCH_THREADS_PER_CORE": "threads-per-core",
+    "SBATCH_WAIT_ALL_NODES": "wait-all-nodes",
+    "SBATCH_WCKEY": "wckey",
+}
+"""Variables of other options; they go where the cluster file has them, under `sbatch:`."""
+
+
+def fill(config: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the configuration with the SBATCH_* of `environ` where it says nothing itself."""
+    cluster = config["cluster"]
+    if not _applies(config, environ):
+        return dict(config)
+    keys = {
+        key: environ[name]
+        for name, key in CLUSTER_KEYS.items()
+        if environ.get(name) and cluster[key] is None and config.get(key) is None
+    }
+    given = {_option(name) for name in cluster["sbatch"]}
+    options = {
+        option: environ[name] if environ[name] else True
+        for name, option in OPTIONS.items()
+        if name in environ and option not in given
+    }
+    return {**config, "cluster": {**cluster, **keys, "sbatch": {**options, **cluster["sbatch"]}}}
+
+
+def unused(config: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
+    """Return one sentence for each SBATCH_* of `environ` that the filled-in `config` does not follow."""
+    if not _applies(config, environ):
+        return []
+    cluster = config["cluster"]
+    options = {_option(name): value for name, value in cluster["sbatch"].items()}
+    notes = []
+    for name in sorted(name for name in environ if name.startswith("SBATCH_")):
+        key, value = CLUSTER_KEYS.get(name, OPTIONS.get(name, "")), environ[name]
+        chosen = options.get(key) if name in OPTIONS else config.get(key) or cluster.get(key)
+        if not key:
+            notes.append(
+                f"{name} is ignored: slurmddp writes that option itself, or it is not one for a job."
+            )
+        elif value and str(chosen) != value:
+            notes.append(f"{name}={value} is ignored: the configuration says {key}={chosen}.")
+    return notes
+
+
+def _applies(config: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
+    """Return whether a job is asked for; inside a job the variables may be those of that job."""
+    return config["cluster"] is not None and config["launcher"] != "local" and "SLURM_JOB_ID" not in environ
+
+
+def _option(name: str) -> str:
+    return name.removeprefix("--").replace("_", "-")
