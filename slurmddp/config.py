@@ -38,7 +38,9 @@ from slurmddp import (
 )
 from slurmddp.config_overrides import PROJECT_DEFAULTS, Plan
 from slurmddp.errors import ConfigError
+from slurmddp.runs import hidden
 from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.hidden import EXPRESSIONS
 from slurmddp.spec import NOT_COMPUTED, Cluster, Job, Policy, Program, computed
 
 WHERE_AND_HOW_LONG = (
@@ -81,7 +83,9 @@ def compose(overrides: Sequence[str], project_dir: Path) -> dict[str, Any]:
     config_check.check_project(project_dir)
     roots = config_overrides.conf_roots(project_dir)
     plan = _plan(overrides, roots, project_dir)
-    config = config_schema.check(_composed(plan, roots, overrides))
+    composed = _composed(plan, roots, overrides)
+    expressions = composed.pop(EXPRESSIONS)
+    config = config_schema.check(composed)
     if config["cluster"] is not None and not plan.has_cluster:
         raise ConfigError("A key of `cluster` is set, but no cluster is chosen.", hint="Say +cluster=NAME.")
     if config["cluster"] is not None:
@@ -96,7 +100,7 @@ def compose(overrides: Sequence[str], project_dir: Path) -> dict[str, Any]:
     config_check.check_loss(config)
     if config["program"].get("script"):
         config["program"]["args"] = config_arguments.composed(config["program"].get("args"))
-    return {**config, "project_dir": str(project_dir)}
+    return {**config, "project_dir": str(project_dir), **({EXPRESSIONS: expressions} if expressions else {})}
 
 
 def build_job(
@@ -110,12 +114,14 @@ def job_of_run(folder: RunFolder, changes: Sequence[str] = ()) -> Job:
     """Return the job of an existing run; `changes` may touch its size, where it runs and how long, only."""
     stored = _with_new_keys(folder.config())
     project_dir = Path(stored.pop("project_dir", folder.path.parent.parent))
+    expressions = {EXPRESSIONS: stored.pop(EXPRESSIONS)} if EXPRESSIONS in stored else {}
     new = _changes(changes, folder)
     if any(key in config_sizes.SIZE for key, _ in new):
         config_sizes.resize(stored, dict(new))
     for key, value in new:
         _change(stored, key, value, project_dir)
-    return _job(config_schema.check(stored), project_dir, _typed(folder, changes), 0, folder)
+    config = {**config_schema.check(stored), **expressions}
+    return _job(config, project_dir, _typed(folder, changes), 0, folder)
 
 
 def _job(
@@ -206,8 +212,12 @@ def _compose(plan: Plan, roots: Sequence[Path], *, resolve: bool = True) -> dict
     ConfigStore.instance().store(_PRIMARY, primary)
     with initialize_config_dir(str(roots[0]), job_name="slurmddp", version_base="1.3"):
         composed = hydra_compose(_PRIMARY, list(plan.overrides))
-    container = OmegaConf.to_container(composed, resolve=resolve, throw_on_missing=resolve)
-    return {str(key): value for key, value in dict(container).items()} if isinstance(container, dict) else {}
+    container: Any = OmegaConf.to_container(composed, resolve=resolve, throw_on_missing=resolve)
+    config = {str(key): value for key, value in container.items()}
+    if resolve:
+        raw: Any = OmegaConf.to_container(composed, resolve=False)
+        config[EXPRESSIONS] = hidden.expressions(raw, container)
+    return config
 
 
 def _keys_beside(key: str, plan: Plan, roots: Sequence[Path]) -> list[str]:

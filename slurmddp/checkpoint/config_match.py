@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slurmddp.errors import ConfigError
+from slurmddp.runs.hidden import without_environment
 from slurmddp.spec import EXTENT, NOT_COMPUTED, computed
 
 _SHOWN = 10
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 
 def bound_to(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a run's configuration that a checkpoint is bound to."""
-    return computed(config, (*NOT_COMPUTED, *EXTENT))
+    return computed(without_environment(config, digests=True), (*NOT_COMPUTED, *EXTENT))
 
 
 def facts(config: Mapping[str, Any] | None) -> dict[str, Any]:

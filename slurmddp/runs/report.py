@@ -10,9 +10,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 import slurmddp
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED
-from slurmddp.runs import figure
+from slurmddp.runs import figure, hidden
 from slurmddp.runs.failures import read_failure
 from slurmddp.runs.folder import RunFolder, write_atomic
 from slurmddp.runs.history import Attempt, History, fold
@@ -125,7 +127,7 @@ def write_report(folder: RunFolder, *, exit_code: int | None = None) -> Path:
         marked=bool(starts),
         sample=_text(folder.sample_file)[:_SAMPLE_CHARS],
         command=_command(folder),
-        config=_text(folder.config_file),
+        config=_config(folder),
         written=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
     )
     write_atomic(folder.report_file, render(page))
@@ -281,7 +283,12 @@ def _command(folder: RunFolder) -> str:
         words = shlex.split(typed)  # Quoted words, one per line; a word may hold a line break.
     except ValueError:
         words = typed.split()
-    return shlex.join(["slurmddp", "train", *words])
+    return shlex.join(["slurmddp", "train", *map(hidden.word_for_readers, words)])
+
+
+def _config(folder: RunFolder) -> str:
+    shown = hidden.for_readers(folder.config())
+    return str(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True))
 
 
 def _text(path: Path) -> str:

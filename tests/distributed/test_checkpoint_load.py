@@ -242,6 +242,19 @@ def test_a_configuration_is_kept_with_its_hash(tmp_path) -> None:
     assert load_under(reordered, tmp_path) == 3
 
 
+def test_a_value_of_the_environment_is_not_in_the_manifest_and_still_compared(tmp_path) -> None:
+    def bound(token: str) -> dict[str, object]:
+        marks = {"data": {"token": "${oc.env:TOKEN}"}}
+        return config_match.bound_to({"seed": 1, "data": {"token": token}, "from_environment": marks})
+
+    saved_under(bound("s3cret"), tmp_path)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"s3cret" in path.read_bytes()]
+    assert load_under(bound("s3cret"), tmp_path) == 3
+    with pytest.raises(ConfigError, match=r"data\.token: .*oc\.env:TOKEN.* in the checkpoint"):
+        load_under(bound("0ther"), tmp_path)
+
+
 def test_another_one_is_explained_key_by_key(tmp_path) -> None:
     saved_under(CONFIG, tmp_path)
     other = {"seed": 1, "model": {"width": 8, "path": Path("data"), "new": "x"}, "betas": (0.9, 0.99)}

@@ -14,6 +14,7 @@ from projects import make_project
 
 from slurmddp import config, config_overrides, config_schema
 from slurmddp.errors import ConfigError
+from slurmddp.runs import hidden, prepare
 from slurmddp.runs.folder import RunFolder
 from slurmddp.spec import EXTENT, NOT_COMPUTED, Cluster, GlobalBatch, Job, Policy, Resources
 
@@ -173,6 +174,35 @@ def test_interpolations_are_resolved_once(project: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("WHERE", "/data; $x")
     resolved = config.compose(["+model.place=${oc.env:WHERE}", "+model.at=${now:%Y}"], project)["model"]
     assert resolved["vocab_size"] == 99 and resolved["place"] == "/data; $x" and resolved["at"].isdigit()
+
+
+def test_values_of_the_environment_are_known_as_such(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "s3cret")
+    monkeypatch.setenv("WIDTH", "32")
+    typed = [
+        "+data.token=${oc.env:TOKEN}",
+        "+data.url='https://x/${data.token}'",
+        'model.width="${oc.decode:${oc.env:WIDTH}}"',
+        "program.script=t.py",
+        "program.args=[--token,'${oc.env:TOKEN}']",
+        "+cluster=small",
+    ]
+    (project / "t.py").touch()
+    job = job_of(project, *typed)
+    config_, marks = job.program.config, {
+        "data": {"token": "${oc.env:TOKEN}", "url": "https://x/${data.token}"},
+        "model": {"width": "${oc.decode:${oc.env:WIDTH}}"},
+        "program": {"args": {1: "${oc.env:TOKEN}"}},
+    }  # fmt: skip
+    assert config_["from_environment"] == marks
+    assert (config_["data"]["token"], config_["model"]["width"]) == ("s3cret", 32)
+    shown = hidden.without_environment(config_)
+    assert shown["data"]["url"] == "https://x/${data.token}" and shown["program"]["args"][0] == "--token"
+    assert "s3cret" not in yaml.safe_dump(shown) and "from_environment" not in shown
+    folder = prepare.prepare(job, None)
+    again = config.job_of_run(folder, ["nodes=1"])
+    assert again.program.config["from_environment"] == marks
+    assert (again.run_name, job_of(project, *typed).run_name) == (job.run_name, job.run_name)
 
 
 def test_the_stored_configuration_is_plain_and_whole(project: Path) -> None:

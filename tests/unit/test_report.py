@@ -354,3 +354,18 @@ def test_writing_twice_gives_one_page(folder):
     write_report(folder)
     left = {path.name for path in folder.path.iterdir()}
     assert left == {"config.yaml", "attempts.jsonl", "metrics.jsonl", "report.html", "report.png"}
+
+
+def test_values_of_the_environment_and_for_it_are_not_on_the_page(tmp_path):
+    config = CONFIG + (
+        "data:\n  token: s3cret-1\n  size: 3\ncluster:\n  name: mine\n  env: {API_KEY: s3cret-2}\n"
+        "from_environment:\n  data:\n    token: ${oc.env:TOKEN}\n"
+    )
+    folder = make_folder(tmp_path, config)
+    typed = "+cluster=mine\n+cluster.env.OTHER=s3cret-3\ndata.size=3\n"
+    folder.overrides_file.write_text(typed)
+    page = write_report(folder).read_text()
+    assert "s3cret" not in page and "from_environment" not in page
+    assert "token: ${oc.env:TOKEN}" in page and "API_KEY: (not shown)" in page
+    assert "+cluster=mine" in page and "cluster.env.OTHER=(not shown)" in page and "data.size=3" in page
+    assert "size: 3" in page

@@ -1,0 +1,89 @@
+"""Keeps values of the environment, which may be secrets, out of reports and checkpoints, which people share.
+
+A run needs them resolved, as they were at submission, so its private `config.yaml` holds them. Beside them
+stand the expressions that they came from (`${oc.env:TOKEN}`), which are shown in their place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+EXPRESSIONS = "from_environment"
+"""Key of `config.yaml`: the expressions with `oc.env`, each at the place of its value."""
+NOT_SHOWN = "(not shown)"
+_SHORTEST = 4
+"""Characters of a value from which on it is looked for in the values of other expressions."""
+
+
+def expressions(raw: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the expressions in `raw` whose values come from the environment; lists become mappings.
+
+    An expression that leads to another one, as `${data.token}` does, is found by its resolved value.
+    """
+    secrets = {
+        value for text, value in _leaves(raw, resolved) if "oc.env:" in text and len(value) >= _SHORTEST
+    }
+    found = _marked(raw, resolved, secrets)
+    return found if isinstance(found, dict) else {}
+
+
+def _items(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        yield from value.items()
+    elif isinstance(value, (list, tuple)):
+        yield from enumerate(value)
+
+
+def _leaves(raw: Any, resolved: Any) -> Iterator[tuple[str, str]]:
+    """Yield each expression and its value, both as text."""
+    if isinstance(raw, str) and "${" in raw:
+        yield raw, str(resolved)
+    for key, inner in _items(raw):
+        yield from _leaves(inner, resolved[key])
+
+
+def _marked(raw: Any, resolved: Any, secrets: set[str]) -> Any:
+    if isinstance(raw, str):
+        holds = "${" in raw and any(secret in str(resolved) for secret in secrets)
+        return raw if holds or "oc.env:" in raw else None
+    found = {key: _marked(inner, resolved[key], secrets) for key, inner in _items(raw)}
+    return {key: mark for key, mark in found.items() if mark is not None} or None
+
+
+def without_environment(config: Mapping[str, Any], *, digests: bool = False) -> dict[str, Any]:
+    """Return a run's configuration with expressions in the place of values of the environment.
+
+    With `digests` each expression is followed by a hash of its value, so that another value is noticed.
+    """
+    plain = {key: value for key, value in config.items() if key != EXPRESSIONS}
+    return dict(_laid_over(plain, config.get(EXPRESSIONS) or {}, digests))
+
+
+def _laid_over(value: Any, marks: Any, digests: bool) -> Any:
+    if isinstance(marks, str):
+        text = json.dumps(value, sort_keys=True, default=str)
+        return f"{marks} (sha256 {hashlib.sha256(text.encode()).hexdigest()[:8]})" if digests else marks
+    if not marks or not isinstance(value, (Mapping, list, tuple)):
+        return value
+    laid = {
+        key: _laid_over(inner, marks[key], digests) if key in marks else inner for key, inner in _items(value)
+    }
+    return laid if isinstance(value, Mapping) else list(laid.values())
+
+
+def for_readers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's configuration as a report shows it: without values of the environment or for it."""
+    shown = without_environment(config)
+    cluster = shown.get("cluster")
+    if isinstance(cluster, Mapping) and isinstance(cluster.get("env"), Mapping):
+        shown["cluster"] = {**cluster, "env": dict.fromkeys(cluster["env"], NOT_SHOWN)}
+    return shown
+
+
+def word_for_readers(word: str) -> str:
+    """Return an argument of the command line as a report shows it."""
+    key, given, _ = word.partition("=")
+    return f"{key}={NOT_SHOWN}" if given and key.lstrip("+").startswith("cluster.env") else word
