@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -13,6 +16,10 @@ import yaml
 
 from slurmddp.errors import RunNotFoundError, SlurmddpError
 from slurmddp.node.replacing import replacing
+
+log = logging.getLogger(__name__)
+
+_warned: set[str] = set()
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -29,6 +36,7 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
     line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
+        _lock_a_moment(descriptor)
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             line = b"\n" + line
@@ -38,21 +46,57 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
         os.close(descriptor)
 
 
+def _lock_a_moment(descriptor: int) -> None:
+    """Lock a file against other writers until it is closed; after a second write without the lock.
+
+    Appending is not atomic on NFS. A lock that is not to be had must not stop a training.
+    """
+    deadline = time.monotonic() + 1.0
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno != errno.EWOULDBLOCK or time.monotonic() > deadline:
+                return None
+        time.sleep(0.01)
+
+
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON records of `path`; a last line still being written and torn ones are left out."""
+    """Yield the JSON records of `path`; leave out broken lines, and a last line that is still being written.
+
+    A broken line is warned of once. Raises SlurmddpError for a file with broken lines and no record.
+    """
     if not path.exists():
         return
+    broken: list[tuple[int, str]] = []
+    found = False
     with path.open(encoding="utf-8", errors="replace") as stream:
         for number, line in enumerate(stream, 1):
             if not line.endswith("\n"):
-                return
+                break
             try:
-                yield from _records_in(line)
-            except ValueError as error:
-                raise SlurmddpError(
-                    f"{path}, line {number} is not JSON: {line.strip()[:80]!r}.",
-                    hint="The file was damaged from outside; remove that line to go on.",
-                ) from error
+                records = _records_in(line.replace("\0", ""))
+            except ValueError:
+                records = []
+                broken.append((number, line.strip()[:80]))
+            else:
+                if "\0" in line:  # A hole, as a server's crash leaves it; a record may stand behind it.
+                    broken.append((number, "zeros"))
+            found = found or bool(records)
+            yield from records
+    if broken and not found:
+        raise SlurmddpError(
+            f"{path}, line {broken[0][0]} is not JSON: {broken[0][1]!r}.",
+            hint="The file was damaged from outside; remove that line to go on.",
+        )
+    for number, text in broken:
+        _warn_once(f"{path}, line {number} is no record and is left out: {text!r}.")
+
+
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        log.warning(text)
 
 
 def _records_in(line: str) -> list[dict[str, Any]]:
@@ -60,7 +104,10 @@ def _records_in(line: str) -> list[dict[str, Any]]:
     if not line.strip():
         return []
     try:
-        return [json.loads(line)]
+        record = json.loads(line)
+        if not isinstance(record, dict):
+            raise ValueError
+        return [record]
     except ValueError:
         if not line.startswith('{"'):
             raise

@@ -6,6 +6,7 @@ import difflib
 import json
 import logging
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -66,6 +67,8 @@ def find(name: str, start: Path | None = None) -> RunFolder:
         return RunFolder(path.resolve())
     found = nearest or [run for run in runs if name and run.name.startswith(name)]
     found = _without_put_aside(found)
+    # `name=exp` makes the run exp-0a1b2c3d, so `exp` names it though exp2-... begins alike.
+    found = [run for run in found if re.fullmatch(r"-[0-9a-f]{8}", run.name.removeprefix(name))] or found
     if len(found) == 1:
         return found[0]
     raise _ambiguous(name, found) if found else _unknown(name, runs)

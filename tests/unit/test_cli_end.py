@@ -32,15 +32,16 @@ def test_cancel_marks_the_run_before_it_ends_the_job(make_run, slurm, capsys):
     assert "job 7 was told to end" in capsys.readouterr().out
 
 
-def test_cancel_of_a_damaged_record_changes_nothing(make_run, slurm, capsys):
+@pytest.mark.parametrize("command", ["cancel", "stop", "resume"])
+def test_a_broken_line_of_the_record_stands_in_no_command_s_way(make_run, slurm, resumed, caplog, command):
     folder = make_run()
     submit(folder)
-    slurm.set_state("7", "RUNNING")
-    folder.attempts_file.write_text("no JSON\n" + folder.attempts_file.read_text())
-    assert main(["cancel", "gpt"]) != 0
-    assert "attempts.jsonl" in capsys.readouterr().err
-    assert not folder.cancelled_file.exists()
-    assert slurm.states["7"].state == "RUNNING"
+    slurm.set_state("7", "COMPLETED" if command == "resume" else "PENDING")
+    folder.attempts_file.write_text("\0\0\nno JSON\n" + folder.attempts_file.read_text())
+    assert main([command, "gpt"]) == 0
+    assert "line 2 is no record and is left out" in caplog.text
+    assert len(resumed) == (command == "resume")
+    assert slurm.states["7"].state == ("COMPLETED" if command == "resume" else "CANCELLED")
 
 
 def test_cancel_ends_every_job_that_is_left_and_no_other(make_run, slurm):

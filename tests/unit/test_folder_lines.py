@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -28,11 +29,59 @@ def test_a_line_glued_to_a_torn_one_is_read(tmp_path: Path) -> None:
     assert list(read_lines(path)) == [{"event": "ended", "code": 1}, {"event": "started"}]
 
 
-def test_what_no_writer_of_ours_left_is_still_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("broken", ["somebody was here\n", "\0" * 4096 + "\n", "[1, 2]\n", "7\n"])
+def test_a_broken_line_costs_itself_only_and_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
     path = tmp_path / "lines"
-    path.write_text('{"event": "started"}\nsomebody was here\n')
-    with pytest.raises(SlurmddpError, match="line 2 is not JSON"):
+    path.write_text('{"event": "started"}\n' + broken + '{"event": "ended"}\n')
+    for _ in range(2):
+        assert list(read_lines(path)) == [{"event": "started"}, {"event": "ended"}]
+    assert caplog.text.count("line 2") == 1 and "is left out" in caplog.text
+
+
+def test_a_line_behind_a_hole_of_zeros_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_text("\0" * 512 + '{"event": "started"}\n')
+    assert list(read_lines(path)) == [{"event": "started"}]
+
+
+def test_a_file_without_any_record_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_text("somebody was here\n7\n")
+    with pytest.raises(SlurmddpError, match="line 1 is not JSON"):
         list(read_lines(path))
+
+
+def test_two_writers_that_see_a_torn_line_wait_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, whole = tmp_path / "lines", os.write
+    held: list[bool] = []
+
+    def write(descriptor: int, data: bytes) -> int:
+        with path.open("a") as other:
+            try:
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                held.append(True)
+        return whole(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write)
+    append_line(path, {"event": "started"})
+    assert held == [True]
+
+
+@pytest.mark.parametrize("trouble", [errno.ENOLCK, errno.EWOULDBLOCK])
+def test_a_lock_that_can_not_be_had_loses_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(trouble, os.strerror(trouble))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    append_line(tmp_path / "lines", {"event": "started"})
+    assert list(read_lines(tmp_path / "lines")) == [{"event": "started"}]
 
 
 def test_a_line_that_is_cut_short_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

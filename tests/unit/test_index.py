@@ -63,6 +63,17 @@ def test_a_beginning_that_fits_several_names_them(home):
         index.find("gpt")
 
 
+def test_a_name_without_its_hash_wins_over_a_longer_name(home):
+    first = make_run(home / "project/runs", "exp-0a1b2c3d")
+    for run in (first, make_run(home / "project/runs", "exp2-0a1b2c3d")):
+        index.remember(run)
+    index.remember(make_run(home / "project/runs", "exp-b-0a1b2c3d"))
+    assert index.find("exp").path == first.path
+    index.remember(make_run(home / "project/runs", "exp-00000001"))
+    with pytest.raises(RunNotFoundError, match="fits 2 runs"):
+        index.find("exp")
+
+
 def test_a_whole_name_wins_over_a_longer_one(home):
     short = make_run(home / "project/runs", "gpt")
     index.remember(short)
