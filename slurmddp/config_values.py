@@ -35,6 +35,9 @@ EXPECTED = {
     "lines": "a list of shell lines",
     "texts": "a mapping of names to texts",
     "flags": "a mapping of options to texts, numbers or true",
+    "line": "a shell line",
+    "variable": "a text",
+    "option": "a text, a number or true",
 }
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -45,14 +48,12 @@ def check_value(key: str, value: Any, field: Field) -> Any:
         if field.optional:
             return None
         raise _wrong(key, value, field)
-    converted = _CONVERT[field.kind](value)
+    several = field.kind in ("lines", "texts", "flags")
+    converted = _check_entries(key, value, field.kind) if several else _CONVERT[field.kind](value)
     if converted is None:
         raise _wrong(key, value, field)
     if field.kind == "text" and _CONTROL.search(converted):
-        raise ConfigError(
-            f"`{key}` is {value!r}, which holds a line break or another control character.",
-            hint="Give it in one line of plain characters.",
-        )
+        raise _with_control(key, value)
     if field.choices and converted not in field.choices:
         near = near_matches(converted, field.choices, else_all=False)
         raise ConfigError(f"`{key}` can't be {value!r}; it is one of {', '.join(field.choices)}.", hint=near)
@@ -69,6 +70,13 @@ def check_value(key: str, value: Any, field: Field) -> Any:
     return converted
 
 
+def _with_control(key: str, value: str) -> ConfigError:
+    return ConfigError(
+        f"`{key}` is {value!r}, which holds a line break or another control character.",
+        hint="Give it in one line of plain characters.",
+    )
+
+
 def _wrong(key: str, value: Any, field: Field) -> ConfigError:
     given = "empty" if value in (None, "") else f"{_shortened(value)} ({_kind_of(value)})"
     return ConfigError(
@@ -78,7 +86,7 @@ def _wrong(key: str, value: Any, field: Field) -> ConfigError:
 
 
 def _how_to_give(key: str, field: Field) -> str:
-    if field.kind == "text":
+    if field.kind in ("text", "line", "variable", "option"):
         return f"Quote it if it should be a text: '{key}=\"...\"'."
     examples = {"whole": "1", "number": "1.5", "flag": "true", "time": "02:00:00", "interval": "auto"}
     if field.kind in examples:
@@ -132,33 +140,52 @@ def _as_mapping(value: Any) -> dict[str, Any] | None:
     return dict(value) if isinstance(value, Mapping) and all(isinstance(key, str) for key in value) else None
 
 
-def _as_lines(value: Any) -> list[str] | None:
-    lines = [value] if isinstance(value, str) else value
-    right = isinstance(lines, list) and all(isinstance(line, str) and "\0" not in line for line in lines)
-    return lines if right else None
-
-
-def _as_texts(value: Any) -> dict[str, str] | None:
-    mapping = _as_mapping(value)
-    name = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-    if mapping is None or not all(name.fullmatch(key) for key in mapping):
-        return None
-    right = all(
-        isinstance(text, (str, int, float)) and not isinstance(text, bool) for text in mapping.values()
-    )
-    return {key: str(text) for key, text in mapping.items()} if right else None
-
-
-def _as_flags(value: Any) -> dict[str, str | int | bool] | None:
+def _check_entries(key: str, value: Any, kind: str) -> Any:
+    """Return a list or mapping with each entry in its own type; None where `value` is neither."""
+    if kind == "lines":
+        lines = [value] if isinstance(value, str) else value
+        if not isinstance(lines, list):
+            return None
+        return [_entry(f"{key}[{index}]", line, _LINE) for index, line in enumerate(lines)]
     mapping = _as_mapping(value)
     if mapping is None:
         return None
-    right = all(
-        text is None or isinstance(text, (int, bool)) or (isinstance(text, str) and not _CONTROL.search(text))
-        for text in mapping.values()
-    )
-    return {key: text for key, text in mapping.items() if text is not None} if right else None
+    if kind == "flags":
+        given = {name: inner for name, inner in mapping.items() if inner is not None}
+        return {name: _entry(f"{key}.{name}", inner, _FLAG) for name, inner in given.items()}
+    for name in mapping:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ConfigError(
+                f"`{key}` has the name {name!r}.", hint="Names hold letters, digits and underscores."
+            )
+    return {name: _entry(f"{key}.{name}", inner, _VARIABLE) for name, inner in mapping.items()}
 
+
+def _entry(key: str, value: Any, field: Field) -> Any:
+    converted = _CONVERT[field.kind](value)
+    if converted is None:
+        raise _wrong(key, value, field)
+    if field is _FLAG and isinstance(value, str) and _CONTROL.search(value):
+        raise _with_control(key, value)
+    return converted
+
+
+def _as_line(value: Any) -> str | None:
+    return value if isinstance(value, str) and "\0" not in value else None
+
+
+def _as_variable(value: Any) -> str | None:
+    right = isinstance(value, (str, int, float)) and not isinstance(value, bool)
+    return str(value) if right else None
+
+
+def _as_option(value: Any) -> str | int | bool | None:
+    return value if isinstance(value, (str, int, bool)) else None
+
+
+_LINE = Field("line", "it runs before the training")
+_FLAG = Field("option", "an option")
+_VARIABLE = Field("variable", "an environment variable")
 
 _CONVERT: dict[str, Callable[[Any], Any]] = {
     "text": _as_text,
@@ -169,7 +196,7 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
     "time": _as_time,
     "node": _as_mapping,
     "section": _as_mapping,
-    "lines": _as_lines,
-    "texts": _as_texts,
-    "flags": _as_flags,
+    "line": _as_line,
+    "variable": _as_variable,
+    "option": _as_option,
 }

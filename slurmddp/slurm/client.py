@@ -196,6 +196,7 @@ class SlurmClient:
         if done.returncode == 0:
             return done.stdout
         words = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").rstrip()
+        words += "" if words[-1] in ".!?" else "."
         kind = _NotAnswered if is_transient(words) else SlurmError
         raise kind(f"{command[0]} failed: {ended(words)}", hint=hint_for(words))
 

@@ -19,6 +19,19 @@ _HINTS: tuple[tuple[str, str], ...] = (
         r"invalid account|account.*partition combination|no account",
         "Name an account that you may use with account=; `sacctmgr show associations user=$USER` lists them.",
     ),
+    (
+        r"reservation",
+        "Name one that you may use now with `reservation` in the cluster file; "
+        "`scontrol show reservation` lists them.",
+    ),
+    (
+        r"feature",
+        "No node has it: correct `constraint` in the cluster file; `sinfo -o '%P %f'` lists the features.",
+    ),
+    (
+        r"licen[sc]e",
+        "Correct `licenses` under `sbatch:` in the cluster file; `scontrol show licenses` lists them.",
+    ),
     (r"invalid qos|qos.*(?:not permitted|required)", "Choose another qos=; `sacctmgr show qos` lists them."),
     (
         r"invalid partition|partition.*(?:not available|inactive|down)",
@@ -35,7 +48,8 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"memory specification|memory required|--mem",
-        "Change mem_gb=, or mem_request (mem, mem-per-cpu or none) in the cluster file.",
+        "Change mem_gb=. Where the site takes no --mem, say `mem_request: none` in the cluster file, or "
+        "`mem_request: mem-per-cpu`.",
     ),
     (
         r"requested node configuration is not available|node count specification|more processors requested",

@@ -145,7 +145,25 @@ CASES = {
         "sets clusters: the job would go to another SLURM.*login node of that cluster",
     ),
     "a line break in an sbatch option": ([BIG, 'cluster.sbatch.comment="a\nb"'], "cluster.sbatch"),
-    "a variable that is no name": ([BIG, "cluster.env={'A B': 1}"], "cluster.env"),
+    "a line break in another sbatch option": (
+        [BIG, 'cluster.sbatch.mail-user="a\nb"'],
+        "`cluster.sbatch.mail-user` is 'a.*line break",
+    ),
+    "a list as an sbatch option": (
+        [BIG, "cluster.sbatch.exclude=[n1,n2]"],
+        "`cluster.sbatch.exclude` is \\['n1', 'n2'\\] \\(a list\\), but must be a text, a number or true",
+    ),
+    "a variable that is no name": ([BIG, "cluster.env={A-B: 1}"], "`cluster.env` has the name 'A-B'"),
+    "a variable that is true": (
+        [BIG, "cluster.env.FLAG=true"],
+        "`cluster.env.FLAG` is True \\(true or false\\), but must be a text.*'cluster.env.FLAG=\"...\"'",
+    ),
+    "a variable that is a mapping": ([BIG, "cluster.env.X={a: 1}"], "`cluster.env.X` is .*a mapping"),
+    "an empty variable": ([BIG, "cluster.env.X=null"], "`cluster.env.X` is empty, but must be a text"),
+    "a set-up line that YAML takes for a mapping": (
+        [BIG, "cluster.setup=[{export A: 1}]"],
+        "`cluster.setup\\[0\\]` is .*a mapping.*but must be a shell line",
+    ),
 }
 
 

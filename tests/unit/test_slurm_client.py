@@ -227,6 +227,11 @@ def test_without_slurm_the_error_says_where_to_go(tmp_path: Path, monkeypatch: p
         ),
         ("Batch job submission failed: Job violates accounting/QOS policy (job submit limit ...)", "QOS"),
         ("Batch job submission failed: Invalid wckey specification", "wckey"),
+        ("Batch job submission failed: Invalid feature specification", "constraint"),
+        ("Batch job submission failed: Requested reservation is invalid", "reservation"),
+        ("Batch job submission failed: Access denied to requested reservation", "reservation"),
+        ("Batch job submission failed: Invalid license specification", "licenses"),
+        ("error: Use of --mem is not allowed here: memory comes with the CPUs", "mem_request: none"),
         ("sbatch: unrecognized option '--exclusiv'", "`sbatch:`"),
         ("Unable to contact slurm controller (connect failure)", "scontrol ping"),
         ("something new", "SLURM's own words"),
@@ -240,3 +245,4 @@ def test_common_rejections_come_with_advice(
         slurm.submit(script, token="t:1")
     assert words in caught.value.message
     assert advice in caught.value.hint
+    assert caught.value.message[-1] in ".!?"
