@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from slurmddp.checkpoint.copies import View
+from slurmddp.checkpoint.packed import Bytes
 from slurmddp.checkpoint.reader import Checkpoint
 from slurmddp.checkpoint.state import flatten, unflatten
 from slurmddp.checkpoint.tensors import decode, layout
@@ -265,21 +266,7 @@ def read_parts(step: int, parts: memory.Parts) -> Checkpoint:
     try:
         content = json.loads(bytes(parts.tree))
         check_format(content["format"])
-        tensors = decode(_Bytes(parts.tensors), len(parts.tensors))
+        tensors = decode(Bytes(parts.tensors), len(parts.tensors))
         return Checkpoint(step, unflatten(content["state"], tensors), parts.about["meta"])
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"The state of step {step} in memory can't be decoded: {error}.") from error
-
-
-class _Bytes:
-    """Bytes as a source of tensors."""
-
-    def __init__(self, view: memoryview) -> None:
-        self._view, self._at = view, 0
-
-    def readinto(self, buffer: memoryview) -> None:
-        end = self._at + len(buffer)
-        if end > len(self._view):
-            raise CheckpointError("The state in memory ends too early.")
-        buffer[:] = self._view[self._at : end]
-        self._at = end

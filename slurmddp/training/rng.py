@@ -109,7 +109,7 @@ def _restore_cuda(state: torch.Tensor) -> None:
 def _to_tensors(value: Any, numpy: Any) -> Any:
     """Make NumPy's nested generator state storable: arrays to bytes, NumPy numbers to Python's.
 
-    Bytes, because torch has no pickle (which gathering the ranks' states needs) for unsigned words.
+    Bytes, because older versions of the safetensors format have no name for unsigned words.
     """
     if isinstance(value, dict):
         return {key: _to_tensors(item, numpy) for key, item in value.items()}

@@ -6,14 +6,12 @@ their next collective.
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -104,7 +102,8 @@ def keep_in_memory(
     began = time.perf_counter()
     saves, is_zero = session.saves, collective.rank() == 0
     state: dict[str, Any] = {}
-    shared, own = b"", None
+    shared: dict[str, Any] = {}
+    own = None
     error: Exception | None = None
     try:
         own = of_this_rank(session.loaders)
@@ -112,16 +111,16 @@ def keep_in_memory(
             require_finite(step, objects, session.unwrap)
             state = collect(objects, session.loaders, [], session.unwrap)
             if is_zero and saves.spreads:
-                shared = _packed(_of_rank_zero(state, objects, session.unwrap))
+                shared = _of_rank_zero(state, objects, session.unwrap)
     except Exception as caught:
         error = caught
     gathered = collective.gather((own, (told, time.time_ns(), shared) if is_zero else None), error)
-    told, stamp, shared = gathered[0][1] or (told, 0, b"")
+    told, stamp, shared = gathered[0][1] or (told, 0, {})
     if saves.holds:
         state["rng"] = [part for part, _ in gathered]
         with saves.optional():
             if not is_zero:
-                _overlay(state, _unpacked(shared))
+                _overlay(state, shared)
             saves.keep(root.absolute(), step, stamp, state, session.facts())
     return told, time.perf_counter() - began
 
@@ -147,20 +146,6 @@ def _overlay(state: dict[str, Any], shared: Mapping[str, Any]) -> None:
         else:
             state["objects"][name] = value
     state["loaders"] = shared["loaders"]
-
-
-def _packed(value: Any) -> bytes:
-    """Return what becomes `value` again, with its tensors on the CPU; most ranks need none of them.
-
-    A tensor of a GPU that was gathered as it is would be made on the GPU of that number by every rank.
-    """
-    packed = io.BytesIO()
-    torch.save(value, packed)
-    return packed.getvalue()
-
-
-def _unpacked(packed: bytes) -> Any:
-    return torch.load(io.BytesIO(packed), map_location="cpu", weights_only=False)
 
 
 def _growth(objects: Mapping[str, Any]) -> int:
