@@ -67,7 +67,7 @@ def _limits(job: Job) -> list[str]:
 
 def _local_commands(job: Job) -> str:
     """Return the shell lines that do what a local run does: one agent per pretended node."""
-    from slurmddp.environments.present import emulated_step
+    from slurmddp.environments.present import LOCAL_JOB_IDS, emulated_step
 
     nodes = job.resources.all_nodes
     lines = [
@@ -76,7 +76,7 @@ def _local_commands(job: Job) -> str:
         f"cd {shlex.quote(str(job.project_dir))}",
     ]
     for node in range(nodes):
-        step = {**job.cluster.env, **emulated_step(nodes, node, "local", job.run_dir, 0)}
+        step = {**job.cluster.env, **emulated_step(nodes, node, str(LOCAL_JOB_IDS[0]), job.run_dir, 0)}
         settings = [f"{name}={shlex.quote(value)}" for name, value in sorted(step.items())]
         command = shlex.join([job.python, "-m", "slurmddp.launchers.agent", str(job.run_dir)])
         lines.append(" \\\n  ".join([*settings, f"{command} &" if node < nodes - 1 else command]))

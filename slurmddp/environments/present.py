@@ -22,6 +22,8 @@ GENERATION_VARIABLE = "SLURMDDP_GENERATION"
 """Which set of ranks of the attempt this is, from 0; the agent gives it to its ranks."""
 LOOK_VARIABLE = "SLURMDDP_LOOK"
 """`1` where a preflight that was asked for is due, `0` once ranks of the attempt have completed a step."""
+LOCAL_JOB_IDS = range(0xFC000000, 0xFFFFFF00)
+"""SLURM_JOB_ID of local runs. Libraries read a number; SLURM gives its own jobs numbers below 0x04000000."""
 _JOB_PREFIXES = (
     "SLURM_",
     "SLURMD_",
@@ -153,9 +155,12 @@ def _task(
         "SLURM_STEP_NUM_TASKS": tasks,
         "SLURM_STEP_TASKS_PER_NODE": layout,
         "SLURM_NNODES": nodes,
+        "SLURM_NODELIST": compress(hosts),
         "SLURM_NTASKS": tasks,
         "SLURM_NPROCS": tasks,
+        "SLURM_NTASKS_PER_NODE": str(counts[node_rank]),
         "SLURM_TASKS_PER_NODE": layout,
+        "SLURM_DISTRIBUTION": "block",
         "SLURM_NODEID": str(node_rank),
         "SLURM_PROCID": str(rank),
         "SLURM_LOCALID": str(local_rank),

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 
+from slurmddp.environments.present import LOCAL_JOB_IDS
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, RankFailure, SlurmddpError
 from slurmddp.launchers import failure, linux, outcome
 from slurmddp.launchers.local_nodes import LocalNodes, said_if_not_recorded
@@ -69,7 +70,8 @@ class LocalRun:
         self.stopping = False
         self._command = list(command) or agent_command(self.folder)
         self._say = say
-        self._job_id = f"local-{secrets.token_hex(4)}"
+        self._job_number = str(secrets.choice(LOCAL_JOB_IDS))
+        self._job_id = f"local-{self._job_number}"
         self._failures = 0
         self._killed = False
         self._unattended = False
@@ -134,7 +136,7 @@ class LocalRun:
             process_start=start_time(os.getpid()),
             host=socket.gethostname(),
         )
-        self.nodes.start(self._job_id, self._lock.fileno)
+        self.nodes.start(self._job_number, self._lock.fileno)
 
     def _nodes(self) -> LocalNodes:
         return LocalNodes(self.job, self.folder, self.attempt, self._command, self._say)

@@ -60,7 +60,8 @@ def test_a_rank_sees_what_srun_would_have_set():
     assert values["SLURM_NODEID"] == values["NODE_RANK"] == "1"
     assert values["SLURM_STEP_NUM_TASKS"] == values["SLURM_NTASKS"] == values["WORLD_SIZE"] == "8"
     assert values["SLURM_STEP_TASKS_PER_NODE"] == values["SLURM_TASKS_PER_NODE"] == "4(x2)"
-    assert values["SLURM_STEP_NODELIST"] == "n[08-09]"
+    assert values["SLURM_NTASKS_PER_NODE"] == values["LOCAL_WORLD_SIZE"] == "4"
+    assert values["SLURM_STEP_NODELIST"] == values["SLURM_NODELIST"] == "n[08-09]"
     assert values["SLURM_GTIDS"] == "4,5,6,7"
     assert values["SLURM_CPUS_PER_TASK"] == "4"
 
