@@ -25,7 +25,7 @@ _OWN_KEYS = {
 """sbatch options that slurmddp writes itself, and the setting of ours that a person wants instead."""
 
 _RESERVED = frozenset(
-    {"ntasks", "ntasks-per-node", "output", "error", "input", "open-mode", "array", "wrap", "wait"}
+    {"ntasks", "ntasks-per-node", "output", "error", "input", "open-mode", "wrap", "wait"}
     | {"test-only", "chdir", "export", "export-file", "overcommit", "parsable", "help", "version"}
 )
 _ONE_CLUSTER = frozenset({"cluster", "clusters"})
@@ -139,6 +139,12 @@ def _others(tool: str, given: Mapping[str, Option], taken: set[str] | frozenset[
             raise ConfigError(
                 f"cluster.{tool} sets {name}: the job would go to another SLURM, where it can't be followed.",
                 hint="Submit from a login node of that cluster, with a cluster file for it.",
+            )
+        if name == "array":
+            raise ConfigError(
+                f"cluster.{tool} sets array, but the elements of an array would all train in one run folder.",
+                hint="Remove it there and start one run for each element: "
+                "`slurmddp train name=... seed=...`, once for each.",
             )
         if name in taken or (tool == "sbatch" and name in _OWN_KEYS):
             own = _OWN_KEYS.get(name, "") if tool == "sbatch" else ""

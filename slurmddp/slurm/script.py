@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 
+_OF_A_TASK = (
+    "cpus-per-gpu", "cpus-per-task", "gpus-per-socket", "gpus-per-task", "mem-per-cpu", "mem-per-gpu",
+    "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket", "tres-per-task",
+)  # fmt: skip
+"""Options of sbatch that srun finds again in the environment, each as `SLURM_` and its name."""
+
+_OWN_VARIABLES = frozenset({"SLURMDDP_RUN_DIR", "SLURMDDP_ATTEMPT", "SLURMDDP_SECRET"})
+
+
 def render(job: Job) -> str:
     """Return the batch script of `job`; raises ConfigError for values that no script can carry."""
     return _template().render(
@@ -27,7 +37,10 @@ def render(job: Job) -> str:
         token=job_name(job.run_name),
         title=job.run_name if re.fullmatch(r"[\w.+=-]+", job.run_name) else "",
         header=_header(job),
+        inherited=textwrap.wrap(" ".join(_inherited(job)), 100),
         run=_shell("run_dir", str(job.run_dir)),
+        logs=_shell("run_dir", f"{job.run_dir}/logs/attempt-"),
+        output=_shell("run_dir", f"{job.run_dir}/logs/attempt-".replace("%", "%%")),
         project=_shell("project_dir", str(job.project_dir)),
         python=_shell("python", job.python),
         nodes=int(job.resources.all_nodes),
@@ -80,6 +93,14 @@ def _text(name: str) -> str:
     return resources.files("slurmddp.templates").joinpath(name).read_text(encoding="utf-8")
 
 
+def _inherited(job: Job) -> list[str]:
+    """Return the variables that a job from inside another job has from that one, not from its own options."""
+    options = sbatch_options(job)
+    names = [name for name in _OF_A_TASK if name not in options]
+    variables = [f"SLURM_{name.upper().replace('-', '_')}" for name in names]
+    return variables if "mem" in options else [*variables, "SLURM_MEM_PER_NODE"]
+
+
 def _step(job: Job) -> str:
     """Return the shape of the step: one agent on each node, with all the CPUs that the job has there."""
     nodes, cpus = job.resources.all_nodes, job.resources.cpus_per_node
@@ -108,6 +129,10 @@ def _export(name: str, value: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
         raise ConfigError(
             f"cluster.env has the variable {name!r}.", hint="Names hold letters, digits and underscores."
+        )
+    if name in _OWN_VARIABLES:
+        raise ConfigError(
+            f"cluster.env sets {name}, which the batch script sets itself.", hint="Remove it there."
         )
     return f"{name}={_shell(f'cluster.env.{name}', str(value))}"
 

@@ -106,23 +106,6 @@ def test_two_jobs_that_are_stopped_at_one_step_end_the_chain(start: Start, slurm
     assert waiting(run) == []
 
 
-def test_an_element_of_an_array_is_succeeded_by_itself_alone(start: Start, slurm: SlurmClient) -> None:
-    run = start(goal=ENDLESS, nodes=1, refused=True, options=("--array=1-2",))
-    for attempts in (1, 2):
-        run.wait_started(attempts)
-    element = next(event["job_id"] for event in run.events("started") if event["job_id"].endswith("_2"))
-    stop(run, element)
-    run.wait_started(3)
-    elements = [event["job_id"].rpartition("_") for event in run.events("started")]
-    assert sorted(element[2] for element in elements) == ["1", "2", "2"]
-    submitted = run.events("submitted")[-1]["job_id"]
-    assert submitted == run.events("started")[-1]["job_id"] != element
-    assert main(["cancel", str(run.folder.path)]) == 0
-    names = [event["job_id"] for event in run.events("started")]
-    run.wait(lambda: [job.terminal for job in slurm.jobs(names).values()] == [True] * 3, "end of all")
-    assert len(run.events("submitted")) == 2
-
-
 @pytest.mark.parametrize("command", ["cancel", "stop"])
 def test_a_person_ends_a_chain_while_a_job_of_it_runs(start: Start, slurm: SlurmClient, command: str) -> None:
     run = start(goal=ENDLESS, nodes=1, refused=True)

@@ -112,19 +112,6 @@ def test_a_failing_job_is_tried_again_a_limited_number_of_times(start: Start, sl
     run.wait(lambda: slurm.jobs([run.job_id])[run.job_id].state == "FAILED", "failed job")
 
 
-def test_an_element_of_an_array_requeues_only_itself(start: Start, sandbox: Sandbox) -> None:
-    """The last element to start bears the array's own job id; requeueing that would restart them all."""
-    run = start(goal=ENDLESS, nodes=1, options=("--array=1-2",))
-    run.wait_started()
-    run.wait_started(attempts=2)
-    element = next(event for event in run.events("started") if event["job_id"].endswith("_2"))
-    subprocess.run(["scancel", "--signal=TERM", element["job_id"]], check=True)
-    run.wait_stopped()
-    run.wait(lambda: len(run.events("ended")) == 3, "three ends")
-    started = [event["job_id"].rpartition("_")[2] for event in run.events("started")]
-    assert sorted(started) == ["1", "2", "2"]
-
-
 def test_a_second_job_of_a_run_leaves_the_first_one_alone(start: Start, slurm: SlurmClient) -> None:
     run = start(goal=ENDLESS, nodes=1)
     run.wait_started()

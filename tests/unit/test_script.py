@@ -149,6 +149,8 @@ def test_what_a_site_does_not_want_is_left_out(changes: dict[str, object]) -> No
         ({"sbatch": {"nodes": 4}}, "nodes= instead"),
         ({"sbatch": {"time": "1:00"}}, "time_limit= instead"),
         ({"sbatch": {"output": "x"}}, "Remove it there"),
+        ({"sbatch": {"array": "0-3"}}, "one run for each element"),
+        ({"env": {"SLURMDDP_SECRET": "1"}}, "sets itself"),
         ({"srun": {"ntasks": 4}}, "Remove it there"),
         ({"env": {"A B": "1"}}, "underscores"),
         ({"env": {"A": "1\0"}}, "NUL"),
@@ -204,7 +206,7 @@ def test_values_reach_the_shell_unchanged(value: str) -> None:
 
 def test_setup_lines_stand_as_they_are_before_the_ranks_start() -> None:
     text = render(make_job(setup=("module load cuda", 'source "$HOME/env/bin/activate"')))
-    assert 'set +u\nmodule load cuda\nsource "$HOME/env/bin/activate"\n        set +e -u ' in text
+    assert 'set +u\nmodule load cuda\nsource "$HOME/env/bin/activate"\n        { set +e +x -u; } ' in text
     assert text.index("module load cuda") < text.index("    srun ")
 
 

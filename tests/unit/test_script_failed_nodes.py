@@ -145,6 +145,16 @@ def test_the_policy_says_for_how_long(tmp_path: Path) -> None:
     assert noted(run)[0]["expires"] - noted(run)[0]["time"] == 7200
 
 
+def test_nodes_that_left_no_word_are_probed_side_by_side(tmp_path: Path) -> None:
+    """SLURM may kill the script within seconds, and a node that is gone takes seconds to give no answer."""
+    run = failing(Run(tmp_path, nodes=5), *(node(f"n{number}") for number in range(1, 6)))
+    wait = "for _ in $(seq 200); do set -- asked-*; [ $# -lt 4 ] || break; /bin/sleep 0.1; done"
+    run.programs.write("on-node", f'touch "asked-$4"; {wait}; [ $# -ge 4 ] || touch one-by-one')
+    run.start(LOST, SLURM_JOB_NODELIST="n[1-5]")
+    assert len(list(run.programs.folder.glob("asked-*"))) == 4
+    assert not (run.programs.folder / "one-by-one").exists()
+
+
 # --- What is asked of SLURM ---
 
 
@@ -155,11 +165,6 @@ def test_a_job_that_slurm_itself_put_back_is_told_at_once(run: Run) -> None:
     assert run.end == ("stopped", "requeue")
     assert run.asked() == ["update JobId=41 ExcNodeList=n2"]
     assert '"ended"' not in run.programs.read("before")
-
-
-def test_an_element_of_an_array_speaks_for_itself_only(run: Run) -> None:
-    run.start(STOP, SLURM_ARRAY_JOB_ID="41", SLURM_ARRAY_TASK_ID="3")
-    assert run.asked() == ["requeue 41_3", "update JobId=41_3 ExcNodeList=n2"]
 
 
 def test_what_a_person_excludes_stays_excluded(run: Run) -> None:
@@ -315,11 +320,4 @@ def test_it_stays_where_nothing_may_be_put_back(tmp_path: Path, changes: dict[st
 def test_an_attempt_that_told_its_end_is_not_suspected(run: Run) -> None:
     vanished(run).folder.add_event("ended", attempt=0, job_id="41", outcome="stopped", next="requeue")
     run.start(SLURM_RESTART_COUNT="1")
-    assert noted(run) == []
-
-
-def test_elements_of_an_array_that_still_run_are_not_suspected(run: Run) -> None:
-    vanished(run, job_id="41_31").programs.write("test-only", SOON)
-    run.start(SLURM_ARRAY_JOB_ID="41", SLURM_ARRAY_TASK_ID="3")
-    assert run.end == ("finished", "none")
     assert noted(run) == []

@@ -29,17 +29,9 @@ def test_a_job_that_may_not_requeue_submits_a_new_one(run: Run) -> None:
     options = run.programs.read("sbatch.argv").splitlines()
     assert options[-2:] == [str(run.folder.script_file), "successor"]
     assert "--dependency=afterany:41" in options
-    assert not [option for option in options if option.startswith("--array")]
     names = {line.partition("=")[0] for line in run.programs.read("sbatch.env").splitlines()}
     assert not {"SLURM_JOB_ID", "SLURM_CPU_BIND", "SBATCH_TIMELIMIT", "SRUN_DEBUG", "PMI_RANK"} & names
     assert "SLURM_CONF" in names
-
-
-def test_an_element_of_an_array_is_succeeded_by_an_array_of_itself(run: Run) -> None:
-    run.programs.write("job", RUNNING.replace("Requeue=1", "Requeue=0"))
-    run.start(STOP, SLURM_ARRAY_JOB_ID="41", SLURM_ARRAY_TASK_ID="3")
-    assert {"--array=3", "--dependency=afterany:41_3"} <= set(run.programs.read("sbatch.argv").splitlines())
-    assert [event["job_id"] for event in run.events("submitted")] == ["1_3"]
 
 
 @pytest.mark.parametrize("outcome", ["finished", "failed", "config", "no_progress"])
@@ -64,12 +56,6 @@ def test_a_successor_of_a_run_that_is_to_go_on_begins(run: Run, facts: dict[str,
         run.folder.add_event("ended", attempt=1, job_id="43", exit_code=75, **facts)
     assert run.succeed() == 0
     assert run.end == ("finished", "none")
-
-
-def test_a_successor_among_the_elements_of_an_array_minds_only_its_own_end(run: Run) -> None:
-    run.folder.add_event("ended", attempt=0, job_id="41_1", exit_code=0, outcome="finished", next="none")
-    run.succeed(SLURM_ARRAY_JOB_ID="42", SLURM_ARRAY_TASK_ID="3")
-    assert [event["job_id"] for event in run.events("ended")] == ["41_1", "42_3"]
 
 
 def test_a_refused_requeue_becomes_a_new_submission(run: Run) -> None:
@@ -203,6 +189,16 @@ def test_a_submission_that_timed_out_but_was_queued_is_found(run: Run) -> None:
     run.start(STOP)
     assert run.programs.calls("sbatch") == 1
     assert [event["job_id"] for event in run.events("submitted")] == ["1"]
+
+
+def test_a_queue_that_cannot_be_read_gets_no_second_successor(run: Run) -> None:
+    run.programs.write("job", RUNNING.replace("Requeue=1", "Requeue=0"))
+    run.programs.write("timeouts", "1")
+    run.programs.write("queued-anyway", "")
+    run.programs.write("on-sleep", 'echo 9 >"$FAKE_SLURM/squeue-timeouts"')
+    run.start(STOP)
+    assert run.programs.calls("sbatch") == 1
+    assert run.end == ("stopped", "none")
 
 
 def test_a_banner_does_not_hide_the_new_job(run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -144,7 +145,9 @@ def test_the_agents_find_their_run_and_a_clean_environment(tmp_path: Path) -> No
     run = Run(
         tmp_path, cpus_per_node=8, env={"GREETING": "it's $HOME; `id`"}, setup=("export FROM_SETUP=$UNSET.",)
     )
-    run.start(FINISH, SLURM_CPU_BIND="leaked", SLURM_CPU_BIND_LIST="leaked", SLURM_STEP_ID="leaked")
+    leaked = ("CPU_BIND", "CPU_BIND_LIST", "STEP_ID", "TRES_PER_TASK", "GPUS_PER_TASK", "MEM_PER_CPU")
+    kept = {"SLURM_CPUS_PER_TASK": "8"}  # as the header asks for it
+    run.start(FINISH, **{f"SLURM_{name}": "leaked" for name in leaked}, **kept)
     environ = run.programs.read("srun.env")
     for line in (
         f"SLURMDDP_RUN_DIR={run.folder.path}",
@@ -152,12 +155,19 @@ def test_the_agents_find_their_run_and_a_clean_environment(tmp_path: Path) -> No
         "PYTHONUNBUFFERED=1",
         "SLURM_EXPORT_ENV=ALL",
         "SRUN_CPUS_PER_TASK=8",
+        "SLURM_CPUS_PER_TASK=8",
         "GREETING=it's $HOME; `id`",
         "FROM_SETUP=.",
         f"PWD={tmp_path / 'project'}",
     ):
         assert line in environ.splitlines()
     assert "leaked" not in environ
+
+
+def test_a_job_that_asks_for_no_cpus_has_none_of_the_job_around_it(run: Run) -> None:
+    run.start(FINISH, SLURM_CPUS_PER_TASK="1", SLURM_MEM_PER_NODE="1024")
+    environ = run.programs.read("srun.env")
+    assert "SLURM_CPUS_PER_TASK" not in environ and "SLURM_MEM_PER_NODE" not in environ
 
 
 def test_a_signal_does_not_end_the_wait_and_is_not_ignored_by_the_ranks(run: Run) -> None:
@@ -189,10 +199,43 @@ def test_the_end_is_recorded_before_slurm_is_asked_to_requeue(run: Run) -> None:
     assert json.loads(run.programs.read("before").splitlines()[-1])["next"] == "requeue"
 
 
-def test_an_element_of_an_array_requeues_only_itself(run: Run) -> None:
-    run.start(STOP, SLURM_ARRAY_JOB_ID="41", SLURM_ARRAY_TASK_ID="3")
-    assert run.asked() == ["requeue 41_3"]
-    assert run.events("ended")[0]["job_id"] == "41_3"
+def test_an_array_starts_nothing_and_writes_nothing(run: Run) -> None:
+    environ = {**run.environ, "SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "3"}
+    done = subprocess.run(["bash", str(run.folder.script_file)], env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (78, "")
+    assert "Job 40 is an array" in done.stdout and "name=" in done.stdout
+    assert [path.name for path in run.folder.path.iterdir()] == ["job.sbatch"]
+
+
+# --- Calls that hang ---
+
+
+@pytest.mark.parametrize("call", ["show", "requeue", "update"])
+def test_a_controller_that_hangs_does_not_hold_the_script_up(run: Run, call: str) -> None:
+    run.programs.write("impatient", "")
+    run.programs.write("on-ask" if call == "show" else call, "exec /bin/sleep 100")
+    if call == "show":  # it hangs for two calls after the ranks, then answers again
+        run.programs.write(
+            "on-ask", '[ "$(grep -c "show job" scontrol.calls)" -gt 3 ] || exec /bin/sleep 100'
+        )
+    if call == "update":
+        down = "NodeName=n2 State=DOWN Partitions=low SlurmdStartTime=2020-01-01T00:00:00 LastBusyTime=None"
+        run.programs.write("nodes", down + "\n")
+    began = time.monotonic()
+    run.start(STOP)
+    assert time.monotonic() - began < 30
+    assert run.end == ("stopped", "requeue")
+    assert run.asked()[0] == "requeue 41"
+    assert ("sbatch" in run.asked()) == (call == "requeue")
+
+
+def test_an_sbatch_and_a_queue_that_hang_do_not_hold_the_script_up(run: Run) -> None:
+    run.programs.write("impatient", "")
+    run.programs.write("job", RUNNING.replace("Requeue=1", "Requeue=0"))
+    run.programs.write("on-submit", "exec /bin/sleep 100")
+    run.start(STOP)
+    assert run.end == ("stopped", "none")
+    assert f"slurmddp resume {run.folder.name}" in (run.folder.log_dir(0) / "batch.log").read_text()
 
 
 # --- Before the ranks ---
@@ -270,6 +313,94 @@ def test_setup_lines_that_are_no_shell_are_a_failure_with_an_end(tmp_path: Path)
     assert start_only(run) == 1
     assert run.end == ("failed", "none")
     assert "no shell that bash can read" in (run.folder.log_dir(0) / "batch.log").read_text()
+
+
+OWN_NAMES = (
+    "job",
+    "log",
+    "run",
+    "attempt",
+    "nodes",
+    "max_restarts",
+    "python",
+    "code",
+    "latest_before",
+    "fate",
+)
+
+
+@pytest.mark.parametrize("where", ["env", "setup"])
+def test_no_name_that_the_script_uses_itself_can_be_taken(tmp_path: Path, where: str) -> None:
+    """The ranks see such a variable as it was given; the script decides by its own."""
+    names = dict.fromkeys(OWN_NAMES, "999")
+    lines = ("set -- a b", *(f"export {name}=999" for name in OWN_NAMES))
+    run = Run(tmp_path, **({"env": names} if where == "env" else {"setup": lines}))
+    run.start(STOP)
+    assert run.end == ("stopped", "requeue")
+    assert run.asked() == ["requeue 41"]
+    assert {f"{name}=999" for name in OWN_NAMES} <= set(run.programs.read("srun.env").splitlines())
+    assert run.programs.read("srun.argv").splitlines()[-4:] == [
+        "/home/ada/env/bin/python",
+        "-m",
+        "slurmddp.launchers.agent",
+        str(run.folder.path),
+    ]
+    output = str(run.folder.log_dir(0)).replace("%", "%%")
+    assert f"--output={output}/node-%n.log" in run.programs.read("srun.argv").splitlines()
+
+
+@pytest.mark.parametrize("line", ["env", "set", "set -x", "declare -p", "set -x; set -a"])
+def test_no_setup_line_prints_the_secret(tmp_path: Path, line: str) -> None:
+    run = Run(tmp_path, setup=(line,))
+    run.start(STOP)
+    (secret,) = re.findall(r"^SLURMDDP_SECRET=([0-9a-f]{32})$", run.programs.read("srun.env"), re.MULTILINE)
+    assert secret not in (run.folder.log_dir(0) / "batch.log").read_text()
+
+
+# --- Setup lines that fail, and let the shell go on ---
+
+
+def warnings(run: Run) -> list[str]:
+    return [event["text"] for event in run.events("warned") if event["about"] == "setup"]
+
+
+def test_a_setup_line_that_fails_is_told_of_and_the_ranks_start(tmp_path: Path) -> None:
+    lines = ("source /nope/activate", "  load() { return 3; }", '  load "a\\b"', "true", "export A=1")
+    run = Run(tmp_path, setup=lines)
+    assert run.start() == 0
+    assert run.end == ("finished", "none")
+    first, second = warnings(run)
+    assert first.startswith("The setup line `source /nope/activate` failed with code 1.")
+    assert second.startswith('The setup line `load "a\\b"` failed with code 3.')
+    assert "`set -e`" in first
+    assert (
+        "The setup line `source /nope/activate` failed" in (run.folder.log_dir(0) / "batch.log").read_text()
+    )
+    assert all(event["attempt"] == 0 for event in run.events("warned"))
+
+
+def test_setup_lines_whose_failure_is_meant_are_not_told_of(tmp_path: Path) -> None:
+    script = tmp_path / "activate"
+    script.write_text("false\nreturn 0\n")
+    lines = ("false || true", "if false; then true; fi", "[ -e /nope ] && true", "! true", f"source {script}")
+    run = Run(tmp_path, setup=lines)
+    assert run.start() == 0
+    assert warnings(run) == []
+
+
+def test_a_setup_line_that_fails_and_takes_the_names_of_the_script_is_told_of(tmp_path: Path) -> None:
+    run = Run(tmp_path, setup=("run=/nope", "attempt=x", "false"))
+    run.start()
+    assert [text[:23] for text in warnings(run)] == ["The setup line `false` "]
+
+
+def test_a_line_that_ends_the_setup_is_named(tmp_path: Path) -> None:
+    run = Run(tmp_path, setup=("set -e", "ls /nope/nope"))
+    assert start_only(run) == 2
+    assert "`ls /nope/nope` failed with code 2" in warnings(run)[0]
+
+
+# --- Around the ranks ---
 
 
 def test_setup_lines_change_nothing_of_what_follows_the_ranks(tmp_path: Path) -> None:
