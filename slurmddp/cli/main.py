@@ -65,6 +65,8 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    # sbatch hands it on to the job: no file of a run is writable for everybody.
+    os.umask(os.umask(0o077) | 0o002)
     debug = os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
     if "--debug" in arguments:
         debug = True

@@ -165,6 +165,15 @@ def test_a_run_folder_is_private_whatever_the_umask_is(tmp_path: Path, umask: in
     assert {name: mode for name, mode in modes(folder.path).items() if mode & 0o022} == {}
 
 
+def test_what_a_command_starts_writes_nothing_that_everybody_may_write(make_run, slurm) -> None:
+    before = os.umask(0)
+    try:
+        main(["list"])
+        assert os.umask(before) == 0o002
+    finally:
+        os.umask(before)
+
+
 def test_a_run_that_was_opened_to_others_stays_open(tmp_path: Path) -> None:
     folder = prepare.prepare(job_in(tmp_path), SCRIPT)
     folder.path.chmod(0o750)
