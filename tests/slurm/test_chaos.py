@@ -17,7 +17,7 @@ from slurmddp.slurm.sandbox import Sandbox, processes
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1000)]
 
-KINDS = "kill-rank,sigterm-rank,preempt,restart-controller,flip-bit,kill-during-save"
+KINDS = "kill-rank,sigterm-rank,preempt-start,submit-at-once,restart-controller,flip-bit,kill-during-save"
 
 
 def chaos(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -30,8 +30,8 @@ def chaos(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_faults_of_six_kinds_end_with_the_undisturbed_weights(tmp_path: Path) -> None:
-    words = ["--faults=6", f"--kinds={KINDS}", "--steps=300", "--output=result.json"]
+def test_faults_of_seven_kinds_end_with_the_undisturbed_weights(tmp_path: Path) -> None:
+    words = ["--faults=7", f"--kinds={KINDS}", "--steps=300", "--output=result.json"]
     done = chaos(*words, folder=tmp_path)
     result = json.loads((tmp_path / "result.json").read_text())
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
@@ -39,12 +39,20 @@ def test_faults_of_six_kinds_end_with_the_undisturbed_weights(tmp_path: Path) ->
     assert result["weights_equal"]
     assert {fault["kind"] for fault in result["faults"]} == set(KINDS.split(","))
     came_back = {fault["kind"] for fault in result["faults"] if fault["outcome"] == "came back"}
-    assert came_back >= {"kill-rank", "sigterm-rank", "preempt", "flip-bit", "kill-during-save"}
+    assert came_back >= {
+        "kill-rank",
+        "sigterm-rank",
+        "preempt-start",
+        "submit-at-once",
+        "flip-bit",
+        "kill-during-save",
+    }
     by_kind = result["by_kind"]
     assert by_kind["sigterm-rank"]["lost_steps_most"] == 0
-    assert by_kind["preempt"]["lost_steps_most"] == 0
+    assert by_kind["preempt-start"]["lost_steps_most"] == 0
+    assert by_kind["submit-at-once"]["lost_steps_most"] == 0
     assert by_kind["flip-bit"]["lost_steps_most"] > 0
-    assert "6 of 6 faults survived" in done.stdout
+    assert "7 of 7 faults survived" in done.stdout
 
 
 def test_nothing_is_left_of_an_experiment_that_is_told_to_end() -> None:
