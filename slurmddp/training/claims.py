@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
-from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, SlurmddpError
+from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, RankFailure, SlurmddpError
 from slurmddp.training.signed_store import SignedStore
 
 _KEY = "slurmddp/claims"
@@ -64,7 +64,7 @@ class DevicesError(SlurmddpError):
 def settle(store: SignedStore, rank: int, world_size: int, claim: Claim, *, patience_s: float = 60.0) -> None:
     """Tell all ranks what this one computes on; every rank calls it. Raises DevicesError on all or on none.
 
-    SlurmddpError when a rank says nothing for `patience_s` seconds, or goes away.
+    RankFailure when a rank says nothing for `patience_s` seconds, or goes away.
     """
     try:
         store.set(f"{_KEY}/{rank}", json.dumps(asdict(claim)))
@@ -88,8 +88,8 @@ def _verdict(store: SignedStore, patience_s: float) -> Refusal | None:
     return Refusal(**facts) if facts else None
 
 
-def _silence(patience_s: float) -> SlurmddpError:
-    return SlurmddpError(
+def _silence(patience_s: float) -> RankFailure:
+    return RankFailure(
         f"Rank 0 went away, or did not say for {patience_s:g} s whether all devices are right.",
         hint="Its log says why.",
     )
@@ -98,7 +98,7 @@ def _silence(patience_s: float) -> SlurmddpError:
 def _collect(store: SignedStore, world_size: int, patience_s: float) -> list[Claim]:
     told = store.wait([f"{_KEY}/{rank}" for rank in range(world_size)], patience_s)
     if missing := [str(rank) for rank, text in enumerate(told) if text is None]:
-        raise SlurmddpError(
+        raise RankFailure(
             f"Rank {', '.join(missing[:8])}{', ...' if len(missing) > 8 else ''} met the others, but did not "
             f"say for {patience_s:g} s what it computes on.",
             hint="The log of that rank says why.",

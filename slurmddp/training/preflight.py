@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from slurmddp.environments.present import GENERATION_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import SlurmddpError, UnfitNodeError
+from slurmddp.errors import RankFailure, SlurmddpError, UnfitNodeError
 from slurmddp.runs.excluded import exclude
 from slurmddp.runs.fence import superseded
 from slurmddp.runs.folder import RunFolder
@@ -181,7 +181,7 @@ class _Flight:
         except RuntimeError as error:
             told, lost = None, error
         if told is None:
-            raise SlurmddpError(
+            raise RankFailure(
                 f"Preflight: rank 0 on {self.names[0]} is gone, or told nothing for {patience:.0f} s.",
                 hint="Its log may say why.",
             ) from lost

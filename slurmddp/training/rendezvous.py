@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import MismatchError, SlurmddpError, StoppedAtCheckpoint
+from slurmddp.errors import MismatchError, RankFailure, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.node.address import Address, find_rank_zero, master_name, not_here
 from slurmddp.training.beacon import Beacon, Words, ask
 from slurmddp.training.signed_store import SignedStore
@@ -69,7 +69,7 @@ def open_store(
     except RuntimeError as error:
         if stopped():
             raise _left_early() from error
-        raise SlurmddpError(
+        raise RankFailure(
             f"Rank 0 went away while rank {info.rank} waited for the others.", hint="Rank 0's log says why."
         ) from error
     if verdict == _STOPPED:
@@ -197,7 +197,7 @@ def _connect(address: Address, port: int, deadline: float) -> dist.TCPStore:
     try:
         return dist.TCPStore(address.text, port, is_master=False, wait_for_workers=False, timeout=left)
     except RuntimeError as error:
-        raise SlurmddpError(
+        raise RankFailure(
             f"Rank 0 answered on {address.text}, but its store on port {port} does not.",
             hint="Rank 0 died just now (its log says why), or a firewall between the nodes closes that port.",
         ) from error

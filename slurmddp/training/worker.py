@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import time
 import traceback
 from typing import Any
@@ -25,12 +24,12 @@ from slurmddp.training.claims import DevicesError
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.guard import Guard
 from slurmddp.training.instantiate import instantiate, locate
+from slurmddp.training.lost_rank import is_lost_rank
 from slurmddp.training.script import run_script
 from slurmddp.training.signals import StopSignals
 
 NOT_OPTIONS = ("_target_", "script", "args")
 """Keys of `program` that its function does not get."""
-_LOST = re.compile(r"connection|peer|gloo|nccl|store", re.IGNORECASE)
 _SIGNAL_WAIT_S = 2.5
 """The agent passes a stop on to the ranks of its node a second after the first of them has left."""
 
@@ -107,7 +106,7 @@ def _code_after(error: Exception, guard: Guard) -> int:
     else:
         tell(traceback.format_exc().rstrip())
         code = EXIT_FAILED
-    if code != EXIT_FAILED or not _lost_others(error):
+    if code != EXIT_FAILED or not is_lost_rank(error):
         return code
     if not guard.begun:
         # Others that were signalled before the training began have left; the signal for this rank, which
@@ -117,15 +116,6 @@ def _code_after(error: Exception, guard: Guard) -> int:
         return code
     tell(f"{guard.signals.received} came, others are gone: leaving.")
     return EXIT_STOPPED
-
-
-def _lost_others(error: BaseException | None) -> bool:
-    """Whether the error, or one behind it, is the loss of another rank."""
-    while error is not None:
-        if isinstance(error, (RuntimeError, OSError)) and _LOST.search(str(error)):
-            return True
-        error = error.__cause__
-    return False
 
 
 def _report(error: SlurmddpError) -> int:

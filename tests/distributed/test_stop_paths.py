@@ -148,7 +148,7 @@ def test_a_rank_whose_data_is_late_follows_the_others_into_the_step(tmp_path: Pa
     assert newest(run).step >= 10
 
 
-LOST = RuntimeError("[gloo] Connection closed by peer [10.0.0.2]:1234")
+LOST = RuntimeError("[/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:1234")
 BEHIND = SlurmddpError("Rank 0 went away.")
 BEHIND.__cause__ = LOST
 

@@ -1,0 +1,80 @@
+"""Which errors are the loss of another rank: torch 2.13's own, and others that only read alike."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from slurmddp.errors import CheckpointError, RankFailure
+from slurmddp.training.lost_rank import is_lost_rank
+
+pytestmark = pytest.mark.distributed
+GLOO = "/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp"
+HOST = """
+import time, torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[{GLOO}/pair.cc:553] Connection closed by peer [127.0.0.1]:53439. This is typically caused by a "
+        "remote worker crashing. Check the logs of the remote worker before reporting an error. GLHF! 🏖️",
+        f"[{GLOO}/unbound_buffer.cc:78] Timed out waiting 2000ms for recv operation to complete",
+        f"[{GLOO}/pair.cc:525] Read error [127.0.0.1]:4711: Connection reset by peer",
+        "Application timeout caused pair closure",
+    ],
+)  # fmt: skip
+def test_what_gloo_says_of_a_lost_rank(text: str) -> None:
+    assert is_lost_rank(RuntimeError(text))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Could not restore the optimizer"),
+        RuntimeError("The feature store has no such table; nothing was stored."),
+        RuntimeError("No peer review of sample 17; the database connection of the store is lost."),
+        RuntimeError("See [docs/gloo/pair.cc:1] Connection closed by peer in the manual"),
+        RuntimeError(f"[enforce fail at {GLOO}/pair.cc:446] op.preamble.length <= op.nbytes. 400 vs 16"),
+        RuntimeError("wait timeout after 300000ms, keys: /restored"),
+        ConnectionResetError(104, "Connection reset by peer"),
+        OSError(107, "Transport endpoint is not connected: /mnt/store"),
+        CheckpointError("The checkpoint could not be restored from the store."),
+        NotImplementedError("nccl"),
+        None,
+    ],
+)
+def test_other_errors_that_read_alike(error: Exception | None) -> None:
+    assert not is_lost_rank(error)
+
+
+def test_the_store_of_a_rank_that_is_gone() -> None:
+    host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True)
+    assert host.stdout is not None
+    try:
+        port = int(host.stdout.readline())
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        with pytest.raises(RuntimeError) as late:
+            store.wait(["key"], timedelta(seconds=0.1))
+    finally:
+        host.kill()
+        host.wait()
+        host.stdout.close()
+    with pytest.raises(RuntimeError) as gone:
+        store.get("key")
+    assert is_lost_rank(late.value)
+    assert is_lost_rank(gone.value)
+
+
+def test_an_error_behind_which_a_lost_rank_stands() -> None:
+    behind = ValueError("a program's own")
+    behind.__cause__ = RankFailure("Rank 0 went away.")
+    assert is_lost_rank(behind)
