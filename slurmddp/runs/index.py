@@ -7,11 +7,13 @@ import json
 import logging
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
 from slurmddp.errors import RunNotFoundError
 from slurmddp.runs.folder import RunFolder, append_line
+from slurmddp.runs.owner import account
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +73,11 @@ def find(name: str, start: Path | None = None) -> RunFolder:
     found = [run for run in found if re.fullmatch(r"-[0-9a-f]{8}", run.name.removeprefix(name))] or found
     if len(found) == 1:
         return found[0]
+    if not found and name and _is_private(path):
+        raise RunNotFoundError(
+            f"{path} belongs to {account(path.stat().st_uid)}, who keeps it private.",
+            hint=f"That account can open it to readers: chmod -R go+rX {shlex.quote(str(path))}",
+        )
     raise _ambiguous(name, found) if found else _unknown(name, runs)
 
 
@@ -115,6 +122,13 @@ def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
     except OSError:  # another person's folder, or a file system that has gone away
+        return False
+
+
+def _is_private(path: Path) -> bool:
+    try:
+        return path.is_dir() and not os.access(path, os.R_OK | os.X_OK)
+    except OSError:
         return False
 
 

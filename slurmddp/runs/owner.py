@@ -35,7 +35,7 @@ def foreign_owner(path: Path) -> str | None:
         except OSError:
             return None
         if here != 0 and owner not in (here, _NOBODY):
-            return _account(owner)
+            return account(owner)
     return None
 
 
@@ -46,7 +46,7 @@ def refuse_foreign(root: Path, hint: str = _OWN_RUN) -> None:
     owner = foreign_owner(folder)
     if owner is not None:
         raise ConfigError(
-            f"{folder} belongs to {owner}, and this process runs as {_account(os.geteuid())}. "
+            f"{folder} belongs to {owner}, and this process runs as {account(os.geteuid())}. "
             "Nothing was written.",
             hint=hint,
         )
@@ -79,7 +79,8 @@ def _other_writers(folder: Path) -> str:
     return ""
 
 
-def _account(number: int) -> str:
+def account(number: int) -> str:
+    """Return the name of the account with this number."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:

@@ -164,6 +164,14 @@ def test_no_run_at_all_says_how_to_start_one():
         index.newest()
 
 
+def test_a_private_folder_of_another_account_is_told_as_that(home, monkeypatch):
+    folder = make_run(home / "theirs", "gpt-1")
+    folder.config_file.unlink()
+    monkeypatch.setattr(index.os, "access", lambda path, mode: path != folder.path)
+    with pytest.raises(RunNotFoundError, match=r"belongs to .* who keeps it private.*chmod -R go.rX"):
+        index.find(str(folder.path))
+
+
 def test_the_newest_is_the_one_touched_last(home):
     index.remember(make_run(home / "project/runs", "newer-00000001", age=10))
     older = make_run(home / "project/runs", "older-00000002", age=20)
