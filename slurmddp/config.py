@@ -41,7 +41,7 @@ from slurmddp.errors import ConfigError
 from slurmddp.runs import hidden
 from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.hidden import EXPRESSIONS
-from slurmddp.spec import NOT_COMPUTED, Cluster, Job, Policy, Program, computed
+from slurmddp.spec import NOT_COMPUTED, Cluster, Job, Policy, Program, computed, relevant
 
 WHERE_AND_HOW_LONG = (
     "partition",
@@ -93,14 +93,33 @@ def compose(overrides: Sequence[str], project_dir: Path) -> dict[str, Any]:
     config = config_environment.fill(config, os.environ)
     elsewhere = bool(config["cluster"] and config["cluster"]["python"])
     config_check.check_targets(config, project_dir, here=not elsewhere)
-    config["name"] = config["name"] or config["model"]["_target_"].rpartition(".")[2].lower()
-    config_check.check_name(config["name"])
-    config_check.check_data(config, project_dir)
     config_check.check_script(config, project_dir)
+    config["name"] = config["name"] or _name(config)
+    config_check.check_name(config["name"])
+    config_check.check_data(relevant(config), project_dir)
     config_check.check_loss(config)
     if config["program"].get("script"):
         config["program"]["args"] = config_arguments.composed(config["program"].get("args"))
     return {**config, "project_dir": str(project_dir), **({EXPRESSIONS: expressions} if expressions else {})}
+
+
+def unread(config: Mapping[str, Any], project_dir: Path) -> list[str]:
+    """Return a note where a person may take another program's configuration for that of slurmddp."""
+    other, own = (project_dir / "conf" / name for name in ("config.yaml", PROJECT_DEFAULTS))
+    has_conf = len(config_overrides.conf_roots(project_dir)) > 1  # the first is the project's
+    if config["program"].get("script") or not has_conf or not other.is_file() or own.is_file():
+        return []
+    return [
+        f"conf/config.yaml is not read; a project's defaults for slurmddp stand in conf/{PROJECT_DEFAULTS}."
+    ]
+
+
+def _name(config: Mapping[str, Any]) -> str:
+    """Return the first part of a run's name: the script's, or the model's class."""
+    script = config["program"].get("script")
+    if script is None:
+        return str(config["model"]["_target_"].rpartition(".")[2].lower())
+    return config_check.as_name(Path(script).stem) or "script"
 
 
 def build_job(

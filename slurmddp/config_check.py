@@ -29,13 +29,18 @@ def check_name(name: str) -> None:
     """Refuse a run name that can't be a folder's and a SLURM job's name everywhere."""
     if _NAME.fullmatch(name):
         return
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:100]
+    plain = as_name(name)
     hint = f"For example name={plain}." if plain else "For example name=first."
     raise ConfigError(
         f"`name` is {name[:120]!r}; it becomes a folder and a SLURM job name, so it may hold only letters, "
         "digits, '.', '_' and '-', must begin with a letter, a digit or '_', and has at most 100 of them.",
         hint=hint,
     )
+
+
+def as_name(text: str) -> str:
+    """Return `text` with what a run's name can't hold replaced by dashes; it may be empty."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:100]
 
 
 def check_folder(run_dir: Path) -> None:
@@ -68,7 +73,7 @@ def check_clocks(files: Mapping[str, Path]) -> None:
 
 def check_data(config: Mapping[str, Any], project_dir: Path) -> None:
     """Refuse a data set whose `path` or `root` is not there, before anything waits in a queue for it."""
-    for key, value, node in _entries(config["data"], "data"):
+    for key, value, node in _entries(config.get("data"), "data"):
         if key.rpartition(".")[2] in _PATH_KEYS and isinstance(value, str) and not node.get("download"):
             path = project_dir / Path(value).expanduser()
             if not path.exists():

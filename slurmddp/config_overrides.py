@@ -147,6 +147,11 @@ def _lay_over(draft: _Draft, project: Mapping[str, Any]) -> None:
     for key, value in project.items():
         if key == "defaults":
             continue
+        if key == "hydra":
+            raise ConfigError(
+                f"{where} sets `hydra`, and slurmddp uses Hydra only to compose configurations.",
+                hint="Leave it out; groups of your own are folders of conf/.",
+            )
         own = key in OPEN_NODES and isinstance(value, Mapping) and "_target_" in value
         if own and key not in draft.chosen:
             draft.choices.pop(key, None)
@@ -242,5 +247,8 @@ def _no_value(given: Given, roots: Sequence[Path]) -> ConfigError:
             return ConfigError(
                 f"{given.text!r} is not a setting.", hint=f"Did you mean {sign}{group}={given.key}?"
             )
+    if given.key in ("job", "hydra", "all"):
+        hint = "`--cfg` takes no value: it prints the whole configuration."
+        return ConfigError(f"{given.text!r} has no value.", hint=hint)
     hint = f"Say {given.key}=VALUE." if given.key in TOP else f"Say key=value. {near_matches(given.key, TOP)}"
     return ConfigError(f"{given.text!r} has no value.", hint=hint)

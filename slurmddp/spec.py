@@ -109,13 +109,24 @@ the checkpoint says which value is right.
 """
 
 
+TRAINER_KEYS = ("model", "data", "loss", "optimizer", "scheduler", "strategy", "train")
+"""Keys that slurmddp's trainer and programs of a person's own read; a script never sees them."""
+
+
+def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration without the keys that its program never sees."""
+    program = config.get("program")
+    has_script = isinstance(program, Mapping) and program.get("script")
+    return {key: value for key, value in config.items() if not has_script or key not in TRAINER_KEYS}
+
+
 def computed(config: Mapping[str, Any], without: Sequence[str] = NOT_COMPUTED) -> dict[str, Any]:
     """Return the part of a configuration that decides what is computed, without the keys in `without`."""
     return {
         key: {name: inner for name, inner in value.items() if f"{key}.{name}" not in without}
         if isinstance(value, Mapping)
         else value
-        for key, value in config.items()
+        for key, value in relevant(config).items()
         if key in COMPUTED
     }
 

@@ -47,16 +47,17 @@ def run(args: argparse.Namespace) -> int:
     """Train, submit, or show what would be done; return the exit code."""
     from slurmddp import config
     from slurmddp.config_environment import unused
+    from slurmddp.spec import relevant
 
     project_dir = Path.cwd()
     composed = config.compose(args.overrides, project_dir)
     here = 0 if composed["cluster"] else gpus_here(os.environ)
     job = config.build_job(composed, project_dir=project_dir, overrides=args.overrides, gpus_here=here)
-    if args.cfg:
-        print(_yaml(job.program.config), end="")
-        return EXIT_FINISHED
-    for note in unused(composed, os.environ):
+    for note in [*config.unread(composed, project_dir), *unused(composed, os.environ)]:
         print(f"slurmddp: note: {note}", file=sys.stderr)
+    if args.cfg:
+        print(_yaml(relevant(job.program.config)), end="")
+        return EXIT_FINISHED
     if args.dry_run:
         from slurmddp.cli.dry_run import show
 

@@ -24,6 +24,7 @@ from slurmddp.runs.restarts import read_restarts
 from slurmddp.runs.status import RunStatus, status
 from slurmddp.runs.table import clock, duration, number, percent
 from slurmddp.runs.time_bars import TimeBars, time_bars
+from slurmddp.spec import relevant
 
 _SAMPLE_CHARS = 4000
 TONES = {
@@ -287,7 +288,7 @@ def _command(folder: RunFolder) -> str:
 
 
 def _config(folder: RunFolder) -> str:
-    shown = hidden.for_readers(folder.config())
+    shown = hidden.for_readers(relevant(folder.config()))
     return str(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True))
 
 

@@ -47,6 +47,7 @@ CASES = {
     "only spaces": ([BIG, 'partition="  "'], "`partition` is '  '"),
     "no loss": (["loss=null"], "`loss` is empty"),
     "the main module": (["model._target_=__main__.Net"], "no module '__main__'"),
+    "the argument of Hydra's flag": (["job"], "'job' has no value.*`--cfg` takes no value"),
     "no script named": (["program.script="], "`program.script` is ''"),
     "a launcher like no other": (["launcher=moon"], r"one of auto, local, slurm\.$"),
     "unknown launcher": (["launcher=slrum"], "one of auto, local, slurm. Did you mean slurm"),
@@ -335,6 +336,12 @@ FILES = {
     ),
     "choices that are no list": ("slurmddp", "defaults: gpt\n", "nodes=1", "not a list"),
     "a choice without a group": ("slurmddp", "defaults: [gpt]\n", "nodes=1", "holds 'gpt'"),
+    "Hydra's keys in the defaults": (
+        "slurmddp",
+        "hydra:\n  searchpath: [file:///x]\n",
+        "nodes=1",
+        "slurmddp.yaml sets `hydra`.*conf/",
+    ),
     "an unknown key in the defaults": ("slurmddp", "node: 3\n", "nodes=1", "Did you mean nodes"),
 }
 

@@ -13,6 +13,7 @@ import yaml
 from projects import make_project
 
 from slurmddp import config, config_overrides, config_schema
+from slurmddp.cli.main import main
 from slurmddp.errors import ConfigError
 from slurmddp.runs import hidden, prepare
 from slurmddp.runs.folder import RunFolder
@@ -115,6 +116,23 @@ def test_the_shipped_configuration_works_without_a_project(tmp_path: Path) -> No
 def test_a_configuration_of_another_program_is_not_read(tmp_path: Path) -> None:
     project = make_project(tmp_path / "p", config="lr: 3\ndefaults: [nonsense]\n")
     assert job_of(project).run_name == job_of(make_project(tmp_path / "q")).run_name
+
+
+def test_a_configuration_that_is_not_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = make_project(tmp_path / "p", config="lr: 3\n")
+    (project / "train.py").write_text("")
+    monkeypatch.chdir(project)
+
+    def told(*arguments: str) -> str:
+        assert main(["train", "--cfg", *arguments]) == 0
+        return capsys.readouterr().err
+
+    assert "conf/config.yaml is not read" in told() and "conf/slurmddp.yaml" in told()
+    assert told("program.script=train.py") == ""  # the script may read it
+    (project / "conf" / "slurmddp.yaml").write_text("nodes: 1\n")
+    assert told() == ""
 
 
 def test_a_projects_defaults_lie_between_the_shipped_ones_and_the_command_line(tmp_path: Path) -> None:

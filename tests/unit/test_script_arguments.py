@@ -6,10 +6,13 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 from projects import make_project
 
 from slurmddp import config
+from slurmddp.cli.main import main
 from slurmddp.errors import ConfigError
+from slurmddp.spec import Job
 
 
 @pytest.fixture
@@ -58,6 +61,38 @@ def test_arguments_without_an_end_are_refused(project: Path, typed: str) -> None
         arguments(project, typed)
     hinted = shlex.split(caught.value.hint.partition(": ")[2])[0]
     assert arguments(project, hinted.removeprefix("program.args=")) == ["--epochs", "20"]
+
+
+def run_of(project: Path, *typed: str) -> Job:
+    composed = config.compose(["program.script=train.py", *typed], project)
+    return config.build_job(composed, project_dir=project)
+
+
+def test_the_run_of_a_script_is_named_after_it(project: Path) -> None:
+    assert run_of(project).run_name.startswith("train-")
+    (project / "my model (2).py").write_text("")
+    assert config.compose(["program.script='my model (2).py'"], project)["name"] == "my-model-2"
+    assert run_of(project, "name=mine").run_name.startswith("mine-")
+
+
+def test_what_a_script_never_sees_changes_no_name(project: Path) -> None:
+    name = run_of(project).run_name
+    for typed in ("model.width=3", "train.steps=7", "optimizer.lr=1", "loss=null", "+strategy.bucket_mb=3"):
+        assert run_of(project, typed).run_name == name, typed
+    for typed in ("program.args=--x", "seed=3", "nodes=2", "ranks_per_node=1"):
+        assert run_of(project, typed).run_name != name
+
+
+def test_a_script_is_shown_without_what_only_the_trainer_reads(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project)
+    assert main(["train", "--cfg", "program.script=train.py"]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert not {"model", "data", "loss", "optimizer", "scheduler", "strategy", "train"} & set(shown)
+    assert shown["program"]["script"] == "train.py" and shown["nodes"] == 1
+    assert main(["train", "--cfg"]) == 0
+    assert "model" in yaml.safe_load(capsys.readouterr().out)
 
 
 def test_arguments_without_a_script_are_refused(project: Path) -> None:
