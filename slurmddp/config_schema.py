@@ -62,7 +62,7 @@ TRAIN: dict[str, Field] = {
     "batch_size": _whole("samples per rank and batch", 1),
     "accumulate": _whole("batches per step", 1),
     "global_batch": _whole("samples per step over all ranks", 1, optional=True),
-    "clip_norm": Field("number", "largest norm of the gradient", 0, optional=True),
+    "clip_norm": Field("number", "largest norm of the gradient", optional=True, above=0),
     "log_every": _whole("steps between two log lines", 1),
     "eval_every": _whole("steps between two evaluations; 0: only at the ends", 0),
     "eval_batches": _whole("batches of one evaluation; 0: none", 0),
@@ -89,7 +89,7 @@ POLICY: dict[str, Field] = {
 STRATEGY: dict[str, dict[str, Field]] = {
     "ddp": {
         "find_unused_parameters": Field("flag", "look for parameters that a step leaves out", optional=True),
-        "bucket_mb": Field("number", "size of the messages in which gradients travel", 0, optional=True),
+        "bucket_mb": Field("number", "MiB of gradients per message", optional=True, above=0),
     },
     "single": {},
 }

@@ -21,6 +21,8 @@ class Field:
     optional: bool = False
     choices: tuple[str, ...] = ()
     maximum: float | None = None
+    above: float | None = None
+    """Bound of an optional number, which must be larger; null switches off what it limits."""
 
 
 EXPECTED = {
@@ -61,6 +63,11 @@ def check_value(key: str, value: Any, field: Field) -> Any:
         raise ConfigError(
             f"`{key}` is {value}, but must be at least {field.minimum:g} ({field.doc}).",
             hint=f"Say {key}={field.minimum:g} or more.",
+        )
+    if field.above is not None and not converted > field.above:
+        raise ConfigError(
+            f"`{key}` is {value}, but must be above {field.above:g} ({field.doc}).",
+            hint=f"Say {key}=null for no limit.",
         )
     if field.maximum is not None and not converted <= field.maximum:
         raise ConfigError(

@@ -10,7 +10,8 @@ layout from their first real step on.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,8 +41,9 @@ class _Touch(nn.Module):
 def fix_bucket_layout(model: DistributedDataParallel) -> None:
     """Run one backward pass of zeros through `model`, visiting its parameters from the last to the first.
 
-    All ranks must call it. Parameters, buffers, gradients (none), hooks of the model and random states stay
-    as they were.
+    All ranks must call it. Parameters, buffers, gradients (none) and random states stay as they were. Hooks
+    of the model and of its parameters do not run, nor do optimizers that step within the backward pass; hooks
+    on nodes of autograd's graph do.
     """
     wrapped, broadcasts = model.module, model.broadcast_buffers
     trainable = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
@@ -49,7 +51,7 @@ def fix_bucket_layout(model: DistributedDataParallel) -> None:
     model.module = _Touch(trainable)
     model.broadcast_buffers = False
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), _without_hooks(trainable):
             model().backward()
             for parameter in trainable:
                 parameter.grad = None
@@ -59,6 +61,30 @@ def fix_bucket_layout(model: DistributedDataParallel) -> None:
                 model()
     finally:
         model.module, model.broadcast_buffers = wrapped, broadcasts
+
+
+@contextmanager
+def _without_hooks(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Detach the hooks of `parameters`: they may change gradients, or let an optimizer take a step."""
+    # torch goes on calling post-accumulate hooks when None takes their place, so an empty dict does (2.13).
+    empty: dict[str, Any] = {
+        "_backward_hooks": {},
+        "_post_accumulate_grad_hooks": {},
+        "_in_backward_optimizers": [],
+    }
+    detached = [
+        (parameter, name, found)
+        for parameter in parameters
+        for name in empty
+        if (found := getattr(parameter, name, None)) is not None
+    ]
+    for parameter, name, _ in detached:
+        setattr(parameter, name, empty[name])
+    try:
+        yield
+    finally:
+        for parameter, name, found in detached:
+            setattr(parameter, name, found)
 
 
 class DataParallel:

@@ -41,6 +41,10 @@ class CountedLoader(DistributedLoader):
     def __len__(self) -> int:
         return len(self._loader)
 
+    @property
+    def remaining(self) -> int:
+        return max(0, len(self) - self._done)
+
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self._epoch, "batches": self._done, "world_size": self._world_size}
 

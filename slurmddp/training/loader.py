@@ -22,6 +22,7 @@ from torch.utils.data import (
 )
 
 from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import ConfigError
 from slurmddp.training import global_batch
 from slurmddp.training.counted import CountedLoader, StreamLoader
 from slurmddp.training.loader_base import DistributedLoader, rebuild, to_device
@@ -55,12 +56,19 @@ class OrderedLoader(DistributedLoader):
         return self._order.epoch
 
     def __len__(self) -> int:
-        order, batch = self._order, self._loader.batch_size or 1
-        if order.drop_last:
-            return order.n // order.global_batch_size * self._accumulate
+        return self._batches_between(0, self._order.end_from(0))
+
+    @property
+    def remaining(self) -> int:
+        return self._batches_between(self._order.position, self._order.end)
+
+    def _batches_between(self, start: int, end: int) -> int:
+        """Return in how many batches this rank gets its part of the positions `start` to `end`."""
         if isinstance(self._loader.sampler, Dealt) and self._loader.sampler.even:
-            return -(-(order.n // self._world_size) // batch)
-        return -(-len(range(self._rank, order.n, self._world_size)) // batch)
+            samples = (end - start) // self._world_size
+        else:
+            samples = len(range(start + self._rank, end, self._world_size))
+        return -(-samples // (self._loader.batch_size or 1))
 
     def state_dict(self) -> dict[str, Any]:
         return self._order.state_dict()
@@ -124,12 +132,18 @@ def distribute(
             return StreamLoader(loader, device, seed, info, accumulate)
         return CountedLoader(rebuild(loader), device, seed, info, accumulate)
     order = _order_of(loader, info, seed, accumulate)
+    even = even and not loader.drop_last and info.world_size > 1
+    if even and order.n < info.world_size:
+        raise ConfigError(
+            f"The data set has {order.n} samples for {info.world_size} ranks, so no rank gets a batch.",
+            hint="Use fewer ranks or more data; even=False gives each sample to one rank, others get none.",
+        )
     data: Any = loader.dataset
     keyed = draws(data)
     dealt = Dealt(
         order,
         world_size=info.world_size,
-        even=even and not loader.drop_last and info.world_size > 1,
+        even=even,
         keyed=keyed,
     )
     own = rebuild(

@@ -68,6 +68,11 @@ class DistributedLoader:
         """Return the number of batches of a whole epoch on this rank."""
         raise NotImplementedError
 
+    @property
+    def remaining(self) -> int:
+        """Number of batches that are left of the epoch on this rank; less than `len` in a resumed epoch."""
+        raise NotImplementedError
+
     def __iter__(self) -> Iterator[Any]:
         if self._entered:  # The last `for` was left by `break`.
             self._next_epoch()

@@ -187,7 +187,12 @@ class DistributedOrder(Sampler[int]):
     @property
     def finished(self) -> bool:
         """Whether the rest of the epoch, if any, is too small for another step."""
-        return self._end(self._position) <= self._position
+        return self.end_from(self._position) <= self._position
+
+    @property
+    def end(self) -> int:
+        """The global position at which the iteration since the last seek ends."""
+        return self.end_from(self._start)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of `epoch`; nothing changes when it is the current one already."""
@@ -253,9 +258,10 @@ class DistributedOrder(Sampler[int]):
         self.seek(state["epoch"], state["position"])
 
     def _positions(self) -> range:
-        return range(self._start + self._rank, self._end(self._start), self._world_size)
+        return range(self._start + self._rank, self.end, self._world_size)
 
-    def _end(self, start: int) -> int:
+    def end_from(self, start: int) -> int:
+        """Return the global position at which an iteration from `start` ends."""
         if not self.drop_last:
             return self.n
         return start + (self.n - start) // self.global_batch_size * self.global_batch_size

@@ -56,6 +56,11 @@ class TrainSettings:
         for key in config:
             if key not in known:
                 raise ConfigError(f"There is no setting train.{key}.", hint=near_matches(str(key), known))
+        if config.get("clip_norm") is not None and not config["clip_norm"] > 0:
+            raise ConfigError(
+                f"train.clip_norm is {config['clip_norm']}: every gradient would become 0.",
+                hint="Say null to leave gradients as they are.",
+            )
         return cls(**config)
 
     def share(self, world_size: int) -> tuple[int, int]:

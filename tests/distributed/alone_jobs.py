@@ -83,12 +83,12 @@ def _keep_in_memory(d: Distributon, loop: Loop, root: str, step: int) -> None:
 
 
 def copy_that_fails_on_one_rank(root: str) -> list[bool]:
-    """Copy twice, on each rank, where rank 1 can't unpack what rank 0 shares; say what each rank holds."""
+    """Copy twice, on each rank, where rank 1 can not take in what rank 0 shares; say what each rank holds."""
     with Distributon(seed=1) as d:
         loop = Loop(d.launch())
         saves = d._session.saves
         saves.holds = saves.spreads = True
-        with patch.object(saving, "_unpacked", _raising(saving._unpacked, d.rank == 1, "unpack")):
+        with patch.object(saving, "_overlay", _raising(saving._overlay, d.rank == 1, "overlay")):
             _keep_in_memory(d, loop, root, 1)
 
         return [saves.held(Path(root)) is not None, saves._refused]

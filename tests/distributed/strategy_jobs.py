@@ -89,6 +89,39 @@ def layout_leaves_no_trace() -> dict[str, bool]:
         }
 
 
+def layout_runs_no_hooks() -> dict[str, bool]:
+    """Wrap a model whose parameters step by themselves; tell what moved, and whether the hooks run later."""
+    with Distributon() as d:
+        d.launch()
+        torch.manual_seed(0)
+        net = Net()
+        optimizers = {p: torch.optim.AdamW([p], lr=0.01, weight_decay=0.1) for p in net.parameters()}
+        calls: list[str] = []
+
+        def step(parameter: torch.Tensor) -> None:
+            calls.append("accumulated")
+            optimizers[parameter].step()
+
+        for parameter in net.parameters():
+            parameter.register_post_accumulate_grad_hook(step)
+        net.first.weight.register_hook(lambda gradient: calls.append("tensor"))
+        torch.autograd.graph.register_multi_grad_hook(list(net.parameters()), lambda _: calls.append("all"))
+        net.register_full_backward_hook(lambda *_: calls.append("module"))
+        before = weights(net)
+        model = build("ddp").wrap(net, d._here)
+        moved = [name for name, value in weights(net).items() if not torch.equal(value, before[name])]
+        found = {
+            "weights": not moved,
+            "states": not any(optimizer.state for optimizer in optimizers.values()),
+            "hooks": not calls,
+        }
+        x, y = batch_of(0)
+        nn.functional.cross_entropy(model(x), y).backward()
+        found["later"] = set(calls) == {"accumulated", "tensor", "all", "module"}
+        found["stepped"] = all(optimizer.state for optimizer in optimizers.values())
+        return found
+
+
 def exchanges(steps: int, parts: int) -> int:
     """Return how many times gradients were exchanged in `steps` steps of `parts` backward passes."""
     with Distributon(seed=0) as d:

@@ -43,6 +43,9 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
             "IterableDataset": torch.utils.data.IterableDataset,
             "encode": str.encode,
             "validation": [1],
+            "DataLoader": torch.utils.data.DataLoader,
+            "data": torch.utils.data.TensorDataset(torch.randn(64, 1), torch.randn(64, 1)),
+            "mse_loss": torch.nn.functional.mse_loss,
         }
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import SlurmddpError
+from slurmddp.errors import ConfigError, SlurmddpError
 from slurmddp.training import session_state
 from slurmddp.training.loader import CountedLoader, DistributedLoader, distribute, to_device
 
@@ -269,7 +269,36 @@ def test_an_epoch_has_as_many_batches_as_it_says() -> None:
             seed=4,
             accumulate=accumulate,
         )
-        assert len(loader) == len(epoch_of(loader)) == batches
+        assert len(loader) == loader.remaining == len(epoch_of(loader)) == batches
+
+
+@pytest.mark.parametrize("sampler", [None, list(range(20))], ids=["ordered", "own sampler"])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_a_resumed_loader_says_how_many_batches_remain(drop_last: bool, sampler: list[int] | None) -> None:
+    def loader() -> DistributedLoader:
+        return make(numbers(20), batch_size=3, drop_last=drop_last, sampler=sampler)
+
+    first, second = loader(), loader()
+    batches = iter(first)
+    left = [first.remaining]
+    for _ in range(4):
+        next(batches)
+        left.append(first.remaining)
+    whole = 6 if drop_last else 7
+    assert left == [whole - number for number in range(5)]
+    second.load_state_dict(first.state_dict())
+    assert second.remaining == whole - 4 == len(list(second))
+    assert second.remaining == len(second) == whole
+
+
+@pytest.mark.parametrize(("samples", "ranks"), [(1, 2), (3, 4)])
+def test_fewer_samples_than_ranks_are_refused(samples: int, ranks: int) -> None:
+    info = RankInfo(environment="local", rank=0, world_size=ranks, local_world_size=ranks)
+    loader = DataLoader(numbers(samples))
+    with pytest.raises(ConfigError, match=f"has {samples} samples for {ranks} ranks"):
+        distribute(loader, device=CPU, info=info, seed=1)
+    assert len(epoch_of(distribute(loader, device=CPU, info=info, seed=1, even=False))) == 1
+    assert len(distribute(DataLoader(numbers(ranks)), device=CPU, info=info, seed=1)) == 1
 
 
 Pair = namedtuple("Pair", "x y")

@@ -44,6 +44,11 @@ def test_stock_ddp_does_not() -> None:
     assert run_ranks(strategy_jobs.resumed_with_stock_ddp, 4, False) == [False] * 4
 
 
+def test_fixing_the_layout_runs_no_hooks_and_no_optimizer_in_the_backward_pass() -> None:
+    for found in run_ranks(strategy_jobs.layout_runs_no_hooks, 2):
+        assert found == dict.fromkeys(("weights", "states", "hooks", "later", "stepped"), True)
+
+
 def test_fixing_the_layout_leaves_no_trace() -> None:
     for trace in run_ranks(strategy_jobs.layout_leaves_no_trace, 2):
         assert trace == dict.fromkeys(trace, True)

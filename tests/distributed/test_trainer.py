@@ -197,6 +197,9 @@ def test_settings_know_when_something_is_due() -> None:
     assert not settings.is_due(0, 0)
     with pytest.raises(ConfigError, match=r"train\.step\..*Did you mean steps"):
         TrainSettings.build({"step": 1})
+    for wrong in (0, -1.0):
+        with pytest.raises(ConfigError, match="Say null"):
+            TrainSettings.build({"clip_norm": wrong})
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,8 @@ CASES = {
     "nothing": (["nodes=null"], "`nodes` is empty"),
     "infinite": (["train.clip_norm=.inf"], "clip_norm"),
     "no nodes": (["nodes=0"], "at least 1"),
+    "gradients of length 0": (["train.clip_norm=0"], "`train.clip_norm` is 0.*above 0.*train.clip_norm=null"),
+    "messages of size 0": (["strategy.bucket_mb=0"], "above 0.*strategy.bucket_mb=null"),
     "no ranks": (["ranks_per_node=0"], "at least 1"),
     "negative seed": (["seed=-1"], "at least 0"),
     "no steps": (["train.steps=0"], "at least 1"),
