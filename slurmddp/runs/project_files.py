@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 _SECRETS = (".env*", "*.pem", "*.key", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".netrc", ".pypirc")
@@ -49,8 +50,15 @@ def list_files(project_dir: Path, exclude: Sequence[Path]) -> ProjectFiles:
     tracked, new, ignored = _entries(project_dir)
     secrets = [path for path in new if any(fnmatch(path.name, pattern) for pattern in _SECRETS)]
 
+    is_run = cache(_is_run)  # Many files lie in one folder.
+
+    def is_left_out(path: Path) -> bool:
+        if any(path.is_relative_to(folder) for folder in exclude):
+            return True
+        return any(is_run(folder) for folder in (path, *path.parents) if folder.is_relative_to(project_dir))
+
     def taken(paths: set[Path]) -> list[Path]:
-        return sorted(path for path in paths if not _is_left_out(path, project_dir, exclude))
+        return sorted(path for path in paths if not is_left_out(path))
 
     # git lists what lies in an ignored folder as well where that has a .gitignore of its own.
     topmost = {path for path in ignored if not ignored.intersection(path.parents)}
@@ -63,7 +71,7 @@ def list_files(project_dir: Path, exclude: Sequence[Path]) -> ProjectFiles:
 
 def _entries(repository: Path) -> tuple[set[Path], set[Path], set[Path]]:
     """Return the tracked, new and ignored entries of a repository and of those nested in it."""
-    tracked = set(_listed(repository, "--cached"))
+    tracked = {path for path in _listed(repository, "--cached") if os.path.lexists(path)}
     new = set(_listed(repository, "--others", "--exclude-standard"))
     ignored = set(_listed(repository, "--others", "--ignored", "--exclude-standard", "--directory"))
     for path in sorted(tracked | new):
@@ -78,17 +86,12 @@ def _entries(repository: Path) -> tuple[set[Path], set[Path], set[Path]]:
 
 def _listed(repository: Path, *which: str) -> Iterator[Path]:
     for entry in git(repository, "ls-files", "-z", *which).stdout.split(b"\0"):
-        path = repository / os.fsdecode(entry)
-        if entry and os.path.lexists(path):
-            yield path
+        if entry:
+            yield repository / os.fsdecode(entry)
 
 
-def _is_left_out(path: Path, project_dir: Path, exclude: Sequence[Path]) -> bool:
-    """Tell whether `path` is or lies in an excluded folder or a run folder, which is never code."""
-    if any(path.is_relative_to(folder) for folder in exclude):
-        return True
-    inside = [folder for folder in (path, *path.parents) if folder.is_relative_to(project_dir)]
-    return any((folder / "overrides.txt").exists() and (folder / "config.yaml").exists() for folder in inside)
+def _is_run(folder: Path) -> bool:
+    return (folder / "overrides.txt").exists() and (folder / "config.yaml").exists()
 
 
 def _is_cache(path: Path, project_dir: Path) -> bool:
