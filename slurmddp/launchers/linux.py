@@ -25,8 +25,9 @@ _FROM_A_TERMINAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2
 
 
 def _prctl(option: int, value: int | bytes) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+    if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        refused = f"prctl({option}) was refused: {os.strerror(ctypes.get_errno())}."
+        warnings.warn(f"{refused} Processes may be left behind when this one is killed.", stacklevel=3)
 
 
 def die_with_parent(sent: signal.Signals, parent: int | None = None) -> None:

@@ -42,6 +42,12 @@ _SCATTERED = "slurmddp/scattered"
 _VERDICT = "slurmddp/verdict"
 _COMPLETE = "complete"
 _STOPPED = "stopped"
+_SLOW_S = 3.0
+"""A connection takes milliseconds; a name server that does not answer is asked for five seconds and more."""
+_NAMES_HINT = (
+    "Most likely this node's name server does not answer: see how long `getent hosts ADDRESS` takes for an "
+    "address of rank 0's node, and mend /etc/resolv.conf or add the nodes to /etc/hosts."
+)
 _LOGS_HINT = "The logs of the missing ranks say why they did not start."
 
 
@@ -117,7 +123,9 @@ def _host(
     info: RankInfo, addresses: list[Address], deadline: float, stopped: Callable[[], bool]
 ) -> dist.TCPStore:
     """Rank 0: open the store, and answer on the beacon until all ranks have reported."""
+    began = time.monotonic()
     address, store = _serve(info, addresses)
+    is_slow = _warn_if_slow(time.monotonic() - began)
     signed = SignedStore(store, info.launch_id)
     words, notice = Words(info.launch_id), _Notice()
     with Beacon(address, words) as beacon:
@@ -126,7 +134,7 @@ def _host(
             if stopped():
                 signed.compare_set(_VERDICT, _STOPPED)
             if time.monotonic() > deadline:
-                raise _give_up(signed, info)
+                raise _give_up(signed, info, is_slow)
             if notice.is_due():
                 _log.warning("still waiting: %s The others can't begin without.", _missing(signed, info))
             beacon.answer(store.port)
@@ -163,6 +171,13 @@ def _store_on(listener: socket.socket, address: Address) -> dist.TCPStore:
     return dist.TCPStore(address.text, 0, is_master=True, wait_for_workers=False)
 
 
+def _warn_if_slow(seconds: float) -> bool:
+    """Warn if torch took long to connect to its store: for its log it looks up the name of the address."""
+    if seconds > _SLOW_S:
+        _log.warning("torch took %.0f s to connect to its store. %s", seconds, _NAMES_HINT)
+    return seconds > _SLOW_S
+
+
 def _torch_version() -> tuple[int, ...]:
     return tuple(int(part) for part in torch.__version__.split(".")[:2])
 
@@ -182,7 +197,10 @@ def _join(
                 raise _left_early()
             store_port = ask(address, port, words, patience_s)
             if store_port is not None:
-                return _connect(address, store_port, deadline)
+                asked = time.monotonic()
+                store = _connect(address, store_port, deadline)
+                _warn_if_slow(time.monotonic() - asked)
+                return store
             if time.monotonic() > deadline:
                 raise _nobody(info, addresses)
             if notice.is_due():
@@ -273,12 +291,12 @@ def _nodes_in_blocks(info: RankInfo) -> list[int]:
     return nodes if len(nodes) == info.world_size and len(tasks) == len(info.hosts) else []
 
 
-def _give_up(store: SignedStore, info: RankInfo) -> SlurmddpError:
+def _give_up(store: SignedStore, info: RankInfo, is_slow: bool) -> SlurmddpError:
     """Tell the ranks that are here which ones are not, and return the error that says so."""
     message = _missing(store, info)
     store.set(_VERDICT, message)
     time.sleep(2 * _POLL_S)  # The others poll the verdict, and the store ends with this process.
-    return SlurmddpError(message, hint=_LOGS_HINT)
+    return SlurmddpError(message, hint=f"{_LOGS_HINT} {_NAMES_HINT}" if is_slow else _LOGS_HINT)
 
 
 def _nobody(info: RankInfo, addresses: list[Address]) -> SlurmddpError:

@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 from launch_ports import a_launch
 from meetings import WHO, listener, meet, on_two_nodes, rank
 
@@ -129,6 +130,23 @@ def test_without_rank_zero_the_others_say_where_they_looked():
     assert "127.0.0.1" in caught.value.message
     assert str(candidate_ports(launch)[0]) in caught.value.message
     assert "SLURMDDP_MASTER_ADDR" in caught.value.hint
+
+
+def test_a_slow_look_up_of_names_is_told_with_the_ranks_that_are_missing(monkeypatch, caplog):
+    tcp_store = dist.TCPStore
+
+    def slow(*place, **options):
+        time.sleep(0.2)
+        return tcp_store(*place, **options)
+
+    monkeypatch.setattr(rendezvous, "_SLOW_S", 0.1)
+    monkeypatch.setattr(rendezvous.dist, "TCPStore", slow)
+    launch = a_launch()
+    zero, one = meet([rank(0, 3, launch), rank(1, 3, launch)], timeout_s=2.0)
+    assert zero.message.endswith(": rank 2.")
+    assert "name server" in zero.hint
+    assert isinstance(one, SlurmddpError)
+    assert sum("torch took" in record.getMessage() for record in caplog.records) == 2
 
 
 def test_two_processes_with_one_rank_are_refused(patience, reports):

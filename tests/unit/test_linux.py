@@ -1,0 +1,25 @@
+"""What the kernel is asked for at a process's start."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from slurmddp.launchers import linux
+
+
+def refuse(*words: object) -> int:
+    ctypes.set_errno(errno.EPERM)
+    return -1
+
+
+@pytest.mark.parametrize("ask", [lambda: linux.die_with_parent(signal.SIGTERM), linux.adopt_orphans])
+def test_a_request_that_the_kernel_refuses_is_told(ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linux.sys, "platform", "linux")
+    monkeypatch.setattr(linux.ctypes, "CDLL", lambda name, use_errno: SimpleNamespace(prctl=refuse))
+    with pytest.warns(UserWarning, match="Operation not permitted"):
+        ask()
