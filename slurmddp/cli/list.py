@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from slurmddp.errors import ConfigError
-from slurmddp.runs import index
+from slurmddp.runs import hidden, index
+from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.status import RunStatus, statuses
 from slurmddp.runs.table import STATE_STYLES, duration, number, print_table
 from slurmddp.slurm.client import SlurmClient
 
-HEADERS = ("NAME", "STATE", "STEP", "LOSS", "JOB", "AGE", "FOLDER")
+HEADERS = ("NAME", "STATE", "STEP", "LOSS", "JOB", "AGE", "SETTINGS", "FOLDER")
+_SETTINGS_CHARS = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(found: Sequence[RunStatus], now: float) -> None:
+    told = settings(found)
     rows = [
         (
             one.name,
@@ -54,12 +59,35 @@ def _print(found: Sequence[RunStatus], now: float) -> None:
             number(one.loss),
             one.job_id or "-",
             "-" if one.created is None else duration(now - one.created),
+            told[one.path],
             str(one.path.parent),
         )
         for one in found
     ]
     styles = [STATE_STYLES[one.state] for one in found]
     print_table(HEADERS, rows, sys.stdout, right=frozenset({"STEP", "LOSS", "AGE"}), styles=styles)
+
+
+def settings(found: Sequence[RunStatus]) -> dict[Path, str]:
+    """Return the settings typed for each run, less those that all runs with its `name=` share."""
+    typed = {one.path: _typed(RunFolder(one.path)) for one in found}
+    names = {one.path: one.name.rpartition("-")[0] or one.name for one in found}
+    told = {}
+    for path, words in typed.items():
+        alike = [typed[other] for other in typed if names[other] == names[path]]
+        own = [word for word in words if len(alike) == 1 or not all(word in others for others in alike)]
+        text = " ".join(own)
+        told[path] = text if len(text) <= _SETTINGS_CHARS else f"{text[: _SETTINGS_CHARS - 3]}..."
+    return told
+
+
+def _typed(folder: RunFolder) -> list[str]:
+    try:
+        words = shlex.split(folder.overrides_file.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError):
+        return []
+    shown = [word for word in words if word.lstrip("+").partition("=")[0] not in ("name", "cluster")]
+    return [hidden.word_for_readers(word) for word in shown]
 
 
 def steps(one: RunStatus) -> str:

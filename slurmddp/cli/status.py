@@ -97,7 +97,7 @@ def lines(one: RunStatus, ledger: Ledger, now: float) -> Iterator[tuple[str, str
 
 def _awaited(one: RunStatus) -> Iterator[tuple[str, str]]:
     """Yield for which nodes the others wait, as node 0's agent says while there are no ranks."""
-    if one.state != "running" or one.log is None or one.log.name != "node-0.log":
+    if one.state not in ("starting", "running") or one.log is None or one.log.name != "node-0.log":
         return
     for line in logs.tail(one.log, 1):
         if line.startswith(_WAITING):
@@ -154,6 +154,8 @@ def _place(one: RunStatus, now: float) -> Iterator[tuple[str, str]]:
         yield "job", one.job_id + (f" on {one.nodes}" if one.nodes else "")
     if one.attempts:
         yield "attempts", str(one.attempts)
+    if one.before:
+        yield "before", one.before
     if one.started is not None:
         yield "started", _ago(one.started, now)
     if one.ended is not None:

@@ -275,6 +275,8 @@ def _train_here(job: Job, lock: RunLock, *, is_new: bool) -> int:
     remember(folder)
     print(f"run     {folder.name}  ({counted(job.resources.world_size, 'rank')} on this machine)")
     print(f"folder  {folder.path}", flush=True)
+    if job.resources.gpus_per_node and not gpus_here(os.environ):
+        print("This machine shows no GPU: the training runs on its CPUs.")
     # Of another program than the trainer, what rank 0 prints is all that there is to show.
     steps, output = job.program.config["train"]["steps"], not job.program.is_own_trainer
     with RunView(folder, steps, output=output) as view:

@@ -57,6 +57,30 @@ class Attempt:
         return 0 if self.first_step is not None else None
 
 
+def why_stopped(attempt: Attempt) -> str:
+    """Return what stopped an attempt, as a person says it: `time limit`; empty if no record tells."""
+    name = (attempt.signal or "").rpartition("/")[2]  # for a stop file it is the path
+    if name in ("SIGUSR2", "the time limit"):
+        return "time limit"
+    if name == "SIGTERM" and attempt.launcher == "slurm":
+        return "preempted" if attempt.next in AGAIN or attempt.is_open else "SIGTERM"
+    return "on request" if name == "stop" else name
+
+
+def how_ended(attempt: Attempt) -> str:
+    """Return how an attempt ended and at which step: `time limit, at step 200`; for people."""
+    if attempt.is_open:
+        outcome = why_stopped(attempt) or "SLURM took it off its nodes"
+    elif attempt.outcome == "stopped":
+        outcome = why_stopped(attempt) or "stopped"
+    else:
+        outcome = (attempt.outcome or "no outcome given").replace("_", " ")
+    failed = not attempt.is_open and attempt.outcome not in ("stopped", "finished", "cancelled")
+    code = f", exit code {attempt.exit_code}" if failed and attempt.exit_code is not None else ""
+    saved = attempt.saved_step
+    return outcome + code + (f", last save at step {saved}" if saved is not None else ", no save")
+
+
 @dataclass(frozen=True, kw_only=True)
 class History:
     """All attempts of a run, and who was asked to run it."""

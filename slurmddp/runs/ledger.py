@@ -163,13 +163,13 @@ def read_ledger(
     attempts = fold(events).attempts
     seen = found.state != "unknown" and not (attempts and _is_out_of_sight(attempts[-1]))
     active = found.active and not unwritten
-    runs = active and found.state in ("running", "cancelled", "unknown")
+    runs = active and found.state in ("starting", "running", "cancelled", "unknown")
     without_end = sum(one.is_open for one in attempts)
     return account(
         events,
         now=now if seen else metrics.latest(folder).time or 0.0,
         runs=runs,
-        waits=active and seen and found.state in ("queued", "stopped", "running"),
+        waits=active and seen and found.state in ("queued", "stopped", "starting", "running"),
         tells=is_own_trainer(folder.config().get("program")),
         signs=_signs(folder) if without_end > runs else None,  # The file may be long.
     )

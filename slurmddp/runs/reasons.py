@@ -10,7 +10,7 @@ _HELD = "Release it with `scontrol release {job}`, or ask the site why it holds 
 _REASONS: dict[str, tuple[str, str]] = {
     "Priority": ("other jobs stand before it in the queue", _SMALLER),
     "Resources": ("the nodes it needs are busy", _SMALLER),
-    "BeginTime": ("it was put back and waits out SLURM's delay, two minutes on most sites", _PATIENCE),
+    "BeginTime": ("its begin time has not come", _PATIENCE),
     "Dependency": ("it waits for another job to end", _PATIENCE),
     "DependencyNeverSatisfied": (
         "the job it waits for ended in a way that never lets it start",
@@ -85,11 +85,20 @@ _REASONS: dict[str, tuple[str, str]] = {
 }
 
 
-def explain(reason: str, *, run: str, job_id: str) -> tuple[str, str]:
-    """Return why a job waits and what to do; a reason not in the table is passed on as it is."""
+def explain(reason: str, *, run: str, job_id: str, start: str = "", again: bool = False) -> tuple[str, str]:
+    """Return why a job waits and what to do; a reason not in the table is passed on as it is.
+
+    `start`: when SLURM means to start it, if it says so. `again`: the job has run before and was put back.
+    """
     given = reason.strip("() ")
+    if given == "BeginTime" and again:
+        return (
+            f"SLURM put it back and starts it again {f'at {start}' if start else 'after a delay'}",
+            _PATIENCE,
+        )
     for name in sorted(_REASONS, key=len, reverse=True):
         if given.startswith(name):
             why, action = _REASONS[name]
-            return why, action.replace("{run}", run).replace("{job}", job_id)
+            expected = f" (SLURM expects to start it at {start})" if start else ""
+            return why + expected, action.replace("{run}", run).replace("{job}", job_id)
     return (f"SLURM says {given!r}", "") if given else ("SLURM has not looked at it yet", _PATIENCE)

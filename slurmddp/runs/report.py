@@ -17,7 +17,7 @@ from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED
 from slurmddp.runs import figure, hidden
 from slurmddp.runs.failures import read_failure
 from slurmddp.runs.folder import RunFolder, write_atomic
-from slurmddp.runs.history import Attempt, History, fold
+from slurmddp.runs.history import Attempt, History, fold, why_stopped
 from slurmddp.runs.ledger import Ledger, read_ledger
 from slurmddp.runs.metrics import Metrics, read
 from slurmddp.runs.restarts import read_restarts
@@ -34,6 +34,7 @@ TONES = {
     "unknown": "wait",
     "cancelled": "wait",
     "stopped": "wait",
+    "starting": "busy",
     "running": "busy",
     "queued": "busy",
     "preparing": "busy",
@@ -164,7 +165,7 @@ def _ending(newest: Attempt | None, exit_code: int | None, moment: float) -> lis
 
 def _as_of_now(found: RunStatus, exit_code: int | None) -> RunStatus:
     """Judge a run whose last attempt has not written its end: the page is written just before that line."""
-    if found.state != "running":
+    if found.state not in ("starting", "running"):
         return found
     if found.failure is not None:
         return replace(found, state="failed", detail=found.failure.short, advice="")
@@ -250,9 +251,7 @@ def _outcome(attempt: Attempt, folder: RunFolder, history: History, now: RunStat
 def _stopped(attempt: Attempt, folder: RunFolder) -> str:
     """Return that an attempt was stopped, by what, and at a checkpoint if one is known of."""
     known = attempt.saved_step is not None or attempt.resumed_step is not None
-    reason = attempt.signal or ""
-    if folder.stop_file.name in reason.split("/"):
-        reason = "on request"
+    reason = why_stopped(attempt)
     return f"stopped{' at a checkpoint' * known}" + (f" ({reason})" if reason else "")
 
 

@@ -14,13 +14,14 @@ from typing import Any
 from slurmddp.errors import SlurmddpError, SlurmError, plain
 from slurmddp.runs.failures import Failure, read_failure
 from slurmddp.runs.folder import RunFolder
-from slurmddp.runs.history import Attempt, History, read_history
+from slurmddp.runs.history import Attempt, History, how_ended, read_history
 from slurmddp.runs.metrics import Latest, latest
 from slurmddp.runs.process import is_alive
 from slurmddp.runs.restarts import Restart, read_restarts
 from slurmddp.runs.verdict import Verdict, decide
 from slurmddp.slurm.client import Slurm
 from slurmddp.slurm.states import JobState
+from slurmddp.spec import is_own_trainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class RunStatus:
     name: str
     path: Path
     state: str
-    """preparing, queued, running, stopped, finished, failed, cancelled, lost, or unknown."""
+    """preparing, queued, starting, running, stopped, finished, failed, cancelled, lost, or unknown."""
     detail: str
     """Why, in words."""
     advice: str = ""
@@ -47,6 +48,8 @@ class RunStatus:
     created: float | None = None
     started: float | None = None
     ended: float | None = None
+    before: str = ""
+    """How the attempt before the newest one ended, in words."""
     seen: float | None = None
     """When anything was last written: an event or a metric."""
     saved: float | None = None
@@ -92,6 +95,7 @@ class _Read:
     folder: RunFolder
     history: History
     total_steps: int | None
+    tells_first_step: bool
 
     @property
     def is_local(self) -> bool:
@@ -116,6 +120,7 @@ def _read(folder: RunFolder) -> _Read | RunStatus:
             folder=folder,
             history=read_history(folder),
             total_steps=total if isinstance(total, int) else None,
+            tells_first_step=is_own_trainer(program),
         )
     except (SlurmddpError, OSError, ValueError) as error:
         why = plain(error) if isinstance(error, OSError) else error
@@ -135,7 +140,7 @@ def _ask(slurm: Slurm | None, ids: list[str]) -> tuple[dict[str, JobState] | Non
 
 def _judge(read: _Read, jobs: dict[str, JobState] | None, trouble: str) -> RunStatus:
     verdict = _verdict(read, jobs, trouble)
-    if verdict.state in ("lost", "failed") and read.open_slurm_job:
+    if verdict.state in ("lost", "failed", "cancelled") and read.open_slurm_job:
         # The job may have written its end and left between our reading and SLURM's answer: read once more.
         again = _read(read.folder)
         if isinstance(again, _Read) and again.history != read.history:
@@ -159,12 +164,14 @@ def _verdict(read: _Read, jobs: dict[str, JobState] | None, trouble: str) -> Ver
         asked=jobs is not None,
         job=job,
         trouble=trouble,
+        tells_first_step=read.tells_first_step,
     )
 
 
 def _compose(read: _Read, verdict: Verdict) -> RunStatus:
     folder, history = read.folder, read.history
     newest, values = history.newest, latest(folder)
+    is_new = newest is None or values.attempt == newest.number  # not from an attempt before the newest
     failure = read_failure(folder, newest.number) if newest and verdict.state != "finished" else None
     known = RunStatus(
         name=folder.name,
@@ -175,13 +182,14 @@ def _compose(read: _Read, verdict: Verdict) -> RunStatus:
         active=verdict.active,
         job_id=history.job_id,
         attempts=len(history.attempts),
-        step=_reached(newest, values),
+        step=_reached(history, values),
         total_steps=read.total_steps,
-        loss=values.loss,
+        loss=values.loss if is_new else None,
         held_out=values.held_out,
-        rate=values.rate,
+        rate=values.rate if is_new else None,
         rate_unit=values.rate_unit,
         created=history.created,
+        before=_before(folder, history),
         seen=max(filter(None, [newest.seen if newest else None, values.time]), default=None),
         failure=failure,
         restarted=read_restarts(folder, newest) if newest else (),
@@ -214,8 +222,22 @@ def _of_attempts(history: History) -> dict[str, Any]:
     }
 
 
-def _reached(newest: Attempt | None, values: Latest) -> int | None:
-    """Return where the newest ranks stand, which may be behind the step at which those before them died."""
+def _before(folder: RunFolder, history: History) -> str:
+    """Say how the attempt before the newest one ended, with the cause of a failure."""
+    if len(history.attempts) < 2:
+        return ""
+    one = history.attempts[-2]
+    failure = read_failure(folder, one.number)
+    why = f": {failure.short}" if failure is not None and one.outcome == "failed" else ""
+    return f"attempt {one.number} ended: {how_ended(one)}{why}"
+
+
+def _reached(history: History, values: Latest) -> int | None:
+    """Return where the newest ranks stand, which may be behind the step at which those before them died.
+
+    Before they have told a step, it is the newest checkpoint's, from which they go on.
+    """
+    newest = history.newest
     if newest is None:
         return values.step
     since = newest.again_at or -math.inf
@@ -223,7 +245,10 @@ def _reached(newest: Attempt | None, values: Latest) -> int | None:
     saved = newest.saved_step if (newest.saved or 0.0) > since else None
     resumed = newest.resumed_step if newest.again_at is None else newest.again_step
     known = [step for step in (own, saved, resumed) if step is not None]
-    return max(known) if known else values.step
+    if known:
+        return max(known)
+    saves = [one.saved_step for one in history.attempts if one.saved_step is not None]
+    return values.step if values.attempt == newest.number or not saves else saves[-1]
 
 
 def _log(folder: RunFolder, newest: Attempt | None, failure: Failure | None) -> Path | None:

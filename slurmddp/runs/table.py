@@ -12,6 +12,7 @@ _CODES = {"green": "32", "red": "31", "yellow": "33", "blue": "34", "grey": "90"
 STATE_STYLES = {
     "preparing": "blue",
     "queued": "blue",
+    "starting": "green",
     "running": "green",
     "stopped": "yellow",
     "finished": "green",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from slurmddp.runs.history import AGAIN, UNANSWERED, Attempt, History
+from slurmddp.runs.history import AGAIN, UNANSWERED, Attempt, History, how_ended
 from slurmddp.runs.reasons import explain
 from slurmddp.slurm.states import ACTIVE, PENDING, TERMINAL, JobState
 
 STATES = (
-    "preparing", "queued", "running", "stopped", "finished", "failed", "cancelled", "lost", "unknown",
+    "preparing", "queued", "starting", "running", "stopped", "finished", "failed", "cancelled", "lost",
+    "unknown",
 )  # fmt: skip
 
 _RESUME = "Go on with `slurmddp resume {run}`."
@@ -61,12 +62,14 @@ def decide(
     asked: bool = False,
     job: JobState | None = None,
     trouble: str = "",
+    tells_first_step: bool = False,
 ) -> Verdict:
     """Return how a run stands.
 
     `cancelled`, `stop`: that mark is there. `local`, `alive`: it runs without SLURM, and whether its process
     lives.
     `asked`: SLURM answered, with `job` or without knowing it. `trouble`: SLURM's words when it did not.
+    `tells_first_step`: its program records its first step, before which it is starting.
     """
     if history.settled and history.newest is not None and history.last == "ended":
         verdict = _end(history.newest, cancelled)
@@ -81,16 +84,28 @@ def decide(
     elif local:
         verdict = _local(history, alive)
     elif trouble:
-        verdict = Verdict("unknown", f"SLURM does not answer: {trouble}", active=True)
+        said = _folder_only(history)
+        why = f"SLURM does not answer ({trouble.rstrip('.')})"
+        detail = f"{why}; by its folder the run is {said.state}: {said.detail}"
+        verdict = Verdict("unknown", detail, active=True)
     elif not asked:
         verdict = _folder_only(history)
     else:
         verdict = _from_slurm(history, job, run)
     if stop and not verdict.active and not cancelled and _left_on_request(history, verdict, job):
         verdict = _ON_REQUEST
-    elif stop and verdict.active and verdict.state == "running":
+    elif tells_first_step and verdict.state == "running" and _is_starting(history, job):
+        verdict = replace(verdict, state="starting")
+    if stop and verdict.active and verdict.state in ("starting", "running"):
         verdict = replace(verdict, detail=f"{verdict.detail}, asked to stop")
     return replace(verdict, advice=verdict.advice.replace("{run}", run))
+
+
+def _is_starting(history: History, job: JobState | None) -> bool:
+    newest = history.newest
+    if job is not None and job.state == "COMPLETING":
+        return False
+    return newest is not None and newest.is_open and newest.first_step is None and newest.signal is None
 
 
 def _left_on_request(history: History, verdict: Verdict, job: JobState | None) -> bool:
@@ -152,12 +167,15 @@ def _folder_only(history: History) -> Verdict:
         return Verdict("running", f"job {history.job_id}, as far as the run folder says", active=True)
     if newest is not None:
         return Verdict(
-            "stopped", f"attempt {newest.number} ended ({_how(newest)}); it is to go on", active=True
+            "stopped", f"attempt {newest.number} ended ({how_ended(newest)}); it is to go on", active=True
         )
     return Verdict("queued", f"job {history.job_id} was submitted", active=True)
 
 
 def _from_slurm(history: History, job: JobState | None, run: str) -> Verdict:
+    if job is None and history.last != "started":
+        detail = f"SLURM no longer knows job {history.job_id}, which left the queue before it started"
+        return Verdict("cancelled", detail, _RESUME)
     if job is None:
         detail = f"SLURM no longer knows job {history.job_id}, and the run folder has no end"
         return Verdict("lost", detail, _LOGS_OR_RESUME)
@@ -173,14 +191,16 @@ def _from_slurm(history: History, job: JobState | None, run: str) -> Verdict:
 
 
 def _pending(history: History, job: JobState, run: str) -> Verdict:
-    why, action = explain(job.reason, run=run, job_id=history.job_id or "")
     newest = history.newest
+    why, action = explain(
+        job.reason, run=run, job_id=history.job_id or "", start=job.start, again=newest is not None
+    )
     if newest is None:
         return Verdict("queued", f"job {history.job_id} waits: {why}", action, active=True)
     if history.last == "started":
         before = f"SLURM took attempt {newest.number} off its nodes"
     else:
-        before = f"attempt {newest.number} ended ({_how(newest)})"
+        before = f"attempt {newest.number} ended ({how_ended(newest)})"
     if history.last == "submitted" and newest.next not in AGAIN:
         return Verdict("queued", f"{before}; now job {history.job_id} waits: {why}", action, active=True)
     return Verdict("stopped", f"{before}; job {history.job_id} waits to go on: {why}", action, active=True)
@@ -199,7 +219,7 @@ def _running(history: History, job: JobState) -> Verdict:
         return Verdict("running", f"job {history.job_id}{extra}{signal}", active=True)
     if job.state == "COMPLETING" or (history.last == "ended" and newest is not None):
         return Verdict("stopped", f"job {history.job_id} is on its way back into the queue", active=True)
-    return Verdict("running", f"job {history.job_id} has its nodes and is starting", active=True)
+    return Verdict("starting", f"job {history.job_id} has its nodes", active=True)
 
 
 def _over(history: History, job: JobState) -> Verdict:

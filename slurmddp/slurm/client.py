@@ -11,8 +11,10 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -20,9 +22,21 @@ from slurmddp.environments.present import scrub
 from slurmddp.errors import SlurmError
 from slurmddp.slurm.limits import Limits, parse_limits
 from slurmddp.slurm.rejections import ended, hint_for, is_transient
-from slurmddp.slurm.states import JobState, clean_reason, parse_exit, parse_run, parse_state
+from slurmddp.slurm.states import (
+    PENDING,
+    JobState,
+    clean_reason,
+    parse_exit,
+    parse_run,
+    parse_start,
+    parse_state,
+)
 
 RETRY_DELAYS_S = (2.0, 5.0, 10.0, 20.0)
+QUERY_TIMEOUT_S = 10.0
+"""Seconds after which a query counts as unanswered; a person waits for it, and the run folder knows much."""
+_SILENT_S = 3.0
+"""Seconds of a wait of which nothing is said."""
 _IDS_PER_QUERY = 200
 
 
@@ -53,12 +67,31 @@ def on_path() -> bool:
     return shutil.which("sbatch") is not None
 
 
+def _to_stderr(text: str) -> None:
+    with suppress(OSError):
+        print(f"slurmddp: {text}", file=sys.stderr, flush=True)
+
+
 class SlurmClient:
     """The SLURM that the commands on PATH talk to."""
 
-    def __init__(self, *, timeout_s: float = 60.0, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        *,
+        timeout_s: float = 60.0,
+        sleep: Callable[[float], None] = time.sleep,
+        say: Callable[[str], None] = _to_stderr,
+    ) -> None:
+        """Set the patience of the client.
+
+        Args:
+            timeout_s: seconds for a submission; a query has 10 at most.
+            sleep: waits between two tries.
+            say: gets one line about each wait that a person would notice.
+        """
         self._timeout_s = timeout_s
         self._sleep = sleep
+        self._say = say
 
     def submit(self, script: Path, *, token: str, options: Sequence[str] = ()) -> str:
         """Submit `script` once, in spite of a controller that answers late or twice; return the job's id."""
@@ -68,6 +101,7 @@ class SlurmClient:
                 return self._submit_once(command, token)
             except _NotAnswered as error:
                 unanswered = error
+            self._say(f"{unanswered.message} Looking for the job in {delay:g} s, then trying again.")
             self._sleep(delay)
             job_id = self._find_patiently(token, unanswered)
             if job_id is not None:
@@ -125,7 +159,7 @@ class SlurmClient:
         return found
 
     def _queued(self, job_ids: Sequence[str]) -> dict[str, JobState]:
-        command = ["squeue", "--noheader", "--all", "--array", "--states=all", "-o", "%i|%T|%N|%r|%k"]
+        command = ["squeue", "--noheader", "--all", "--array", "--states=all", "-o", "%i|%T|%N|%r|%S|%k"]
         try:
             lines = self._run([*command, "--jobs", ",".join(job_ids)])
         except SlurmError as error:
@@ -173,16 +207,9 @@ class SlurmClient:
 
     def _run(self, command: list[str]) -> str:
         """Run one command and return its standard output; its error output is in the SlurmError otherwise."""
+        limit_s = self._timeout_s if command[0] == "sbatch" else min(self._timeout_s, QUERY_TIMEOUT_S)
         try:
-            done = subprocess.run(
-                command,
-                env=scrub(os.environ),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=self._timeout_s,
-            )
+            done = self._answer(command, limit_s)
         except FileNotFoundError:
             raise SlurmError(
                 f"There is no {command[0]} on this machine's PATH.",
@@ -190,7 +217,7 @@ class SlurmClient:
             ) from None
         except subprocess.TimeoutExpired:
             raise _NotAnswered(
-                f"{command[0]} gave no answer within {self._timeout_s:g} s.",
+                f"{command[0]} gave no answer within {limit_s:g} s.",
                 hint=hint_for("unable to contact"),
             ) from None
         if done.returncode == 0:
@@ -199,6 +226,29 @@ class SlurmClient:
         words += "" if words[-1] in ".!?" else "."
         kind = _NotAnswered if is_transient(words) else SlurmError
         raise kind(f"{command[0]} failed: {ended(words)}", hint=hint_for(words))
+
+    def _answer(self, command: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
+        with subprocess.Popen(
+            command,
+            env=scrub(os.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        ) as process:
+            try:
+                try:
+                    output = process.communicate(timeout=min(_SILENT_S, limit_s))
+                except subprocess.TimeoutExpired:
+                    if limit_s <= _SILENT_S:
+                        raise
+                    self._say(f"{command[0]} has not answered yet; waiting up to {limit_s:g} s for it.")
+                    output = process.communicate(timeout=limit_s - _SILENT_S)
+            except BaseException:
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(command, process.returncode, *output)
 
 
 class _NotAnswered(SlurmError):
@@ -230,12 +280,14 @@ def _comment(token: str, options: Sequence[str]) -> str:
 
 
 def _from_squeue(line: str) -> JobState:
-    job_id, state, nodes, reason, comment = [*line.split("|", 4), "", "", "", ""][:5]
+    job_id, state, nodes, reason, start, comment = [*line.split("|", 5), "", "", "", "", ""][:6]
+    waits = parse_state(state) in PENDING
     return JobState(
         job_id=job_id.strip(),
         state=parse_state(state),
         nodes=nodes.strip(),
         reason=clean_reason(reason),
+        start=parse_start(start) if waits else "",
         run=parse_run(comment),
     )
 

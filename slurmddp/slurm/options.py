@@ -40,7 +40,7 @@ def sbatch_options(job: Job) -> dict[str, Option]:
     """Return everything the job asks of SLURM, by the long names of sbatch, sorted; raises ConfigError."""
     cluster, resources = job.cluster, job.resources
     options: dict[str, Option | None] = {
-        "job-name": job_name(job.name),
+        "job-name": job_name(job.run_name),
         "nodes": resources.all_nodes,
         "no-kill": True if job.outlives_nodes else None,
         "ntasks-per-node": 1,

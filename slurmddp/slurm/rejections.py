@@ -38,6 +38,11 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "Choose another partition=; `sinfo -s` lists them.",
     ),
     (
+        r"configuration source|slurm\.conf",
+        "SLURM's programs are here, but no SLURM: go to a login node, start one with `slurmddp sandbox up`, "
+        "or train here with launcher=local.",
+    ),
+    (
         r"wckey",
         "This site asks for a workload key: put `wckey: ...` under `sbatch:` in the cluster file.",
     ),

@@ -48,6 +48,8 @@ class JobState:
     """One of `ALL`, or `UNKNOWN`."""
     reason: str = ""
     """Why it waits or ended, in SLURM's word; empty when SLURM gives none."""
+    start: str = ""
+    """When SLURM expects to start a waiting job, by its own clock; empty when it does not say."""
     nodes: str = ""
     """Hostlist of the nodes that it holds or held."""
     exit_code: int | None = None
@@ -90,6 +92,12 @@ def parse_run(comment: str) -> str:
     """Return the run that the token in a job's comment names, as `submission.new_token` writes it."""
     match = re.search(r"(?:^|\s)slurmddp:([^:\s]+):[0-9a-f]{12}(?:\s|$)", comment)
     return match[1] if match else ""
+
+
+def parse_start(text: str) -> str:
+    """Return SLURM's `2026-11-22T23:03:10` with a blank in its middle; `N/A` and the like are no time."""
+    time = text.strip()
+    return time.replace("T", " ") if re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:]+", time) else ""
 
 
 def clean_reason(text: str) -> str:

@@ -227,7 +227,7 @@ def test_stop_leaves_a_file_and_says_what_will_happen(make_run, slurm, capsys):
     assert "saves a checkpoint, ends with exit code 75 and is not put back" in said
     assert f"slurmddp resume {folder.name}" in said
     assert main(["status", "gpt"]) == 0
-    assert "running: job 7, asked to stop" in capsys.readouterr().out
+    assert "starting: job 7, asked to stop" in capsys.readouterr().out
     end(folder, "stopped", code=75)
     assert main(["status", "gpt"]) == 0
     said = capsys.readouterr().out
@@ -357,7 +357,7 @@ def test_resume_goes_on_in_the_same_folder(make_run, slurm, resumed, outcome):
     assert (found.path, changes) == (folder.path, ["partition=high", "time_limit=2h"])
 
 
-@pytest.mark.parametrize(("state", "said"), [("PENDING", "is queued"), ("RUNNING", "is running")])
+@pytest.mark.parametrize(("state", "said"), [("PENDING", "is queued"), ("RUNNING", "is starting")])
 def test_resume_leaves_alone_what_is_still_there(make_run, slurm, resumed, capsys, state, said):
     submit(make_run())
     slurm.set_state("7", state)

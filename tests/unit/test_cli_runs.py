@@ -30,18 +30,33 @@ def test_list_shows_every_run(make_run, slurm, capsys):
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = {line.split()[0]: line for line in lines}
-    assert lines[0].split() == ["NAME", "STATE", "STEP", "LOSS", "JOB", "AGE", "FOLDER"]
+    assert lines[0].split() == ["NAME", "STATE", "STEP", "LOSS", "JOB", "AGE", "SETTINGS", "FOLDER"]
     assert "queued" in rows["gpt-00000001"]
     assert "finished" in rows["resnet-00000002"]
     assert "400/400" in rows["resnet-00000002"]
     assert "1.5000" in rows["resnet-00000002"]
 
 
+def test_list_tells_runs_of_one_name_apart_by_what_was_typed(make_run, slurm, capsys):
+    for seed in (1, 2):
+        folder = make_run(f"gpt-0000000{seed}")
+        typed = f"+cluster=big\nname=gpt\ntrain.steps=400\nseed={seed}\n'data.path=a b'\n"
+        folder.overrides_file.write_text(typed)
+    other = make_run("mlp-00000003")
+    other.overrides_file.write_text(f"optimizer.lr=0.1\ndata.path={'x' * 99}\n")
+    assert main(["list"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    for seed in (1, 2):
+        assert f"seed={seed}" in lines[f"gpt-0000000{seed}"]
+        assert "train.steps" not in lines[f"gpt-0000000{seed}"] and "big" not in lines[f"gpt-0000000{seed}"]
+    assert "optimizer.lr=0.1 data.path=xxx" in lines["mlp-00000003"] and "xxx..." in lines["mlp-00000003"]
+
+
 def test_list_as_json_is_for_programs(make_run, slurm, capsys):
     submit(make_run())
     assert main(["list", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    assert (row["name"], row["state"], row["job_id"]) == ("gpt-0a1b2c3d", "lost", "7")
+    assert (row["name"], row["state"], row["job_id"]) == ("gpt-0a1b2c3d", "cancelled", "7")
 
 
 def test_list_is_limited_and_says_so(make_run, slurm, capsys):
@@ -255,7 +270,7 @@ def test_status_as_json(make_run, slurm, capsys):
     submit(make_run())
     assert main(["status", "gpt", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["state"] == "lost"
+    assert found["state"] == "cancelled"
     assert found["total_steps"] == 400
 
 

@@ -261,7 +261,7 @@ def test_the_page_written_just_before_the_end_says_how_it_ends(folder, code, ver
 
 def test_the_end_of_a_program_of_ones_own_is_known_by_its_code(folder):
     event(folder, "started", 100.0, attempt=0, job_id="7", nodes="node1", launcher="slurm")
-    assert "running" in page_of(folder).text
+    assert "starting" in page_of(folder).text
     assert "finished" in page_of(folder, exit_code=0).text
 
 

@@ -110,7 +110,7 @@ def test_an_attempt_that_was_stopped_without_a_checkpoint_does_not_claim_one(fol
     page = write_report(folder).read_text()
     assert re.findall(r'data-label="Outcome" class="wait">([^<]*)<', page) == [
         "stopped (on request)",
-        "stopped at a checkpoint (SIGUSR2)",
+        "stopped at a checkpoint (time limit)",
     ]
 
 

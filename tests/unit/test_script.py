@@ -83,7 +83,7 @@ def test_the_header_is_sorted_and_stands_before_any_command() -> None:
 
 def test_nothing_is_asked_for_that_was_not_set() -> None:
     assert header(make_job()) == [
-        "job-name=gpt",
+        "job-name=gpt-0123abcd",
         "nodes=2",
         "ntasks-per-node=1",
         "open-mode=append",
@@ -183,7 +183,7 @@ def test_values_that_no_script_can_carry_are_refused(changes: dict[str, object],
     ],
 )
 def test_job_names_fit_slurms_tables(name: str, expected: str) -> None:
-    assert sbatch_options(make_job(name=name))["job-name"] == expected
+    assert sbatch_options(make_job(run_name=name))["job-name"] == expected
 
 
 def test_percent_signs_of_a_folder_are_no_file_patterns() -> None:

@@ -146,6 +146,46 @@ def test_a_program_that_hangs_is_no_answer(
         SlurmClient(timeout_s=0.2).jobs(["1"])
 
 
+def test_a_person_is_told_of_a_wait_and_a_query_gives_up_before_a_submission_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "squeue").write_text("#!/bin/sh\nexec sleep 30\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(client, "QUERY_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(client, "_SILENT_S", 0.1)
+    said: list[str] = []
+    with pytest.raises(SlurmError, match=r"squeue gave no answer within 0\.4 s"):
+        SlurmClient(say=said.append).jobs(["1"])
+    assert said == ["squeue has not answered yet; waiting up to 0.4 s for it."]
+
+
+def test_a_waiting_job_says_when_it_starts(programs: FakePrograms, slurm: SlurmClient, script: Path) -> None:
+    job_id = slurm.submit(script, token="t:1")
+    assert slurm.jobs([job_id])[job_id].start == ""
+    programs.write("start", "2026-11-22T23:03:10\n")
+    assert slurm.jobs([job_id])[job_id].start == "2026-11-22 23:03:10"
+    programs.write(f"jobs/{job_id}", "RUNNING|n1||\n")
+    assert slurm.jobs([job_id])[job_id].start == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("sbatch: error: Batch job submission failed: Invalid feature specification", "`constraint`"),
+        ("sbatch: fatal: Could not establish a configuration source", "launcher=local"),
+        ("sbatch: error: Memory specification can not be satisfied", "mem_request"),
+    ],
+)
+def test_a_refusal_is_a_sentence_and_its_hint_another(
+    programs: FakePrograms, slurm: SlurmClient, script: Path, words: str, hint: str
+) -> None:
+    programs.write("refusal", words + "\n")
+    with pytest.raises(SlurmError) as caught:
+        slurm.submit(script, token="t:1")
+    assert f"{words}. " in str(caught.value) and hint in caught.value.hint
+
+
 def test_accounting_answers_for_what_squeue_has_forgotten(
     programs: FakePrograms, slurm: SlurmClient, script: Path
 ) -> None:

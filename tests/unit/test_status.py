@@ -20,6 +20,8 @@ from slurmddp.slurm.states import ALL, TERMINAL, JobState
 
 SUBMITTED = {"event": "submitted", "time": 100.0, "job_id": "7", "submitter": "sbatch"}
 RESUBMITTED = {"event": "submitted", "time": 400.0, "job_id": "8", "submitter": "sbatch"}
+FIRST_STEP = {"event": "first_step", "time": 120.0, "attempt": 0, "step": 1}
+SAVED = {"event": "saved", "time": 160.0, "attempt": 0, "step": 200, "seconds": 0.1}
 CANCELLED = {"event": "cancelled", "time": 300.0, "job_id": "7"}
 
 
@@ -112,12 +114,13 @@ def test_the_folder_alone_settles_an_ended_run(folder, events, state):
     ("events", "job", "state", "active"),
     [
         ([SUBMITTED], "PENDING", "queued", True),
-        ([SUBMITTED], "RUNNING", "running", True),
-        ([SUBMITTED], "CONFIGURING", "running", True),
-        ([SUBMITTED], None, "lost", False),
+        ([SUBMITTED], "RUNNING", "starting", True),
+        ([SUBMITTED], "CONFIGURING", "starting", True),
+        ([SUBMITTED], None, "cancelled", False),
         ([SUBMITTED], "FAILED", "failed", False),
-        ([SUBMITTED, started()], "RUNNING", "running", True),
-        ([SUBMITTED, started()], "COMPLETING", "running", True),
+        ([SUBMITTED, started()], "RUNNING", "starting", True),
+        ([SUBMITTED, started(), FIRST_STEP], "RUNNING", "running", True),
+        ([SUBMITTED, started(), FIRST_STEP], "COMPLETING", "running", True),
         ([SUBMITTED, started()], "PENDING", "stopped", True),
         ([SUBMITTED, started()], None, "lost", False),
         ([SUBMITTED, started()], "COMPLETED", "lost", False),
@@ -128,7 +131,7 @@ def test_the_folder_alone_settles_an_ended_run(folder, events, state):
         ([SUBMITTED, started()], "NEW_IN_2030", "unknown", True),
         ([SUBMITTED, started(), ended("stopped", "requeue", code=75)], "PENDING", "stopped", True),
         ([SUBMITTED, started(), ended("stopped", "requeue", code=75)], "COMPLETING", "stopped", True),
-        ([SUBMITTED, started(), ended("stopped", "requeue", code=75)], None, "lost", False),
+        ([SUBMITTED, started(), ended("stopped", "requeue", code=75)], None, "cancelled", False),
         ([SUBMITTED, started(), ended("failed", "requeue", code=1)], "PENDING", "stopped", True),
         (
             [SUBMITTED, started(), ended("failed", code=1), SUBMITTED | {"job_id": "9"}],
@@ -214,6 +217,8 @@ def test_without_slurm_the_folder_is_believed(folder):
     write(folder, SUBMITTED)
     assert status(folder, None).state == "queued"
     write(folder, started())
+    assert status(folder, None).state == "starting"
+    write(folder, FIRST_STEP)
     assert status(folder, None).state == "running"
     write(folder, ended("stopped", "requeue", code=75))
     assert status(folder, None).state == "stopped"
@@ -308,7 +313,7 @@ def test_a_damaged_folder_is_told_and_stops_no_list(folder, tmp_path):
         ("ReqNodeNotAvail, UnavailableNodes:node[3-4]", "drained or reserved", "sinfo -R"),
         ("JobHeldUser", "held by you", "scontrol release 7"),
         ("launch failed requeued held", "could not start it", "scontrol release 7"),
-        ("BeginTime", "two minutes", "Nothing to do"),
+        ("BeginTime", "its begin time has not come", "Nothing to do"),
         ("SomethingNew", "SomethingNew", ""),
         ("", "not looked at it yet", "Nothing to do"),
     ],
@@ -317,6 +322,64 @@ def test_reasons_are_explained(reason, said, advice):
     why, action = explain(reason, run="gpt", job_id="7")
     assert said in why
     assert advice in action
+
+
+def test_a_job_that_was_put_back_says_when_it_starts_again():
+    start = "2026-11-22 23:03:10"
+    why, _ = explain("BeginTime", run="gpt", job_id="7", start=start, again=True)
+    assert why == f"SLURM put it back and starts it again at {start}"
+    why, _ = explain("BeginTime", run="gpt", job_id="7", start=start)
+    assert why == f"its begin time has not come (SLURM expects to start it at {start})"
+
+
+def signalled(name, attempt=0):
+    return {"event": "signalled", "time": 150.0, "attempt": attempt, "signal": name, "rank": 0}
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ([signalled("SIGTERM"), ended("stopped", "requeue", code=75)], "preempted, no save"),
+        (
+            [signalled("SIGUSR2"), SAVED, ended("stopped", "requeue", code=75)],
+            "time limit, last save at step 200",
+        ),
+        ([signalled("the time limit"), ended("stopped", "requeue", code=75)], "time limit, no save"),
+        (
+            [signalled("/runs/gpt/stop"), SAVED, ended("stopped", code=75)],
+            "on request, last save at step 200",
+        ),
+        ([SAVED], "SLURM took it off its nodes, last save at step 200"),
+        ([ended("failed", "requeue", code=137)], "failed, exit code 137, no save: rank 3 on node2"),
+    ],
+)
+def test_how_the_attempt_before_ended_is_told(folder, events, said):
+    write(folder, SUBMITTED, started(), *events, started(1))
+    folder.log_dir(0).mkdir(parents=True)
+    if "rank 3" in said:
+        folder.failure_file(0).write_text(json.dumps({"rank": 3, "host": "node2", "signal": "SIGSEGV"}))
+    found = status(folder, None)
+    assert found.before.startswith(f"attempt 0 ended: {said}")
+    assert found.state == "starting"
+
+
+def test_an_attempt_that_starts_shows_the_step_it_goes_on_from_and_nothing_of_the_one_before(folder):
+    write(folder, SUBMITTED, started(), FIRST_STEP, SAVED)
+    append_line(
+        folder.metrics_file, {"step": 217, "attempt": 0, "time": 190.0, "loss": 3.0, "tokens_per_s": 9.0}
+    )
+    write(folder, ended("failed", "requeue", code=137))
+    assert (status(folder, None).step, status(folder, None).loss) == (217, 3.0)
+    write(folder, started(1))
+    found = status(folder, None)
+    assert (found.state, found.step, found.loss, found.rate) == ("starting", 200, None, None)
+
+
+def test_a_script_that_tells_no_first_step_runs_as_soon_as_it_has_started(folder):
+    with folder.config_file.open("a") as stream:
+        stream.write("program:\n  script: train.py\n")
+    write(folder, SUBMITTED, started())
+    assert status(folder, None).state == "running"
 
 
 def test_a_pending_run_says_why_and_what_to_do(folder):
@@ -347,7 +410,7 @@ def test_a_local_run_is_judged_by_its_process(folder):
     write(folder, local(os.getpid()))
     slurm = CountingSlurm()
     found = status(folder, slurm)
-    assert (found.state, found.active) == ("running", True)
+    assert (found.state, found.active) == ("starting", True)
     assert str(os.getpid()) in found.detail
     assert slurm.queries == []
 
@@ -368,7 +431,7 @@ def test_a_stranger_with_the_same_number_is_not_the_run(folder):
 def test_a_local_run_on_another_host_can_not_be_seen(folder):
     write(folder, local(1, host="some-other-host"))
     found = status(folder, None)
-    assert found.state == "running"
+    assert found.state == "starting"
     assert "can't be seen" in found.detail
 
 
