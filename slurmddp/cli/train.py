@@ -227,7 +227,7 @@ def _submit(job: Job, *, is_new: bool) -> int:
     from slurmddp.runs.prepare import prepare
     from slurmddp.slurm import client
 
-    slurm, folder = client.SlurmClient(), RunFolder(job.run_dir)
+    slurm, folder, asked = client.SlurmClient(), RunFolder(job.run_dir), False
     try:
         if (found := submission.settle(folder, slurm, print)) is not None:
             remember(folder)
@@ -235,9 +235,10 @@ def _submit(job: Job, *, is_new: bool) -> int:
             return already_active(_status(folder))
         if not is_new:
             prepare(job, _script(job))
+        asked = True
         job_id = submitter.build(job.submitter, slurm).submit(job)
     except BaseException as error:
-        if not isinstance(error, SlurmddpError) or getattr(error, "may_be_queued", False):
+        if asked and (not isinstance(error, SlurmddpError) or getattr(error, "may_be_queued", False)):
             with suppress(OSError):
                 folder.add_event(UNANSWERED, submitter=job.submitter)
             remember(folder)

@@ -18,6 +18,7 @@ from slurmddp.cli.main import main
 from slurmddp.errors import (
     EXIT_CONFIG,
     EXIT_FAILED,
+    EXIT_INTERRUPTED,
     EXIT_RUN_STATE,
     EXIT_SLURM,
     EXIT_STOPPED,
@@ -227,6 +228,17 @@ def test_a_submission_that_may_have_worked_is_kept_and_told_of(
     assert len(slurm.submissions) == 1
     assert main(["train", *BIG]) == 0
     assert "is queued already: job 1" in capsys.readouterr().out
+
+
+def test_a_command_that_is_interrupted_before_sbatch_leaves_nothing(
+    project: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("slurmddp.launchers.submission.settle", interrupted)
+    assert main(["train", *BIG]) == EXIT_INTERRUPTED
+    assert not (project / "runs").exists() and not slurm.submissions
 
 
 def test_without_slurm_a_job_is_refused_before_anything_is_written(
