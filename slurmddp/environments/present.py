@@ -58,6 +58,7 @@ _JOB_NAMES = frozenset(
         "SLURMDDP_EMULATED",
         "SLURMDDP_RUN_DIR",
         "SLURMDDP_ATTEMPT",
+        "SLURMDDP_SCRIPT_PID",
         IMPORTS_VARIABLE,
         GENERATION_VARIABLE,
         LOOK_VARIABLE,

@@ -32,7 +32,7 @@ from slurmddp.launchers.control.link import Link, open_link
 from slurmddp.launchers.crew import Crew, Work
 from slurmddp.launchers.events import Events, Line
 from slurmddp.launchers.generation import Rules, rules_of
-from slurmddp.launchers.hostless import put_back
+from slurmddp.launchers.hostless import put_back, script_is_gone
 from slurmddp.launchers.keeper import Keeper
 from slurmddp.launchers.loop import AgentLoop
 from slurmddp.launchers.node import PRELOAD, enter_project, import_for_all
@@ -89,7 +89,7 @@ def run(
         _write_exit_file(folder, attempt, node.node_rank, code)
         if node.node_rank == 0 and code != EXIT_STOPPED and not superseded(folder, attempt):
             _try_report(report, folder, code)
-    if agent.lost_lead:
+    if agent.lost_lead or (node.node_rank == 0 and script_is_gone(os.environ)):
         put_back(folder, os.environ)
     # Told of a failure, srun ends its step by number, and the later attempt's step has the same number.
     return EXIT_FINISHED if superseded(folder, attempt) else code

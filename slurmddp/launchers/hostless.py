@@ -1,12 +1,14 @@
-"""What an agent does when it has lost node 0: the batch script ran there, and may be gone with its host.
+"""What an agent does when the batch script is gone: with node 0, on which it ran, or killed alone.
 
 SLURM leaves a job alone that may lose nodes, also when that was its first: it would stay, without anybody to
-end it, until its time limit. And where a site refuses to put jobs back, only the batch script submits a
-successor. So an agent that is left runs the script's own lines for that (`hostless` in `job.sbatch`).
+end it, until its time limit. A job whose script was killed has failed for SLURM. And where a site refuses to
+put jobs back, only the batch script submits a successor. So an agent that is left runs the script's own
+lines for that (`hostless` in `job.sbatch`).
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -14,8 +16,22 @@ from collections.abc import Mapping
 from slurmddp.runs.folder import RunFolder
 
 
+def script_is_gone(environ: Mapping[str, str]) -> bool:
+    """Return whether the batch script that started this agent, on the same host, runs no more."""
+    pid = environ.get("SLURMDDP_SCRIPT_PID", "")
+    if not pid.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass  # The number may be another process's by now; SLURM tells.
+    return False
+
+
 def put_back(folder: RunFolder, environ: Mapping[str, str]) -> None:
-    """Let the script see to the job if SLURM has lost its first node; returns when that is done, or seen.
+    """Let the script's lines requeue the job if its script is gone; returns when that is done, or seen.
 
     It may take a quarter of an hour, since SLURM takes its time: end the ranks before. Nothing is
     done in a local run, nor where SLURM's commands are not at hand (in a container).

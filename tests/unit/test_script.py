@@ -207,7 +207,7 @@ def test_values_reach_the_shell_unchanged(value: str) -> None:
 def test_setup_lines_stand_as_they_are_before_the_ranks_start() -> None:
     text = render(make_job(setup=("module load cuda", 'source "$HOME/env/bin/activate"')))
     assert 'set +u\nmodule load cuda\nsource "$HOME/env/bin/activate"\n        { set +e +x -u; } ' in text
-    assert text.index("module load cuda") < text.index("    srun ")
+    assert text.index("module load cuda") < text.index(" srun --nodes")
 
 
 def test_rendering_imports_no_template_engine_before_it_is_asked() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from script_nodes import ask_hostless, first_is_lost, refusing, run, slurmd
+from script_nodes import PUT_BACK, ask_hostless, first_is_lost, refusing, run, slurmd
 from script_run import Run
 
 from slurmddp.runs.failures import read_failure
@@ -13,7 +13,7 @@ __all__ = ["refusing", "run", "slurmd"]
 
 
 def test_the_first_node_is_named(run: Run, refusing: int) -> None:
-    assert ask_hostless(first_is_lost(run, port=refusing)) == ["requeue 41"]
+    assert ask_hostless(first_is_lost(run, port=refusing)) == PUT_BACK
     found = read_failure(run.folder, 0)
     assert found is not None
     assert found.sentence == "the agent on n1 left no word: it was killed, or its host is gone"

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from script_nodes import NODE, ask_hostless, first_is_lost, of_three, refusing, run, slurmd
+from script_nodes import NODE, PUT_BACK, ask_hostless, first_is_lost, of_three, refusing, run, slurmd
 from script_run import RUNNING, SAVE, Run
 from slurm_jobs import make_job
 
@@ -37,7 +37,10 @@ def test_the_job_and_its_step_outlive_a_node(changes: dict[str, int]) -> None:
     text = render(job)
     assert sbatch_options(job)["no-kill"] is True
     assert f"#SBATCH --nodes={asked}\n" in text and "#SBATCH --no-kill\n" in text
-    assert f"srun --nodes={asked} --ntasks={asked} --ntasks-per-node=1 \\\n            --no-kill \\\n" in text
+    assert (
+        f"srun --nodes={asked} --ntasks={asked} --ntasks-per-node=1 \\\n                --no-kill \\\n"
+        in text
+    )
     assert "--kill-on-bad-exit=0 " in text
     assert job.resources.world_size == 8
 
@@ -149,8 +152,8 @@ def test_a_person_who_cancels_a_job_that_lost_a_node_is_heard(ended: Run, slurmd
 def test_a_job_that_outlived_its_first_node_is_put_back_by_another(run: Run, refusing: int) -> None:
     """SLURM leaves such a job alone, and its script is gone: it would stay until its time limit."""
     first_is_lost(run, port=refusing)
-    assert ask_hostless(run) == ["requeue 41"]
-    assert ask_hostless(run) == ["requeue 41"], "each agent asks, one is enough"
+    assert ask_hostless(run) == PUT_BACK
+    assert ask_hostless(run) == PUT_BACK, "each agent asks, one is enough"
     assert run.folder.attempts() == [0]
 
 
@@ -183,7 +186,7 @@ def test_an_agent_that_was_cut_off_itself_leaves_it_to_others_to_ask_again(
     first_is_lost(run, port=slurmd.getsockname()[1])
     assert ask_hostless(run) == []
     slurmd.close()
-    assert ask_hostless(run) == ["requeue 41"]
+    assert ask_hostless(run) == PUT_BACK
 
 
 @pytest.mark.parametrize("file", ["stop", "cancelled"])
