@@ -14,11 +14,11 @@ from slurm_jobs import FakePrograms
 
 from slurmddp import config
 from slurmddp.cli import train
+from slurmddp.cli.errors_text import EXIT_INTERRUPTED
 from slurmddp.cli.main import main
 from slurmddp.errors import (
     EXIT_CONFIG,
     EXIT_FAILED,
-    EXIT_INTERRUPTED,
     EXIT_RUN_STATE,
     EXIT_SLURM,
     EXIT_STOPPED,
