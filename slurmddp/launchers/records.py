@@ -20,7 +20,7 @@ from slurmddp.launchers.watch.culprit import RankReport
 from slurmddp.launchers.watch.stragglers import Straggler
 from slurmddp.runs.durable import write_small
 from slurmddp.runs.fence import superseded
-from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.folder import RunFolder, is_there
 
 
 def say(text: str) -> None:
@@ -70,10 +70,8 @@ class Records:
 
     def is_over(self) -> bool:
         """Whether a person has ended the run, or a later attempt has begun."""
-        with suppress(OSError):  # A file server that does not answer now says nothing about it.
-            if self._folder.stop_file.exists() or self._folder.cancelled_file.exists():
-                return True
-        return superseded(self._folder, self._attempt)
+        marks = (self._folder.stop_file, self._folder.cancelled_file)
+        return any(map(is_there, marks)) or superseded(self._folder, self._attempt)
 
     def failure(self) -> Failure | None:
         """Return the failure that the attempt has ended with, if it has; None also where it can't be read."""

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-_SHARE = 0.9
-"""Of what is left a copy may take so much; training itself may still grow."""
+_SHARE = 0.5
+"""Copies may take so much of what is left. They are made before the first step; activations come later."""
 _V1 = (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
 _V2 = (("memory.max", "memory.high"), "memory.current", "inactive_file")
 

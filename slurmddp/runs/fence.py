@@ -6,28 +6,15 @@ The number of an attempt is its token, and the folder that claims it under `logs
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 from slurmddp.errors import SupersededError
-from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.folder import RunFolder, is_there
 
 
 def superseded(folder: RunFolder, attempt: int) -> bool:
     """Whether a later attempt of the run has begun; a folder that can't be read says no."""
-    later = folder.log_dir(attempt + 1)
-    try:
-        # Opening a folder makes a network file system ask its server, where a look-up may answer from memory.
-        logs = os.open(later.parent, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return False
-    try:
-        os.stat(later.name, dir_fd=logs)
-    except OSError:
-        return False
-    finally:
-        os.close(logs)
-    return True
+    return is_there(folder.log_dir(attempt + 1))
 
 
 def refuse_superseded(environ: Mapping[str, str]) -> None:

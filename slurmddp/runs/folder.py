@@ -28,6 +28,25 @@ def write_atomic(path: Path, text: str) -> None:
         stream.write(text.encode())
 
 
+def is_there(path: Path) -> bool:
+    """Return whether `path` exists, and False where that can't be found out.
+
+    A network file system may answer a look-up from memory, for up to a minute. Opening the folder makes it
+    ask its server.
+    """
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return False
+    try:
+        os.stat(path.name, dir_fd=folder)
+    except OSError:
+        return False
+    finally:
+        os.close(folder)
+    return True
+
+
 def append_line(path: Path, record: dict[str, Any]) -> None:
     """Append one JSON line with a single write, so that lines of several writers do not mix.
 

@@ -88,8 +88,8 @@ class GPT(nn.Module):
         length = ids.shape[1]
         if length > self.context:
             raise ConfigError(
-                f"The model was given {length} tokens and has a context of {self.context}.",
-                hint="Set model.context and data.context to the same number.",
+                f"The data gives sequences of {length} tokens, and model.context is {self.context}.",
+                hint=f"Set model.context={length}, or let the data give shorter sequences.",
             )
         x = self.dropout(self.tokens(ids) + self.positions(torch.arange(length, device=ids.device)))
         for block in self.blocks:

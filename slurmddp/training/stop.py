@@ -25,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 
 from slurmddp.errors import RankFailure
+from slurmddp.runs.folder import is_there
 from slurmddp.training.signals import StopSignals
 from slurmddp.training.stop_board import DECISION_POLL_S, STORE_TIMEOUT_S, Board, Store
 
@@ -46,10 +47,7 @@ def signal_reason(signals: StopSignals | None, rank: int) -> str | None:
 
 def file_reason(stop_file: Path | None) -> str | None:
     """Return the stop file's name if it is there."""
-    try:
-        return f"the file {stop_file}" if stop_file and stop_file.exists() else None
-    except OSError:  # a file system that does not answer now says nothing about stopping
-        return None
+    return f"the file {stop_file}" if stop_file and is_there(stop_file) else None
 
 
 class StopAgreement:

@@ -305,8 +305,11 @@ class Training:
 def _pair(batch: Any) -> tuple[Any, torch.Tensor]:
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]
+    found = f"of type {type(batch).__name__}"
+    if isinstance(batch, (tuple, list)):
+        found = f"of {len(batch)} parts"
     raise ConfigError(
-        f"The data gives batches of type {type(batch).__name__}; the trainer needs pairs (inputs, targets).",
+        f"The data gives batches {found}; the trainer needs pairs (inputs, targets).",
         hint="Return pairs from the data set, or name your own training function in program._target_.",
     )
 

@@ -124,7 +124,7 @@ def test_what_goes_wrong_in_the_writer_reaches_all_ranks_at_the_next_occasion(tm
 
 @pytest.mark.parametrize(
     ("available", "slots", "words"),
-    [(100 << 20, 2, ""), (3 << 20, 1, "one copy is held in place of two"), (1 << 20, 0, "training waits")],
+    [(100 << 20, 2, ""), (5 << 20, 1, "one copy is held in place of two"), (1 << 20, 0, "training waits")],
 )
 def test_memory_that_is_short_means_fewer_copies_and_the_same_checkpoints(
     tmp_path: Path, available: int, slots: int, words: str

@@ -87,5 +87,5 @@ def test_impossible_sizes(changes, message: str) -> None:
 
 
 def test_more_tokens_than_context() -> None:
-    with pytest.raises(ConfigError, match="given 9 tokens and has a context of 8"):
+    with pytest.raises(ConfigError, match=r"of 9 tokens, and model\.context is 8\. Set model\.context=9"):
         tiny()(torch.zeros(1, 9, dtype=torch.int64))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from agent_runs import make_run, start_agent
 
 from slurmddp.errors import EXIT_NO_PROGRESS, SupersededError
+from slurmddp.launchers.records import Records
 from slurmddp.runs.fence import refuse_superseded, superseded
 from slurmddp.runs.folder import RunFolder
+from slurmddp.training.stop import file_reason
 
 
 def environ(folder: RunFolder, attempt: int) -> dict[str, str]:
@@ -42,6 +45,20 @@ def test_a_new_attempt_is_never_taken_for_an_old_one_because_logs_were_deleted(t
     folder.log_dir(7).with_name("attempt-of-mine").mkdir()
     assert folder.claim_attempt() == 8
     assert not superseded(folder, 8)
+
+
+def test_a_file_server_is_asked_for_marks_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client may remember that there is no such name; opening the folder asks the server."""
+    folder = RunFolder(tmp_path)
+    asked: list[Path] = []
+    real = os.open
+    monkeypatch.setattr(os, "open", lambda path, *rest: asked.append(Path(path)) or real(path, *rest))
+    assert file_reason(folder.stop_file) is None
+    assert not Records(folder, 0).is_over()
+    assert asked.count(tmp_path) >= 3, "once for a stop, and for a stop and a cancellation"
+    folder.stop_file.touch()
+    assert file_reason(folder.stop_file) == f"the file {folder.stop_file}"
+    assert Records(folder, 0).is_over()
 
 
 LATER = """

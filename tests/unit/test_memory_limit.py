@@ -76,9 +76,10 @@ def test_this_host_has_some() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "available", "copies"), [(10, 100, 2), (10, 22, 1), (10, 23, 2), (10, 11, 0), (10, 0, 0)]
+    ("size", "available", "copies"),
+    [(10, 100, 2), (10, 39, 1), (10, 40, 2), (10, 20, 1), (10, 19, 0), (10, 0, 0)],
 )
-def test_copies_leave_a_tenth(size: int, available: int, copies: int) -> None:
+def test_copies_leave_half(size: int, available: int, copies: int) -> None:
     assert copies_that_fit(size, available) == copies
 
 

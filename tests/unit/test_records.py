@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
     for name in ("stat", "exists", "open", "read_text"):
         monkeypatch.setattr(Path, name, stale)
+    monkeypatch.setattr(os, "stat", stale)
     return folder
 
 
