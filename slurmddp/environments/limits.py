@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 RESERVE_S = 5.0
-"""For what is no save: the ranks agree, leave, and the batch script asks for the job to be put back."""
+"""For all but the save: the ranks agree and leave, and the batch script requeues the job.
+
+At most half of KillWait.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,4 +61,4 @@ def leave_at(limits: Limits, terminated: float | None, share: float = 1.0) -> fl
     killed = terminated + limits.kill_wait_s + (0.0 if is_over else limits.preempt_grace_s)
     if limits.end_time is not None and not is_over:
         killed = min(killed, limits.end_time + limits.kill_wait_s)
-    return killed - share * min(RESERVE_S, limits.kill_wait_s / 4)
+    return killed - share * min(RESERVE_S, limits.kill_wait_s / 2)

@@ -8,6 +8,7 @@ as well, and go through the same code. Nothing here reads or changes the environ
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from os import PathLike
 
@@ -117,12 +118,15 @@ def emulated_step(
     return values
 
 
-def rank_environment(node: RankInfo, local_rank: int, ranks_per_node: int) -> dict[str, str]:
+def rank_environment(
+    node: RankInfo, local_rank: int, ranks_per_node: int, inherited: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """Return what to lay over the agent's environment for one of its ranks.
 
     `node` is what the agent found about itself: one task on each node. Under SLURM (or a pretended step)
     the result shows a step with one task per rank; RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and
-    NODE_RANK are set in any case.
+    NODE_RANK are set in any case. `inherited` is the agent's environment: each variable there that tells
+    the CPUs of a task gets the rank's share, because srun refuses two that differ.
     """
     if not 0 <= local_rank < ranks_per_node:
         raise ConfigError(
@@ -140,8 +144,17 @@ def rank_environment(node: RankInfo, local_rank: int, ranks_per_node: int) -> di
     if node.environment == "slurm":
         values.update(_task(node.hosts, (ranks_per_node,) * node.nodes, node.node_rank, local_rank, rank))
         if node.cpus is not None:
-            values["SLURM_CPUS_PER_TASK"] = str(max(1, node.cpus // ranks_per_node))
+            values.update(_cpus_per_task(max(1, node.cpus // ranks_per_node), inherited or {}))
     return values
+
+
+def _cpus_per_task(cpus: int, inherited: Mapping[str, str]) -> dict[str, str]:
+    values = {"SLURM_CPUS_PER_TASK": str(cpus)}
+    if "SRUN_CPUS_PER_TASK" in inherited:
+        values["SRUN_CPUS_PER_TASK"] = str(cpus)
+    tres = inherited.get("SLURM_TRES_PER_TASK", "")
+    changed = re.sub(r"(?<![^,])cpu([=:])\d+", rf"cpu\g<1>{cpus}", tres)
+    return values | ({"SLURM_TRES_PER_TASK": changed} if changed != tres else {})
 
 
 def _task(

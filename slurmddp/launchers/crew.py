@@ -5,6 +5,7 @@ What outlives a rank is handed to the one that takes its place: its page, its lo
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -134,7 +135,9 @@ class Crew:
                 CHANNEL_VARIABLE: str(self._keeper.channel_for(local_rank)),
                 MEMORY_VARIABLE: ",".join(map(str, self._keeper.memory_fds())),
             }
-            environ = common | rank_environment(self._place, local_rank, work.ranks_per_node) | own
+            environ = (
+                common | rank_environment(self._place, local_rank, work.ranks_per_node, os.environ) | own
+            )
             start = RankStart(
                 local_rank=local_rank,
                 environ=environ,

@@ -28,8 +28,11 @@ _KILL_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL for the ranks that outlive a failed one: time to end a write, not to save."""
 _WRITING_S = 600.0
 """How long an agent whose ranks have ended waits for a checkpoint to be written."""
-_WRITING_SHARE = 0.3
-"""Of the time kept free before SLURM kills, so much is left to the batch script."""
+DEAF_SHARE, WRITING_SHARE = 0.8, 0.6
+"""Parts of `RESERVE_S` that are left when agents end deaf ranks, and when they give up a checkpoint.
+
+The batch script needs the rest: on a busy host it takes three seconds to write `ended` and to requeue.
+"""
 _ENDS = frozenset({"fell", "stopped", "done", "report", "hung"})
 """Words that also tell which ranks had ended with 0 by then."""
 _TICK_S = 1.0
@@ -96,7 +99,7 @@ class AgentLoop:
         while (
             (self._keeper.busy() or (self._lead is None and not self._link.missing()))
             and time.monotonic() < until
-            and not self._out_of_time(_WRITING_SHARE)
+            and not self._out_of_time(WRITING_SHARE)
         ):
             self._turn(time.monotonic() + _STOPPING_TICK_S)
         self._keeper.finish(0.0)
@@ -335,7 +338,7 @@ class AgentLoop:
         else:
             self._tell("stopping")
 
-    def _out_of_time(self, share: float = 0.5) -> bool:
+    def _out_of_time(self, share: float = DEAF_SHARE) -> bool:
         """Whether even the ranks' own guards, which come first, have not made all of them leave in time."""
         at = leave_at(self._limits, self._terminated, share)
         return at is not None and time.time() >= at

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmddp.environments.limits import RESERVE_S, Limits, leave_at, read_limits
+from slurmddp.launchers.loop import DEAF_SHARE, WRITING_SHARE
 from slurmddp.training.deadline import SPREAD, Measured, Pace, last_safe_moment, shortfalls
 
 
@@ -55,7 +56,8 @@ def test_longer_steps_and_saves_never_mean_a_later_stop(save: float, step: float
         (Limits(), 100, None),
         (Limits(end_time=1000), 100, None),
         (Limits(kill_wait_s=30), 100, 125),
-        (Limits(kill_wait_s=8), 100, 106),
+        (Limits(kill_wait_s=8), 100, 104),
+        (Limits(kill_wait_s=10), 100, 105),
         (Limits(kill_wait_s=30, preempt_grace_s=600), 100, 725),
         (Limits(kill_wait_s=30, preempt_grace_s=600, end_time=300), 100, 325),
         (Limits(kill_wait_s=30, preempt_grace_s=600, end_time=300), 300, 325),
@@ -66,6 +68,13 @@ def test_a_rank_leaves_just_before_it_is_killed(
     limits: Limits, terminated: float, expected: float | None
 ) -> None:
     assert leave_at(limits, terminated) == expected
+
+
+def test_agents_end_deaf_ranks_after_the_ranks_guards_and_leave_the_batch_script_four_seconds() -> None:
+    limits = Limits(kill_wait_s=10)
+    assert leave_at(limits, 100) == 105
+    assert leave_at(limits, 100, DEAF_SHARE) == 106
+    assert leave_at(limits, 100, WRITING_SHARE) == 107
 
 
 def test_the_pace_is_that_of_long_steps_and_of_the_longest_save() -> None:

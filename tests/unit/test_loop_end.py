@@ -159,8 +159,8 @@ def test_what_has_finished_needs_no_other_save(folder: Path) -> None:
 def test_a_state_is_still_written_when_slurm_is_about_to_kill(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # SIGKILL comes in two seconds: too late for ranks, and the batch script has to be left some of it.
-    monkeypatch.setattr(loop, "time", SimpleNamespace(time=lambda: 118.0, monotonic=time.monotonic))
+    # SIGKILL comes in 3.5 seconds: too late for ranks, and the batch script has to be left some of it.
+    monkeypatch.setattr(loop, "time", SimpleNamespace(time=lambda: 116.5, monotonic=time.monotonic))
     script = Script(folder, GO, {"kind": "other"})
     script.loop._limits, script.loop._terminated = Limits(kill_wait_s=20.0), 100.0
     assert script.loop.run() == 75

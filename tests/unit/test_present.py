@@ -66,6 +66,26 @@ def test_a_rank_sees_what_srun_would_have_set():
     assert values["SLURM_CPUS_PER_TASK"] == "4"
 
 
+@pytest.mark.parametrize(
+    ("inherited", "shown"),
+    [
+        ({}, {}),
+        ({"SLURM_TRES_PER_TASK": "cpu=16"}, {"SLURM_TRES_PER_TASK": "cpu=4"}),
+        ({"SLURM_TRES_PER_TASK": "gres/gpu:2,cpu:16"}, {"SLURM_TRES_PER_TASK": "gres/gpu:2,cpu:4"}),
+        ({"SLURM_TRES_PER_TASK": "gres/gpu=2"}, {}),
+        ({"SRUN_CPUS_PER_TASK": "16", "SBATCH_CPUS_PER_TASK": "16"}, {"SRUN_CPUS_PER_TASK": "4"}),
+    ],
+)
+def test_all_variables_that_tell_the_cpus_of_a_task_say_the_same(
+    inherited: dict[str, str], shown: dict[str, str]
+) -> None:
+    """SLURM 24.11 refuses an srun in a rank where they differ."""
+    node = RankInfo(environment="slurm", world_size=1, nodes=1, hosts=("n08",), cpus=16)
+    values = rank_environment(node, 2, 4, inherited)
+    told = {name: text for name, text in values.items() if name.endswith(("CPUS_PER_TASK", "TRES_PER_TASK"))}
+    assert told == {"SLURM_CPUS_PER_TASK": "4"} | shown
+
+
 def test_outside_slurm_a_rank_is_told_its_numbers_only():
     values = rank_environment(RankInfo(environment="single"), 1, 2)
     assert values == {
