@@ -17,6 +17,7 @@ import train_project
 from slurmddp.environments.hostlist import expand
 from slurmddp.errors import SlurmddpError
 from slurmddp.slurm.sandbox import Sandbox
+from slurmddp.slurm.sandbox.machine import search_path, slurm_version
 
 
 @contextmanager
@@ -43,6 +44,14 @@ def bring_back(used: Sandbox, timeout_s: float = 180) -> None:
     while set((states := used.status().nodes).values()) != {"idle"}:
         assert time.monotonic() < deadline, f"nodes did not come back: {states}"
         time.sleep(0.1)
+
+
+def shortest_timeout_s() -> int:
+    """Return the shortest SlurmdTimeout in seconds at which SLURM gives up dead nodes only.
+
+    SLURM 24.11 counts the answers to a ping only once a dead node among them has timed out, after 12 s.
+    """
+    return 30 if slurm_version(search_path(os.environ)) >= (23, 2) else 10
 
 
 def lose(used: Sandbox, node: str) -> None:

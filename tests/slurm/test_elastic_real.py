@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sandboxes import nodes_of, own_sandbox
+from sandboxes import nodes_of, own_sandbox, shortest_timeout_s
 from train_project import Command, Run, make_project
 
 from slurmddp import checkpoint
@@ -22,7 +22,7 @@ STEPS = 16
 @pytest.fixture
 def sandbox() -> Iterator[Sandbox]:
     """A SLURM that gives a silent node up soon."""
-    with own_sandbox("e", nodes=4, slurmd_timeout_s=10) as made:
+    with own_sandbox("e", nodes=4, slurmd_timeout_s=shortest_timeout_s()) as made:
         yield made
 
 

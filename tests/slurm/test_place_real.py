@@ -68,7 +68,7 @@ def test_cyclic_ranks(sandbox, places):
 
 @pytest.mark.parametrize("flags", [["--gpus-per-task=1"], ["--gres=gpu:2", "--gpu-bind=per_task:1"]])
 def test_tasks_with_gpus_of_their_own_take_the_first_they_see(sandbox, tmp_path, flags):
-    done = run(sandbox, *SRUN, "-N1", "-n2", "-O", *flags, f"--output={tmp_path}/%t.json", *SHOW)
+    done = run(sandbox, *SRUN, "-N1", "-n2", *flags, f"--output={tmp_path}/%t.json", *SHOW)
     assert done.returncode == 0, done.stderr
     environs = [json.loads(file.read_text()) for file in sorted(tmp_path.glob("*.json"))]
     assert [visible_names(environ) for environ in environs] == [("0",), ("1",)]
@@ -114,7 +114,7 @@ def test_two_steps_of_one_job_meet_each_on_their_own(sandbox):
 def test_rank_zero_away_from_the_first_node_is_refused_and_a_given_address_helps(sandbox, tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text(f"{sandbox.nodes[1]}\n{sandbox.nodes[0]}\n")
-    command = [*SRUN, "-N2", "-n2", "--distribution=arbitrary", sys.executable, str(PROBE)]
+    command = [*SRUN, "-n2", "--distribution=arbitrary", sys.executable, str(PROBE)]
     given = {"SLURM_HOSTFILE": str(hosts)}
     if sandbox.plan.namespaces:  # On plain loopback all nodes have one address, which the sandbox gives.
         done = run(sandbox, *command, **given)

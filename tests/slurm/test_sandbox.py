@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 
 import pytest
+from sandboxes import bring_back
 
 from slurmddp.errors import ConfigError, SlurmError
 from slurmddp.slurm.sandbox import Sandbox, processes
@@ -86,6 +87,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Sand
 
 
 def test_all_nodes_are_idle_and_all_daemons_run(sandbox: Sandbox) -> None:
+    bring_back(sandbox)  # After a reconfigure, SLURM does not know its nodes for a moment.
     status = sandbox.status()
     assert status.healthy
     assert status.nodes == dict.fromkeys(sandbox.nodes, "idle")
