@@ -88,6 +88,17 @@ def check_script(config: Mapping[str, Any], project_dir: Path) -> None:
             "`program.args` holds the arguments of a script, and there is no script.",
             hint="Say program.script=FILE.py.",
         )
+    checkpoints = config["program"].get("checkpoints")
+    if checkpoints is not None and (not isinstance(checkpoints, str) or not checkpoints.strip()):
+        raise ConfigError(
+            f"`program.checkpoints` is {checkpoints!r}.",
+            hint="Give the path or glob of the files that the program saves, or null.",
+        )
+    if checkpoints is not None and is_own_trainer(config["program"]):
+        raise ConfigError(
+            "`program.checkpoints` is for a program of your own: the trainer saves in the run folder.",
+            hint="Leave it out, or say program.script=FILE.py.",
+        )
     if script is not None and (not isinstance(script, str) or not script.strip()):
         raise ConfigError(
             f"`program.script` is {script!r}.", hint="Give the path of a Python script, or null."

@@ -6,6 +6,7 @@ Nothing here reads files, the environment or the clock.
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,6 +77,8 @@ class Policy:
     """Failures after which the job is tried again; preemptions and time limits don't count."""
     max_restarts_in_place: int = 10
     """Failures of one attempt after which its ranks start again within the job; 0: none."""
+    max_requeues_without_progress: int = 3
+    """Time limits in a row without a newer checkpoint after which the job is put back; 0: none."""
     requeue: bool = True
     signal_lead_s: int = 120
     """Seconds before the time limit at which SLURM sends USR2 to the ranks."""
@@ -99,6 +102,7 @@ NOT_COMPUTED = (
     "train.keep_last",
     "train.sample_chars",
     "train.workers",
+    "program.checkpoints",
 )
 """Keys that change no number. A run's name and a checkpoint's identity leave them out."""
 EXTENT = ("train.steps", "train.eval_batches", "train.global_batch")
@@ -216,6 +220,13 @@ class Job:
     snapshot: bool = True
     elastic: bool = False
     """Whether it goes on with fewer nodes when one is lost and no spare is left."""
+
+    @property
+    def saved_files(self) -> str:
+        """The glob of the files that the program saves, from the project folder; empty: none is named."""
+        program = self.program.config.get("program")
+        named = program.get("checkpoints") if isinstance(program, Mapping) else None
+        return str(named or "").replace("{run_dir}", glob.escape(str(self.run_dir)))
 
     @property
     def outlives_nodes(self) -> bool:

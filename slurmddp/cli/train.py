@@ -251,8 +251,21 @@ def _submit(job: Job, *, is_new: bool) -> int:
     print(f"run     {folder.name}  ({counted(job.resources.world_size, 'rank')} on {where})")
     print(f"job     {job_id}")
     print(f"folder  {folder.path}")
+    if unseen := _unseen_progress(job):
+        print(f"note    {unseen}")
     print(_how_to_follow(folder.name))
     return EXIT_FINISHED
+
+
+def _unseen_progress(job: Job) -> str:
+    """Say how to let slurmddp see what a script saves, where a time limit may end the job."""
+    program, most = job.program.config.get("program") or {}, job.policy.max_requeues_without_progress
+    if not program.get("script") or job.saved_files or job.resources.time_limit_min is None:
+        return ""
+    return (
+        f"name the files that {program['script']} saves with program.checkpoints=PATH, unless Distributon "
+        f"saves them: after {counted(most + 1, 'time limit')} without a newer checkpoint the run ends."
+    )
 
 
 def _take_away(folder: RunFolder) -> None:

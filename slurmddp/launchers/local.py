@@ -6,6 +6,7 @@ site (modules, the lines of `cluster.setup`, containers) is left out.
 
 from __future__ import annotations
 
+import glob
 import os
 import secrets
 import signal
@@ -13,6 +14,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 from slurmddp.environments.present import LOCAL_JOB_IDS
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, RankFailure, SlurmddpError
@@ -33,6 +35,7 @@ _CROWDED, _TOO_MANY = 4, 16
 """Ranks per CPU from which training is slow, and from which it is no use."""
 _SMALLER = "say nodes=2 and gpus_per_node=2 (ranks_per_node=2 without GPUs) as well"
 _POLLED_S = 0.1
+SavedFiles = frozenset[tuple[str, int, int]]
 _HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD)
 
 
@@ -75,7 +78,7 @@ class LocalRun:
         self._failures = 0
         self._killed = False
         self._unattended = False
-        self._step_before: int | None = None
+        self._before: tuple[int, SavedFiles] = (0, frozenset())
         self._inbox: SignalInbox | None = None
         self._undo = ExitStack()
         self._lock = lock or RunLock(self.folder)
@@ -122,7 +125,7 @@ class LocalRun:
 
     def _start_attempt(self) -> None:
         self.attempt = self.folder.claim_attempt()
-        self._step_before = newest_step(self.folder)
+        self._before = self._state()
         self.nodes.close()
         self.nodes = self._nodes()
         self.folder.add_event(
@@ -137,6 +140,10 @@ class LocalRun:
             host=socket.gethostname(),
         )
         self.nodes.start(self._job_number, self._lock.fileno)
+
+    def _state(self) -> tuple[int, SavedFiles]:
+        """Return the step of the newest checkpoint, and the state of the files that the program saves."""
+        return newest_step(self.folder), saved_files(self.job.project_dir, self.job.saved_files)
 
     def _nodes(self) -> LocalNodes:
         return LocalNodes(self.job, self.folder, self.attempt, self._command, self._say)
@@ -202,7 +209,7 @@ class LocalRun:
             code,
             failures=self._failures,
             max_restarts=self.job.policy.max_restarts,
-            progressed=(newest_step(self.folder) or 0) > (self._step_before or 0),
+            progressed=progressed(self._before, self._state()),
             cancelled=self._killed or self.folder.cancelled_file.exists(),
             # A laptop has no queue to go back to: who stopped the run starts it again.
             requeue=self.job.policy.requeue
@@ -251,14 +258,31 @@ def still_ending(folder: RunFolder) -> str:
     return f"{folder.name} is still ending after its launcher was killed; this waits for it."
 
 
-def newest_step(folder: RunFolder) -> int | None:
-    """Return the step of the checkpoint that the run would go on from; None before the first."""
+def newest_step(folder: RunFolder) -> int:
+    """Return the step of the checkpoint that the run would go on from; 0 before the first."""
     try:
-        name = (folder.checkpoints_dir / "latest").read_text(encoding="utf-8").strip()
+        return outcome.newest_step((folder.checkpoints_dir / "latest").read_text(encoding="utf-8"))
     except OSError:
-        return None
-    digits = name.removeprefix("step-")
-    return int(digits) if digits.isdecimal() else None
+        return 0
+
+
+def saved_files(project: Path, pattern: str) -> SavedFiles:
+    """Return path, size and time of each file that `pattern` names, itself or in a folder that it names."""
+    where = Path(glob.escape(str(project))) / Path(pattern).expanduser()
+    found = glob.glob(str(where)) if pattern else []  # noqa: PTH207 - `Path.glob` takes no absolute pattern
+    files = (file for one in map(Path, found) for file in ([one] if one.is_file() else one.rglob("*")))
+    return frozenset((str(file), *_size_and_time(file)) for file in files if file.is_file())
+
+
+def _size_and_time(file: Path) -> tuple[int, int]:
+    with suppress(OSError):  # The program may replace it just now.
+        return (stat := file.stat()).st_size, stat.st_mtime_ns
+    return 0, 0
+
+
+def progressed(before: tuple[int, SavedFiles], after: tuple[int, SavedFiles]) -> bool:
+    """Whether an attempt has left a newer checkpoint, or other files of the program's own."""
+    return after[0] > before[0] or after[1] != before[1]
 
 
 def check_size(ranks: int, cpus: int) -> str | None:

@@ -17,6 +17,13 @@ from slurmddp.errors import (
     EXIT_UNFIT_NODE,
 )
 
+
+def newest_step(name: str) -> int:
+    """Return the step in the name of the newest checkpoint; 0 where the name holds none."""
+    digits = name.strip().removeprefix("step-")
+    return int(digits) if digits.isdecimal() else 0
+
+
 _STALLS = 2
 """So many attempts stopped at one step show that one more would stop there as well."""
 
@@ -40,13 +47,15 @@ def decide(
     cancelled: bool,
     requeue: bool,
     stalls: int = 0,
+    without_progress: int = 0,
+    max_requeues_without_progress: int = 3,
 ) -> Outcome:
     """Return what an attempt's exit code means and whether the job runs again.
 
     `failures` counts the failed attempts so far, this one included if it failed; `progressed` says that the
     attempt left a newer checkpoint than it found; `requeue` that the policy lets a job run again at all.
     `stalls` counts the stopped attempts, this one included, that trained on from the checkpoint that is still
-    the newest.
+    the newest. `without_progress` counts the time limits in a row that left no newer checkpoint.
     """
     if exit_code == EXIT_FINISHED:
         return Outcome("finished", "none")
@@ -56,7 +65,8 @@ def decide(
         return Outcome("no_progress", "none")
     if cancelled:
         return Outcome("cancelled", "none")
-    if exit_code == EXIT_STOPPED and requeue and stalls >= _STALLS:
+    stuck = stalls >= _STALLS or without_progress > max_requeues_without_progress
+    if exit_code == EXIT_STOPPED and requeue and stuck:
         return Outcome("no_progress", "none")
     if exit_code == EXIT_STOPPED:
         return Outcome("stopped", "requeue" if requeue else "none")

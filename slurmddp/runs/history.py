@@ -44,6 +44,8 @@ class Attempt:
     exit_code: int | None = None
     outcome: str | None = None
     next: str | None = None
+    without_progress: int | None = None
+    """So many jobs in a row had reached their time limit and left no newer checkpoint."""
 
     @property
     def is_open(self) -> bool:
@@ -187,7 +189,8 @@ def _facts(known: Attempt, event: Mapping[str, Any]) -> dict[str, Any]:
         job_id = None if event.get("job_id") is None else str(event["job_id"])
         return {**facts, "nodes": None if nodes is None else str(nodes), "job_id": job_id, "started": time}
     if kind == "ended":
-        return {"ended": time, **{name: event.get(name) for name in ("exit_code", "outcome", "next")}}
+        names = ("exit_code", "outcome", "next", "without_progress")
+        return {"ended": time, **{name: event.get(name) for name in names}}
     if kind == "saved":
         return {"saved_step": step, "saved": time}
     if kind == "restarted":

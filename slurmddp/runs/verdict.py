@@ -17,6 +17,10 @@ _RESUME = "Go on with `slurmddp resume {run}`."
 _LOGS = "See `slurmddp logs {run}`."
 _LOGS_OR_RESUME = _LOGS + " " + _RESUME
 _FIX = _LOGS + " After the fix: `slurmddp resume {run}`."
+_NAME_FILES = (
+    "Go on with `slurmddp resume {run} program.checkpoints=PATH`, where PATH names the files that the "
+    "program saves, or raise policy.max_requeues_without_progress."
+)
 _CORRECT = (
     _LOGS
     + " Type `slurmddp train` again with the right value; sizes and times go to `slurmddp resume {run}` too."
@@ -123,6 +127,8 @@ def _end(attempt: Attempt, cancelled: bool) -> Verdict:
     if outcome == "stopped" and attempt.saved_step is None and attempt.resumed_step is None:
         # Before its first checkpoint, or by a program that does not tell of its own.
         return Verdict("stopped", "it stopped and nothing will start it again", _RESUME)
+    if outcome == "no_progress" and attempt.without_progress:
+        return Verdict("failed", f"it was stopped{_limits(attempt)}", _NAME_FILES)
     if outcome in _ENDS:
         return Verdict(*_ENDS[outcome])
     return Verdict("failed", f"it ended in a way that slurmddp does not know ({_how(attempt)})", _LOGS)
@@ -243,4 +249,10 @@ def _over(history: History, job: JobState) -> Verdict:
 
 def _how(attempt: Attempt) -> str:
     code = "" if attempt.exit_code is None else f", exit code {attempt.exit_code}"
-    return f"{attempt.outcome or 'no outcome given'}{code}"
+    return f"{attempt.outcome or 'no outcome given'}{code}{_limits(attempt)}"
+
+
+def _limits(attempt: Attempt) -> str:
+    """Say how many time limits in a row have left no newer checkpoint, if any has."""
+    count = attempt.without_progress
+    return f" at time limit {count} in a row that left no newer checkpoint" if count else ""

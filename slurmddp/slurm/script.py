@@ -46,6 +46,8 @@ def render(job: Job) -> str:
         nodes=int(job.resources.all_nodes),
         outlives_nodes=int(job.outlives_nodes),
         max_restarts=int(job.policy.max_restarts),
+        max_requeues_without_progress=int(job.policy.max_requeues_without_progress),
+        checkpoints=_shell("program.checkpoints", job.saved_files),
         exclude_failed_h=int(job.policy.exclude_failed_h),
         requeue=int(job.policy.requeue),
         tells_first_step=int(job.program.is_own_trainer),

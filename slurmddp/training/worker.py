@@ -28,7 +28,7 @@ from slurmddp.training.lost_rank import is_lost_rank
 from slurmddp.training.script import run_script
 from slurmddp.training.signals import StopSignals
 
-NOT_OPTIONS = ("_target_", "script", "args")
+NOT_OPTIONS = ("_target_", "script", "args", "checkpoints")
 """Keys of `program` that its function does not get."""
 _SIGNAL_WAIT_S = 2.5
 """The agent passes a stop on to the ranks of its node a second after the first of them has left."""

@@ -16,8 +16,8 @@ KEYS = {
     "optimizer scheduler strategy cluster",
     "train": "steps batch_size accumulate global_batch clip_norm log_every eval_every eval_batches "
     "save_every memory_save_every keep_last sample_chars workers",
-    "policy": "max_restarts requeue signal_lead_s grace_s exclude_failed_h max_restarts_in_place "
-    "stall_timeout_s join_timeout_s",
+    "policy": "max_restarts max_requeues_without_progress requeue signal_lead_s grace_s exclude_failed_h "
+    "max_restarts_in_place stall_timeout_s join_timeout_s",
     "strategy.ddp": "find_unused_parameters bucket_mb",
     "strategy.single": "",
     "cluster": "name partition account qos constraint reservation gpus_per_node gpu_type gpu_request "

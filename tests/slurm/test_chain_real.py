@@ -106,6 +106,16 @@ def test_two_jobs_that_are_stopped_at_one_step_end_the_chain(start: Start, slurm
     assert waiting(run) == []
 
 
+def test_jobs_whose_program_saves_nothing_are_put_back_three_times(start: Start) -> None:
+    run = start(goal=ENDLESS, nodes=1, env={"STUB_STUCK": "1"})
+    for attempt in range(4):
+        run.wait_started(attempt + 1)
+        stop(run, run.job_id)
+        run.wait(lambda ends=attempt + 1: len(run.ends()) == ends, "end")
+    assert run.ends() == [("stopped", "requeue")] * 3 + [("no_progress", "none")]
+    assert waiting(run) == []
+
+
 @pytest.mark.parametrize("command", ["cancel", "stop"])
 def test_a_person_ends_a_chain_while_a_job_of_it_runs(start: Start, slurm: SlurmClient, command: str) -> None:
     run = start(goal=ENDLESS, nodes=1, refused=True)

@@ -34,6 +34,8 @@ def local_run(
     tmp_path: Path, program: str, *, nodes: int = 1, ranks_per_node: int = 2, **changes: object
 ) -> LocalRun:
     folder = make_run(tmp_path, program, nodes=nodes, ranks_per_node=ranks_per_node)
+    if "program_spec" in changes:
+        changes["program"] = changes.pop("program_spec")
     job = job_of(folder, nodes=nodes, ranks_per_node=ranks_per_node, **changes)
     return LocalRun(job, folder, command=[*agent_command(tmp_path), str(folder.path)], say=lambda text: None)
 

@@ -20,6 +20,7 @@ class Row:
     cancelled: bool = False
     requeue: bool = True
     stalls: int = 0
+    without_progress: int = 0
 
     @property
     def given(self) -> dict[str, int | bool]:
@@ -31,6 +32,7 @@ class Row:
             "cancelled": self.cancelled,
             "requeue": self.requeue,
             "stalls": self.stalls,
+            "without_progress": self.without_progress,
         }
 
 
@@ -54,6 +56,24 @@ TABLE = (
     Row("stopped twice at the step it began with", 75, "no_progress", "none", stalls=2),
     Row("stopped twice and must not requeue", 75, "stopped", "none", stalls=2, requeue=False),
     Row("stopped twice because cancelled", 75, "cancelled", "none", stalls=2, cancelled=True),
+    Row("third time limit without progress", 75, "stopped", "requeue", without_progress=3),
+    Row("fourth time limit without progress", 75, "no_progress", "none", without_progress=4),
+    Row(
+        "fourth time limit without progress of a stopped run",
+        75,
+        "stopped",
+        "none",
+        without_progress=4,
+        requeue=False,
+    ),
+    Row(
+        "fourth time limit without progress of a cancelled run",
+        75,
+        "cancelled",
+        "none",
+        without_progress=4,
+        cancelled=True,
+    ),
     Row("first failure", 1, "failed", "requeue", failures=1, progressed=True),
     Row("last failure allowed", 1, "failed", "requeue", failures=3, progressed=True),
     Row("one failure too many", 1, "failed", "none", failures=4, progressed=True),
@@ -72,3 +92,16 @@ TABLE = (
     Row("a node was not fit for a cancelled run", 76, "cancelled", "none", failures=1, cancelled=True),
     Row("usage error", 2, "failed", "none", failures=1),
 )
+
+PROGRESS = (
+    ("", "step-0000000009", True),
+    ("", "step-0", False),
+    ("step-0000000200", "step-0000000300", True),
+    ("step-0000000200", "step-0000000200", False),
+    ("step-0000000200", "step-0000000100", False),  # the newest checkpoint was damaged and set aside
+    ("step-0000000200", "", False),
+    ("step-9", "step-10", True),
+    ("step-08", "step-09", True),
+    ("step-5", "nonsense", False),
+)
+"""What `latest` says before and after an attempt, and whether that is progress."""

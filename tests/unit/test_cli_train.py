@@ -80,6 +80,39 @@ def test_a_submission_of_one_rank_says_so(
     assert "(1 rank on 1 node of big)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["program.script=mine.py", "time_limit=01:00:00"], True),
+        (["program.script=mine.py", "time_limit=01:00:00", "program.checkpoints=out/*.pt"], False),
+        (["time_limit=01:00:00"], False),
+    ],
+)
+def test_a_submission_says_when_the_progress_of_a_script_cannot_be_seen(
+    project: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], given: list[str], told: bool
+) -> None:
+    (project / "mine.py").write_text("")
+    assert main(["train", *BIG, *given]) == 0
+    shown = capsys.readouterr().out
+    assert ("program.checkpoints=PATH" in shown) == told
+    assert ("after 4 time limits without" in shown) == told
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["program.checkpoints=out"], "for a program of your own"),
+        (["program.checkpoints=[a]"], "path or glob"),
+    ],
+)
+def test_files_that_no_script_saves_are_refused(
+    project: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], given: list[str], words: str
+) -> None:
+    assert main(["train", *BIG, *given]) == 78
+    assert words in capsys.readouterr().err
+    assert not (project / "runs").exists()
+
+
 def test_a_submission_with_spares_tells_of_them(
     project: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:

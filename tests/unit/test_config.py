@@ -288,8 +288,12 @@ def test_every_key_of_train_is_named_as_changing_numbers_or_not(project: Path) -
 
 @pytest.mark.parametrize("key", NOT_COMPUTED)
 def test_a_run_that_goes_on_may_change_what_changes_no_number(project: Path, key: str) -> None:
-    again = config.job_of_run(prepared(project), [f"{key}=3"])
-    assert again.program.config["train"][key.removeprefix("train.")] == 3
+    section, _, name = key.partition(".")
+    given = "program.script=mine.py" if section == "program" else "seed=0"
+    (project / "mine.py").touch()
+    run = prepared(project, given)
+    again = config.job_of_run(run, [f"{key}='3'" if section == "program" else f"{key}=3"])
+    assert str(again.program.config[section][name]) == "3"
 
 
 def prepared(project: Path, *overrides: str) -> RunFolder:

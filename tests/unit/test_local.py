@@ -19,7 +19,7 @@ from slurmddp.errors import ConfigError, NoProgressError, RankFailure
 from slurmddp.launchers import linux
 from slurmddp.launchers.local import LocalRun, agent_command, check_size, newest_step
 from slurmddp.runs.folder import RunFolder
-from slurmddp.spec import Policy, Resources
+from slurmddp.spec import Policy, Program, Resources
 
 CHECKPOINT = """
 import os, pathlib, sys
@@ -112,6 +112,20 @@ def test_a_failure_that_got_further_starts_again(tmp_path: Path) -> None:
     ]
     assert [event["attempt"] for event in events(run.folder, "started")] == [0, 1, 2]
     assert [event["restart_count"] for event in events(run.folder, "started")] == [0, 1, 2]
+
+
+def test_files_that_a_program_of_ones_own_names_are_progress(tmp_path: Path) -> None:
+    program = CHECKPOINT + (
+        "def main(run_dir):\n    path = pathlib.Path('out/model.pt')\n    path.parent.mkdir(exist_ok=True)\n"
+        "    if attempt < 2:\n        path.write_text('x' * attempt)\n    raise ValueError('bad luck')\n"
+    )
+    config = {"program": {"_target_": "rank_program.main", "checkpoints": "out"}}
+    own = Program(target="rank_program.main", config=config)
+    run = local_run(tmp_path, program, ranks_per_node=1, program_spec=own)
+    run.start()
+    with pytest.raises(RankFailure):
+        run.wait()
+    assert [event["next"] for event in events(run.folder, "ended")] == ["requeue", "requeue", "none"]
 
 
 def test_a_failure_of_a_run_that_a_person_stopped_is_not_tried_again(tmp_path: Path) -> None:
@@ -252,9 +266,9 @@ def test_a_hopeless_size_is_refused_before_anything_starts(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "step"), [("step-0000001200\n", 1200), ("step-0\n", 0), ("rubbish", None), (None, None)]
+    ("text", "step"), [("step-0000001200\n", 1200), ("step-0\n", 0), ("rubbish", 0), (None, 0)]
 )
-def test_the_newest_step_is_read_from_latest(tmp_path: Path, text: str | None, step: int | None) -> None:
+def test_the_newest_step_is_read_from_latest(tmp_path: Path, text: str | None, step: int) -> None:
     folder = RunFolder(tmp_path)
     if text is not None:
         folder.checkpoints_dir.mkdir()

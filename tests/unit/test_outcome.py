@@ -5,14 +5,19 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outcome_table import TABLE, Row
+from outcome_table import PROGRESS, TABLE, Row
 
-from slurmddp.launchers.outcome import Outcome, combine, decide
+from slurmddp.launchers.outcome import Outcome, combine, decide, newest_step
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.label)
 def test_decisions_follow_the_table(row: Row) -> None:
     assert decide(**row.given) == Outcome(row.outcome, row.next)
+
+
+@pytest.mark.parametrize(("before", "after", "progress"), PROGRESS)
+def test_progress_is_a_later_step(before: str, after: str, progress: bool) -> None:
+    assert (newest_step(after) > newest_step(before)) == progress
 
 
 def test_the_table_has_every_outcome_and_no_label_twice() -> None:

@@ -349,6 +349,88 @@ def test_a_time_limit_that_ends_twice_before_the_first_step_ends_the_run(run: Ru
     assert ends(run) == [("stopped", "requeue"), ("no_progress", "none")]
 
 
+# --- A program that saves nothing that slurmddp sees ---
+
+
+def of_a_script(tmp_path: Path, **keys: object) -> Run:
+    policy = {key: keys.pop(key) for key in list(keys) if key.startswith("max_")}
+    config = {"program": {"_target_": OWN_TRAINER, "script": "mine.py", **keys}}
+    return Run(tmp_path, program=Program(target=OWN_TRAINER, config=config), **policy)
+
+
+AT_LIMIT = ENDING.partition(" RunTime")[0] + " RunTime=01:00:05 TimeLimit=01:00:00"
+
+
+@pytest.mark.parametrize("job", [RUNNING, AT_LIMIT], ids=["signalled", "at the limit"])
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_time_limits_without_progress_are_bounded(tmp_path: Path, most: int, job: str) -> None:
+    run = of_a_script(tmp_path, max_requeues_without_progress=most)
+    run.programs.write("job", job)
+    codes = [run.start(STOP) for _ in range(most + 1)]
+    assert codes == [75] * most + [79]
+    assert ends(run) == [("stopped", "requeue")] * most + [("no_progress", "none")]
+    assert [event["without_progress"] for event in run.events("ended")] == list(range(1, most + 2))
+    log = (run.folder.log_dir(most) / "batch.log").read_text()
+    assert f"slurmddp resume {run.folder.name} program.checkpoints=PATH" in log
+    assert "policy.max_requeues_without_progress" in log
+
+
+def test_preemptions_of_a_script_are_not_counted_and_do_not_reset(tmp_path: Path) -> None:
+    run = of_a_script(tmp_path, max_requeues_without_progress=1)
+    run.start(STOP)
+    run.programs.write("job", PREEMPTED)
+    assert [run.start(STOP) for _ in range(3)] == [75] * 3
+    assert [event["without_progress"] for event in run.events("ended")] == [1] * 4
+    run.programs.write("job", RUNNING)
+    assert run.start(STOP) == 79
+
+
+def test_a_checkpoint_in_the_run_folder_begins_the_count_again(tmp_path: Path) -> None:
+    run = of_a_script(tmp_path, max_requeues_without_progress=1)
+    run.start(STOP)
+    run.start(SAVE + STOP)
+    run.start(STOP)
+    assert [event.get("without_progress") for event in run.events("ended")] == [1, None, 1]
+    assert run.start(STOP) == 79
+
+
+def test_a_person_who_submits_again_gives_a_script_its_time_limits_back(tmp_path: Path) -> None:
+    run = of_a_script(tmp_path, max_requeues_without_progress=0)
+    assert run.start(STOP) == 79
+    run.folder.add_event("submitted", job_id="41", submitter="sbatch")
+    assert run.start(STOP) == 79
+    assert [event["without_progress"] for event in run.events("ended")] == [1, 1]
+
+
+def test_a_script_that_a_person_stops_is_not_called_stuck(tmp_path: Path) -> None:
+    run = of_a_script(tmp_path, max_requeues_without_progress=0)
+    run.start('touch "$SLURMDDP_RUN_DIR/stop"\n' + STOP)
+    assert run.end == ("stopped", "none")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "saved"),
+    [
+        ("out", "out/deep/model.pt"),
+        ("out/*.pt", "out/b c.pt"),
+        ("model.pt", "model.pt"),
+        ("{run_dir}/mine/*", "$SLURMDDP_RUN_DIR/mine/x"),
+        ("it's $(touch hacked)*", "it's \\$(touch hacked).pt"),
+    ],
+)
+def test_files_that_a_script_names_are_progress(tmp_path: Path, pattern: str, saved: str) -> None:
+    run = of_a_script(tmp_path, max_requeues_without_progress=0, checkpoints=pattern)
+    save = f'mkdir -p "$(dirname "{saved}")"; echo "$SLURMDDP_ATTEMPT" >>"{saved}"\n'
+    assert [run.start(save + STOP) for _ in range(2)] == [75, 75]
+    assert "without_progress" not in run.events("ended")[-1]
+    run.start(save + "exit 1")
+    assert run.end == ("failed", "requeue"), "a failure after such progress is tried again"
+    run.start("exit 1")
+    assert run.end == ("failed", "none")
+    assert run.start(f"touch other.pt\n{STOP}") == 79
+    assert not list(tmp_path.rglob("hacked"))
+
+
 IN_GRACE = RUNNING + " PreemptTime=2026-01-01T00:00:00"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outcome_table import TABLE, Row
+from outcome_table import PROGRESS, TABLE, Row
 from script_run import (
     ENDING,
     FINISH,
@@ -45,12 +45,24 @@ def test_the_shell_decides_as_the_table_says(tmp_path: Path, row: Row) -> None:
         run.folder.add_event("ended", attempt=0, job_id="40", exit_code=1, outcome="failed", next="requeue")
     for _ in range(row.stalls - 1):
         run.folder.add_event("ended", attempt=0, outcome="stopped", next="requeue", stalled_at="")
+    for count in range(1, row.without_progress):
+        facts = {"outcome": "stopped", "next": "requeue", "without_progress": count}
+        run.folder.add_event("ended", attempt=0, job_id="40", exit_code=75, **facts)
     step = step_of(row)
     if row.cancelled:
         step = 'touch "$SLURMDDP_RUN_DIR/cancelled"\n' + step
     assert run.start(step) == (79 if row.outcome == "no_progress" else row.exit_code)
     assert run.end == (row.outcome, row.next)
     assert run.asked() == (["requeue 41"] if row.next == "requeue" else [])
+
+
+@pytest.mark.parametrize(("before", "after", "progress"), PROGRESS)
+def test_the_shell_sees_progress_as_the_table_says(run: Run, before: str, after: str, progress: bool) -> None:
+    run.folder.checkpoints_dir.mkdir()
+    latest = run.folder.checkpoints_dir / "latest"
+    latest.write_text(before + "\n")
+    run.start(f'echo "{after}" >"$SLURMDDP_RUN_DIR/checkpoints/latest"; exit 1')
+    assert run.end == ("failed", "requeue" if progress else "none")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +193,8 @@ def test_a_signal_does_not_end_the_wait_and_is_not_ignored_by_the_ranks(run: Run
 
 def test_signals_do_not_change_the_code_of_the_ranks(tmp_path: Path) -> None:
     """The shell's `wait` says -1 or 143 for a child whose end and a signal come at one moment."""
-    run = Run(tmp_path, program=Program(target="mine.train", config={}))
+    program = Program(target="mine.train", config={})
+    run = Run(tmp_path, program=program, max_requeues_without_progress=99)
     run.programs.write("step", 'touch "$logs/began"; /bin/sleep "0.0$((RANDOM % 9))"\n' + STOP)
     for attempt in range(12):
         began = run.folder.log_dir(attempt) / "began"

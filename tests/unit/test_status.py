@@ -62,6 +62,17 @@ def write(folder, *events):
         append_line(folder.attempts_file, event)
 
 
+@pytest.mark.parametrize("count", [None, 4])
+def test_a_run_that_ended_at_its_time_limits_says_what_to_do(make_run, slurm, count):
+    run = make_run()
+    end = {**ended("no_progress", code=79), "without_progress": count}
+    write(run, SUBMITTED, started(), end)
+    found = status(run, slurm)
+    assert found.state == "failed"
+    assert ("4 in a row" in found.detail) == (count == 4)
+    assert ("program.checkpoints=PATH" in found.advice) == (count == 4)
+
+
 class CountingSlurm(FakeSlurm):
     """Remembers which jobs it was asked for."""
 
