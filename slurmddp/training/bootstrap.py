@@ -46,6 +46,8 @@ _LEFT = "slurmddp/left"
 _GLOO_THREAD = "pt_gloo_runloop"
 _GLOO_REST_S = 1.0
 _LOOKS_AT_REST = 5
+_joined: list[object] = []
+"""The process group that this module has initialised, until it is destroyed; empty for a program's own."""
 
 
 @dataclass(frozen=True)
@@ -74,26 +76,55 @@ def start(
     `timeout_s` bounds collectives, `rendezvous_timeout_s` bounds the wait for ranks that do not come, which
     ends as well once this rank, or one that waits with it, is told to stop (`stopped`). Raises DevicesError
     on all ranks if one of them has no device, or another kind of it, or that of another one.
+
+    A default process group that the program has initialised is used as it is, and `finish` leaves it alone.
     """
-    if dist.is_initialized():
-        raise SlurmddpError(
-            "torch.distributed is initialised already in this process.",
-            hint="Use one Distributon at a time and close it before the next; don't call init_process_group.",
-        )
+    group_backend = _check_group(info) if dist.is_initialized() else None
     undo = contextlib.ExitStack()
     try:
-        device, chosen, claim = _claim_device(info, backend, undo)
+        device, chosen, claim = _claim_device(info, group_backend or backend, undo)
         place = Place(info, device, chosen if info.world_size > 1 else None, None, undo)
         if not claim.trouble:
             take_cpus(info, place.undo)
         if place.backend is None:
             return place
+        if group_backend is not None:
+            if claim.trouble:
+                raise MismatchError(claim.trouble, hint=claim.hint)
+            return replace(place, store=_store_of_group())
         store = _find_others(place, rendezvous_timeout_s, stopped)
         settle(SignedStore(store, info.launch_id), info.rank, info.world_size, claim)
         return _meet(place, store, timeout_s)
     except BaseException:
         undo.close()
         raise
+
+
+def _check_group(info: RankInfo) -> str:
+    """Return the backend of the default process group; raises SlurmddpError where it can't be adopted."""
+    if dist.group.WORLD in _joined:
+        raise SlurmddpError(
+            "Another Distributon of this process has not been closed.",
+            hint="Use one Distributon at a time and close it before the next.",
+        )
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if (rank, world_size) != (info.rank, info.world_size):
+        raise MismatchError(
+            f"The process group of this program says rank {rank} of {world_size}, but the environment "
+            f"({info.environment}) says rank {info.rank} of {info.world_size}.",
+            hint="Initialise the group from the environment (`init_process_group()` without rank=), or leave "
+            "it to launch().",
+        )
+    backend = dist.get_backend()
+    return backend if backend in ("gloo", "nccl") else "auto"
+
+
+def _store_of_group() -> dist.Store:
+    """Return the store at which the ranks of the default process group have met."""
+    store: dist.Store = dist.distributed_c10d._get_default_store()
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store
 
 
 def visible_gpus() -> int:
@@ -247,6 +278,8 @@ def _join_group(place: Place, store: dist.Store, timeout: timedelta) -> None:
         timeout=timeout,
         device_id=place.device if place.backend == "nccl" else None,
     )
+    _joined.append(dist.group.WORLD)
+    place.undo.callback(_joined.clear)
     place.undo.callback(_say_farewell, info, store)
     place.undo.callback(_destroy_group)
     _log.info("rank %d of %d: %s on %s", info.rank, info.world_size, place.backend, place.device)

@@ -100,7 +100,8 @@ class Distributon(Persistence):
         """Take this process's place among the ranks; starts the ranks first where nobody else did.
 
         A plain process that asks for several devices runs its own command once per device, and exits with
-        their code when they have ended; the lines after `launch()` run in the ranks only.
+        their code when they have ended; the lines after `launch()` run in the ranks only. A default process
+        group that exists already, such as that of Fabric or Accelerate, is used, and `close` leaves it alone.
         """
         if self._place is not None:
             raise SlurmddpError(
@@ -108,7 +109,7 @@ class Distributon(Persistence):
             )
         info = detect(os.environ)
         wanted = self._ranks_wanted(info)
-        if info.environment == "single" and wanted > 1:
+        if info.environment == "single" and wanted > 1 and not distributed.is_initialized():
             refuse_to_multiply()
             from slurmddp.launchers.script import launch_script
 

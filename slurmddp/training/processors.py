@@ -40,6 +40,17 @@ def take_cpus(info: RankInfo, undo: contextlib.ExitStack) -> None:
     set_variable("OMP_NUM_THREADS", str(threads), undo)
 
 
+def share_threads(info: RankInfo) -> None:
+    """Let this rank compute with its share of the node's cores, unless OMP_NUM_THREADS is set.
+
+    It is for programs that never call `take_cpus`; neither CUDA nor the rank's binding is touched.
+    """
+    if not os.environ.get("OMP_NUM_THREADS"):
+        cpus = read_cpus()
+        ranks = info.world_size if info.emulated else info.local_world_size
+        torch.set_num_threads(max(1, min(choose_threads(info, cpus.usable), len(cpus.cores()) // ranks)))
+
+
 def _gpu_numa_nodes(info: RankInfo) -> list[int | None]:
     """Return the NUMA nodes of the GPUs of this node's ranks, where each takes the one of its own number."""
     if torch.cuda.device_count() < info.local_world_size:

@@ -25,6 +25,7 @@ from slurmddp.training.distributon import Distributon
 from slurmddp.training.guard import Guard
 from slurmddp.training.instantiate import instantiate, locate
 from slurmddp.training.lost_rank import is_lost_rank
+from slurmddp.training.processors import share_threads
 from slurmddp.training.script import run_script
 from slurmddp.training.signals import StopSignals
 
@@ -43,6 +44,7 @@ def main(run_dir: str) -> int:
     except SlurmddpError as error:
         return _report(error)
     if program.get("script"):
+        share_threads(detect(os.environ))
         # It says itself when it can be stopped, so no handlers are put in place for it.
         return run_script(folder, program["script"], program.get("args") or [])
     with StopSignals() as signals, Guard(signals, read_limits(os.environ)) as guard:

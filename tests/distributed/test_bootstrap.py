@@ -178,10 +178,10 @@ def test_a_start_that_fails_leaves_nothing_changed(no_gpu):
     assert not dist.is_initialized()
 
 
-def test_a_group_that_exists_already_is_refused(no_gpu):
+def test_a_group_of_another_size_is_refused(no_gpu):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        with pytest.raises(SlurmddpError, match="initialised already"):
+        with pytest.raises(SlurmddpError, match="says rank 0 of 1, but the environment"):
             bootstrap.start(pair())
     finally:
         dist.destroy_process_group()
