@@ -2,8 +2,9 @@
 
 It leaves a file `stop` in the run folder, which rank 0 looks for. Whoever has no slurmddp at hand can write
 it too: touch RUN/stop. The run ends with exit code 75 and is neither requeued nor started again by itself;
-`slurmddp resume` and `slurmddp train` take the file away and go on from the checkpoint. A script of your
-own has to ask `should_stop()`. A run that waits to go on has saved already: its job leaves the queue.
+`slurmddp resume` and `slurmddp train` take the file away and go on from the checkpoint. The agents
+send SIGUSR2 to the ranks of a script, which ends them unless they ask `should_stop()` or handle the signal.
+A run that waits to go on has saved already: its job leaves the queue.
 """
 
 from __future__ import annotations
@@ -43,10 +44,14 @@ def run(args: argparse.Namespace) -> int:
 
 def promise(found: RunStatus) -> str:
     """Return what will happen to a run that was asked to stop."""
-    then = "saves a checkpoint, ends with exit code 75 and is not put back"
+    if (RunFolder(found.path).config().get("program") or {}).get("script"):
+        then = "gets SIGUSR2, which ends a script without a handler for it, and is not put back"
+        more = f" Whether the script saves can't be seen from here; `slurmddp cancel {found.name}` ends it."
+    else:
+        then, more = "saves a checkpoint, ends with exit code 75 and is not put back", ""
     if found.state == "unknown":
-        return f"{found.name} was asked to stop, but {found.detail}. If it runs, it {then}."
-    return f"{found.name} was asked to stop: within seconds it {then}."
+        return f"{found.name} was asked to stop, but {found.detail}. If it runs, it {then}.{more}"
+    return f"{found.name} was asked to stop: within seconds it {then}.{more}"
 
 
 def leave_queue(folder: RunFolder, slurm: Slurm) -> str:

@@ -305,13 +305,16 @@ def _conclude(folder: RunFolder, code: int) -> int:
     from slurmddp.runs.status import status
 
     stands = status(folder, None)
+    program = folder.config().get("program") or {}
+    saved = (folder.checkpoints_dir / "latest").exists() or not program.get("script")
+    unseen = "The same command starts the script again; there is no checkpoint of it in the run folder."
     if code == EXIT_STOPPED:
         at = f" at step {stands.saved_step}" if stands.saved_step is not None else ""
-        print(f"Stopped{at}; the same command goes on from there.")
+        print(f"Stopped{at}; the same command goes on from there." if saved else f"Stopped. {unseen}")
     elif code == EXIT_FINISHED:
         print("\n".join(_results(folder, stands)))
     else:
-        print("Killed; the same command goes on from the last checkpoint.")
+        print("Killed; the same command goes on from the last checkpoint." if saved else f"Killed. {unseen}")
     return code
 
 

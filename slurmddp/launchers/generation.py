@@ -39,6 +39,8 @@ class Rules:
     join_timeout_s: float = 300.0
     samples: int | None = None
     """The samples of one optimizer step over all ranks, where the configuration fixes them."""
+    is_script: bool = False
+    """Whether the ranks run a person's script, which may know nothing of the run's stop file."""
 
     @property
     def outlives_nodes(self) -> bool:
@@ -68,6 +70,7 @@ def rules_of(config: Mapping[str, Any], nodes_here: int) -> Rules:
         max_restarts=int(policy.get("max_restarts_in_place", Rules.max_restarts)),
         join_timeout_s=float(policy.get("join_timeout_s", Rules.join_timeout_s)),
         samples=train.get("global_batch"),
+        is_script=bool((config.get("program") or {}).get("script")),
     )
 
 

@@ -145,6 +145,10 @@ class LocalRun:
         """Return the step of the newest checkpoint, and the state of the files that the program saves."""
         return newest_step(self.folder), saved_files(self.job.project_dir, self.job.saved_files)
 
+    @property
+    def _is_script(self) -> bool:
+        return bool((self.job.program.config.get("program") or {}).get("script"))
+
     def _nodes(self) -> LocalNodes:
         return LocalNodes(self.job, self.folder, self.attempt, self._command, self._say)
 
@@ -194,10 +198,13 @@ class LocalRun:
         # Nothing more can be shown on a terminal that was closed.
         self._unattended |= received == signal.SIGHUP
         if self.stopping and received == signal.SIGINT:
-            self._say("Killing the run; it goes on from its last checkpoint when it is started again.")
+            last = "" if self._is_script else "; it goes on from its last checkpoint when it is started again"
+            self._say(f"Killing the run{last}.")
             self.kill()
         elif not self.stopping:
-            self._say("Stopping at a checkpoint. Ctrl-C once more kills the run.")
+            script = "The script gets SIGTERM; slurmddp can't see whether it saves."
+            what = script if self._is_script else "Stopping at a checkpoint."
+            self._say(f"{what} Ctrl-C once more kills the run.")
             self.stop()
 
     def _conclude(self, code: int) -> outcome.Outcome:

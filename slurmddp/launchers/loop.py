@@ -146,6 +146,7 @@ class AgentLoop:
         if self._lead is not None and self._code is None:
             self._lead.look(now, self._link.missing())
             self._send_orders()
+        self._obey_stop_file()
         self._pass_on_stop(now)
         for message in self._watch.look(now, left_in=self._left_in()) if self._at_work else []:
             self._tell(message.pop("kind"), codes=self._codes, **message)
@@ -317,6 +318,11 @@ class AgentLoop:
         if now - self._left_at > LEFT_ALONE_S:
             self._take_signals([signal.SIGTERM])
 
+    def _obey_stop_file(self) -> None:
+        """Send the ranks of a script the signal of a stop that a person has asked for by the stop file."""
+        if self._at_work and self._rules.is_script and not self._stopping and self._records.is_stopped():
+            self._take_signals([signal.SIGUSR2])
+
     def _take_signals(self, received: Sequence[signal.Signals]) -> None:
         for sent in received:
             if sent == signal.SIGCHLD:
@@ -331,7 +337,7 @@ class AgentLoop:
 
     def _note_stop(self, sent: signal.Signals) -> None:
         if self._generation is not None:
-            self._records.say(f"received {sent.name}: the ranks stop at a checkpoint")
+            self._records.say(f"received {sent.name}: passed on to the ranks, for a save and an end")
         if self._generation is None and self._lead is None and self._link.missing():
             self._records.say("stopped before the ranks were started")
             self._code = EXIT_STOPPED  # Nobody to agree with, and nothing to lose.

@@ -68,6 +68,12 @@ class Records:
         say(text)
         self._add("warned", about="node", text=text)
 
+    def is_stopped(self) -> bool:
+        """Whether a person has asked the run to stop."""
+        with suppress(OSError):
+            return self._folder.stop_file.exists()
+        return False
+
     def is_over(self) -> bool:
         """Whether a person has ended the run, or a later attempt has begun."""
         marks = (self._folder.stop_file, self._folder.cancelled_file)

@@ -27,6 +27,7 @@ OUT_OF_GPU_MEMORY = "out of GPU memory"
 SHARED_MEMORY = "shared memory (/dev/shm) is full"
 DISK_FULL = "no space left"
 FILES = "too many open files"
+PORT_TAKEN = "a port is taken"
 LOST_PEER = "lost another rank"
 KILLED = "by a person, the site or SLURM"
 CRASHED = "crashed"
@@ -45,6 +46,7 @@ _WHAT_TO_DO = {
     SHARED_MEMORY: "Data workers pass batches on through it: take fewer train.workers (0 needs none), "
     "or give the container more (--shm-size).",
     DISK_FULL: "Make room there, or ask for a larger quota.",
+    PORT_TAKEN: "A script that starts its own ranks needs ranks_per_node=1; others should use MASTER_PORT.",
     FILES: "Raise the limit (`ulimit -n`), or take fewer train.workers.",
     LOST_PEER: "The cause is another rank or node that ended first.",
     KILLED: "On a cluster the batch log and `sacct` may say who.",
@@ -81,6 +83,7 @@ _KINDS = (
     (DISK_FULL, r"No space left on device|Disk quota exceeded"),
     (f"{DISK_FULL}, most likely", r"inline_container.*unexpected pos"),
     (FILES, r"Too many open files"),
+    (PORT_TAKEN, r"EADDRINUSE|Address already in use"),
 )  # fmt: skip
 
 

@@ -177,7 +177,7 @@ def _compose(read: _Read, verdict: Verdict) -> RunStatus:
         name=folder.name,
         path=folder.path,
         state=verdict.state,
-        detail=_with_failure(verdict, failure),
+        detail=_detail(verdict, failure, read.total_steps),
         advice=verdict.advice,
         active=verdict.active,
         job_id=history.job_id,
@@ -199,7 +199,9 @@ def _compose(read: _Read, verdict: Verdict) -> RunStatus:
     return replace(known, **_of_attempts(history))
 
 
-def _with_failure(verdict: Verdict, failure: Failure | None) -> str:
+def _detail(verdict: Verdict, failure: Failure | None, total_steps: int | None) -> str:
+    if verdict.state == "finished" and total_steps is None:  # It is a script, whose steps nobody here knows.
+        return "its program ended with exit code 0"
     shown = failure is not None and verdict.state == "failed"
     return f"{verdict.detail}; {failure.short}" if failure and shown else verdict.detail
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.launchers.failure import here, last_lines, tail_of
-from slurmddp.runs.causes import reason_of
+from slurmddp.runs.causes import advice, reason_of
 
 GROUP = """\
 rank 1 begins
@@ -203,3 +203,11 @@ def test_what_a_parser_of_arguments_says_is_the_reason() -> None:
     assert reason_of(2, None, tail_of(f"{usage}{said}\n")) == said
     assert reason_of(2, None, tail_of(f"{said}\n{RAISED}")) == AT
     assert reason_of(3, None, tail_of(f"{usage}a.py: error: tried\n{STEPS}")) == ""
+
+
+def test_two_ranks_that_open_one_port_are_told_of_scripts_with_ranks_of_their_own() -> None:
+    said = "port: 12355, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
+    lines = ["Traceback (most recent call last):", '  File "multigpu.py", line 20, in setup', "    init()"]
+    found = reason_of(1, None, [*lines, f"torch.distributed.DistNetworkError: {said}"])
+    assert found.startswith("a port is taken: torch.distributed.DistNetworkError")
+    assert "ranks_per_node=1" in advice(found)

@@ -1,0 +1,44 @@
+"""A script that knows nothing of slurmddp: how `slurmddp stop` ends it, and what a person reads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slurmddp.environments.present import scrub
+
+pytestmark = pytest.mark.distributed
+
+ENDLESS = "import os, time\nopen('begun-' + os.environ['RANK'], 'w').close()\ntime.sleep(600)\n"
+
+
+def test_a_stop_ends_a_script_that_never_asks(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(ENDLESS)
+    environment = {**scrub(os.environ), "XDG_STATE_HOME": str(tmp_path / "state")}
+    slurmddp = [sys.executable, "-m", "slurmddp"]
+    training = subprocess.Popen(
+        [*slurmddp, "train", "program.script=script.py", "name=script"],
+        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        while not all((tmp_path / f"begun-{rank}").exists() for rank in range(2)):
+            assert training.poll() is None, training.communicate()[0]
+            time.sleep(0.1)
+        command = [*slurmddp, "stop", "script"]
+        said = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
+        output, _ = training.communicate(timeout=120)
+    finally:
+        training.kill()
+        training.wait()
+    assert training.returncode == 75, output
+    assert "gets SIGUSR2" in said
+    assert "saves a checkpoint" not in said
+    assert "goes on from there" not in output
+    assert "The same command starts the script again" in output
+    (log,) = (tmp_path / "runs").glob("*/logs/attempt-0/node-0.log")
+    assert "stop at a checkpoint" not in log.read_text()
