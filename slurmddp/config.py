@@ -139,7 +139,8 @@ def job_of_run(folder: RunFolder, changes: Sequence[str] = ()) -> Job:
         config_sizes.resize(stored, dict(new))
     for key, value in new:
         _change(stored, key, value, project_dir)
-    config = {**config_schema.check(stored), **expressions}
+    checked = config_environment.fill(config_schema.check(stored), os.environ)
+    config = {**checked, **expressions}
     return _job(config, project_dir, _typed(folder, changes), 0, folder)
 
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from slurmddp.errors import ConfigError
+from slurmddp.slurm.units import parse_minutes
+
 CLUSTER_KEYS = {
     "SBATCH_PARTITION": "partition",
     "SBATCH_ACCOUNT": "account",
@@ -48,6 +51,8 @@ def fill(config: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any
         for name, key in CLUSTER_KEYS.items()
         if environ.get(name) and cluster[key] is None and config.get(key) is None
     }
+    if "time_limit" in keys:
+        _check_time(keys["time_limit"])
     given = {_option(name) for name in cluster["sbatch"]}
     options = {
         option: environ[name] if environ[name] else True
@@ -55,6 +60,15 @@ def fill(config: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any
         if name in environ and option not in given
     }
     return {**config, "cluster": {**cluster, **keys, "sbatch": {**options, **cluster["sbatch"]}}}
+
+
+def _check_time(limit: str) -> None:
+    try:
+        parse_minutes(limit)
+    except ConfigError as error:
+        raise ConfigError(
+            f"SBATCH_TIMELIMIT is {limit!r}, which is no time.", hint="Unset it, or say time_limit=."
+        ) from error
 
 
 def unused(config: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from typing import TYPE_CHECKING
 
 from slurmddp.errors import ConfigError, RunStateError, SlurmError
@@ -31,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
     """Submit a run again, or run it here, into its own folder: it goes on from its last checkpoint."""
     from slurmddp.cli.train import already_active, hold, start_job
     from slurmddp.config import job_of_run
+    from slurmddp.config_environment import unused
     from slurmddp.config_sizes import SIZE
     from slurmddp.runs.history import is_unanswered
 
@@ -43,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
                 return already_active(found)
             refuse(found)
         job = job_of_run(folder, args.changes)
+        for note in unused(job.program.config, os.environ):
+            print(f"slurmddp: note: {note}", file=sys.stderr)
         if any(change.lstrip("+").partition("=")[0] in SIZE for change in args.changes):
             _tell_size(job)
         return start_job(job, lock)

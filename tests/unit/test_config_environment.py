@@ -8,7 +8,10 @@ import pytest
 from projects import make_project
 from slurm_jobs import FakePrograms
 
+from slurmddp import config
 from slurmddp.cli.main import main
+from slurmddp.errors import EXIT_CONFIG
+from slurmddp.runs.folder import RunFolder
 
 SMALL = ["+cluster=small", "nodes=2"]
 
@@ -87,9 +90,35 @@ def test_a_submission_sends_them_in_the_script_and_says_what_it_ignores(
     assert "SBATCH_" not in programs.read("sbatch.env")
     script = Path(programs.read("sbatch.argv").splitlines()[-1])
     assert "#SBATCH --qos=high\n" in script.read_text()
-    # A resume without the variable asks for the same.
-    monkeypatch.delenv("SBATCH_QOS")
-    from slurmddp import config
-    from slurmddp.runs.folder import RunFolder
+    run = RunFolder(script.parent)
+    monkeypatch.setenv("SBATCH_QOS", "low")
+    monkeypatch.setenv("SBATCH_ACCOUNT", "later")
+    again = config.job_of_run(run)
+    assert (again.cluster.qos, again.cluster.account) == ("high", "later")
+    assert config.job_of_run(run, ["cluster=big"]).cluster.qos == "low"
 
-    assert config.job_of_run(RunFolder(script.parent)).cluster.qos == "high"
+
+def test_a_resume_says_what_it_ignores(
+    project: Path,
+    programs: FakePrograms,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", *SMALL, "name=x", "account=mine"]) == 0
+    programs.write("jobs/1", "CANCELLED||None|gone")
+    (run,) = (project / "runs").iterdir()
+    monkeypatch.setenv("SBATCH_ACCOUNT", "theirs")
+    capsys.readouterr()
+    assert main(["resume", str(run)]) == 0
+    assert "SBATCH_ACCOUNT=theirs is ignored: the configuration says account=mine." in capsys.readouterr().err
+    assert programs.read("sbatch.calls").count("\n") == 2
+
+
+@pytest.mark.parametrize("limit", ["soon", "UNLIMITED"])
+def test_a_time_that_is_none_is_named(
+    limit: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SBATCH_TIMELIMIT", limit)
+    assert main(["train", "--dry-run", *SMALL]) == EXIT_CONFIG
+    assert f"SBATCH_TIMELIMIT is '{limit}'" in capsys.readouterr().err
+    header(capsys, "time_limit=5")
