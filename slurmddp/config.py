@@ -1,6 +1,6 @@
 """From the command line and YAML files to a `Job`; no other module knows Hydra.
 
-Groups (`model`, `data`, `optimizer`, `scheduler`, `strategy`, `cluster`, and any of your own) are looked up
+Groups (`model`, `data`, `loss`, `optimizer`, `scheduler`, `strategy`, `cluster`, and your own) are looked up
 in the project folder's `conf/` first, then in slurmddp's. A project's own defaults stand in its
 `conf/slurmddp.yaml`: the keys of slurmddp's `conf/config.yaml` that it wants different, and under `defaults:`
 the choices of groups. A project's `conf/config.yaml`, if it has one, is another program's and not read.

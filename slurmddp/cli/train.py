@@ -1,7 +1,7 @@
 """Train here, or submit to a cluster with +cluster=NAME.
 
-Settings are written key=value. Groups (model, data, optimizer, scheduler, strategy, cluster) choose a file of
-your project's conf/ or of slurmddp's own: model=NAME. Code of your own comes in by its import path:
+Settings are written key=value. Groups (model, data, loss, optimizer, scheduler, strategy, cluster) choose a file
+of your project's conf/ or of slurmddp's own: model=NAME. Code of your own comes in by its import path:
 model._target_=package.module.Name. The same command finds the same run and goes on with it.
 """
 
@@ -205,7 +205,7 @@ def _already_finished(status: RunStatus) -> int:
     print(f"{status.name} is finished: {status.detail}.")
     if status.report is not None:
         print(f"report  {status.report}")
-    print("Start it anew with --fresh, or change a setting for another run.")
+    print("Start it again from step 0 with --fresh; another seed, model or train.steps is another run.")
     return EXIT_FINISHED
 
 

@@ -69,8 +69,8 @@ _JOB_NAMES = frozenset(
         "SLURMDDP_MEMORY_FDS",
     }
 )
-_KEPT = frozenset({"SLURM_CONF", "SLURM_CLUSTERS"})
-"""Which SLURM to talk to is a setting of the person, not a trace of a job."""
+_KEPT = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"})
+"""Which SLURM to talk to, and by which token, are settings of the person, not traces of a job."""
 
 
 def scrub(environ: Mapping[str, str]) -> dict[str, str]:

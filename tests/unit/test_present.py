@@ -115,6 +115,7 @@ def test_scrub_leaves_nothing_of_a_job_and_everything_else():
         "HOME": "/home/me",
         "SLURM_CONF": "/etc/slurm.conf",
         "SLURM_CLUSTERS": "big",
+        "SLURM_JWT": "eyJ",
         "SLURMDDP_MASTER_ADDR": "10.0.0.1",
         "SLURMDDP_USER_SETTING": "1",
         "GLOO_SOCKET_IFNAME": "eth0",
