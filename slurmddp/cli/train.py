@@ -1,7 +1,7 @@
 """Train here, or submit to a cluster with +cluster=NAME.
 
-Settings are written key=value. Groups (model, data, loss, optimizer, scheduler, strategy, cluster) choose a file
-of your project's conf/ or of slurmddp's own: model=NAME. Code of your own comes in by its import path:
+Settings are written key=value. Groups (model, data, loss, optimizer, scheduler, strategy, cluster) choose a
+file of your project's conf/ or of slurmddp's own: model=NAME. Code of your own comes in by its import path:
 model._target_=package.module.Name. The same command finds the same run and goes on with it.
 """
 
