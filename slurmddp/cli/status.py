@@ -14,6 +14,7 @@ from slurmddp.errors import SlurmddpError
 from slurmddp.runs import index, logs
 from slurmddp.runs.excluded import excluded_nodes
 from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.history import how_ended, read_history
 from slurmddp.runs.ledger import Entry, Ledger, read_ledger
 from slurmddp.runs.notices import notices
 from slurmddp.runs.phases import Phases, newest_phases
@@ -32,7 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "run", nargs="?", metavar="RUN", help="name, its beginning, or folder (the newest run)"
     )
     parser.add_argument(
-        "-v", "--verbose", action="store_true", help="also the time of each attempt, and of the last start"
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="also how each attempt ended and what its time went into",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
@@ -53,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
             text = paint(state, STATE_STYLES[found.state], sys.stdout) + colon + detail
         print(f"  {paint(f'{name:<10}', 'grey', sys.stdout)} {text}")
     if args.verbose:
+        _print_attempts(folder)
         _print_times(ledger, phases)
     return 0
 
@@ -172,6 +177,25 @@ def _goodput(ledger: Ledger) -> str:
     sizes = sorted(ledger.parts.items(), key=lambda part: -part[1])
     parts = [f"{duration(seconds)} {word}" for word, seconds in sizes if round(seconds)]
     return f"{told}: {', '.join(parts)}" if parts else told
+
+
+def _print_attempts(folder: RunFolder) -> None:
+    """Print where each attempt ran and how it ended."""
+    with suppress(SlurmddpError, OSError):
+        attempts = read_history(folder).attempts
+        rows = [
+            (
+                str(one.number),
+                clock(one.started),
+                one.nodes or "-",
+                "not ended yet" if one.is_open and one is attempts[-1] else how_ended(one),
+            )
+            for one in attempts
+        ]
+        if rows:
+            print("\nAttempts")
+            headers = ("ATTEMPT", "STARTED", "NODES", "ENDED BY")
+            print_table(headers, rows, sys.stdout, right=frozenset({"ATTEMPT"}), whole=True)
 
 
 def _print_times(ledger: Ledger, phases: Phases | None) -> None:

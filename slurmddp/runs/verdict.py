@@ -88,10 +88,8 @@ def decide(
     elif local:
         verdict = _local(history, alive)
     elif trouble:
-        said = _folder_only(history)
-        why = f"SLURM does not answer ({trouble.rstrip('.')})"
-        detail = f"{why}; by its folder the run is {said.state}: {said.detail}"
-        verdict = Verdict("unknown", detail, active=True)
+        detail = f"SLURM does not answer ({trouble.rstrip('.')}); by its folder it is "
+        verdict = Verdict("unknown", detail + _folder_only(history).state, active=True)
     elif not asked:
         verdict = _folder_only(history)
     else:

@@ -37,6 +37,21 @@ def test_list_shows_every_run(make_run, slurm, capsys):
     assert "1.5000" in rows["resnet-00000002"]
 
 
+def test_status_tells_how_each_attempt_ended(make_run, slurm, capsys):
+    folder = make_run()
+    submit(folder)
+    for attempt, signal in enumerate(("SIGUSR2", "SIGTERM")):
+        start(folder, attempt=attempt)
+        folder.add_event("signalled", attempt=attempt, signal=signal, rank=0)
+        end(folder, "stopped", attempt=attempt, code=75, next_="requeue")
+    start(folder, attempt=2)
+    slurm.set_state("7", "RUNNING")
+    assert main(["status", "-v", "gpt"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"\n +0  .*time limit, no save\n +1  .*preempted, no save\n +2  .*not ended yet\n", out)
+    assert "attempt 1 ended: preempted, no save" in out
+
+
 def test_list_tells_runs_of_one_name_apart_by_what_was_typed(make_run, slurm, capsys):
     for seed in (1, 2):
         folder = make_run(f"gpt-0000000{seed}")
