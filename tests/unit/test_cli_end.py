@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from cli_runs import end, start, submit
@@ -339,10 +340,11 @@ def resumed(monkeypatch):
     jobs = []
 
     def job_of_run(folder, changes):
-        return folder, list(changes)
+        return SimpleNamespace(resumed=(folder, list(changes)), program=SimpleNamespace(config={}))
 
     monkeypatch.setattr("slurmddp.config.job_of_run", job_of_run)
-    monkeypatch.setattr("slurmddp.cli.train.start_job", lambda job, lock: jobs.append(job) or 0)
+    monkeypatch.setattr("slurmddp.config_environment.unused", lambda config, environ: [])
+    monkeypatch.setattr("slurmddp.cli.train.start_job", lambda job, lock: jobs.append(job.resumed) or 0)
     return jobs
 
 

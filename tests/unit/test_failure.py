@@ -47,7 +47,7 @@ def test_a_record_for_which_there_is_no_room_leaves_the_place_to_whoever_has_som
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as full:
-        full.setattr(failure, "_as_json", lambda found: "x" * 10_000)
+        full.setattr(failure, "as_json", lambda found: "x" * 10_000)
         full.setattr(
             failure, "open", lambda descriptor, *words, **more: os.fdopen(descriptor, "r"), raising=False
         )
