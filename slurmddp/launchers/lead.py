@@ -35,8 +35,7 @@ from slurmddp.launchers.words import (
     Message,
     as_failure,
     hung_at_exit,
-    lost_node,
-    names_of,
+    lost_agent,
     stalled_rank,
     unable_node,
 )
@@ -105,7 +104,7 @@ class Lead:
         elif kind == "stopping":
             self._stopping = True
         elif kind == "lost":
-            self._take_loss(sender, str(message.get("why", "")), now)
+            self._take_loss(sender, message, now)
         elif kind == "fell" and message.get("generation", -1) in (-1, self._generation.number):
             self._take_fall(sender, message, now)
         elif kind in ("stall", "report", "pace") and message["generation"] == self._generation.number:
@@ -141,11 +140,12 @@ class Lead:
         elif missed is not None:
             self.end(missed)
 
-    def _take_loss(self, sender: int, why: str, now: float) -> None:
+    def _take_loss(self, sender: int, message: Mapping[str, Any], now: float) -> None:
         if self._phase == "leaving":
             return
-        self._record.say(f"{names_of([sender], self._hosts)} is lost: {why}")
-        if self._miss(sender, lost := lost_node(sender, self._hosts, why)):
+        lost = lost_agent(sender, self._hosts, message, here=0)
+        self._record.say(lost.sentence)
+        if self._miss(sender, lost):
             self._fallen.append(lost)
             self._fall(now)
 

@@ -22,7 +22,7 @@ from slurmddp.launchers.keeper import Keeper
 from slurmddp.launchers.lead import LEFT_ALONE_S, Lead
 from slurmddp.launchers.records import Records
 from slurmddp.launchers.watch.node_watch import Watch
-from slurmddp.launchers.words import Message, all_as_facts, lost_node, names_of, why_no_ranks
+from slurmddp.launchers.words import Message, all_as_facts, lost_agent, why_no_ranks
 
 _KILL_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL for the ranks that outlive a failed one: time to end a write, not to save."""
@@ -201,7 +201,7 @@ class AgentLoop:
             self._lead.take(sender, message, time.monotonic())
             self._send_orders()
         elif message["kind"] == "lost":
-            self._lose_lead(str(message.get("why", "")))
+            self._lose_lead(message)
         else:
             self._obey(message)
 
@@ -229,16 +229,17 @@ class AgentLoop:
         if order is not None and self._code is None:
             order(message)
 
-    def _lose_lead(self, why: str) -> None:
+    def _lose_lead(self, message: Message) -> None:
         """Without node 0 nobody decides, and no rank can train: end as with a rank that failed there."""
-        self._records.say(f"{names_of([0], self._node.hosts)} is lost: {why}")
+        lost = lost_agent(0, self._node.hosts, message, here=self._node.node_rank)
+        self._records.say(lost.sentence)
         self.lost_lead = True
         if self._code is not None:
             return  # It only stays until a checkpoint is written.
         if self._generation is not None and not self._at_work:
             self._code = outcome.combine(self._codes) if self._codes else EXIT_STOPPED
             return
-        cause = failure.likely_first([*self._fallen, lost_node(0, self._node.hosts, why)])
+        cause = failure.likely_first([*self._fallen, lost])
         self._crew.end(_KILL_GRACE_S)
         self._code = end_without_lead(cause, self._rules, self._records)
 

@@ -13,7 +13,7 @@ from slurmddp.launchers.control.wire import MAX_MESSAGE_BYTES
 from slurmddp.launchers.failure import Failure
 from slurmddp.launchers.watch.culprit import RankReport, place
 from slurmddp.launchers.watch.inquiry import Verdict
-from slurmddp.runs.causes import LOST_NODE, UNABLE_NODE, UNFIT_NODE
+from slurmddp.runs.causes import LOST_CONTACT, LOST_NODE, UNABLE_NODE, UNFIT_NODE
 
 __all__ = [
     "Message",
@@ -21,6 +21,7 @@ __all__ = [
     "as_facts",
     "as_failure",
     "hung_at_exit",
+    "lost_agent",
     "lost_node",
     "names_of",
     "stalled_rank",
@@ -44,6 +45,31 @@ def lost_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
         time=round(time.time(), 3),
         reason=f"{LOST_NODE}: {why}",
     )
+
+
+def lost_agent(agent: int, hosts: Sequence[str], message: Mapping[str, Any], *, here: int) -> Failure:
+    """Return the failure that a `lost` message of the link tells of.
+
+    One end of a silent connection can't tell which end was cut off. If all others fell silent together, the
+    network of this end is the likely cause.
+
+    Args:
+        agent: the agent that was lost.
+        message: `why`, and `together` if the agent fell silent (see `Link`).
+        here: the agent whose link tells of the loss.
+    """
+    why, together = str(message.get("why", "")), int(message.get("together", 0))
+    if together > 1:
+        lost_all = (
+            f"it lost all {together} other nodes at once, so its own network is the likely cause ({why})"
+        )
+        return lost_node(here, hosts, lost_all)
+    if together == 1:
+        pair = ", ".join(hosts[one] for one in sorted((agent, here)))
+        return replace(
+            lost_node(agent, hosts, ""), node_rank=None, host=pair, reason=f"{LOST_CONTACT}: {why}"
+        )
+    return lost_node(agent, hosts, why)
 
 
 def unfit_node(agent: int, hosts: Sequence[str], why: str) -> Failure:

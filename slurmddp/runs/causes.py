@@ -37,6 +37,8 @@ LEFT_EARLY = "left while others went on"
 STALLED = "stalled"
 STALLED_TOGETHER = f"{STALLED}: in a collective that not all have joined"
 LOST_NODE = "lost node"
+LOST_CONTACT = f"{LOST_NODE} or link"
+"""Two nodes lost each other: neither can tell which of them was cut off."""
 UNFIT_NODE = f"{LOST_NODE} to the preflight"
 UNABLE_NODE = f"{LOST_NODE} to the ranks"
 
@@ -56,6 +58,8 @@ _WHAT_TO_DO = {
     LEFT_EARLY: "All ranks have to take the same number of steps.",
     STALLED: "The stacks of all ranks lie beside the logs.",
     LOST_NODE: "Its host or its network went down, or its agent was killed.",
+    LOST_CONTACT: "The host or the network of one of them went down; "
+    "batch.log and excluded.jsonl may name it.",
     UNFIT_NODE: "rank-0.log says what to have looked at there.",
     UNABLE_NODE: "The log of that node says more.",
 }

@@ -49,7 +49,7 @@ class Failure:
     @property
     def sentence(self) -> str:
         """Who, where, how and why, to stand within a line of text."""
-        for kind in (causes.LOST_NODE, causes.STALLED):
+        for kind in (causes.LOST_CONTACT, causes.LOST_NODE, causes.STALLED):
             if self.reason.startswith(kind):
                 return f"{self.short}{self.reason.removeprefix(kind)}"
         told = self.exit_code is not None or self.signal is not None
@@ -59,6 +59,8 @@ class Failure:
     def short(self) -> str:
         """Who, where and how, where the reason stands elsewhere."""
         host = self.host or "an unknown host"
+        if self.reason.startswith(causes.LOST_CONTACT):
+            return f"nodes {host.replace(', ', ' and ')} lost each other"
         if self.reason.startswith(causes.LOST_NODE):
             return f"node {self.node_rank} ({host}) was lost"
         who = f"rank {self.rank} on {host}"

@@ -123,6 +123,14 @@ class Star:
             (at, sender, message["why"]) for at, sender, message in self.came if message["kind"] == "lost"
         ]
 
+    @property
+    def together(self):
+        return [
+            (at, sender, message.get("together"))
+            for at, sender, message in self.came
+            if message["kind"] == "lost"
+        ]
+
     def words(self, at):
         """Return what came at `at`, less what the link says itself."""
         return [

@@ -24,6 +24,8 @@ class Notes:
         self.said: list[str] = []
         self.done: list[tuple[Any, ...]] = []
         self.over = False
+        self.causes: list[Failure] = []
+        """The failures that `fell`, `restarted` and `failed` were given."""
         self.verdicts: dict[int, dict[int, str]] = {}
         """What the preflight of each generation says of which agents' nodes."""
 
@@ -34,11 +36,13 @@ class Notes:
         self.said.append(text)
 
     def fell(self, cause: Failure, generation: int) -> None:
+        self.causes.append(cause)
         self.done.append(("fell", generation, cause.rank))
 
     def restarted(
         self, generation: Generation, before: Generation, cause: Failure, step: int, silent_s: float
     ) -> None:
+        self.causes.append(cause)
         self.done.append(("restarted", generation, step))
         self.silent_s = silent_s
 
@@ -50,6 +54,7 @@ class Notes:
         return self.verdicts.get(generation.number, {})
 
     def failed(self, cause: Failure) -> None:
+        self.causes.append(cause)
         self.done.append(("failed", cause.node_rank, cause.rank))
 
     def stalled(self, report: RankReport, generation: int) -> None:

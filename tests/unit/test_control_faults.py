@@ -61,6 +61,29 @@ def test_a_silent_member_is_lost_after_a_while(star):
     assert three.links[0].missing() == []
 
 
+def test_a_hub_counts_the_members_that_fell_silent_together(star):
+    three = star(by_hand(3))
+    pass_s(three, 1, 1)
+    pass_s(three, 12, 1, 2)
+    assert three.together == [(0, 1, 2), (0, 2, 2)]
+
+
+def test_a_member_that_falls_silent_alone_is_counted_with_nobody(star):
+    three = star(by_hand(3))
+    pass_s(three, 12, 1)
+    assert three.together == [(0, 1, 0)]
+    pass_s(three, 12, 2)
+    assert (0, 2, 1) in three.together, "the first loss lies too far back"
+
+
+def test_a_member_whose_connection_has_closed_is_not_counted_as_silent(star):
+    three = star(by_hand(3))
+    three.links.pop(1).close(farewell=False)
+    three.until(lambda: three.losses)
+    pass_s(three, 12, 2)
+    assert three.together == [(0, 1, None), (0, 2, 1)]
+
+
 def test_a_silent_hub_is_lost_after_a_while(star):
     three = star(by_hand(3))
     pass_s(three, 9, 0)

@@ -130,7 +130,7 @@ def test_a_node_that_is_lost_while_all_are_ended_is_not_waited_for() -> None:
 def test_a_spare_that_is_lost_is_only_told_of() -> None:
     attempt = Attempt(spare_nodes=1).begin()
     assert attempt.hear(3, "lost", why="connection closed") == []
-    assert attempt.notes.said == ["node 3 (n3) is lost: connection closed"]
+    assert attempt.notes.said == ["node 3 (n3) was lost: connection closed"]
 
 
 def test_fewer_nodes_that_ranks_refuse_end_the_attempt_as_the_loss_would_have() -> None:

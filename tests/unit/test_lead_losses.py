@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from lead_attempts import Attempt, fallen, to_all
 
+from slurmddp.launchers import failure
 from slurmddp.launchers.words import as_facts
 
 
@@ -121,3 +122,47 @@ def test_it_is_told_for_how_long_no_rank_on_any_node_had_completed_a_step() -> N
     attempt.hear(1, "stopped", now=20.5, silent_s=11.5, failures=[])
     attempt.hear(0, "stopped", now=21.0, silent_s=11.0, failures=[])
     assert attempt.notes.silent_s == 11.0
+
+
+SILENT = {"why": "no heartbeat for 10 s"}
+
+
+def test_a_first_node_that_loses_all_others_at_once_names_itself() -> None:
+    attempt = Attempt().begin()
+    attempt.hear(2, "lost", **SILENT, together=2)
+    assert attempt.notes.done == [("failed", 0, None)]
+    (cause,) = attempt.notes.causes
+    assert cause.host == "n0"
+    assert cause.sentence == (
+        "node 0 (n0) was lost: it lost all 2 other nodes at once, so its own network is the likely cause "
+        "(no heartbeat for 10 s)"
+    )
+    assert not any("node 2 (n2) is lost" in line for line in attempt.notes.said)
+
+
+@pytest.mark.parametrize("changes", [{"nodes": 2}, {"nodes": 3}], ids=["two nodes", "the last two of three"])
+def test_two_nodes_that_lose_each_other_are_both_named(changes: dict[str, int]) -> None:
+    attempt = Attempt(**changes).begin()
+    attempt.hear(1, "lost", **SILENT, together=1)
+    assert attempt.notes.done == [("failed", None, None)]
+    (cause,) = attempt.notes.causes
+    assert cause.host == "n0, n1"
+    assert failure.describe(cause) == (
+        "Nodes n0 and n1 lost each other: no heartbeat for 10 s. "
+        "The host or the network of one of them went down; batch.log and excluded.jsonl may name it."
+    )
+
+
+def test_which_nodes_go_on_does_not_depend_on_the_node_that_is_named() -> None:
+    attempt = Attempt(elastic=True).begin()
+    assert attempt.hear(1, "lost", **SILENT, together=2) == to_all("stop", 0, 2)
+    assert attempt.hear(2, "lost", **SILENT, together=2) == []
+    assert attempt.stopped(0) == to_all("go", 0)
+    assert attempt.notes.done[-1] == ("without", {1, 2})
+    assert {(cause.node_rank, cause.host) for cause in attempt.notes.causes} == {(0, "n0")}
+
+
+def test_a_node_that_falls_silent_while_others_speak_is_named() -> None:
+    attempt = Attempt().begin()
+    attempt.hear(2, "lost", **SILENT, together=0)
+    assert attempt.notes.done == [("failed", 2, None)]

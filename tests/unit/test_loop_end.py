@@ -21,6 +21,7 @@ from slurmddp.launchers.loop import AgentLoop
 from slurmddp.launchers.records import Records
 from slurmddp.launchers.watch.node_watch import Watch
 from slurmddp.launchers.words import lost_node
+from slurmddp.runs.failures import from_json
 from slurmddp.runs.folder import RunFolder
 
 GO = {"kind": "go", "generation": 0, "agents": [0, 1], "master": ("", 0), "look": True, "unfit": []}
@@ -121,6 +122,14 @@ def test_every_agent_that_trains_may_save_what_memory_holds_when_the_first_is_lo
     script = Script(folder, GO | {"agents": agents}, {"kind": "lost", "why": "connection closed"})
     script.loop.run()
     assert "save_newest" in script.done
+
+
+def test_an_agent_that_no_longer_hears_the_first_one_can_not_tell_which_was_cut_off(folder: Path) -> None:
+    script = Script(folder, GO, {"kind": "lost", "why": "no heartbeat for 10 s", "together": 1})
+    script.loop.run()
+    found = from_json(RunFolder(folder).failure_file(0).read_text())
+    assert found is not None
+    assert (found.node_rank, found.host) == (None, "n0, n1")
 
 
 def test_a_spare_that_loses_the_first_agent_saves_nothing(folder: Path) -> None:

@@ -45,6 +45,8 @@ class _Peer:
     wire: Wire | None = None
     heard: float = 0.0
     gone: bool = False
+    silent: bool = False
+    """Whether it is gone because it sent no heartbeat."""
     echoes: Echoes = field(default_factory=Echoes)
 
     @property
@@ -263,9 +265,18 @@ class Hub:
             for node, peer in self._peers.items()
             if peer.here and now - peer.heard > self._lost_after_s
         ]
-        return [
-            (node, self._lose(peer, f"no heartbeat for {now - peer.heard:.0f} s")) for node, peer in silent
-        ]
+        return [(node, self._lose_silent(peer, now)) for node, peer in silent]
+
+    def _lose_silent(self, peer: _Peer, now: float) -> Message:
+        peer.silent = True
+        lost = self._lose(peer, f"no heartbeat for {now - peer.heard:.0f} s")
+        return lost | {"together": self._fell_silent_with(peer)}
+
+    def _fell_silent_with(self, peer: _Peer) -> int:
+        """Return how many peers fell silent together, `peer` included; 0 if another peer spoke later."""
+        within = self._lost_after_s / 2
+        later = [one.heard - peer.heard for one in self._peers.values() if one.here or one.silent]
+        return 0 if max(later) > within else sum(seconds >= -within for seconds in later)
 
     def _lose(self, peer: _Peer, why: str) -> Message:
         self._part(peer)

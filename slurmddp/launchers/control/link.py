@@ -28,6 +28,8 @@ class Link(Protocol):
 
     The link itself says {"kind": "arrived", "host": ...} and {"kind": "lost", "why": ...}: the hub hears it
     of each member, a member of the hub. A lost agent stays lost; a farewell is no loss.
+    The loss of a silent agent has `together` too: how many agents fell silent together, or 0 if this end
+    still heard another agent.
     """
 
     def descriptors(self) -> list[int]:

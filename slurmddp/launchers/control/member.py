@@ -82,7 +82,7 @@ class Member:
         if self._wire and not self._gone:
             self._read_hub(self._wire, came, now)
         if self._arrived and not self._gone and now - self._heard > self._lost_after_s:
-            self._lose(came, f"no heartbeat for {now - self._heard:.0f} s")
+            self._lose(came, f"no heartbeat for {now - self._heard:.0f} s", together=1)
         if not self._gone:
             self._seek(came, now)
         return [(0, message) for message in came]
@@ -238,8 +238,8 @@ class Member:
             wire.close()
             self._wire = None
 
-    def _lose(self, came: list[Message], why: str) -> None:
-        came.append({"kind": "lost", "why": why})
+    def _lose(self, came: list[Message], why: str, **facts: int) -> None:
+        came.append({"kind": "lost", "why": why, **facts})
         self._part()
 
     def _part(self) -> None:
