@@ -104,7 +104,20 @@ def compose(overrides: Sequence[str], project_dir: Path) -> dict[str, Any]:
 
 
 def unread(config: Mapping[str, Any], project_dir: Path) -> list[str]:
-    """Return a note where a person may take another program's configuration for that of slurmddp."""
+    """Return a note for each setting or file that a person gives and that has no effect."""
+    return [*_unread_file(config, project_dir), *_unasked_memory(config)]
+
+
+def _unasked_memory(config: Mapping[str, Any]) -> list[str]:
+    memory, cluster = config["mem_gb"], config["cluster"] or {}
+    if memory is None or cluster.get("mem_request") != "none":
+        return []
+    return [
+        f"mem_gb={memory} has no effect: the cluster's mem_request is none, so SLURM is not asked for memory."
+    ]
+
+
+def _unread_file(config: Mapping[str, Any], project_dir: Path) -> list[str]:
     other, own = (project_dir / "conf" / name for name in ("config.yaml", PROJECT_DEFAULTS))
     has_conf = len(config_overrides.conf_roots(project_dir)) > 1  # the first is the project's
     if config["program"].get("script") or not has_conf or not other.is_file() or own.is_file():

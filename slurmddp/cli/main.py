@@ -134,6 +134,12 @@ def _parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Na
             raise UsageError(
                 f"{parser.prog} knows no flag {rest[0]!r}. Settings have no dashes: {sign}{setting}"
             )
+        script = next((one for one in arguments if one.endswith(".py") and "=" not in one), "")
+        if script and parser.prog.endswith("train"):
+            raise UsageError(
+                f"{parser.prog} knows no flag {rest[0]!r}. A script runs as program.script={script}, "
+                "with its arguments in program.args='--lr 1e-3 --flag'."
+            )
         kind = "flag" if rest[0].startswith("-") else "argument"
         near = near_matches(rest[0].partition("=")[0], _flags(parser)) if kind == "flag" else ""
         raise UsageError(f"{parser.prog} knows no {kind} {rest[0]!r}. {near}".strip())

@@ -70,9 +70,10 @@ def run(args: argparse.Namespace) -> int:
 def _settings() -> str:
     from slurmddp.config_schema import POLICY, TOP, TRAIN
 
+    width = max(len(f"policy.{key}") for key in POLICY)
     lines = ["settings (what a key is set to by default: slurmddp train --cfg):"]
     for prefix, fields in (("", TOP), ("train.", TRAIN), ("policy.", POLICY)):
-        lines += [f"  {prefix + key:<29} {field.doc}" for key, field in fields.items()]
+        lines += [f"  {prefix + key:<{width}}  {field.doc}" for key, field in fields.items()]
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from slurmddp.errors import SlurmddpError
 from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.table import counted
 
 AGAIN = frozenset({"requeue", "resubmit"})
 UNANSWERED = "unanswered"
@@ -79,8 +80,20 @@ def how_ended(attempt: Attempt) -> str:
         outcome = (attempt.outcome or "no outcome given").replace("_", " ")
     failed = not attempt.is_open and attempt.outcome not in ("stopped", "finished", "cancelled")
     code = f", exit code {attempt.exit_code}" if failed and attempt.exit_code is not None else ""
-    saved = attempt.saved_step
-    return outcome + code + (f", last save at step {saved}" if saved is not None else ", no save")
+    return outcome + code + _limits(attempt) + _saved(attempt)
+
+
+def _limits(attempt: Attempt) -> str:
+    """Say how many time limits in a row have left no newer checkpoint, if any has."""
+    count = attempt.without_progress
+    return f", {counted(count, 'time limit')} in a row without a newer checkpoint" if count else ""
+
+
+def _saved(attempt: Attempt) -> str:
+    """Name the last save. A script that records neither signals nor steps may save without an event."""
+    if attempt.saved_step is not None:
+        return f", last save at step {attempt.saved_step}"
+    return "" if attempt.signal is None and attempt.first_step is None else ", no save"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,6 +101,7 @@ CASES = {
     "less time than the signal needs": ([BIG, "time_limit=2"], "signal_lead_s=120"),
     "missing data": (["+data.path=/no/such/place"], "no data at /no/such/place.*'no' in it is not"),
     "missing data, relative": (["+data.root=cnof"], "cnof.*Did you mean conf"),
+    "a script alone": (["fit.py"], "'fit.py' has no value. Say program.script=fit.py"),
     "missing script": (["program.script=trian.py"], "no script .*trian.py.*program.script"),
     "arguments without a script": (["program.args=--epochs"], "`program.args`.*no script.*program.script="),
     "arguments that are never closed": (
@@ -206,6 +207,10 @@ def test_a_wrong_value_is_refused_before_anything_is_done(
         (["train", "--dry-runn"], "no flag '--dry-runn'. Did you mean --dry-run"),
         (["train", "--dry"], "no flag '--dry'"),
         (["--hepl"], "Did you mean --help"),
+        (
+            ["train", "fit.py", "--lr", "3"],
+            "no flag '--lr'. A script runs as program.script=fit.py, with its arguments in program.args='",
+        ),
         (["train", "--nodes=3"], "Settings have no dashes: nodes=3"),
         (["train", "--cluster=a100x8"], "Settings have no dashes: \\+cluster=a100x8"),
         (["nodes=3"], "slurmddp train nodes=3"),

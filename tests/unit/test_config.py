@@ -135,6 +135,16 @@ def test_a_configuration_that_is_not_read_is_named(
     assert told() == ""
 
 
+def test_memory_that_no_job_asks_for_is_named(tmp_path: Path) -> None:
+    project = make_project(tmp_path / "p")
+
+    def notes(*arguments: str) -> list[str]:
+        return config.unread(config.compose(arguments, project), project)
+
+    assert "mem_gb=7 has no effect" in notes("+cluster=sandbox", "mem_gb=7")[0]
+    assert notes("+cluster=sandbox") == notes("+cluster=cpu", "mem_gb=7") == notes("mem_gb=7") == []
+
+
 def test_a_projects_defaults_lie_between_the_shipped_ones_and_the_command_line(tmp_path: Path) -> None:
     defaults = (
         "defaults:\n  - model: tiny\n  - cluster: big\nnodes: 2\ntrain: {steps: 7}\nmodel: {width: 5}\n"

@@ -361,7 +361,11 @@ def signalled(name, attempt=0):
             "on request, last save at step 200",
         ),
         ([SAVED], "SLURM took it off its nodes, last save at step 200"),
-        ([ended("failed", "requeue", code=137)], "failed, exit code 137, no save: rank 3 on node2"),
+        ([ended("failed", "requeue", code=137)], "failed, exit code 137: rank 3 on node2"),
+        (
+            [FIRST_STEP, ended("failed", "requeue", code=137)],
+            "failed, exit code 137, no save: rank 3 on node2",
+        ),
     ],
 )
 def test_how_the_attempt_before_ended_is_told(folder, events, said):
@@ -372,6 +376,20 @@ def test_how_the_attempt_before_ended_is_told(folder, events, said):
     found = status(folder, None)
     assert found.before.startswith(f"attempt 0 ended: {said}")
     assert found.state == "starting"
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        (None, "attempt 0 ended: stopped"),
+        (1, "attempt 0 ended: stopped, 1 time limit in a row without a newer checkpoint"),
+        (2, "attempt 0 ended: stopped, 2 time limits in a row without a newer checkpoint"),
+    ],
+)
+def test_a_script_that_records_no_save_may_have_saved(folder, limits, said):
+    end = ended("stopped", "requeue", code=75) | ({} if limits is None else {"without_progress": limits})
+    write(folder, SUBMITTED, started(), end, started(1))
+    assert status(folder, None).before == said
 
 
 def test_an_attempt_that_starts_shows_the_step_it_goes_on_from_and_nothing_of_the_one_before(folder):
