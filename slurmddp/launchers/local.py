@@ -76,6 +76,8 @@ class LocalRun:
         self._job_number = str(secrets.choice(LOCAL_JOB_IDS))
         self._job_id = f"local-{self._job_number}"
         self._failures = 0
+        self._progressed = False
+        """Whether the attempt before this one left a newer checkpoint."""
         self._killed = False
         self._unattended = False
         self._before: tuple[int, SavedFiles] = (0, frozenset())
@@ -212,11 +214,13 @@ class LocalRun:
         if superseded(self.folder, self.attempt):
             return outcome.Outcome("superseded", "none")  # The run and its record are another machine's now.
         self._failures += code not in (EXIT_FINISHED, EXIT_STOPPED)
+        before, self._progressed = self._progressed, progressed(self._before, self._state())
         decision = outcome.decide(
             code,
             failures=self._failures,
             max_restarts=self.job.policy.max_restarts,
-            progressed=progressed(self._before, self._state()),
+            progressed=self._progressed,
+            progressed_before=before,
             cancelled=self._killed or self.folder.cancelled_file.exists(),
             # A laptop has no queue to go back to: who stopped the run starts it again.
             requeue=self.job.policy.requeue

@@ -49,6 +49,7 @@ def decide(
     stalls: int = 0,
     without_progress: int = 0,
     max_requeues_without_progress: int = 3,
+    progressed_before: bool = False,
 ) -> Outcome:
     """Return what an attempt's exit code means and whether the job runs again.
 
@@ -56,6 +57,7 @@ def decide(
     attempt left a newer checkpoint than it found; `requeue` that the policy lets a job run again at all.
     `stalls` counts the stopped attempts, this one included, that trained on from the checkpoint that is still
     the newest. `without_progress` counts the time limits in a row that left no newer checkpoint.
+    `progressed_before`: an earlier attempt progressed, and none has failed without progress since.
     """
     if exit_code == EXIT_FINISHED:
         return Outcome("finished", "none")
@@ -71,7 +73,9 @@ def decide(
     if exit_code == EXIT_STOPPED:
         return Outcome("stopped", "requeue" if requeue else "none")
     # A node that is not fit was found before the first step, and the next attempt gets another one.
-    again = requeue and (progressed or exit_code == EXIT_UNFIT_NODE) and failures <= max_restarts
+    # A run that had progressed may have met a bad node: its first failure without progress is tried again.
+    hopeful = progressed or progressed_before or exit_code == EXIT_UNFIT_NODE
+    again = requeue and hopeful and failures <= max_restarts
     return Outcome("failed", "requeue" if again else "none")
 
 

@@ -21,6 +21,7 @@ class Row:
     requeue: bool = True
     stalls: int = 0
     without_progress: int = 0
+    progressed_before: bool = False
 
     @property
     def given(self) -> dict[str, int | bool]:
@@ -33,6 +34,7 @@ class Row:
             "requeue": self.requeue,
             "stalls": self.stalls,
             "without_progress": self.without_progress,
+            "progressed_before": self.progressed_before,
         }
 
 
@@ -78,6 +80,21 @@ TABLE = (
     Row("last failure allowed", 1, "failed", "requeue", failures=3, progressed=True),
     Row("one failure too many", 1, "failed", "none", failures=4, progressed=True),
     Row("failure without progress", 1, "failed", "none", failures=1),
+    Row(
+        "failure without progress after progress", 1, "failed", "requeue", failures=1, progressed_before=True
+    ),
+    Row(
+        "killed without progress after progress", 137, "failed", "requeue", failures=3, progressed_before=True
+    ),
+    Row("one failure too many after progress", 1, "failed", "none", failures=4, progressed_before=True),
+    Row(
+        "stopped twice at one step after progress",
+        75,
+        "no_progress",
+        "none",
+        stalls=2,
+        progressed_before=True,
+    ),
     Row("failure with no restarts allowed", 1, "failed", "none", failures=1, max_restarts=0, progressed=True),
     Row("failure and must not requeue", 1, "failed", "none", failures=1, progressed=True, requeue=False),
     Row("failure of a cancelled run", 1, "cancelled", "none", failures=1, progressed=True, cancelled=True),

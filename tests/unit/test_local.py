@@ -125,7 +125,7 @@ def test_files_that_a_program_of_ones_own_names_are_progress(tmp_path: Path) -> 
     run.start()
     with pytest.raises(RankFailure):
         run.wait()
-    assert [event["next"] for event in events(run.folder, "ended")] == ["requeue", "requeue", "none"]
+    assert [event["next"] for event in events(run.folder, "ended")] == ["requeue"] * 3 + ["none"]
 
 
 def test_a_failure_of_a_run_that_a_person_stopped_is_not_tried_again(tmp_path: Path) -> None:
@@ -160,6 +160,15 @@ def test_restarts_are_counted(tmp_path: Path) -> None:
     with pytest.raises(RankFailure, match="ended with exit code 3"):
         run.wait()
     assert [event["next"] for event in events(run.folder, "ended")] == ["requeue", "none"]
+
+
+def test_a_failure_without_progress_is_tried_once_more_after_progress(tmp_path: Path) -> None:
+    program = CHECKPOINT + "def main(run_dir):\n    save(run_dir, 7)\n    return 3\n"
+    run = local_run(tmp_path, program, ranks_per_node=1, policy=Policy(max_restarts=9))
+    run.start()
+    with pytest.raises(RankFailure, match="ended with exit code 3"):
+        run.wait()
+    assert [event["next"] for event in events(run.folder, "ended")] == ["requeue", "requeue", "none"]
 
 
 def test_a_failure_without_progress_is_told_at_once(tmp_path: Path) -> None:

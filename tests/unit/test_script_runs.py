@@ -48,6 +48,8 @@ def test_the_shell_decides_as_the_table_says(tmp_path: Path, row: Row) -> None:
     for count in range(1, row.without_progress):
         facts = {"outcome": "stopped", "next": "requeue", "without_progress": count}
         run.folder.add_event("ended", attempt=0, job_id="40", exit_code=75, **facts)
+    if row.progressed_before:
+        run.folder.add_event("ended", attempt=0, outcome="stopped", next="requeue", progressed=True)
     step = step_of(row)
     if row.cancelled:
         step = 'touch "$SLURMDDP_RUN_DIR/cancelled"\n' + step
@@ -77,6 +79,35 @@ def test_a_person_who_submits_again_gives_the_run_its_restarts_back(
     run.folder.add_event("ended", attempt=0, job_id="40", exit_code=1, outcome="failed", next="none")
     run.folder.add_event("submitted", job_id="41", **submitted)
     run.start(SAVE + "exit 1")
+    assert run.end == ("failed", then)
+
+
+def test_a_run_that_has_progressed_survives_one_failure_without_progress_but_not_two(run: Run) -> None:
+    """A bad node at a requeue costs one more attempt; a bug at one step is not repeated further."""
+    nexts = []
+    for step in (SAVE + STOP, "exit 1", STOP, "exit 1"):
+        run.start(step)
+        nexts.append(run.end[1])
+    assert nexts == ["requeue", "requeue", "requeue", "none"]
+    assert [event.get("progressed") for event in run.events("ended")] == [True, None, None, None]
+
+
+def test_progress_after_a_failure_without_progress_allows_another_one(tmp_path: Path) -> None:
+    run = Run(tmp_path, max_restarts=5)
+    for step in (SAVE + "exit 1", "exit 1", SAVE.replace("step-9", "step-10") + "exit 1", "exit 1"):
+        run.start(step)
+    assert [event["next"] for event in run.events("ended")] == ["requeue"] * 4
+
+
+@pytest.mark.parametrize(
+    ("resubmitted", "then"), [(False, "none"), (True, "requeue")], ids=["by a person", "by the job"]
+)
+def test_progress_before_a_person_submitted_the_run_counts_no_more(
+    run: Run, resubmitted: bool, then: str
+) -> None:
+    run.start(SAVE + STOP)
+    run.folder.add_event("submitted", job_id="41", **({"resubmitted": True} if resubmitted else {}))
+    run.start("exit 1")
     assert run.end == ("failed", then)
 
 
