@@ -38,7 +38,7 @@ COMMANDS = {
     "resume": "Go on with a run that was stopped, cancelled or lost, or that failed, in the same folder.",
     "checkpoints": "List a run's checkpoints, bad ones included; with --verify read every byte of them.",
     "export": "Write a run's weights to a plain safetensors file, for use elsewhere.",
-    "report": "Write a run's report anew and print where it is.",
+    "report": "Write a run's report again and print where it is.",
     "sandbox": "A SLURM of one's own on this machine, to try jobs on before there is a cluster.",
     "chaos": "Disturb trainings at random moments; all must end with the weights of the undisturbed one.",
 }

@@ -1,4 +1,4 @@
-"""Write a run's report anew and print where it is."""
+"""Write a run's report again and print where it is."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def refuse_unclear(found: RunStatus) -> None:
     if found.state == "unknown" and found.job_id is None:
         raise ConfigError(
             f"How {found.name} stands can't be told: {found.detail}.",
-            hint="Mend that file, or start the run anew with `slurmddp train ... --fresh`.",
+            hint="Mend that file, or start the run from step 0 with `slurmddp train ... --fresh`.",
         )
     if found.state == "unknown":
         raise SlurmError(

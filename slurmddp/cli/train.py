@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fresh",
         action="store_true",
-        help="put an existing run folder aside (NAME.old-1, ...) and start anew",
+        help="put an existing run folder aside (NAME.old-1, ...) and start from step 0",
     )
     parser.epilog = f"{_settings()}\n\n{EXIT_CODES}"
 
