@@ -109,10 +109,11 @@ class SlurmClient:
         raise unanswered
 
     def would_take(self, script: Path, options: Sequence[str] = ()) -> bool:
-        """Ask `sbatch --test-only`, which queues nothing; no answer is a no."""
+        """Ask `sbatch --test-only`, which queues nothing; without an answer return False, and say why."""
         try:
             self._run(["sbatch", "--test-only", *options, str(script)])
-        except SlurmError:
+        except SlurmError as error:
+            self._say(f"{error.message} The job is submitted without {' '.join(options)}.")
             return False
         return True
 

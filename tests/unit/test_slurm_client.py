@@ -160,6 +160,19 @@ def test_a_person_is_told_of_a_wait_and_a_query_gives_up_before_a_submission_doe
     assert said == ["squeue has not answered yet; waiting up to 0.4 s for it."]
 
 
+def test_a_person_learns_why_a_job_is_submitted_without_its_exclusion(
+    programs: FakePrograms, script: Path
+) -> None:
+    said: list[str] = []
+    slurm = SlurmClient(say=said.append)
+    assert slurm.would_take(script, ["--exclude=n1"])
+    assert said == []
+    words = "allocation failure: Requested node configuration is not available"
+    programs.write("test-only", f'echo "{words}" >&2; exit 1')
+    assert not slurm.would_take(script, ["--exclude=n1"])
+    assert said == [f"sbatch failed: {words}. The job is submitted without --exclude=n1."]
+
+
 def test_a_waiting_job_says_when_it_starts(programs: FakePrograms, slurm: SlurmClient, script: Path) -> None:
     job_id = slurm.submit(script, token="t:1")
     assert slurm.jobs([job_id])[job_id].start == ""
