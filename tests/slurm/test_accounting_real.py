@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from run_processes import agent_of
 from sandboxes import own_sandbox
 from train_project import Command, Run, make_project
 
@@ -37,11 +38,14 @@ def forget_jobs(command: Command, folder: Path) -> None:
 
 
 def killed_run(command: Command) -> Run:
-    """A run whose batch script was killed too, so that its folder holds no end."""
+    """A run whose agent and batch script were both killed, so that its folder holds no end."""
     run = command.submit("silent", "nodes=1", "ranks_per_node=1", "train.steps=5000")
     run.wait_step(3)
     assert state_of(run) == "running"
+    agent = agent_of(run, 0, 0)
+    agent.suspend()  # A living agent puts the job of a killed script back.
     command.slurm("scancel", "--signal=KILL", "--batch", run.job_id)
+    agent.kill()
     run.wait("end of the job", lambda: command.slurm("squeue", "-h", "-j", run.job_id, "-t", "R,CG") == "")
     assert not run.events("ended")
     return run
