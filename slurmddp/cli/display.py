@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from slurmddp.runs.failures import from_facts
 from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.history import stop_reason
 from slurmddp.runs.logs import LineReader
 from slurmddp.runs.notices import other_places
 
@@ -138,7 +139,7 @@ def _tell(record: dict[str, Any], note: str) -> tuple[str, str]:
     if event == "resumed":
         return f"going on from step {record.get('step')}", "preparing the data"
     if event == "signalled":
-        return f"{record.get('signal')} received: stopping at a checkpoint", "saving"
+        return f"stopping at a checkpoint ({stop_reason(record.get('signal'))})", "saving"
     if event == "stalled":
         return "", f"rank {record.get('rank')} on {record.get('host')} stands still: ending the ranks"
     if event == "rank_failed":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,6 +11,7 @@ from slurmddp.errors import SlurmddpError
 from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.table import counted
 
+_FAILED_SETUP = re.compile(r"The (setup line `.*` failed with code \d+)\.")
 AGAIN = frozenset({"requeue", "resubmit"})
 UNANSWERED = "unanswered"
 """The event of a submission to which sbatch gave no answer: its job may be in the queue."""
@@ -45,6 +47,8 @@ class Attempt:
     exit_code: int | None = None
     outcome: str | None = None
     next: str | None = None
+    setup_failure: str = ""
+    """The first setup line that failed, and its exit code; the ranks were started all the same."""
     without_progress: int | None = None
     """So many jobs in a row had reached their time limit and left no newer checkpoint."""
 
@@ -60,14 +64,20 @@ class Attempt:
         return 0 if self.first_step is not None else None
 
 
-def why_stopped(attempt: Attempt) -> str:
-    """Return what stopped an attempt, as a person says it: `time limit`; empty if no record tells."""
-    name = (attempt.signal or "").rpartition("/")[2]  # for a stop file it is the path
+def stop_reason(signal: str | None) -> str:
+    """Return the reason of a `signalled` event as a person says it: `time limit`; empty for None."""
+    name = (signal or "").rpartition("/")[2]  # for a stop file it is the path
     if name in ("SIGUSR2", "the time limit"):
         return "time limit"
-    if name == "SIGTERM" and attempt.launcher == "slurm":
-        return "preempted" if attempt.next in AGAIN or attempt.is_open else "SIGTERM"
     return "on request" if name == "stop" else name
+
+
+def why_stopped(attempt: Attempt) -> str:
+    """Return the reason why an attempt stopped: `preempted`; empty if no record tells."""
+    reason = stop_reason(attempt.signal)
+    if reason == "SIGTERM" and attempt.launcher == "slurm":
+        return "preempted" if attempt.next in AGAIN or attempt.is_open else reason
+    return reason
 
 
 def how_ended(attempt: Attempt) -> str:
@@ -214,6 +224,9 @@ def _facts(known: Attempt, event: Mapping[str, Any]) -> dict[str, Any]:
         return {"again_at": time if known.again_at is None else known.again_at, "again_step": step}
     if kind == "first_step":
         return {"first_step": step if known.first_step is None else known.first_step}
+    if kind == "warned" and not known.setup_failure:
+        found = _FAILED_SETUP.match(str(event.get("text"))) if event.get("about") == "setup" else None
+        return {"setup_failure": found[1]} if found else {}
     return {"signal": event.get("signal")} if kind == "signalled" else {}
 
 

@@ -31,7 +31,7 @@ from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.history import Attempt, fold
 from slurmddp.runs.process import is_alive
 from slurmddp.runs.status import RunStatus
-from slurmddp.runs.track import Sign, Track, moment_of, whole_number
+from slurmddp.runs.track import Sign, Track, moment_of
 from slurmddp.spec import is_own_trainer
 
 WORDS = ("training", "saving", "lost", "starting", "ending", "queued", "idle", "untold")
@@ -53,7 +53,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The seconds of a whole run; elements of an array count one beside the other."""
+    """The seconds of a whole run."""
 
     entries: tuple[Entry, ...] = ()
 
@@ -113,19 +113,11 @@ def account(
     known = [event for event in events if isinstance(event, Mapping)]
     times = in_order([moment_of(event.get("time")) for event in known])
     now = max([now, *times[-1:]])
-    started = [event for event in known if event.get("event") == "started"]
-    elements = {whole_number(event.get("attempt")): _element(event) for event in started}
-    found: list[Entry] = []
-    for element in sorted({*elements.values()} or {""}):
-        track = Track(signs or {})
-        for event, time in zip(known, times, strict=True):
-            number = event.get("attempt")
-            own = _element(event) if number is None else elements.get(whole_number(number), "")
-            # A cancel, and the submission of a whole array, concern every element.
-            if own == element or (number is None and (not own or event.get("event") != "submitted")):
-                track.take(event, time)
-        track.close(now, runs=runs, waits=waits)
-        found += [Entry(number, parts) for number, parts in track.seconds(tells).items()]
+    track = Track(signs or {})
+    for event, time in zip(known, times, strict=True):
+        track.take(event, time)
+    track.close(now, runs=runs, waits=waits)
+    found = [Entry(number, parts) for number, parts in track.seconds(tells).items()]
     return Ledger(tuple(sorted(found, key=lambda one: math.inf if one.attempt is None else one.attempt)))
 
 
@@ -186,8 +178,3 @@ def _signs(folder: RunFolder) -> dict[int, Sign]:
         for attempt, time in logged.last_seen.items()
         if moment_of(time) is not None
     }
-
-
-def _element(event: Mapping[str, Any]) -> str:
-    """Return of which element of an array an event tells; empty for a plain job."""
-    return str(event.get("job_id") or "").partition("_")[2]

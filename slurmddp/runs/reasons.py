@@ -79,7 +79,6 @@ _REASONS: dict[str, tuple[str, str]] = {
     ),
     "Licenses": ("it waits for a licence", _PATIENCE),
     "Reservation": ("its reservation has not begun", _PATIENCE),
-    "JobArrayTaskLimit": ("the array runs as many elements as it allows at once", _PATIENCE),
     "Prolog": ("its nodes are being prepared", _PATIENCE),
     "Cleaning": ("its last attempt is still being cleaned up", _PATIENCE),
 }

@@ -21,7 +21,7 @@ from slurmddp.runs.history import Attempt, History, fold, why_stopped
 from slurmddp.runs.ledger import Ledger, read_ledger
 from slurmddp.runs.metrics import Metrics, read
 from slurmddp.runs.restarts import read_restarts
-from slurmddp.runs.status import RunStatus, status
+from slurmddp.runs.status import RunStatus, finished_detail, status
 from slurmddp.runs.table import clock, duration, number, percent
 from slurmddp.runs.time_bars import TimeBars, time_bars
 from slurmddp.spec import relevant
@@ -156,8 +156,7 @@ def _coded(text: str) -> Any:
 
 def _ending(newest: Attempt | None, exit_code: int | None, moment: float) -> list[dict[str, Any]]:
     """Return the end of the attempt that is just ending as the event which is yet to be written."""
-    # Several elements of an array may go on at once, and the newest need not be the one that ends.
-    if exit_code is None or newest is None or not newest.is_open or "_" in (newest.job_id or ""):
+    if exit_code is None or newest is None or not newest.is_open:
         return []
     outcome = {EXIT_FINISHED: "finished", EXIT_STOPPED: "stopped"}.get(exit_code, "failed")
     return [{"event": "ended", "time": moment, "attempt": newest.number, "outcome": outcome}]
@@ -173,7 +172,7 @@ def _as_of_now(found: RunStatus, exit_code: int | None) -> RunStatus:
         return replace(found, state="failed", detail=f"it ended with exit code {exit_code}", advice="")
     done = found.step is not None and found.total_steps is not None and found.step >= found.total_steps
     if done or exit_code == EXIT_FINISHED:
-        return replace(found, state="finished", detail="all steps are done", advice="")
+        return replace(found, state="finished", detail=finished_detail(found.total_steps), advice="")
     return found
 
 

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from slurmddp.errors import CheckpointError
 from slurmddp.runs.checkpoints import (
     BAD,
     DELETING,
+    POINTER_FILE,
     REPLACED,
     WRITING,
     checkpoint_folders,
@@ -27,6 +29,9 @@ from slurmddp.runs.checkpoints import (
 NEVER_BELOW = 2
 """So many verified checkpoints always stay, where so many exist."""
 
+_ABANDONED_S = 3600.0
+"""Seconds after which a temporary `latest` file counts as left behind: a live writer needs milliseconds."""
+_TEMPORARY = re.compile(rf"\.{POINTER_FILE}\.[0-9a-f]{{16}}")
 _ASIDE = re.compile(rf"{BAD}step-(\d+)(-\d+)?")
 
 log = logging.getLogger(__name__)
@@ -73,8 +78,16 @@ def clear_leftovers(root: Path) -> None:
     """Remove what a killed writer left half-done, and nothing that another one on this host still holds."""
     restore_replaced(root)
     for path in root.iterdir():
-        if path.name.startswith((WRITING, DELETING, REPLACED)) and not _is_held(path):
+        is_folder_left = path.name.startswith((WRITING, DELETING, REPLACED)) and not _is_held(path)
+        if is_folder_left or (_TEMPORARY.fullmatch(path.name) and _is_abandoned(path)):
             _remove(path)
+
+
+def _is_abandoned(path: Path) -> bool:
+    try:
+        return time.time() - path.lstat().st_mtime > _ABANDONED_S
+    except FileNotFoundError:  # Its writer has just renamed it.
+        return False
 
 
 @contextmanager

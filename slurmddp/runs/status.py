@@ -18,7 +18,7 @@ from slurmddp.runs.history import Attempt, History, how_ended, read_history
 from slurmddp.runs.metrics import Latest, latest
 from slurmddp.runs.process import is_alive
 from slurmddp.runs.restarts import Restart, read_restarts
-from slurmddp.runs.verdict import Verdict, decide
+from slurmddp.runs.verdict import ALL_STEPS, Verdict, decide
 from slurmddp.slurm.client import Slurm
 from slurmddp.slurm.states import JobState
 from slurmddp.spec import is_own_trainer
@@ -177,7 +177,7 @@ def _compose(read: _Read, verdict: Verdict) -> RunStatus:
         name=folder.name,
         path=folder.path,
         state=verdict.state,
-        detail=_detail(verdict, failure, read.total_steps),
+        detail=_detail(verdict, failure, newest, read.total_steps),
         advice=verdict.advice,
         active=verdict.active,
         job_id=history.job_id,
@@ -199,11 +199,22 @@ def _compose(read: _Read, verdict: Verdict) -> RunStatus:
     return replace(known, **_of_attempts(history))
 
 
-def _detail(verdict: Verdict, failure: Failure | None, total_steps: int | None) -> str:
-    if verdict.state == "finished" and total_steps is None:  # It is a script, whose steps nobody here knows.
-        return "its program ended with exit code 0"
-    shown = failure is not None and verdict.state == "failed"
-    return f"{verdict.detail}; {failure.short}" if failure and shown else verdict.detail
+def finished_detail(total_steps: int | None) -> str:
+    """Say how a run finished; the steps of a script are not known."""
+    return ALL_STEPS if total_steps is not None else "its program ended with exit code 0"
+
+
+def _detail(
+    verdict: Verdict, failure: Failure | None, newest: Attempt | None, total_steps: int | None
+) -> str:
+    if verdict.state == "finished":
+        return finished_detail(total_steps)
+    if verdict.state != "failed":
+        return verdict.detail
+    if failure is not None:
+        return f"{verdict.detail}; {failure.short}"
+    setup = newest.setup_failure if newest else ""
+    return f"{verdict.detail}; before that, the {setup}" if setup else verdict.detail
 
 
 def _of_attempts(history: History) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One chain of attempts, read event by event: when each began, trained, saved, ended, and what lay between.
+"""The attempts of a run, read event by event: when each began, trained, saved, ended, and what lay between.
 
 The words for the time are those of `ledger`.
 """
@@ -139,7 +139,7 @@ class Life:
 
 
 class Track:
-    """One chain of attempts, each after the other; a run has one, an array one for each element."""
+    """The attempts of a run, one after the other."""
 
     def __init__(self, signs: Mapping[int, Sign]) -> None:
         self._signs = signs
@@ -190,8 +190,7 @@ class Track:
         return self._lives[-1].number if self._lives else -1
 
     def _begin(self, event: Event, number: int, time: float) -> None:
-        job_id = str(event.get("job_id"))
-        self._jobs |= {job_id, job_id.partition("_")[0]} - {"None"}
+        self._jobs |= {str(event.get("job_id"))} - {"None"}
         self._wait("", time)
         self._open = Life(number, time, self._waited, seen=time, sign=self._signs.get(number))
         self._waited = {}

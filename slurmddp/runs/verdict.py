@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from slurmddp.runs.history import AGAIN, UNANSWERED, Attempt, History, how_ended
+from slurmddp.runs.history import AGAIN, UNANSWERED, Attempt, History, how_ended, stop_reason
 from slurmddp.runs.reasons import explain
 from slurmddp.slurm.states import ACTIVE, PENDING, TERMINAL, JobState
 
@@ -25,8 +25,9 @@ _CORRECT = (
     _LOGS
     + " Type `slurmddp train` again with the right value; sizes and times go to `slurmddp resume {run}` too."
 )
+ALL_STEPS = "all steps are done"
 _ENDS = {
-    "finished": ("finished", "all steps are done", ""),
+    "finished": ("finished", ALL_STEPS, ""),
     "stopped": ("stopped", "it stopped at a checkpoint and nothing will start it again", _RESUME),
     "failed": ("failed", "it failed and is not tried again", _FIX),
     "config": ("failed", "its configuration is wrong", _CORRECT),
@@ -219,7 +220,7 @@ def _running(history: History, job: JobState) -> Verdict:
             "SUSPENDED": ", suspended by SLURM",
             "STOPPED": ", held by SLURM",
         }.get(job.state, f", {job.state.lower()}")
-        signal = f", told to stop by {newest.signal}" if newest.signal else ""
+        signal = f", stopping ({stop_reason(newest.signal)})" if newest.signal else ""
         return Verdict("running", f"job {history.job_id}{extra}{signal}", active=True)
     if job.state == "COMPLETING" or (history.last == "ended" and newest is not None):
         return Verdict("stopped", f"job {history.job_id} is on its way back into the queue", active=True)

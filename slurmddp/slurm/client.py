@@ -160,7 +160,7 @@ class SlurmClient:
         return found
 
     def _queued(self, job_ids: Sequence[str]) -> dict[str, JobState]:
-        command = ["squeue", "--noheader", "--all", "--array", "--states=all", "-o", "%i|%T|%N|%r|%S|%k"]
+        command = ["squeue", "--noheader", "--all", "--states=all", "-o", "%i|%T|%N|%r|%S|%k"]
         try:
             lines = self._run([*command, "--jobs", ",".join(job_ids)])
         except SlurmError as error:
@@ -201,10 +201,8 @@ class SlurmClient:
                 raise
 
     def limits(self) -> Limits:
-        """Read partitions and configuration through scontrol."""
-        return parse_limits(
-            self._run(["scontrol", "-o", "show", "partition"]), self._run(["scontrol", "show", "config"])
-        )
+        """Read the partitions through scontrol."""
+        return parse_limits(self._run(["scontrol", "-o", "show", "partition"]))
 
     def _run(self, command: list[str]) -> str:
         """Run one command and return its standard output; its error output is in the SlurmError otherwise."""

@@ -6,7 +6,6 @@ allows, simply wait for ever. So they are compared here, before anything is queu
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -32,18 +31,12 @@ class Limits:
     """What this SLURM allows."""
 
     partitions: Mapping[str, Partition] = field(default_factory=dict)
-    max_array_size: int | None = None
-    """One more than the highest array index."""
 
 
-def parse_limits(partitions: str, config: str = "") -> Limits:
-    """Return the limits in the output of `scontrol -o show partition` and of `scontrol show config`."""
+def parse_limits(partitions: str) -> Limits:
+    """Return the limits in the output of `scontrol -o show partition`."""
     found = [_partition(line) for line in partitions.splitlines() if line.startswith("PartitionName=")]
-    size = re.search(r"^MaxArraySize\s*=\s*(\d+)", config, re.MULTILINE)
-    return Limits(
-        partitions={partition.name: partition for partition in found},
-        max_array_size=int(size[1]) if size else None,
-    )
+    return Limits(partitions={partition.name: partition for partition in found})
 
 
 def check(job: Job, limits: Limits) -> list[str]:

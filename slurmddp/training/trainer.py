@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch.nn import functional
 
+from slurmddp.checkpoint.config_match import ALLOW_VARIABLE
 from slurmddp.errors import ConfigError, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.runs.checkpoints import folder_name, newest_step
 from slurmddp.runs.folder import RunFolder
@@ -225,8 +226,13 @@ class Training:
 
     def _not_finite(self, problem: str) -> SlurmddpError:
         hint = "Try a smaller optimizer.lr, more scheduler.warmup_steps, or train.clip_norm=1. "
-        kept = "" if self._saved is None else f"; checkpoint {folder_name(self._saved[0])} is from before it"
-        return SlurmddpError(problem, hint=f"{hint}Nothing of that step is saved{kept}.")
+        hint += "Nothing of that step is saved"
+        if self._saved is not None:
+            hint += (
+                f"; checkpoint {folder_name(self._saved[0])} is from before it. To resume from it, change "
+                f"the run's config.yaml and set {ALLOW_VARIABLE}=1 for `slurmddp resume`"
+            )
+        return SlurmddpError(problem, hint=f"{hint}.")
 
     def log(self) -> None:
         """Write the mean loss since the last line."""

@@ -16,7 +16,6 @@ PARTITIONS = (
     "PartitionName=high Default=NO MaxNodes=2 MaxTime=UNLIMITED State=UP TotalNodes=4\n"
     "PartitionName=old Default=NO MaxNodes=UNLIMITED MaxTime=60 State=INACTIVE TotalNodes=1\n"
 )
-CONFIG = "Configuration data as of 2026-01-01\nMaxArraySize            = 1001\nSLURM_VERSION  = 22.05.8\n"
 
 
 def make_job(cluster: Cluster | None = None, **changes: Any) -> Job:

@@ -85,9 +85,18 @@ def test_events_tell_the_story_of_a_run(folder: RunFolder) -> None:
         "attempt 0 starts on n[1-2]",
         "Checkpoint 30 can't be used.",
         "going on from step 20",
-        "SIGTERM received: stopping at a checkpoint",
+        "stopping at a checkpoint (SIGTERM)",
         "attempt 0 ended: stopped, goes on",
     ]
+
+
+@pytest.mark.parametrize(
+    ("signal", "reason"),
+    [("SIGUSR2", "time limit"), ("the time limit", "time limit"), ("/runs/gpt-1/stop", "on request")],
+)
+def test_a_stop_is_shown_with_its_reason(signal: str, reason: str) -> None:
+    line = Reading(40).add_event({"event": "signalled", "attempt": 0, "signal": signal})
+    assert line == f"stopping at a checkpoint ({reason})"
 
 
 def test_a_failing_rank_is_named(folder: RunFolder) -> None:

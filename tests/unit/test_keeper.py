@@ -348,6 +348,17 @@ def test_checkpoints_that_the_writer_has_written_are_not_hashed_again(
     assert not hashed.exists()
 
 
+def test_a_temporary_pointer_is_cleared_only_when_it_is_old(tmp_path: Path) -> None:
+    old, new = tmp_path / ".latest.0123456789abcdef", tmp_path / ".latest.fedcba9876543210"
+    other = tmp_path / ".latest.mine"
+    for path in (old, new, other):
+        path.write_text("step-0000000003\n")
+    for path in (old, other):
+        os.utime(path, (time.time() - 7200,) * 2)
+    retention.clear_leftovers(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([new, other])
+
+
 def test_a_folder_that_a_living_writer_fills_is_no_leftover(tmp_path: Path) -> None:
     held, dead = tmp_path / ".writing-step-0000000003-1", tmp_path / ".writing-step-0000000003-2"
     held.mkdir()

@@ -222,33 +222,6 @@ def test_a_program_that_tells_nothing_has_no_goodput():
     assert account([submitted(0)], now=1.0, waits=True).share_on_nodes is None
 
 
-def test_elements_of_an_array_count_side_by_side():
-    events = [
-        submitted(0),
-        started(10, 0, "7_0"),
-        started(12, 1, "7_1"),
-        event("first_step", 20, 0, step=1),
-        event("first_step", 22, 1, step=1),
-        saved(42, 10, 0),
-        ended(43, "finished", 0, job_id="7_0"),
-        saved(44, 10, 1),
-        ended(45, "finished", 1, job_id="7_1"),
-    ]
-    found = account(events, now=1e6)
-    assert found.whole == 43 + 45
-    assert [one.parts["training"] for one in found.entries] == [20, 20]
-    assert "lost" not in found.parts
-    events[6]["next"] = "resubmit"
-    again = account([*events, submitted(50, "9_0", resubmitted=True), started(60, 2, "9_0")], now=60)
-    assert again.parts["queued"] == 10 + 12 + (60 - 43)
-    one = account([*events, submitted(50, "9_0"), started(60, 2, "9_0")], now=60)
-    assert "idle" not in one.parts, "a person went on with the other element"
-    queued = [submitted(0), *events[1:3], *(ended(20, "failed", n, "requeue", f"7_{n}") for n in (0, 1))]
-    cancelled = account([*queued, event("cancelled", 25, job_id="7_1")], now=1e6)
-    assert cancelled.entries[-1].parts == {"queued": 5.0}
-    assert cancelled.entries[-2].parts == {"queued": 5.0}
-
-
 @pytest.mark.parametrize("wrong", [5.0, 1e12], ids=["back", "ahead"])
 def test_a_clock_that_is_wrong_for_a_moment_spoils_nothing_else(wrong):
     events = [dict(one) for one in FINISHED]

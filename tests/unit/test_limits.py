@@ -1,22 +1,21 @@
 from __future__ import annotations
 
 import pytest
-from slurm_jobs import CONFIG, PARTITIONS, make_job
+from slurm_jobs import PARTITIONS, make_job
 
 from slurmddp.slurm.limits import Limits, check, parse_limits
 
-LIMITS = parse_limits(PARTITIONS, CONFIG)
+LIMITS = parse_limits(PARTITIONS)
 
 
 def test_limits_are_read_from_scontrol() -> None:
     low, high = LIMITS.partitions["low"], LIMITS.partitions["high"]
     assert (low.is_default, low.max_time_min, low.max_nodes, low.total_nodes) == (True, 1440, None, 4)
     assert (high.is_default, high.max_time_min, high.max_nodes, high.total_nodes) == (False, None, 2, 4)
-    assert LIMITS.max_array_size == 1001
 
 
 def test_nothing_is_read_from_nothing() -> None:
-    assert parse_limits("", "") == Limits()
+    assert parse_limits("") == Limits()
     assert check(make_job(partition="gpu"), Limits()) == []
 
 

@@ -265,6 +265,18 @@ def test_the_end_of_a_program_of_ones_own_is_known_by_its_code(folder):
     assert "finished" in page_of(folder, exit_code=0).text
 
 
+@pytest.mark.parametrize(
+    ("program", "detail"),
+    [("", "all steps are done"), ("program: {script: mine.py}\n", "its program ended with exit code 0")],
+)
+def test_only_the_trainer_is_known_to_have_made_all_steps(folder, program, detail):
+    folder.config_file.write_text(CONFIG + program)
+    event(folder, "started", 100.0, attempt=0, job_id="7", nodes="node1", launcher="slurm")
+    assert detail in page_of(folder, exit_code=0).text
+    event(folder, "ended", 150.0, attempt=0, job_id="7", exit_code=0, outcome="finished", next="none")
+    assert detail in page_of(folder).text
+
+
 def test_losses_that_are_no_numbers_are_left_out_of_the_picture(folder):
     two_attempts(folder)
     append_line(folder.metrics_file, {"step": 41, "attempt": 1, "time": 331.0, "loss": float("nan")})

@@ -22,8 +22,8 @@ def folder(tmp_path, monkeypatch):
     return make_folder(tmp_path, CONFIG)
 
 
-def attempt(folder, number=0, job_id="7"):
-    event(folder, "started", 100.0, attempt=number, job_id=job_id, nodes="node1", launcher="slurm")
+def attempt(folder, number=0):
+    event(folder, "started", 100.0, attempt=number, job_id="7", nodes="node1", launcher="slurm")
     event(folder, "first_step", 110.0, attempt=number, step=1)
     for step in (20, 40):
         line = {"step": step, "attempt": number, "time": 110.0 + step, "loss": 2.0}
@@ -44,13 +44,6 @@ def test_it_tells_the_same_times_as_one_written_after_the_end(folder, code, outc
     assert before == times_of(write_report(folder).read_text())
     assert before[1] == ["1m 00s"]
     assert ("lost" in before[0][0]) == (code != 0)
-
-
-def test_other_elements_of_an_array_go_on(folder):
-    attempt(folder, 0, "7_0")
-    attempt(folder, 1, "7_1")
-    bars, _, _ = times_of(write_report(folder, exit_code=1).read_text())
-    assert "lost" not in bars[0]
 
 
 def test_the_end_of_a_failure_s_lines_is_what_is_seen_of_them(folder):

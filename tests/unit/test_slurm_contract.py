@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from slurm_jobs import CONFIG, PARTITIONS, FakePrograms
+from slurm_jobs import PARTITIONS, FakePrograms
 
 from slurmddp.errors import SlurmError
 from slurmddp.slurm.client import Slurm, SlurmClient
@@ -32,7 +32,6 @@ class ProgramsSite:
         self.programs = programs
         self.slurm: Slurm = SlurmClient(sleep=lambda _: None)
         programs.write("partitions", PARTITIONS)
-        programs.write("config", CONFIG)
 
     def set_state(self, job_id: str, state: str, reason: str = "", nodes: str = "") -> None:
         self.programs.write(f"jobs/{job_id}", f"{state}|{nodes}|{reason}|\n")
@@ -54,7 +53,7 @@ class ProgramsSite:
 
 class MemorySite:
     def __init__(self) -> None:
-        self.fake = FakeSlurm(site=parse_limits(PARTITIONS, CONFIG))
+        self.fake = FakeSlurm(site=parse_limits(PARTITIONS))
         self.slurm: Slurm = self.fake
 
     def set_state(self, job_id: str, state: str, reason: str = "", nodes: str = "") -> None:
@@ -164,4 +163,3 @@ def test_silence_is_an_error_and_never_a_state(site: Site, script: Path) -> None
 def test_limits_are_told(site: Site) -> None:
     limits = site.slurm.limits()
     assert set(limits.partitions) == {"low", "high", "old"}
-    assert limits.max_array_size == 1001

@@ -281,6 +281,20 @@ def test_nobody_knows_how_many_steps_a_script_of_ones_own_makes(folder):
     assert status(folder, None).total_steps is None
 
 
+def test_a_failure_without_a_rank_names_the_setup_line_that_failed(folder):
+    text = "The setup line `module load cuda` failed with code 1. The ranks start all the same."
+    warning = {"event": "warned", "time": 115.0, "attempt": 0, "about": "setup", "text": text}
+    write(folder, SUBMITTED, started(), warning, {**warning, "text": text.replace("cuda", "gcc")})
+    assert "setup line" not in status(folder, None).detail
+    write(folder, ended("failed", code=127))
+    found = status(folder, None)
+    assert found.detail.endswith("; before that, the setup line `module load cuda` failed with code 1")
+    left = {"rank": 3, "host": "node4", "exit_code": 1, "signal": None}
+    folder.log_dir(0).mkdir(parents=True)
+    folder.failure_file(0).write_text(json.dumps(left))
+    assert "setup line" not in status(folder, None).detail
+
+
 def test_a_failure_names_rank_and_host(folder):
     write(folder, SUBMITTED, started(), ended("failed", code=1))
     folder.log_dir(0).mkdir(parents=True)

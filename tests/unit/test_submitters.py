@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from slurm_jobs import CONFIG, PARTITIONS, make_job
+from slurm_jobs import PARTITIONS, make_job
 
 from slurmddp.errors import ConfigError, SlurmError
 from slurmddp.launchers.submitit import RunScript
@@ -29,7 +29,7 @@ BOTH = pytest.mark.parametrize("name", ["sbatch", "submitit"])
 
 @pytest.fixture
 def slurm() -> FakeSlurm:
-    return FakeSlurm(site=parse_limits(PARTITIONS, CONFIG))
+    return FakeSlurm(site=parse_limits(PARTITIONS))
 
 
 def prepared(tmp_path: Path, **changes: object) -> Job:
