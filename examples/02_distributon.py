@@ -5,7 +5,7 @@
     srun --ntasks=4 python examples/02_distributon.py      finds the ranks that SLURM has started
     torchrun --nproc-per-node=2 examples/02_distributon.py
 
-With --checkpoints FOLDER it saves after each epoch and goes on from there; SIGTERM makes it save and
+With --checkpoints FOLDER it saves after each epoch and resumes from there; SIGTERM makes it save and
 exit with code 75.
 """
 

@@ -33,7 +33,7 @@ def composed(value: Any) -> list[str]:
     if value is None or isinstance(value, str):
         return _shell_words(value or "")
     if not isinstance(value, list):
-        raise ConfigError(f"`program.args` is {value!r}, which is no list.", hint=_HINT)
+        raise ConfigError(f"`program.args` is {value!r}, not a list.", hint=_HINT)
     return [
         "null" if one is None else str(one).lower() if isinstance(one, bool) else str(one) for one in value
     ]

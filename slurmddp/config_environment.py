@@ -42,7 +42,7 @@ OPTIONS = {
 
 
 def fill(config: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the configuration with the SBATCH_* of `environ` where it says nothing itself."""
+    """Return the configuration, its missing values filled in from the SBATCH_* of `environ`."""
     cluster = config["cluster"]
     if not _applies(config, environ):
         return dict(config)
@@ -67,7 +67,7 @@ def _check_time(limit: str) -> None:
         parse_minutes(limit)
     except ConfigError as error:
         raise ConfigError(
-            f"SBATCH_TIMELIMIT is {limit!r}, which is no time.", hint="Unset it, or say time_limit=."
+            f"SBATCH_TIMELIMIT is {limit!r}, not a time.", hint="Unset it, or say time_limit=."
         ) from error
 
 

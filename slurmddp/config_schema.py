@@ -76,7 +76,7 @@ TRAIN: dict[str, Field] = {
 POLICY: dict[str, Field] = {
     "max_restarts": _whole("failures after which the job is tried again", 0),
     "max_restarts_in_place": _whole("failures of an attempt after which its ranks start again; 0: none", 0),
-    "max_requeues_without_progress": _whole("time limits in a row without progress; 0: none", 0),
+    "max_requeues_without_progress": _whole("time limits in a row without progress; 0: never", 0),
     "requeue": Field("flag", "go on by itself after a stop"),
     "signal_lead_s": _whole("seconds before the time limit at which to save", 1),
     "grace_s": _whole("seconds from SIGTERM to SIGKILL, where SLURM does not say", 1, optional=True),

@@ -76,9 +76,9 @@ class Policy:
     max_restarts: int = 3
     """Failures after which the job is tried again; preemptions and time limits don't count."""
     max_restarts_in_place: int = 10
-    """Failures of one attempt after which its ranks start again within the job; 0: none."""
+    """Failures of one attempt after which its ranks start again within the job; 0: never."""
     max_requeues_without_progress: int = 3
-    """Time limits in a row without a newer checkpoint after which the job is put back; 0: none."""
+    """Time limits in a row without a newer checkpoint after which the job is requeued; 0: never."""
     requeue: bool = True
     signal_lead_s: int = 120
     """Seconds before the time limit at which SLURM sends USR2 to the ranks."""
@@ -142,7 +142,7 @@ SPECIAL_KEYS: Mapping[str, str] = {
     "_recursive_": "true or false",
     "_convert_": "none, partial, object or all",
 }
-"""Keys of Hydra's `instantiate`, which say how an object is built from configuration, and what each holds."""
+"""Keys of Hydra's `instantiate`, which control how an object is built, with the value that each takes."""
 
 OWN_TRAINER = "slurmddp.training.trainer.train"
 

@@ -11,7 +11,7 @@ from slurmddp.runs.folder import RunFolder
 def count_to(
     distributon: Distributon, config: dict[str, Any], folder: RunFolder, *, goal: int = 1000
 ) -> None:
-    """Fit one weight to `goal`, and go on from a checkpoint after a stop."""
+    """Fit one weight to `goal`, and resume from a checkpoint after a stop."""
     model = distributon.setup_model(torch.nn.Linear(1, 1, bias=False))
     optimizer = distributon.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.05))
     step = distributon.load(model=model, optimizer=optimizer) or 0

@@ -110,9 +110,9 @@ def _is_beyond(training: Training, attempt: int) -> bool:
 
 
 def _beyond_in_place(training: Training, attempt: int, restarts: int) -> tuple[int, int, float] | None:
-    """Return at which step ranks began anew in the attempt, how many they repeated, and when they got beyond.
+    """Return the step at which ranks restarted in the attempt, the repeated steps, and the time of their end.
 
-    None before that. `restarts` is how often ranks had begun anew until the fault.
+    None before that. `restarts` is how often ranks had begun again until the fault.
     """
     new = training.restarts()[restarts:]
     if not new:

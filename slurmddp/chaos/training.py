@@ -189,12 +189,12 @@ class Training:
         return max((step for step, _ in self.steps(attempts)), default=0)
 
     def resumed_step(self, attempt: int) -> int:
-        """Return the step that an attempt went on from, 0 when it began anew."""
+        """Return the step from which an attempt resumed; 0 for a fresh start."""
         steps = [event["step"] for event in self.events("resumed") if event.get("attempt") == attempt]
         return int(steps[-1]) if steps else 0
 
     def restarts(self) -> list[dict[str, Any]]:
-        """Return when ranks began anew within an attempt."""
+        """Return when ranks began again within an attempt."""
         return self.events("restarted")
 
     def saved(self, attempt: int) -> bool:

@@ -82,8 +82,8 @@ def latest(root: Path) -> Path | None:
 def set_newest_aside(root: Path, step: int) -> tuple[str, int] | None:
     """Rename the newest checkpoint, that of `step`, to `bad-...`; return that name and the step before it.
 
-    Changes nothing and returns None if no older checkpoint verifies. The same if one of `step` or later was
-    set aside before: then the cause lies elsewhere, and no more checkpoints may go. One process calls this.
+    Changes nothing and returns None if no older checkpoint verifies, or if one of `step` or later was
+    renamed before: then the cause lies elsewhere, and no more checkpoints may go. One process calls this.
     """
     root = root.absolute()
     folder = root / folder_name(step)

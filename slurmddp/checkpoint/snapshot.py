@@ -226,7 +226,7 @@ class Snapshots:
         return [slot.descriptor for slot in self._slots]
 
     def forget_after(self, order: tuple[int, int]) -> None:
-        """Let states that are newer than that count for nothing: training goes on from that one."""
+        """Let states that are newer than that count for nothing: training resumes from that one."""
         for slot in self._slots:
             found = memory.read_header(slot.descriptor)
             if found is not None and found.order > order and not memory.is_busy(slot.descriptor):

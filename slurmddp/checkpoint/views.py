@@ -44,7 +44,7 @@ def await_same(folder: Path, mark: str) -> None:
 def _seen(folder: Path, mark: str) -> str:
     """Return "" when the checkpoint is there, else what is seen in its place."""
     try:
-        os.listdir(folder.parent)  # noqa: PTH208 - opening the folder makes network file systems ask anew.
+        os.listdir(folder.parent)  # noqa: PTH208 - opening the folder makes network file systems ask again.
         return "" if mark_of(folder) == mark else "is an older one of that step"
     except FileNotFoundError:
         return "does not exist"

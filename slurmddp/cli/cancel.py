@@ -77,7 +77,7 @@ def _cancel_jobs(folder: RunFolder, slurm: Slurm, ids: list[str]) -> list[str]:
         active = cancel_jobs(folder, slurm, ids)
     except SlurmError as error:
         raise SlurmError(
-            f"{folder.name} is marked as cancelled and won't be put back, but {_jobs(ids)} may "
+            f"{folder.name} is marked as cancelled and won't be requeued, but {_jobs(ids)} may "
             f"still be there: {error.message}",
             hint=f"Try `slurmddp cancel {folder.name}` again when SLURM answers. {error.hint}".strip(),
         ) from error

@@ -137,7 +137,7 @@ def _tell(record: dict[str, Any], note: str) -> tuple[str, str]:
     if event in ("warned", "straggler"):
         return str(record.get("text", "")), note
     if event == "resumed":
-        return f"going on from step {record.get('step')}", "preparing the data"
+        return f"resuming from step {record.get('step')}", "preparing the data"
     if event == "signalled":
         return f"stopping at a checkpoint ({stop_reason(record.get('signal'))})", "saving"
     if event == "stalled":

@@ -22,7 +22,7 @@ EXIT_CODES = """exit codes:
   76  the preflight found a node that is not fit; a job is tried again on others
   78  a wrong value of a setting or flag; if it was seen at once, nothing was started, queued or written
   79  no progress since the last attempt
-  130 interrupted; a local run that is killed goes on from its last checkpoint
+  130 interrupted; a local run that is killed resumes from its last checkpoint
 """
 
 

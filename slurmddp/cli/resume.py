@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Submit a run again, or run it here, into its own folder: it goes on from its last checkpoint."""
+    """Submit a run again, or run it here, into its own folder: it resumes from its last checkpoint."""
     from slurmddp.cli.train import already_active, hold, start_job
     from slurmddp.config import job_of_run
     from slurmddp.config_environment import unused
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tell_size(job: Job) -> None:
-    """Say what becomes of the optimizer steps of a run that goes on with more or fewer ranks."""
+    """Print how many samples an optimizer step has after a change of the number of ranks."""
     ranks = counted(job.resources.world_size, "rank")
     samples = job.program.config["train"]["global_batch"]
     print(f"{job.run_name} goes on with {ranks}; each optimizer step keeps its {samples} samples.")

@@ -2,7 +2,7 @@
 
 It leaves a file `stop` in the run folder, which rank 0 looks for. Whoever has no slurmddp at hand can write
 it too: touch RUN/stop. The run ends with exit code 75 and is neither requeued nor started again by itself;
-`slurmddp resume` and `slurmddp train` take the file away and go on from the checkpoint. The agents
+`slurmddp resume` and `slurmddp train` take the file away and resume from the checkpoint. The agents
 send SIGUSR2 to the ranks of a script, which ends them unless they ask `should_stop()` or handle the signal.
 A run that waits to go on has saved already: its job leaves the queue.
 """
@@ -45,17 +45,17 @@ def run(args: argparse.Namespace) -> int:
 def promise(found: RunStatus) -> str:
     """Return what will happen to a run that was asked to stop."""
     if (RunFolder(found.path).config().get("program") or {}).get("script"):
-        then = "gets SIGUSR2, which ends a script without a handler for it, and is not put back"
+        then = "gets SIGUSR2, which ends a script without a handler for it, and is not requeued"
         more = f" Whether the script saves can't be seen from here; `slurmddp cancel {found.name}` ends it."
     else:
-        then, more = "saves a checkpoint, ends with exit code 75 and is not put back", ""
+        then, more = "saves a checkpoint, ends with exit code 75 and is not requeued", ""
     if found.state == "unknown":
         return f"{found.name} was asked to stop, but {found.detail}. If it runs, it {then}.{more}"
     return f"{found.name} was asked to stop: within seconds it {then}.{more}"
 
 
 def leave_queue(folder: RunFolder, slurm: Slurm) -> str:
-    """Take the jobs that would start a run, or go on with it, out of the queue, and say so."""
+    """Cancel the queued jobs of a run; return the message about them."""
     history = read_history(folder)
     saved = any(attempt.saved_step is not None for attempt in history.attempts)
     stays = f"{folder.name} has saved and stays stopped" if saved else f"{folder.name} stays stopped"

@@ -188,12 +188,12 @@ def _status(folder: RunFolder) -> RunStatus:
 
 
 def _goes_on(status: RunStatus) -> str:
-    where = f"goes on from step {status.saved_step}" if status.saved_step else "starts again"
+    where = f"resumes from step {status.saved_step}" if status.saved_step else "starts again"
     return f"{status.name} is there already ({status.state}); it {where}."
 
 
 def already_active(status: RunStatus) -> int:
-    """Say which job or process a run has, so that nothing is started; return the exit code."""
+    """Print the job or process that a run has already; return the exit code."""
     from slurmddp.cli.resume import refuse_unclear
 
     refuse_unclear(status)
@@ -259,7 +259,7 @@ def _submit(job: Job, *, is_new: bool) -> int:
 
 
 def _unseen_progress(job: Job) -> str:
-    """Say how to let slurmddp see what a script saves, where a time limit may end the job."""
+    """Print how to name the files that a script saves, if a time limit may end the job."""
     program, most = job.program.config.get("program") or {}, job.policy.max_requeues_without_progress
     if not program.get("script") or job.saved_files or job.resources.time_limit_min is None:
         return ""
@@ -311,11 +311,11 @@ def _conclude(folder: RunFolder, code: int) -> int:
     unseen = "The same command starts the script again; there is no checkpoint of it in the run folder."
     if code == EXIT_STOPPED:
         at = f" at step {stands.saved_step}" if stands.saved_step is not None else ""
-        print(f"Stopped{at}; the same command goes on from there." if saved else f"Stopped. {unseen}")
+        print(f"Stopped{at}; the same command resumes from there." if saved else f"Stopped. {unseen}")
     elif code == EXIT_FINISHED:
         print("\n".join(_results(folder, stands)))
     else:
-        print("Killed; the same command goes on from the last checkpoint." if saved else f"Killed. {unseen}")
+        print("Killed; the same command resumes from the last checkpoint." if saved else f"Killed. {unseen}")
     return code
 
 

@@ -17,7 +17,7 @@ def integer(environ: Mapping[str, str], *names: str, least: int = 0) -> int | No
             return int(text)
         raise MismatchError(
             f"{name}={text!r} is not a whole number of at least {least}.",
-            hint=f"The launcher sets it, and something has changed it. Unset {name} or start the job anew.",
+            hint=f"The launcher sets it, and something has changed it. Unset {name} or start the job again.",
         )
     return None
 

@@ -105,7 +105,7 @@ def report_unable_early(
 ) -> bool:
     """Do the same through the run folder, before there is a link; `rules` are None where they are unknown.
 
-    An agent that does not know the rules waits until node 0, which does, has taken notice.
+    An agent without the rules waits until node 0, which has them, has read the file.
     """
     if node_rank == 0 or (rules is not None and not rules.outlives_nodes):
         return False

@@ -1,8 +1,8 @@
-"""What an agent does when the batch script is gone: with node 0, on which it ran, or killed alone.
+"""Requeue of a job whose batch script is gone: with node 0, on which it ran, or killed alone.
 
 SLURM leaves a job alone that may lose nodes, also when that was its first: it would stay, without anybody to
 end it, until its time limit. A job whose script was killed has failed for SLURM. And where a site refuses to
-put jobs back, only the batch script submits a successor. So an agent that is left runs the script's own
+put jobs back, only the batch script submits a new job. So an agent that is left runs the script's own
 lines for that (`hostless` in `job.sbatch`).
 """
 

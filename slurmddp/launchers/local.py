@@ -200,7 +200,7 @@ class LocalRun:
         # Nothing more can be shown on a terminal that was closed.
         self._unattended |= received == signal.SIGHUP
         if self.stopping and received == signal.SIGINT:
-            last = "" if self._is_script else "; it goes on from its last checkpoint when it is started again"
+            last = "" if self._is_script else "; it resumes from its last checkpoint when it is started again"
             self._say(f"Killing the run{last}.")
             self.kill()
         elif not self.stopping:
@@ -265,12 +265,12 @@ class LocalRun:
 
 
 def still_ending(folder: RunFolder) -> str:
-    """Say why a run is waited for whose launcher is gone."""
+    """Return the message for a wait on a run whose launcher was killed."""
     return f"{folder.name} is still ending after its launcher was killed; this waits for it."
 
 
 def newest_step(folder: RunFolder) -> int:
-    """Return the step of the checkpoint that the run would go on from; 0 before the first."""
+    """Return the step of the checkpoint that the run would resume from; 0 before the first."""
     try:
         return outcome.newest_step((folder.checkpoints_dir / "latest").read_text(encoding="utf-8"))
     except OSError:

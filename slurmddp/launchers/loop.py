@@ -152,7 +152,7 @@ class AgentLoop:
             self._tell(message.pop("kind"), codes=self._codes, **message)
         if self._at_work and self._out_of_time():
             self._records.say(
-                "SLURM is about to kill: ranks end here, the run goes on from its last checkpoint"
+                "SLURM is about to kill: ranks end here, the run resumes from its last checkpoint"
             )
             self._crew.end(0.0)
             self._at_work = False
@@ -177,7 +177,7 @@ class AgentLoop:
             self._code = self._arrival.look(now)
 
     def _hear_unable(self) -> None:
-        """Let the lead hear of agents that can run no ranks and have no link to say it over."""
+        """Report agents without a link that can run no ranks to the lead."""
         for agent, why in self._records.unable() if self._lead is not None else []:
             self._hear(agent, {"kind": "fell", "generation": -1, "failures": all_as_facts([why])})
             self._records.hear_unable(agent)
@@ -272,7 +272,7 @@ class AgentLoop:
             self._tell("stopped", **answer, stopping=self._stopping)
 
     def _leave(self, message: Message) -> None:
-        found = None  # Once ranks have run, what they have come to stands.
+        found = None  # Once ranks have run, their result stands.
         if self._generation is None:
             self._records.say("stopped before the ranks were started")
             found = self._records.failure()

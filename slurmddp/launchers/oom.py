@@ -99,7 +99,7 @@ def counters(proc: Path = Path("/proc")) -> list[Counter]:
 
 
 class OomWatch:
-    """What the kernel's count says since the watch began; a new generation of ranks begins anew."""
+    """What the kernel's count says since the watch began; a new generation of ranks begins again."""
 
     def __init__(self, among: list[Counter] | None = None) -> None:
         among = counters() if among is None else among

@@ -98,7 +98,7 @@ class Records:
         return self.failure() is not None or self.code_of_first_node() is not None
 
     def leave_unable(self, agent: int, why: Failure) -> bool:
-        """Leave word for node 0 that this agent can run no ranks and has no link; False if that fails."""
+        """Write for node 0 that this agent can run no ranks and has no link; return False if that fails."""
         try:
             write_small(self._unable_file(agent), failure.as_json(why))
         except OSError as error:
@@ -107,7 +107,7 @@ class Records:
         return True
 
     def unable(self) -> list[tuple[int, Failure]]:
-        """Return the agents that have left word that they can run no ranks, and why; for node 0."""
+        """Return the agents that wrote that they can run no ranks, with the reasons; for node 0."""
         found = []
         with suppress(OSError):
             for path in sorted(self._unable_file(0).parent.glob("unable-node-*.json")):
@@ -117,12 +117,12 @@ class Records:
         return found
 
     def hear_unable(self, agent: int) -> None:
-        """Let an agent know that node 0 has read its word."""
+        """Confirm to an agent that node 0 has read its message."""
         with suppress(OSError):
             self._unable_file(agent).unlink()
 
     def was_heard(self, agent: int) -> bool:
-        """Whether node 0 has read this agent's word."""
+        """Whether node 0 has read this agent's message."""
         with suppress(OSError):
             return not self._unable_file(agent).exists()
         return False

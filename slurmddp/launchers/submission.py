@@ -53,7 +53,7 @@ def leftovers(folder: RunFolder, slurm: Slurm) -> list[str]:
 def settle(folder: RunFolder, slurm: Slurm, say: Callable[[str], None]) -> str | None:
     """Settle the jobs that SLURM still has of a run which is over by its folder.
 
-    A job that SLURM has put back into the queue is cancelled. A job that the folder does not name is taken
+    A job that SLURM has requeued is cancelled. A job that the folder does not name is taken
     over: its submission is recorded.
 
     Returns:

@@ -30,7 +30,7 @@ def tracker_environment(folder: RunFolder, environ: Mapping[str, str]) -> dict[s
 
 
 def _birth(folder: RunFolder) -> str:
-    """Return the run's first event: a run of the same name by another person, or begun anew, has another."""
+    """Return the run's first event: a run of the same name by another person, or begun again, has another."""
     try:
         with folder.attempts_file.open(encoding="utf-8", errors="replace") as events:
             return events.readline()

@@ -1,4 +1,4 @@
-"""The newest state that only memory holds, when an attempt ends without a save: the next goes on from it."""
+"""The newest state that only memory holds, when an attempt ends without a save: the next resumes from it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Who may write to a run: the attempt that was claimed last, and no earlier one that still lives.
 
-SLURM starts a job anew when it has lost a node, but the processes on that node live on: a cut link is enough.
+SLURM requeues a job that has lost a node, but the processes on that node may live on: a cut link is enough.
 The number of an attempt is its token, and the folder that claims it under `logs/` is what older ones find.
 """
 

@@ -119,7 +119,7 @@ class LineReader:
 
     def read(self) -> list[str]:
         size = self.path.stat().st_size
-        if size < self.offset:  # written anew
+        if size < self.offset:  # written again
             self.offset, self.rest = 0, b""
         if size == self.offset:
             return []

@@ -16,7 +16,7 @@ from slurmddp.runs.folder import RunFolder
 
 
 def publish(identity: str, port: int, environ: Mapping[str, str] | None = None) -> bool:
-    """Leave `port` for those that look for `identity`; False where the attempt has no folder for that."""
+    """Write the port of `identity`; return False where the attempt has no folder."""
     path = _path(identity, environ)
     try:
         if path is not None:
@@ -27,7 +27,7 @@ def publish(identity: str, port: int, environ: Mapping[str, str] | None = None) 
 
 
 def published(identity: str, environ: Mapping[str, str] | None = None) -> list[int]:
-    """Return the port that `identity` has left; empty where it has left none."""
+    """Return the ports written for `identity`; empty without such a file."""
     path = _path(identity, environ)
     try:
         # Listing a folder makes a network file system ask its server.

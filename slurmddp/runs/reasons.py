@@ -87,12 +87,12 @@ _REASONS: dict[str, tuple[str, str]] = {
 def explain(reason: str, *, run: str, job_id: str, start: str = "", again: bool = False) -> tuple[str, str]:
     """Return why a job waits and what to do; a reason not in the table is passed on as it is.
 
-    `start`: when SLURM means to start it, if it says so. `again`: the job has run before and was put back.
+    `start`: when SLURM means to start it, if it says so. `again`: the job has run before and was requeued.
     """
     given = reason.strip("() ")
     if given == "BeginTime" and again:
         return (
-            f"SLURM put it back and starts it again {f'at {start}' if start else 'after a delay'}",
+            f"SLURM requeued it and starts it again {f'at {start}' if start else 'after a delay'}",
             _PATIENCE,
         )
     for name in sorted(_REASONS, key=len, reverse=True):

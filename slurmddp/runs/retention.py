@@ -75,7 +75,7 @@ def prune(root: Path, keep_last: int, newest: Path) -> None:
 
 
 def clear_leftovers(root: Path) -> None:
-    """Remove what a killed writer left half-done, and nothing that another one on this host still holds."""
+    """Remove files of killed writers; keep those that a live writer holds or has just made."""
     restore_replaced(root)
     for path in root.iterdir():
         is_folder_left = path.name.startswith((WRITING, DELETING, REPLACED)) and not _is_held(path)
@@ -141,7 +141,7 @@ def set_aside(folder: Path) -> Path | None:
 
 
 def newest_aside(root: Path) -> int:
-    """Return the highest step of the checkpoints that were set aside, or -1 if there is none."""
+    """Return the highest step of the checkpoints that were set aside (`bad-...`), or -1 without one."""
     found = (_ASIDE.fullmatch(path.name) for path in root.glob(f"{BAD}*"))
     return max((int(match[1]) for match in found if match), default=-1)
 

@@ -28,7 +28,7 @@ _MOST_LINKS = 1000
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What was copied; `note` says it, or why nothing was, in a few sentences."""
+    """A copy of the code; `note` describes the copy, or the reason why nothing was copied."""
 
     files: int
     commit: str | None
@@ -94,7 +94,7 @@ def _links_note(links: Sequence[str], left_out: int) -> str:
 
 
 def _record(project_dir: Path, target: Path, names: Sequence[str]) -> tuple[str | None, str]:
-    """Write down what was taken; return the commit, and what to call the state of the code."""
+    """Record the copied files; return the commit, and a description of the state of the code."""
     commit = git(project_dir, "rev-parse", "--verify", "--quiet", "HEAD").stdout.decode().strip() or None
     record = target / RECORD
     record.mkdir(parents=True, exist_ok=True)

@@ -196,7 +196,7 @@ class Track:
         self._waited = {}
 
     def _begin_in_place(self, life: Life) -> None:
-        """Begin the ranks of an attempt anew, from where the ones before them ended."""
+        """Begin the ranks of an attempt again, from where the ones before them ended."""
         self._end(min(life.left, life.seen))
         held = int(life.kept(_ENDLESS))
         self._open = Life(life.number, self._since, {}, seen=self._since, sign=life.sign, on_disk=held)

@@ -252,6 +252,6 @@ def _how(attempt: Attempt) -> str:
 
 
 def _limits(attempt: Attempt) -> str:
-    """Say how many time limits in a row have left no newer checkpoint, if any has."""
+    """Return the number of time limits in a row without a newer checkpoint, as text."""
     count = attempt.without_progress
     return f" at time limit {count} in a row that left no newer checkpoint" if count else ""

@@ -34,9 +34,9 @@ from slurmddp.slurm.states import (
 
 RETRY_DELAYS_S = (2.0, 5.0, 10.0, 20.0)
 QUERY_TIMEOUT_S = 10.0
-"""Seconds after which a query counts as unanswered; a person waits for it, and the run folder knows much."""
+"""Seconds after which a query counts as unanswered: a person waits for it."""
 _SILENT_S = 3.0
-"""Seconds of a wait of which nothing is said."""
+"""Seconds before a wait is announced."""
 _IDS_PER_QUERY = 200
 
 

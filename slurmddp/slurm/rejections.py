@@ -83,7 +83,7 @@ def is_transient(text: str) -> bool:
 
 
 def ended(words: str) -> str:
-    """Return SLURM's words with a full stop, so that a sentence may follow."""
+    """Return SLURM's message with a full stop, so that a sentence may follow."""
     return words if words.endswith((".", "!", "?")) else f"{words}."
 
 

@@ -1,7 +1,7 @@
 """Replicas that average their gradients, with a bucket layout that a resumed run finds again.
 
 torch's DistributedDataParallel packs gradients into buckets, watches the order in which the first backward
-pass makes them ready, and packs them anew before the second. The order of summation follows that layout, so a
+pass makes them ready, and repacks them before the second. The order of summation follows that layout, so a
 run that resumes at step k reduces its first step in another order than the undisturbed run reduced its step
 k: on four gloo ranks the last bits differ (torch 2.13; on two ranks a sum has only one order).
 `fix_bucket_layout` lets torch do its repacking at wrap time instead, so that fresh and resumed runs use one

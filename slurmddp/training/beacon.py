@@ -23,14 +23,14 @@ _HELLO = b"slurmddp-1 "
 _LINE_BYTES = 192
 _ANSWER_S = 1.0
 _MOST_GUESTS = 256
-"""So many callers may be connected at once; one more takes the place of the oldest."""
+"""Most callers connected at once; a further caller replaces the oldest."""
 _LOOK_S = 0.002
 """Rank 0 looks this often for callers, and so whether all have come: it only counts in its own store."""
 
 
 @dataclass
 class _Guest:
-    """A caller that has not asked yet: when it came, and the part of its question that is here."""
+    """A caller with an incomplete request: the time of its connection, and the bytes received so far."""
 
     since: float
     said: bytes = b""
@@ -49,7 +49,7 @@ class Words:
         return candidate_ports(self.launch_id)
 
     def publish(self, port: int) -> bool:
-        """Leave the port at which rank 0 answers, if it is none of `ports`; False where that can't be."""
+        """Write the port at which rank 0 answers, if `ports` lacks it; return False if that fails."""
         return publish(self._published_as, port)
 
     def published(self) -> list[int]:
@@ -81,7 +81,7 @@ class Words:
 
 
 class Beacon:
-    """Rank 0's listener: it serves many callers at once, so that one who says nothing delays no other."""
+    """Rank 0's listener: it serves many callers at once, so that a silent caller delays no rank."""
 
     def __init__(self, address: Address, words: Words) -> None:
         """Listen on the first candidate port that is free."""

@@ -1,4 +1,4 @@
-"""What ranks tell each other besides gradients; a rank that is the only one asks itself.
+"""Values that ranks send each other besides gradients; a single rank returns its own value.
 
 Nothing that a rank receives is unpickled (see `checkpoint.packed`).
 """

@@ -10,7 +10,7 @@ ATTRIBUTES = {
     "set_share": "iterable data: called with (part, parts) in every reader before each epoch",
     "set_epoch": "iterable data: called with the epoch in every reader before each epoch",
     "state_dict": "iterable data: how far it is",
-    "load_state_dict": "iterable data: go on from there",
+    "load_state_dict": "iterable data: resume from there",
     "sample_weights": "map-style data: one number per sample; samples are drawn in proportion to it",
     "deterministic": "true: reading a sample draws no random numbers",
     "heldout": "a method that returns the map-style data to evaluate on",

@@ -257,7 +257,7 @@ class Distributon(Persistence):
     ) -> DistributedLoader:
         """Return a loader that gives this rank its part of the batches, on its device.
 
-        Map-style data, in order, shuffled or drawn by a WeightedRandomSampler, is dealt out anew in each
+        Map-style data, in order, shuffled or drawn by a WeightedRandomSampler, is dealt out again in each
         epoch; a sampler of your own and iterable data are left as they are (see `training/counted.py`).
         `batch_size` is per rank, `accumulate` the number of batches between two optimizer steps. With
         `keep_global_batch`, `load` changes the loader's `accumulate`, which the loop has to read, so that a
@@ -327,7 +327,7 @@ class Distributon(Persistence):
         slurmddp, or a batch script of your own, that the training goes on when the program runs again.
 
         Raises:
-            StoppedAtCheckpoint: always; it is a SystemExit, so that a program has nothing to catch.
+            StoppedAtCheckpoint: always; it is a SystemExit, so a program need not catch it.
             CheckpointError: on all ranks, if a save without `wait` has failed.
         """
         self.finish_saving()
@@ -336,7 +336,8 @@ class Distributon(Persistence):
     def _stopped(self) -> StoppedAtCheckpoint:
         why = f" by {self.stop_reason}" if self.stop_reason else ""
         stopped = StoppedAtCheckpoint(
-            f"The training was stopped{why}.", hint="Run the same command again to go on from its checkpoint."
+            f"The training was stopped{why}.",
+            hint="Run the same command again to resume from its checkpoint.",
         )
         if GENERATION_VARIABLE not in os.environ and self._place is not None and self.rank == 0:
             print(stopped, file=sys.stderr)  # Under an agent, the worker prints it.

@@ -1,4 +1,4 @@
-"""Keeps NaN and infinity out of what is saved: a state that holds them can't be trained any further."""
+"""Keeps NaN and infinity out of saved states: training can't continue from such a state."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Guard:
             return None
         return (
             f"{now - self._terminated:.0f} s after SIGTERM the save has not come to an end, and SLURM is "
-            "about to kill this rank: it leaves now. The run goes on from its last checkpoint."
+            "about to kill this rank: it leaves now. The run resumes from its last checkpoint."
         )
 
     def _watch(self) -> None:

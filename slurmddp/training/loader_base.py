@@ -101,7 +101,7 @@ class DistributedLoader:
         """Take what `rank_state` gave; comes after `load_state_dict`."""
 
     def check_rank_states(self, states: Sequence[Mapping[str, Any] | None]) -> None:
-        """Raise MismatchError unless a training can go on from what all ranks of a checkpoint had saved."""
+        """Raise MismatchError unless a training can resume from what all ranks of a checkpoint had saved."""
 
     def mark(self) -> tuple[Any, Any]:
         """Return the place in the data, for `go_back`."""

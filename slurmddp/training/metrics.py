@@ -64,7 +64,7 @@ class Stopwatch:
         return seconds
 
     def take_rate(self) -> float:
-        """Return units per second since the last call, and begin anew."""
+        """Return units per second since the last call, and begin again."""
         rate = self._work / self._seconds if self._seconds else 0.0
         self._work, self._seconds = 0, 0.0
         return rate

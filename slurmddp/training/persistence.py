@@ -99,7 +99,7 @@ class Persistence:
     ) -> tuple[Any, float]:
         """Copy what `save` would write into the memory of each node; nothing goes to the disk.
 
-        A rank that dies is replaced by slurmddp's agent, and `load` then goes on from there if nothing newer
+        A rank that dies is replaced by slurmddp's agent, and `load` then resumes from there if nothing newer
         is under `root`. Where there is no memory for a copy, or no agent, nothing is kept, and that is no
         error. Returns what rank 0 has `told`, a small value, and the seconds that it took on this rank.
         """

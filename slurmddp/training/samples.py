@@ -2,7 +2,7 @@
 
 Drawn from the generators of a process, it would depend on how many ranks and loader workers there are and on
 what they fetched before, so a run that was resumed in the middle of an epoch would see other samples than an
-undisturbed one. The generators of python, torch and NumPy are seeded anew before each sample is read.
+undisturbed one. The generators of python, torch and NumPy are seeded again before each sample is read.
 """
 
 from __future__ import annotations

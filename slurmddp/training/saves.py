@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 0.05
 _TEXTS_BYTES = 1 << 20
-"""For what a state says beside its tensors: memory that is too short by a byte is all mapped anew."""
+"""For what a state says beside its tensors: memory that is too short by a byte is all mapped again."""
 _LEAVE_S, _ENDS_S = 30.0, 1.0
 """How long a writer is waited for that is to end, and one that has let go of its line."""
 

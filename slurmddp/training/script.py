@@ -21,7 +21,7 @@ from slurmddp.training.stop_poll import StopPoll
 def run_script(folder: RunFolder, script: str, arguments: Sequence[object]) -> int:
     """Run `script` as the main program, as it was at submission; return this rank's exit code.
 
-    A script that ends with 0 after `should_stop` has told it to stop has not finished: the code is 75 then.
+    If a script ends with 0 after `should_stop` returned True, the code is 75: it has not finished.
     """
     copy = folder.code_dir / script
     path = copy if copy.is_file() else Path(script).expanduser()

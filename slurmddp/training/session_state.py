@@ -43,7 +43,7 @@ def restore_randomness(found: checkpoint.Checkpoint, seed: int | None) -> None:
     if len(saved) == ranks:
         rng.restore(saved[rank])
         return
-    log.warning("The checkpoint is of %d rank(s), not %d: random draws begin anew.", len(saved), ranks)
+    log.warning("The checkpoint is of %d rank(s), not %d: random draws begin again.", len(saved), ranks)
     rng.seed_everything(rng.derive(seed or 0, "resumed", found.step, rank))
 
 

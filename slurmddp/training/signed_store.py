@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
 _TRIES = 16
-"""How often a value that is not ours is replaced by ours, should another process write it again and again."""
+"""Most times that our value replaces a foreign one, if another process keeps writing it."""
 
 
 class SignedStore:
@@ -90,7 +90,7 @@ class SignedStore:
             return value
         if key not in self._warned:
             self._warned.add(key)
-            _log.warning("%s in torch's store was set by a process that is none of this run: ignored", key)
+            _log.warning("%s in torch's store was set by a process outside this run: ignored", key)
         return None
 
     def _mac(self, key: str, value: str) -> str:

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 FILE_POLL_S = 1.0
 _LEAVING_S = 2.0
 """Seconds between the loss of the store and the warning of it: at the end of a training it is no loss."""
-_STORE_LOST = "Rank %d has lost the store on the first rank (%s): it hears of no stop but by its own signals."
+_STORE_LOST = "Rank %d has lost the store on the first rank (%s): only its own signals can stop it now."
 
 
 def signal_reason(signals: StopSignals | None, rank: int) -> str | None:

@@ -35,7 +35,7 @@ class StopPoll:
     """Asks once per batch; `guard` is one that stands already, with its signals, and stays after `close`."""
 
     is_leaving: ClassVar[bool] = False
-    """Whether this process was told to stop and has computed nothing since; its exit code can't be 0 then."""
+    """Whether this process got a stop and has computed nothing since; then its exit code is not 0."""
 
     def __init__(self, guard: Guard | None) -> None:
         self._guard, self._own_guard = guard, guard is None

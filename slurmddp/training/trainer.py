@@ -93,7 +93,7 @@ class Training:
         distributon.start_up.lap("model")
 
     def resume(self) -> None:
-        """Go on from the newest checkpoint; where there is none, make sure that one can be written."""
+        """Resume from the newest checkpoint; where there is none, make sure that one can be written."""
         progress: dict[str, Any] = {}
         newest = self._newest()
         step = self.distributon.load(self._root, progress=progress, **self.parts.saved_objects)
@@ -122,12 +122,12 @@ class Training:
         return None
 
     def _tell_unused(self, newest: int | None, used: int | None) -> None:
-        """Record that training goes on from an older checkpoint than the newest there was, or from none."""
+        """Record that training resumes from an older checkpoint than the newest there was, or from none."""
         if newest is None or (used is not None and used >= newest):
             return
-        instead = f"; it goes on from step {used}, the newest that verifies."
+        instead = f"; it resumes from step {used}, the newest that verifies."
         text = f"Checkpoint {folder_name(newest)} can't be used" + (
-            ", nor can any before it: it begins anew." if used is None else instead
+            ", nor can any before it: it starts at step 0." if used is None else instead
         )
         text += " `slurmddp checkpoints RUN` lists them, the log says why."
         self._journal.event("warned", about="checkpoint", text=text)
@@ -174,7 +174,9 @@ class Training:
         said = f"{problem.message} It is the first step after checkpoint {folder_name(loaded)}"
         moved = set_aside(self._root, loaded)
         if moved is None:
-            hint = f"{problem.hint} To go on from an older one, move {self._root / folder_name(loaded)} away."
+            hint = (
+                f"{problem.hint} To resume from an older one, move {self._root / folder_name(loaded)} away."
+            )
             raise SlurmddpError(f"{said}.", hint=hint) from problem
         aside, before = moved
         text = f"{said}, which is now {aside}: training goes back to step {before}."
@@ -272,7 +274,7 @@ class Training:
             self.distributon.finish_saving()
 
     def memory_save(self) -> None:
-        """Copy what `save` would write into memory: a rank that takes this one's place goes on from there."""
+        """Copy what `save` would write into memory: a rank that takes this one's place resumes from there."""
         told, seconds = self.distributon.memory_save(
             self._root, self.step, told=self._memory_pace.figures, **self._state()
         )
@@ -291,7 +293,7 @@ class Training:
             self.save()
         raise StoppedAtCheckpoint(
             f"Stopped at step {self.step} of {self.parts.settings.steps} by {reason}.",
-            hint="It goes on from there when it is started again.",
+            hint="It resumes from there when it is started again.",
         )
 
     def write_sample(self) -> None:

@@ -47,7 +47,7 @@ class WeightedOrder(DistributedOrder):
         self._digest = hashlib.sha256(given.tobytes() + bytes([replacement])).hexdigest()
 
     def keyed(self) -> Iterator[tuple[int, ...]]:
-        """Yield each index with its epoch and position, so that a sample drawn twice is augmented anew."""
+        """Yield each index with its epoch and position, so that a sample drawn twice is augmented again."""
         return zip(self, repeat(self.epoch), self._positions())
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What ranks do in test_fails_alone: one of them fails within a save or a load, and the others go on."""
+"""Rank programs of test_fails_alone: one of them fails within a save or a load, and the others go on."""
 
 from __future__ import annotations
 

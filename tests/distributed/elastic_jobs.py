@@ -19,7 +19,7 @@ from slurmddp.training.distributon import Distributon
 
 
 class Noted(Dataset[Any]):
-    """Classes to learn from six numbers, blurred anew at each reading; writes down what is read."""
+    """Classes to learn from six numbers, blurred again at each reading; writes down what is read."""
 
     def __init__(self, notes: str, size: int = 400, blur: float = 0.0) -> None:
         self._notes, self._size, self._blur = Path(notes), size, blur

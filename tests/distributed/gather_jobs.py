@@ -1,4 +1,4 @@
-"""What ranks do that send each other values, one of them a hostile one."""
+"""Rank programs that send each other values, one of them hostile."""
 
 from __future__ import annotations
 

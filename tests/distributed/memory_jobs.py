@@ -1,4 +1,4 @@
-"""What ranks do in test_memory.py: save beside the training, die, and go on from what is left in memory."""
+"""What ranks do in test_memory.py: save beside the training, die, and resume from what is left in memory."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def killed_in_the_copy(root: str, step: int) -> None:
 
 
 def train_on(root: str, until: int) -> dict[str, Any]:
-    """Go on from what is there, train to `until`, and say where it came from."""
+    """Resume from what is there, train to `until`, and say where it came from."""
     with Distributon(seed=1) as d:
         d.launch()
         loop = Loop(d)

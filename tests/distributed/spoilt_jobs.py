@@ -1,4 +1,4 @@
-"""What ranks do in test_spoilt: trainings whose gradients overflow, and states that hold NaN."""
+"""Rank programs of test_spoilt: trainings whose gradients overflow, and states that hold NaN."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_a_second_bad_checkpoint_of_one_step_is_kept_too(tmp_path):
 
 
 def rewrite_manifest(path, **changes):
-    """Write a manifest anew as another version would have: with other content and the hash that fits it."""
+    """Write a manifest again as another version would have: with other content and the hash that fits it."""
     content = json.loads((path / "manifest.json").read_text())
     del content["sha256"]
     content = {key: value for key, value in {**content, **changes}.items() if value is not None}

@@ -336,8 +336,8 @@ def test_a_test_save_that_fails_is_heard_by_all_ranks(tmp_path: Path) -> None:
     ("damaged", "found", "words"),
     [
         ((), 30, None),
-        ((30,), 20, "step-0000000030 can't be used; it goes on from step 20, the newest that verifies."),
-        ((30, 20, 10), None, "step-0000000030 can't be used, nor can any before it: it begins anew."),
+        ((30,), 20, "step-0000000030 can't be used; it resumes from step 20, the newest that verifies."),
+        ((30, 20, 10), None, "step-0000000030 can't be used, nor can any before it: it starts at step 0."),
     ],
 )
 def test_a_run_records_that_its_newest_checkpoint_was_of_no_use(

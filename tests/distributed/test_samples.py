@@ -84,7 +84,7 @@ def test_workers_do_not_matter(options: dict[str, Any]) -> None:
     plain, others = make(), make(**options)
     epochs = [read(plain) for _ in range(2)]
     assert [read(others) for _ in range(2)] == epochs
-    assert by_index(epochs[0])[3] != by_index(epochs[1])[3], "each epoch draws anew"
+    assert by_index(epochs[0])[3] != by_index(epochs[1])[3], "each epoch draws again"
     assert len({sample[1:] for batch in epochs[0] for sample in batch}) == 24
 
 

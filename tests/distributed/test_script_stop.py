@@ -38,7 +38,7 @@ def test_a_stop_ends_a_script_that_never_asks(tmp_path: Path) -> None:
     assert training.returncode == 75, output
     assert "gets SIGUSR2" in said
     assert "saves a checkpoint" not in said
-    assert "goes on from there" not in output
+    assert "resumes from there" not in output
     assert "The same command starts the script again" in output
     (log,) = (tmp_path / "runs").glob("*/logs/attempt-0/node-0.log")
     assert "stop at a checkpoint" not in log.read_text()

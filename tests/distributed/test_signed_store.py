@@ -65,7 +65,7 @@ def test_a_value_that_is_not_signed_for_this_key_of_this_launch_is_ignored(
     with caplog.at_level(logging.WARNING):
         assert ours.get_all(keys) == [None] * len(keys)
         assert ours.get_all(keys) == [None] * len(keys)
-    assert len(caplog.records) == len(keys), "each is told once"
+    assert len(caplog.records) == len(keys), "one message per key"
     assert ours.get("another") == "stop"
 
 

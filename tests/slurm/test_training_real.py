@@ -66,7 +66,7 @@ def test_preempted_jobs_come_back_and_end_with_the_same_bits(command: Command, u
         run.wait_finished()
         first, *_, last = run.events("ended")
         assert (first["outcome"], last["outcome"]) == ("stopped", "finished")
-        assert len({event["job_id"] for event in run.events("started")}) == 1, "requeued, not submitted anew"
+        assert len({event["job_id"] for event in run.events("started")}) == 1, "requeued, not submitted again"
         assert run.events("resumed")[-1]["step"] >= 5
         assert_same_training(run, undisturbed)
 

@@ -121,4 +121,4 @@ PROGRESS = (
     ("step-08", "step-09", True),
     ("step-5", "nonsense", False),
 )
-"""What `latest` says before and after an attempt, and whether that is progress."""
+"""The `latest` file before and after an attempt, and whether the change is progress."""

@@ -14,7 +14,7 @@ NODE = (
     "NodeName={} Arch=x86_64 State={} Partitions=low SlurmdStartTime=2020-01-01T00:00:00 LastBusyTime=None\n"
 )
 PUT_BACK = ["requeue 41", "update JobId=41 ExcNodeList=n1"]
-"""What `hostless` asks of SLURM for a job that has lost its first node."""
+"""Requests of `hostless` to SLURM for a job that has lost its first node."""
 
 
 @pytest.fixture(params=["spare_nodes", "elastic"])

@@ -225,7 +225,7 @@ def test_stop_leaves_a_file_and_says_what_will_happen(make_run, slurm, capsys):
     assert main(["stop", "gpt"]) == 0
     assert folder.stop_file.exists()
     said = capsys.readouterr().out
-    assert "saves a checkpoint, ends with exit code 75 and is not put back" in said
+    assert "saves a checkpoint, ends with exit code 75 and is not requeued" in said
     assert f"slurmddp resume {folder.name}" in said
     assert main(["status", "gpt"]) == 0
     assert "starting: job 7, asked to stop" in capsys.readouterr().out

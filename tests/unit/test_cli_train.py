@@ -415,10 +415,10 @@ def test_a_stopped_training_says_how_to_go_on(
 ) -> None:
     here.ends = staticmethod(lambda: EXIT_STOPPED)
     assert main(["train"]) == EXIT_STOPPED
-    assert capsys.readouterr().out.endswith("Stopped at step 40; the same command goes on from there.\n")
+    assert capsys.readouterr().out.endswith("Stopped at step 40; the same command resumes from there.\n")
     here.ends = staticmethod(lambda: 130)
     assert main(["train"]) == 130
-    assert "Killed; the same command goes on from the last checkpoint." in capsys.readouterr().out
+    assert "Killed; the same command resumes from the last checkpoint." in capsys.readouterr().out
     assert here.started == 2
 
 

@@ -84,7 +84,7 @@ def test_events_tell_the_story_of_a_run(folder: RunFolder) -> None:
         "submitted as job 7",
         "attempt 0 starts on n[1-2]",
         "Checkpoint 30 can't be used.",
-        "going on from step 20",
+        "resuming from step 20",
         "stopping at a checkpoint (SIGTERM)",
         "attempt 0 ended: stopped, goes on",
     ]

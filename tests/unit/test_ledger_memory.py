@@ -1,4 +1,4 @@
-"""Ranks that begin anew from a state in memory, which no event has told of: what of their steps is lost."""
+"""Ranks that begin again from a state in memory, which no event has told of: what of their steps is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel is asked for at a process's start."""
+"""Requests to the kernel at a process's start."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_a_node_whose_agent_is_gone_has_failed_if_it_was_started_anew(
 ) -> None:
     failing(run, node("n1"), node("n2", began=began))
     run.start(step)
-    assert [entry["reason"] for entry in noted(run)] == ["it was started anew"] * failed
+    assert [entry["reason"] for entry in noted(run)] == ["it was started again"] * failed
 
 
 def test_a_node_that_the_preflight_found_unfit_is_kept_out_of_the_next_attempt(run: Run) -> None:
@@ -246,7 +246,7 @@ LATER = 'echo "sbatch: Job 7 to start at 2099-01-01T00:00:00 using 1 processors 
 
 
 def vanished(run: Run, **facts: Any) -> Run:
-    """Let an attempt on n[1-2] have left no word of its end, and its batch host be started anew since."""
+    """Let an attempt on n[1-2] have left no word of its end, and its batch host be started again since."""
     run.folder.log_dir(0).mkdir(parents=True)
     facts = {"job_id": "41", "nodes": "n[1-2]", **facts}
     run.folder.add_event("started", attempt=0, restart_count=0, launcher="slurm", **facts)
@@ -256,7 +256,7 @@ def vanished(run: Run, **facts: Any) -> Run:
 def test_an_attempt_that_is_given_its_failed_node_again_leaves_it_to_others(run: Run) -> None:
     vanished(run).programs.write("test-only", SOON)
     assert run.start(SLURM_RESTART_COUNT="1") == 0
-    assert [(entry["node"], entry["reason"]) for entry in noted(run)] == [("n1", "it was started anew")]
+    assert [(entry["node"], entry["reason"]) for entry in noted(run)] == [("n1", "it was started again")]
     assert run.asked() == ["requeue 41", "update JobId=41 ExcNodeList=n1"]
     assert run.folder.attempts() == [0]
     asked = run.programs.read("test-only.calls").splitlines()[0]

@@ -352,7 +352,7 @@ def test_reasons_are_explained(reason, said, advice):
 def test_a_job_that_was_put_back_says_when_it_starts_again():
     start = "2026-11-22 23:03:10"
     why, _ = explain("BeginTime", run="gpt", job_id="7", start=start, again=True)
-    assert why == f"SLURM put it back and starts it again at {start}"
+    assert why == f"SLURM requeued it and starts it again at {start}"
     why, _ = explain("BeginTime", run="gpt", job_id="7", start=start)
     assert why == f"its begin time has not come (SLURM expects to start it at {start})"
 

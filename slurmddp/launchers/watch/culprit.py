@@ -151,7 +151,7 @@ def waits(one: RankReport) -> bool:
 
 
 def at_exit(one: RankReport) -> bool:
-    """Return whether a rank that shows no sign of life stands at its exit, not in a collective.
+    """Return whether a rank without a heartbeat stands at its exit, not in a collective.
 
     The end of the process group counts as the exit: torch waits there for its own threads.
     """

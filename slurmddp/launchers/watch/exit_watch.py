@@ -1,6 +1,6 @@
 """Whether the ranks of a node hang at their exit: decided once other ranks of the job have left well.
 
-The threads of a process group may block a rank's exit for ever: torch 2.13 joins gloo's thread while it holds
+The threads of a process group may block a rank's exit: torch 2.13 joins gloo's thread while it holds
 Python's lock. The watchdog does not judge a rank there, because the program shows no heartbeat. This watch
 reads the kernel's counters instead: CPU time, bytes read and written, waits for a disk.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from slurmddp.node.pulse import Beat
 
 EXIT_LIMIT_S = 30.0
-"""Seconds without a sign of life after which a rank hangs, where policy.stall_timeout_s is null."""
+"""Seconds without activity after which a rank hangs, where policy.stall_timeout_s is null."""
 _BUSY_SHARE = 0.1
 """Part of one CPU that counts as work. Twenty threads that wait for Python's lock use 0.07."""
 _LOOK_S = 5.0
@@ -37,7 +37,7 @@ class Activity:
 
 
 class ExitWatch:
-    """Counts the seconds without a sign of life of one node's ranks; times are of one monotonic clock."""
+    """Counts the seconds without activity of one node's ranks; times are of one monotonic clock."""
 
     def __init__(self, timeout_s: float | None, activity: Callable[[int], Activity] | None = None) -> None:
         """`timeout_s` is policy.stall_timeout_s; 0 never finds anything."""

@@ -120,7 +120,7 @@ def enough_steps(now: Mapping[int, Pace], before: Mapping[int, Pace]) -> bool:
 
 
 def _means(now: Mapping[int, Pace], before: Mapping[int, Pace]) -> list[_Mean]:
-    """Return the means of ranks that have taken enough steps; one that began anew counts from there."""
+    """Return the means of ranks that have taken enough steps; one that began again counts from there."""
     found = []
     for rank, pace in sorted(now.items()):
         old = before.get(rank)

@@ -13,7 +13,7 @@ It must never end a training that gets on. Therefore:
   loop does after its data) is not judged, nor are the ranks that wait for it.
 - The limits are far above what is usual, and below the half hour of the collectives where those would end the
   training anyway: a compiled or autotuned first step may take long, a file server be away for minutes, a step
-  in the middle be compiled anew. They grow with what was seen: ten times the longest stretch of a phase that
+  in the middle be compiled again. They grow with what was seen: ten times the longest stretch of a phase that
   went well, at most 25 minutes above it. After a stall, a phase gets twice the time in the next generation,
   should the limit be wrong.
 - Time counts while somebody looks: neither a laptop that sleeps (CLOCK_MONOTONIC stands still in between) nor
