@@ -49,6 +49,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def slurm(project: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     fake = FakeSlurm()
     monkeypatch.setattr(client, "on_path", lambda: True)
+    for command in ("resume", "status"):  # A first import here would keep the fake for later tests.
+        monkeypatch.setattr(f"slurmddp.cli.{command}.SlurmClient", lambda: fake)
     monkeypatch.setattr(client, "SlurmClient", lambda **options: fake)
     return fake
 
