@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
 from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, RankFailure, SlurmddpError
-from slurmddp.training.signed_store import SignedStore
+from slurmddp.training.signed_store import READ_S, SignedStore
 
 _KEY = "slurmddp/claims"
-_HEARD_S = 2.0
-"""How long rank 0, with which the store ends, waits until the others have heard that they are refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +72,12 @@ def settle(store: SignedStore, rank: int, world_size: int, claim: Claim, *, pati
     except RuntimeError as error:
         raise _silence(patience_s) from error
     if refusal:
-        _await_all(store, rank, world_size)
+        store.until_read(_KEY, rank, world_size)
         raise DevicesError(refusal)
 
 
 def _verdict(store: SignedStore, patience_s: float) -> Refusal | None:
-    (told,) = store.wait([_KEY], patience_s + _HEARD_S)
+    (told,) = store.wait([_KEY], patience_s + READ_S)
     if told is None:
         raise _silence(patience_s)
     facts = json.loads(told)
@@ -104,14 +100,6 @@ def _collect(store: SignedStore, world_size: int, patience_s: float) -> list[Cla
             hint="The log of that rank says why.",
         )
     return [Claim(**json.loads(text)) for text in told if text is not None]
-
-
-def _await_all(store: SignedStore, rank: int, world_size: int) -> None:
-    deadline = time.monotonic() + _HEARD_S
-    with suppress(RuntimeError):
-        store.add(f"{_KEY}/heard", 1)
-        while rank == 0 and store.add(f"{_KEY}/heard", 0) < world_size and time.monotonic() < deadline:
-            time.sleep(0.005)
 
 
 def judge(claims: Sequence[Claim]) -> Refusal | None:

@@ -147,6 +147,8 @@ class _Flight:
             self._store.set(_key(part), json.dumps([failed, avoided]))
         else:
             failed, avoided = self._ask_zero(self._store, part, own)
+        if self._store is not None and (avoided or failed):
+            self._store.until_read(_key(part), self.info.rank, self.info.world_size)
         if avoided:
             raise _unfit(failed, avoided)
         if failed:

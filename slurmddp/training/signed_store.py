@@ -23,6 +23,8 @@ from slurmddp.node.ports import SECRET_VARIABLE
 
 _log = logging.getLogger(__name__)
 
+READ_S = 2.0
+"""Seconds for which rank 0 waits until the other ranks have read a value."""
 _POLL_S = 0.05
 _TRIES = 16
 """Most times that our value replaces a foreign one, if another process keeps writing it."""
@@ -77,6 +79,17 @@ class SignedStore:
     def add(self, key: str, amount: int) -> int:
         """Add to a counter, which anybody may change, and return it."""
         return int(self._store.add(key, amount))
+
+    def until_read(self, key: str, rank: int, world_size: int) -> None:
+        """Tell rank 0 that this rank has read the value of `key`; rank 0 waits until all have told it.
+
+        The store ends with the process of rank 0, so rank 0 calls this before it leaves because of the value.
+        """
+        deadline = time.monotonic() + READ_S
+        with suppress(RuntimeError):
+            self.add(f"{key}/read", 1)
+            while rank == 0 and self.add(f"{key}/read", 0) < world_size and time.monotonic() < deadline:
+                time.sleep(0.005)
 
     def _signed(self, key: str, value: str) -> str:
         return f"{self._mac(key, value)}:{value}" if self._key else value

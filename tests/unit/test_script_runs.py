@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from outcome_table import PROGRESS, TABLE, Row
+from script_nodes import NODE
 from script_run import (
     ENDING,
     FINISH,
@@ -263,14 +264,23 @@ def test_a_controller_that_hangs_does_not_hold_the_script_up(run: Run, call: str
             "on-ask", '[ "$(grep -c "show job" scontrol.calls)" -gt 3 ] || exec /bin/sleep 100'
         )
     if call == "update":
-        down = "NodeName=n2 State=DOWN Partitions=low SlurmdStartTime=2020-01-01T00:00:00 LastBusyTime=None"
-        run.programs.write("nodes", down + "\n")
+        run.programs.write("nodes", NODE.format("n2", "DOWN"))
     began = time.monotonic()
     run.start(STOP)
     assert time.monotonic() - began < 30
     assert run.end == ("stopped", "requeue")
     assert run.asked()[0] == "requeue 41"
     assert ("sbatch" in run.asked()) == (call == "requeue")
+    assert (run.asked()[-1].startswith("update")) == (call == "update")
+
+
+def test_a_request_to_slurm_outlives_the_signal_that_ends_the_script(run: Run) -> None:
+    """SLURM sends SIGTERM to all processes of a job that it requeues, also to the next request."""
+    run.programs.write("nodes", NODE.format("n2", "DOWN"))
+    run.programs.write("update", 'kill -TERM "$PPID"; /bin/sleep 0.3; touch excluded')
+    run.start(STOP)
+    assert (run.programs.folder / "excluded").exists()
+    assert "runs on other nodes than n2" in (run.folder.log_dir(0) / "batch.log").read_text()
 
 
 def test_an_sbatch_and_a_queue_that_hang_do_not_hold_the_script_up(run: Run) -> None:
