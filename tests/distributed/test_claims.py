@@ -108,7 +108,7 @@ def test_a_rank_that_says_nothing_is_named() -> None:
 
 
 def test_a_rank_zero_that_says_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "_HEARD_S", 0.0)
+    monkeypatch.setattr(claims, "READ_S", 0.0)
     with pytest.raises(SlurmddpError, match="Rank 0 went away, or did not say"):
         settle(SignedStore(dist.HashStore(), "1.0.0"), 1, 2, GPU, patience_s=0.05)
 
