@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 from collections.abc import Iterator
@@ -15,16 +16,19 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Yield a new file beside `path` that takes its place at the end; after an error `path` is unchanged.
 
     The name of the new file can't be guessed and no link is followed, so an account that may write to the
-    folder can't choose where the bytes go. Only the owner may write to the file.
+    folder can't choose where the bytes go. Only the owner may write to the file. The new file is
+    locked, so that the clearing of leftovers can tell it from one of a killed writer.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
     try:
         with open(descriptor, "wb") as stream:
+            with suppress(OSError):  # Some network file systems have no locks.
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        temporary.replace(path)
+            temporary.replace(path)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()

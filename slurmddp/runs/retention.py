@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,8 +28,6 @@ from slurmddp.runs.checkpoints import (
 NEVER_BELOW = 2
 """So many verified checkpoints always stay, where so many exist."""
 
-_ABANDONED_S = 3600.0
-"""Seconds after which a temporary `latest` file counts as left behind: a live writer needs milliseconds."""
 _TEMPORARY = re.compile(rf"\.{POINTER_FILE}\.[0-9a-f]{{16}}")
 _ASIDE = re.compile(rf"{BAD}step-(\d+)(-\d+)?")
 
@@ -75,19 +72,12 @@ def prune(root: Path, keep_last: int, newest: Path) -> None:
 
 
 def clear_leftovers(root: Path) -> None:
-    """Remove files of killed writers; keep those that a live writer holds or has just made."""
+    """Remove files of killed writers; keep those that a live writer holds."""
     restore_replaced(root)
     for path in root.iterdir():
-        is_folder_left = path.name.startswith((WRITING, DELETING, REPLACED)) and not _is_held(path)
-        if is_folder_left or (_TEMPORARY.fullmatch(path.name) and _is_abandoned(path)):
+        is_temporary = path.name.startswith((WRITING, DELETING, REPLACED)) or _TEMPORARY.fullmatch(path.name)
+        if is_temporary and not _is_held(path):
             _remove(path)
-
-
-def _is_abandoned(path: Path) -> bool:
-    try:
-        return time.time() - path.lstat().st_mtime > _ABANDONED_S
-    except FileNotFoundError:  # Its writer has just renamed it.
-        return False
 
 
 @contextmanager
@@ -107,7 +97,7 @@ def held(folder: Path) -> Iterator[None]:
 
 def _is_held(path: Path) -> bool:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
         return False
     try:

@@ -20,7 +20,18 @@ HELP_MAY_LOAD = {
     "bz2", "codeop", "colorize", "fnmatch", "lzma", "threading", "zlib", "ast",
 }  # fmt: skip
 # Distributions that a dry run may load.
-DRY_RUN_MAY_LOAD = {"slurmddp", "hydra", "omegaconf", "antlr4", "yaml", "jinja2", "markupsafe", "packaging"}
+DRY_RUN_MAY_LOAD = {
+    "slurmddp",
+    "hydra",
+    "omegaconf",
+    "antlr4",
+    "yaml",
+    "jinja2",
+    "markupsafe",
+    "packaging",
+} | {
+    "attr"  # omegaconf imports it where it is installed.
+}
 
 _PROBE = """
 import json, sys

@@ -19,6 +19,7 @@ from slurmddp.errors import EXIT_USAGE
 from slurmddp.launchers.keeper import Keeper
 from slurmddp.node import memory
 from slurmddp.node.channel import Channel
+from slurmddp.node.replacing import replacing
 from slurmddp.runs import checkpoint_writer, retention
 from slurmddp.runs.checkpoint_writer import Request, Tell
 from slurmddp.runs.checkpoints import TENSORS_FILE, TREE_FILE, checkpoint_folders, verify
@@ -348,15 +349,20 @@ def test_checkpoints_that_the_writer_has_written_are_not_hashed_again(
     assert not hashed.exists()
 
 
-def test_a_temporary_pointer_is_cleared_only_when_it_is_old(tmp_path: Path) -> None:
-    old, new = tmp_path / ".latest.0123456789abcdef", tmp_path / ".latest.fedcba9876543210"
-    other = tmp_path / ".latest.mine"
-    for path in (old, new, other):
+def test_a_temporary_pointer_is_cleared_only_when_its_writer_is_gone(tmp_path: Path) -> None:
+    pointer, left, other = (
+        tmp_path / "latest",
+        tmp_path / ".latest.0123456789abcdef",
+        tmp_path / ".latest.mine",
+    )
+    for path in (left, other):
         path.write_text("step-0000000003\n")
-    for path in (old, other):
-        os.utime(path, (time.time() - 7200,) * 2)
-    retention.clear_leftovers(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted([new, other])
+    with replacing(pointer) as stream:
+        stream.write(b"step-0000000004\n")
+        retention.clear_leftovers(tmp_path)
+        assert not left.exists()
+    assert pointer.read_text() == "step-0000000004\n"
+    assert sorted(tmp_path.iterdir()) == sorted([pointer, other])
 
 
 def test_a_folder_that_a_living_writer_fills_is_no_leftover(tmp_path: Path) -> None:
