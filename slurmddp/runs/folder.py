@@ -68,7 +68,7 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
 def _lock_a_moment(descriptor: int) -> None:
     """Lock a file against other writers until it is closed; after a second write without the lock.
 
-    Appending is not atomic on NFS. A lock that is not to be had must not stop a training.
+    Appending is not atomic on NFS. Training goes on without the lock if the lock cannot be taken.
     """
     deadline = time.monotonic() + 1.0
     while True:
