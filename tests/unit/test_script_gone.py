@@ -25,15 +25,16 @@ def alive(run: Run, slurmd: socket.socket, job: str) -> Run:
     [
         (f"{RUNNING} NodeList=n[2-3] ", PUT_BACK),
         (f"{KILLED} NodeList=n2 ", ["sbatch"]),
-        (KILLED.replace("JobLaunchFailure", "NonZeroExitCode"), ["sbatch"]),
-        (KILLED.replace("JobLaunchFailure", "RaisedSignal:9(Killed)"), ["sbatch"]),
+        (KILLED.replace("JobLaunchFailure", "NonZeroExitCode") + " NodeList=n2 ", ["sbatch"]),
+        (KILLED.replace("JobLaunchFailure", "RaisedSignal:9(Killed)") + " NodeList=n2 ", ["sbatch"]),
     ],
 )
+@pytest.mark.parametrize("words", ["srun: error: Node failure on n1\n", ""], ids=["srun has told", "not yet"])
 def test_a_run_whose_live_first_node_was_set_down_goes_on_without_that_node(
-    run: Run, slurmd: socket.socket, job: str, asked: list[str]
+    run: Run, slurmd: socket.socket, job: str, asked: list[str], words: str
 ) -> None:
     alive(run, slurmd, job)
-    (run.folder.log_dir(0) / "batch.log").write_text("srun: error: Node failure on n1\n")
+    (run.folder.log_dir(0) / "batch.log").write_text(words)
     assert [one for one in ask_hostless(run) if one != "scancel"] == asked
     assert '"node": "n1"' in (run.folder.path / "excluded.jsonl").read_text()
     assert (run.folder.log_dir(0) / "lost-node-0").read_text() == "n1\n"

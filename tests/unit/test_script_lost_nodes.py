@@ -61,7 +61,7 @@ def test_an_attempt_that_went_on_without_a_node_has_finished(run: Run, code: int
     """The code is 0 where SLURM gave the node up, else that of an agent that was killed."""
     assert run.start(f"{WENT_ON} exit {code}") == 0
     assert run.end == ("finished", "none")
-    assert noted(run) == [("n2", "the others went on without it")]
+    assert noted(run) == [("n2", "the run lost it")]
 
 
 def test_such_a_stop_is_a_stop(run: Run) -> None:
