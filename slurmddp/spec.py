@@ -1,6 +1,6 @@
 """The frozen values that describe a job; they hold no behaviour beyond arithmetic on themselves.
 
-`config.py` builds a `Job` from Hydra configs; `slurm/script.py` turns it into text; `launchers/` start it.
+`config/` builds a `Job` from Hydra configs. `slurm/script.py` turns it into text. `launchers/` start it.
 Nothing here reads files, the environment or the clock.
 """
 

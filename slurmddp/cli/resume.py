@@ -32,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Submit a run again, or run it here, into its own folder: it resumes from its last checkpoint."""
     from slurmddp.cli.train import already_active, hold, start_job
-    from slurmddp.config import job_of_run
-    from slurmddp.config_environment import unused
-    from slurmddp.config_sizes import SIZE
+    from slurmddp.config.resume import job_of_run
+    from slurmddp.config.sbatch_environment import unused
+    from slurmddp.config.sizes import SIZE
     from slurmddp.runs.history import is_unanswered
 
     folder = index.find(args.run)

@@ -45,15 +45,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, submit, or show what would be done; return the exit code."""
-    from slurmddp import config
-    from slurmddp.config_environment import unused
+    from slurmddp.config.compose import compose, unread
+    from slurmddp.config.job import build_job
+    from slurmddp.config.sbatch_environment import unused
     from slurmddp.spec import relevant
 
     project_dir = Path.cwd()
-    composed = config.compose(args.overrides, project_dir)
+    composed = compose(args.overrides, project_dir)
     here = 0 if composed["cluster"] else gpus_here(os.environ)
-    job = config.build_job(composed, project_dir=project_dir, overrides=args.overrides, gpus_here=here)
-    for note in [*config.unread(composed, project_dir), *unused(composed, os.environ)]:
+    job = build_job(composed, project_dir=project_dir, overrides=args.overrides, gpus_here=here)
+    for note in [*unread(composed, project_dir), *unused(composed, os.environ)]:
         print(f"slurmddp: note: {note}", file=sys.stderr)
     if args.cfg:
         print(_yaml(relevant(job.program.config)), end="")
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _settings() -> str:
-    from slurmddp.config_schema import POLICY, TOP, TRAIN
+    from slurmddp.config.schema import POLICY, TOP, TRAIN
 
     width = max(len(f"policy.{key}") for key in POLICY)
     lines = ["settings (what a key is set to by default: slurmddp train --cfg):"]

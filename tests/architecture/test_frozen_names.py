@@ -6,8 +6,8 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
-from slurmddp import config_schema
 from slurmddp.cli.main import COMMANDS
+from slurmddp.config import schema
 from slurmddp.training import data_names
 
 KEYS = {
@@ -70,11 +70,11 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 
 def test_configuration_keys() -> None:
     tables = {
-        "": config_schema.TOP,
-        "train": config_schema.TRAIN,
-        "policy": config_schema.POLICY,
-        "cluster": config_schema.CLUSTER,
-        **{f"strategy.{name}": options for name, options in config_schema.STRATEGY.items()},
+        "": schema.TOP,
+        "train": schema.TRAIN,
+        "policy": schema.POLICY,
+        "cluster": schema.CLUSTER,
+        **{f"strategy.{name}": options for name, options in schema.STRATEGY.items()},
     }
     assert {section: set(table) for section, table in tables.items()} == {
         section: set(text.split()) for section, text in KEYS.items()

@@ -56,8 +56,7 @@ def imports(path: Path, *, whole: bool = True) -> list[str]:
 
 def room(module: str) -> str:
     parts = module.split(".")
-    name = parts[1] if len(parts) > 1 else ""
-    return "config" if name.startswith("config") else name
+    return parts[1] if len(parts) > 1 else ""
 
 
 def own_imports(path: Path, *, whole: bool = True) -> list[str]:

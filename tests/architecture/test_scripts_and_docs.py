@@ -84,7 +84,8 @@ def test_slurmddp_commands_in_the_docs_exist() -> None:
 def test_train_lines_in_the_docs_compose(tmp_path: Path) -> None:
     import shlex
 
-    from slurmddp.config import build_job, compose
+    from slurmddp.config.compose import compose
+    from slurmddp.config.job import build_job
 
     seen = 0
     for _, line in shell_lines():

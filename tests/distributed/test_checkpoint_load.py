@@ -12,8 +12,9 @@ import torch
 from ranks import run_ranks
 from torch import nn
 
-from slurmddp import checkpoint, config, spec
+from slurmddp import checkpoint, spec
 from slurmddp.checkpoint import config_match
+from slurmddp.config import schema
 from slurmddp.errors import CheckpointError, ConfigError
 from slurmddp.runs.folder import RunFolder, read_lines
 from slurmddp.training.distributon import Distributon
@@ -303,7 +304,7 @@ def test_what_a_run_is_named_by_is_what_its_checkpoints_are_bound_to() -> None:
     assert config_match.bound_to(whole) == {"seed": 1, "train": {"batch_size": 4}}
     keys = {key.removeprefix("train.") for key in (*spec.NOT_COMPUTED, *spec.EXTENT)}
     keys.remove("program.checkpoints")
-    assert keys < set(config.config_schema.TRAIN)
+    assert keys < set(schema.TRAIN)
 
 
 # The test save.

@@ -10,9 +10,10 @@ import pytest
 import yaml
 from projects import make_project
 
-from slurmddp import config
 from slurmddp.cli.main import main
-from slurmddp.config_errors import quoted
+from slurmddp.config.compose import compose
+from slurmddp.config.hydra_errors import quoted
+from slurmddp.config.job import build_job
 from slurmddp.errors import EXIT_CONFIG, EXIT_USAGE, ConfigError
 from slurmddp.slurm.script import render
 
@@ -244,7 +245,7 @@ HOSTILE = [
 def test_a_strange_value_arrives_as_it_was_given(value: str, tmp_path: Path) -> None:
     project = make_project(tmp_path / f"pro'ject $HOME; {HOSTILE.index(value)}")
     given = [BIG, f"+model.note={quoted(value)}", f"cluster.env.NOTE={quoted(value)}"]
-    job = config.build_job(config.compose(given, project), project_dir=project, overrides=given)
+    job = build_job(compose(given, project), project_dir=project, overrides=given)
     assert yaml.safe_load(yaml.safe_dump(dict(job.program.config)))["model"]["note"] == value
     assert job.cluster.env["NOTE"] == value
     export = f"NOTE={shlex.quote(value)}"
@@ -256,7 +257,7 @@ def test_a_strange_value_arrives_as_it_was_given(value: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("value", ["a b", "x'y", 'q"r', "$HOME", "; rm -rf /"])
 def test_a_strange_slurm_option_is_quoted(value: str, tmp_path: Path) -> None:
     project = make_project(tmp_path / "p")
-    job = config.build_job(config.compose([BIG, f"account={quoted(value)}"], project), project_dir=project)
+    job = build_job(compose([BIG, f"account={quoted(value)}"], project), project_dir=project)
     assert job.cluster.account == value
     line = next(line for line in render(job).splitlines() if line.startswith("#SBATCH --account="))
     assert shlex.split(line.removeprefix("#SBATCH ")) == [f"--account={value}"]
@@ -266,48 +267,45 @@ def test_a_value_that_hydra_cannot_read_works_as_the_hint_says(tmp_path: Path) -
     project = make_project(tmp_path / "p")
     for value in ("a;b", "it's;", 'x"y;', "a\\b;", 'a\\"b;', "a;\\"):
         with pytest.raises(ConfigError) as caught:
-            config.compose([f"+model.note={value}"], project)
+            compose([f"+model.note={value}"], project)
         (hinted,) = shlex.split(caught.value.hint.partition(": ")[2])
-        assert config.compose([hinted], project)["model"]["note"] == value
+        assert compose([hinted], project)["model"]["note"] == value
 
 
 def test_a_misspelled_class_of_the_project_is_seen_without_running_it(tmp_path: Path) -> None:
     project = make_project(tmp_path / "p")
     (project / "net.py").write_text("raise SystemExit('was run')\nclass Network: ...\n")
     with pytest.raises(ConfigError, match=r"net\.py defines no 'Netwrok'. Did you mean Network"):
-        config.compose(["model._target_=net.Netwrok"], project)
-    assert config.compose(["model._target_=net.Network"], project)["name"] == "network"
+        compose(["model._target_=net.Netwrok"], project)
+    assert compose(["model._target_=net.Network"], project)["name"] == "network"
     (project / "nets").mkdir()
     (project / "nets" / "__init__.py").write_text("from .deep import *\n")
     (project / "nets" / "deep.py").write_text("class Deep: ...\n")
-    assert config.compose(["model._target_=nets.Deep"], project)["name"] == "deep"
-    assert config.compose(["model._target_=nets.deep.Deep.build"], project)["name"] == "build"
+    assert compose(["model._target_=nets.Deep"], project)["name"] == "deep"
+    assert compose(["model._target_=nets.deep.Deep.build"], project)["name"] == "build"
     with pytest.raises(ConfigError, match="defines no 'Dep'"):
-        config.compose(["model._target_=nets.deep.Dep"], project)
+        compose(["model._target_=nets.deep.Dep"], project)
     (project / "broken.py").write_text("class Net:\n")
     with pytest.raises(ConfigError, match=r"broken\.py, line 1 is not valid Python"):
-        config.compose(["model._target_=broken.Net"], project)
+        compose(["model._target_=broken.Net"], project)
 
 
 def test_another_interpreter_may_have_other_packages(tmp_path: Path) -> None:
     project = make_project(tmp_path / "p")
     arguments = ["+cluster=big", "model._target_=only_there.Net"]
     with pytest.raises(ConfigError, match="no module 'only_there'"):
-        config.compose(arguments, project)
-    config.compose([*arguments, "cluster.python=/opt/python"], project)
+        compose(arguments, project)
+    compose([*arguments, "cluster.python=/opt/python"], project)
 
 
 def test_data_that_will_be_downloaded_need_not_be_there(tmp_path: Path) -> None:
     project = make_project(tmp_path / "p")
-    absent = config.compose(["+data.root=later", "+data.download=true"], project)["data"]
+    absent = compose(["+data.root=later", "+data.download=true"], project)["data"]
     assert (absent["root"], absent["download"]) == ("later", True)
     (project / "here").mkdir()
-    assert (
-        config.compose(["+data.root=here", "+data.inner={path: conf/model}"], project)["data"]["root"]
-        == "here"
-    )
+    assert compose(["+data.root=here", "+data.inner={path: conf/model}"], project)["data"]["root"] == "here"
     with pytest.raises(ConfigError, match="later"):
-        config.compose(["+data.root=later"], project)
+        compose(["+data.root=later"], project)
 
 
 FILES = {
@@ -357,7 +355,7 @@ FILES = {
 def test_a_wrong_file_is_refused(name: str, text: str, argument: str, words: str, tmp_path: Path) -> None:
     project = make_project(tmp_path / "p", **{name: text})
     with pytest.raises(ConfigError, match=words) as caught:
-        config.compose([argument], project)
+        compose([argument], project)
     assert "\n" not in str(caught.value) and caught.value.hint
 
 
@@ -365,11 +363,11 @@ def test_a_wrong_file_is_refused(name: str, text: str, argument: str, words: str
 def test_a_folder_that_cannot_be_told_is_refused(name: str, words: str, tmp_path: Path) -> None:
     project = make_project(tmp_path / name)
     with pytest.raises(ConfigError, match=words):
-        config.build_job(config.compose([BIG], project), project_dir=project)
+        build_job(compose([BIG], project), project_dir=project)
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     project = make_project(tmp_path / "p")
     (project / "conf" / "slurmddp.yaml").write_bytes(b"name: \xff\xfe\n")
     with pytest.raises(ConfigError, match="can't be read"):
-        config.compose([], project)
+        compose([], project)

@@ -342,8 +342,8 @@ def resumed(monkeypatch):
     def job_of_run(folder, changes):
         return SimpleNamespace(resumed=(folder, list(changes)), program=SimpleNamespace(config={}))
 
-    monkeypatch.setattr("slurmddp.config.job_of_run", job_of_run)
-    monkeypatch.setattr("slurmddp.config_environment.unused", lambda config, environ: [])
+    monkeypatch.setattr("slurmddp.config.resume.job_of_run", job_of_run)
+    monkeypatch.setattr("slurmddp.config.sbatch_environment.unused", lambda config, environ: [])
     monkeypatch.setattr("slurmddp.cli.train.start_job", lambda job, lock: jobs.append(job.resumed) or 0)
     return jobs
 

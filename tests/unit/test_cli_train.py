@@ -12,10 +12,11 @@ import yaml
 from projects import make_project
 from slurm_jobs import FakePrograms
 
-from slurmddp import config
 from slurmddp.cli import train
 from slurmddp.cli.errors_text import EXIT_INTERRUPTED
 from slurmddp.cli.main import main
+from slurmddp.config.compose import compose
+from slurmddp.config.job import build_job
 from slurmddp.errors import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -134,7 +135,7 @@ def test_a_dry_run_prints_the_bytes_that_a_submission_sends(
     assert main(["train", "--dry-run", *BIG]) == 0
     shown = capsys.readouterr()
     assert not (project / "runs").exists() and not slurm.submissions
-    job = config.build_job(config.compose(BIG, project), project_dir=project, overrides=BIG)
+    job = build_job(compose(BIG, project), project_dir=project, overrides=BIG)
     assert shown.out == render(job)
     assert main(["train", *BIG]) == 0
     assert slurm.submissions[0].script == shown.out
@@ -441,7 +442,7 @@ def test_a_failed_training_shows_the_failing_rank(
 def test_a_folder_in_the_way_is_not_touched(
     project: Path, here: type[FakeLocal], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = config.build_job(config.compose([], project), project_dir=project)
+    job = build_job(compose([], project), project_dir=project)
     job.run_dir.mkdir(parents=True)
     (job.run_dir / "thesis.txt").write_text("mine")
     assert main(["train"]) == EXIT_CONFIG
@@ -471,7 +472,7 @@ def test_a_dry_run_here_prints_commands_that_a_shell_can_read(
 
 def test_cfg_prints_yaml_that_gives_the_run_again(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--cfg", *BIG]) == 0
-    job = config.build_job(config.compose(BIG, project), project_dir=project, overrides=BIG)
+    job = build_job(compose(BIG, project), project_dir=project, overrides=BIG)
     assert yaml.safe_load(capsys.readouterr().out) == job.program.config
     assert not (project / "runs").exists()
 

@@ -12,8 +12,12 @@ import pytest
 import yaml
 from projects import make_project
 
-from slurmddp import config, config_overrides, config_schema
 from slurmddp.cli.main import main
+from slurmddp.config import schema
+from slurmddp.config.compose import compose, unread
+from slurmddp.config.job import build_job
+from slurmddp.config.overrides import options
+from slurmddp.config.resume import job_of_run
 from slurmddp.errors import ConfigError
 from slurmddp.runs import hidden, prepare
 from slurmddp.runs.folder import RunFolder
@@ -28,8 +32,8 @@ def project(tmp_path: Path) -> Path:
 
 
 def job_of(project: Path, *overrides: str, gpus_here: int = 0) -> Job:
-    composed = config.compose(overrides, project)
-    return config.build_job(composed, project_dir=project, overrides=overrides, gpus_here=gpus_here)
+    composed = compose(overrides, project)
+    return build_job(composed, project_dir=project, overrides=overrides, gpus_here=gpus_here)
 
 
 def test_a_laptop_gets_two_ranks(project: Path) -> None:
@@ -139,7 +143,7 @@ def test_memory_that_no_job_asks_for_is_named(tmp_path: Path) -> None:
     project = make_project(tmp_path / "p")
 
     def notes(*arguments: str) -> list[str]:
-        return config.unread(config.compose(arguments, project), project)
+        return unread(compose(arguments, project), project)
 
     assert "mem_gb=7 has no effect" in notes("+cluster=sandbox", "mem_gb=7")[0]
     assert notes("+cluster=sandbox") == notes("+cluster=cpu", "mem_gb=7") == notes("mem_gb=7") == []
@@ -200,7 +204,7 @@ def test_no_scheduler(project: Path) -> None:
 
 def test_interpolations_are_resolved_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WHERE", "/data; $x")
-    resolved = config.compose(["+model.place=${oc.env:WHERE}", "+model.at=${now:%Y}"], project)["model"]
+    resolved = compose(["+model.place=${oc.env:WHERE}", "+model.at=${now:%Y}"], project)["model"]
     assert resolved["vocab_size"] == 99 and resolved["place"] == "/data; $x" and resolved["at"].isdigit()
 
 
@@ -228,7 +232,7 @@ def test_values_of_the_environment_are_known_as_such(project: Path, monkeypatch:
     assert shown["data"]["url"] == "https://x/${data.token}" and shown["program"]["args"][0] == "--token"
     assert "s3cret" not in yaml.safe_dump(shown) and "from_environment" not in shown
     folder = prepare.prepare(job, None)
-    again = config.job_of_run(folder, ["nodes=1"])
+    again = job_of_run(folder, ["nodes=1"])
     assert again.program.config["from_environment"] == marks
     assert (again.run_name, job_of(project, *typed).run_name) == (job.run_name, job.run_name)
 
@@ -237,7 +241,7 @@ def test_the_stored_configuration_is_plain_and_whole(project: Path) -> None:
     job = job_of(project, "+cluster=big", "nodes=2")
     stored = yaml.safe_load(yaml.safe_dump(dict(job.program.config), sort_keys=False))
     assert stored == job.program.config
-    assert [*stored] == [*config_schema.TOP, "project_dir"]
+    assert [*stored] == [*schema.TOP, "project_dir"]
     assert (stored["nodes"], stored["ranks_per_node"], stored["gpus_per_node"]) == (2, 8, 8)
     assert (stored["launcher"], stored["project_dir"]) == ("slurm", str(project))
 
@@ -280,9 +284,10 @@ def test_the_name_does_not_depend_on_order_place_or_process(project: Path, tmp_p
         job_of(other, "seed=3", "nodes=2").run_name,
     }
     code = (
-        "import sys; from pathlib import Path; from slurmddp import config\n"
-        "p = Path(sys.argv[1]); c = config.compose(['nodes=2', 'seed=3'], p)\n"
-        "print(config.build_job(c, project_dir=p).run_name)"
+        "import sys; from pathlib import Path\n"
+        "from slurmddp.config.compose import compose; from slurmddp.config.job import build_job\n"
+        "p = Path(sys.argv[1]); c = compose(['nodes=2', 'seed=3'], p)\n"
+        "print(build_job(c, project_dir=p).run_name)"
     )
     command = [sys.executable, "-c", code, str(project)]
     names.add(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
@@ -302,7 +307,7 @@ def test_a_run_that_goes_on_may_change_what_changes_no_number(project: Path, key
     given = "program.script=mine.py" if section == "program" else "seed=0"
     (project / "mine.py").touch()
     run = prepared(project, given)
-    again = config.job_of_run(run, [f"{key}='3'" if section == "program" else f"{key}=3"])
+    again = job_of_run(run, [f"{key}='3'" if section == "program" else f"{key}=3"])
     assert str(again.program.config[section][name]) == "3"
 
 
@@ -318,7 +323,7 @@ def prepared(project: Path, *overrides: str) -> RunFolder:
 def test_a_run_gives_its_job_back(project: Path) -> None:
     overrides = ["+cluster=big", "nodes=2", "name=a", "+model.note='two words'"]
     folder = prepared(project, *overrides)
-    again, first = config.job_of_run(folder), job_of(project, *overrides)
+    again, first = job_of_run(folder), job_of(project, *overrides)
     assert json.dumps(again.program.config) == json.dumps(first.program.config)
     assert (again.run_dir, again.run_name, again.resources) == (
         first.run_dir,
@@ -332,19 +337,19 @@ def test_a_run_keeps_its_folder_when_slurmddp_would_name_it_otherwise(project: P
     folder = prepared(project)
     moved = folder.path.with_name("gpt-00000000.old-1")
     folder.path.rename(moved)
-    assert config.job_of_run(RunFolder(moved)).run_dir == moved
+    assert job_of_run(RunFolder(moved)).run_dir == moved
 
 
 def test_a_run_goes_on_elsewhere_and_longer(project: Path) -> None:
     folder = prepared(project, "+cluster=big", "gpus_per_node=2")
     changes = ["time_limit=2-00:00:00", "partition=long", "policy.max_restarts=9", "cluster.qos=night"]
-    job = config.job_of_run(folder, changes)
+    job = job_of_run(folder, changes)
     assert job.resources.time_limit_min == 2880
     assert (job.cluster.partition, job.cluster.qos, job.policy.max_restarts) == ("long", "night", 9)
     assert job.overrides == ("+cluster=big", "gpus_per_node=2", *changes)
-    moved = config.job_of_run(folder, ["cluster=h100x8"])
+    moved = job_of_run(folder, ["cluster=h100x8"])
     assert (moved.cluster.name, moved.resources.gpus_per_node) == ("h100x8", 2)
-    assert config.job_of_run(folder, ["launcher=local"]).launcher == "local"
+    assert job_of_run(folder, ["launcher=local"]).launcher == "local"
 
 
 def test_a_run_that_is_older_than_some_keys_goes_on_with_their_defaults(project: Path) -> None:
@@ -356,7 +361,7 @@ def test_a_run_that_is_older_than_some_keys_goes_on_with_their_defaults(project:
     del older["train"]["memory_save_every"]
     older["train"]["steps"] = 77
     folder.config_file.write_text(yaml.safe_dump(older, sort_keys=False))
-    job = config.job_of_run(folder, ["spare_nodes=1", "train.memory_save_every=5"])
+    job = job_of_run(folder, ["spare_nodes=1", "train.memory_save_every=5"])
     assert (job.resources.spare_nodes, job.elastic) == (1, False)
     assert [job.program.config["train"][key] for key in ("steps", "memory_save_every")] == [77, 5]
 
@@ -393,13 +398,13 @@ def test_so_many_nodes_share_a_step(samples: int, nodes: int, ranks_per_node: in
 def test_a_run_goes_on_at_another_size_with_the_same_steps(project: Path) -> None:
     folder = prepared(project, "+cluster=big", "nodes=4", "train.accumulate=2")
     assert folder.config()["train"]["global_batch"] is None
-    job = config.job_of_run(folder, ["nodes=2", "gpus_per_node=4"])
+    job = job_of_run(folder, ["nodes=2", "gpus_per_node=4"])
     assert (job.resources.nodes, job.resources.ranks_per_node, job.resources.gpus_per_node) == (2, 4, 4)
     assert job.run_dir == folder.path
     assert job.program.config["train"]["global_batch"] == 16 * 2 * 32
     assert [job.program.config["train"][key] for key in ("batch_size", "accumulate")] == [16, 2]
     folder.config_file.write_text(yaml.safe_dump(dict(job.program.config), sort_keys=False))
-    again = config.job_of_run(folder, ["nodes=1", "ranks_per_node=1"])
+    again = job_of_run(folder, ["nodes=1", "ranks_per_node=1"])
     assert (again.resources.ranks_per_node, again.resources.gpus_per_node) == (1, 1)
     assert again.program.config["train"]["global_batch"] == 1024
 
@@ -428,17 +433,17 @@ def test_a_global_batch_that_the_ranks_cannot_share_is_refused(project: Path) ->
 )
 def test_a_run_that_goes_on_computes_the_same(project: Path, change: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        config.job_of_run(prepared(project, "+cluster=big"), [change])
+        job_of_run(prepared(project, "+cluster=big"), [change])
 
 
 def test_the_schema_knows_the_fields_of_the_job() -> None:
-    assert {field.name for field in fields(Cluster)} == set(config_schema.CLUSTER)
-    assert {field.name for field in fields(Policy)} == set(config_schema.POLICY)
+    assert {field.name for field in fields(Cluster)} == set(schema.CLUSTER)
+    assert {field.name for field in fields(Policy)} == set(schema.POLICY)
     base = yaml.safe_load((CONF / "config.yaml").read_text())
     groups = {group for item in base.pop("defaults") if item != "_self_" for group in item}
-    assert groups == set(config_schema.GROUPS) - {"cluster"}
-    assert set(base) | groups == set(config_schema.TOP)
-    assert set(base["train"]) == set(config_schema.TRAIN) and set(base["policy"]) == set(config_schema.POLICY)
+    assert groups == set(schema.GROUPS) - {"cluster"}
+    assert set(base) | groups == set(schema.TOP)
+    assert set(base["train"]) == set(schema.TRAIN) and set(base["policy"]) == set(schema.POLICY)
 
 
 def test_the_defaults_of_the_policy_are_those_of_the_job() -> None:
@@ -447,4 +452,4 @@ def test_the_defaults_of_the_policy_are_those_of_the_job() -> None:
 
 
 def test_the_strategies_are_those_that_have_a_file() -> None:
-    assert set(config_overrides.options([CONF], "strategy")) == set(config_schema.STRATEGY)
+    assert set(options([CONF], "strategy")) == set(schema.STRATEGY)

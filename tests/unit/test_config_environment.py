@@ -8,8 +8,8 @@ import pytest
 from projects import make_project
 from slurm_jobs import FakePrograms
 
-from slurmddp import config
 from slurmddp.cli.main import main
+from slurmddp.config.resume import job_of_run
 from slurmddp.errors import EXIT_CONFIG
 from slurmddp.runs.folder import RunFolder
 
@@ -93,9 +93,9 @@ def test_a_submission_sends_them_in_the_script_and_says_what_it_ignores(
     run = RunFolder(script.parent)
     monkeypatch.setenv("SBATCH_QOS", "low")
     monkeypatch.setenv("SBATCH_ACCOUNT", "later")
-    again = config.job_of_run(run)
+    again = job_of_run(run)
     assert (again.cluster.qos, again.cluster.account) == ("high", "later")
-    assert config.job_of_run(run, ["cluster=big"]).cluster.qos == "low"
+    assert job_of_run(run, ["cluster=big"]).cluster.qos == "low"
 
 
 def test_a_resume_says_what_it_ignores(

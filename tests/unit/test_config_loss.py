@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from projects import make_project
 
-from slurmddp import config
+from slurmddp.config.compose import compose
 from slurmddp.errors import ConfigError
 
 SMOOTH = "_target_: losses.Smooth\nsmoothing: 0.1\n"
@@ -24,7 +24,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def loss_of(project: Path, *overrides: str) -> object:
-    return config.compose(overrides, project)["loss"]
+    return compose(overrides, project)["loss"]
 
 
 def test_the_shipped_loss_is_the_default(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import pytest
 import yaml
 from projects import make_project
 
-from slurmddp import config
 from slurmddp.cli.main import main
+from slurmddp.config.compose import compose
+from slurmddp.config.job import build_job
 from slurmddp.errors import ConfigError
 from slurmddp.spec import Job
 
@@ -23,7 +24,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def arguments(project: Path, typed: str) -> object:
-    return config.compose(["program.script=train.py", f"program.args={typed}"], project)["program"]["args"]
+    return compose(["program.script=train.py", f"program.args={typed}"], project)["program"]["args"]
 
 
 @pytest.mark.parametrize(
@@ -64,14 +65,14 @@ def test_arguments_without_an_end_are_refused(project: Path, typed: str) -> None
 
 
 def run_of(project: Path, *typed: str) -> Job:
-    composed = config.compose(["program.script=train.py", *typed], project)
-    return config.build_job(composed, project_dir=project)
+    composed = compose(["program.script=train.py", *typed], project)
+    return build_job(composed, project_dir=project)
 
 
 def test_the_run_of_a_script_is_named_after_it(project: Path) -> None:
     assert run_of(project).run_name.startswith("train-")
     (project / "my model (2).py").write_text("")
-    assert config.compose(["program.script='my model (2).py'"], project)["name"] == "my-model-2"
+    assert compose(["program.script='my model (2).py'"], project)["name"] == "my-model-2"
     assert run_of(project, "name=mine").run_name.startswith("mine-")
 
 
@@ -97,7 +98,7 @@ def test_a_script_is_shown_without_what_only_the_trainer_reads(
 
 def test_arguments_without_a_script_are_refused(project: Path) -> None:
     with pytest.raises(ConfigError, match=r"`program.args`.*no script") as caught:
-        config.compose(["program.args=--epochs 3"], project)
+        compose(["program.args=--epochs 3"], project)
     assert "program.script=" in caught.value.hint
 
 
@@ -110,11 +111,11 @@ def test_arguments_without_a_script_are_refused(project: Path) -> None:
 )
 def test_arguments_of_a_file_are_texts(project: Path, text: str, reaches: list[str]) -> None:
     (project / "conf" / "slurmddp.yaml").write_text(f"program:\n  script: train.py\n  args: {text}\n")
-    assert config.compose([], project)["program"]["args"] == reaches
-    assert config.compose(["program.args=[1e3]"], project)["program"]["args"] == ["1e3"]
+    assert compose([], project)["program"]["args"] == reaches
+    assert compose(["program.args=[1e3]"], project)["program"]["args"] == ["1e3"]
 
 
 def test_the_own_function_of_a_person_gets_its_keys_in_their_types(project: Path) -> None:
     (project / "mine.py").write_text("def train(distributon, config, folder):\n    pass\n")
-    composed = config.compose(["program._target_=mine.train", "program.args=[1, true]"], project)
+    composed = compose(["program._target_=mine.train", "program.args=[1, true]"], project)
     assert composed["program"]["args"] == [1, True]

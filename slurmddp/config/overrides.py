@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurmddp import config_arguments
-from slurmddp.config_errors import quoted
-from slurmddp.config_schema import GROUPS, OPEN_NODES, TOP
+from slurmddp.config import script_arguments
+from slurmddp.config.hydra_errors import quoted
+from slurmddp.config.schema import GROUPS, OPEN_NODES, TOP
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.spec import OWN_TRAINER
 
@@ -101,7 +101,7 @@ def take_apart(text: str) -> Given:
     return given
 
 
-def plan(
+def plan_from(
     overrides: Sequence[str], roots: Sequence[Path], base: Mapping[str, Any], project: Mapping[str, Any]
 ) -> Plan:
     """Return what Hydra is to compose from slurmddp's defaults, the project's, and the command line."""
@@ -233,7 +233,7 @@ def _with_sign(given: Given, draft: _Draft) -> str:
         known = near_matches(given.value, options(draft.roots, given.key))
         raise ConfigError(f"`{given.key}={given.value}` names no choice.", hint=known)
     if given.key == "program.args" and draft.content["program"].get("_target_") == OWN_TRAINER:
-        items = ",".join(quoted(one) for one in config_arguments.typed(given.value or ""))
+        items = ",".join(quoted(one) for one in script_arguments.typed(given.value or ""))
         return f"++program.args=[{items}]"
     strict = given.sign == "" and given.first in OPEN_NODES and "." in given.key
     fresh = draft.content.get(given.first) == {}

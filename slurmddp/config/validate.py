@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from slurmddp.config_schema import OPEN_NODES
+from slurmddp.config.schema import OPEN_NODES
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.spec import SPECIAL_KEYS, is_own_trainer
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slurmddp.config_values import EXPECTED, Field, check_value
+from slurmddp.config.values import EXPECTED, Field, check_value
 from slurmddp.errors import ConfigError, near_matches
 
 

@@ -1,0 +1,168 @@
+"""Composes the command line, the project's files and slurmddp's own into one checked configuration.
+
+Groups (`model`, `data`, `loss`, `optimizer`, `scheduler`, `strategy`, `cluster`, and your own) are looked up
+in the project folder's `conf/` first, then in slurmddp's. A project's own defaults stand in its
+`conf/slurmddp.yaml`: the keys of slurmddp's `conf/config.yaml` that it wants different, and under `defaults:`
+the choices of groups. A project's `conf/config.yaml`, if it has one, is another program's and not read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from slurmddp.config import hydra_errors, sbatch_environment, schema, script_arguments, validate
+from slurmddp.config.overrides import PROJECT_DEFAULTS, Plan, conf_roots, options, plan_from
+from slurmddp.errors import ConfigError
+from slurmddp.runs import hidden
+from slurmddp.runs.hidden import EXPRESSIONS
+from slurmddp.spec import relevant
+
+_PRIMARY = "slurmddp_primary"
+_LEFT_OUT = [
+    {"override hydra/job_logging": "none"},
+    {"override hydra/hydra_logging": "none"},
+    *({f"override hydra/{part}": None} for part in ("help", "hydra_help", "launcher", "sweeper", "output")),
+]
+"""Parts of Hydra that run programs; without them a configuration is composed in two thirds of the time."""
+_TROUBLE = (
+    HydraException,
+    OmegaConfBaseException,
+    yaml.YAMLError,
+    OSError,
+    ValueError,
+    TypeError,
+    RecursionError,
+)
+
+
+def compose(overrides: Sequence[str], project_dir: Path) -> dict[str, Any]:
+    """Return the whole configuration, resolved and checked; raises ConfigError."""
+    project_dir = project_dir.absolute()
+    validate.check_project(project_dir)
+    roots = conf_roots(project_dir)
+    plan = make_plan(overrides, roots, project_dir)
+    composed = compose_plan(plan, roots, overrides)
+    expressions = composed.pop(EXPRESSIONS)
+    config = schema.check(composed)
+    if config["cluster"] is not None and not plan.has_cluster:
+        raise ConfigError("A key of `cluster` is set, but no cluster is chosen.", hint="Say +cluster=NAME.")
+    if config["cluster"] is not None:
+        config["cluster"]["name"] = config["cluster"]["name"] or plan.cluster or "unnamed"
+    config = sbatch_environment.fill(config, os.environ)
+    elsewhere = bool(config["cluster"] and config["cluster"]["python"])
+    validate.check_targets(config, project_dir, here=not elsewhere)
+    validate.check_script(config, project_dir)
+    config["name"] = config["name"] or _name(config)
+    validate.check_name(config["name"])
+    validate.check_data(relevant(config), project_dir)
+    validate.check_loss(config)
+    if config["program"].get("script"):
+        config["program"]["args"] = script_arguments.composed(config["program"].get("args"))
+    return {**config, "project_dir": str(project_dir), **({EXPRESSIONS: expressions} if expressions else {})}
+
+
+def unread(config: Mapping[str, Any], project_dir: Path) -> list[str]:
+    """Return a note for each setting or file that a person gives and that has no effect."""
+    return [*_unread_file(config, project_dir), *_unasked_memory(config)]
+
+
+def _unasked_memory(config: Mapping[str, Any]) -> list[str]:
+    memory, cluster = config["mem_gb"], config["cluster"] or {}
+    if memory is None or cluster.get("mem_request") != "none":
+        return []
+    return [
+        f"mem_gb={memory} has no effect: the cluster's mem_request is none, so SLURM is not asked for memory."
+    ]
+
+
+def _unread_file(config: Mapping[str, Any], project_dir: Path) -> list[str]:
+    other, own = (project_dir / "conf" / name for name in ("config.yaml", PROJECT_DEFAULTS))
+    has_conf = len(conf_roots(project_dir)) > 1  # the first is the project's
+    if config["program"].get("script") or not has_conf or not other.is_file() or own.is_file():
+        return []
+    return [
+        f"conf/config.yaml is not read; a project's defaults for slurmddp stand in conf/{PROJECT_DEFAULTS}."
+    ]
+
+
+def _name(config: Mapping[str, Any]) -> str:
+    """Return the first part of a run's name: the script's, or the model's class."""
+    script = config["program"].get("script")
+    if script is None:
+        return str(config["model"]["_target_"].rpartition(".")[2].lower())
+    return validate.as_name(Path(script).stem) or "script"
+
+
+def make_plan(overrides: Sequence[str], roots: Sequence[Path], project_dir: Path) -> Plan:
+    base = load_yaml(roots[-1] / "config.yaml")
+    own = roots[0] / PROJECT_DEFAULTS
+    has_own = len(roots) > 1 and own.is_file()
+    plan = plan_from(overrides, roots, base, load_yaml(own) if has_own else {})
+    files = {"defaults": own} if has_own else {}
+    if plan.cluster is not None:
+        files["cluster"] = options(roots, "cluster")[plan.cluster]
+    validate.check_clocks(files)
+    return plan
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    try:
+        loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except (*_TROUBLE, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} can't be read: {_flat(error)}.", hint="Correct the file.") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{path} holds no mapping.", hint="Write one `key: value` per line.")
+    return {str(key): value for key, value in loaded.items()}
+
+
+def compose_plan(plan: Plan, roots: Sequence[Path], typed: Sequence[str]) -> dict[str, Any]:
+    try:
+        return _compose(plan, roots)
+    except _TROUBLE as error:
+        key = hydra_errors.unknown_in_node(error)
+        if key is not None:
+            raise hydra_errors.no_such_key(key, _keys_beside(key, plan, roots)) from error
+        raise hydra_errors.explain(error, typed) from error
+
+
+def _compose(plan: Plan, roots: Sequence[Path], *, resolve: bool = True) -> dict[str, Any]:
+    primary = {**plan.primary, "defaults": [*plan.primary["defaults"], *_LEFT_OUT]}
+    if len(roots) > 1:
+        primary["hydra"] = {"searchpath": ["pkg://slurmddp.conf"]}
+    ConfigStore.instance().store(_PRIMARY, primary)
+    with initialize_config_dir(str(roots[0]), job_name="slurmddp", version_base="1.3"):
+        composed = hydra_compose(_PRIMARY, list(plan.overrides))
+    container: Any = OmegaConf.to_container(composed, resolve=resolve, throw_on_missing=resolve)
+    config = {str(key): value for key, value in container.items()}
+    if resolve:
+        raw: Any = OmegaConf.to_container(composed, resolve=False)
+        config[EXPRESSIONS] = hidden.expressions(raw, container)
+    return config
+
+
+def _keys_beside(key: str, plan: Plan, roots: Sequence[Path]) -> list[str]:
+    """Return the keys that the node of an unknown key does have."""
+    rest = tuple(text for text in plan.overrides if text.partition("=")[0] != key)
+    try:
+        node: Any = _compose(Plan(plan.primary, rest), roots, resolve=False)
+    except _TROUBLE:
+        return []
+    for part in key.split(".")[:-1]:
+        node = node.get(part) if isinstance(node, dict) else None
+    return [str(one) for one in node] if isinstance(node, dict) else []
+
+
+def _flat(error: Exception) -> str:
+    return re.sub(r"\s+", " ", str(error)).strip()[:400]

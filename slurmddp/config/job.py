@@ -1,0 +1,89 @@
+"""Turns a checked configuration into a `Job`: its size, where it runs, and its name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slurmddp.config import sizes, validate
+from slurmddp.errors import ConfigError
+from slurmddp.runs.folder import RunFolder
+from slurmddp.spec import Cluster, Job, Policy, Program, computed
+
+
+def build_job(
+    config: Mapping[str, Any], *, project_dir: Path, overrides: Sequence[str] = (), gpus_here: int = 0
+) -> Job:
+    """Return the job that a composed configuration describes, with every size a plain number."""
+    return to_job(config, project_dir.absolute(), overrides, gpus_here, None)
+
+
+def to_job(
+    config: Mapping[str, Any],
+    project_dir: Path,
+    overrides: Sequence[str],
+    gpus_here: int,
+    folder: RunFolder | None,
+) -> Job:
+    cluster = _cluster(config)
+    launcher = _launcher(config, cluster)
+    resources = sizes.resolve(config, cluster, launcher, gpus_here)
+    sizes.check_global_batch(config, resources)
+    final = {
+        **config,
+        "nodes": resources.nodes,
+        "gpus_per_node": resources.gpus_per_node,
+        "ranks_per_node": resources.ranks_per_node,
+        "launcher": launcher,
+        "project_dir": str(project_dir),
+    }
+    run_name = folder.name if folder else f"{config['name']}-{fingerprint(final)}"
+    if config["elastic"]:
+        final = sizes.hold_global_batch(final, resources)
+    run_dir = folder.path if folder else Path(os.path.normpath(project_dir / config["runs_dir"] / run_name))
+    validate.check_folder(run_dir)
+    return Job(
+        name=config["name"],
+        run_name=run_name,
+        run_dir=run_dir,
+        project_dir=project_dir,
+        launcher=launcher,
+        submitter=config["submitter"],
+        python=(cluster.python if cluster and launcher == "slurm" else None) or sys.executable,
+        cluster=cluster or Cluster(name="local"),
+        resources=resources,
+        policy=Policy(**config["policy"]),
+        program=Program(target=config["program"]["_target_"], config=final),
+        overrides=tuple(overrides),
+        snapshot=config["snapshot"],
+        elastic=config["elastic"],
+    )
+
+
+def fingerprint(config: Mapping[str, Any]) -> str:
+    """Return eight hex digits that change with what is computed, and not with where or how long it runs."""
+    named = {**computed(config), "nodes": config["nodes"], "ranks_per_node": config["ranks_per_node"]}
+    text = json.dumps(named, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _cluster(config: Mapping[str, Any]) -> Cluster | None:
+    """Return the chosen cluster with the partition, account and qos that the run asks for."""
+    if config["cluster"] is None:
+        return None
+    fields = {**config["cluster"], "setup": tuple(config["cluster"]["setup"])}
+    for key in ("partition", "account", "qos"):
+        fields[key] = config[key] if config[key] is not None else fields[key]
+    return Cluster(**fields)
+
+
+def _launcher(config: Mapping[str, Any], cluster: Cluster | None) -> str:
+    launcher = str(config["launcher"])
+    if launcher == "slurm" and cluster is None:
+        raise ConfigError("launcher=slurm needs a cluster, and none is chosen.", hint="Say +cluster=NAME.")
+    return launcher if launcher != "auto" else ("local" if cluster is None else "slurm")
