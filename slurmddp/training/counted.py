@@ -127,7 +127,7 @@ class StreamLoader(CountedLoader):
                 self._done, self._next = self._done + 1, (reader + 1) % self._readers
                 self._places[reader] = place
                 yield batch
-        finally:  # A stop may have come between two samples of a batch.
+        finally:  # The read that finds the end of the data draws too.
             self._stream.put_back()
 
     def state_dict(self) -> dict[str, Any]:

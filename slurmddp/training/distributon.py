@@ -21,7 +21,7 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeVar
@@ -280,7 +280,7 @@ class Distributon(Persistence):
             even=even,
             keep_global_batch=keep_global_batch,
         )
-        own.pause, own.progress = self._stop, self._progress
+        own.progress = self._progress
         self._loaders.append(own)
         return own
 
@@ -346,22 +346,6 @@ class Distributon(Persistence):
     def alive(self, phase: str = "evaluating") -> None:
         """Tell the watchdog, again and again, that long work of your own gets on; see docs/watchdog.md."""
         self._progress.alive(phase)
-
-    def first_batch(self, batches: Iterator[Any]) -> Any:
-        """Return `next(batches)`, the first batch of a step, from a loader of `setup_dataloader`.
-
-        Call it right after `should_stop`. Raises StoppedWaiting when the data does not come and all ranks
-        stop before the step; without loader workers that is noticed between two samples.
-        """
-        return self._stop.first_batch(batches)
-
-    def later_batch(self, batches: Iterator[Any]) -> Any:
-        """Return `next(batches)`, one of several batches of a step; all ranks call it equally often.
-
-        Raises StoppedWaiting on all ranks before the same batch when they are to stop: within the step, which
-        is then to be undone (see `training/half_step.py`) or to be left out of what is saved.
-        """
-        return self._stop.later_batch(batches)
 
     @property
     def stop_requested(self) -> bool:

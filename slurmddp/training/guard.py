@@ -1,8 +1,7 @@
 """A thread that ends the rank with 75 where the training itself can't: before it began, and before the kill.
 
-The main thread may sit in a collective, a slow file system or a wait for missing ranks, where Python runs no
-handler and nothing polls. Both exits leave the run folder as a kill would, only with a word and a code that
-lets the job be put back.
+The main thread may sit in a collective, in a wait for data or for missing ranks, or in a step or save that
+takes longer than the grace. Both exits leave the run folder as a kill would. The exit code requeues the job.
 """
 
 from __future__ import annotations
@@ -94,8 +93,8 @@ class Guard:
         if self._terminated is None or at is None or now < at:
             return None
         return (
-            f"{now - self._terminated:.0f} s after SIGTERM the save has not come to an end, and SLURM is "
-            "about to kill this rank: it leaves now. The run resumes from its last checkpoint."
+            f"{now - self._terminated:.0f} s after SIGTERM this rank has not left, and SLURM is about to "
+            "kill it: it leaves now. The run resumes from its newest state in memory or on disk."
         )
 
     def _watch(self) -> None:

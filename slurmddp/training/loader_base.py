@@ -9,7 +9,6 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.training.data_wait import Pause, interruptible
 from slurmddp.training.progress import Progress
 from slurmddp.training.rng import derive
 from slurmddp.training.samples import LooksLike
@@ -39,8 +38,6 @@ class DistributedLoader:
         self._seed, self._rank, self._world_size = seed, info.rank, info.world_size
         self._accumulate = accumulate
         self._entered = False
-        self.pause: Pause | None = None
-        """Lets a stop end the wait for a batch."""
         self.progress: Progress | None = None
         """Shows the waits for batches."""
 
@@ -121,8 +118,7 @@ class DistributedLoader:
 
     def _started(self) -> Iterator[Any]:
         with signals_held():
-            batches = iter(self._loader)
-        return batches if self.pause is None else interruptible(batches, self.pause)
+            return iter(self._loader)
 
     def _key(self) -> tuple[int, int]:
         raise NotImplementedError

@@ -7,7 +7,7 @@ undisturbed one. The generators of python, torch and NumPy are seeded again befo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import Dataset, Sampler, TensorDataset, get_worker_info
@@ -80,26 +80,20 @@ class SeededSamples(LooksLike, Dataset[Any]):
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: Sequence[Key]) -> Sequence[Any]:
-        return self.look_and_read(keys, None)
-
-    def look_and_read(self, keys: Sequence[Key], look: Callable[[], None] | None) -> Sequence[Any]:
-        """Return the samples of `keys`; `look` is called before each, and may raise."""
         if get_worker_info() is not None:
-            return self._read(keys, look)
+            return self._read(keys)
         with rng.aside():
-            return self._read(keys, look)
+            return self._read(keys)
 
-    def _read(self, keys: Sequence[Key], look: Callable[[], None] | None) -> Sequence[Any]:
+    def _read(self, keys: Sequence[Key]) -> Sequence[Any]:
         by_the_batch = getattr(self._inner, "__getitems__", None)
         if by_the_batch is None:
-            return [self._read_one(key, look) for key in keys]
+            return [self._read_one(key) for key in keys]
         self._seed_from(keys[0])
         found: Sequence[Any] = by_the_batch([index for index, *_ in keys])
         return found
 
-    def _read_one(self, key: Key, look: Callable[[], None] | None) -> Any:
-        if look is not None:
-            look()
+    def _read_one(self, key: Key) -> Any:
         self._seed_from(key)
         return self._inner[key[0]]
 

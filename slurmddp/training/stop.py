@@ -1,6 +1,6 @@
 """Stopping together: any rank's signal leads all ranks to leave after the same step, for nothing per step.
 
-A step here is whatever lies between two calls of `tick`: an optimizer step, or one batch of it.
+A step here is what lies between two calls of `tick`.
 
 The agreement needs no collective and no device synchronisation. A watcher thread of each rank looks into
 the store a few times a second. Once somebody has asked to stop:
@@ -79,7 +79,6 @@ class StopAgreement:
         self._lock = threading.Lock()
         self._started = 0
         self._posted = False
-        self._held = False
         self._own_request: str | None = None
         self._reason: str | None = None
         self._stop_at: int | None = None
@@ -139,28 +138,6 @@ class StopAgreement:
     def _is_alone(self) -> bool:
         """Whether this rank agrees with no others: there are none, or the store is lost."""
         return self._board is None or self._lost is not None
-
-    def hold(self) -> None:
-        """Take back the step that `tick` has just let begin, while this rank waits for its data."""
-        with self._lock:
-            if not (self._held or self._posted):
-                self._held = True
-                self._started -= 1
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all stop before the step that is held."""
-        if self._is_alone:
-            return self._held and self.requested
-        return self._held and self._stop_at is not None and self._started >= self._stop_at
-
-    def release(self) -> bool:
-        """Return whether the held step begins now, rather than that all stop before it."""
-        with self._lock:
-            if not self._held:
-                return True
-            self._held = False
-        return not self.tick()
 
     def close(self) -> None:
         """End the watcher; a rank that has finished its training thereby agrees to stop where it is."""

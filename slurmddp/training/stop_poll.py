@@ -8,22 +8,19 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from slurmddp.environments.limits import Limits, read_limits
 from slurmddp.errors import SlurmddpError
 from slurmddp.runs.folder import RunFolder
 from slurmddp.training import collective
 from slurmddp.training.bootstrap import Place
-from slurmddp.training.data_wait import StoppedWaiting
 from slurmddp.training.deadline import Pace, last_safe_moment, shortfalls
 from slurmddp.training.guard import Guard
 from slurmddp.training.signals import StopSignals
 from slurmddp.training.stop import StopAgreement, file_reason, signal_reason
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +29,7 @@ _PAST_SAVES = 10
 
 
 class StopPoll:
-    """Asks once per batch; `guard` is one that stands already, with its signals, and stays after `close`."""
+    """Asks once per step; `guard` is one that stands already, with its signals, and stays after `close`."""
 
     is_leaving: ClassVar[bool] = False
     """Whether this process got a stop and has computed nothing since; then its exit code is not 0."""
@@ -49,7 +46,6 @@ class StopPoll:
         self._folder: RunFolder | None = None
         """The run's folder, on rank 0 of a run that has one: one rank warns, looks for the file, ..."""
         self._warned: set[str] = set()
-        self.waits_for_step = False
         self.is_writing: Callable[[], bool] = lambda: False
         """Whether an earlier checkpoint is still being written, for which a stop has to wait."""
 
@@ -134,34 +130,6 @@ class StopPoll:
                 log.warning(text)
                 attempt = int(os.environ.get("SLURMDDP_ATTEMPT") or 0)
                 self._folder.add_event("warned", attempt=attempt, about=name, text=text)
-
-    def first_batch(self, batches: Iterator[T]) -> T:
-        """Return the first batch of the step that `tick` let begin; StoppedWaiting when all stop first."""
-        self.waits_for_step = self._agreement is not None
-        try:
-            return next(batches)
-        except StoppedWaiting:
-            StopPoll.is_leaving = True
-            raise
-        finally:
-            self.waits_for_step = False
-
-    def later_batch(self, batches: Iterator[T]) -> T:
-        """Return a later batch of a step; StoppedWaiting when all stop before it, within the step."""
-        if self._agreement is not None and self._ask(self._agreement):
-            StopPoll.is_leaving = True
-            raise StoppedWaiting
-        return self.first_batch(batches)
-
-    def hold(self) -> None:
-        if self._agreement is not None:
-            self._agreement.hold()
-
-    def release(self) -> bool:
-        return self._agreement is None or self._agreement.release()
-
-    def is_over(self) -> bool:
-        return self._agreement is not None and self._agreement.is_over
 
     @property
     def requested(self) -> bool:

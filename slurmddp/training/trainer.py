@@ -20,11 +20,9 @@ from slurmddp.checkpoint.config_match import ALLOW_VARIABLE
 from slurmddp.errors import ConfigError, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.runs.checkpoints import folder_name, newest_step
 from slurmddp.runs.folder import RunFolder
-from slurmddp.training.data_wait import StoppedWaiting
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.evaluate import evaluate, has_samples
 from slurmddp.training.finite import gradient_norm
-from slurmddp.training.half_step import StepStart
 from slurmddp.training.loading import set_aside
 from slurmddp.training.memory_pace import MemoryPace
 from slurmddp.training.metrics import Journal, Stopwatch
@@ -135,12 +133,10 @@ class Training:
     def take_step(self, batches: Iterator[Any]) -> None:
         """Take one optimizer step on as many batches as belong to it."""
         parts, accumulate = self.parts, self.parts.loader.accumulate
-        # An attempt takes its first step whole: else one that is always stopped in it would get nowhere.
-        start = StepStart(parts) if accumulate > 1 and not self._is_first else None
         self._stopwatch.start()
         total = torch.zeros((), device=self.distributon.device)
         for number in range(1, accumulate + 1):
-            inputs, targets = _pair(self._batch(batches, number, start))
+            inputs, targets = _pair(next(batches))
             with self.distributon.accumulating(parts.model, last=number == accumulate):
                 loss = parts.loss(parts.model(inputs), targets)
                 self.distributon.backward(loss, parts=accumulate)
@@ -183,17 +179,6 @@ class Training:
         self._journal.event("warned", about="checkpoint", text=text)
         self.distributon.print(text)
         self.resume()
-
-    def _batch(self, batches: Iterator[Any], number: int, start: StepStart | None) -> Any:
-        """Return the batch `number` of a step; when all ranks stop before it, nothing of the step remains."""
-        try:
-            if number == 1:
-                return self.distributon.first_batch(batches)
-            return next(batches) if start is None else self.distributon.later_batch(batches)
-        except StoppedWaiting:
-            if start is not None and number > 1:
-                start.restore()
-            self.stop()
 
     def _update(self) -> torch.Tensor:
         """Let the optimizer take its step; return the norm that the gradients had."""

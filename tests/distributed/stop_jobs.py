@@ -16,7 +16,7 @@ import rank_jobs
 import torch
 
 from slurmddp.launchers import linux
-from slurmddp.training import worker
+from slurmddp.training import guard, worker
 
 
 def all_have_come(place: str) -> None:
@@ -62,11 +62,6 @@ class Countdown(torch.utils.data.Dataset[Any]):
     def nothing(self) -> None:
         pass
 
-    def hang(self) -> None:
-        """In a loader worker: no data comes any more, and after a while the rank is told to stop."""
-        self.be_late()
-        time.sleep(600)
-
     def be_late(self) -> None:
         """Long after the step before: ranks that have data are in this step, the others wait for it."""
         metrics = Path(os.environ["SLURMDDP_RUN_DIR"], "metrics.jsonl")
@@ -79,6 +74,11 @@ class Countdown(torch.utils.data.Dataset[Any]):
         assert rank is not None and rank.pid is not None
         os.kill(rank.pid, signal.SIGTERM)
         time.sleep(1)
+
+
+class WithHeldout(Countdown):
+    def heldout(self) -> Countdown:
+        return Countdown()
 
 
 def work(folder: str, act: str, at: int, rank: int, environ: dict[str, str]) -> int:
@@ -128,6 +128,24 @@ class Early(rank_jobs.Net):
     def __init__(self) -> None:
         super().__init__()
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+class EarlyOnOne(rank_jobs.Net):
+    """A model whose last rank alone is told to stop while it is built."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        guard.PATIENCE_S = 600  # The start may be slow here.
+        if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class StopFile(rank_jobs.Net):
+    """A model during whose construction a person asks for a stop by `slurmddp stop`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        Path(os.environ["SLURMDDP_RUN_DIR"], "stop").touch()
 
 
 class SlowToStart(rank_jobs.Net):

@@ -14,7 +14,6 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError
 from slurmddp.training import session_state
 from slurmddp.training.counted import StreamLoader
-from slurmddp.training.data_wait import StoppedWaiting
 from slurmddp.training.loader import DistributedLoader, distribute
 
 SAMPLES = 53
@@ -171,37 +170,6 @@ def test_what_a_stream_draws_leaves_the_ranks_own_generators_alone() -> None:
     random.seed(1)
     list(make(Stateless, 0))
     assert random.random() == expected
-
-
-class Stops:
-    """All ranks stop at the fifth look, in the middle of the second batch."""
-
-    waits_for_step, looks = True, 0
-
-    def hold(self) -> None: ...
-
-    def is_over(self) -> bool:
-        self.looks += 1
-        return self.looks >= 5
-
-    def release(self) -> bool:
-        return self.looks < 5
-
-
-def test_a_stop_between_two_samples_leaves_the_place_and_the_generators_as_before_the_batch() -> None:
-    stopped, resumed, whole = make(Placed, 0), make(Placed, 0), make(Placed, 0)
-    stopped.pause = Stops()
-    walk = iter(stopped)
-    before = [str(next(walk))]
-    random.seed(1)
-    expected = random.random()
-    random.seed(1)
-    with pytest.raises(StoppedWaiting):
-        next(walk)
-    assert random.random() == expected
-    resumed.load_state_dict(stopped.state_dict())
-    resumed.load_rank_state(stopped.rank_state())
-    assert before + shown(list(resumed)) == shown(list(whole))
 
 
 def stopped_at(workers: int, batches: int = 2, ranks: int = 1) -> DistributedLoader:
