@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slurmddp.errors import MismatchError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
@@ -184,14 +186,25 @@ class GlobalBatch:
         sizes = range(nodes, 0, -1)
         return next((size for size in sizes if self.samples % (size * ranks_per_node) == 0), 0)
 
-    def share(self, world_size: int, most: int) -> tuple[int, int] | None:
-        """Return (samples per batch, batches per step) of one rank that takes at most `most` at once.
+    def share(self, world_size: int, most: int) -> tuple[int, int]:
+        """Split the step among `world_size` ranks, each in as few batches as possible, all of one size.
 
-        As few batches as can be, all of one size. None where the ranks can't share it evenly.
+        Args:
+            world_size: the number of ranks.
+            most: the samples that a rank can take at once.
+
+        Returns:
+            Samples per batch, and batches per step, of each rank.
+
+        Raises:
+            MismatchError: the ranks can't share the step evenly.
         """
         own, rest = divmod(self.samples, world_size)
         if rest or not own:
-            return None
+            raise MismatchError(
+                f"A step of {self.samples} samples can't be shared evenly by {world_size} ranks.",
+                hint=f"World sizes that work: {self.world_sizes(world_size)}.",
+            )
         batches = next(count for count in range(-(-own // most), own + 1) if own % count == 0)
         return own // batches, batches
 

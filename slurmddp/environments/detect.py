@@ -44,7 +44,6 @@ def _single(environ: Mapping[str, str]) -> RankInfo:
     return RankInfo(
         environment="single",
         launch_id=environ.get("SLURMDDP_LAUNCH_ID", "single"),
-        job_id=slurm.job_id(environ),
         cpus=integer(environ, "SLURM_CPUS_PER_TASK", least=1),
         gpus_on_node=integer(environ, "SLURM_GPUS_ON_NODE"),
     )

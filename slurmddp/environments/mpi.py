@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurmddp.environments import slurm
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.variables import integer, needed
 from slurmddp.errors import MismatchError
@@ -63,7 +62,6 @@ def place(environ: Mapping[str, str]) -> RankInfo:
         hosts=(address or "localhost",),
         master_addr=address,
         launch_id=_launch_id(environ, world_size),
-        job_id=slurm.job_id(environ),
         gpus_on_node=integer(environ, "SLURM_GPUS_ON_NODE"),
     )
 

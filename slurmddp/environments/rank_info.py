@@ -33,8 +33,6 @@ class RankInfo:
     """The same text on all ranks of one launch, and on no other: job, step and restart under SLURM."""
     emulated: bool = False
     """The nodes are pretended on this machine, so loopback between them is right."""
-    job_id: str | None = None
-    """`<id>`, or `<array id>_<task id>` for an element of an array; None outside SLURM."""
     cpus: int | None = None
     """CPUs that the scheduler gives each task, where it says so."""
     gpus_on_node: int | None = None

@@ -80,7 +80,6 @@ def place(environ: Mapping[str, str]) -> RankInfo:
         master_addr=None if emulated else environ.get("SLURMDDP_MASTER_ADDR") or None,
         launch_id=_launch_id(environ),
         emulated=emulated,
-        job_id=job_id(environ),
         cpus=_cpus(environ, counts[node_rank]),
         gpus_on_node=integer(environ, "SLURM_GPUS_ON_NODE"),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurmddp.environments import slurm
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.variables import integer, needed
 from slurmddp.errors import MismatchError
@@ -44,7 +43,6 @@ def place(environ: Mapping[str, str]) -> RankInfo:
         master_addr=address,
         master_port=port,
         launch_id=_launch_id(environ, f"{address}:{port}"),
-        job_id=slurm.job_id(environ),
         gpus_on_node=integer(environ, "SLURM_GPUS_ON_NODE"),
     )
 
@@ -67,7 +65,6 @@ def local_place(environ: Mapping[str, str]) -> RankInfo:
         local_world_size=local_world_size,
         launch_id=launch_id,
         emulated=True,
-        job_id=slurm.job_id(environ),
     )
 
 

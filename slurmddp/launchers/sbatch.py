@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurmddp.launchers.submission import problems, refuse_misfit, submit
+from slurmddp.launchers.submission import refuse_misfit, submit
 from slurmddp.runs.folder import RunFolder
 from slurmddp.slurm.client import Slurm
 from slurmddp.slurm.script import render
@@ -14,9 +14,6 @@ class SbatchSubmitter:
 
     def __init__(self, slurm: Slurm) -> None:
         self._slurm = slurm
-
-    def problems(self, job: Job) -> list[str]:
-        return problems(job, self._slurm)
 
     def script(self, job: Job) -> str:
         return render(job)

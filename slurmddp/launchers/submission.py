@@ -17,17 +17,12 @@ from slurmddp.slurm.states import ACTIVE, PENDING, JobState
 from slurmddp.spec import Job
 
 
-def problems(job: Job, slurm: Slurm) -> list[str]:
-    """Hold `job` against the limits that SLURM tells; none are found where it does not tell them."""
-    try:
-        return check(job, slurm.limits())
-    except SlurmError:
-        return []  # sbatch is asked next and gives its own, better, reason.
-
-
 def refuse_misfit(job: Job, slurm: Slurm) -> None:
     """Raise ConfigError if SLURM would take `job` but never start it."""
-    found = problems(job, slurm)
+    try:
+        found = check(job, slurm.limits())
+    except SlurmError:
+        return  # sbatch is asked next and gives its own, better, reason.
     if found:
         reasons = " ".join(found)
         raise ConfigError(f"This SLURM would never start the job: {reasons}", hint="Nothing was queued.")

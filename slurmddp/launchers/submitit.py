@@ -16,7 +16,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from slurmddp.errors import SlurmError
-from slurmddp.launchers.submission import problems, refuse_misfit, submit
+from slurmddp.launchers.submission import refuse_misfit, submit
 from slurmddp.runs.folder import RunFolder
 from slurmddp.slurm.client import Slurm
 from slurmddp.slurm.options import Option, sbatch_options
@@ -51,9 +51,6 @@ class SubmititSubmitter:
 
     def __init__(self, slurm: Slurm) -> None:
         self._slurm = slurm
-
-    def problems(self, job: Job) -> list[str]:
-        return problems(job, self._slurm)
 
     def script(self, job: Job) -> str:
         executor = _executor(job, self._slurm, sends=False)

@@ -13,9 +13,6 @@ from slurmddp.spec import Job
 class Submitter(Protocol):
     """Hands a prepared run folder to SLURM; the folder and all that happens later are the same for each."""
 
-    def problems(self, job: Job) -> list[str]:
-        """Return why this SLURM would never start `job`, one sentence each; nothing is written or queued."""
-
     def script(self, job: Job) -> str:
         """Return the text that `submit` sends, byte for byte; nothing is written, and SLURM is not asked."""
 

@@ -23,7 +23,7 @@ from torch.utils.data import (
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError
-from slurmddp.training import global_batch
+from slurmddp.spec import GlobalBatch
 from slurmddp.training.counted import CountedLoader, StreamLoader
 from slurmddp.training.loader_base import DistributedLoader, rebuild, to_device
 from slurmddp.training.order import DistributedOrder
@@ -101,7 +101,7 @@ class OrderedLoader(DistributedLoader):
     def _share(self, samples: int) -> None:
         """Let a step have `samples` samples on all ranks together."""
         most = self._loader.batch_size
-        size, self._accumulate = global_batch.share(samples, self._world_size, most or 1)
+        size, self._accumulate = GlobalBatch(samples).share(self._world_size, most or 1)
         self._order.set_batch_size(size * self._accumulate)
         if most is not None and size != most:
             self._loader = rebuild(self._loader, batch_size=size)

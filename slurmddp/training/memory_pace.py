@@ -64,8 +64,3 @@ class MemoryPace:
         self._cost_s = cost_s
         self._spent_s += cost_s
         self._left = self._every or steps_until_next(told)
-
-    @property
-    def share(self) -> float:
-        """What all copies together have cost, as a share of the time of the steps."""
-        return self._spent_s / self._trained_s if self._trained_s else 0.0

@@ -185,19 +185,9 @@ class DistributedOrder(Sampler[int]):
         self._batch_size = batch_size
 
     @property
-    def finished(self) -> bool:
-        """Whether the rest of the epoch, if any, is too small for another step."""
-        return self.end_from(self._position) <= self._position
-
-    @property
     def end(self) -> int:
         """The global position at which the iteration since the last seek ends."""
         return self.end_from(self._start)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the start of `epoch`; nothing changes when it is the current one already."""
-        if epoch != self._epoch:
-            self.seek(epoch, 0)
 
     def seek(self, epoch: int, position: int) -> None:
         """Make the next iteration begin at a global position of `epoch`."""

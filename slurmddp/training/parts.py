@@ -13,7 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from slurmddp.errors import ConfigError, near_matches
-from slurmddp.training import global_batch, training_data
+from slurmddp.spec import GlobalBatch
+from slurmddp.training import training_data
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.instantiate import instantiate, is_called_later
 from slurmddp.training.loader import DistributedLoader
@@ -67,7 +68,7 @@ class TrainSettings:
         """Return samples per batch and batches per step of each rank; raises MismatchError."""
         if self.global_batch is None:
             return self.batch_size, self.accumulate
-        return global_batch.share(self.global_batch, world_size, self.batch_size)
+        return GlobalBatch(self.global_batch).share(world_size, self.batch_size)
 
     def is_due(self, every: int, step: int) -> bool:
         return every > 0 and step % every == 0

@@ -43,11 +43,6 @@ def _tournament(nodes: int) -> list[list[Pair]]:
     return found
 
 
-def partner(pairs: Iterable[Pair], node: int) -> int | None:
-    """Return whom `node` meets in a round."""
-    return next((b if a == node else a for a, b in pairs if node in (a, b)), None)
-
-
 def to_blame(failed: Iterable[Pair], suspects: Collection[int] = ()) -> list[int]:
     """Return few nodes without which none of the failed pairs is left, those in most of them first.
 

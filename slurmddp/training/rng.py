@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import logging
 import random
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from slurmddp.errors import CheckpointError
@@ -25,21 +24,17 @@ def derive(seed: int, *parts: int | str) -> int:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed python, torch (CPU and GPU) and, when it is in use, NumPy."""
+    """Seed python, torch (CPU and GPU) and NumPy."""
     random.seed(seed)
     torch.manual_seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed % 2**32)
+    np.random.seed(seed % 2**32)
 
 
 def seed_sample(seed: int) -> None:
     """Seed the CPU generators as `seed_everything` does, in the microseconds that a single sample allows."""
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed % 2**32)
+    np.random.seed(seed % 2**32)
 
 
 @contextmanager
@@ -54,23 +49,19 @@ def aside() -> Iterator[None]:
 
 def keep() -> tuple[Any, ...]:
     """Return the state of the CPU generators, quickly, for `put_back` in this process."""
-    numpy = sys.modules.get("numpy")
-    return random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None
+    return random.getstate(), torch.get_rng_state(), np.random.get_state()
 
 
 def put_back(kept: tuple[Any, ...]) -> None:
     random.setstate(kept[0])
     torch.set_rng_state(kept[1])
-    if kept[2] is not None:
-        sys.modules["numpy"].random.set_state(kept[2])
+    np.random.set_state(kept[2])
 
 
 def capture() -> dict[str, Any]:
     """Return the state of all generators of this process; CUDA only where this process uses it."""
     state: dict[str, Any] = {"python": _capture_python(), "torch": torch.get_rng_state()}
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        state["numpy"] = _to_tensors(numpy.random.get_state(legacy=False), numpy)
+    state["numpy"] = _to_tensors(np.random.get_state(legacy=False))
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state()
     return state
@@ -82,9 +73,7 @@ def restore(state: Mapping[str, Any]) -> None:
         version, words, gauss = (state["python"][key] for key in ("version", "words", "gauss"))
         random.setstate((version, tuple(words.tolist()), gauss))
         torch.set_rng_state(state["torch"])
-        if "numpy" in state:
-            numpy = importlib.import_module("numpy")
-            numpy.random.set_state(_to_arrays(state["numpy"]))
+        np.random.set_state(_to_arrays(state["numpy"]))
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
             f"The random state in the checkpoint can't be restored: {type(error).__name__}: {error}.",
@@ -106,16 +95,16 @@ def _restore_cuda(state: torch.Tensor) -> None:
         log.warning("The checkpoint holds a CUDA random state and there is no GPU here; it is left out.")
 
 
-def _to_tensors(value: Any, numpy: Any) -> Any:
+def _to_tensors(value: Any) -> Any:
     """Make NumPy's nested generator state storable: arrays to bytes, NumPy numbers to Python's.
 
     Bytes, because older versions of the safetensors format have no name for unsigned words.
     """
     if isinstance(value, dict):
-        return {key: _to_tensors(item, numpy) for key, item in value.items()}
-    if isinstance(value, numpy.ndarray):
-        return {"dtype": str(value.dtype), "bytes": torch.from_numpy(value.copy().view(numpy.uint8))}
-    return value.item() if isinstance(value, numpy.generic) else value
+        return {key: _to_tensors(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return {"dtype": str(value.dtype), "bytes": torch.from_numpy(value.copy().view(np.uint8))}
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _to_arrays(value: Any) -> Any:

@@ -3,7 +3,7 @@
     program: {_target_: slurmddp.training.trainer.train}
 
 It trains any model on any data of pairs (inputs, targets), and goes on bit for bit after a stop;
-`data_names.py` lists what it looks for in a data set.
+docs/data.md lists what it looks for in a data set.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from trainer_runs import trainer_config
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError
 from slurmddp.runs.folder import RunFolder, read_lines
-from slurmddp.training.global_batch import share
+from slurmddp.spec import GlobalBatch
 from slurmddp.training.loader import DistributedLoader, distribute
 
 GLOBAL_BATCH = 24
@@ -93,11 +93,11 @@ def test_each_sample_is_trained_once_over_any_chain_of_world_sizes(
 def test_a_step_is_shared_evenly_or_refused(samples: int, world_size: int, most: int) -> None:
     if samples % world_size:
         with pytest.raises(MismatchError, match=f"{samples} samples.*{world_size} ranks") as caught:
-            share(samples, world_size, most)
+            GlobalBatch(samples).share(world_size, most)
         shown = caught.value.hint.rpartition("work: ")[2].rstrip(".").split(", ")
         assert all(samples % int(size) == 0 for size in shown if size)
         return
-    size, batches = share(samples, world_size, most)
+    size, batches = GlobalBatch(samples).share(world_size, most)
     assert size * batches * world_size == samples and size <= most
     fewer = [count for count in range(1, batches) if (samples // world_size) % count == 0]
     assert all(samples // world_size // count > most for count in fewer)

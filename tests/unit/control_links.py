@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import launch_ports
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.launchers.control.link import Clock, open_link
+from slurmddp.launchers.control.link import open_link
 from slurmddp.node.ports import candidate_ports
 
 SECRET = "5e" * 32
@@ -21,13 +21,12 @@ NUMBERS = itertools.count()
 
 @dataclass
 class Hand:
-    """A clock that stands still until it is moved; `ahead` is what this node's wall clock is wrong by."""
+    """A clock that stands still until it is moved."""
 
     now: float = 1000.0
-    ahead: float = 0.0
 
     def clock(self):
-        return Clock(monotonic=lambda: self.now, wall=lambda: 1.7e9 + self.now + self.ahead)
+        return lambda: self.now
 
 
 def ports_of(launch_id):
@@ -71,7 +70,7 @@ class Star:
             self.links[node] = open_link(
                 place(node, self.nodes, self.launch_id),
                 secret or self.secret,
-                clock=hand.clock() if hand else None,
+                clock=hand.clock() if hand else time.monotonic,
                 **self.options,
             )
         return self

@@ -13,7 +13,6 @@ import pytest
 from control_links import (
     LIMIT_S,
     SECRET,
-    Hand,
     Star,
     a_launch,
     by_hand,
@@ -153,27 +152,6 @@ def test_two_of_the_same_name_with_other_secrets_do_not_mix(star):
     assert old.losses == []
 
 
-def test_the_clocks_of_the_nodes_are_compared(star):
-    hands = {0: Hand(), 1: Hand(ahead=120.0), 2: Hand(ahead=-0.25)}
-    three = star(running(3, hands=hands))
-    pass_s(three, 3)
-    three.settle()
-    skew = three.links[0].skew_s()
-    assert skew == {1: pytest.approx(120.0, abs=1e-3), 2: pytest.approx(-0.25, abs=1e-3)}
-    assert three.links[1].skew_s() == {}
-    assert set(three.links[0].round_trip_s()) == {1, 2}
-
-
-def test_of_several_round_trips_the_shortest_tells_the_skew():
-    echoes = hub.Echoes()
-    assert echoes.best is None
-    echoes.add(asked=10.0, there=115.0, now=14.0)
-    echoes.add(asked=20.0, there=120.5, now=20.2)
-    echoes.add(asked=30.0, there=131.0, now=34.0)
-    echoes.add(asked=40.0, there=140.0, now=39.0)  # the clock was set back meanwhile
-    assert echoes.best == pytest.approx((0.2, 100.4))
-
-
 def test_an_only_node_talks_to_itself_and_opens_no_socket():
     before = psutil.Process().num_fds()
     alone = open_link(place(0, 1, "alone"), "")
@@ -184,7 +162,7 @@ def test_an_only_node_talks_to_itself_and_opens_no_socket():
     assert alone.handle() == [(0, word("a")), (0, word("b"))]
     assert alone.handle() == []
     assert alone.next_look() > time.monotonic() - LIMIT_S
-    assert (alone.descriptors(), alone.missing(), alone.skew_s()) == ([], [], {})
+    assert (alone.descriptors(), alone.missing()) == ([], [])
     with pytest.raises(ValueError, match="no node 1"):
         alone.send(1, word("c"))
     alone.close()

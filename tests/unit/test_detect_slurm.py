@@ -41,7 +41,6 @@ SLURM_LAYOUTS = {
             "nodes": 2,
             "hosts": ("n1", "n2"),
             "launch_id": "100.0.0",
-            "job_id": "100",
             "environment": "slurm",
         },
     ),
@@ -85,11 +84,11 @@ SLURM_LAYOUTS = {
     ),
     "an element of an array": (
         step("1", "n1", 0, 0, 0, SLURM_JOB_ID="105", SLURM_ARRAY_JOB_ID="100", SLURM_ARRAY_TASK_ID="7"),
-        {"job_id": "100_7", "launch_id": "105.1.0"},
+        {"launch_id": "105.1.0"},
     ),
     "the last element of an array, whose id is the array's": (
         step("1", "n1", 0, 0, 0, SLURM_ARRAY_JOB_ID="100", SLURM_ARRAY_TASK_ID="0"),
-        {"job_id": "100_0", "launch_id": "100.1.0"},
+        {"launch_id": "100.1.0"},
     ),
     "after two requeues": (step("1", "n1", 0, 0, 0, SLURM_RESTART_COUNT="2"), {"launch_id": "100.1.2"}),
     "the third set of ranks that an agent has started": (
@@ -238,7 +237,7 @@ def test_several_nodes_without_a_number_of_tasks_need_srun_too():
 
 def test_one_task_in_a_batch_script_needs_no_srun():
     info = detect({**BATCH, "SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_CPUS_PER_TASK": "8"})
-    assert (info.environment, info.world_size, info.job_id) == ("single", 1, "100")
+    assert (info.environment, info.world_size) == ("single", 1)
     assert (info.cpus, info.gpus_on_node) == (8, 4)
 
 

@@ -11,6 +11,7 @@ import pytest
 from slurm_jobs import PARTITIONS, make_job
 
 from slurmddp.errors import ConfigError, SlurmError
+from slurmddp.launchers import submission
 from slurmddp.launchers.submitit import RunScript
 from slurmddp.launchers.submitter import build
 from slurmddp.runs.folder import RunFolder, append_line
@@ -70,7 +71,6 @@ def test_a_job_that_would_never_start_is_refused_before_it_is_queued(
 ) -> None:
     job = prepared(tmp_path, nodes=9, time_limit_min=99999)
     submitter = build(name, slurm)
-    assert len(submitter.problems(job)) == 2
     with pytest.raises(ConfigError, match="nodes=9"):
         submitter.submit(job)
     assert slurm.submissions == []
@@ -88,10 +88,9 @@ def test_a_refusal_of_slurm_is_passed_on_and_not_recorded(
     assert RunFolder(job.run_dir).events() == []
 
 
-@BOTH
-def test_limits_that_slurm_does_not_tell_stop_nobody(name: str, slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_limits_that_slurm_does_not_tell_stop_nobody(slurm: FakeSlurm) -> None:
     slurm.silence = "scontrol failed: Access denied"
-    assert build(name, slurm).problems(make_job(nodes=99)) == []
+    submission.refuse_misfit(make_job(nodes=99), slurm)
 
 
 @BOTH

@@ -8,12 +8,11 @@ import secrets
 import select
 import socket
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.launchers.control.session import ALL, Awake, Clock, Echoes, Join, Message, Session, copied
+from slurmddp.launchers.control.session import ALL, Awake, Clock, Join, Message, Session, copied
 from slurmddp.launchers.control.wire import CLOSED, Secret, Wire
 from slurmddp.node.ports import candidate_ports, listen_as_rank_zero
 from slurmddp.runs.port_file import publish
@@ -47,7 +46,6 @@ class _Peer:
     gone: bool = False
     silent: bool = False
     """Whether it is gone because it sent no heartbeat."""
-    echoes: Echoes = field(default_factory=Echoes)
 
     @property
     def here(self) -> bool:
@@ -65,7 +63,7 @@ class Hub:
         self._lost_after_s = lost_after_s
         self._clock = clock
         self._awake = Awake(clock, 2 * heartbeat_s)
-        self._next_beat = clock.monotonic()
+        self._next_beat = clock()
         self._peers = {node: _Peer() for node in range(1, info.nodes)}
         self._guests: dict[int, _Guest] = {}
         self._most_guests = 4 * info.nodes + 32
@@ -103,17 +101,10 @@ class Hub:
                 self._tell(peer, message)
 
     def next_look(self) -> float:
-        return self._clock.monotonic() if self._own else self._next_beat
+        return self._clock() if self._own else self._next_beat
 
     def missing(self) -> list[int]:
         return [node for node, peer in self._peers.items() if not peer.identity]
-
-    def skew_s(self) -> Mapping[int, float]:
-        return {node: peer.echoes.best[1] for node, peer in self._peers.items() if peer.echoes.best}
-
-    def round_trip_s(self) -> Mapping[int, float]:
-        """Return the round trip behind each figure of `skew_s`; half of it is the figure's greatest error."""
-        return {node: peer.echoes.best[0] for node, peer in self._peers.items() if peer.echoes.best}
 
     def close(self, farewell: bool = True) -> None:
         deadline = time.monotonic() + _FAREWELL_S
@@ -237,9 +228,8 @@ class Hub:
                 case ["message", number, message]:
                     if peer.session.is_new(number):
                         came.append((node, message))
-                case ["echo", received, asked, there]:
+                case ["echo", received]:
                     peer.session.confirm(received)
-                    peer.echoes.add(asked, there, self._clock.wall())
                 case ["farewell"]:
                     self._part(peer)
                     return came
@@ -254,12 +244,12 @@ class Hub:
         for descriptor, guest in list(self._guests.items()):
             if now - guest.since > _GUEST_S:
                 self._drop_guest(descriptor)
-        if self._clock.monotonic() >= self._next_beat:
-            self._next_beat = self._clock.monotonic() + self._heartbeat_s
+        if self._clock() >= self._next_beat:
+            self._next_beat = self._clock() + self._heartbeat_s
             self._poll.modify(self._listener, select.EPOLLIN)
             for peer in self._peers.values():
                 if peer.wire:
-                    peer.wire.put(["beat", peer.session.received, self._clock.wall()])
+                    peer.wire.put(["beat", peer.session.received])
         silent = [
             (node, peer)
             for node, peer in self._peers.items()

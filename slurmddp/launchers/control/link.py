@@ -10,7 +10,6 @@ shorter is bridged by a new connection, and nothing that was said is lost or tol
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Protocol
 
 from slurmddp.environments.rank_info import RankInfo
@@ -56,10 +55,6 @@ class Link(Protocol):
         """Return the node ranks that have never arrived; on a member [0] while it has no connection."""
         ...
 
-    def skew_s(self) -> Mapping[int, float]:
-        """Return, on the hub, how far each member's clock is ahead of this one, as far as measured."""
-        ...
-
     def close(self, farewell: bool = True) -> None:
         """Leave. Without a farewell nothing is said: so a forked child closes its copies alone."""
         ...
@@ -90,9 +85,6 @@ class Alone:
     def missing(self) -> list[int]:
         return []
 
-    def skew_s(self) -> Mapping[int, float]:
-        return {}
-
     def close(self, farewell: bool = True) -> None:
         self._own.clear()
 
@@ -103,7 +95,7 @@ def open_link(
     *,
     heartbeat_s: float = 1.0,
     lost_after_s: float = 10.0,
-    clock: Clock | None = None,
+    clock: Clock = time.monotonic,
 ) -> Link:
     """Return this agent's end of the line; connecting goes on in `handle`.
 
@@ -118,4 +110,4 @@ def open_link(
             hint=f"The batch script draws one for every attempt and exports it as {SECRET_VARIABLE}.",
         )
     kind = Hub if info.node_rank == 0 else Member
-    return kind(info, secret, heartbeat_s=heartbeat_s, lost_after_s=lost_after_s, clock=clock or Clock())
+    return kind(info, secret, heartbeat_s=heartbeat_s, lost_after_s=lost_after_s, clock=clock)

@@ -12,7 +12,7 @@ import secrets
 import select
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
@@ -108,9 +108,6 @@ class Member:
 
     def missing(self) -> list[int]:
         return [] if self._wire else [0]
-
-    def skew_s(self) -> Mapping[int, float]:
-        return {}
 
     def close(self, farewell: bool = True) -> None:
         if self._wire and farewell:
@@ -225,9 +222,9 @@ class Member:
                 case ["message", number, message]:
                     if self._session.is_new(number):
                         came.append(message)
-                case ["beat", received, asked]:
+                case ["beat", received]:
                     self._session.confirm(received)
-                    wire.put(["echo", self._session.received, asked, self._clock.wall()])
+                    wire.put(["echo", self._session.received])
                 case ["farewell"]:
                     self._part()
                     return

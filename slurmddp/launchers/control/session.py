@@ -1,4 +1,4 @@
-"""What two agents know of each other beyond a single connection: messages, silence, and their clocks.
+"""What two agents know of each other beyond a single connection: messages and silence.
 
 A connection may be replaced by another one after a fault of the network. Messages are numbered and kept until
 the other side has confirmed them, so none is lost and none is told twice.
@@ -7,10 +7,8 @@ the other side has confirmed them, so none is lost and none is told twice.
 from __future__ import annotations
 
 import json
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from slurmddp.launchers.control.wire import MAX_MESSAGE_BYTES
@@ -21,15 +19,8 @@ Frame = list[Any]
 ALL = -1
 """In place of a node rank: every node, the hub's own included."""
 
-_SAMPLES = 16
-
-
-@dataclass(frozen=True)
-class Clock:
-    """Where time comes from."""
-
-    monotonic: Callable[[], float] = time.monotonic
-    wall: Callable[[], float] = time.time
+Clock = Callable[[], float]
+"""Seconds as `time.monotonic` counts them."""
 
 
 class Join(NamedTuple):
@@ -93,11 +84,11 @@ class Awake:
         self.now = 0.0
         self._clock = clock
         self._longest = longest
-        self._looked = clock.monotonic()
+        self._looked = clock()
 
     def look(self) -> float:
         """Return the seconds so far."""
-        now = self._clock.monotonic()
+        now = self._clock()
         self.now += min(now - self._looked, self._longest)
         self._looked = now
         return self.now
@@ -105,20 +96,3 @@ class Awake:
     def moment(self, when: float) -> float:
         """Return the `monotonic` time at which a look will say `when`."""
         return self._looked + when - self.now
-
-
-class Echoes:
-    """How another clock differs from ours, found as NTP does, from questions and their echoes."""
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)
-
-    def add(self, asked: float, there: float, now: float) -> None:
-        """Note an echo: our clock when we asked, theirs when they answered, ours now."""
-        if now >= asked:  # Else our clock was set back meanwhile.
-            self._samples.append((now - asked, there - (asked + now) / 2))
-
-    @property
-    def best(self) -> tuple[float, float] | None:
-        """The shortest round trip and the difference (theirs minus ours) that it showed, or None."""
-        return min(self._samples, default=None)
