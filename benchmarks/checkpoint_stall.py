@@ -45,9 +45,9 @@ import torch
 from record import keep, parser, ratio
 from savers import ASYNC, Peers, Savers, State, Steps
 
+from slurmddp.environments.names import CHANNEL_VARIABLE
 from slurmddp.launchers import linux
 from slurmddp.launchers.keeper import Keeper
-from slurmddp.node.channel import CHANNEL_VARIABLE
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.memory_pace import MemoryPace
 

@@ -6,6 +6,8 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurmddp.environments.names import ATTEMPT_VARIABLE
+
 PROC = Path("/proc")
 AGENT = b"slurmddp.launchers.agent"
 
@@ -36,7 +38,7 @@ def find(run_dir: Path, attempt: int, ranks_per_node: int) -> list[RankProcess]:
     mine = {
         process.pid: process
         for process in _of_run(run_dir)
-        if process.environ.get("SLURMDDP_ATTEMPT") == str(attempt)
+        if process.environ.get(ATTEMPT_VARIABLE) == str(attempt)
     }
     found = []
     for agent in (pid for pid, process in mine.items() if process.parent not in mine):

@@ -8,13 +8,13 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
 from slurmddp.errors import ConfigError
 from slurmddp.runs.hidden import without_environment
 from slurmddp.spec import EXTENT, NOT_COMPUTED, computed
 
 _SHOWN = 10
 
-ALLOW_VARIABLE = "SLURMDDP_ALLOW_OTHER_CONFIG"
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def check(meta: Mapping[str, Any], config: Mapping[str, Any] | None, name: str, 
     raise ConfigError(
         message,
         hint="Go back to those values, or start a run of another name. To go on under the new ones all the "
-        f"same, set {ALLOW_VARIABLE}=1 or call load(..., allow_other_config=True).",
+        f"same, set {ALLOW_OTHER_CONFIG_VARIABLE}=1 or call load(..., allow_other_config=True).",
     )
 
 

@@ -25,6 +25,7 @@ from slurmddp.cli.errors_text import (
     report_bug,
     report_machine,
 )
+from slurmddp.environments.names import DEBUG_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, EXIT_USAGE, SlurmddpError, near_matches
 
 # Each module has `add_arguments(parser)` and `run(args) -> int`; the line is the first of its docstring.
@@ -42,7 +43,6 @@ COMMANDS = {
     "sandbox": "A SLURM of one's own on this machine, to try jobs on before there is a cluster.",
     "chaos": "Disturb trainings at random moments; all must end with the weights of the undisturbed one.",
 }
-DEBUG_VARIABLE = "SLURMDDP_DEBUG"
 SETTINGS = ("nodes", "cluster", "name", "model", "data", "time_limit", "partition", "account", "launcher")
 """Settings that people first type as flags; they get told how to write them."""
 _INVALID_CHOICE = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")

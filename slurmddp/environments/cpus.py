@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from slurmddp.environments.names import BIND_VARIABLE, GENERATION_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 
-BIND_VARIABLE = "SLURMDDP_BIND"
-"""`off`: ranks are left where they are."""
 _PERSONAL = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """Whoever sets one of these places threads alone."""
 
@@ -69,7 +68,7 @@ def may_bind(info: RankInfo, environ: Mapping[str, str], cpus: Cpus) -> bool:
     granted = int(text) if text.isdecimal() else 0
     # More than there are: nodes of a sandbox, which share this machine.
     confined = len(cpus.allowed) <= granted <= (cpus.on_machine or granted)
-    by_agent = "SLURMDDP_GENERATION" in environ and info.environment == "slurm" and not info.emulated
+    by_agent = GENERATION_VARIABLE in environ and info.environment == "slurm" and not info.emulated
     return by_agent and confined and not any(environ.get(name) for name in _PERSONAL)
 
 

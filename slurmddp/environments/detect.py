@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from slurmddp.environments import mpi, slurm, torchrun
+from slurmddp.environments.names import ENVIRONMENT_VARIABLE, LAUNCH_ID_VARIABLE, LAUNCHER_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.variables import integer
 from slurmddp.errors import ConfigError, MismatchError, near_matches
@@ -18,10 +19,10 @@ from slurmddp.errors import ConfigError, MismatchError, near_matches
 
 def detect(environ: Mapping[str, str]) -> RankInfo:
     """Return this process's place; raises MismatchError when the variables contradict each other."""
-    forced = environ.get("SLURMDDP_ENVIRONMENT", "")
+    forced = environ.get(ENVIRONMENT_VARIABLE, "")
     if forced:
         return _forced(forced, environ)
-    if environ.get("SLURMDDP_LAUNCHER") == "local":
+    if environ.get(LAUNCHER_VARIABLE) == "local":
         return torchrun.local_place(environ)
     if "TORCHELASTIC_RUN_ID" in environ:
         return torchrun.place(environ)
@@ -43,7 +44,7 @@ def _single(environ: Mapping[str, str]) -> RankInfo:
     """Return the place of a process on its own, with what SLURM says about the allocation around it."""
     return RankInfo(
         environment="single",
-        launch_id=environ.get("SLURMDDP_LAUNCH_ID", "single"),
+        launch_id=environ.get(LAUNCH_ID_VARIABLE, "single"),
         cpus=integer(environ, "SLURM_CPUS_PER_TASK", least=1),
         gpus_on_node=integer(environ, "SLURM_GPUS_ON_NODE"),
     )

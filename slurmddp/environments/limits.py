@@ -9,6 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slurmddp.environments.names import (
+    END_TIME_VARIABLE,
+    KILL_WAIT_VARIABLE,
+    LEAD_VARIABLE,
+    PREEMPT_GRACE_VARIABLE,
+)
+
 RESERVE_S = 5.0
 """For all but the save: the ranks agree and leave, and the batch script requeues the job.
 
@@ -32,12 +39,12 @@ class Limits:
 
 def read_limits(environ: Mapping[str, str]) -> Limits:
     """Return what the batch step has found out; SLURM itself tells the end of a job from 23.02 on."""
-    lead = _seconds(environ, "SLURMDDP_LEAD_S")
+    lead = _seconds(environ, LEAD_VARIABLE)
     return Limits(
-        end_time=_seconds(environ, "SLURMDDP_END_TIME") or _seconds(environ, "SLURM_JOB_END_TIME"),
+        end_time=_seconds(environ, END_TIME_VARIABLE) or _seconds(environ, "SLURM_JOB_END_TIME"),
         lead_s=Limits.lead_s if lead is None else lead,
-        kill_wait_s=_seconds(environ, "SLURMDDP_KILL_WAIT_S"),
-        preempt_grace_s=_seconds(environ, "SLURMDDP_PREEMPT_GRACE_S") or 0.0,
+        kill_wait_s=_seconds(environ, KILL_WAIT_VARIABLE),
+        preempt_grace_s=_seconds(environ, PREEMPT_GRACE_VARIABLE) or 0.0,
     )
 
 

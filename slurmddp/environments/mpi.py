@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from slurmddp.environments.names import LAUNCH_ID_VARIABLE, MASTER_ADDR_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.variables import integer, needed
 from slurmddp.errors import MismatchError
 
-_LAUNCH_IDS = ("SLURMDDP_LAUNCH_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PBS_JOBID", "LSB_JOBID")
+_LAUNCH_IDS = (LAUNCH_ID_VARIABLE, "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PBS_JOBID", "LSB_JOBID")
 
 
 def started_by_mpirun(environ: Mapping[str, str]) -> bool:
@@ -43,7 +44,7 @@ def place(environ: Mapping[str, str]) -> RankInfo:
             f"MPI says rank {rank} of {world_size}, here {local_rank} of {local_world_size}: that can't be.",
             hint="Unset the OMPI_* and PMI_* variables if no mpirun is around this process.",
         )
-    address = environ.get("SLURMDDP_MASTER_ADDR") or environ.get("MASTER_ADDR")
+    address = environ.get(MASTER_ADDR_VARIABLE) or environ.get("MASTER_ADDR")
     nodes = -(-world_size // local_world_size)
     if nodes > 1 and not address:
         raise MismatchError(

@@ -14,15 +14,25 @@ from os import PathLike
 
 from slurmddp.environments.hostlist import compress
 from slurmddp.environments.layout import render_counts
+from slurmddp.environments.names import (
+    ATTEMPT_VARIABLE,
+    CHANNEL_VARIABLE,
+    EMULATED_VARIABLE,
+    ENVIRONMENT_VARIABLE,
+    GENERATION_VARIABLE,
+    HEARTBEAT_VARIABLE,
+    IMPORTS_VARIABLE,
+    LAUNCH_ID_VARIABLE,
+    LAUNCHER_VARIABLE,
+    MEMORY_VARIABLE,
+    PREFLIGHT_VARIABLE,
+    RUN_DIR_VARIABLE,
+    SCRIPT_PID_VARIABLE,
+    SECRET_VARIABLE,
+)
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError
 
-IMPORTS_VARIABLE = "SLURMDDP_IMPORTS_S"
-"""Seconds in which the agent started and imported, once for all ranks of its node, and when that was done."""
-GENERATION_VARIABLE = "SLURMDDP_GENERATION"
-"""Which set of ranks of the attempt this is, from 0; the agent gives it to its ranks."""
-LOOK_VARIABLE = "SLURMDDP_LOOK"
-"""`1` where a preflight that was asked for is due, `0` once ranks of the attempt have completed a step."""
 LOCAL_JOB_IDS = range(0xFC000000, 0xFFFFFF00)
 """SLURM_JOB_ID of local runs. Libraries read a number; SLURM gives its own jobs numbers below 0x04000000."""
 _JOB_PREFIXES = (
@@ -41,7 +51,6 @@ _JOB_PREFIXES = (
     "MPI_LOCAL",
     "TORCHELASTIC_",
     "MASTER_",
-    "SLURMDDP_LAUNCH",
 )
 _JOB_NAMES = frozenset(
     {
@@ -55,18 +64,20 @@ _JOB_NAMES = frozenset(
         "ROLE_NAME",
         "ROLE_RANK",
         "ROLE_WORLD_SIZE",
-        "SLURMDDP_ENVIRONMENT",
-        "SLURMDDP_EMULATED",
-        "SLURMDDP_RUN_DIR",
-        "SLURMDDP_ATTEMPT",
-        "SLURMDDP_SCRIPT_PID",
+        ENVIRONMENT_VARIABLE,
+        LAUNCHER_VARIABLE,
+        LAUNCH_ID_VARIABLE,
+        EMULATED_VARIABLE,
+        RUN_DIR_VARIABLE,
+        ATTEMPT_VARIABLE,
+        SCRIPT_PID_VARIABLE,
         IMPORTS_VARIABLE,
         GENERATION_VARIABLE,
-        LOOK_VARIABLE,
-        "SLURMDDP_SECRET",
-        "SLURMDDP_PULSE_FD",
-        "SLURMDDP_CHANNEL_FD",
-        "SLURMDDP_MEMORY_FDS",
+        PREFLIGHT_VARIABLE,
+        SECRET_VARIABLE,
+        HEARTBEAT_VARIABLE,
+        CHANNEL_VARIABLE,
+        MEMORY_VARIABLE,
     }
 )
 _KEPT = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"})
@@ -105,10 +116,10 @@ def emulated_step(
         "SLURM_STEP_ID": "0",
         "SLURM_STEPID": "0",
         "SLURMD_NODENAME": hosts[node_rank],
-        "SLURMDDP_EMULATED": "1",
-        "SLURMDDP_LAUNCH_ID": launch,
-        "SLURMDDP_RUN_DIR": str(run_dir),
-        "SLURMDDP_ATTEMPT": str(attempt),
+        EMULATED_VARIABLE: "1",
+        LAUNCH_ID_VARIABLE: launch,
+        RUN_DIR_VARIABLE: str(run_dir),
+        ATTEMPT_VARIABLE: str(attempt),
         **_task(hosts, (1,) * nodes, node_rank, 0, node_rank),
     }
     if attempt > 0:

@@ -11,6 +11,12 @@ from collections.abc import Mapping
 
 from slurmddp.environments.hostlist import expand
 from slurmddp.environments.layout import parse_counts
+from slurmddp.environments.names import (
+    EMULATED_VARIABLE,
+    GENERATION_VARIABLE,
+    LAUNCH_ID_VARIABLE,
+    MASTER_ADDR_VARIABLE,
+)
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.variables import integer, needed
 from slurmddp.errors import MismatchError
@@ -66,7 +72,7 @@ def place(environ: Mapping[str, str]) -> RankInfo:
     hosts = _hosts(environ)
     _check_layout(environ, counts, hosts, world_size)
     _check_position(counts, rank, node_rank, local_rank, world_size)
-    emulated = environ.get("SLURMDDP_EMULATED") == "1"
+    emulated = environ.get(EMULATED_VARIABLE) == "1"
     return RankInfo(
         environment="slurm",
         rank=rank,
@@ -77,7 +83,7 @@ def place(environ: Mapping[str, str]) -> RankInfo:
         nodes=len(counts),
         hosts=hosts,
         tasks=counts,
-        master_addr=None if emulated else environ.get("SLURMDDP_MASTER_ADDR") or None,
+        master_addr=None if emulated else environ.get(MASTER_ADDR_VARIABLE) or None,
         launch_id=_launch_id(environ),
         emulated=emulated,
         cpus=_cpus(environ, counts[node_rank]),
@@ -182,8 +188,8 @@ def _launch_id(environ: Mapping[str, str]) -> str:
     """
     restart = integer(environ, "SLURM_RESTART_COUNT") or 0
     parts = [environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_STEP_ID", "0"), str(restart)]
-    generation = environ.get("SLURMDDP_GENERATION")
-    more = [environ.get("SLURMDDP_LAUNCH_ID"), f"g{generation}" if generation else None]
+    generation = environ.get(GENERATION_VARIABLE)
+    more = [environ.get(LAUNCH_ID_VARIABLE), f"g{generation}" if generation else None]
     return ".".join([*parts, *(part for part in more if part)])
 
 

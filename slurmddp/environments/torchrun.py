@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from slurmddp.environments.names import LAUNCH_ID_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.variables import integer, needed
 from slurmddp.errors import MismatchError
@@ -50,7 +51,7 @@ def place(environ: Mapping[str, str]) -> RankInfo:
 def local_place(environ: Mapping[str, str]) -> RankInfo:
     """Return the place of a process that `Distributon.launch` started on this machine."""
     rank, world_size, local_rank, local_world_size = _numbers(environ)
-    launch_id = environ.get("SLURMDDP_LAUNCH_ID")
+    launch_id = environ.get(LAUNCH_ID_VARIABLE)
     if not launch_id:
         raise MismatchError(
             "SLURMDDP_LAUNCHER=local is set, but not SLURMDDP_LAUNCH_ID.",
@@ -84,5 +85,5 @@ def _numbers(environ: Mapping[str, str]) -> tuple[int, int, int, int]:
 
 def _launch_id(environ: Mapping[str, str], meeting_point: str) -> str:
     restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    run = environ.get("SLURMDDP_LAUNCH_ID") or environ.get("TORCHELASTIC_RUN_ID") or meeting_point
+    run = environ.get(LAUNCH_ID_VARIABLE) or environ.get("TORCHELASTIC_RUN_ID") or meeting_point
     return f"{run}.{restart}"

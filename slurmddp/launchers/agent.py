@@ -24,6 +24,7 @@ from pathlib import Path
 
 from slurmddp.environments.detect import detect, require
 from slurmddp.environments.limits import read_limits
+from slurmddp.environments.names import ATTEMPT_VARIABLE, SECRET_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, EXIT_USAGE, ConfigError, SlurmddpError
 from slurmddp.launchers import failure, linux
@@ -42,7 +43,6 @@ from slurmddp.launchers.signals import STOP_SIGNALS, SignalInbox
 from slurmddp.launchers.trackers import tracker_environment
 from slurmddp.launchers.watch.flight_recorder import FlightRecorder
 from slurmddp.launchers.watch.node_watch import Watch
-from slurmddp.node.ports import SECRET_VARIABLE
 from slurmddp.node.streams import keep_output
 from slurmddp.runs.fence import superseded
 from slurmddp.runs.folder import RunFolder
@@ -208,7 +208,7 @@ def _forget(link: Link, keeper: Keeper) -> None:
 
 
 def _attempt_number(environ: Mapping[str, str]) -> int:
-    text = environ.get("SLURMDDP_ATTEMPT", "")
+    text = environ.get(ATTEMPT_VARIABLE, "")
     if not text.isdecimal():
         raise ConfigError(
             f"SLURMDDP_ATTEMPT is {text!r}, not the number of an attempt.",

@@ -14,12 +14,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slurmddp.environments.present import (
+from slurmddp.environments.names import (
+    CHANNEL_VARIABLE,
     GENERATION_VARIABLE,
+    HEARTBEAT_VARIABLE,
     IMPORTS_VARIABLE,
-    LOOK_VARIABLE,
-    rank_environment,
+    MEMORY_VARIABLE,
+    PREFLIGHT_VARIABLE,
 )
+from slurmddp.environments.present import rank_environment
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_FINISHED, SlurmddpError
 from slurmddp.launchers import failure
@@ -30,10 +33,8 @@ from slurmddp.launchers.oom import OomWatch
 from slurmddp.launchers.rank import RankStart
 from slurmddp.launchers.ranks import RankExit, Ranks
 from slurmddp.node.address import Address
-from slurmddp.node.channel import CHANNEL_VARIABLE
-from slurmddp.node.memory import MEMORY_VARIABLE
 from slurmddp.node.ports import candidate_ports, listen, listen_as_rank_zero
-from slurmddp.node.pulse import PULSE_VARIABLE, Beat, Pulse
+from slurmddp.node.pulse import Beat, Pulse
 from slurmddp.runs.causes import LEFT_EARLY
 from slurmddp.runs.failures import ENDED_BY_AGENT
 from slurmddp.runs.folder import RunFolder
@@ -122,7 +123,7 @@ class Crew:
         common = {
             **work.common,
             GENERATION_VARIABLE: str(generation.number),
-            LOOK_VARIABLE: str(int(look)),
+            PREFLIGHT_VARIABLE: str(int(look)),
             **({"MASTER_ADDR": master, "MASTER_PORT": str(port)} if port else {}),
             IMPORTS_VARIABLE: f"{0.0 if generation.number else work.imports_s:.3f} {since:.3f}",
         }
@@ -131,7 +132,7 @@ class Crew:
             log = self._log(local_rank)
             self._logged[local_rank] = _size(log)
             own = {
-                PULSE_VARIABLE: str(pulse.descriptor),
+                HEARTBEAT_VARIABLE: str(pulse.descriptor),
                 CHANNEL_VARIABLE: str(self._keeper.channel_for(local_rank)),
                 MEMORY_VARIABLE: ",".join(map(str, self._keeper.memory_fds())),
             }

@@ -13,12 +13,13 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 
+from slurmddp.environments.names import EMULATED_VARIABLE, SCRIPT_PID_VARIABLE
 from slurmddp.runs.folder import RunFolder
 
 
 def script_is_gone(environ: Mapping[str, str]) -> bool:
     """Return whether the batch script that started this agent, on the same host, runs no more."""
-    pid = environ.get("SLURMDDP_SCRIPT_PID", "")
+    pid = environ.get(SCRIPT_PID_VARIABLE, "")
     if not pid.isdecimal():
         return False
     try:
@@ -36,7 +37,7 @@ def put_back(folder: RunFolder, environ: Mapping[str, str]) -> None:
     It may take a quarter of an hour, since SLURM takes its time: end the ranks before. Nothing is
     done in a local run, nor where SLURM's commands are not at hand (in a container).
     """
-    has_slurm = shutil.which("scontrol", path=environ.get("PATH")) and not environ.get("SLURMDDP_EMULATED")
+    has_slurm = shutil.which("scontrol", path=environ.get("PATH")) and not environ.get(EMULATED_VARIABLE)
     if not has_slurm or not folder.script_file.exists():
         return
     subprocess.run(["bash", str(folder.script_file), "hostless"], stdin=subprocess.DEVNULL, env=dict(environ))

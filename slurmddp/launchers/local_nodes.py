@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from slurmddp.environments.names import SECRET_VARIABLE
 from slurmddp.environments.present import emulated_step, scrub
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED
 from slurmddp.launchers import failure, linux, outcome
 from slurmddp.launchers.guardian import Guardian
 from slurmddp.launchers.oom import OomWatch
-from slurmddp.node.ports import SECRET_VARIABLE
 from slurmddp.runs.folder import RunFolder
 from slurmddp.spec import Job
 

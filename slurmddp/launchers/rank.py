@@ -23,17 +23,15 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from slurmddp.environments.names import CHANNEL_VARIABLE, HEARTBEAT_VARIABLE, MEMORY_VARIABLE
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.launchers import linux
 from slurmddp.launchers.signals import STOP_SIGNALS
 from slurmddp.launchers.watch import stacks
-from slurmddp.node.channel import CHANNEL_VARIABLE
-from slurmddp.node.memory import MEMORY_VARIABLE
-from slurmddp.node.pulse import PULSE_VARIABLE
 from slurmddp.node.streams import lines_to, tell
 
 GOOD_CODES = frozenset({EXIT_FINISHED, EXIT_STOPPED})
-_DESCRIPTORS = (PULSE_VARIABLE, CHANNEL_VARIABLE, MEMORY_VARIABLE)
+_DESCRIPTORS = (HEARTBEAT_VARIABLE, CHANNEL_VARIABLE, MEMORY_VARIABLE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, NoReturn
 
+from slurmddp.environments.names import LAUNCH_ID_VARIABLE, LAUNCHER_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError
 from slurmddp.launchers import failure, linux, outcome
 from slurmddp.launchers.oom import OomWatch
@@ -74,8 +75,8 @@ def rank_environment(
         "WORLD_SIZE": str(num_devices),
         "LOCAL_WORLD_SIZE": str(num_devices),
         "NODE_RANK": "0",
-        "SLURMDDP_LAUNCHER": "local",
-        "SLURMDDP_LAUNCH_ID": launch_id,
+        LAUNCHER_VARIABLE: "local",
+        LAUNCH_ID_VARIABLE: launch_id,
     }
 
 

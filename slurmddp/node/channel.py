@@ -13,7 +13,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-CHANNEL_VARIABLE = "SLURMDDP_CHANNEL_FD"
+from slurmddp.environments.names import CHANNEL_VARIABLE
+
 MAX_MESSAGE_BYTES = 128 * 1024
 _MAX_DESCRIPTORS = 16
 

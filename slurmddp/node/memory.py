@@ -21,7 +21,8 @@ from dataclasses import astuple, dataclass
 from functools import cache
 from typing import Any
 
-MEMORY_VARIABLE = "SLURMDDP_MEMORY_FDS"
+from slurmddp.environments.names import MEMORY_VARIABLE
+
 PAGE_BYTES = 4096
 
 _MAGIC = b"SDDPmem1"

@@ -21,9 +21,6 @@ PORTS = 15000
 CANDIDATES = 32
 """They lie below the range from which Linux takes ephemeral ports (32768 and up)."""
 
-SECRET_VARIABLE = "SLURMDDP_SECRET"
-"""Names what the processes of one attempt know and nobody else; it is proved, never sent."""
-
 
 def candidate_ports(identity: str) -> list[int]:
     """Return the ports to try, in order; `identity` is the launch's id, with the purpose where it has two."""

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-PULSE_VARIABLE = "SLURMDDP_PULSE_FD"
+from slurmddp.environments.names import HEARTBEAT_VARIABLE
+
 PHASES = ("starting", "meeting", "loading", "first_step", "data", "step", "evaluating", "saving", "ending")
 """What a rank can be in: from the fork; the rendezvous; model, data and checkpoint; then the training."""
 
@@ -157,7 +158,7 @@ def descriptor_from(environ: Mapping[str, str]) -> int | None:
 
     A program that a rank starts inherits the variable, but under that number has something else or nothing.
     """
-    number = environ.get(PULSE_VARIABLE, "")
+    number = environ.get(HEARTBEAT_VARIABLE, "")
     if not number.isdecimal():
         return None
     try:

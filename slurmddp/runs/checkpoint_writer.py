@@ -23,9 +23,10 @@ from typing import Any
 
 import slurmddp
 from slurmddp import errors
+from slurmddp.environments.names import CHANNEL_VARIABLE
 from slurmddp.errors import EXIT_USAGE, CheckpointError, SlurmddpError
 from slurmddp.node import memory
-from slurmddp.node.channel import CHANNEL_VARIABLE, Channel
+from slurmddp.node.channel import Channel
 from slurmddp.node.streams import keep_output
 from slurmddp.runs.checkpoints import TENSORS_FILE, TREE_FILE
 from slurmddp.runs.durable import FileRecord, copy_hashed, write_hashed

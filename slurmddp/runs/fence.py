@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from slurmddp.environments.names import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
 from slurmddp.errors import SupersededError
 from slurmddp.runs.folder import RunFolder, is_there
 
@@ -19,7 +20,7 @@ def superseded(folder: RunFolder, attempt: int) -> bool:
 
 def refuse_superseded(environ: Mapping[str, str]) -> None:
     """Raise SupersededError in a process of an attempt after which another one has begun."""
-    run_dir, attempt = environ.get("SLURMDDP_RUN_DIR"), environ.get("SLURMDDP_ATTEMPT", "")
+    run_dir, attempt = environ.get(RUN_DIR_VARIABLE), environ.get(ATTEMPT_VARIABLE, "")
     if run_dir and attempt.isdecimal() and superseded(RunFolder(run_dir), int(attempt)):
         raise SupersededError(
             f"Attempt {attempt} of {RunFolder(run_dir).name} still runs, though a later one has begun: "

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from slurmddp.environments.names import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
 from slurmddp.runs.durable import write_small
 from slurmddp.runs.folder import RunFolder
 
@@ -41,7 +42,7 @@ def published(identity: str, environ: Mapping[str, str] | None = None) -> list[i
 
 def _path(identity: str, environ: Mapping[str, str] | None) -> Path | None:
     environ = os.environ if environ is None else environ
-    run_dir, attempt = environ.get("SLURMDDP_RUN_DIR"), environ.get("SLURMDDP_ATTEMPT", "")
+    run_dir, attempt = environ.get(RUN_DIR_VARIABLE), environ.get(ATTEMPT_VARIABLE, "")
     if not run_dir or not attempt.isdecimal():
         return None
     name = hashlib.sha256(identity.encode()).hexdigest()[:16]

@@ -13,6 +13,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from slurmddp.environments.names import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE, SECRET_VARIABLE
 from slurmddp.errors import ConfigError
 from slurmddp.slurm.options import Option, job_name, sbatch_options, srun_options
 from slurmddp.spec import Job
@@ -27,7 +28,7 @@ _OF_A_TASK = (
 )  # fmt: skip
 """Options of sbatch that srun finds again in the environment, each as `SLURM_` and its name."""
 
-_OWN_VARIABLES = frozenset({"SLURMDDP_RUN_DIR", "SLURMDDP_ATTEMPT", "SLURMDDP_SECRET"})
+_OWN_VARIABLES = frozenset({RUN_DIR_VARIABLE, ATTEMPT_VARIABLE, SECRET_VARIABLE})
 
 
 def render(job: Job) -> str:

@@ -15,8 +15,9 @@ import socket
 import time
 from dataclasses import dataclass, field
 
+from slurmddp.environments.names import SECRET_VARIABLE
 from slurmddp.node.address import Address
-from slurmddp.node.ports import SECRET_VARIABLE, candidate_ports, listen
+from slurmddp.node.ports import candidate_ports, listen
 from slurmddp.runs.port_file import publish, published
 
 _HELLO = b"slurmddp-1 "

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from slurmddp.environments.present import GENERATION_VARIABLE
+from slurmddp.environments.names import GENERATION_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError, SlurmddpError
 from slurmddp.node.address import LOOPBACK, find_rank_zero, is_loopback

@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from slurmddp.environments.detect import detect
-from slurmddp.environments.present import GENERATION_VARIABLE
+from slurmddp.environments.names import GENERATION_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import (
     EXIT_FAILED,

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import get_total_norm
 
-from slurmddp.checkpoint.config_match import ALLOW_VARIABLE
+from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
 from slurmddp.errors import SlurmddpError
 
 _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -40,7 +40,7 @@ def require_finite(step: int, objects: Mapping[str, Any], unwrap: Callable[[nn.M
                 raise SlurmddpError(
                     f"Parameter {bad!r} of {name} holds NaN or infinity at step {step}: nothing is saved.",
                     hint="Resume from the newest checkpoint with a lower learning rate or clipped gradients. "
-                    f"Where that changes the configuration, set {ALLOW_VARIABLE}=1.",
+                    f"Where that changes the configuration, set {ALLOW_OTHER_CONFIG_VARIABLE}=1.",
                 )
 
 

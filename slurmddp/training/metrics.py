@@ -6,6 +6,7 @@ import os
 import time
 from typing import Any
 
+from slurmddp.environments.names import ATTEMPT_VARIABLE
 from slurmddp.runs.fence import refuse_superseded
 from slurmddp.runs.folder import RunFolder, append_line, write_atomic
 
@@ -15,7 +16,7 @@ class Journal:
 
     def __init__(self, folder: RunFolder, *, active: bool, unit: str = "samples") -> None:
         self._folder, self._active, self._unit = folder, active, unit
-        self._attempt = int(os.environ.get("SLURMDDP_ATTEMPT") or 0)
+        self._attempt = int(os.environ.get(ATTEMPT_VARIABLE) or 0)
 
     def event(self, event: str, **facts: Any) -> None:
         """Add an event to `attempts.jsonl`."""

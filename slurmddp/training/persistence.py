@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from slurmddp.checkpoint.config_match import ALLOW_VARIABLE
+from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE, RUN_DIR_VARIABLE
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import RunFolder
 from slurmddp.training import loading, saving
@@ -141,7 +141,7 @@ class Persistence:
             _root(root),
             objects,
             self._session,
-            allow_other_config=allow_other_config or os.environ.get(ALLOW_VARIABLE) == "1",
+            allow_other_config=allow_other_config or os.environ.get(ALLOW_OTHER_CONFIG_VARIABLE) == "1",
             device=self._here.device,
         )
         step, self.resumed_from = (None, None) if found is None else found
@@ -170,7 +170,7 @@ def _root(root: str | Path | None) -> Path:
     """Return the folder of the checkpoints; without a name, that of the run around this process if any."""
     if root is not None:
         return Path(root)
-    run_dir = os.environ.get("SLURMDDP_RUN_DIR")
+    run_dir = os.environ.get(RUN_DIR_VARIABLE)
     return RunFolder(run_dir).checkpoints_dir if run_dir else Path("checkpoints")
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from slurmddp.environments.present import GENERATION_VARIABLE
+from slurmddp.environments.names import ATTEMPT_VARIABLE, GENERATION_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import RankFailure, SlurmddpError, UnfitNodeError
 from slurmddp.runs.excluded import exclude
@@ -129,7 +129,7 @@ class _Flight:
     ) -> None:
         self.info, self._folder = info, folder
         self._store = None if store is None else SignedStore(store, info.launch_id)
-        self._attempt = int(os.environ.get("SLURMDDP_ATTEMPT") or 0)
+        self._attempt = int(os.environ.get(ATTEMPT_VARIABLE) or 0)
         self._hours = int((config.get("policy") or {}).get("exclude_failed_h", 24))
         self._began = time.monotonic()
         self._told = 0.0

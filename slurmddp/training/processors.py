@@ -9,7 +9,7 @@ import os
 import torch
 
 from slurmddp.environments.cpus import may_bind, share_of, shortage, threads_on
-from slurmddp.environments.present import GENERATION_VARIABLE
+from slurmddp.environments.names import GENERATION_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.node.processors import numa_node_of, read_cpus
 from slurmddp.training.device import choose_threads

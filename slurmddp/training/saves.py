@@ -19,10 +19,11 @@ from typing import Any
 
 from slurmddp import checkpoint
 from slurmddp.checkpoint.snapshot import NoMemory, Snapshots
+from slurmddp.environments.names import ATTEMPT_VARIABLE, CHANNEL_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import CheckpointError, SlurmddpError
 from slurmddp.node import memory
-from slurmddp.node.channel import CHANNEL_VARIABLE, Channel
+from slurmddp.node.channel import Channel
 from slurmddp.runs import checkpoint_writer
 from slurmddp.runs.checkpoint_writer import conclude, error_of
 from slurmddp.runs.folder import RunFolder
@@ -54,7 +55,7 @@ class Saves:
         self.has_agent = self._line is not None
         inherited = [os.dup(number) for number in memory.from_environment(environ)]
         self._snapshots = Snapshots(inherited, self._register)
-        self._attempt = int(environ.get("SLURMDDP_ATTEMPT") or 0)
+        self._attempt = int(environ.get(ATTEMPT_VARIABLE) or 0)
         self.holds = info is None or info.rank == 0 or (self.has_agent and info.local_rank == 0)
         """Whether this rank copies states: rank 0, and the first rank of each node that has an agent."""
         self.spreads = info is not None and self.has_agent and info.nodes > 1

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from slurmddp.node.ports import SECRET_VARIABLE
+from slurmddp.environments.names import SECRET_VARIABLE
 
 _log = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import socket
 
+from slurmddp.environments.names import LAUNCHER_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError, SlurmddpError
 
@@ -17,7 +18,7 @@ def refuse_to_multiply() -> None:
             "launch() was called in a process that multiprocessing started.",
             hint="Launch from the main program, under `if __name__ == '__main__':`.",
         )
-    if os.environ.get("SLURMDDP_LAUNCHER") == "local":
+    if os.environ.get(LAUNCHER_VARIABLE) == "local":
         raise SlurmddpError(
             "launch() was called in a process that launch() started, and it does not see its place.",
             hint="Unset SLURMDDP_ENVIRONMENT; a forced environment hides what the launcher says.",

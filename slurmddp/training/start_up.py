@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from slurmddp.environments.present import IMPORTS_VARIABLE
+from slurmddp.environments.names import IMPORTS_VARIABLE
 
 
 class StartUp:

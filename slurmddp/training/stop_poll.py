@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from slurmddp.environments.limits import Limits, read_limits
+from slurmddp.environments.names import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
 from slurmddp.errors import SlurmddpError
 from slurmddp.runs.folder import RunFolder
 from slurmddp.training import collective
@@ -68,7 +69,7 @@ class StopPoll:
     def _begin(self, place: Place) -> None:
         if self._guard is None:
             self._guard = Guard(StopSignals().__enter__(), read_limits(os.environ)).__enter__()
-        info, run_dir = place.info, os.environ.get("SLURMDDP_RUN_DIR")
+        info, run_dir = place.info, os.environ.get(RUN_DIR_VARIABLE)
         if info.rank == 0 and run_dir:
             self._folder = RunFolder(run_dir)
             self._recall_saves(self._folder)
@@ -128,7 +129,7 @@ class StopPoll:
             if name not in self._warned:
                 self._warned.add(name)
                 log.warning(text)
-                attempt = int(os.environ.get("SLURMDDP_ATTEMPT") or 0)
+                attempt = int(os.environ.get(ATTEMPT_VARIABLE) or 0)
                 self._folder.add_event("warned", attempt=attempt, about=name, text=text)
 
     @property

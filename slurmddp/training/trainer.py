@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch.nn import functional
 
-from slurmddp.checkpoint.config_match import ALLOW_VARIABLE
+from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
 from slurmddp.errors import ConfigError, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.runs.checkpoints import folder_name, newest_step
 from slurmddp.runs.folder import RunFolder
@@ -217,7 +217,7 @@ class Training:
         if self._saved is not None:
             hint += (
                 f"; checkpoint {folder_name(self._saved[0])} is from before it. To resume from it, change "
-                f"the run's config.yaml and set {ALLOW_VARIABLE}=1 for `slurmddp resume`"
+                f"the run's config.yaml and set {ALLOW_OTHER_CONFIG_VARIABLE}=1 for `slurmddp resume`"
             )
         return SlurmddpError(problem, hint=f"{hint}.")
 

@@ -11,7 +11,7 @@ from typing import Any
 from slurmddp.checkpoint.config_match import bound_to
 from slurmddp.environments.detect import detect, require
 from slurmddp.environments.limits import read_limits
-from slurmddp.environments.present import LOOK_VARIABLE
+from slurmddp.environments.names import ATTEMPT_VARIABLE, PREFLIGHT_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError
 from slurmddp.node.streams import tell
@@ -79,7 +79,7 @@ def _run(folder: RunFolder, guard: Guard) -> None:
 
 def _launch(distributon: Distributon, info: RankInfo, config: dict[str, Any], folder: RunFolder) -> None:
     """Meet the other ranks, and look at all nodes if that was asked for."""
-    looks = config.get("preflight") and os.environ.get(LOOK_VARIABLE, "1") == "1"
+    looks = config.get("preflight") and os.environ.get(PREFLIGHT_VARIABLE, "1") == "1"
     try:
         distributon.launch()
     except DevicesError as error:
@@ -95,7 +95,7 @@ def _launch(distributon: Distributon, info: RankInfo, config: dict[str, Any], fo
 
 def _warn_of_cpus(place: Place, folder: RunFolder) -> None:
     """Let `status` tell that a job with GPUs computes on CPUs: in a rank's log it is read too late."""
-    attempt, granted = int(os.environ.get("SLURMDDP_ATTEMPT") or 0), place.info.gpus_on_node
+    attempt, granted = int(os.environ.get(ATTEMPT_VARIABLE) or 0), place.info.gpus_on_node
     if place.info.rank == 0 and granted and place.device.type == "cpu" and not superseded(folder, attempt):
         text = f"SLURM granted {granted} GPU(s) on node 0, but torch sees none: the ranks compute on CPUs."
         folder.add_event("warned", attempt=attempt, about="device", text=text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from importlib import import_module
 from pathlib import Path
 
@@ -92,3 +93,12 @@ def test_commands_and_their_flags() -> None:
 def test_the_flags_of_the_sandbox() -> None:
     (choices,) = [action.choices for action in parser_of("sandbox")._actions if action.choices]
     assert {verb: names(parser) for verb, parser in choices.items()} == SANDBOX
+
+
+def test_one_table_names_the_environment_variables() -> None:
+    package = Path(__file__).parents[2] / "slurmddp"
+    table = package / "environments" / "names.py"
+    files = [path for path in package.rglob("*.py") if path != table]
+    assert [path.name for path in files if re.search(r'"SLURMDDP_[A-Z_]+"', path.read_text())] == []
+    names = re.findall(r'^[A-Z_]+_VARIABLE = "(SLURMDDP_[A-Z_]+)"\n"""\S', table.read_text(), re.MULTILINE)
+    assert len(names) == len(set(names)) == table.read_text().count("SLURMDDP_")

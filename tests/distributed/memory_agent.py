@@ -21,11 +21,10 @@ import torch
 import torch._dynamo  # DDP would import it, in each rank.
 
 from slurmddp.environments.detect import detect
+from slurmddp.environments.names import CHANNEL_VARIABLE, MEMORY_VARIABLE
 from slurmddp.environments.present import emulated_step, rank_environment
 from slurmddp.launchers.keeper import Keeper
 from slurmddp.node import memory
-from slurmddp.node.channel import CHANNEL_VARIABLE
-from slurmddp.node.memory import MEMORY_VARIABLE
 
 NODES = 2
 Job = Callable[..., Any]

@@ -269,7 +269,7 @@ def test_another_one_is_explained_key_by_key(tmp_path) -> None:
         "  none: null in the checkpoint, not there here",
     ]
     assert "allow_other_config=True" in caught.value.hint
-    assert config_match.ALLOW_VARIABLE in caught.value.hint
+    assert config_match.ALLOW_OTHER_CONFIG_VARIABLE in caught.value.hint
 
 
 def test_many_differences_are_cut_short(tmp_path) -> None:
@@ -285,7 +285,7 @@ def test_it_is_loaded_when_a_person_says_so(tmp_path, monkeypatch, caplog) -> No
     other = {**CONFIG, "seed": 2}
     assert load_under(other, tmp_path, allow_other_config=True) == 3
     assert "seed: 1 in the checkpoint, 2 here" in caplog.text
-    monkeypatch.setenv(config_match.ALLOW_VARIABLE, "1")
+    monkeypatch.setenv(config_match.ALLOW_OTHER_CONFIG_VARIABLE, "1")
     assert load_under(other, tmp_path) == 3
 
 

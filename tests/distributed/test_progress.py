@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader
 from trainer_runs import make_run, trainer_config
 
 from slurmddp import Distributon
+from slurmddp.environments.names import HEARTBEAT_VARIABLE
 from slurmddp.errors import ConfigError
-from slurmddp.node.pulse import PULSE_VARIABLE, Pulse
+from slurmddp.node.pulse import Pulse
 from slurmddp.training.progress import Progress
 from slurmddp.training.trainer import train
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.distributed
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pulse]:
     page = Pulse.create()
-    monkeypatch.setenv(PULSE_VARIABLE, str(page.descriptor))
+    monkeypatch.setenv(HEARTBEAT_VARIABLE, str(page.descriptor))
     yield page
     page.close()
 
@@ -223,7 +224,7 @@ def test_forward_passes_on_a_gpu_are_measured_without_waiting_for_it(
     monkeypatch.setattr("slurmddp.training.progress._event", Event)
     monkeypatch.setattr(Event, "now", 0.0)
     monkeypatch.setattr(Event, "done", False)
-    progress = Progress(Pulse.attach({PULSE_VARIABLE: str(page.descriptor)}))
+    progress = Progress(Pulse.attach({HEARTBEAT_VARIABLE: str(page.descriptor)}))
     for number, _ in enumerate(progress.batches(iter(range(7)), torch.device("cuda")), 1):
         Event.now += 0.25
         Event.done = number >= 4

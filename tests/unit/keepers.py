@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
+from slurmddp.environments.names import CHANNEL_VARIABLE
 from slurmddp.launchers.keeper import Keeper
 from slurmddp.node import memory
-from slurmddp.node.channel import CHANNEL_VARIABLE, Channel
+from slurmddp.node.channel import Channel
 from slurmddp.runs import checkpoint_writer
 from slurmddp.runs.checkpoint_writer import Result
 

@@ -10,8 +10,9 @@ import tempfile
 import psutil
 import pytest
 
-from slurmddp.node.channel import CHANNEL_VARIABLE, MAX_MESSAGE_BYTES, Channel
-from slurmddp.node.pulse import PHASES, PULSE_VARIABLE, Pulse
+from slurmddp.environments.names import CHANNEL_VARIABLE, HEARTBEAT_VARIABLE
+from slurmddp.node.channel import MAX_MESSAGE_BYTES, Channel
+from slurmddp.node.pulse import PHASES, Pulse
 
 
 def run_in_child(action) -> None:  # type: ignore[no-untyped-def]
@@ -26,7 +27,7 @@ def test_what_a_killed_rank_has_shown_stays_readable() -> None:
     pulse = Pulse.create()
 
     def rank() -> None:
-        own = Pulse.attach({PULSE_VARIABLE: str(pulse.descriptor)})
+        own = Pulse.attach({HEARTBEAT_VARIABLE: str(pulse.descriptor)})
         own.resumed(6)
         own.enter("step")
         own.completed(7, 0.5, 0.125)

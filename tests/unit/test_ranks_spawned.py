@@ -22,8 +22,8 @@ from pathlib import Path
 from slurmddp.launchers.rank import RankStart
 from slurmddp.launchers.ranks import Ranks
 from slurmddp.launchers.signals import SignalInbox
-from slurmddp.node.channel import CHANNEL_VARIABLE, Channel
-from slurmddp.node.pulse import PULSE_VARIABLE, Pulse
+from slurmddp.node.channel import Channel
+from slurmddp.node.pulse import Pulse
 
 if sys.argv[1] == "cuda":
     sys.modules["torch"] = types.ModuleType("torch")
@@ -31,7 +31,7 @@ if sys.argv[1] == "cuda":
 folder = Path(sys.argv[2])
 sys.path[0] = str(folder)
 pulse, (ours, theirs) = Pulse.create(), Channel.pair()
-environ = {"RANK": "3", PULSE_VARIABLE: str(pulse.descriptor), CHANNEL_VARIABLE: str(theirs.fileno())}
+environ = {"RANK": "3", HEARTBEAT_VARIABLE: str(pulse.descriptor), CHANNEL_VARIABLE: str(theirs.fileno())}
 with SignalInbox((signal.SIGTERM, signal.SIGCHLD)) as inbox:
     ranks = Ranks(inbox)
     log = folder / "rank.log"

@@ -17,9 +17,10 @@ import slurmddp
 from slurmddp.checkpoint.snapshot import Snapshots
 from slurmddp.checkpoint.state import flatten
 from slurmddp.checkpoint.tensors import encoded_size
+from slurmddp.environments.names import CHANNEL_VARIABLE
 from slurmddp.errors import CheckpointError
 from slurmddp.node import memory
-from slurmddp.node.channel import CHANNEL_VARIABLE, Channel
+from slurmddp.node.channel import Channel
 from slurmddp.runs import checkpoint_writer
 from slurmddp.training.saves import Saves
 

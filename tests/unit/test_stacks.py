@@ -15,9 +15,10 @@ import psutil
 import pytest
 from agent_runs import runs, wait_until
 
+from slurmddp.environments.names import HEARTBEAT_VARIABLE
 from slurmddp.launchers.watch import stacks
 from slurmddp.launchers.watch.stacks import RankStacks, StackRequest, main_thread
-from slurmddp.node.pulse import PULSE_VARIABLE, Pulse
+from slurmddp.node.pulse import Pulse
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def rank(page: Pulse) -> Iterator[Callable[[Callable[[], None]], int]]:
         if pid == 0:
             try:
                 os.setpgid(0, 0)
-                stacks.arm({PULSE_VARIABLE: str(page.descriptor)})
+                stacks.arm({HEARTBEAT_VARIABLE: str(page.descriptor)})
                 os.write(tell, b"1")
                 act()
             finally:
@@ -151,10 +152,10 @@ def test_a_process_that_is_gone_is_no_error(page: Pulse) -> None:
 
 def test_a_descriptor_that_is_something_else_now_is_left_alone(tmp_path: Path) -> None:
     with (tmp_path / "something").open("w") as other:
-        environ = {PULSE_VARIABLE: str(other.fileno())}
+        environ = {HEARTBEAT_VARIABLE: str(other.fileno())}
         stacks.arm(environ)
         Pulse.attach(environ).enter("step")
-        stacks.arm({PULSE_VARIABLE: "987654"})
+        stacks.arm({HEARTBEAT_VARIABLE: "987654"})
         assert not stacks._look(os.getpid()).answers
     assert (tmp_path / "something").read_bytes() == b""
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
+from slurmddp.environments.names import SECRET_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError
 from slurmddp.launchers.control.hub import Hub
 from slurmddp.launchers.control.member import Member
 from slurmddp.launchers.control.session import ALL, Clock, Message, copied
-from slurmddp.node.ports import SECRET_VARIABLE
 
 __all__ = ["ALL", "Clock", "Link", "Message", "open_link"]
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurmddp.environments.names import SANDBOX_ROOT_VARIABLE
 from slurmddp.errors import ConfigError, SlurmError, near_matches
 from slurmddp.slurm.sandbox import daemons, machine, network, plan, processes, record, shell
 from slurmddp.slurm.sandbox.plan import Node, Plan, Request
@@ -219,7 +220,7 @@ class Sandbox:
             "HOME": str(self.root),
             "LANG": "C.UTF-8",
             "SLURM_CONF": str(self.root / "slurm.conf"),
-            processes.ROOT_MARK: str(self.root),
+            SANDBOX_ROOT_VARIABLE: str(self.root),
         }
 
     def kill_node(self, name: str, *, with_jobs: bool = False) -> None:

@@ -16,12 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurmddp.environments.names import SANDBOX_JOB_VARIABLE, SANDBOX_ROOT_VARIABLE
 from slurmddp.errors import SlurmError
 from slurmddp.node import process as identity
 from slurmddp.node.process import PROC
 
-ROOT_MARK = "SLURMDDP_SANDBOX_ROOT"
-JOB_MARK = "SLURMDDP_SANDBOX_JOB"
 DETACH = 'setsid "$@" </dev/null >>"$0" 2>&1 & echo $!'
 
 
@@ -49,7 +48,7 @@ def start(
 ) -> Recorded:
     """Start a daemon in a session of its own, its output in `log/<name>.out`, and record it.
 
-    The environment has to hold `ROOT_MARK`, by which `members` finds the process when the record is lost.
+    The environment has to hold `SANDBOX_ROOT_VARIABLE`: by it `members` finds a process that is not recorded.
     """
     output = root / "log" / f"{name}.out"
     shell = subprocess.run(
@@ -113,7 +112,8 @@ def _belongs(process: Path, root: Path, namespaces: frozenset[str]) -> bool:
 
 def _marked(environment: bytes, root: Path) -> bool:
     return any(
-        entry == f"{ROOT_MARK}={root}".encode() or entry.startswith(f"{JOB_MARK}={root}/".encode())
+        entry == f"{SANDBOX_ROOT_VARIABLE}={root}".encode()
+        or entry.startswith(f"{SANDBOX_JOB_VARIABLE}={root}/".encode())
         for entry in environment.split(b"\0")
     )
 
@@ -130,7 +130,7 @@ def _works_in(process: Path, folder: Path) -> bool:
 def on_node(root: Path, node: str) -> set[int]:
     """Return the pids of a node's slurmd, of its job steps, and of all that jobs started on it."""
     found = set()
-    mark = f"{JOB_MARK}={root}/{node}/".encode()
+    mark = f"{SANDBOX_JOB_VARIABLE}={root}/{node}/".encode()
     for process in PROC.iterdir():
         with contextlib.suppress(OSError):
             if not process.name.isdigit() or start_time(int(process.name)) is None:
