@@ -4,7 +4,7 @@
     +-- ConfigError          78   a wrong value: do not run me again
     |   +-- MismatchError    78   what was asked for and what was found here do not fit
     +-- RunNotFoundError     66   no run of that name
-    +-- RunStateError        73   the run is queued, runs or has finished: nothing was changed
+    +-- RunStateError        73   the run has finished, still stops, or runs: nothing was changed
     +-- SlurmError           69   SLURM is missing, does not answer, or refused
     +-- CheckpointError       1   a checkpoint can be neither written nor read
     +-- RankFailure           1   a rank died; says which one, where, and its last lines
@@ -64,7 +64,7 @@ class RunNotFoundError(SlurmddpError):
 
 
 class RunStateError(SlurmddpError):
-    """A run is queued, runs or has finished, so that a command can't be carried out on it."""
+    """The run has finished, still stops, or is queued or runs, so the command changed nothing."""
 
     exit_code = EXIT_RUN_STATE
 

@@ -12,12 +12,12 @@ NOT_OURS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 EXIT_CODES = """exit codes:
-  0   finished, or submitted
+  0   finished, or submitted; of `train` and `resume` also: the run is queued or runs already
   1   the training failed: rank, host and last lines are shown; or a checkpoint is bad, missing or not written
   2   unknown command or flag, or an argument that is missing or of the wrong kind
   66  no run of that name, or several
   69  SLURM is missing, does not answer, or refused
-  73  the run is queued, runs or has finished: nothing was changed
+  73  the run has finished, still stops, or runs and can't take the changes: nothing was changed
   75  stopped at a checkpoint: run it again and it goes on
   76  the preflight found a node that is not fit; a job is tried again on others
   78  a wrong value of a setting or flag; if it was seen at once, nothing was started, queued or written

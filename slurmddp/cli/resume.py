@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from slurmddp.errors import ConfigError, RunStateError, SlurmError
 from slurmddp.runs import index
+from slurmddp.runs.folder import RunFolder
 from slurmddp.runs.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.status import RunStatus, status
 from slurmddp.runs.table import counted
@@ -76,7 +77,7 @@ def refuse(found: RunStatus) -> None:
 
 
 def refuse_unclear(found: RunStatus) -> None:
-    """Raise where nobody can tell whether a run is still there, or where its end is still under way."""
+    """Raise if nobody can tell whether a run is still there, or if the run has not left yet."""
     if found.state == "unknown" and found.job_id is None:
         raise ConfigError(
             f"How {found.name} stands can't be told: {found.detail}.",
@@ -86,6 +87,11 @@ def refuse_unclear(found: RunStatus) -> None:
         raise SlurmError(
             f"Whether job {found.job_id} of {found.name} still runs can't be seen: {found.detail}.",
             hint="Try again when SLURM answers; nothing was submitted.",
+        )
+    if found.active and RunFolder(found.path).stop_file.exists():
+        raise RunStateError(
+            f"{found.name} was asked to stop and has not left yet: {found.detail}.",
+            hint=f"Try again when `slurmddp status {found.name}` says stopped; nothing was started.",
         )
     if found.state == "cancelled":
         raise RunStateError(

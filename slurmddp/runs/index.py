@@ -63,14 +63,14 @@ def find(name: str, start: Path | None = None) -> RunFolder:
     runs = all_runs(here)
     exact = [run for run in runs if run.name == name]
     path = here / name
-    # Of several runs with one name, the one in this folder's `runs/` is meant.
-    nearest = [run for run in exact if run.path.parent == here / "runs"] or exact
-    if not nearest and name and _is_file(path / "config.yaml"):
+    if not exact and name and _is_file(path / "config.yaml"):
         return RunFolder(path.resolve())
-    found = nearest or [run for run in runs if name and run.name.startswith(name)]
+    found = exact or [run for run in runs if name and run.name.startswith(name)]
     found = _without_put_aside(found)
     # `name=exp` makes the run exp-0a1b2c3d, so `exp` names it though exp2-... begins alike.
     found = [run for run in found if re.fullmatch(r"-[0-9a-f]{8}", run.name.removeprefix(name))] or found
+    # Of runs in several folders, those in this folder's `runs/` are meant.
+    found = [run for run in found if run.path.parent == here / "runs"] or found
     if len(found) == 1:
         return found[0]
     if not found and name and _is_private(path):
@@ -134,7 +134,8 @@ def _is_private(path: Path) -> bool:
 
 def _ambiguous(name: str, found: list[RunFolder]) -> RunNotFoundError:
     same = len({run.name for run in found}) < len(found)
-    listed = ", ".join(str(run.path) if same else run.name for run in found[:5])
+    apart = len({run.path.parent for run in found}) > 1
+    listed = ", ".join(str(run.path) if apart else run.name for run in found[:5])
     more = f" and {len(found) - 5} more" if len(found) > 5 else ""
     return RunNotFoundError(
         f"{name!r} fits {len(found)} runs: {listed}{more}.",

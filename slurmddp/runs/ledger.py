@@ -162,7 +162,8 @@ def read_ledger(
         now=now if seen else metrics.latest(folder).time or 0.0,
         runs=runs,
         waits=active and seen and found.state in ("queued", "stopped", "starting", "running"),
-        tells=is_own_trainer(folder.config().get("program")),
+        tells=is_own_trainer(folder.config().get("program"))
+        or any(one.first_step is not None for one in attempts),
         signs=_signs(folder) if without_end > runs else None,  # The file may be long.
     )
 

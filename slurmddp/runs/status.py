@@ -116,11 +116,13 @@ def _read(folder: RunFolder) -> _Read | RunStatus:
         train, program = config.get("train"), config.get("program")
         has_script = isinstance(program, dict) and program.get("script")  # It may not know of train.steps.
         total = train.get("steps") if isinstance(train, dict) and not has_script else None
+        history = read_history(folder)
         return _Read(
             folder=folder,
-            history=read_history(folder),
+            history=history,
             total_steps=total if isinstance(total, int) else None,
-            tells_first_step=is_own_trainer(program),
+            tells_first_step=is_own_trainer(program)
+            or any(one.first_step is not None for one in history.attempts),
         )
     except (SlurmddpError, OSError, ValueError) as error:
         why = plain(error) if isinstance(error, OSError) else error

@@ -125,7 +125,11 @@ class Life:
     def _moment(self, step: float) -> float:
         """Return when it stood at `step`; between two known moments in proportion, beyond them never."""
         known = [] if self.first is None else [self.first]
-        known += [(copied, step) for copied, (_, _, step) in zip(self.copied, self.saves, strict=True)]
+        saves = [(copied, saved) for copied, (_, _, saved) in zip(self.copied, self.saves, strict=True)]
+        for copied, saved in saves:
+            if saved == step:  # A program may count its saves in epochs, and the first step is step 1 too.
+                return copied
+        known += saves
         if self.reached is not None and known and self.reached[0] > known[-1][0]:
             known.append(self.reached)
         if self.sign is not None and known and self.sign.time > known[-1][0]:

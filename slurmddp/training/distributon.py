@@ -92,7 +92,7 @@ class Distributon(Persistence):
         self._stop = StopPoll(stop_guard)
         self._progress = Progress(Pulse.attach(os.environ))
         self.start_up = StartUp(os.environ)
-        """How long the phases of this rank's start take; the default trainer writes it down."""
+        """Seconds of the phases of this rank's start; the event of its first step holds them."""
 
     # How processes start, and end.
 
@@ -318,7 +318,10 @@ class Distributon(Persistence):
         self._progress.step_begins()
         if self._saves is not None:
             self._saves.poll()
-        return self._stop.tick(self._here)
+        stops = self._stop.tick(self._here)
+        if stops:
+            self.record_stop()
+        return stops
 
     def stop(self) -> NoReturn:
         """Leave the program after a stop: wait until all saves are durable, then exit with code 75.

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 from slurmddp.environments.names import ATTEMPT_VARIABLE
 from slurmddp.runs.fence import refuse_superseded
 from slurmddp.runs.folder import RunFolder, append_line, write_atomic
+
+
+def run_with(root: Path) -> RunFolder | None:
+    """Return the run folder around this process if the run's checkpoints are in `root`; else None."""
+    run_dir, attempt = os.environ.get("SLURMDDP_RUN_DIR"), os.environ.get("SLURMDDP_ATTEMPT")
+    if not run_dir or not attempt:
+        return None
+    folder = RunFolder(run_dir)
+    return folder if os.path.realpath(root) == os.path.realpath(folder.checkpoints_dir) else None
 
 
 class Journal:

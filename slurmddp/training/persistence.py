@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,16 @@ from torch import nn
 
 from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE, RUN_DIR_VARIABLE
 from slurmddp.errors import ConfigError
+from slurmddp.runs.checkpoints import folder_name, newest_step
 from slurmddp.runs.folder import RunFolder
 from slurmddp.training import loading, saving
 from slurmddp.training.bootstrap import Place
 from slurmddp.training.loader import DistributedLoader
+from slurmddp.training.metrics import Journal, run_with
 from slurmddp.training.progress import Progress, shown_as
 from slurmddp.training.saves import Saves
 from slurmddp.training.saving import Session
+from slurmddp.training.start_up import StartUp
 from slurmddp.training.stop_poll import StopPoll
 
 
@@ -30,12 +34,20 @@ class Persistence:
     _config: Mapping[str, Any] | None
     _stop: StopPoll
     _progress: Progress
+    start_up: StartUp
     _saves: Saves | None = None
+    _journal: Journal | None = None
+    """The record of the run; `load` opens it if the run's checkpoints are loaded."""
+    _is_stop_recorded = False
     resumed_from: str | None = None
     """Where `load` found the state: `memory` or `disk`."""
 
     @property
     def _here(self) -> Place:
+        raise NotImplementedError
+
+    @property
+    def stop_reason(self) -> str | None:
         raise NotImplementedError
 
     def unwrap(self, model: nn.Module) -> nn.Module:
@@ -80,6 +92,7 @@ class Persistence:
         """
         folder, number = _root_and_step(root, step)
         session, started = self._session, time.monotonic()
+        session.saves.run_folder = run_with(folder)
         saved = saving.save(folder, number, objects, session, keep_last=keep_last, wait=wait)
         self._stop.stood_still()
         if wait:
@@ -120,6 +133,7 @@ class Persistence:
         session, started = self._session, time.monotonic()
         seconds = saving.rehearse(_root(root), objects, session, keep_last=keep_last, wait=wait)
         self._stop.stood_still()
+        self.start_up.lap("checkpoint")
         self._stop.saved(time.monotonic() - started)
         return seconds
 
@@ -137,8 +151,10 @@ class Persistence:
         with `allow_other_config`, or SLURMDDP_ALLOW_OTHER_CONFIG=1. Ranks that take the place of others go
         on from the state in their nodes' memory if it is as new.
         """
+        folder = _root(root)
+        newest = self._open_journal(folder)
         found = loading.load(
-            _root(root),
+            folder,
             objects,
             self._session,
             allow_other_config=allow_other_config or os.environ.get(ALLOW_OTHER_CONFIG_VARIABLE) == "1",
@@ -146,16 +162,51 @@ class Persistence:
         )
         step, self.resumed_from = (None, None) if found is None else found
         self._progress.resumed(step or 0)
+        self._record_start(newest, step)
         return step
+
+    def _open_journal(self, root: Path) -> int | None:
+        """Begin to record this training if `root` is its run's; return the newest step there on rank 0."""
+        self.start_up.lap("model")
+        run, is_zero = run_with(root), self._here.info.rank == 0
+        if run is None:
+            return None
+        self._journal = Journal(run, active=is_zero)
+        self._progress.on_first_step = self._record_first_step
+        with suppress(OSError):  # `loading.load` tries again, on all ranks.
+            return newest_step(root) if is_zero else None
+        return None
+
+    def _record_start(self, newest: int | None, used: int | None) -> None:
+        """Record from which step training resumes, and whether a newer checkpoint was of no use."""
+        self.start_up.lap("checkpoint")
+        if self._journal is None:
+            return
+        if newest is not None and (used is None or used < newest):
+            before = f"; it resumes from step {used}, the newest that verifies."
+            text = f"Checkpoint {folder_name(newest)} can't be used" + (
+                ", nor can any before it: it starts at step 0." if used is None else before
+            )
+            text += " `slurmddp checkpoints RUN` lists them, the log says why."
+            self._journal.event("warned", about="checkpoint", text=text)
+        if used is not None:
+            self._journal.event("resumed", step=used, **{"from": self.resumed_from})
+
+    def _record_first_step(self, step: int) -> None:
+        self.start_up.lap("first_step")
+        if self._journal is not None:
+            self._journal.event("first_step", step=step, phases=self.start_up.seconds)
+
+    def record_stop(self) -> None:
+        """Record that the training stops now, and why; `should_stop` does so when it returns True."""
+        if self._journal is not None and not self._is_stop_recorded:
+            self._is_stop_recorded = True
+            self._journal.event("signalled", **_who(self.stop_reason or "a request"))
 
     @property
     def keeps_memory(self) -> bool:
         """Whether there is an agent, which hands a state in memory on to the ranks that replace these."""
         return self._session.saves.has_agent
-
-    def record_saves(self, folder: RunFolder) -> None:
-        """Have an event `saved` written into `folder` for each checkpoint once it is durable."""
-        self._session.saves.run_folder = folder
 
     def _close_saves(self) -> None:
         if self._saves is not None:
@@ -172,6 +223,14 @@ def _root(root: str | Path | None) -> Path:
         return Path(root)
     run_dir = os.environ.get(RUN_DIR_VARIABLE)
     return RunFolder(run_dir).checkpoints_dir if run_dir else Path("checkpoints")
+
+
+def _who(reason: str) -> dict[str, Any]:
+    """Return signal and rank of a reason such as `SIGTERM on rank 3 (node7)`, for the record."""
+    words = reason.split()
+    if len(words) >= 4 and words[1:3] == ["on", "rank"] and words[3].isdigit():
+        return {"signal": words[0], "rank": int(words[3])}
+    return {"signal": reason, "rank": None}
 
 
 def _root_and_step(root: str | Path | int | None, step: int | None) -> tuple[Path, int]:

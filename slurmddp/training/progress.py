@@ -40,6 +40,8 @@ class Progress:
         self._is_first = True
         self._computed = False
         """Whether there was a backward pass since the last completed step."""
+        self.on_first_step: Callable[[int], None] = lambda step: None
+        """Receives the number of this rank's first completed step."""
         self._hooked = False
         self._forward: _ForwardClock | None = None
 
@@ -130,7 +132,9 @@ class Progress:
         self._step = (self._step or 0) + 1
         self._pulse.completed(self._step, self._step_s, self._wait_s)
         self._step_s = self._wait_s = 0.0
-        self._computed = self._is_first = False
+        was_first, self._computed, self._is_first = self._is_first, False, False
+        if was_first:
+            self.on_first_step(self._step)
 
 
 def shown_as(phase: str) -> Callable[[Method], Method]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any, NoReturn
 
 import torch
@@ -18,7 +17,7 @@ from torch.nn import functional
 
 from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
 from slurmddp.errors import ConfigError, SlurmddpError, StoppedAtCheckpoint
-from slurmddp.runs.checkpoints import folder_name, newest_step
+from slurmddp.runs.checkpoints import folder_name
 from slurmddp.runs.folder import RunFolder
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.evaluate import evaluate, has_samples
@@ -40,7 +39,6 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
     training = Training(distributon, build_parts(distributon, config), folder)
     settings, batches = training.parts.settings, training.parts.batches()
     training.resume()
-    distributon.start_up.lap("checkpoint")
     while training.step < settings.steps:
         if distributon.should_stop():
             training.stop()
@@ -85,17 +83,13 @@ class Training:
         every = parts.settings.memory_save_every
         self._memory_pace = MemoryPace(every, keeps=distributon.keeps_memory)
         self.memory_save_is_due = False
-        distributon.record_saves(folder)
         self._stopwatch = Stopwatch()
         self._sampled = folder.sample_file.exists()
-        distributon.start_up.lap("model")
 
     def resume(self) -> None:
         """Resume from the newest checkpoint; where there is none, make sure that one can be written."""
         progress: dict[str, Any] = {}
-        newest = self._newest()
         step = self.distributon.load(self._root, progress=progress, **self.parts.saved_objects)
-        self._tell_unused(newest, step)
         if step is None:
             self.distributon.test_save(
                 self._root,
@@ -109,26 +103,7 @@ class Training:
         self._losses = list(progress["losses"])
         self._saved = (self.step, self._evaluated_at)
         self._unchecked = step if self.distributon.resumed_from == "disk" else None
-        self._journal.event("resumed", step=step, **{"from": self.distributon.resumed_from})
         self.distributon.print(f"resumed at step {step}")
-
-    def _newest(self) -> int | None:
-        if not self.distributon.is_global_zero:
-            return None
-        with suppress(OSError):  # `load`, where the other ranks wait, tries again.
-            return newest_step(self._root)
-        return None
-
-    def _tell_unused(self, newest: int | None, used: int | None) -> None:
-        """Record that training resumes from an older checkpoint than the newest there was, or from none."""
-        if newest is None or (used is not None and used >= newest):
-            return
-        instead = f"; it resumes from step {used}, the newest that verifies."
-        text = f"Checkpoint {folder_name(newest)} can't be used" + (
-            ", nor can any before it: it starts at step 0." if used is None else instead
-        )
-        text += " `slurmddp checkpoints RUN` lists them, the log says why."
-        self._journal.event("warned", about="checkpoint", text=text)
 
     def take_step(self, batches: Iterator[Any]) -> None:
         """Take one optimizer step on as many batches as belong to it."""
@@ -145,10 +120,7 @@ class Training:
         self.step += 1
         seconds = self._stopwatch.stop(self._samples_per_step() * parts.units_per_sample)
         self.memory_save_is_due = self._memory_pace.step(seconds)
-        if self._is_first:
-            self._is_first = False
-            self.distributon.start_up.lap("first_step")
-            self._journal.event("first_step", step=self.step, phases=self.distributon.start_up.seconds)
+        self._is_first = False
 
     def went_back(self) -> bool:
         """Return whether training went back to an older checkpoint because of the step just taken.
@@ -273,7 +245,7 @@ class Training:
     def stop(self) -> NoReturn:
         """Save and leave; raises StoppedAtCheckpoint on all ranks."""
         reason = self.distributon.stop_reason or "a request"
-        self._journal.event("signalled", **_who(reason))
+        self.distributon.record_stop()
         if not self._is_first:  # else this attempt has trained nothing
             self.save()
         raise StoppedAtCheckpoint(
@@ -305,11 +277,3 @@ def _pair(batch: Any) -> tuple[Any, torch.Tensor]:
         f"The data gives batches {found}; the trainer needs pairs (inputs, targets).",
         hint="Return pairs from the data set, or name your own training function in program._target_.",
     )
-
-
-def _who(reason: str) -> dict[str, Any]:
-    """Take `SIGTERM on rank 3 (node7)` apart for the record."""
-    words = reason.split()
-    if len(words) >= 4 and words[1:3] == ["on", "rank"] and words[3].isdigit():
-        return {"signal": words[0], "rank": int(words[3])}
-    return {"signal": reason, "rank": None}

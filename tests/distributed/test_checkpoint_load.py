@@ -342,9 +342,11 @@ def test_a_test_save_that_fails_is_heard_by_all_ranks(tmp_path: Path) -> None:
     ],
 )
 def test_a_run_records_that_its_newest_checkpoint_was_of_no_use(
-    alone, tmp_path, damaged, found, words
+    alone, tmp_path, monkeypatch, damaged, found, words
 ) -> None:
     folder, model = RunFolder(tmp_path), nn.Linear(2, 2)
+    monkeypatch.setenv("SLURMDDP_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("SLURMDDP_ATTEMPT", "0")
     for step in (10, 20, 30):
         progress = {"evaluated_at": -1, "losses": []}
         path = alone.save(folder.checkpoints_dir, step, progress=progress, model=model)
@@ -360,3 +362,21 @@ def test_a_run_records_that_its_newest_checkpoint_was_of_no_use(
         [f"Checkpoint {words} `slurmddp checkpoints RUN` lists them, the log says why."] if words else []
     )
     assert [event["step"] for event in events if event["event"] == "resumed"] == ([found] if found else [])
+
+
+@pytest.mark.parametrize("where", ["its run", "another folder", "no attempt", "no run"])
+def test_only_checkpoints_of_the_run_give_events(alone, tmp_path, monkeypatch, where) -> None:
+    folder, model = RunFolder(tmp_path), nn.Linear(2, 2)
+    if where != "no run":
+        monkeypatch.setenv("SLURMDDP_RUN_DIR", str(tmp_path))
+    if where in ("its run", "another folder"):
+        monkeypatch.setenv("SLURMDDP_ATTEMPT", "3")
+    root = tmp_path / "elsewhere" if where == "another folder" else folder.checkpoints_dir
+    alone.save(root, 10, model=model)
+    alone.load(root, model=model)
+    optimizer = alone.setup_optimizer(torch.optim.SGD(alone.setup_model(model).parameters()))
+    for _ in range(2):
+        optimizer.step()
+    events = [(event["event"], event["step"], event["attempt"]) for event in read_lines(folder.attempts_file)]
+    wanted = [("saved", 10, 3), ("resumed", 10, 3), ("first_step", 11, 3)] if where == "its run" else []
+    assert events == wanted

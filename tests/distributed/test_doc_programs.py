@@ -97,6 +97,19 @@ def test_the_readme_program_ends_with_equal_weights_after_a_stop(tmp_path: Path)
     (one,), (other,) = ((tmp_path / "runs").glob(f"{name}-*") for name in ("whole", "parts"))
     lines = [json.loads(line) for line in (other / "attempts.jsonl").read_text().splitlines()]
     assert [line["outcome"] for line in lines if line["event"] == "ended"] == ["stopped", "finished"]
+    assert [[line["event"] for line in lines if line.get("attempt") == attempt] for attempt in (0, 1)] == [
+        ["started", "first_step", "signalled", "saved", "ended"],
+        ["started", "resumed", "first_step", "saved", "ended"],
+    ]
+    saved, resumed, first = (
+        [line["step"] for line in lines if line["event"] == event]
+        for event in ("saved", "resumed", "first_step")
+    )
+    assert (resumed, first) == (saved[:1], [1, saved[0] + 1])
+    status = [sys.executable, "-m", "slurmddp", "status", "--json", other]
+    found = json.loads(subprocess.run(status, env=ENVIRONMENT, capture_output=True, check=True).stdout)
+    assert (found["step"], found["saved_step"]) == (saved[1], saved[1])
+    assert found["ledger"]["goodput"] > 0 and "untold" not in found["ledger"]["parts"]
     assert newest_weights(one) == newest_weights(other)
     assert not (tmp_path / "checkpoints").exists()
 

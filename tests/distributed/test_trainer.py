@@ -16,7 +16,7 @@ from slurmddp import checkpoint
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import read_lines
 from slurmddp.training.parts import TrainSettings
-from slurmddp.training.trainer import _who
+from slurmddp.training.persistence import _who
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 

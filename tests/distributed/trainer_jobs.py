@@ -41,6 +41,7 @@ class StopsAfter(Distributon):
 def train_once(config: dict[str, Any], folder: str, stop_after: int | None) -> str:
     """Run the default program, perhaps with a stop; return how it ended."""
     output = io.StringIO()
+    os.environ.update({"SLURMDDP_RUN_DIR": folder, "SLURMDDP_ATTEMPT": "0"})
     with contextlib.redirect_stdout(output):
         try:
             with StopsAfter(stop_after, seed=config["seed"]) as d:
@@ -107,7 +108,7 @@ def shared_buffer() -> list[list[float]]:
 def train_until_signalled(config: dict[str, Any], folder: str, at_step: int) -> int:
     """Let rank 1 get a SIGTERM of its own in step `at_step`; return the worker's exit code."""
     run = RunFolder(folder)
-    os.environ["SLURMDDP_ATTEMPT"] = "0"
+    os.environ.update({"SLURMDDP_RUN_DIR": folder, "SLURMDDP_ATTEMPT": "0"})
     if os.environ["RANK"] == "1":
         SignalText.at = at_step * config["train"]["batch_size"]
     return worker.main(str(run.path))

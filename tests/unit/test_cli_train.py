@@ -312,6 +312,23 @@ def test_a_run_whose_cancelled_job_is_still_ending_is_not_called_submitted(
     assert len(slurm.submissions) == 1
 
 
+@pytest.mark.parametrize("command", ["train", "resume"])
+def test_a_run_that_was_asked_to_stop_and_still_runs_is_not_called_resumed(
+    project: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    main(["train", *BIG])
+    folder = only_run(project)
+    folder.add_event("started", attempt=0, job_id="1", launcher="slurm", nodes="n1")
+    slurm.set_state("1", "RUNNING")
+    again = ["train", *BIG] if command == "train" else ["resume", folder.name]
+    assert main(again) == 0
+    folder.stop_file.touch()
+    assert main(again) == EXIT_RUN_STATE
+    said = capsys.readouterr().err
+    assert "was asked to stop and has not left yet" in said and "Try again" in said
+    assert len(slurm.submissions) == 1 and folder.stop_file.exists()
+
+
 def test_while_slurm_is_silent_nobody_submits_twice(
     project: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,23 @@ def test_a_beginning_that_fits_several_names_them(home):
         index.find("gpt")
 
 
+def test_a_beginning_means_the_runs_of_this_folder_first(home, monkeypatch):
+    here = make_run(home / "one/runs", "gpt-00000001")
+    others = [make_run(home / "two/runs", f"gpt-0000000{number}") for number in (2, 3)]
+    for run in (here, *others):
+        index.remember(run)
+    monkeypatch.chdir(home / "one")
+    assert index.find("gpt").path == here.path
+    make_run(home / "one/runs", "gpt-00000004")
+    with pytest.raises(RunNotFoundError, match="fits 2 runs") as caught:
+        index.find("gpt")
+    assert "gpt-00000002" not in caught.value.message
+    monkeypatch.chdir(home)
+    with pytest.raises(RunNotFoundError, match="fits 3 runs") as caught:
+        index.find("gpt")
+    assert str(others[0].path) in caught.value.message, "their names alone do not tell the folders"
+
+
 def test_a_name_without_its_hash_wins_over_a_longer_name(home):
     first = make_run(home / "project/runs", "exp-0a1b2c3d")
     for run in (first, make_run(home / "project/runs", "exp2-0a1b2c3d")):

@@ -54,6 +54,13 @@ def test_steps_after_the_last_save_of_a_failed_attempt_are_lost():
     }  # fmt: skip
 
 
+def test_a_save_that_counts_epochs_keeps_the_steps_before_it():
+    first = [started(0), event("first_step", 10, 0, step=1), saved(52, 1), ended(60, "stopped")]
+    again = [started(60, 1), event("resumed", 61, 1, step=1), event("first_step", 62, 1, step=2)]
+    parts = parts_of([*first, *again], now=62, runs=True)
+    assert (parts["training"], parts["saving"], parts["lost"]) == (40, 2, 8)
+
+
 def test_steps_made_once_more_count_once():
     again = [
         started(170, 1),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_events import FAILED, event, saved, started
+from run_events import FAILED, ended, event, saved, started
 
 from slurmddp.runs.folder import RunFolder, append_line
 from slurmddp.runs.ledger import account, read_ledger
@@ -60,6 +60,15 @@ def test_what_goes_on_is_what_the_status_says(folder, state, active, parts):
         append_line(folder.attempts_file, one)
     found = read_ledger(folder, replace(RUNNING, state=state, active=active), 100.0)
     assert found.parts == {"training": 20, "saving": 2, "starting": 10} | parts
+
+
+def test_a_script_that_has_told_a_first_step_is_starting_before_the_next_one(folder):
+    folder.config_file.write_text("name: gpt\nprogram: {script: train.py}\n")
+    first = [started(0), event("first_step", 10, 0, step=1), saved(32, 20), ended(34, "stopped")]
+    for one in (*first, started(34, 1), ended(40, "stopped", attempt=1)):
+        append_line(folder.attempts_file, one)
+    found = read_ledger(folder, replace(RUNNING, state="stopped", active=False), 40.0)
+    assert found.parts["starting"] == 16 and "untold" not in found.parts
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,14 @@ def test_an_agent_that_never_says_so_is_not_waited_for_without_a_bound(tmp_path:
     assert run.end == ("failed", "none")
 
 
+def test_srun_is_ended_soon_when_slurm_ends_the_job(tmp_path: Path) -> None:
+    """SLURM starts the job again a second after the kill wait, when this script must be gone."""
+    run = Run(tmp_path)
+    run.programs.write("config", "KillWait                = 3 sec\n")
+    run.start('echo 1 >"$logs/exit-node-0"\npkill -TERM -f "$SLURMDDP_RUN_DIR/job.sbatch"\n' + HEARS_NOTHING)
+    assert run.end == ("failed", "none")
+
+
 def test_the_script_does_not_wait_for_the_watch(tmp_path: Path) -> None:
     began = time.monotonic()
     run = Run(tmp_path)

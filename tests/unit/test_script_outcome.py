@@ -375,11 +375,12 @@ def test_time_limits_without_progress_are_bounded(tmp_path: Path, most: int, job
     assert "policy.max_requeues_without_progress" in log
 
 
-def test_preemptions_of_a_script_are_not_counted_and_do_not_reset(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [STOP, TRAIN + STOP], ids=["no events", "first_step"])
+def test_preemptions_of_a_script_are_not_counted_and_do_not_reset(tmp_path: Path, step: str) -> None:
     run = of_a_script(tmp_path, max_requeues_without_progress=1)
     run.start(STOP)
     run.programs.write("job", PREEMPTED)
-    assert [run.start(STOP) for _ in range(3)] == [75] * 3
+    assert [run.start(step) for _ in range(3)] == [75] * 3
     assert [event["without_progress"] for event in run.events("ended")] == [1] * 4
     run.programs.write("job", RUNNING)
     assert run.start(STOP) == 79
