@@ -7,14 +7,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from slurmddp.environments.names import ATTEMPT_VARIABLE
+from slurmddp.environments.names import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
 from slurmddp.runs.fence import refuse_superseded
 from slurmddp.runs.folder import RunFolder, append_line, write_atomic
 
 
 def run_with(root: Path) -> RunFolder | None:
     """Return the run folder around this process if the run's checkpoints are in `root`; else None."""
-    run_dir, attempt = os.environ.get("SLURMDDP_RUN_DIR"), os.environ.get("SLURMDDP_ATTEMPT")
+    run_dir, attempt = os.environ.get(RUN_DIR_VARIABLE), os.environ.get(ATTEMPT_VARIABLE)
     if not run_dir or not attempt:
         return None
     folder = RunFolder(run_dir)
