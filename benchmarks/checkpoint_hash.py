@@ -28,8 +28,8 @@ import torch
 import xxhash
 from record import keep, parser
 
-from slurmddp import checkpoint
-from slurmddp.runs import durable
+from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.files import durable
 
 SIZES_MB = (100, 600)
 LIMIT = 0.05

@@ -45,11 +45,11 @@ import torch
 from record import keep, parser, ratio
 from savers import ASYNC, Peers, Savers, State, Steps
 
+from slurmddp.checkpoint.memory.service import Keeper
 from slurmddp.environments.names import CHANNEL_VARIABLE
-from slurmddp.launchers import linux
-from slurmddp.launchers.keeper import Keeper
+from slurmddp.host import linux
+from slurmddp.training.checkpointing.snapshot_interval import MemoryPace
 from slurmddp.training.distributon import Distributon
-from slurmddp.training.memory_pace import MemoryPace
 
 NORMAL_S = 0.5
 METHODS = ("torch.save", "torch.save+fsync", "DCP save", ASYNC, "dd", "slurmddp", "slurmddp, no agent")

@@ -45,7 +45,7 @@ def build(variant: str, n: int) -> Any:
         from torch.utils.data import DistributedSampler
 
         return lambda: DistributedSampler(Length(n), WORLD_SIZE, RANK, shuffle=True)  # type: ignore[arg-type]
-    from slurmddp.training.order import DistributedOrder
+    from slurmddp.training.data.permutation import DistributedOrder
 
     return lambda: DistributedOrder(n, rank=RANK, world_size=WORLD_SIZE, seed=1)
 

@@ -25,9 +25,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slurmddp import Distributon
 from slurmddp.strategies.ddp import DataParallel
-from slurmddp.training.gpt import GPT
-from slurmddp.training.text import VOCAB_SIZE, SourceText
-from slurmddp.training.trainer import token_cross_entropy
+from slurmddp.training.builtin.gpt import GPT
+from slurmddp.training.builtin.text import VOCAB_SIZE, SourceText
+from slurmddp.training.trainer.loop import token_cross_entropy
 
 CONTEXT, BATCH = 32, 4
 LAYOUTS: dict[str, dict[str, Any] | None] = {

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import yaml
 
-from slurmddp.environments.present import emulated_step, scrub
-from slurmddp.runs.folder import RunFolder
-from slurmddp.slurm.sandbox import Sandbox
+from slurmddp.environments.emit import emulated_step, scrub
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.sandbox import Sandbox
 
 LIMIT_S = 180
 """For one training that hangs."""

@@ -15,8 +15,8 @@ from collections.abc import Callable
 import torch
 from record import keep, parser
 
-from slurmddp.node.pulse import Pulse
-from slurmddp.training.progress import Progress
+from slurmddp.host.heartbeat_page import Pulse
+from slurmddp.training.heartbeat import Progress
 
 STEPS = 100_000
 

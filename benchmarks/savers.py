@@ -15,7 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from slurmddp.node import memory
+from slurmddp.checkpoint.memory import shared_buffer
 from slurmddp.training.distributon import Distributon
 
 REST_S = 1.0
@@ -145,4 +145,4 @@ class Savers(Peers):
         for saves in (self._agent._saves, self._alone._saves):
             for slot in saves._snapshots._slots if saves is not None else ():
                 if slot.view is not None:
-                    slot.view.bytes[:: memory.PAGE_BYTES].add_(0)
+                    slot.view.bytes[:: shared_buffer.PAGE_BYTES].add_(0)

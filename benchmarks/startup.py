@@ -48,7 +48,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
     return {
         "python -c pass": [sys.executable, "-c", "pass"],
         "slurmddp --help": [slurmddp, "--help"],
-        "bare hydra compose": [sys.executable, str(bare), str(ROOT / "conf"), *SETTINGS],
+        "bare hydra compose": [sys.executable, str(bare), str(ROOT / "slurmddp" / "conf"), *SETTINGS],
         "slurmddp train --dry-run": [slurmddp, "train", "--dry-run", *SETTINGS],
     }
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from record import keep, parser
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.training.stop_poll import StopPoll
+from slurmddp.training.stopping.controller import StopPoll
 
 VARIANTS = ("never asks", "should_stop", "all-reduce")
 

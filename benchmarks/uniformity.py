@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from record import keep, parser
 
-from slurmddp.training.order import Permutation
+from slurmddp.training.data.permutation import Permutation
 
 SIZES = (1_000, 5_000, 65_537, 1_000_000)
 FAR = 64

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from slurmddp import Distributon
-from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.folder.layout import RunFolder
 
 
 def count_to(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slurmddp.checkpoint.files.manifest import TENSORS_FILE, checkpoint_folders, verify
 from slurmddp.errors import CheckpointError
-from slurmddp.runs import metrics
-from slurmddp.runs.checkpoints import TENSORS_FILE, checkpoint_folders, verify
-from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.status import metrics
 
 
 @dataclass(frozen=True)

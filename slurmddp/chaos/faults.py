@@ -14,9 +14,9 @@ from pathlib import Path
 
 from slurmddp.chaos import disk, ranks
 from slurmddp.chaos.training import Training
+from slurmddp.checkpoint.files.manifest import WRITING, checkpoint_folders
 from slurmddp.errors import ConfigError, SlurmError, near_matches
-from slurmddp.runs.checkpoints import WRITING, checkpoint_folders
-from slurmddp.slurm.sandbox import Sandbox
+from slurmddp.sandbox import Sandbox
 
 TIMES_UP_S = 30
 """How long before its end a job learns that its time limit was changed."""

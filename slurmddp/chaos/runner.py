@@ -22,7 +22,7 @@ from slurmddp.chaos.recovery import Outcome, return_nodes, strike
 from slurmddp.chaos.schedule import Planned, draw
 from slurmddp.chaos.training import POLL_S, Place, Shape, Training, write_project
 from slurmddp.errors import SlurmddpError
-from slurmddp.slurm.sandbox import Sandbox
+from slurmddp.sandbox import Sandbox
 
 DISK_MB = 192
 SPARE_NODES = 1

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurmddp.environments.emit import scrub
 from slurmddp.environments.hostlist import expand
-from slurmddp.environments.present import scrub
 from slurmddp.errors import SlurmError
-from slurmddp.runs.folder import RunFolder
-from slurmddp.runs.history import History, fold
-from slurmddp.slurm.sandbox import Sandbox
+from slurmddp.runs.folder.history import History, fold
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.sandbox import Sandbox
 
 POLL_S = 0.02
 COMMAND_LIMIT_S = 120

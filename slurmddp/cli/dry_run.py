@@ -21,7 +21,7 @@ def show(job: Job) -> int:
     if job.launcher == "local":
         print(_local_commands(job))
         return EXIT_FINISHED
-    from slurmddp.launchers import submitter
+    from slurmddp.launchers.submit import submitter
     from slurmddp.slurm.script import outline
 
     sys.stdout.write(submitter.build(job.submitter).script(job))
@@ -54,12 +54,12 @@ def _left_idle(job: Job) -> list[str]:
 
 def _limits(job: Job) -> list[str]:
     """Return whether the SLURM at hand would take the job, in sentences; nothing where there is none."""
-    from slurmddp.slurm import client, limits
+    from slurmddp.slurm import client, partitions
 
     if not client.on_path():
         return []
     try:
-        found = limits.check(job, client.SlurmClient(timeout_s=10).limits())
+        found = partitions.check(job, client.SlurmClient(timeout_s=10).limits())
     except SlurmError:
         return ["SLURM does not answer here, so nobody knows whether it would take this job."]
     return [f"This SLURM would never start the job: {problem}" for problem in found]
@@ -67,7 +67,7 @@ def _limits(job: Job) -> list[str]:
 
 def _local_commands(job: Job) -> str:
     """Return the shell lines that do what a local run does: one agent per pretended node."""
-    from slurmddp.environments.present import LOCAL_JOB_IDS, emulated_step
+    from slurmddp.environments.emit import LOCAL_JOB_IDS, emulated_step
 
     nodes = job.resources.all_nodes
     lines = [

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from slurmddp import __version__
-from slurmddp.cli.errors_text import (
+from slurmddp.cli.messages import (
     EXIT_BROKEN_PIPE,
     EXIT_CODES,
     EXIT_INTERRUPTED,
@@ -105,7 +105,7 @@ def _run(arguments: list[str]) -> int:
     name = arguments[0]
     if name not in COMMANDS:
         raise _unknown(name)
-    module = import_module(f"slurmddp.cli.{name}")
+    module = import_module(f"slurmddp.cli.commands.{name}")
     parser = Parser(
         prog=f"slurmddp {name}",
         description=module.__doc__,

@@ -25,8 +25,8 @@ from omegaconf.errors import OmegaConfBaseException
 from slurmddp.config import hydra_errors, sbatch_environment, schema, script_arguments, validate
 from slurmddp.config.overrides import PROJECT_DEFAULTS, Plan, conf_roots, options, plan_from
 from slurmddp.errors import ConfigError
-from slurmddp.runs import hidden
-from slurmddp.runs.hidden import EXPRESSIONS
+from slurmddp.runs.folder import hidden
+from slurmddp.runs.folder.hidden import EXPRESSIONS
 from slurmddp.spec import relevant
 
 _PRIMARY = "slurmddp_primary"

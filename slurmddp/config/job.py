@@ -12,7 +12,7 @@ from typing import Any
 
 from slurmddp.config import sizes, validate
 from slurmddp.errors import ConfigError
-from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import Cluster, Job, Policy, Program, computed
 
 

@@ -16,8 +16,8 @@ from slurmddp.config.compose import compose_plan, load_yaml, make_plan
 from slurmddp.config.job import to_job
 from slurmddp.config.overrides import conf_roots, take_apart
 from slurmddp.errors import ConfigError
-from slurmddp.runs.folder import RunFolder
-from slurmddp.runs.hidden import EXPRESSIONS
+from slurmddp.runs.folder.hidden import EXPRESSIONS
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import NOT_COMPUTED, Job
 
 WHERE_AND_HOW_LONG = (

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from slurmddp.environments.env_numbers import integer, needed
 from slurmddp.environments.hostlist import expand
-from slurmddp.environments.layout import parse_counts
 from slurmddp.environments.names import (
     EMULATED_VARIABLE,
     GENERATION_VARIABLE,
@@ -18,7 +18,7 @@ from slurmddp.environments.names import (
     MASTER_ADDR_VARIABLE,
 )
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.environments.variables import integer, needed
+from slurmddp.environments.task_counts import parse_counts
 from slurmddp.errors import MismatchError
 
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0

@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Mapping
 
 from slurmddp.environments.names import EMULATED_VARIABLE, SCRIPT_PID_VARIABLE
-from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.folder.layout import RunFolder
 
 
 def script_is_gone(environ: Mapping[str, str]) -> bool:

@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from slurmddp.environments.present import scrub
+from slurmddp.environments.emit import scrub
 from slurmddp.errors import SlurmError
-from slurmddp.slurm.limits import Limits, parse_limits
+from slurmddp.slurm.partitions import Limits, parse_limits
 from slurmddp.slurm.rejections import ended, hint_for, is_transient
 from slurmddp.slurm.states import (
     PENDING,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slurmddp.errors import SlurmError
-from slurmddp.slurm.limits import Limits
+from slurmddp.slurm.partitions import Limits
 from slurmddp.slurm.states import JobState, parse_run, parse_state
 
 

@@ -42,16 +42,17 @@ from slurmddp.errors import (
     SlurmddpError,
     StoppedAtCheckpoint,
 )
-from slurmddp.node.pulse import Pulse
+from slurmddp.host.heartbeat_page import Pulse
 from slurmddp.strategies import Strategy, build
-from slurmddp.training import bootstrap, collective, rng
-from slurmddp.training.guard import Guard
-from slurmddp.training.loader import DistributedLoader, distribute
-from slurmddp.training.persistence import Persistence
-from slurmddp.training.progress import Progress
-from slurmddp.training.start_check import refuse_to_multiply, require_devices
-from slurmddp.training.start_up import StartUp
-from slurmddp.training.stop_poll import StopPoll
+from slurmddp.training import rng
+from slurmddp.training.checkpointing.persistence import Persistence
+from slurmddp.training.data.loader import DistributedLoader, distribute
+from slurmddp.training.heartbeat import Progress
+from slurmddp.training.process_group import collectives, setup
+from slurmddp.training.process_group.launch_check import refuse_to_multiply, require_devices
+from slurmddp.training.startup_timer import StartUp
+from slurmddp.training.stopping.controller import StopPoll
+from slurmddp.training.stopping.exit_guard import Guard
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
@@ -86,7 +87,7 @@ class Distributon(Persistence):
         self._num_devices = num_devices
         self._strategy = build(strategy) if isinstance(strategy, str) else strategy
         self._backend, self._seed, self._config = backend, seed, config
-        self._place: bootstrap.Place | None = None
+        self._place: setup.Place | None = None
         self._loaders: list[DistributedLoader] = []
         self._models: list[nn.Module] = []
         self._stop = StopPoll(stop_guard)
@@ -111,12 +112,12 @@ class Distributon(Persistence):
         wanted = self._ranks_wanted(info)
         if info.environment == "single" and wanted > 1 and not distributed.is_initialized():
             refuse_to_multiply()
-            from slurmddp.launchers.script import launch_script
+            from slurmddp.launchers.local.launch import launch_script
 
             launch_script(wanted)
         require_devices(info, wanted)
         self._progress.enter("meeting")
-        self._place = bootstrap.start(info, backend=self._backend, stopped=lambda: self._stop.requested)
+        self._place = setup.start(info, backend=self._backend, stopped=lambda: self._stop.requested)
         self._pid = os.getpid()
         StopPoll.is_leaving = False
         atexit.register(self._close_at_exit)
@@ -129,7 +130,7 @@ class Distributon(Persistence):
     def _ranks_wanted(self, info: RankInfo) -> int:
         if self._num_devices != "auto":
             return self._num_devices
-        return info.local_world_size if info.environment != "single" else max(1, bootstrap.visible_gpus())
+        return info.local_world_size if info.environment != "single" else max(1, setup.visible_gpus())
 
     def close(self) -> None:
         """Leave the other ranks; happens at the end of the program in any case, and only once."""
@@ -143,9 +144,9 @@ class Distributon(Persistence):
             self._leave(self._place)
         self._progress.enter("ending", watched=False)
 
-    def _leave(self, place: bootstrap.Place) -> None:
+    def _leave(self, place: setup.Place) -> None:
         self._stop.close()
-        bootstrap.finish(place)
+        setup.finish(place)
         if place.backend is not None:
             time.sleep(_DRAIN_S)
         self._place = None
@@ -181,7 +182,7 @@ class Distributon(Persistence):
     # Where this process stands.
 
     @property
-    def _here(self) -> bootstrap.Place:
+    def _here(self) -> setup.Place:
         if self._place is None:
             raise SlurmddpError(
                 "This Distributon has not been launched, or is closed already.",
@@ -258,7 +259,7 @@ class Distributon(Persistence):
         """Return a loader that gives this rank its part of the batches, on its device.
 
         Map-style data, in order, shuffled or drawn by a WeightedRandomSampler, is dealt out again in each
-        epoch; a sampler of your own and iterable data are left as they are (see `training/counted.py`).
+        epoch. A sampler of your own and iterable data keep their order (`training/data/passthrough.py`).
         `batch_size` is per rank, `accumulate` the number of batches between two optimizer steps. With
         `keep_global_batch`, `load` changes the loader's `accumulate`, which the loop has to read, so that a
         step has as many samples over all ranks as when the checkpoint was written. What a sample draws at
@@ -362,7 +363,7 @@ class Distributon(Persistence):
 
     def all_reduce_mean(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the mean of `tensor` over all ranks; for metrics: each rank holds all parts for a moment."""
-        return collective.mean(tensor, self._here.device)
+        return collectives.mean(tensor, self._here.device)
 
     def barrier(self) -> None:
         """Wait until all ranks have come here."""

@@ -64,7 +64,7 @@ def names(parser: argparse.ArgumentParser) -> str:
 
 def parser_of(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
-    import_module(f"slurmddp.cli.{command}").add_arguments(parser)
+    import_module(f"slurmddp.cli.commands.{command}").add_arguments(parser)
     return parser
 
 

@@ -14,7 +14,7 @@ DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rg
 DOCS += sorted((ROOT / "examples").rglob("*.md"))
 SCRIPTS = [
     *sorted(ROOT.glob("tests/golden/*.sbatch")),
-    *sorted(ROOT.glob("templates/*.sh.j2")),
+    *sorted(ROOT.glob("slurmddp/templates/*.sh.j2")),
     *sorted(ROOT.glob(".ci/*")),
 ]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

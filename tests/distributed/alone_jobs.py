@@ -10,18 +10,18 @@ from unittest.mock import patch
 import torch
 from memory_jobs import Loop
 
-from slurmddp.checkpoint.snapshot import Snapshots
-from slurmddp.training import loading, saving
+from slurmddp.checkpoint.state.staging import Snapshots
+from slurmddp.training.checkpointing import checkpointer, restore
+from slurmddp.training.checkpointing.async_writer import Saves
 from slurmddp.training.distributon import Distributon
-from slurmddp.training.saves import Saves
 
 _PLACES: dict[str, tuple[Any, str, int]] = {
-    "save": (saving, "of_this_rank", 1),
-    "test_save": (saving, "of_this_rank", 1),
-    "memory_save": (saving, "of_this_rank", 1),
-    "memory_save, collect": (saving, "collect", 0),
+    "save": (checkpointer, "of_this_rank", 1),
+    "test_save": (checkpointer, "of_this_rank", 1),
+    "memory_save": (checkpointer, "of_this_rank", 1),
+    "memory_save, collect": (checkpointer, "collect", 0),
     "load, look": (Saves, "held", 1),
-    "load, give": (loading, "restore_data", 1),
+    "load, give": (restore, "restore_data", 1),
     "load, after": (Saves, "prepare", 1),
     "load, forget": (Saves, "went_on_from", 1),
 }
@@ -61,9 +61,9 @@ def _raising(real: Callable[..., Any], raises: bool, name: str) -> Callable[...,
 def load_from_memory(root: str, place: str) -> tuple[int | None, str | None]:
     """Load what rank 0 holds in memory, where `place` fails on one rank; return step and source."""
     owner, function, rank = {
-        "none": (loading, "_read", -1),
-        "read": (loading, "_read", 1),
-        "send": (loading.memory, "mapped", 0),
+        "none": (restore, "_read", -1),
+        "read": (restore, "_read", 1),
+        "send": (restore.memory, "mapped", 0),
     }[place]
     with Distributon(seed=1) as d:
         loop = Loop(d.launch())
@@ -88,7 +88,7 @@ def copy_that_fails_on_one_rank(root: str) -> list[bool]:
         loop = Loop(d.launch())
         saves = d._session.saves
         saves.holds = saves.spreads = True
-        with patch.object(saving, "_overlay", _raising(saving._overlay, d.rank == 1, "overlay")):
+        with patch.object(checkpointer, "_overlay", _raising(checkpointer._overlay, d.rank == 1, "overlay")):
             _keep_in_memory(d, loop, root, 1)
 
         return [saves.held(Path(root)) is not None, saves._refused]

@@ -4,8 +4,8 @@ import struct
 
 import torch
 
-from slurmddp import checkpoint
-from slurmddp.runs.checkpoints import checkpoint_folders
+from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.files.manifest import checkpoint_folders
 
 
 def save(root, step, state=None, keep_last=3, **meta):

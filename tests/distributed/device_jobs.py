@@ -12,9 +12,11 @@ import torch
 from slurmddp.environments.detect import detect
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError, SlurmddpError
-from slurmddp.runs.folder import RunFolder
-from slurmddp.training import bootstrap, preflight, worker
-from slurmddp.training.claims import Claim, DevicesError, Refusal
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.training import rank_main
+from slurmddp.training.preflight import preflight
+from slurmddp.training.process_group import setup
+from slurmddp.training.process_group.device_agreement import Claim, DevicesError, Refusal
 
 Told = tuple[str, int, str, float]
 
@@ -23,7 +25,7 @@ def start() -> Told:
     """Take part in a start; return what was refused: the error's kind, exit code, words, and seconds."""
     began = time.monotonic()
     try:
-        bootstrap.finish(bootstrap.start(detect(os.environ), timeout_s=30.0))
+        setup.finish(setup.start(detect(os.environ), timeout_s=30.0))
     except SlurmddpError as error:
         return type(error).__name__, error.exit_code, str(error), time.monotonic() - began
     return "", 0, "", time.monotonic() - began
@@ -35,7 +37,7 @@ def with_too_few_gpus(rank: int) -> Told:
             raise MismatchError("2 ranks on this node see 1 GPU(s).", hint="Ask for more.")
         return None
 
-    bootstrap._choose_device = choose
+    setup._choose_device = choose
     return start()
 
 
@@ -45,7 +47,7 @@ def with_a_gpu_that_raises(rank: int) -> Told:
             raise RuntimeError("CUDA error: uncorrectable ECC error encountered\nCompile with DSA")
         return None
 
-    bootstrap._choose_device = choose
+    setup._choose_device = choose
     return start()
 
 
@@ -57,7 +59,7 @@ def with_a_gpu_for_one(rank: int) -> Told:
             return torch.device("cpu"), "nccl", Claim(node=info.node_rank, kind="cuda", backend="nccl")
         return torch.device("cpu"), "gloo", Claim(node=info.node_rank, backend="gloo")
 
-    bootstrap._claim_device = claim
+    setup._claim_device = claim
     return start()
 
 
@@ -75,5 +77,5 @@ def work_on_an_unfit_node(folder: str) -> tuple[int, list[tuple[int, ...]]]:
     def blame(info: RankInfo, run: RunFolder, config: dict[str, Any], refused: DevicesError) -> None:
         blamed.append(refused.nodes)
 
-    bootstrap._claim_device, preflight.blame_devices = claim, blame
-    return worker.main(folder), blamed
+    setup._claim_device, preflight.blame_devices = claim, blame
+    return rank_main.main(folder), blamed

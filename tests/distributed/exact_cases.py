@@ -13,15 +13,15 @@ from typing import Any
 from exact_jobs import Halt
 from trainer_runs import trainer_config
 
-from slurmddp.runs.folder import RunFolder, read_lines
-from slurmddp.runs.metrics import read
+from slurmddp.runs.folder.layout import RunFolder, read_lines
+from slurmddp.runs.status.metrics import read
 
 STEPS, EPOCH, EVAL_EVERY, BATCH, HELDOUT = 12, 5, 4, 2, 10
 TRAINER, OWN_LOOP = "slurmddp.training.trainer.train", "exact_jobs.own_loop"
 
 SCHEDULERS: dict[str, dict[str, Any]] = {
-    "cosine": {"_target_": "slurmddp.training.schedules.cosine", "steps": STEPS, "warmup_steps": 2},
-    "constant": {"_target_": "slurmddp.training.schedules.constant", "warmup_steps": 7},
+    "cosine": {"_target_": "slurmddp.training.builtin.schedules.cosine", "steps": STEPS, "warmup_steps": 2},
+    "constant": {"_target_": "slurmddp.training.builtin.schedules.constant", "warmup_steps": 7},
     "one-cycle": {
         "_target_": "torch.optim.lr_scheduler.OneCycleLR",
         "max_lr": 0.02,

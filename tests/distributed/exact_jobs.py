@@ -23,11 +23,11 @@ from torch.optim import lr_scheduler, swa_utils
 from torch.utils.data import DataLoader, Dataset
 
 from slurmddp.errors import StoppedAtCheckpoint
-from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.strategies import build
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.instantiate import instantiate, locate
-from slurmddp.training.metrics import Journal
+from slurmddp.training.run_log import Journal
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import torch
 from torch import distributed
 
 from slurmddp.errors import CheckpointError, MismatchError, SlurmddpError
-from slurmddp.training import collective
 from slurmddp.training.distributon import Distributon
+from slurmddp.training.process_group import collectives
 
 
 class Hostile:
@@ -32,9 +32,9 @@ def values() -> list[Any]:
             "long": "x" * 100_000 * d.rank,
         }  # fmt: skip
         return [
-            [_plain(one) for one in collective.gather(own)],
-            [_plain(one) for one in collective.gather_to_zero(own) or []],
-            _plain(collective.from_zero(own)),
+            [_plain(one) for one in collectives.gather(own)],
+            [_plain(one) for one in collectives.gather_to_zero(own) or []],
+            _plain(collectives.from_zero(own)),
         ]
 
 
@@ -53,11 +53,13 @@ def errors() -> list[Any]:
     found = []
     with Distributon() as d:
         d.launch()
-        for share in (collective.gather, collective.gather_to_zero):
+        for share in (collectives.gather, collectives.gather_to_zero):
             found.append(_raised(share, object() if d.rank == 1 else 1))
-        found.append(_raised(collective.from_zero, object() if d.rank == 0 else 1))
-        found.append(_raised(lambda value: collective.gather(value, OwnError(3) if d.rank == 1 else None), 1))
-        found.append(collective.gather(d.rank))
+        found.append(_raised(collectives.from_zero, object() if d.rank == 0 else 1))
+        found.append(
+            _raised(lambda value: collectives.gather(value, OwnError(3) if d.rank == 1 else None), 1)
+        )
+        found.append(collectives.gather(d.rank))
     return found
 
 
@@ -76,7 +78,7 @@ def with_a_hostile_rank(mark: str) -> str:
             _send(mark)
             return ""
         try:
-            collective.gather(0)
+            collectives.gather(0)
         except CheckpointError as error:
             return error.message
     return "nothing"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from rank_jobs import Net, weights
 
-from slurmddp.checkpoint import views
+from slurmddp.checkpoint.state import visibility
 from slurmddp.errors import SlurmddpError
 from slurmddp.training.distributon import Distributon
 
@@ -36,7 +36,7 @@ def load_that_one_rank_refuses(root: str) -> dict[str, Any]:
 
 def load_from_an_own_folder(root: str) -> str:
     """Return what each rank hears when each looks into a folder of its own and only rank 0's is filled."""
-    views.WAITS_S = (0.01, 0.02)
+    visibility.WAITS_S = (0.01, 0.02)
     with Distributon(seed=1) as d:
         d.launch()
         d.save(Path(root, "0"), 1, progress={})

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import SlurmddpError
-from slurmddp.training.rendezvous import open_store
+from slurmddp.training.process_group.rendezvous import open_store
 
 WHO = threading.local()
 """`WHO.rank` is the rank that a thread plays."""

@@ -20,11 +20,11 @@ import memory_jobs
 import torch
 import torch._dynamo  # DDP would import it, in each rank.
 
+from slurmddp.checkpoint.memory import shared_buffer
+from slurmddp.checkpoint.memory.service import Keeper
 from slurmddp.environments.detect import detect
+from slurmddp.environments.emit import emulated_step, rank_environment
 from slurmddp.environments.names import CHANNEL_VARIABLE, MEMORY_VARIABLE
-from slurmddp.environments.present import emulated_step, rank_environment
-from slurmddp.launchers.keeper import Keeper
-from slurmddp.node import memory
 
 NODES = 2
 Job = Callable[..., Any]
@@ -86,7 +86,7 @@ def main(folder: Path) -> dict[str, Any]:
     found["undisturbed"] = run(fresh, memory_jobs.train_on, str(folder / "none"), 9)
     keepers = [Keeper() for _ in range(NODES)]
     run(keepers, memory_jobs.killed_in_the_copy, str(folder / "a"), 5)
-    found["held"] = [[memory.newest_step([fd]) for fd in keeper.memory_fds()] for keeper in keepers]
+    found["held"] = [[shared_buffer.newest_step([fd]) for fd in keeper.memory_fds()] for keeper in keepers]
     found["memory"] = run(keepers, memory_jobs.train_on, str(folder / "a"), 9)
     found["another root"] = run(keepers, memory_jobs.train_on, str(folder / "other"), 5)
     run(keepers, memory_jobs.killed_in_the_copy, str(folder / "a"), 5)

@@ -16,7 +16,7 @@ from rank_jobs import Net, batch_of, weights
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from slurmddp.checkpoint import copies, snapshot
+from slurmddp.checkpoint.state import staging, staging_copy
 from slurmddp.errors import SlurmddpError
 from slurmddp.training.distributon import Distributon
 
@@ -83,7 +83,7 @@ def killed_in_the_copy(root: str, step: int) -> None:
         d.memory_save(root, step, **loop.objects)
         loop.train(loop.step + 1)
         d.barrier()
-        real, left = copies.View._copy, [3]
+        real, left = staging_copy.View._copy, [3]
 
         def copy(*words: Any) -> None:
             left[0] -= 1
@@ -91,7 +91,7 @@ def killed_in_the_copy(root: str, step: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             real(*words)
 
-        copies.View._copy = copy
+        staging_copy.View._copy = copy
         d.memory_save(root, step + 1, **loop.objects)
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -152,9 +152,9 @@ def errors_beside(root: str) -> dict[str, str]:
 def saves_with_little_memory(root: str, available: int) -> dict[str, Any]:
     """Save without a wait where so many bytes of memory are left; say what was kept, and what was told."""
     told = io.StringIO()
-    logging.getLogger("slurmddp.training.saves").addHandler(logging.StreamHandler(told))
-    logging.getLogger("slurmddp.checkpoint.snapshot").addHandler(logging.StreamHandler(told))
-    snapshot.available_bytes = lambda: available
+    logging.getLogger("slurmddp.training.checkpointing.async_writer").addHandler(logging.StreamHandler(told))
+    logging.getLogger("slurmddp.checkpoint.state.staging").addHandler(logging.StreamHandler(told))
+    staging.available_bytes = lambda: available
     with Distributon(seed=1) as d:
         d.launch()
         loop = Loop(d)

@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 
 from slurmddp.environments.detect import detect
-from slurmddp.training import bootstrap
+from slurmddp.training.process_group import setup
 
 before = dict(os.environ)
 threads = torch.get_num_threads()
 info = detect(os.environ)
-place = bootstrap.start(info, rendezvous_timeout_s=240)
+place = setup.start(info, rendezvous_timeout_s=240)
 total = torch.tensor([float(info.rank + 1)], device=place.device)
 if place.backend is not None:
     dist.all_reduce(total)
@@ -28,8 +28,8 @@ found = {
     "threads_before": threads,
     "omp": os.environ.get("OMP_NUM_THREADS"),
 }
-bootstrap.finish(place)
-bootstrap.finish(place)
+setup.finish(place)
+setup.finish(place)
 found["undone"] = (
     dict(os.environ) == before and torch.get_num_threads() == threads and not dist.is_initialized()
 )

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from slurmddp.errors import SlurmddpError
-from slurmddp.runs.folder import RunFolder
-from slurmddp.training import preflight, preflight_checks, preflight_pairs, preflight_verdicts
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training.distributon import Distributon
-from slurmddp.training.preflight_checks import CHECKS, Finding, Surroundings
+from slurmddp.training.preflight import checks, pairs, preflight, verdicts
+from slurmddp.training.preflight.checks import CHECKS, Finding, Surroundings
 
 LIMIT_S = 0.5
 """For what is meant not to end; nothing that is healthy has to end within it."""
@@ -46,7 +46,7 @@ def _is_me(rank: int) -> bool:
 def with_a_bad_device(folder: str, rank: int, hours: int) -> tuple[str, int, str]:
     """Let the device of one rank calculate wrongly."""
     if _is_me(rank):
-        preflight_checks.multiplies_right = lambda on, kind: False
+        checks.multiplies_right = lambda on, kind: False
     return fly(folder, {"policy": {"exclude_failed_h": hours}})
 
 
@@ -68,7 +68,7 @@ def with_a_check_that_raises(folder: str, rank: int) -> tuple[str, int, str]:
 
 
 def with_a_full_run_disk(folder: str) -> tuple[str, int, str]:
-    preflight_checks.free_bytes = lambda path: 17 if path == Path(folder) else 1 << 40
+    checks.free_bytes = lambda path: 17 if path == Path(folder) else 1 << 40
     return fly(folder)
 
 
@@ -82,30 +82,30 @@ def with_a_full_tmp(folder: str, rank: int, full: str) -> tuple[str, int, str]:
     """Let one rank have no TMPDIR, and a /tmp that is full; Python itself would go on to /var/tmp."""
     if _is_me(rank):
         os.environ.pop("TMPDIR", None)
-        preflight_checks.TMP = Path(full)
+        checks.TMP = Path(full)
     return fly(folder)
 
 
 def with_a_silent_node(folder: str, node: int) -> tuple[str, int, str]:
     if os.environ["NODE_RANK"] == str(node):
-        preflight_pairs.exchange = lambda peer, device: time.sleep(3600)
+        pairs.exchange = lambda peer, device: time.sleep(3600)
     return fly(folder, pair_s=LIMIT_S)
 
 
 def with_a_node_that_damages(folder: str, node: int) -> tuple[str, int, str]:
     """Let other numbers than it should send come from one node."""
-    vector, bad = preflight_pairs._vector, os.environ["NODE_RANK"] == str(node)
+    vector, bad = pairs._vector, os.environ["NODE_RANK"] == str(node)
 
     def damaged(rank: int, device: torch.device) -> torch.Tensor:
         return vector(rank, device) + (bad and rank == int(os.environ["RANK"]))
 
-    preflight_pairs._vector = damaged
+    pairs._vector = damaged
     return fly(folder)
 
 
 def with_a_clock(folder: str, rank: int, ahead_s: float, refused_s: float) -> tuple[str, int, str]:
     """Set the clock of one rank's node, so far off that no slow machine hides it."""
-    preflight_verdicts.SKEW_REFUSED_S = refused_s
+    verdicts.SKEW_REFUSED_S = refused_s
     if _is_me(rank):
         now = time.time
         time.time = lambda: now() + ahead_s
@@ -117,4 +117,4 @@ def checks_of_one_rank(folder: str) -> list[str]:
     with Distributon() as d:
         d.launch()
         here = Surroundings(info=d._here.info, device=d.device, node="n1", folder=RunFolder(folder))
-        return [one.sentence for one in preflight_checks.look(CHECKS, here, 60) if one.blames != "nobody"]
+        return [one.sentence for one in checks.look(CHECKS, here, 60) if one.blames != "nobody"]

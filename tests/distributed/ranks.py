@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-PRELOAD = ["torch", "torch._dynamo", "slurmddp.training.worker", "slurmddp.training.trainer", "rank_jobs"]
+PRELOAD = ["torch", "torch._dynamo", "slurmddp.training.rank_main", "slurmddp.training.trainer", "rank_jobs"]
 
 
 def start_server() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from slurmddp import checkpoint
+from slurmddp.checkpoint import state as checkpoint
 
 torch.set_num_threads(1)
 ELEMENTS = 1 << 19

@@ -9,10 +9,10 @@ from torch.distributed import checkpoint as sharded
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from slurmddp import checkpoint
-from slurmddp.runs.durable import FileRecord, record_of
-from slurmddp.training import collective
+from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.files.durable import FileRecord, record_of
 from slurmddp.training.distributon import Distributon
+from slurmddp.training.process_group import collectives
 
 
 def whole(step: int) -> torch.Tensor:
@@ -30,12 +30,12 @@ def write_sharded(root: str, steps: list[int]) -> list[str]:
 
 def _write(d: Distributon, root: Path, step: int, tensor: torch.Tensor) -> str:
     def fill(folder: Path) -> dict[str, FileRecord]:
-        sharded.save({"w": tensor}, checkpoint_id=collective.from_zero(str(folder)))
+        sharded.save({"w": tensor}, checkpoint_id=collectives.from_zero(str(folder)))
         return {file.name: record_of(file) for file in folder.iterdir()}
 
     path = ""
     if d.is_global_zero:
         path = str(checkpoint.publish(root, step, fill, meta={"world_size": d.world_size}))
     else:
-        sharded.save({"w": tensor}, checkpoint_id=collective.from_zero(""))
-    return str(collective.from_zero(path))
+        sharded.save({"w": tensor}, checkpoint_id=collectives.from_zero(""))
+    return str(collectives.from_zero(path))

@@ -15,8 +15,9 @@ from typing import Any
 import rank_jobs
 import torch
 
-from slurmddp.launchers import linux
-from slurmddp.training import guard, worker
+from slurmddp.host import linux
+from slurmddp.training import rank_main
+from slurmddp.training.stopping import exit_guard
 
 
 def all_have_come(place: str) -> None:
@@ -85,7 +86,7 @@ def work(folder: str, act: str, at: int, rank: int, environ: dict[str, str]) -> 
     """Run a worker in which `act` happens when sample `at` is read on `rank`; return its exit code."""
     os.environ.update({"SLURMDDP_RUN_DIR": folder, "SLURMDDP_ATTEMPT": "0", **environ})
     Countdown.act, Countdown.at, Countdown.rank = act, at, rank
-    return worker.main(folder)
+    return rank_main.main(folder)
 
 
 def isolated(folder: str, act: str, at: int, rank: int, environ: dict[str, str]) -> tuple[int, str]:
@@ -135,7 +136,7 @@ class EarlyOnOne(rank_jobs.Net):
 
     def __init__(self) -> None:
         super().__init__()
-        guard.PATIENCE_S = 600  # The start may be slow here.
+        exit_guard.PATIENCE_S = 600  # The start may be slow here.
         if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from slurmddp.training.stop import StopAgreement, StopSignals
+from slurmddp.training.stopping.agreement import StopAgreement, StopSignals
 
 STEPS = 100_000
 KINDS = ("one", "before", "two", "twice", "evaluation", "usr2", "request", "finished")

@@ -12,14 +12,14 @@ import pytest
 from agent_runs import make_run, wait_for_lines, wait_until
 from torch_agents import agents_of, codes_of, logs
 
-from slurmddp.launchers import failure
+from slurmddp.runs.failures import capture
 
 pytestmark = pytest.mark.distributed
 
 AGENT = """
 import os, sys
-from slurmddp.launchers.agent import run
-from slurmddp.launchers.node import PRELOAD
+from slurmddp.launchers.agent.agent import run
+from slurmddp.launchers.agent.preload import PRELOAD
 *preload, run_dir = sys.argv[1:]
 code = run(run_dir, entry="rank_program:main", preload=preload or PRELOAD, report=lambda folder, code: None)
 sys.stdout.flush()
@@ -30,7 +30,7 @@ import json, os, sys
 import torch
 
 from slurmddp.environments.detect import detect
-from slurmddp.training import bootstrap
+from slurmddp.training.process_group import setup as bootstrap
 
 kept = []
 
@@ -140,7 +140,7 @@ def test_of_a_killed_rank_and_those_that_lost_it_the_killed_one_is_named(tmp_pat
         victim = folder.rank_log(0, 2).read_text().partition("ready as ")[2].partition(".")[0]
         os.kill(int(victim), signal.SIGKILL)
         assert codes_of(agents) == [1, 1], logs(folder)
-    found = failure.read(folder, 0)
+    found = capture.read(folder, 0)
     assert found is not None
     assert (found.rank, found.node_rank, found.signal) == (2, 1, "SIGKILL")
     wait_until(lambda: not any(rank.is_running() for rank in ranks), "all ranks end")

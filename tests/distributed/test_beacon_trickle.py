@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from slurmddp.training import beacon
+from slurmddp.training.process_group import port_discovery
 
 pytestmark = pytest.mark.distributed
 
@@ -22,7 +22,7 @@ def test_a_peer_that_trickles_has_no_more_time_than_one_that_is_silent():
     stranger.start()
     try:
         with pytest.raises(TimeoutError):
-            beacon._read_line(ours, 0.2)
+            port_discovery._read_line(ours, 0.2)
     finally:
         over.set()
         stranger.join()

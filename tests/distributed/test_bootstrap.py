@@ -12,14 +12,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from slurmddp.environments.cpus import share_of
 from slurmddp.environments.detect import detect
-from slurmddp.environments.present import emulated_step, rank_environment, scrub
+from slurmddp.environments.emit import emulated_step, rank_environment, scrub
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError, MismatchError, SlurmddpError
-from slurmddp.node.ports import candidate_ports
-from slurmddp.node.processors import read_cpus
-from slurmddp.training import bootstrap, processors
+from slurmddp.host.cpus import share_of
+from slurmddp.host.ports import candidate_ports
+from slurmddp.host.read_cpus import read_cpus
+from slurmddp.training.process_group import cpu_affinity, setup
 
 pytestmark = pytest.mark.distributed
 
@@ -155,24 +155,24 @@ def pair(rank=0):
 
 def test_one_rank_takes_the_cpus_it_was_given_and_gives_the_thread_count_back(no_gpu):
     before = torch.get_num_threads()
-    place = bootstrap.start(alone(cpus=1))
+    place = setup.start(alone(cpus=1))
     assert torch.get_num_threads() == 1
     assert os.environ["OMP_NUM_THREADS"] == "1"
     assert (place.device.type, place.backend, place.store) == ("cpu", None, None)
-    bootstrap.finish(place)
+    setup.finish(place)
     assert torch.get_num_threads() == before
     assert "OMP_NUM_THREADS" not in os.environ
 
 
 def test_an_unknown_backend_is_refused_before_anybody_is_waited_for(no_gpu):
     with pytest.raises(ConfigError, match="'gllo'"):
-        bootstrap.start(pair(rank=1), backend="gllo", rendezvous_timeout_s=600)
+        setup.start(pair(rank=1), backend="gllo", rendezvous_timeout_s=600)
 
 
 def test_a_start_that_fails_leaves_nothing_changed(no_gpu):
     before, threads = dict(os.environ), torch.get_num_threads()
     with pytest.raises(SlurmddpError, match="rank 1"):
-        bootstrap.start(pair(), rendezvous_timeout_s=0.2)
+        setup.start(pair(), rendezvous_timeout_s=0.2)
     assert dict(os.environ) == before
     assert torch.get_num_threads() == threads
     assert not dist.is_initialized()
@@ -182,13 +182,13 @@ def test_a_group_of_another_size_is_refused(no_gpu):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(SlurmddpError, match="says rank 0 of 1, but the environment"):
-            bootstrap.start(pair())
+            setup.start(pair())
     finally:
         dist.destroy_process_group()
 
 
 def test_granted_gpus_that_torch_does_not_see_are_worth_a_warning(no_gpu, caplog):
-    bootstrap.finish(bootstrap.start(alone(gpus_on_node=4)))
+    setup.finish(setup.start(alone(gpus_on_node=4)))
     assert "SLURM granted 4 GPU(s), but torch sees none" in caplog.text
 
 
@@ -206,10 +206,10 @@ def test_a_mig_device_is_alone_before_cuda_is_asked(monkeypatch):
         return 1
 
     monkeypatch.setattr(torch.cuda, "device_count", device_count)
-    assert bootstrap.visible_gpus() == 2, "as many as the ranks of the node can share"
+    assert setup.visible_gpus() == 2, "as many as the ranks of the node can share"
     assert seen == []
     with contextlib.ExitStack() as undo:
-        assert bootstrap._choose_device(TWO_LOCAL, undo) == 0
+        assert setup._choose_device(TWO_LOCAL, undo) == 0
         assert seen == ["MIG-b"]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == MIG, "finish puts it back"
 
@@ -217,9 +217,9 @@ def test_a_mig_device_is_alone_before_cuda_is_asked(monkeypatch):
 def test_whole_gpus_are_counted_by_torch(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert bootstrap.visible_gpus() == 2
+    assert setup.visible_gpus() == 2
     with contextlib.ExitStack() as undo:
-        assert bootstrap._choose_device(TWO_LOCAL, undo) == 1
+        assert setup._choose_device(TWO_LOCAL, undo) == 1
 
 
 @pytest.mark.parametrize(("local_rank", "warnings"), [(0, 1), (1, 0)])
@@ -228,7 +228,7 @@ def test_a_node_that_shows_the_gpus_of_other_jobs_warns_once(monkeypatch, caplog
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
     info = RankInfo(environment="slurm", local_rank=local_rank, local_world_size=2, gpus_on_node=2)
-    assert bootstrap._take_device(info, local_rank) == torch.device("cuda", local_rank)
+    assert setup._take_device(info, local_rank) == torch.device("cuda", local_rank)
     assert caplog.text.count("8 can be seen") == warnings
 
 
@@ -243,7 +243,7 @@ def test_ranks_of_an_agent_take_their_share_of_the_cpus_and_give_it_back(monkeyp
         monkeypatch.delenv("SLURMDDP_GENERATION", raising=False)
     info = RankInfo(environment="slurm", world_size=2, local_world_size=2, cpus=4 * len(before))
     with contextlib.ExitStack() as undo:
-        processors.take_cpus(info, undo)
+        cpu_affinity.take_cpus(info, undo)
         own = share_of(read_cpus(allowed=before), 0, 2) if together else before
         assert os.sched_getaffinity(0) == own
         assert int(os.environ["OMP_NUM_THREADS"]) == torch.get_num_threads() <= len(own)
@@ -257,4 +257,4 @@ def test_an_interface_that_is_not_there_is_refused_before_anybody_waits(monkeypa
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "surely0")
     info = RankInfo(environment="slurm", world_size=2, local_world_size=2, launch_id="1.0.0")
     with pytest.raises(MismatchError, match=r"GLOO_SOCKET_IFNAME='surely0' can't be used on .*no surely0"):
-        bootstrap.start(info, backend="gloo", rendezvous_timeout_s=600)
+        setup.start(info, backend="gloo", rendezvous_timeout_s=600)

@@ -10,9 +10,9 @@ import torch
 import xxhash
 from checkpoint_files import flip_bit, hidden_in, save, steps_in
 
-from slurmddp import checkpoint
+from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.files import durable
 from slurmddp.errors import CheckpointError, ConfigError
-from slurmddp.runs import durable
 
 
 def test_folder_layout_and_manifest(tmp_path):
@@ -55,7 +55,7 @@ def test_copies_are_not_held_in_memory_until_the_flush(tmp_path, monkeypatch):
         asked[path.name] = held
         return real(path, parts, expected=expected, held=held)
 
-    monkeypatch.setattr("slurmddp.checkpoint.writer.write_hashed", spy)
+    monkeypatch.setattr("slurmddp.checkpoint.state.writer.write_hashed", spy)
     plain, turned = torch.ones(4, 5), torch.ones(4, 5).t()
     conjugate = torch.ones(3, dtype=torch.complex64).conj()
     for state, expected in (([plain], True), ([plain, turned], False), ([plain, conjugate], False)):

@@ -8,9 +8,9 @@ import pytest
 import torch
 from checkpoint_files import flip_bit, save, steps_in
 
-from slurmddp import checkpoint
+from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.files import manifest
 from slurmddp.errors import CheckpointError
-from slurmddp.runs import checkpoints
 
 
 @pytest.mark.parametrize("file", ["state.safetensors", "state.json", "manifest.json"])
@@ -90,7 +90,7 @@ def rewrite_manifest(path, **changes):
     content = json.loads((path / "manifest.json").read_text())
     del content["sha256"]
     content = {key: value for key, value in {**content, **changes}.items() if value is not None}
-    (path / "manifest.json").write_text(json.dumps({**content, "sha256": checkpoints._digest(content)}))
+    (path / "manifest.json").write_text(json.dumps({**content, "sha256": manifest._digest(content)}))
 
 
 @pytest.mark.parametrize(

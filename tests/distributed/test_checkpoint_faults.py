@@ -13,10 +13,11 @@ import pytest
 import torch
 from checkpoint_files import hidden_in, steps_in
 
-from slurmddp import checkpoint
-from slurmddp.checkpoint import views
+from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.files import retry, space
+from slurmddp.checkpoint.state import visibility
 from slurmddp.errors import CheckpointError, ConfigError
-from slurmddp.runs import owner, retry, room
+from slurmddp.runs.folder import owner
 
 
 def save(root, step, state=None, keep_last=3):
@@ -29,7 +30,7 @@ def waits(monkeypatch):
     slept = []
     fake = SimpleNamespace(sleep=slept.append)
     monkeypatch.setattr(retry, "time", fake)
-    monkeypatch.setattr(views, "time", fake)
+    monkeypatch.setattr(visibility, "time", fake)
     return slept
 
 
@@ -165,7 +166,7 @@ def test_a_full_disk_at_any_moment_leaves_the_old_ones_alone(tmp_path, code):
 def test_too_little_space_is_said_before_a_byte_is_written(tmp_path, monkeypatch):
     save(tmp_path, 1)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    monkeypatch.setattr(room, "free_bytes", lambda folder: 5_000_000)
+    monkeypatch.setattr(space, "free_bytes", lambda folder: 5_000_000)
     with pytest.raises(CheckpointError) as caught:
         save(tmp_path, 1, {"w": torch.zeros(2_000_000)})
     assert "it needs 8.0 MB and 1.0 MB to spare, and 5.0 MB are free" in caught.value.message
@@ -176,7 +177,7 @@ def test_too_little_space_is_said_before_a_byte_is_written(tmp_path, monkeypatch
 def test_what_a_killed_writer_left_is_not_counted_against_the_next(tmp_path, monkeypatch):
     left = tmp_path / ".writing-step-0000000001-77"
     left.mkdir()
-    monkeypatch.setattr(room, "free_bytes", lambda folder: 0 if left.exists() else 10**9)
+    monkeypatch.setattr(space, "free_bytes", lambda folder: 0 if left.exists() else 10**9)
     assert save(tmp_path, 2).is_dir()
 
 
@@ -187,7 +188,7 @@ def test_what_a_killed_writer_left_is_not_counted_against_the_next(tmp_path, mon
 )
 def test_what_the_file_system_refuses_to_reserve(tmp_path, monkeypatch, code, words):
     save(tmp_path, 1)
-    monkeypatch.setattr(room, "_fallocate", lambda: lambda descriptor, size: code)
+    monkeypatch.setattr(space, "_fallocate", lambda: lambda descriptor, size: code)
     with pytest.raises(CheckpointError, match=r"it needs 8\.0 MB.*" + words):
         save(tmp_path, 2, {"w": torch.zeros(2_000_000)})
     assert (steps_in(tmp_path), hidden_in(tmp_path)) == ([1], [])
@@ -195,13 +196,13 @@ def test_what_the_file_system_refuses_to_reserve(tmp_path, monkeypatch, code, wo
 
 @pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINTR], ids=errno.errorcode.get)
 def test_a_file_system_that_can_not_reserve(tmp_path, monkeypatch, code):
-    monkeypatch.setattr(room, "_fallocate", lambda: lambda descriptor, size: code)
+    monkeypatch.setattr(space, "_fallocate", lambda: lambda descriptor, size: code)
     assert checkpoint.read(save(tmp_path, 1)).step == 1
 
 
 def test_what_is_reserved_is_taken_from_what_is_free(tmp_path):
     with (tmp_path / "file").open("xb") as stream:
-        room.reserve(stream.fileno(), 64 << 20, tmp_path)
+        space.reserve(stream.fileno(), 64 << 20, tmp_path)
         assert os.fstat(stream.fileno()).st_blocks * 512 >= 64 << 20
         assert os.fstat(stream.fileno()).st_size == 0
 
@@ -209,13 +210,13 @@ def test_what_is_reserved_is_taken_from_what_is_free(tmp_path):
 def test_more_than_is_free_is_never_asked_for(tmp_path, monkeypatch):
     """A call that can't be met takes what there is before it fails, and with it everybody's space."""
     asked = []
-    monkeypatch.setattr(room, "_fallocate", lambda: lambda descriptor, size: asked.append(size) or 0)
-    monkeypatch.setattr(room, "free_bytes", lambda folder: 50_000_000)
+    monkeypatch.setattr(space, "_fallocate", lambda: lambda descriptor, size: asked.append(size) or 0)
+    monkeypatch.setattr(space, "free_bytes", lambda folder: 50_000_000)
     with (tmp_path / "file").open("xb") as stream:
-        with pytest.raises(room.NoRoomError, match=r"needs 60\.0 MB .*, and 50\.0 MB are free"):
-            room.reserve(stream.fileno(), 60_000_000, tmp_path)
+        with pytest.raises(space.NoRoomError, match=r"needs 60\.0 MB .*, and 50\.0 MB are free"):
+            space.reserve(stream.fileno(), 60_000_000, tmp_path)
         assert asked == []
-        room.reserve(stream.fileno(), 40_000_000, tmp_path)
+        space.reserve(stream.fileno(), 40_000_000, tmp_path)
         assert asked == [40_000_000]
 
 
@@ -232,7 +233,7 @@ def test_a_rehearsal_leaves_nothing_behind(tmp_path, caplog):
 
 def test_a_rehearsal_finds_what_a_save_would_and_what_later_ones_would(tmp_path, monkeypatch, caplog):
     state = {"w": torch.zeros(1_000_000)}
-    monkeypatch.setattr(room, "free_bytes", lambda folder: 10_000_000)
+    monkeypatch.setattr(space, "free_bytes", lambda folder: 10_000_000)
     checkpoint.rehearse(tmp_path, state)
     assert "has 10.0 MB free; keeping 3 checkpoints of 4.0 MB takes up to 16.0 MB" in caplog.text
     with pytest.raises(CheckpointError, match=r"test save.*needs 12\.0 MB .*, and 10\.0 MB are free"):
@@ -335,21 +336,21 @@ def test_a_host_that_sees_it_late_waits(tmp_path, waits, monkeypatch):
         waits.append(seconds)
         next(appear)()
 
-    monkeypatch.setattr(views, "time", SimpleNamespace(sleep=sleep))
-    views.await_same(here, views.mark_of(there))
-    assert waits == list(views.WAITS_S[:3])
+    monkeypatch.setattr(visibility, "time", SimpleNamespace(sleep=sleep))
+    visibility.await_same(here, visibility.mark_of(there))
+    assert waits == list(visibility.WAITS_S[:3])
 
 
 def test_a_host_that_never_sees_it_says_which_host(tmp_path, waits):
     there = save(tmp_path / "there", 5)
     with pytest.raises(CheckpointError) as caught:
-        views.await_same(tmp_path / "here" / there.name, views.mark_of(there))
+        visibility.await_same(tmp_path / "here" / there.name, visibility.mark_of(there))
     assert f"does not exist on {os.uname().nodename}" in caught.value.message
     assert "all nodes share" in caught.value.hint
-    assert waits == list(views.WAITS_S)
+    assert waits == list(visibility.WAITS_S)
     save(tmp_path / "here", 5, {"other": 1})
     with pytest.raises(CheckpointError, match="is an older one of that step on"):
-        views.await_same(tmp_path / "here" / there.name, views.mark_of(there))
+        visibility.await_same(tmp_path / "here" / there.name, visibility.mark_of(there))
 
 
 def test_a_host_that_may_not_read_does_not_wait(tmp_path, waits, monkeypatch):
@@ -358,8 +359,8 @@ def test_a_host_that_may_not_read_does_not_wait(tmp_path, waits, monkeypatch):
     def refuse(self):
         raise OSError(errno.EACCES, "Permission denied")
 
-    mark = views.mark_of(there)
+    mark = visibility.mark_of(there)
     monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(CheckpointError, match=r"can't be read on .*: Permission denied"):
-        views.await_same(there, mark)
+        visibility.await_same(there, mark)
     assert waits == []

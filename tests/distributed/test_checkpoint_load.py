@@ -12,13 +12,14 @@ import torch
 from ranks import run_ranks
 from torch import nn
 
-from slurmddp import checkpoint, spec
-from slurmddp.checkpoint import config_match
+from slurmddp import spec
+from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.state import config_match
 from slurmddp.config import schema
 from slurmddp.errors import CheckpointError, ConfigError
-from slurmddp.runs.folder import RunFolder, read_lines
+from slurmddp.runs.folder.layout import RunFolder, read_lines
 from slurmddp.training.distributon import Distributon
-from slurmddp.training.trainer import Training
+from slurmddp.training.trainer.loop import Training
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 

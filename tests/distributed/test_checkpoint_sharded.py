@@ -11,11 +11,11 @@ import torch
 from ranks import run_ranks
 from torch.distributed import checkpoint as sharded
 
-from slurmddp import checkpoint
+from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.files.durable import FileRecord, write_hashed
+from slurmddp.checkpoint.files.manifest import verify
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_FAILED, CheckpointError
-from slurmddp.runs.checkpoints import verify
-from slurmddp.runs.durable import FileRecord, write_hashed
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 

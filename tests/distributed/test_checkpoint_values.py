@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 from checkpoint_files import round_trip, same, save
 
-from slurmddp import checkpoint
+from slurmddp.checkpoint import state as checkpoint
 from slurmddp.errors import CheckpointError
 
 DTYPES = [

@@ -14,10 +14,10 @@ from ranks import run_ranks
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, SlurmddpError
-from slurmddp.runs.causes import reads_like_a_lost_peer
-from slurmddp.training import bootstrap, claims, processors
-from slurmddp.training.claims import Claim, DevicesError, judge, settle
-from slurmddp.training.signed_store import SignedStore
+from slurmddp.runs.failures.causes import reads_like_a_lost_peer
+from slurmddp.training.process_group import cpu_affinity, device_agreement, setup
+from slurmddp.training.process_group.device_agreement import Claim, DevicesError, judge, settle
+from slurmddp.training.process_group.signed_store import SignedStore
 
 pytestmark = [pytest.mark.distributed]
 
@@ -108,7 +108,7 @@ def test_a_rank_that_says_nothing_is_named() -> None:
 
 
 def test_a_rank_zero_that_says_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "READ_S", 0.0)
+    monkeypatch.setattr(device_agreement, "READ_S", 0.0)
     with pytest.raises(SlurmddpError, match="Rank 0 went away, or did not say"):
         settle(SignedStore(dist.HashStore(), "1.0.0"), 1, 2, GPU, patience_s=0.05)
 
@@ -125,7 +125,7 @@ def test_two_ranks_on_one_gpu_are_refused_and_two_parts_of_it_are_not(
     found = []
     for name in names.split(","):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", name)
-        found.append(replace(GPU, identity=bootstrap._identity(torch.device("cuda", 0))))
+        found.append(replace(GPU, identity=setup._identity(torch.device("cuda", 0))))
     refusal = judge(found)
     assert (refusal is not None) == shared
     assert not shared or "GPU-5, which rank 0 has already" in refusal.text
@@ -154,7 +154,7 @@ def test_a_node_is_unfit_that_shows_less_than_was_given(
     if by_agent:
         monkeypatch.setenv("SLURMDDP_GENERATION", "0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
-    assert bootstrap._lacks_gpus(replace(NODE, gpus_on_node=granted)) == unfit
+    assert setup._lacks_gpus(replace(NODE, gpus_on_node=granted)) == unfit
 
 
 def test_a_gpu_that_raises_is_its_nodes_fault_and_a_wrong_number_the_jobs(
@@ -163,20 +163,20 @@ def test_a_gpu_that_raises_is_its_nodes_fault_and_a_wrong_number_the_jobs(
     def raises(info: RankInfo, undo: contextlib.ExitStack) -> int:
         raise RuntimeError("CUDA error: system not yet initialized\nmore")
 
-    monkeypatch.setattr(bootstrap, "_choose_device", raises)
-    _, _, claim = bootstrap._claim_device(NODE, "auto", contextlib.ExitStack())
+    monkeypatch.setattr(setup, "_choose_device", raises)
+    _, _, claim = setup._claim_device(NODE, "auto", contextlib.ExitStack())
     assert (claim.node, claim.unfit) == (2, True)
     assert claim.trouble == "its GPU can't be used: CUDA error: system not yet initialized"
     monkeypatch.undo()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    _, _, claim = bootstrap._claim_device(NODE, "nccl", contextlib.ExitStack())
+    _, _, claim = setup._claim_device(NODE, "nccl", contextlib.ExitStack())
     assert (claim.unfit, "backend=nccl needs a GPU" in claim.trouble) == (False, True)
 
 
 def test_alone_a_rank_raises_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(SlurmddpError, match="backend=nccl"):
-        bootstrap.start(RankInfo(environment="single"), backend="nccl")
+        setup.start(RankInfo(environment="single"), backend="nccl")
 
 
 def test_a_gpu_that_does_not_answer_is_left_to_its_own_rank_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def test_a_gpu_that_does_not_answer_is_left_to_its_own_rank_to_tell(monkeypatch:
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
-    assert processors._gpu_numa_nodes(NODE) == []
+    assert cpu_affinity._gpu_numa_nodes(NODE) == []
 
 
 def test_pretended_nodes_that_compute_on_cpus_beside_gpus_say_so(
@@ -195,5 +195,5 @@ def test_pretended_nodes_that_compute_on_cpus_beside_gpus_say_so(
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    bootstrap._claim_device(replace(NODE, emulated=True), "auto", contextlib.ExitStack())
+    setup._claim_device(replace(NODE, emulated=True), "auto", contextlib.ExitStack())
     assert "6 ranks on pretended nodes, 2 GPU(s): computing on the CPU" in caplog.text

@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, S
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError
-from slurmddp.training.loader import CountedLoader, DistributedLoader, distribute
+from slurmddp.training.data.loader import CountedLoader, DistributedLoader, distribute
 
 SAMPLES = 12
 

@@ -17,7 +17,7 @@ import torch
 from doc_programs import DOCS, ROOT, newest_weights, python_blocks, readme_program
 
 from slurmddp import Distributon
-from slurmddp.environments.present import scrub
+from slurmddp.environments.emit import scrub
 
 pytestmark = pytest.mark.distributed
 

@@ -19,9 +19,9 @@ from trainer_runs import trainer_config
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError
-from slurmddp.runs.folder import RunFolder, read_lines
+from slurmddp.runs.folder.layout import RunFolder, read_lines
 from slurmddp.spec import GlobalBatch
-from slurmddp.training.loader import DistributedLoader, distribute
+from slurmddp.training.data.loader import DistributedLoader, distribute
 
 GLOBAL_BATCH = 24
 
@@ -130,7 +130,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
         "eval_batches": 5,
         "save_every": 0,
     }
-    scheduler = {"_target_": "slurmddp.training.schedules.cosine", "steps": 8, "warmup_steps": 2}
+    scheduler = {"_target_": "slurmddp.training.builtin.schedules.cosine", "steps": 8, "warmup_steps": 2}
     return trainer_config({"_target_": "elastic_jobs.Noted", "blur": 0.5}, train, scheduler=scheduler)
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from trainer_runs import trainer_config
 
 from slurmddp.training.distributon import Distributon
-from slurmddp.training.evaluate import evaluate
+from slurmddp.training.trainer.evaluate import evaluate
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 

@@ -33,7 +33,7 @@ from exact_jobs import Halt
 from ranks import run_ranks
 from trainer_runs import assert_same, final_state
 
-from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.folder.layout import RunFolder
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from slurmddp import checkpoint
+from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.files import publish
+from slurmddp.checkpoint.files.manifest import WRITING
 from slurmddp.errors import SupersededError
-from slurmddp.runs import publish
-from slurmddp.runs.checkpoints import WRITING
-from slurmddp.runs.folder import RunFolder
-from slurmddp.training.metrics import Journal
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.training.run_log import Journal
 
 STATE = {"weight": torch.ones(4)}
 

@@ -33,7 +33,7 @@ AGREES = """
 import os, sys
 from pathlib import Path
 import torch.distributed as dist
-from slurmddp.training.stop import StopAgreement
+from slurmddp.training.stopping.agreement import StopAgreement
 
 store = dist.FileStore(sys.argv[1], 2)
 with StopAgreement(store, 0, 2, poll_s=0.005, timeout_s=0.3) as agreement:

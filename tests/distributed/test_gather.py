@@ -9,7 +9,7 @@ import gather_jobs
 import pytest
 from ranks import run_ranks
 
-from slurmddp.checkpoint.packed import pack, unpack
+from slurmddp.checkpoint.state.packed import pack, unpack
 from slurmddp.errors import CheckpointError
 
 pytestmark = pytest.mark.distributed

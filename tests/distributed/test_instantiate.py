@@ -11,7 +11,7 @@ import torch
 
 from slurmddp.errors import ConfigError
 from slurmddp.training.instantiate import instantiate, locate
-from slurmddp.training.parts import build_loss
+from slurmddp.training.trainer.components import build_loss
 
 
 class Thing:

@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError, SlurmddpError
-from slurmddp.node.address import Address
-from slurmddp.training import bootstrap
+from slurmddp.host.address import Address
+from slurmddp.training.process_group import setup
 
 HERE, THERE = "127.0.1.1", "192.0.2.1"
 
@@ -26,7 +26,7 @@ def on_node(node, name="n1", **changes):
 def meet(monkeypatch):
     """Let two ranks meet that find rank 0's name to be what they are told; return the addresses they take."""
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(bootstrap, "interface_towards", lambda text: f"to-{text}")
+    monkeypatch.setattr(setup, "interface_towards", lambda text: f"to-{text}")
 
     def run(found, **changes):
         def find(info):
@@ -34,11 +34,11 @@ def meet(monkeypatch):
                 raise found[info.rank]
             return [Address(2, found[info.rank])]
 
-        monkeypatch.setattr(bootstrap, "find_rank_zero", find)
+        monkeypatch.setattr(setup, "find_rank_zero", find)
         store = dist.HashStore()
 
         def name_one(node):
-            return bootstrap._address_of_rank_zero(on_node(node, **changes), store)
+            return setup._address_of_rank_zero(on_node(node, **changes), store)
 
         with ThreadPoolExecutor(2) as pool:
             return list(pool.map(name_one, (0, 1)))
@@ -63,11 +63,11 @@ def test_a_name_that_one_rank_does_not_find_holds_up_none(meet):
 
 def test_the_interface_is_named_for_that_address(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(bootstrap, "_address_of_rank_zero", lambda info, store: THERE)
-    monkeypatch.setattr(bootstrap, "interface_towards", lambda text: f"to-{text}")
+    monkeypatch.setattr(setup, "_address_of_rank_zero", lambda info, store: THERE)
+    monkeypatch.setattr(setup, "interface_towards", lambda text: f"to-{text}")
     with contextlib.ExitStack() as undo:
-        place = bootstrap.Place(on_node(0), bootstrap.torch.device("cpu"), "gloo", None, undo)
-        bootstrap._name_interface(place, dist.HashStore())
+        place = setup.Place(on_node(0), setup.torch.device("cpu"), "gloo", None, undo)
+        setup._name_interface(place, dist.HashStore())
         assert os.environ["GLOO_SOCKET_IFNAME"] == f"to-{THERE}"
     assert "GLOO_SOCKET_IFNAME" not in os.environ
 
@@ -77,5 +77,5 @@ def test_loopback_is_refused_unless_the_meeting_point_is_loopback_by_its_name(mo
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     refused = contextlib.nullcontext() if taken else pytest.raises(MismatchError, match="loopback leads to")
     with contextlib.ExitStack() as undo, refused:
-        place = bootstrap.Place(on_node(0, name), bootstrap.torch.device("cpu"), "gloo", None, undo)
-        bootstrap._check_interfaces(place)
+        place = setup.Place(on_node(0, name), setup.torch.device("cpu"), "gloo", None, undo)
+        setup._check_interfaces(place)

@@ -14,9 +14,9 @@ import pytest
 import torch
 from ranks import run_ranks
 
-from slurmddp import checkpoint
+from slurmddp.checkpoint import state as checkpoint
 from slurmddp.environments.detect import detect
-from slurmddp.environments.present import emulated_step, rank_environment, scrub
+from slurmddp.environments.emit import emulated_step, rank_environment, scrub
 
 pytestmark = pytest.mark.distributed
 

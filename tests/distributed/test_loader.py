@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError, SlurmddpError
-from slurmddp.training import session_state
-from slurmddp.training.loader import CountedLoader, DistributedLoader, distribute, to_device
+from slurmddp.training.checkpointing import training_state
+from slurmddp.training.data.loader import CountedLoader, DistributedLoader, distribute, to_device
 
 CPU = torch.device("cpu")
 
@@ -95,7 +95,7 @@ def test_a_loader_that_refuses_leaves_the_one_before_it_where_it_was() -> None:
     loaders = [make(numbers(12)), make(numbers(12))]
     before = [loader.state_dict() for loader in loaders]
     with pytest.raises(SlurmddpError, match="samples"):
-        session_state.apply(state, {}, loaders, lambda module: module, frozenset())
+        training_state.apply(state, {}, loaders, lambda module: module, frozenset())
     assert [loader.state_dict() for loader in loaders] == before
     del walk
 

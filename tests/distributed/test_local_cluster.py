@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.environments.present import scrub
+from slurmddp.environments.emit import scrub
 
 pytestmark = pytest.mark.distributed
 

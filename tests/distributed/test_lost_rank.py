@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from slurmddp.errors import CheckpointError, RankFailure
-from slurmddp.training.lost_rank import is_lost_rank
+from slurmddp.training.process_group.lost_rank import is_lost_rank
 
 pytestmark = pytest.mark.distributed
 GLOO = "/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp"

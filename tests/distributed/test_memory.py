@@ -18,12 +18,12 @@ from checkpoint_files import steps_in
 from ranks import CONTEXT, place_environments, run_ranks
 from trainer_runs import assert_same
 
-from slurmddp import checkpoint
-from slurmddp.checkpoint import snapshot
-from slurmddp.checkpoint.snapshot import NoMemory, Snapshots
+from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.files.manifest import checkpoint_folders, verify
+from slurmddp.checkpoint.memory import shared_buffer
+from slurmddp.checkpoint.state import staging
+from slurmddp.checkpoint.state.staging import NoMemory, Snapshots
 from slurmddp.errors import CheckpointError
-from slurmddp.node import memory
-from slurmddp.runs.checkpoints import checkpoint_folders, verify
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 PROGRAM = Path(__file__).with_name("memory_agent.py")
@@ -154,10 +154,10 @@ def test_a_copy_holds_the_very_bytes_of_a_checkpoint(tmp_path: Path, snapshots: 
     held = snapshots.newest(tmp_path)
     assert held is not None
     written = checkpoint.write(tmp_path, 7, MIXED, meta=meta)
-    with memory.mapped(*held) as parts:
+    with shared_buffer.mapped(*held) as parts:
         assert bytes(parts.tensors) == (written / "state.safetensors").read_bytes()
         assert bytes(parts.tree) == (written / "state.json").read_bytes()
-        again = snapshot.read_parts(7, parts)
+        again = staging.read_parts(7, parts)
     assert_same(again.state, checkpoint.read(written).state)
     assert again.meta == meta
     assert snapshots.newest(tmp_path / "other") is None
@@ -187,15 +187,15 @@ def test_a_state_that_grows_gets_more_memory(tmp_path: Path, snapshots: Snapshot
         snapshots.take(tmp_path, step, 0, state, {})
         held = snapshots.newest(tmp_path)
         assert held is not None
-        with memory.mapped(*held) as parts:
-            assert_same(snapshot.read_parts(step, parts).state, state)
+        with shared_buffer.mapped(*held) as parts:
+            assert_same(staging.read_parts(step, parts).state, state)
 
 
 def test_memory_that_is_not_to_be_had_is_no_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(descriptor: int, size: int) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(memory, "reserve", refuse)
+    monkeypatch.setattr(shared_buffer, "reserve", refuse)
     made = Snapshots()
     with pytest.raises(NoMemory, match=r"No memory for a copy of .* \(Cannot allocate memory\)"):
         made.take(tmp_path, 1, 1, {"w": torch.ones(9)}, {})

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from slurmddp.errors import ConfigError
-from slurmddp.training.gpt import GPT
-from slurmddp.training.trainer import token_cross_entropy
+from slurmddp.training.builtin.gpt import GPT
+from slurmddp.training.trainer.loop import token_cross_entropy
 
 
 def tiny(**changes) -> GPT:

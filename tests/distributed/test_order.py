@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmddp.errors import ConfigError, MismatchError
-from slurmddp.training.order import TABLE_SIZE, DistributedOrder, Permutation, shard_range
+from slurmddp.training.data.permutation import TABLE_SIZE, DistributedOrder, Permutation, shard_range
 
 PRIMES = [2, 3, 5, 7, 97, 997, 4093, 4099, 10007, 65537]
 POWERS = [1, 2, 4, 64, 1024, 4096, 8192, 65536]

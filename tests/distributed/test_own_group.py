@@ -12,7 +12,7 @@ from ranks import place_environments
 from torch import distributed
 
 from slurmddp import Distributon
-from slurmddp.environments.present import scrub
+from slurmddp.environments.emit import scrub
 from slurmddp.errors import MismatchError
 
 pytestmark = pytest.mark.distributed

@@ -13,13 +13,13 @@ import pytest
 import worker_jobs
 from ranks import run_ranks
 
-from slurmddp.environments.present import emulated_step, rank_environment
+from slurmddp.environments.emit import emulated_step, rank_environment
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.runs.excluded import excluded_nodes
-from slurmddp.runs.folder import RunFolder
-from slurmddp.training import preflight_verdicts
-from slurmddp.training.preflight_checks import NOBODY, NODE, RUN, judge_limits
-from slurmddp.training.preflight_pairs import rounds, to_blame
+from slurmddp.runs.folder.excluded import excluded_nodes
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.training.preflight import verdicts
+from slurmddp.training.preflight.checks import NOBODY, NODE, RUN, judge_limits
+from slurmddp.training.preflight.pairs import rounds, to_blame
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
@@ -176,7 +176,7 @@ def test_which_of_two_it_is_shows_in_the_pair_with_a_spare(run: RunFolder) -> No
 def test_a_clock_that_is_off_is_warned_of_and_far_off_refused(
     run: RunFolder, ahead_s: float, kind: str
 ) -> None:
-    refused_s = preflight_verdicts.SKEW_REFUSED_S if kind else 7200.0
+    refused_s = verdicts.SKEW_REFUSED_S if kind else 7200.0
     answers = fly(run, preflight_jobs.with_a_clock, 1, ahead_s, refused_s, nodes=3)
     assert {answer[0] for answer in answers} == {kind}
     told = [event["text"] for event in events(run, "warned")] if not kind else [answers[0][2]]
@@ -243,15 +243,15 @@ def test_who_failed_with_one_that_failed_with_all_is_no_suspect() -> None:
         {**told, "generation": 1, "pairs": [["b", "d"]]},
         {**told, "generation": 2},
     ]
-    assert preflight_verdicts.suspects(events, 2, ["a", "b", "e"]) == {1}
-    assert preflight_verdicts.suspects(events, 3, ["a", "b", "e"]) == set()
+    assert verdicts.suspects(events, 2, ["a", "b", "e"]) == {1}
+    assert verdicts.suspects(events, 3, ["a", "b", "e"]) == set()
 
 
 def test_when_most_nodes_fail_it_is_no_single_one() -> None:
     names = ["a", "b", "c"]
-    (found,) = preflight_verdicts.blame({(0, 1): "silent", (1, 2): "silent"}, names)
+    (found,) = verdicts.blame({(0, 1): "silent", (1, 2): "silent"}, names)
     assert (found.node, found.blames) == ("b", NODE)
-    everywhere = preflight_verdicts.blame(dict.fromkeys(combinations(range(3), 2), "silent"), names)
+    everywhere = verdicts.blame(dict.fromkeys(combinations(range(3), 2), "silent"), names)
     assert {finding.blames for finding in everywhere} == {RUN}
 
 
@@ -268,22 +268,22 @@ def test_when_most_nodes_fail_it_is_no_single_one() -> None:
 )
 def test_only_nodes_that_slurm_knows_are_excluded(changes: dict[str, Any], known: bool) -> None:
     given = {"environment": "slurm", "nodes": 3, "hosts": ("a", "b", "c"), **changes}
-    assert preflight_verdicts.can_be_avoided({"c": "why"}, RankInfo(**given)) is known
+    assert verdicts.can_be_avoided({"c": "why"}, RankInfo(**given)) is known
 
 
 def test_a_bad_cluster_is_not_excluded_node_by_node() -> None:
     info = RankInfo(environment="slurm", nodes=3, hosts=("a", "b", "c"))
-    assert not preflight_verdicts.can_be_avoided({"a": "why", "c": "why"}, info)
+    assert not verdicts.can_be_avoided({"a": "why", "c": "why"}, info)
 
 
 def test_a_slow_machine_warns_of_no_clock() -> None:
     """What a stamp says counts only where it lies outside of what rank 0 itself needed."""
     names = ["a", "b", "c"]
-    assert preflight_verdicts.judge_clocks(names, [100.0, 119.0, 101.0], 100.0, 120.0) == []
-    (found,) = preflight_verdicts.judge_clocks(names, [100.0, 123.5, 101.0], 100.0, 120.0)
+    assert verdicts.judge_clocks(names, [100.0, 119.0, 101.0], 100.0, 120.0) == []
+    (found,) = verdicts.judge_clocks(names, [100.0, 123.5, 101.0], 100.0, 120.0)
     assert (found.node, found.blames) == ("b", NOBODY)
     assert "3.5 s ahead of" in found.text
-    found_zero = preflight_verdicts.judge_clocks(names, [100.0, 190.0, 191.0], 100.0, 101.0)
+    found_zero = verdicts.judge_clocks(names, [100.0, 190.0, 191.0], 100.0, 101.0)
     assert [(one.node, one.blames) for one in found_zero] == [("a", NODE)], (
         "rank 0's own may be the wrong one"
     )

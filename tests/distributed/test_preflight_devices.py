@@ -15,11 +15,11 @@ from ranks import run_ranks
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_FAILED, UnfitNodeError
-from slurmddp.runs.excluded import excluded_nodes
-from slurmddp.runs.folder import RunFolder
-from slurmddp.training import preflight
-from slurmddp.training.claims import DevicesError, Refusal
-from slurmddp.training.preflight_checks import NOBODY, NODE, Surroundings, device
+from slurmddp.runs.folder.excluded import excluded_nodes
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.training.preflight import preflight
+from slurmddp.training.preflight.checks import NOBODY, NODE, Surroundings, device
+from slurmddp.training.process_group.device_agreement import DevicesError, Refusal
 
 pytestmark = [pytest.mark.distributed]
 

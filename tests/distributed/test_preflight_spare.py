@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from slurmddp.environments.present import scrub
-from slurmddp.runs.folder import RunFolder
+from slurmddp.environments.emit import scrub
+from slurmddp.runs.folder.layout import RunFolder
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
 
@@ -22,7 +22,7 @@ PROGRAM = '''
 import os
 from pathlib import Path
 
-from slurmddp.training.trainer import train
+from slurmddp.training.trainer.loop import train
 
 started = Path(f"/proc/{os.getppid()}/environ").read_text().split("\\0")
 (agent,) = (line.partition("=")[2] for line in started if line.startswith("SLURM_NODEID="))

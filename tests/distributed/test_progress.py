@@ -15,9 +15,9 @@ from trainer_runs import make_run, trainer_config
 from slurmddp import Distributon
 from slurmddp.environments.names import HEARTBEAT_VARIABLE
 from slurmddp.errors import ConfigError
-from slurmddp.node.pulse import Pulse
-from slurmddp.training.progress import Progress
-from slurmddp.training.trainer import train
+from slurmddp.host.heartbeat_page import Pulse
+from slurmddp.training.heartbeat import Progress
+from slurmddp.training.trainer.loop import train
 
 pytestmark = pytest.mark.distributed
 
@@ -75,14 +75,14 @@ def test_the_shipped_trainer_shows_all_that_it_does(page: Pulse, shown: list[str
         (tmp_path / f"{number}.py").write_text("def f(x):\n    return x\n" * 20)
     config = trainer_config(
         {
-            "_target_": "slurmddp.training.text.SourceText",
+            "_target_": "slurmddp.training.builtin.text.SourceText",
             "path": str(tmp_path),
             "context": 8,
             "heldout_percent": 30,
         },
         {"steps": 3, "batch_size": 2, "save_every": 2, "eval_every": 2, "eval_batches": 2, "log_every": 1},
         model={
-            "_target_": "slurmddp.training.gpt.GPT",
+            "_target_": "slurmddp.training.builtin.gpt.GPT",
             "vocab_size": 98,
             "context": 8,
             "width": 8,
@@ -221,7 +221,7 @@ class Event:
 def test_forward_passes_on_a_gpu_are_measured_without_waiting_for_it(
     page: Pulse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slurmddp.training.progress._event", Event)
+    monkeypatch.setattr("slurmddp.training.heartbeat._event", Event)
     monkeypatch.setattr(Event, "now", 0.0)
     monkeypatch.setattr(Event, "done", False)
     progress = Progress(Pulse.attach({HEARTBEAT_VARIABLE: str(page.descriptor)}))

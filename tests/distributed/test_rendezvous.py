@@ -12,11 +12,11 @@ from launch_ports import a_launch
 from meetings import listener, meet, on_two_nodes, rank, talk
 
 from slurmddp.errors import MismatchError, SlurmddpError, StoppedAtCheckpoint
-from slurmddp.node.address import LOOPBACK
-from slurmddp.node.ports import candidate_ports
-from slurmddp.training import beacon, rendezvous
-from slurmddp.training.beacon import Beacon, Words
-from slurmddp.training.rendezvous import open_store
+from slurmddp.host.address import LOOPBACK
+from slurmddp.host.ports import candidate_ports
+from slurmddp.training.process_group import port_discovery, rendezvous
+from slurmddp.training.process_group.port_discovery import Beacon, Words
+from slurmddp.training.process_group.rendezvous import open_store
 
 pytestmark = pytest.mark.distributed
 
@@ -49,7 +49,7 @@ def test_two_launches_on_one_machine_do_not_mix():
 
 def test_a_requeue_finds_its_own_rank_zero_while_the_old_one_still_listens(monkeypatch):
     ports, over = candidate_ports(a_launch()), threading.Event()
-    monkeypatch.setattr(beacon, "candidate_ports", lambda launch_id: ports)
+    monkeypatch.setattr(port_discovery, "candidate_ports", lambda launch_id: ports)
     with ThreadPoolExecutor(1) as pool:
         old = pool.submit(open_store, rank(0, 2, "9.0.0"), 600.0, stopped=over.is_set)
         try:
@@ -95,7 +95,7 @@ def test_a_port_that_accepts_and_never_answers_is_passed_by(monkeypatch):
 def test_no_free_port_at_all_is_an_error_to_read(monkeypatch):
     launch = a_launch()
     taken = candidate_ports(launch)[:2]
-    monkeypatch.setattr(beacon, "candidate_ports", lambda launch_id: taken)
+    monkeypatch.setattr(port_discovery, "candidate_ports", lambda launch_id: taken)
     with listener(taken[0]), listener(taken[1]), pytest.raises(SlurmddpError, match=f"{taken[0]} first"):
         open_store(rank(0, 2, launch), 5.0)
 
@@ -128,8 +128,8 @@ def test_callers_that_say_nothing_hold_up_nobody():
 
 
 def test_a_beacon_keeps_no_more_callers_than_it_may_and_none_for_long(monkeypatch):
-    monkeypatch.setattr(beacon, "_MOST_GUESTS", 4)
-    monkeypatch.setattr(beacon, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(port_discovery, "_MOST_GUESTS", 4)
+    monkeypatch.setattr(port_discovery, "_ANSWER_S", 0.3)
     launch = a_launch()
     words = Words(launch)
     with Beacon(LOOPBACK, words) as ours, contextlib.ExitStack() as callers:
@@ -152,7 +152,7 @@ def test_ports_that_others_hold_all_are_no_end_where_the_attempt_has_a_folder(mo
     (tmp_path / "logs/attempt-3").mkdir(parents=True)
     monkeypatch.setenv("SLURMDDP_RUN_DIR", str(tmp_path))
     monkeypatch.setenv("SLURMDDP_ATTEMPT", "3")
-    monkeypatch.setattr(beacon, "candidate_ports", lambda launch_id: taken)
+    monkeypatch.setattr(port_discovery, "candidate_ports", lambda launch_id: taken)
     with listener(taken[0]), listener(taken[1], b"slurmddp-1 other\n"):
         stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
         stores[0].set("key", "value")

@@ -12,10 +12,10 @@ from launch_ports import a_launch
 from meetings import WHO, listener, meet, on_two_nodes, rank
 
 from slurmddp.errors import MismatchError, SlurmddpError, StoppedAtCheckpoint
-from slurmddp.node.ports import candidate_ports
-from slurmddp.training import rendezvous
-from slurmddp.training.beacon import Words
-from slurmddp.training.rendezvous import open_store
+from slurmddp.host.ports import candidate_ports
+from slurmddp.training.process_group import rendezvous
+from slurmddp.training.process_group.port_discovery import Words
+from slurmddp.training.process_group.rendezvous import open_store
 
 pytestmark = pytest.mark.distributed
 

@@ -12,7 +12,7 @@ from agent_runs import wait_until
 from torch_agents import agents_of, codes_of, logs
 from trainer_runs import assert_same, final_state, trainer_config
 
-from slurmddp.runs.folder import RunFolder, read_lines
+from slurmddp.runs.folder.layout import RunFolder, read_lines
 
 pytestmark = pytest.mark.distributed
 STEPS = 12

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from slurmddp import checkpoint
+from slurmddp.checkpoint import state as checkpoint
 from slurmddp.errors import CheckpointError
-from slurmddp.training import rng, session_state
+from slurmddp.training import rng
+from slurmddp.training.checkpointing import training_state
 
 
 @pytest.fixture(autouse=True)
@@ -105,9 +106,9 @@ def test_a_state_that_is_none_is_refused(state):
 
 def test_on_another_number_of_ranks_each_rank_seed_and_step_draws_anew(monkeypatch, caplog):
     def draws(seed, step, rank):
-        monkeypatch.setattr(session_state.collective, "world_size", lambda: 2)
-        monkeypatch.setattr(session_state.collective, "rank", lambda: rank)
-        session_state.restore_randomness(SimpleNamespace(state={"rng": [{}] * 3}, step=step), seed)
+        monkeypatch.setattr(training_state.collective, "world_size", lambda: 2)
+        monkeypatch.setattr(training_state.collective, "rank", lambda: rank)
+        training_state.restore_randomness(SimpleNamespace(state={"rng": [{}] * 3}, step=step), seed)
         return str(draw())
 
     cases = list(itertools.product((1, 2), (5, 6), (0, 1)))

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler, get_wor
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.training import rng
-from slurmddp.training.loader import DistributedLoader, distribute
+from slurmddp.training.data.loader import DistributedLoader, distribute
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")  # a fork beside threads
 

@@ -14,13 +14,13 @@ import torch.distributed as dist
 from launch_ports import a_launch
 from meetings import meet, rank
 
-from slurmddp.runs.folder import RunFolder
-from slurmddp.training import rendezvous
-from slurmddp.training.claims import Claim, settle
-from slurmddp.training.preflight import Answer, _Flight
-from slurmddp.training.rendezvous import open_store
-from slurmddp.training.signed_store import SignedStore
-from slurmddp.training.stop import StopAgreement
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.training.preflight.preflight import Answer, _Flight
+from slurmddp.training.process_group import rendezvous
+from slurmddp.training.process_group.device_agreement import Claim, settle
+from slurmddp.training.process_group.rendezvous import open_store
+from slurmddp.training.process_group.signed_store import SignedStore
+from slurmddp.training.stopping.agreement import StopAgreement
 
 pytestmark = pytest.mark.distributed
 SECRET = "5e" * 32

@@ -17,9 +17,9 @@ from ranks import run_ranks
 from torch_agents import agents_of, codes_of, logs
 from trainer_runs import assert_same, final_state, new_folder, trainer_config
 
-from slurmddp import checkpoint
-from slurmddp.runs.checkpoints import POINTER_FILE
-from slurmddp.runs.folder import RunFolder
+from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.files.manifest import POINTER_FILE
+from slurmddp.runs.folder.layout import RunFolder
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 STEPS = 8

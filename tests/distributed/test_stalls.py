@@ -10,15 +10,15 @@ import yaml
 from agent_runs import make_run
 from torch_agents import agents_of, codes_of, logs
 
-from slurmddp.launchers import failure
-from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.failures import capture
+from slurmddp.runs.folder.layout import RunFolder
 
 pytestmark = pytest.mark.distributed
 
 AGENT = """
 import os, sys
-from slurmddp.launchers.agent import run
-from slurmddp.launchers.watch import node_watch
+from slurmddp.launchers.agent.agent import run
+from slurmddp.launchers.watchdog import node_watch
 for name in ("LINE_EVERY_S", "_LOOK_S"):
     assert hasattr(node_watch, name), "to set what nobody reads would change nothing"
     setattr(node_watch, name, 0.2)
@@ -138,7 +138,7 @@ def test_a_slow_rank_is_told_and_a_stall_after_which_nothing_begins_again_is_the
 ) -> None:
     folder, codes = run_agents(tmp_path, "collective", 1, 2, max_restarts_in_place=0)
     assert codes == [1]
-    found = failure.read(folder, 0)
+    found = capture.read(folder, 0)
     assert found is not None
     assert found.rank == 1
     assert found.reason.startswith("stalled: in a collective that not all have joined, at rank_program.py")

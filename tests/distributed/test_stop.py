@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from slurmddp.errors import ConfigError, RankFailure
-from slurmddp.training import stop
-from slurmddp.training.signals import hold_in_worker, signals_held
-from slurmddp.training.stop import StopAgreement, StopSignals
+from slurmddp.training.stopping import agreement as stop
+from slurmddp.training.stopping.agreement import StopAgreement, StopSignals
+from slurmddp.training.stopping.signals import hold_in_worker, signals_held
 
 PROGRAM = Path(__file__).with_name("stop_ranks.py")
 ENVIRONMENT = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
@@ -267,7 +267,7 @@ def test_a_file_seen_by_one_rank_stops_all(tmp_path):
 def test_an_agreement_that_nobody_closes_does_not_keep_the_process(store_host):
     program = (
         "import sys, torch.distributed as dist\n"
-        "from slurmddp.training.stop import StopAgreement\n"
+        "from slurmddp.training.stopping.agreement import StopAgreement\n"
         "store = dist.TCPStore('127.0.0.1', int(sys.argv[1]), is_master=False, wait_for_workers=False)\n"
         "agreement = StopAgreement(store, 0, 2, poll_s=0.0)\n"
         "print(agreement.tick())\n"

@@ -12,7 +12,7 @@ from agent_runs import wait_until
 from torch_agents import agents_of, codes_of, logs
 from trainer_runs import assert_same, final_state, trainer_config
 
-from slurmddp.runs.folder import RunFolder, read_lines
+from slurmddp.runs.folder.layout import RunFolder, read_lines
 
 pytestmark = pytest.mark.distributed
 STEPS, ACCUMULATE, BATCH = 8, 2, 2
@@ -23,7 +23,7 @@ HANG_AT = TRAINED * ACCUMULATE * BATCH + BATCH + 1
 KILL_WAIT_S = 10
 AGENT = """
 import os, sys
-from slurmddp.launchers import agent, loop
+from slurmddp.launchers.agent import agent, loop
 loop.WRITING_SHARE = -1000.0  # A crowded machine gets the time to write what memory holds.
 os._exit(agent.run(sys.argv[1]))
 """

@@ -13,15 +13,15 @@ import trainer_runs
 from ranks import run_ranks
 from trainer_runs import trainer_config
 
-from slurmddp import checkpoint
-from slurmddp.environments.limits import Limits
+from slurmddp.checkpoint import state as checkpoint
+from slurmddp.environments.time_limits import Limits
 from slurmddp.errors import ConfigError, SlurmddpError
-from slurmddp.runs.folder import RunFolder
-from slurmddp.training import worker
-from slurmddp.training.deadline import Measured, last_safe_moment
-from slurmddp.training.guard import Guard
-from slurmddp.training.signals import StopSignals
-from slurmddp.training.stop_poll import StopPoll
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.training import rank_main
+from slurmddp.training.stopping.controller import StopPoll
+from slurmddp.training.stopping.deadline import Measured, last_safe_moment
+from slurmddp.training.stopping.exit_guard import Guard
+from slurmddp.training.stopping.signals import StopSignals
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
@@ -170,7 +170,7 @@ def test_only_a_lost_peer_during_a_stop_is_no_failure(
     guard = Guard(StopSignals(), Limits())
     guard.begin()
     guard.signals.received = signal
-    assert worker._code_after(error, guard) == code
+    assert rank_main._code_after(error, guard) == code
 
 
 @pytest.mark.parametrize(("started", "asked"), [(0, []), (1, []), (2, ["the time limit"])])

@@ -19,7 +19,7 @@ import time
 
 import torch
 
-from slurmddp.training.signals import hold_in_worker, signals_held
+from slurmddp.training.stopping.signals import hold_in_worker, signals_held
 
 
 class Stuck(torch.utils.data.Dataset):

@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError
-from slurmddp.training import session_state
-from slurmddp.training.counted import StreamLoader
-from slurmddp.training.loader import DistributedLoader, distribute
+from slurmddp.training.checkpointing import training_state
+from slurmddp.training.data.loader import DistributedLoader, distribute
+from slurmddp.training.data.passthrough import StreamLoader
 
 SAMPLES = 53
 
@@ -207,6 +207,6 @@ def test_such_a_checkpoint_is_refused_before_anything_is_loaded() -> None:
     stopped = [stopped_at(0, batches, 2) for batches in (0, 3)]
     rng = [{"data": [loader.rank_state()]} for loader in stopped]
     state = {"objects": {}, "loaders": [stopped[0].state_dict()], "rng": rng}
-    session_state.check(state, {}, [make(Placed, 0, 0, 2)], lambda module: module)
+    training_state.check(state, {}, [make(Placed, 0, 0, 2)], lambda module: module)
     with pytest.raises(MismatchError, match="2 ranks had read 3 batches each"):
-        session_state.check(state, {}, [make(Placed, 0)], lambda module: module)
+        training_state.check(state, {}, [make(Placed, 0)], lambda module: module)

@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from slurmddp.errors import ConfigError
-from slurmddp.training.text import CHARACTERS, VOCAB_SIZE, SourceText, Windows, decode, encode
+from slurmddp.training.builtin.text import CHARACTERS, VOCAB_SIZE, SourceText, Windows, decode, encode
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,6 +95,6 @@ def test_the_standard_library_is_enough_and_fits_the_shipped_models() -> None:
     assert len(data) > 30_000
     assert 0.003 < len(data.heldout()) / len(data) < 0.1
     for name in ("gpt_small", "gpt_tiny"):
-        model = yaml.safe_load((ROOT / "conf" / "model" / f"{name}.yaml").read_text())
+        model = yaml.safe_load((ROOT / "slurmddp/conf/model" / f"{name}.yaml").read_text())
         assert model["vocab_size"] == data.vocab_size
     assert all_text(data)[:100].isascii()

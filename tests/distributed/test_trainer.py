@@ -12,11 +12,11 @@ import trainer_jobs
 from ranks import run_ranks
 from trainer_runs import curve, new_folder
 
-from slurmddp import checkpoint
+from slurmddp.checkpoint import state as checkpoint
 from slurmddp.errors import ConfigError
-from slurmddp.runs.folder import read_lines
-from slurmddp.training.parts import TrainSettings
-from slurmddp.training.persistence import _who
+from slurmddp.runs.folder.layout import read_lines
+from slurmddp.training.checkpointing.persistence import _who
+from slurmddp.training.trainer.components import TrainSettings
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
@@ -46,13 +46,13 @@ def make_config(text: Path, **train: Any) -> dict[str, Any]:
         "ranks_per_node": 2,
         "train": {**settings, "sample_chars": 5, **train},
         "data": {
-            "_target_": "slurmddp.training.text.SourceText",
+            "_target_": "slurmddp.training.builtin.text.SourceText",
             "path": str(text),
             "context": 8,
             "heldout_percent": 30,
         },
         "model": {
-            "_target_": "slurmddp.training.gpt.GPT",
+            "_target_": "slurmddp.training.builtin.gpt.GPT",
             "vocab_size": 98,
             "context": 8,
             "width": 32,
@@ -62,7 +62,11 @@ def make_config(text: Path, **train: Any) -> dict[str, Any]:
         },
         "loss": {"_target_": "slurmddp.training.trainer.token_cross_entropy", "_partial_": True},
         "optimizer": {"_target_": "torch.optim.AdamW", "lr": 0.01},
-        "scheduler": {"_target_": "slurmddp.training.schedules.cosine", "steps": 8, "warmup_steps": 2},
+        "scheduler": {
+            "_target_": "slurmddp.training.builtin.schedules.cosine",
+            "steps": 8,
+            "warmup_steps": 2,
+        },
         "strategy": {"name": "ddp"},
         "program": {"_target_": "slurmddp.training.trainer.train"},
     }
@@ -152,7 +156,13 @@ def test_where_nothing_can_be_saved_nothing_is_trained(tmp_path: Path, text: Pat
     ("change", "message"),
     [
         (
-            {"data": {"_target_": "slurmddp.training.text.SourceText", "context": 8, "path": "/nowhere"}},
+            {
+                "data": {
+                    "_target_": "slurmddp.training.builtin.text.SourceText",
+                    "context": 8,
+                    "path": "/nowhere",
+                }
+            },
             "/nowhere",
         ),
         ({"data": {"_target_": "builtins.int"}}, "data is a int"),
@@ -215,7 +225,7 @@ def test_who_asked_to_stop(reason: str, facts: dict[str, Any]) -> None:
 
 
 def test_the_shipped_warm_up_fits_a_training_of_any_length() -> None:
-    from slurmddp.training.schedules import cosine
+    from slurmddp.training.builtin.schedules import cosine
 
     for steps in (1, 6, 19, 400):
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)

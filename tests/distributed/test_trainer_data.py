@@ -13,7 +13,7 @@ from ranks import run_ranks
 from trainer_runs import assert_same, curve, final_state, new_folder, trainer_config
 
 from slurmddp.errors import ConfigError
-from slurmddp.training import training_data
+from slurmddp.training.trainer import dataset
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
@@ -93,14 +93,14 @@ def test_the_state_of_another_number_of_loader_workers_is_refused_before_anythin
 )
 def test_weights_that_are_none_are_refused(weights: Any) -> None:
     with pytest.raises(ConfigError, match="Weighted whose sample_weights"):
-        training_data.sampler_for(data_jobs.Weighted(weights))
+        dataset.sampler_for(data_jobs.Weighted(weights))
 
 
 def test_weights_may_be_a_tensor() -> None:
-    drawn = training_data.sampler_for(data_jobs.Weighted(torch.ones(100, dtype=torch.int32)))
+    drawn = dataset.sampler_for(data_jobs.Weighted(torch.ones(100, dtype=torch.int32)))
     assert isinstance(drawn, torch.utils.data.WeightedRandomSampler) and drawn.num_samples == 100
 
 
 def test_data_without_a_sample_is_refused() -> None:
     with pytest.raises(ConfigError, match="without a single sample"):
-        training_data.checked([], readers=1)
+        dataset.checked([], readers=1)

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from slurmddp.runs.folder import RunFolder, read_lines
-from slurmddp.training import metrics
+from slurmddp.runs.folder.layout import RunFolder, read_lines
+from slurmddp.training import run_log
 from slurmddp.training.distributon import Distributon
-from slurmddp.training.trainer import Training
+from slurmddp.training.trainer.loop import Training
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_line_has_the_losses_and_the_rate_since_the_last_one(
     alone: Distributon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = (second**2 for second in range(1000))
-    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: next(clock), time=lambda: 0.0))
+    monkeypatch.setattr(run_log, "time", SimpleNamespace(perf_counter=lambda: next(clock), time=lambda: 0.0))
     training, model = make(alone, tmp_path, accumulate=2)
     source, expected = batches(), []
     for _ in range(2):

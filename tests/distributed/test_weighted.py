@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError, MismatchError
-from slurmddp.training.loader import OrderedLoader, distribute
-from slurmddp.training.weighted import WeightedOrder
+from slurmddp.training.data.loader import OrderedLoader, distribute
+from slurmddp.training.data.weighted import WeightedOrder
 
 WEIGHTS = [0.0, 1.0, 2.0, 0.0, 5.0, 2.0, 0.0]
 

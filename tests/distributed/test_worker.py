@@ -10,8 +10,8 @@ import pytest
 import worker_jobs
 from ranks import run_ranks
 
-from slurmddp.launchers.failure import tail_of
-from slurmddp.runs.causes import reason_of
+from slurmddp.runs.failures.capture import tail_of
+from slurmddp.runs.failures.causes import reason_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from agent_runs import start_agent
 
-from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.folder.layout import RunFolder
 
 
 @contextmanager

@@ -13,11 +13,13 @@ import torch
 from rank_jobs import batch_of
 
 from slurmddp.errors import SlurmddpError, StoppedAtCheckpoint
-from slurmddp.runs.folder import RunFolder
-from slurmddp.training import collective, trainer, worker
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.training import rank_main
 from slurmddp.training.distributon import Distributon
-from slurmddp.training.evaluate import evaluate
-from slurmddp.training.parts import build_parts
+from slurmddp.training.process_group import collectives
+from slurmddp.training.trainer import loop
+from slurmddp.training.trainer.components import build_parts
+from slurmddp.training.trainer.evaluate import evaluate
 
 
 class StopsAfter(Distributon):
@@ -46,7 +48,7 @@ def train_once(config: dict[str, Any], folder: str, stop_after: int | None) -> s
         try:
             with StopsAfter(stop_after, seed=config["seed"]) as d:
                 d.launch()
-                trainer.train(d, config, RunFolder(folder))
+                loop.train(d, config, RunFolder(folder))
         except StoppedAtCheckpoint as stopped:
             return str(stopped)
     return "finished"
@@ -101,7 +103,7 @@ def shared_buffer() -> list[list[float]]:
         d.launch()
         model = torch.nn.Module()
         model.register_buffer("turned", (torch.arange(6.0).reshape(2, 3) + d.rank).t())
-        collective.share_buffers(model)
+        collectives.share_buffers(model)
         return model.turned.tolist()
 
 
@@ -111,7 +113,7 @@ def train_until_signalled(config: dict[str, Any], folder: str, at_step: int) -> 
     os.environ.update({"SLURMDDP_RUN_DIR": folder, "SLURMDDP_ATTEMPT": "0"})
     if os.environ["RANK"] == "1":
         SignalText.at = at_step * config["train"]["batch_size"]
-    return worker.main(str(run.path))
+    return rank_main.main(str(run.path))
 
 
 class SignalText(torch.utils.data.Dataset[Any]):

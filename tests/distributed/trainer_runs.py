@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from slurmddp import checkpoint
-from slurmddp.runs.folder import RunFolder, read_lines
+from slurmddp.checkpoint import state as checkpoint
+from slurmddp.runs.folder.layout import RunFolder, read_lines
 
 
 def trainer_config(data: dict[str, Any], train: dict[str, Any], **changes: Any) -> dict[str, Any]:

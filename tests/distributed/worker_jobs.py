@@ -10,8 +10,8 @@ import time
 from typing import Any
 
 from slurmddp.errors import StoppedAtCheckpoint
-from slurmddp.runs.folder import RunFolder
-from slurmddp.training import worker
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.training import rank_main
 from slurmddp.training.distributon import Distributon
 
 
@@ -19,7 +19,7 @@ def work(folder: str) -> tuple[int, str]:
     """Run a worker; return its exit code and what it wrote."""
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(errors):
-        code = worker.main(folder)
+        code = rank_main.main(folder)
     return code, errors.getvalue()
 
 

@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from rank_jobs import Net, batch_of, step_on, weights
 
-from slurmddp.checkpoint import snapshot
-from slurmddp.checkpoint.copies import View
-from slurmddp.checkpoint.snapshot import Snapshots
+from slurmddp.checkpoint.memory import shared_buffer
+from slurmddp.checkpoint.state import staging
+from slurmddp.checkpoint.state.staging import Snapshots
+from slurmddp.checkpoint.state.staging_copy import View
 from slurmddp.environments.detect import detect
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.node import memory
-from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.strategies import build
-from slurmddp.training import bootstrap, preflight, preflight_checks, preflight_pairs
-from slurmddp.training.device import choose_backend, choose_device
 from slurmddp.training.distributon import Distributon
+from slurmddp.training.preflight import checks, pairs, preflight
+from slurmddp.training.process_group import setup
+from slurmddp.training.process_group.device import choose_backend, choose_device
 
 
 def place_of_a_rank(visible: str | None) -> dict[str, Any]:
@@ -47,11 +48,11 @@ def choices() -> dict[str, Any]:
 
 def nccl_group_of_one() -> dict[str, Any]:
     """Train on a group of one NCCL rank, as a larger one would; return what came of its parts."""
-    place = bootstrap.Place(
+    place = setup.Place(
         RankInfo(environment="single"), torch.device("cuda", 0), "nccl", None, contextlib.ExitStack()
     )
     torch.cuda.set_device(0)
-    met = bootstrap._meet(place, torch.distributed.HashStore(), 60)
+    met = setup._meet(place, torch.distributed.HashStore(), 60)
     torch.manual_seed(0)
     net = Net().to(place.device)
     alone = Net().to(place.device)
@@ -68,9 +69,9 @@ def nccl_group_of_one() -> dict[str, Any]:
         "same": all(
             torch.equal(a, b) for a, b in zip(weights(net).values(), weights(alone).values(), strict=True)
         ),
-        "sum": preflight_pairs.reduce_all(place.device),
+        "sum": pairs.reduce_all(place.device),
     }
-    bootstrap.finish(place)
+    setup.finish(place)
     return found
 
 
@@ -81,7 +82,7 @@ def preflight_of_one(folder: str) -> dict[str, Any]:
         d.launch()
         preflight.run(d._here, RunFolder(folder), {})
         kinds = (torch.float32, torch.bfloat16, torch.float16)
-        return {str(kind): preflight_checks.multiplies_right(d.device, kind) for kind in kinds}
+        return {str(kind): checks.multiplies_right(d.device, kind) for kind in kinds}
 
 
 # Copies into kept memory.
@@ -115,8 +116,8 @@ def copies_into_memory(root: str) -> dict[str, Any]:
         state["model"]["wide"].add_(1)  # the next step, queued on the device right after the copy
         newest = snapshots.newest(Path(root))
         assert newest is not None
-        with memory.mapped(*newest) as parts:
-            read = snapshot.read_parts(step, parts).state["model"]
+        with shared_buffer.mapped(*newest) as parts:
+            read = staging.read_parts(step, parts).state["model"]
         found[f"step {step}"] = all(torch.equal(read[name], value) for name, value in expected.items())
         found[f"dtypes {step}"] = all(read[name].dtype == value.dtype for name, value in expected.items())
     found["pinned"] = [slot.view is not None and slot.view.is_pinned for slot in snapshots._slots]
@@ -138,16 +139,16 @@ def copies_what_another_stream_still_computes(root: str) -> list[bool]:
         snapshots.take(Path(root), step, step, {"weight": weight}, {})
         newest = snapshots.newest(Path(root))
         assert newest is not None
-        with memory.mapped(*newest) as parts:
-            found.append(bool((snapshot.read_parts(step, parts).state["weight"] == step).all()))
+        with shared_buffer.mapped(*newest) as parts:
+            found.append(bool((staging.read_parts(step, parts).state["weight"] == step).all()))
     snapshots.close()
     return found
 
 
 def copies_into_memory_that_cuda_refuses() -> dict[str, Any]:
     """Copy into memory that is registered already, which CUDA does not do twice; then go on computing."""
-    descriptor = memory.create()
-    view = View(memory.reserve(descriptor, 1 << 20))
+    descriptor = shared_buffer.create()
+    view = View(shared_buffer.reserve(descriptor, 1 << 20))
     torch.cuda.cudart().cudaHostRegister(view.bytes.data_ptr(), len(view.bytes), 0)
     weight = torch.arange(9.0, device="cuda")
     view.copy([weight], 0)

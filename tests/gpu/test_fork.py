@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from agent_runs import make_run
 
-from slurmddp.environments.present import emulated_step, scrub
-from slurmddp.runs.folder import RunFolder
+from slurmddp.environments.emit import emulated_step, scrub
+from slurmddp.runs.folder.layout import RunFolder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("rank_server")]
 
 AGENT = """
 import os, sys
-from slurmddp.launchers.agent import run
-from slurmddp.launchers.node import PRELOAD, why_no_fork
+from slurmddp.launchers.agent.agent import run
+from slurmddp.launchers.agent.preload import PRELOAD, why_no_fork
 preload = (*PRELOAD, *sys.argv[2:])
 code = run(sys.argv[1], entry="rank_program:main", preload=preload, report=lambda folder, code: None)
 print("no fork:", why_no_fork())

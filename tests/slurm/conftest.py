@@ -11,7 +11,7 @@ import pytest
 from sandboxes import bring_back, own_sandbox
 from stub_runs import slurm, start
 
-from slurmddp.slurm.sandbox import Sandbox
+from slurmddp.sandbox import Sandbox
 
 __all__ = ["slurm", "start"]
 

@@ -16,8 +16,8 @@ import train_project
 
 from slurmddp.environments.hostlist import expand
 from slurmddp.errors import SlurmddpError
-from slurmddp.slurm.sandbox import Sandbox
-from slurmddp.slurm.sandbox.machine import search_path, slurm_version
+from slurmddp.sandbox import Sandbox
+from slurmddp.sandbox.machine import search_path, slurm_version
 
 
 @contextmanager

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from slurmddp.launchers.submitter import build
-from slurmddp.runs.folder import RunFolder, write_atomic
-from slurmddp.runs.prepare import prepare
+from slurmddp.launchers.submit.submitter import build
+from slurmddp.runs.folder.create import prepare
+from slurmddp.runs.folder.layout import RunFolder, write_atomic
+from slurmddp.sandbox import Sandbox
 from slurmddp.slurm.client import SlurmClient
-from slurmddp.slurm.sandbox import Sandbox
 from slurmddp.slurm.script import render
 from slurmddp.spec import Cluster, Job, Policy, Program, Resources
 

@@ -11,7 +11,7 @@ from run_processes import agent_of
 from sandboxes import own_sandbox
 from train_project import Command, Run, make_project
 
-from slurmddp.slurm.sandbox import Sandbox
+from slurmddp.sandbox import Sandbox
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 

@@ -13,8 +13,8 @@ from stub_runs import ENDLESS, Run, Start, starter
 
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_NO_PROGRESS
+from slurmddp.sandbox import Sandbox
 from slurmddp.slurm.client import SlurmClient
-from slurmddp.slurm.sandbox import Sandbox
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 

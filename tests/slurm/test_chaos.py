@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.chaos import disk
-from slurmddp.slurm.sandbox import Sandbox, processes
+from slurmddp.sandbox import Sandbox, processes
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1000)]
 

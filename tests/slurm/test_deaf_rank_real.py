@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from train_project import Command, make_project
 
-from slurmddp.slurm.sandbox import Sandbox
+from slurmddp.sandbox import Sandbox
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 

@@ -11,8 +11,8 @@ import torch
 from sandboxes import nodes_of, own_sandbox, shortest_timeout_s
 from train_project import Command, Run, make_project
 
-from slurmddp import checkpoint
-from slurmddp.slurm.sandbox import Sandbox
+from slurmddp.checkpoint import state as checkpoint
+from slurmddp.sandbox import Sandbox
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
 

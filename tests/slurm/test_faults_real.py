@@ -10,7 +10,7 @@ import pytest
 from sandboxes import bring_back, lose, nodes_of, own_sandbox
 from train_project import SMALL, Command, Run, make_project, of_attempt
 
-from slurmddp.slurm.sandbox import Sandbox
+from slurmddp.sandbox import Sandbox
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from slow_data import SlowDigits
-from slurmddp.training.gpt import GPT
+from slurmddp.training.builtin.gpt import GPT
 
 FAULTS = {"killed": 3, "data": 1, "python": 2, "collective": 3}
 """Which rank each comes over, in this order, one in each generation of ranks."""

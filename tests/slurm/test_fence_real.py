@@ -10,9 +10,9 @@ from run_processes import agent_of, processes_of
 from sandboxes import lose, own_sandbox
 from train_project import Command, make_project, of_attempt
 
-from slurmddp.runs.failures import read_failure
-from slurmddp.runs.folder import RunFolder
-from slurmddp.slurm.sandbox import Sandbox
+from slurmddp.runs.failures.model import read_failure
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.sandbox import Sandbox
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 

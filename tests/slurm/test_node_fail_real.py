@@ -13,10 +13,10 @@ from stub_runs import ENDLESS, Run, starter
 from train_project import Command, make_project
 
 from slurmddp.environments.hostlist import expand
-from slurmddp.launchers.submitter import build
-from slurmddp.runs.excluded import excluded_nodes
+from slurmddp.launchers.submit.submitter import build
+from slurmddp.runs.folder.excluded import excluded_nodes
+from slurmddp.sandbox import Sandbox
 from slurmddp.slurm.client import SlurmClient
-from slurmddp.slurm.sandbox import Sandbox
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 

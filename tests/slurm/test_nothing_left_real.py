@@ -18,11 +18,11 @@ import pytest
 import yaml
 from agent_runs import all_gone, wait_until
 
-from slurmddp.environments.present import scrub
-from slurmddp.launchers import failure
-from slurmddp.runs.failures import rank_exits, read_failure
-from slurmddp.runs.folder import RunFolder
-from slurmddp.slurm.sandbox import Sandbox
+from slurmddp.environments.emit import scrub
+from slurmddp.runs.failures import capture
+from slurmddp.runs.failures.model import rank_exits, read_failure
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.sandbox import Sandbox
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
@@ -40,7 +40,7 @@ def main(run_dir):
 """
 AGENT = """
 import os, sys
-from slurmddp.launchers.agent import run
+from slurmddp.launchers.agent.agent import run
 os._exit(run(sys.argv[1], entry="rank_program:main", preload=(), report=lambda folder, code: None))
 """
 
@@ -97,7 +97,7 @@ def test_the_first_failure_keeps_its_name_though_srun_tells_another_code(
     assert found is not None
     assert (found.rank, found.node_rank, found.exit_code) == (3, 1, 1)
     assert found.reason == "ValueError: bad sample 5 (rank_program.py:11 in main)"
-    assert "[" not in failure.describe(found) and found.host in failure.describe(found)
+    assert "[" not in capture.describe(found) and found.host in capture.describe(found)
     ends = rank_exits(run.folder, 0)
     assert [end.rank for end in ends] == [0, 1, 2, 3], "also those that were ended because of it"
     assert [(end.rank, end.exit_code) for end in ends if end.exit_code == 1] == [(3, 1)]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from slurmddp.environments.detect import detect
-from slurmddp.environments.present import scrub
+from slurmddp.environments.emit import scrub
 from slurmddp.errors import MismatchError
-from slurmddp.training.device import choose_device, visible_names
+from slurmddp.training.process_group.device import choose_device, visible_names
 
 pytestmark = pytest.mark.slurm
 

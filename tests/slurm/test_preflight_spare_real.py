@@ -10,7 +10,7 @@ import pytest
 from sandboxes import nodes_of, own_sandbox
 from train_project import Command, make_project
 
-from slurmddp.slurm.sandbox import Sandbox
+from slurmddp.sandbox import Sandbox
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
 

@@ -14,7 +14,7 @@ import pytest
 from sandboxes import bring_back
 
 from slurmddp.errors import ConfigError, SlurmError
-from slurmddp.slurm.sandbox import Sandbox, processes
+from slurmddp.sandbox import Sandbox, processes
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
 

@@ -9,7 +9,7 @@ import pytest
 from sandboxes import nodes_of
 from train_project import UNHURRIED, Command, Run, make_project
 
-from slurmddp.slurm.sandbox import Sandbox
+from slurmddp.sandbox import Sandbox
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
 

@@ -8,8 +8,8 @@ import subprocess
 import pytest
 from stub_runs import ENDLESS, Run, Start
 
+from slurmddp.sandbox import Sandbox
 from slurmddp.slurm.client import SlurmClient
-from slurmddp.slurm.sandbox import Sandbox
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 

@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 import yaml
 
-from slurmddp.environments.present import emulated_step, scrub
-from slurmddp.launchers import guardian
-from slurmddp.runs.folder import RunFolder
+from slurmddp.environments.emit import emulated_step, scrub
+from slurmddp.host import orphans
+from slurmddp.runs.folder.layout import RunFolder
 
 SAVING = """
 import os, signal, sys, time
@@ -38,7 +38,7 @@ def main(run_dir):
 
 AGENT = """
 import os, sys
-from slurmddp.launchers.agent import run
+from slurmddp.launchers.agent.agent import run
 def report(folder, code):
     known = "".join(file.read_text() for file in folder.path.glob("logs/*/exit-node-0"))
     folder.report_file.write_text(known)
@@ -105,7 +105,7 @@ def events(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
 def children_of(pid: int) -> list[psutil.Process]:
     """Return what runs below an agent, its guardian left out."""
     below = psutil.Process(pid).children(recursive=True)
-    return [process for process in below if process.name() != guardian.NAME]
+    return [process for process in below if process.name() != orphans.NAME]
 
 
 def runs(process: psutil.Process | int) -> bool:

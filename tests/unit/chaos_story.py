@@ -15,7 +15,7 @@ from slurmddp.chaos.faults import FAULTS, Fault, Scene, Struck
 from slurmddp.chaos.recovery import Outcome, strike
 from slurmddp.chaos.schedule import Planned
 from slurmddp.chaos.training import Shape, Training
-from slurmddp.runs.folder import RunFolder, append_line
+from slurmddp.runs.folder.layout import RunFolder, append_line
 
 PLANNED = Planned(0, "made-up", 1, "0/0")
 

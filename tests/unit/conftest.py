@@ -10,9 +10,9 @@ import pytest
 from keepers import Rank, fork_writer
 from slurm_jobs import FakePrograms
 
-from slurmddp.launchers.keeper import Keeper
-from slurmddp.runs import index
-from slurmddp.runs.folder import RunFolder
+from slurmddp.checkpoint.memory.service import Keeper
+from slurmddp.runs.folder import index
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.fake import FakeSlurm
 
 CONFIG = """\
@@ -28,7 +28,7 @@ train:
 def slurm(monkeypatch):
     fake = FakeSlurm()
     for command in ("list", "status", "logs", "stop", "cancel", "resume"):
-        monkeypatch.setattr(f"slurmddp.cli.{command}.SlurmClient", lambda: fake)
+        monkeypatch.setattr(f"slurmddp.cli.commands.{command}.SlurmClient", lambda: fake)
     return fake
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import launch_ports
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.launchers.control.link import open_link
-from slurmddp.node.ports import candidate_ports
+from slurmddp.host.ports import candidate_ports
+from slurmddp.launchers.link.link import open_link
 
 SECRET = "5e" * 32
 LIMIT_S = 120.0

@@ -12,12 +12,12 @@ from types import MappingProxyType
 import yaml
 from agent_runs import make_run, start_agent
 
-from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.folder.layout import RunFolder
 
 STEPPING = """
 import json, os, signal, sys, time
 from slurmddp.environments.detect import detect
-from slurmddp.node.pulse import Pulse
+from slurmddp.host.heartbeat_page import Pulse
 
 rank, generation = int(os.environ["RANK"]), int(os.environ["SLURMDDP_GENERATION"])
 stop = []

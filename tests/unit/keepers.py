@@ -10,12 +10,11 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
+from slurmddp.checkpoint.memory import shared_buffer, writer_process
+from slurmddp.checkpoint.memory.channel import Channel
+from slurmddp.checkpoint.memory.service import Keeper
+from slurmddp.checkpoint.memory.writer_process import Result
 from slurmddp.environments.names import CHANNEL_VARIABLE
-from slurmddp.launchers.keeper import Keeper
-from slurmddp.node import memory
-from slurmddp.node.channel import Channel
-from slurmddp.runs import checkpoint_writer
-from slurmddp.runs.checkpoint_writer import Result
 
 TENSORS, TREE = b"t" * 5000, b'{"format":2}'
 
@@ -24,12 +23,12 @@ def fill(descriptor: int, step: int, *, sealed: bool = True, root: Path = Path("
     """Lay a state into a memory file as a rank does."""
     about = {"meta": {"kind": "test"}, "versions": {"python": "3"}, "root": str(root)}
     told = json.dumps(about).encode()
-    state = memory.Sealed(step, 0, memory.PAGE_BYTES, len(TENSORS), len(TREE), len(told))
-    memory.unseal(descriptor)
-    with memory.reserve(descriptor, state.end) as area:
+    state = shared_buffer.Sealed(step, 0, shared_buffer.PAGE_BYTES, len(TENSORS), len(TREE), len(told))
+    shared_buffer.unseal(descriptor)
+    with shared_buffer.reserve(descriptor, state.end) as area:
         area[state.tensors_at : state.end] = TENSORS + TREE + told
     if sealed:
-        memory.seal(descriptor, state)
+        shared_buffer.seal(descriptor, state)
 
 
 def request(root: Path, slot: int, step: int, **changes: Any) -> dict[str, Any]:
@@ -53,7 +52,7 @@ class Rank:
         self.lines.append(line)
 
     def lay(self, slot: int, step: int, *, sealed: bool = True, root: Path = Path("/x")) -> int:
-        descriptor = memory.create()
+        descriptor = shared_buffer.create()
         fill(descriptor, step, sealed=sealed, root=root)
         self.line.send({"kind": "memory", "slot": slot}, [descriptor])
         return descriptor
@@ -88,14 +87,14 @@ class Forked:
         self.returncode: int | None = None
 
 
-def fork_writer(perform: checkpoint_writer.Perform) -> tuple[Channel, Forked]:
+def fork_writer(perform: writer_process.Perform) -> tuple[Channel, Forked]:
     own, theirs = Channel.pair()
     pid = os.fork()
     if pid == 0:
         try:
             own.close()
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            checkpoint_writer.serve(theirs, perform)
+            writer_process.serve(theirs, perform)
         finally:
             os._exit(0)
     theirs.close()

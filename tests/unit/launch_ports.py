@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Callable
 
-from slurmddp.node.ports import candidate_ports
+from slurmddp.host.ports import candidate_ports
 
 NUMBERS = itertools.count()
 

@@ -6,13 +6,13 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from slurmddp.launchers import failure
-from slurmddp.launchers.failure import Failure
-from slurmddp.launchers.generation import Generation, Rules
-from slurmddp.launchers.lead import Lead
-from slurmddp.launchers.watch.culprit import RankReport
-from slurmddp.launchers.watch.stragglers import Straggler
-from slurmddp.launchers.words import as_facts
+from slurmddp.launchers.coordinator.coordinator import Lead
+from slurmddp.launchers.coordinator.messages import as_facts
+from slurmddp.launchers.coordinator.restart_policy import Generation, Rules
+from slurmddp.launchers.watchdog.stragglers import Straggler
+from slurmddp.launchers.watchdog.stuck_rank import RankReport
+from slurmddp.runs.failures import capture
+from slurmddp.runs.failures.capture import Failure
 
 RULES = Rules(nodes=3)
 
@@ -99,7 +99,7 @@ class Attempt:
 
 
 def fallen(node: int, *, rank: int | None = 0, code: int = -9, lines: tuple[str, ...] = ()) -> Failure:
-    return failure.here(code, node_rank=node, rank=rank, lines=lines)
+    return capture.here(code, node_rank=node, rank=rank, lines=lines)
 
 
 LOST_PEER = ("RuntimeError: [../gloo/pair.cc:598] Connection closed by peer [127.0.0.1]:1",)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from agent_runs import agent_command, make_run
 
-from slurmddp.launchers.local import LocalRun
-from slurmddp.runs.folder import RunFolder
+from slurmddp.launchers.local.run import LocalRun
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import Cluster, Job, Policy, Program, Resources
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 GROUPS = {
-    "model/gpt_small": "_target_: slurmddp.training.gpt.GPT\nvocab_size: ${data.vocab_size}\nwidth: 64\n",
-    "data/stdlib": "_target_: slurmddp.training.text.SourceText\nvocab_size: 99\n",
+    "model/gpt_small": (
+        "_target_: slurmddp.training.builtin.gpt.GPT\nvocab_size: ${data.vocab_size}\nwidth: 64\n"
+    ),
+    "data/stdlib": "_target_: slurmddp.training.builtin.text.SourceText\nvocab_size: 99\n",
     "optimizer/adamw": "_target_: torch.optim.AdamW\nlr: 1e-3\nbetas: [0.9, 0.95]\n",
-    "scheduler/cosine": "_target_: slurmddp.training.schedules.cosine\nwarmup_steps: 10\n",
+    "scheduler/cosine": "_target_: slurmddp.training.builtin.schedules.cosine\nwarmup_steps: 10\n",
     "strategy/ddp": "name: ddp\n",
     "cluster/big": (
         "partition: gpu\ngpus_per_node: 8\ncpus_per_node: 96\nmem_gb: 960\nmax_nodes: 16\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurmddp.runs.folder import RunFolder, append_line
+from slurmddp.runs.folder.layout import RunFolder, append_line
 
 
 def make_folder(tmp_path, config):

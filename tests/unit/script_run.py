@@ -9,7 +9,7 @@ from typing import Any
 
 from slurm_jobs import FakePrograms, make_job
 
-from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.script import render
 
 RUNNING = "JobId=41 JobState=RUNNING Reason=None Requeue=1 Restarts=0 RunTime=00:05:00 TimeLimit=01:00:00"

@@ -8,8 +8,8 @@ import pytest
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError, SlurmddpError
-from slurmddp.node import address
-from slurmddp.node.address import LOOPBACK, find_rank_zero
+from slurmddp.host import address
+from slurmddp.host.address import LOOPBACK, find_rank_zero
 
 TWO_NODES = RankInfo(
     environment="slurm", rank=1, node_rank=1, world_size=2, nodes=2, hosts=("n1", "n2"), launch_id="1.0.0"

@@ -25,8 +25,9 @@ from agent_runs import (
     wait_until,
 )
 
-from slurmddp.launchers import failure, node
-from slurmddp.runs.folder import RunFolder
+from slurmddp.launchers.agent import preload
+from slurmddp.runs.failures import capture
+from slurmddp.runs.folder.layout import RunFolder
 
 ENV = "import json, os, sys\nrank = int(os.environ['RANK'])\n"
 
@@ -119,7 +120,7 @@ def test_an_exception_names_rank_host_and_last_lines(tmp_path: Path) -> None:
     )
     folder = make_run(tmp_path, program)
     assert run_agent(folder) == 1
-    found = failure.read(folder, 0)
+    found = capture.read(folder, 0)
     assert found is not None
     assert (found.rank, found.local_rank, found.node_rank, found.exit_code) == (1, 1, 0, 1)
     assert found.host == os.uname().nodename
@@ -135,7 +136,7 @@ def test_an_error_of_ours_ends_with_its_code_and_hint(tmp_path: Path) -> None:
     )
     folder = make_run(tmp_path, program, ranks_per_node=1)
     assert run_agent(folder) == 78
-    found = failure.read(folder, 0)
+    found = capture.read(folder, 0)
     assert found is not None
     assert found.exit_code == 78
     assert found.last_lines == ("Error: lr is 7 km.", "Give a number.")
@@ -145,7 +146,7 @@ def test_sys_exit_with_a_text_is_a_failure(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "import sys\ndef main(run_dir): sys.exit('no')", ranks_per_node=1)
     assert run_agent(folder) == 1
     assert folder.rank_log(0, 0).read_text() == "SystemExit: no\n"
-    found = failure.read(folder, 0)
+    found = capture.read(folder, 0)
     assert found is not None
     assert found.sentence.endswith("ended with exit code 1: no")
 
@@ -159,10 +160,10 @@ def test_a_killed_rank_is_named_and_the_others_end(tmp_path: Path) -> None:
         os.kill(ranks[1].pid, signal.SIGKILL)
         assert agent.wait(timeout=120) == 1
     assert all_gone(ranks)
-    found = failure.read(folder, 0)
+    found = capture.read(folder, 0)
     assert found is not None
     assert (found.signal, found.exit_code) == ("SIGKILL", None)
-    assert "was killed by SIGKILL" in failure.describe(found)
+    assert "was killed by SIGKILL" in capture.describe(found)
     assert found.last_lines == (f"rank {found.rank} ready",)
 
 
@@ -242,7 +243,7 @@ def test_a_failure_on_one_node_ends_the_others_which_end_like_it(tmp_path: Path,
     assert codes_of(agents) == [expected, expected], (
         "ranks that are told to save don't wait for one that failed"
     )
-    found = failure.read(folder, 0)
+    found = capture.read(folder, 0)
     assert found is not None
     assert (found.rank, found.exit_code) == (0, code)
     assert len(events(folder, "rank_failed")) == 1
@@ -300,7 +301,7 @@ def test_exit_handlers_run_after_a_good_end_only(tmp_path: Path, code: int, outp
 def test_a_step_that_does_not_fit_is_refused_and_recorded(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "", nodes=3)
     assert run_agent(folder, nodes=2) == 78, "it does not wait for the other one"
-    found = failure.read(folder, 0)
+    found = capture.read(folder, 0)
     assert found is not None
     assert found.rank is None
     assert "nodes=3" in found.last_lines[0]
@@ -317,7 +318,7 @@ def test_an_error_of_the_agent_itself_is_recorded_with_its_last_lines(tmp_path: 
     folder = make_run(tmp_path, "def main(run_dir): return 0")
     folder.config_file.write_text("ranks_per_node: many\n")
     assert run_agent(folder) == 1
-    record = failure.read(folder, 0)
+    record = capture.read(folder, 0)
     assert record is not None
     assert (record.rank, record.node_rank, record.exit_code) == (None, 0, 1)
     assert "ValueError" in "".join(record.last_lines)
@@ -327,7 +328,7 @@ def test_an_error_of_the_agent_itself_is_recorded_with_its_last_lines(tmp_path: 
 def test_an_agent_that_does_not_find_its_place_is_recorded(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "def main(run_dir): return 0")
     assert run_agent(folder, SLURM_NTASKS="5") == 78
-    record = failure.read(folder, 0)
+    record = capture.read(folder, 0)
     assert record is not None
     assert "SLURM_NTASKS=5" in record.last_lines[0]
     assert record.rank is None
@@ -348,17 +349,17 @@ def test_without_an_attempt_the_agent_says_who_claims_one(tmp_path: Path) -> Non
 
 def test_a_missing_module_names_the_interpreter() -> None:
     with pytest.raises(Exception, match="surely_not_there can't be imported by"):
-        node.import_all(["surely_not_there"])
+        preload.import_all(["surely_not_there"])
 
 
 def test_a_part_that_only_some_versions_have_is_left_out() -> None:
-    node.import_all(["json.surely_not_there", "json.decoder"])
+    preload.import_all(["json.surely_not_there", "json.decoder"])
     assert "json.decoder" in sys.modules
 
 
 def test_imports_leave_the_collector_on_and_their_objects_out_of_it(tmp_path: Path) -> None:
     code = (
-        "import gc\nfrom slurmddp.launchers import node\n"
+        "import gc\nfrom slurmddp.launchers.agent import preload as node\n"
         "node.import_for_all(['json'])\nprint(gc.isenabled(), gc.get_freeze_count() > 1000)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
@@ -366,10 +367,9 @@ def test_imports_leave_the_collector_on_and_their_objects_out_of_it(tmp_path: Pa
 
 
 def test_all_modules_of_a_package_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "many_modules"
-    package.mkdir()
-    for name in ("__init__", "one", "two"):
-        (package / f"{name}.py").touch()
+    (tmp_path / "many_modules" / "room").mkdir(parents=True)
+    for name in ("__init__", "one", "two", "room/__init__", "room/three"):
+        (tmp_path / "many_modules" / f"{name}.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    node.import_all(["many_modules.*"])
-    assert {"many_modules.one", "many_modules.two"} <= set(sys.modules)
+    preload.import_all(["many_modules.*"])
+    assert {"many_modules.one", "many_modules.two", "many_modules.room.three"} <= set(sys.modules)

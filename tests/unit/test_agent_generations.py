@@ -12,7 +12,7 @@ import pytest
 from agent_runs import all_gone, children_of, events, runs, start_agent, wait_until
 from generation_runs import STEPPING, agents_of, begun, codes, lines_of, node_log, pid_of, run_folder
 
-from slurmddp.launchers import failure
+from slurmddp.runs.failures import capture
 
 
 def test_a_killed_rank_begins_again_with_all_others_until_the_run_is_at_its_end(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_generation_that_gets_no_further_is_the_last(tmp_path: Path) -> None:
         for generation in range(2):
             (folder.path / f"fail-{generation}-1").touch()
         assert codes(agents) == [1]
-    found = failure.read(folder, 0)
+    found = capture.read(folder, 0)
     assert found is not None
     assert (found.generation, found.rank) == (1, 1)
     assert len(events(folder, "restarted")) == 1
@@ -94,7 +94,7 @@ def test_a_node_that_does_not_come_is_named_and_ends_the_attempt(tmp_path: Path)
     assert codes(agents) == [1, 1]
     log = node_log(folder)
     assert "waiting for node 1 (localhost); 2 of 3 nodes are here" in log
-    found = failure.read(folder, 0)
+    found = capture.read(folder, 0)
     assert found is not None
     assert (found.node_rank, found.rank) == (1, None)
     assert "did not arrive within 4 s" in found.reason
@@ -106,7 +106,7 @@ def test_without_node_0_the_others_wait_and_leave(tmp_path: Path) -> None:
     agents = [start_agent(folder, nodes=2, node_rank=1)]
     assert codes(agents) == [1]
     assert "waiting for node 0 (localhost)" in node_log(folder, 1)
-    found = failure.read(folder, 0)
+    found = capture.read(folder, 0)
     assert found is not None
     assert found.node_rank == 0
 
@@ -167,7 +167,7 @@ def test_a_lost_node_without_another_ends_the_attempt_as_its_failure(tmp_path: P
         wait_until(lambda: begun(folder, 0, 4), "the first generation")
         agents[1].kill()
         assert codes([agents[0]]) == [1]
-    found = failure.read(folder, 0)
+    found = capture.read(folder, 0)
     assert found is not None
     assert (found.node_rank, found.rank) == (1, None)
     assert found.reason.startswith("lost node")
@@ -181,7 +181,7 @@ def test_without_the_first_node_the_others_end_their_ranks(tmp_path: Path, spare
         wait_until(lambda: begun(folder, 0, 4), "the first generation")
         agents[0].kill()
         assert codes(agents[1:]) == [1, 75][: 1 + spares]
-    found = failure.read(folder, 0)
+    found = capture.read(folder, 0)
     if spares:
         assert found is None, "node 0 may have lost only this one, and go on"
     else:

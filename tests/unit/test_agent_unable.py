@@ -13,8 +13,8 @@ import pytest
 from agent_runs import AGENT, wait_until
 from generation_runs import agents_of, codes, lines_of, node_log, run_folder
 
-from slurmddp.launchers import failure
-from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.failures import capture
+from slurmddp.runs.folder.layout import RunFolder
 
 UNABLE = AGENT.replace("preload=()", "preload=('surely_not_there',)")
 
@@ -58,7 +58,7 @@ def test_where_they_may_not_it_is_the_failure_of_the_attempt(
     folder = run_folder(tmp_path, nodes=2, **config)
     with with_unable(folder, nodes, *unable) as agents:
         codes(agents)
-    found = failure.read(folder, 0)
+    found = capture.read(folder, 0)
     assert found is not None
     assert (found.node_rank, found.exit_code) == (unable[0], 78)
     assert "surely_not_there can't be imported" in found.reason
@@ -68,7 +68,7 @@ def test_without_a_spare_that_is_left_the_attempt_ends_as_with_a_lost_node(tmp_p
     folder = run_folder(tmp_path, nodes=2, spare_nodes=1)
     with with_unable(folder, 3, 1, 2) as agents:
         assert codes(agents) == [1, 1, 1]
-    found = failure.read(folder, 0)
+    found = capture.read(folder, 0)
     assert found is not None
     assert found.node_rank in (1, 2)
     assert "surely_not_there can't be imported" in found.reason
@@ -77,7 +77,7 @@ def test_without_a_spare_that_is_left_the_attempt_ends_as_with_a_lost_node(tmp_p
 REFUSALS = {
     "a name that does not resolve": (
         {},
-        "from slurmddp.errors import MismatchError\nfrom slurmddp.launchers.control import member\n"
+        "from slurmddp.errors import MismatchError\nfrom slurmddp.launchers.link import member\n"
         "def unknown(info):\n    raise MismatchError('It does not resolve here.')\n"
         "member.find_rank_zero = unknown\n" + AGENT,
         "does not resolve",
@@ -85,14 +85,14 @@ REFUSALS = {
     "variables that contradict each other": ({"SLURMDDP_ENVIRONMENT": "slrum"}, AGENT, "slrum"),
     "an unreadable configuration": (
         {},
-        "from slurmddp.errors import ConfigError\nfrom slurmddp.runs.folder import RunFolder\n"
+        "from slurmddp.errors import ConfigError\nfrom slurmddp.runs.folder.layout import RunFolder\n"
         "def unreadable(folder):\n    raise ConfigError('The configuration can not be read here.')\n"
         "RunFolder.config = unreadable\n" + AGENT,
         "can not be read here",
     ),
     "no process left for the guardian": (
         {},
-        "from slurmddp.launchers import agent\ndef fails(inbox):\n    raise OSError(11, 'no process')\n"
+        "from slurmddp.launchers.agent import agent\ndef fails(inbox):\n    raise OSError(11, 'no process')\n"
         "agent.Ranks = fails\n" + AGENT,
         "no process",
     ),
@@ -128,7 +128,7 @@ def test_where_all_nodes_are_needed_an_early_refusal_ends_the_attempt_at_once(
     folder = run_folder(tmp_path, nodes=2)
     with refusing(folder, 2, kind) as agents:
         codes(agents)
-    found = failure.read(folder, 0)
+    found = capture.read(folder, 0)
     assert found is not None
     assert found.node_rank == 1
     assert REFUSALS[kind][2] in found.reason + " ".join(found.last_lines)

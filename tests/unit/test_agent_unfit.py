@@ -11,16 +11,16 @@ import pytest
 from agent_runs import events, wait_until
 from generation_runs import agents_of, begun, codes, lines_of, node_log, pid_of, run_folder
 
-from slurmddp.launchers import failure
-from slurmddp.launchers.generation import Generation
-from slurmddp.launchers.records import Records
-from slurmddp.runs.excluded import excluded_nodes
-from slurmddp.runs.folder import RunFolder
+from slurmddp.launchers.coordinator.records import Records
+from slurmddp.launchers.coordinator.restart_policy import Generation
+from slurmddp.runs.failures import capture
+from slurmddp.runs.folder.excluded import excluded_nodes
+from slurmddp.runs.folder.layout import RunFolder
 
 LOOKING = """
 import json, os, time
-from slurmddp.node.pulse import Pulse
-from slurmddp.runs.folder import RunFolder
+from slurmddp.host.heartbeat_page import Pulse
+from slurmddp.runs.folder.layout import RunFolder
 
 rank, generation = int(os.environ["RANK"]), int(os.environ["SLURMDDP_GENERATION"])
 
@@ -79,7 +79,7 @@ def test_without_a_spare_the_attempt_ends_with_76(tmp_path: Path) -> None:
     (folder.path / "unfit-1").write_text("1")
     with agents_of(folder, 3) as agents:
         assert codes(agents) == [76, 76, 76]
-    found = failure.read(folder, 0)
+    found = capture.read(folder, 0)
     assert found is not None
     assert (found.exit_code, found.generation) == (76, 1)
     assert len(events(folder, "restarted")) == 1

@@ -1,7 +1,7 @@
 """Where ranks look for each other, and what they say there; how they meet is in tests/distributed."""
 
-from slurmddp.node.ports import CANDIDATES, candidate_ports
-from slurmddp.training.beacon import Words
+from slurmddp.host.ports import CANDIDATES, candidate_ports
+from slurmddp.training.process_group.port_discovery import Words
 
 
 def test_candidates_are_distinct_fixed_and_below_the_ephemeral_ports():

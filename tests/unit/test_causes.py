@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.launchers.failure import here, last_lines, tail_of
-from slurmddp.runs.causes import advice, reason_of
+from slurmddp.runs.failures.capture import here, last_lines, tail_of
+from slurmddp.runs.failures.causes import advice, reason_of
 
 LOGS = Path(__file__).parent / "last_words"
 SIGNALS = {"segv": -11, "bus": -7}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slurmddp.launchers.failure import here, tail_of
-from slurmddp.runs.causes import LOST_PEER, reads_like_a_lost_peer, reason_of
+from slurmddp.runs.failures.capture import here, tail_of
+from slurmddp.runs.failures.causes import LOST_PEER, reads_like_a_lost_peer, reason_of
 
 GLOO = "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
 OURS = [

@@ -20,7 +20,7 @@ from slurmddp.chaos.runner import Result, RunResult, Settings
 from slurmddp.chaos.schedule import draw
 from slurmddp.chaos.training import Lines, Shape, Training
 from slurmddp.errors import ConfigError
-from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.folder.layout import RunFolder
 
 __all__ = ["story"]
 

@@ -197,7 +197,7 @@ def test_cancel_of_a_local_run_that_proc_hides_tells_a_stranger_nothing(
     make_run, slurm, capsys, monkeypatch, tmp_path
 ):
     sent = []
-    monkeypatch.setattr("slurmddp.node.process.PROC", tmp_path)
+    monkeypatch.setattr("slurmddp.host.process.PROC", tmp_path)
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(number))
     local(make_run(), os.getpid())
     assert main(["cancel", "gpt"]) == 0
@@ -344,7 +344,9 @@ def resumed(monkeypatch):
 
     monkeypatch.setattr("slurmddp.config.resume.job_of_run", job_of_run)
     monkeypatch.setattr("slurmddp.config.sbatch_environment.unused", lambda config, environ: [])
-    monkeypatch.setattr("slurmddp.cli.train.start_job", lambda job, lock: jobs.append(job.resumed) or 0)
+    monkeypatch.setattr(
+        "slurmddp.cli.commands.train.start_job", lambda job, lock: jobs.append(job.resumed) or 0
+    )
     return jobs
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cli_runs import end, start, submit
 
-from slurmddp.cli import logs as logs_command
+from slurmddp.cli.commands import logs as logs_command
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_CONFIG, EXIT_USAGE
 

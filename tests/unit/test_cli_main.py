@@ -14,7 +14,7 @@ import pytest
 
 from slurmddp import __version__, errors
 from slurmddp.cli import main as cli
-from slurmddp.cli.errors_text import EXIT_CODES
+from slurmddp.cli.messages import EXIT_CODES
 
 
 def run(*arguments: str) -> int:
@@ -24,7 +24,7 @@ def run(*arguments: str) -> int:
 @pytest.fixture
 def probe(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A command of its own: `probe` raises what its module holds as `error`."""
-    module = ModuleType("slurmddp.cli.probe", "Probe it.")
+    module = ModuleType("slurmddp.cli.commands.probe", "Probe it.")
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("words", nargs="*")
@@ -38,7 +38,7 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         return 7
 
     module.add_arguments, module.run = add_arguments, start  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "slurmddp.cli.probe", module)
+    monkeypatch.setitem(sys.modules, "slurmddp.cli.commands.probe", module)
     monkeypatch.setitem(cli.COMMANDS, "probe", "Probe it.")
     return module
 
@@ -64,7 +64,7 @@ def test_every_exit_code_is_documented() -> None:
 def test_each_command_is_there_and_says_what_the_list_says(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = importlib.import_module(f"slurmddp.cli.{name}")
+    module = importlib.import_module(f"slurmddp.cli.commands.{name}")
     first = (module.__doc__ or "").splitlines()[0].removeprefix(f"`slurmddp {name}`: ")
     assert first.lower() == cli.COMMANDS[name].lower()
     assert run(name, "--help") == 0

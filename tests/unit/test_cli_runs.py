@@ -12,7 +12,7 @@ from cli_runs import end, start, submit
 
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_FAILED, EXIT_NO_RUN
-from slurmddp.runs.folder import append_line
+from slurmddp.runs.folder.layout import append_line
 from slurmddp.runs.table import clock
 from slurmddp.slurm.states import JobState
 
@@ -325,7 +325,7 @@ def test_a_record_that_may_not_be_read_is_named_plainly(make_run, slurm, capsys)
 def test_finding_a_run_imports_no_torch():
     code = (
         "import sys\n"
-        "from slurmddp.cli import cancel, list, logs, report, resume, status\n"
+        "from slurmddp.cli.commands import cancel, list, logs, report, resume, status\n"
         "import slurmddp.runs.report\n"
         "heavy = {'torch', 'matplotlib', 'jinja2', 'hydra', 'rich', 'numpy'} & set(sys.modules)\n"
         "print(sorted(heavy))\n"

@@ -12,9 +12,9 @@ import yaml
 from projects import make_project
 from slurm_jobs import FakePrograms
 
-from slurmddp.cli import train
-from slurmddp.cli.errors_text import EXIT_INTERRUPTED
+from slurmddp.cli.commands import train
 from slurmddp.cli.main import main
+from slurmddp.cli.messages import EXIT_INTERRUPTED
 from slurmddp.config.compose import compose
 from slurmddp.config.job import build_job
 from slurmddp.errors import (
@@ -26,12 +26,12 @@ from slurmddp.errors import (
     RankFailure,
     SlurmError,
 )
-from slurmddp.launchers import local
-from slurmddp.runs import index
-from slurmddp.runs.folder import RunFolder, append_line
+from slurmddp.launchers.local import run as local
+from slurmddp.runs.folder import index
+from slurmddp.runs.folder.layout import RunFolder, append_line
 from slurmddp.slurm import client
 from slurmddp.slurm.fake import FakeSlurm
-from slurmddp.slurm.limits import Limits, Partition
+from slurmddp.slurm.partitions import Limits, Partition
 from slurmddp.slurm.script import render
 
 BIG = ("+cluster=big", "nodes=3", "name=first")
@@ -51,7 +51,7 @@ def slurm(project: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     fake = FakeSlurm()
     monkeypatch.setattr(client, "on_path", lambda: True)
     for command in ("resume", "status"):  # A first import here would keep the fake for later tests.
-        monkeypatch.setattr(f"slurmddp.cli.{command}.SlurmClient", lambda: fake)
+        monkeypatch.setattr(f"slurmddp.cli.commands.{command}.SlurmClient", lambda: fake)
     monkeypatch.setattr(client, "SlurmClient", lambda **options: fake)
     return fake
 
@@ -272,7 +272,7 @@ def test_a_command_that_is_interrupted_before_sbatch_leaves_nothing(
     def interrupted(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("slurmddp.launchers.submission.settle", interrupted)
+    monkeypatch.setattr("slurmddp.launchers.submit.submission.settle", interrupted)
     assert main(["train", *BIG]) == EXIT_INTERRUPTED
     assert not (project / "runs").exists() and not slurm.submissions
 

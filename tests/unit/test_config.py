@@ -19,8 +19,8 @@ from slurmddp.config.job import build_job
 from slurmddp.config.overrides import options
 from slurmddp.config.resume import job_of_run
 from slurmddp.errors import ConfigError
-from slurmddp.runs import hidden, prepare
-from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.folder import create, hidden
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import EXTENT, NOT_COMPUTED, Cluster, GlobalBatch, Job, Policy, Resources
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -156,12 +156,16 @@ def test_a_projects_defaults_lie_between_the_shipped_ones_and_the_command_line(t
     project = make_project(
         tmp_path / "p",
         slurmddp=defaults,
-        model__tiny="_target_: slurmddp.training.gpt.GPT\nwidth: 1\ndepth: 2\n",
+        model__tiny="_target_: slurmddp.training.builtin.gpt.GPT\nwidth: 1\ndepth: 2\n",
     )
     job = job_of(project, "train.batch_size=3")
     assert job.cluster.name == "big" and job.resources.nodes == 2
     assert job.program.config["train"]["steps"] == 7 and job.program.config["train"]["batch_size"] == 3
-    assert job.program.config["model"] == {"_target_": "slurmddp.training.gpt.GPT", "width": 5, "depth": 2}
+    assert job.program.config["model"] == {
+        "_target_": "slurmddp.training.builtin.gpt.GPT",
+        "width": 5,
+        "depth": 2,
+    }
     other = job_of(project, "cluster=null", "model=gpt_small", "nodes=1")
     assert other.launcher == "local" and other.program.config["model"]["width"] == 5
 
@@ -231,7 +235,7 @@ def test_values_of_the_environment_are_known_as_such(project: Path, monkeypatch:
     shown = hidden.without_environment(config_)
     assert shown["data"]["url"] == "https://x/${data.token}" and shown["program"]["args"][0] == "--token"
     assert "s3cret" not in yaml.safe_dump(shown) and "from_environment" not in shown
-    folder = prepare.prepare(job, None)
+    folder = create.prepare(job, None)
     again = job_of_run(folder, ["nodes=1"])
     assert again.program.config["from_environment"] == marks
     assert (again.run_name, job_of(project, *typed).run_name) == (job.run_name, job.run_name)

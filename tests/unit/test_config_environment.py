@@ -11,7 +11,7 @@ from slurm_jobs import FakePrograms
 from slurmddp.cli.main import main
 from slurmddp.config.resume import job_of_run
 from slurmddp.errors import EXIT_CONFIG
-from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.folder.layout import RunFolder
 
 SMALL = ["+cluster=small", "nodes=2"]
 

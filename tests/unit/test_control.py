@@ -24,9 +24,9 @@ from control_links import (
 )
 
 from slurmddp.errors import ConfigError, MismatchError, SlurmddpError
-from slurmddp.launchers.control import hub, member
-from slurmddp.launchers.control.link import ALL, open_link
-from slurmddp.node.ports import CANDIDATES, candidate_ports
+from slurmddp.host.ports import CANDIDATES, candidate_ports
+from slurmddp.launchers.link import hub, member
+from slurmddp.launchers.link.link import ALL, open_link
 
 
 def test_all_arrive_and_are_told_of_each_other(star):

@@ -7,9 +7,9 @@ import time
 import pytest
 from control_links import Hand, Star, by_hand, pass_s, running, word
 
-from slurmddp.launchers.control.link import ALL
-from slurmddp.launchers.control.session import Awake, Session
-from slurmddp.launchers.control.wire import CUT
+from slurmddp.launchers.link.link import ALL
+from slurmddp.launchers.link.session import Awake, Session
+from slurmddp.launchers.link.wire import CUT
 
 
 def test_a_member_that_ends_is_lost_at_once(star):

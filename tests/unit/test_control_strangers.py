@@ -13,8 +13,8 @@ import time
 import pytest
 from control_links import LIMIT_S, SECRET, Hand, Star, a_launch, by_hand, pass_s, ports_of, running, word
 
-from slurmddp.launchers.control import hub
-from slurmddp.launchers.control.wire import CLOSED, Secret, Wire
+from slurmddp.launchers.link import hub
+from slurmddp.launchers.link.wire import CLOSED, Secret, Wire
 
 NONCE = "ab" * 16
 HALF = {"slurmddp": 1, "nonce": NONCE}

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from slurmddp.launchers.watch.culprit import RankReport, first_stopped, place, reports, waits, why
-from slurmddp.launchers.watch.stacks import RankStacks
-from slurmddp.launchers.watch.watchdog import Watchdog
-from slurmddp.node.pulse import Beat
+from slurmddp.host.heartbeat_page import Beat
+from slurmddp.launchers.watchdog.stacks import RankStacks
+from slurmddp.launchers.watchdog.stall import Watchdog
+from slurmddp.launchers.watchdog.stuck_rank import RankReport, first_stopped, place, reports, waits, why
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 BACKWARD = (
@@ -175,7 +175,10 @@ def test_a_wait_for_others_is_known_by_where_it_is() -> None:
     assert waits(report(0, stack=BARRIER))
     assert not waits(report(0, stack=SLEEPS))
     assert not waits(report(0, stack=()))
-    stop = ("/lib/python3.11/threading.py:629 in wait", "/x/slurmddp/training/stop.py:233 in _await_decision")
+    stop = (
+        "/lib/python3.11/threading.py:629 in wait",
+        "/x/slurmddp/training/stopping/agreement.py:233 in _await_decision",
+    )
     assert waits(report(0, stack=stop))
 
 

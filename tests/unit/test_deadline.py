@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmddp.environments.limits import RESERVE_S, Limits, leave_at, read_limits
-from slurmddp.launchers.loop import DEAF_SHARE, WRITING_SHARE
-from slurmddp.training.deadline import SPREAD, Measured, Pace, last_safe_moment, shortfalls
+from slurmddp.environments.time_limits import RESERVE_S, Limits, leave_at, read_limits
+from slurmddp.launchers.agent.loop import DEAF_SHARE, WRITING_SHARE
+from slurmddp.training.stopping.deadline import SPREAD, Measured, Pace, last_safe_moment, shortfalls
 
 
 def test_limits_come_from_the_environment() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError, MismatchError
-from slurmddp.training.device import (
+from slurmddp.training.process_group.device import (
     choose_backend,
     choose_device,
     choose_threads,

@@ -4,7 +4,7 @@ import pytest
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError
-from slurmddp.training.device import choose_device, own_mig_device
+from slurmddp.training.process_group.device import choose_device, own_mig_device
 
 
 def places(nodes, each):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.cli.display import Reading, RunView, Tail, clock
-from slurmddp.runs.folder import RunFolder, append_line
+from slurmddp.cli.live_view import Reading, RunView, Tail, clock
+from slurmddp.runs.folder.layout import RunFolder, append_line
 
 
 class Clock:
@@ -186,7 +186,7 @@ def test_what_a_program_of_ones_own_prints_is_shown_on_request(folder: RunFolder
 
 
 def test_a_node_that_failed_without_a_rank_is_told() -> None:
-    from slurmddp.cli.display import Reading
+    from slurmddp.cli.live_view import Reading
 
     told = {
         "event": "rank_failed",

@@ -12,9 +12,9 @@ from typing import TextIO
 import pytest
 from cli_runs import end, start
 
-from slurmddp.cli.display import RunView
+from slurmddp.cli.live_view import RunView
 from slurmddp.cli.main import main
-from slurmddp.runs.folder import RunFolder, append_line
+from slurmddp.runs.folder.layout import RunFolder, append_line
 
 
 @contextmanager

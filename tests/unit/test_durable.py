@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from slurmddp.runs import durable, room
-from slurmddp.runs.durable import CHUNK_BYTES, FileRecord, copy_hashed, record_of
+from slurmddp.checkpoint.files import durable, space
+from slurmddp.checkpoint.files.durable import CHUNK_BYTES, FileRecord, copy_hashed, record_of
 
 START, SIZE = 4096, CHUNK_BYTES + 777
 
@@ -204,6 +204,6 @@ def test_a_piece_is_on_the_disk_before_the_rest(
     sizes: list[int] = []
     monkeypatch.setattr(durable, "time", clock := Clock(1.0, 1.0))
     monkeypatch.setattr(clock, "sleep", lambda seconds: sizes.append((tmp_path / "file").stat().st_size))
-    monkeypatch.setattr(room, "reserve", lambda *words: None)
+    monkeypatch.setattr(space, "reserve", lambda *words: None)
     beside(tmp_path / "file", source)
     assert sizes == [CHUNK_BYTES, SIZE]

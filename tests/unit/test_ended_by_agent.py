@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agent_runs import make_run, start_agent, wait_for_lines
 
-from slurmddp.runs.failures import rank_exits, read_failure
+from slurmddp.runs.failures.model import rank_exits, read_failure
 
 DEAF = """
 import os, signal, time

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import ConfigError, NoProgressError, RankFailure
-from slurmddp.launchers import failure
-from slurmddp.launchers.failure import Failure
-from slurmddp.runs.failures import read_failure, read_restarted
-from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.failures import capture
+from slurmddp.runs.failures.capture import Failure
+from slurmddp.runs.failures.model import read_failure, read_restarted
+from slurmddp.runs.folder.layout import RunFolder
 
 
 def died(
@@ -33,10 +33,10 @@ def folder(tmp_path: Path) -> RunFolder:
 
 def test_the_first_failure_of_an_attempt_stands(folder: RunFolder) -> None:
     first, second = died(3, lines=("one", "two \u00fc")), died(0, None, "SIGKILL")
-    assert failure.read(folder, 0) is None
-    assert failure.record(folder, 0, first)
-    assert not failure.record(folder, 0, second)
-    assert failure.read(folder, 0) == first
+    assert capture.read(folder, 0) is None
+    assert capture.record(folder, 0, first)
+    assert not capture.record(folder, 0, second)
+    assert capture.read(folder, 0) == first
     (event,) = folder.events()
     del event["time"]
     expected = {"event": "rank_failed", "attempt": 0, "rank": 3, "host": "n1", "exit_code": 1, "signal": None}
@@ -47,32 +47,32 @@ def test_a_record_for_which_there_is_no_room_leaves_the_place_to_whoever_has_som
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as full:
-        full.setattr(failure, "as_json", lambda found: "x" * 10_000)
+        full.setattr(capture, "as_json", lambda found: "x" * 10_000)
         full.setattr(
-            failure, "open", lambda descriptor, *words, **more: os.fdopen(descriptor, "r"), raising=False
+            capture, "open", lambda descriptor, *words, **more: os.fdopen(descriptor, "r"), raising=False
         )
         with pytest.raises(OSError, match="not writable"):
-            failure.record(folder, 0, died(3))
-    assert failure.record(folder, 0, died(0))
-    found = failure.read(folder, 0)
+            capture.record(folder, 0, died(3))
+    assert capture.record(folder, 0, died(0))
+    found = capture.read(folder, 0)
     assert found is not None
     assert found.rank == 0
 
 
 def test_the_failure_of_ranks_that_are_started_again_stands_beside_the_final_one(folder: RunFolder) -> None:
     first, second = died(3, None, "SIGKILL", ("one",)), died(0)
-    assert failure.record(folder, 0, second, generation=1)
-    assert failure.record(folder, 0, first, generation=0)
-    assert failure.read(folder, 0) is None, "the attempt goes on"
+    assert capture.record(folder, 0, second, generation=1)
+    assert capture.record(folder, 0, first, generation=0)
+    assert capture.read(folder, 0) is None, "the attempt goes on"
     assert [(one.rank, one.generation) for one in read_restarted(folder, 0)] == [(3, 0), (0, 1)]
     assert [event["generation"] for event in folder.events()] == [1, 0]
-    assert failure.record(folder, 0, first)
+    assert capture.record(folder, 0, first)
 
 
 def test_a_record_of_an_earlier_version_still_reads(folder: RunFolder) -> None:
     old = {"rank": 3, "local_rank": 1, "node_rank": 1, "host": "n1", "exit_code": None, "signal": "SIGKILL"}
     folder.failure_file(0).write_text(json.dumps(old | {"time": 5.0, "last_lines": ["a"], "unheard": 1}))
-    found = failure.read(folder, 0)
+    found = capture.read(folder, 0)
     assert found is not None
     assert (found.rank, found.last_lines, found.reason, found.generation) == (3, ("a",), "", 0)
     assert found.sentence.endswith("was killed by SIGKILL (often the kernel's out-of-memory killer)")
@@ -81,19 +81,19 @@ def test_a_record_of_an_earlier_version_still_reads(folder: RunFolder) -> None:
 def test_without_a_record_the_first_bad_end_of_a_rank_is_the_failure(folder: RunFolder) -> None:
     """As when the agents are killed before they can say more than how their ranks ended."""
     for rank, code, generation in ((1, -9, 0), (2, 0, 1), (0, -15, 1), (3, 1, 1)):
-        failure.write_exit(folder, 0, rank, code, generation)
+        capture.write_exit(folder, 0, rank, code, generation)
     found = read_failure(folder, 0)
     assert found is not None
     assert (found.rank, found.signal, found.generation) == (0, "SIGTERM", 1)
-    failure.record(folder, 0, died(3))
+    capture.record(folder, 0, died(3))
     assert read_failure(folder, 0) == died(3)
 
 
 def test_the_ends_of_ranks_that_began_again_are_no_failure_of_the_attempt(folder: RunFolder) -> None:
-    failure.write_exit(folder, 0, 1, -9, 0)
-    failure.record(folder, 0, died(1), generation=0)
+    capture.write_exit(folder, 0, 1, -9, 0)
+    capture.record(folder, 0, died(1), generation=0)
     assert read_failure(folder, 0) is None, "those that began again run"
-    failure.write_exit(folder, 0, 0, -9, 1)
+    capture.write_exit(folder, 0, 0, -9, 1)
     found = read_failure(folder, 0)
     assert found is not None
     assert (found.rank, found.generation) == (0, 1)
@@ -124,7 +124,7 @@ def test_an_agent_that_left_no_word_ran_out_of_memory_if_slurm_says_so(
 
 def test_a_half_written_record_is_not_there_yet(folder: RunFolder) -> None:
     folder.failure_file(0).write_text('{"rank": 1, "loc')
-    assert failure.read(folder, 0) is None
+    assert capture.read(folder, 0) is None
 
 
 @pytest.mark.parametrize(
@@ -153,14 +153,14 @@ def test_a_half_written_record_is_not_there_yet(folder: RunFolder) -> None:
     ],
 )
 def test_a_sentence_names_who_where_and_how(found: Failure, sentence: str) -> None:
-    assert failure.describe(found) == sentence
+    assert capture.describe(found) == sentence
 
 
 @pytest.mark.parametrize(
     ("code", "kind"), [(1, RankFailure), (None, RankFailure), (78, ConfigError), (79, NoProgressError)]
 )
 def test_the_error_carries_the_code_the_lines_and_the_log(code: int | None, kind: type[Exception]) -> None:
-    error = failure.as_error(
+    error = capture.as_error(
         died(1, code, None if code else "SIGKILL", ("ValueError: x",)), Path("logs/rank-1.log")
     )
     assert type(error) is kind
@@ -190,7 +190,7 @@ LOST_PEER = died(0, 1, lines=("RuntimeError: [gloo] Connection closed by peer [1
 def test_of_failures_at_the_same_moment_the_cause_is_named(
     failures: tuple[Failure, ...], first: Failure
 ) -> None:
-    assert failure.likely_first(failures) == first
+    assert capture.likely_first(failures) == first
 
 
 @pytest.mark.parametrize(
@@ -205,14 +205,14 @@ def test_of_failures_at_the_same_moment_the_cause_is_named(
     ],
 )
 def test_a_rank_that_only_lost_its_peer_is_recognised(line: str, expected: bool) -> None:
-    assert failure.is_consequence(died(lines=("Traceback", line))) is expected
-    assert not failure.is_consequence(died(code=None, sent="SIGKILL", lines=(line,)))
+    assert capture.is_consequence(died(lines=("Traceback", line))) is expected
+    assert not capture.is_consequence(died(code=None, sent="SIGKILL", lines=(line,)))
 
 
 def test_a_rank_with_a_reason_of_its_own_is_no_consequence_whatever_it_said_last() -> None:
     lines = ("RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1",)
-    assert failure.is_consequence(died(lines=lines))
-    assert not failure.is_consequence(
+    assert capture.is_consequence(died(lines=lines))
+    assert not capture.is_consequence(
         replace(died(lines=lines), reason="KeyError: 'lr' (train.py:8 in main)")
     )
 
@@ -220,10 +220,10 @@ def test_a_rank_with_a_reason_of_its_own_is_no_consequence_whatever_it_said_last
 def test_last_lines_are_few_short_and_readable(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     log.write_bytes(b"old\n" * 50_000 + b"x" * 5000 + b"\n\n10%\r20%\r30%\n\xff broken\nlast")
-    lines = failure.last_lines(log, 4)
+    lines = capture.last_lines(log, 4)
     assert [line[:10] for line in lines] == ["xxxxxxxxxx", "30%", "\ufffd broken", "last"]
     assert len(lines[0]) == 400
-    assert failure.last_lines(tmp_path / "none.log") == ()
+    assert capture.last_lines(tmp_path / "none.log") == ()
 
 
 @pytest.mark.parametrize(
@@ -232,4 +232,4 @@ def test_last_lines_are_few_short_and_readable(tmp_path: Path) -> None:
 def test_return_codes_are_split_into_code_and_signal(
     returncode: int, expected: tuple[object, object]
 ) -> None:
-    assert failure.split_status(returncode) == expected
+    assert capture.split_status(returncode) == expected

@@ -9,10 +9,10 @@ import pytest
 from agent_runs import make_run, start_agent
 
 from slurmddp.errors import EXIT_NO_PROGRESS, SupersededError
-from slurmddp.launchers.records import Records
-from slurmddp.runs.fence import refuse_superseded, superseded
-from slurmddp.runs.folder import RunFolder
-from slurmddp.training.stop import file_reason
+from slurmddp.launchers.coordinator.records import Records
+from slurmddp.runs.folder.fence import refuse_superseded, superseded
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.training.stopping.agreement import file_reason
 
 
 def environ(folder: RunFolder, attempt: int) -> dict[str, str]:

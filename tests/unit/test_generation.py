@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from slurmddp.launchers.generation import Facts, Generation, Rules, choose_agents, decide, rules_of
+from slurmddp.launchers.coordinator.restart_policy import (
+    Facts,
+    Generation,
+    Rules,
+    choose_agents,
+    decide,
+    rules_of,
+)
 
 RULES = Rules(nodes=3)
 FELL = Facts(agents=(0, 1, 2), step=7, furthest=5)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from agent_runs import wait_until
 
-from slurmddp.environments.limits import Limits
-from slurmddp.training.guard import PATIENCE_S, Guard
-from slurmddp.training.signals import StopSignals
+from slurmddp.environments.time_limits import Limits
+from slurmddp.training.stopping.exit_guard import PATIENCE_S, Guard
+from slurmddp.training.stopping.signals import StopSignals
 
 
 class Signals(StopSignals):

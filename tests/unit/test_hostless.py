@@ -10,7 +10,7 @@ import pytest
 from slurm_jobs import PROGRAMS
 
 from slurmddp.launchers.hostless import put_back, script_is_gone
-from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.folder.layout import RunFolder
 
 SCRIPT = 'echo "$1 $SLURM_JOB_ID" >>"${0%/*}/asked"\nread -r line && echo typed >>"${0%/*}/asked"; exit 3\n'
 

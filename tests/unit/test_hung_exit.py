@@ -12,10 +12,10 @@ from agent_runs import events
 from generation_runs import agents_of, codes, node_log, run_folder
 from lead_attempts import Attempt, to_all
 
-from slurmddp.launchers.watch.exit_watch import Activity, ExitWatch, read_activity
-from slurmddp.node.pulse import Beat
-from slurmddp.runs.failures import read_failure
-from slurmddp.runs.folder import RunFolder
+from slurmddp.host.heartbeat_page import Beat
+from slurmddp.launchers.watchdog.exit_watch import Activity, ExitWatch, read_activity
+from slurmddp.runs.failures.model import read_failure
+from slurmddp.runs.folder.layout import RunFolder
 
 HANGS = """
 import atexit, os, threading

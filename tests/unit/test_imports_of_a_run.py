@@ -30,8 +30,8 @@ def install():
 PROBE = """\
 import json, site, subprocess, sys
 site.addsitedir(sys.argv[3])
-from slurmddp.launchers.node import enter_project
-from slurmddp.runs.folder import RunFolder
+from slurmddp.launchers.agent.preload import enter_project
+from slurmddp.runs.folder.layout import RunFolder
 enter_project(RunFolder(sys.argv[1]), sys.argv[2])
 import importlib
 found = [importlib.import_module(name).__file__ for name in sys.argv[4:]]

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from slurmddp.errors import RunNotFoundError
-from slurmddp.runs import index
-from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.folder import index
+from slurmddp.runs.folder.layout import RunFolder
 
 
 @pytest.fixture(autouse=True)

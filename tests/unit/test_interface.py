@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from slurmddp.errors import MismatchError
-from slurmddp.node.interface import (
+from slurmddp.host.interface import (
     check_named,
     interface_towards,
     interface_with,

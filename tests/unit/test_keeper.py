@@ -15,15 +15,15 @@ import psutil
 import pytest
 from keepers import TENSORS, TREE, Forked, Rank, fill, request, wait_for
 
+from slurmddp.checkpoint.files import retention
+from slurmddp.checkpoint.files.manifest import TENSORS_FILE, TREE_FILE, checkpoint_folders, verify
+from slurmddp.checkpoint.memory import shared_buffer, writer_process
+from slurmddp.checkpoint.memory.channel import Channel
+from slurmddp.checkpoint.memory.service import Keeper
+from slurmddp.checkpoint.memory.writer_process import Request, Tell
 from slurmddp.errors import EXIT_USAGE
-from slurmddp.launchers.keeper import Keeper
-from slurmddp.node import memory
-from slurmddp.node.channel import Channel
-from slurmddp.node.replacing import replacing
-from slurmddp.runs import checkpoint_writer, retention
-from slurmddp.runs.checkpoint_writer import Request, Tell
-from slurmddp.runs.checkpoints import TENSORS_FILE, TREE_FILE, checkpoint_folders, verify
-from slurmddp.runs.folder import RunFolder
+from slurmddp.host.atomic_file import replacing
+from slurmddp.runs.folder.layout import RunFolder
 
 
 def test_a_state_is_published_after_its_rank_is_gone(
@@ -46,7 +46,7 @@ def test_a_state_is_published_after_its_rank_is_gone(
     assert (event["event"], event["step"], event["seconds"], event["attempt"]) == ("saved", 7, 0.25, 4)
     assert event["written_s"] >= 0
     assert keeper.newest_step() == 7
-    assert not memory.is_busy(keeper.memory_fds()[0])
+    assert not shared_buffer.is_busy(keeper.memory_fds()[0])
 
 
 def test_memory_goes_to_the_next_generation_and_a_cut_short_copy_does_not_count(
@@ -59,13 +59,15 @@ def test_memory_goes_to_the_next_generation_and_a_cut_short_copy_does_not_count(
     rank.lay(1, 9, sealed=False)
     keeper.handle()
     assert keeper.newest_step() == 5
-    fds = memory.from_environment({memory.MEMORY_VARIABLE: ",".join(map(str, keeper.memory_fds()))})
+    fds = shared_buffer.from_environment(
+        {shared_buffer.MEMORY_VARIABLE: ",".join(map(str, keeper.memory_fds()))}
+    )
     assert len(fds) == 2
-    found = memory.newest(fds)
+    found = shared_buffer.newest(fds)
     assert found is not None
-    state = memory.read_header(found)
+    state = shared_buffer.read_header(found)
     assert state is not None
-    with memory.mapped(found, state) as parts:
+    with shared_buffer.mapped(found, state) as parts:
         assert (bytes(parts.tensors), bytes(parts.tree)) == (TENSORS, TREE)
 
 
@@ -75,21 +77,21 @@ def test_memory_that_a_killed_rank_was_about_to_have_written_is_free_again(
     keeper = make_keeper()
     rank = Rank(keeper)
     for slot in (0, 1):
-        memory.set_busy(rank.lay(slot, 5 + slot), True)
+        shared_buffer.set_busy(rank.lay(slot, 5 + slot), True)
     rank.line.send(request(tmp_path, 1, 6))  # It was killed before it could ask for the other one.
     keeper.channel_for(1)  # A rank whose own line has nothing to say about it.
-    assert [memory.is_busy(number) for number in keeper.memory_fds()] == [False, True]
+    assert [shared_buffer.is_busy(number) for number in keeper.memory_fds()] == [False, True]
     wait_for(keeper)
-    assert not memory.is_busy(keeper.memory_fds()[1])
+    assert not shared_buffer.is_busy(keeper.memory_fds()[1])
 
 
 def test_a_memory_file_that_is_held_shows_what_is_laid_there_next_and_grows() -> None:
-    descriptor = memory.create()
-    held = memory.Held(descriptor)
+    descriptor = shared_buffer.create()
+    held = shared_buffer.Held(descriptor)
     for step, size in ((1, 5000), (2, 5000), (3, 50_000)):
         tensors = bytes([step]) * size
-        state = memory.Sealed(step, 0, memory.PAGE_BYTES, size, 2, 2)
-        with memory.reserve(descriptor, state.end) as area:
+        state = shared_buffer.Sealed(step, 0, shared_buffer.PAGE_BYTES, size, 2, 2)
+        with shared_buffer.reserve(descriptor, state.end) as area:
             area[state.tensors_at : state.end] = tensors + b"[]" + b"{}"
         with held.mapped(state) as parts:
             assert (bytes(parts.tensors), bytes(parts.tree), parts.about) == (tensors, b"[]", {})
@@ -99,7 +101,7 @@ def test_a_memory_file_that_is_held_shows_what_is_laid_there_next_and_grows() ->
 
 
 def test_writes_come_one_by_one_and_are_answered(tmp_path: Path, make_keeper: Callable[..., Keeper]) -> None:
-    def perform(held: memory.Held, asked: Request, tell: Tell) -> None:
+    def perform(held: shared_buffer.Held, asked: Request, tell: Tell) -> None:
         with (tmp_path / "log").open("a") as log:
             log.write(f"begin {asked['step']}\n")
             log.flush()
@@ -111,14 +113,14 @@ def test_writes_come_one_by_one_and_are_answered(tmp_path: Path, make_keeper: Ca
     rank = Rank(keeper)
     held = [rank.lay(slot, slot + 1) for slot in (0, 1)]
     for slot in (0, 1):
-        memory.set_busy(held[slot], True)
+        shared_buffer.set_busy(held[slot], True)
         rank.line.send(request(tmp_path, slot, slot + 1))
     keeper.handle()
     assert keeper.busy()
     assert keeper.finish(60)
     assert (tmp_path / "log").read_text().split("\n")[:4] == ["begin 1", "end 1", "begin 2", "end 2"]
     assert [rank.answer()["step"], rank.answer()["step"]] == [1, 2]
-    assert not any(memory.is_busy(descriptor) for descriptor in held)
+    assert not any(shared_buffer.is_busy(descriptor) for descriptor in held)
 
 
 def test_a_writer_imports_nothing_from_the_folder_that_it_is_started_in(
@@ -136,27 +138,27 @@ def test_a_writer_imports_nothing_from_the_folder_that_it_is_started_in(
 
 def test_a_writer_without_a_line_says_so() -> None:
     with open(os.devnull, "rb") as nothing:
-        command = checkpoint_writer.command(nothing)  # type: ignore[arg-type]
+        command = writer_process.command(nothing)  # type: ignore[arg-type]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
     assert "is no line to who has states to write" in done.stderr
 
 
 def test_a_killed_writer_is_an_error_for_its_rank(tmp_path: Path, make_keeper: Callable[..., Keeper]) -> None:
-    def perform(held: memory.Held, asked: Request, tell: Tell) -> None:
+    def perform(held: shared_buffer.Held, asked: Request, tell: Tell) -> None:
         os.kill(os.getpid(), signal.SIGTERM)  # It ends its job's processes, and not what they leave behind.
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
     keeper = make_keeper(perform)
     rank = Rank(keeper)
-    memory.set_busy(rank.lay(0, 3), True)
+    shared_buffer.set_busy(rank.lay(0, 3), True)
     rank.line.send(request(tmp_path, 0, 3))
     wait_for(keeper)
-    error = checkpoint_writer.error_of(rank.answer())
+    error = writer_process.error_of(rank.answer())
     assert type(error).__name__ == "CheckpointError"
     assert "the checkpoint of step 3 was killed by SIGKILL" in str(error)
-    assert not memory.is_busy(keeper.memory_fds()[0])
+    assert not shared_buffer.is_busy(keeper.memory_fds()[0])
     assert keeper.newest_step() == 3, "the state itself is whole"
 
 
@@ -168,7 +170,7 @@ def test_a_writer_that_ends_by_itself_was_not_killed(
     rank.lay(0, 3)
     rank.line.send(request(tmp_path, 0, 3))
     wait_for(keeper)
-    error = checkpoint_writer.error_of(rank.answer())
+    error = writer_process.error_of(rank.answer())
     assert error is not None
     assert error.message == "The process that wrote the checkpoint of step 3 ended with exit code 3."
     assert "mem_gb" not in error.hint
@@ -221,7 +223,7 @@ def test_a_writer_that_dies_after_its_answer_is_no_error_for_its_rank(
 ) -> None:
     """The checkpoint stands then; only older ones were still to be deleted."""
 
-    def perform(held: memory.Held, asked: Request, tell: Tell) -> None:
+    def perform(held: shared_buffer.Held, asked: Request, tell: Tell) -> None:
         tell({"kind": "written", "step": asked["step"], "written_s": 0.0, "error": None})
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -240,12 +242,12 @@ def test_where_no_writer_can_be_started_its_rank_is_told(tmp_path: Path) -> None
 
     keeper = Keeper(start)
     rank = Rank(keeper)
-    memory.set_busy(rank.lay(0, 3), True)
+    shared_buffer.set_busy(rank.lay(0, 3), True)
     rank.line.send(request(tmp_path, 0, 3))
     keeper.handle()
     assert not keeper.busy()
     assert "no more processes" in rank.answer()["error"][1]
-    assert not memory.is_busy(keeper.memory_fds()[0])
+    assert not shared_buffer.is_busy(keeper.memory_fds()[0])
     keeper.close()
 
 
@@ -277,7 +279,7 @@ def test_the_writer_ends_when_its_keeper_is_killed(tmp_path: Path) -> None:
 def test_a_writer_that_comes_to_no_end_is_given_up(
     tmp_path: Path, make_keeper: Callable[..., Keeper]
 ) -> None:
-    def perform(held: memory.Held, asked: Request, tell: Tell) -> None:
+    def perform(held: shared_buffer.Held, asked: Request, tell: Tell) -> None:
         time.sleep(1000)
         raise AssertionError
 
@@ -301,7 +303,7 @@ def test_what_can_not_be_written_is_told_with_the_errors_own_kind(
     folder.path.mkdir()
     rank.line.send(request(tmp_path / "file", 0, 3, run_dir=str(folder.path)))
     wait_for(keeper)
-    error = checkpoint_writer.error_of(rank.answer())
+    error = writer_process.error_of(rank.answer())
     assert "could not be written to" in str(error) and "Older checkpoints are untouched" in str(error)
     (event,) = folder.events()
     assert (event["event"], event["about"]) == ("warned", "checkpoint")
@@ -315,7 +317,7 @@ def test_an_error_in_the_midst_of_a_write_is_told_as_itself(
         raise OSError(errno.EDQUOT, "quota used up")
 
     monkeypatch.setattr(os, "write", refuse)
-    keeper = make_keeper(checkpoint_writer.perform)
+    keeper = make_keeper(writer_process.perform)
     rank = Rank(keeper)
     rank.lay(0, 7)
     rank.line.send(request(tmp_path, 0, 7))
@@ -337,7 +339,7 @@ def test_checkpoints_that_the_writer_has_written_are_not_hashed_again(
             log.write(f"{folder.name}\n")
 
     monkeypatch.setattr(retention, "verify", verify)
-    keeper = make_keeper(checkpoint_writer.perform)
+    keeper = make_keeper(writer_process.perform)
     rank = Rank(keeper)
     descriptor = rank.lay(0, 1)
     for step in (1, 2, 3, 4):

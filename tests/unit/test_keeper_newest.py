@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from keepers import TENSORS, Rank, request, wait_for
 
-from slurmddp.launchers.keeper import Keeper
-from slurmddp.launchers.records import Records
-from slurmddp.node import memory
-from slurmddp.runs.checkpoints import TENSORS_FILE, checkpoint_folders, verify
-from slurmddp.runs.folder import RunFolder
+from slurmddp.checkpoint.files.manifest import TENSORS_FILE, checkpoint_folders, verify
+from slurmddp.checkpoint.memory import shared_buffer
+from slurmddp.checkpoint.memory.service import Keeper
+from slurmddp.launchers.coordinator.records import Records
+from slurmddp.runs.folder.layout import RunFolder
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_the_newest_state_is_written_though_no_rank_has_asked(
     (event,) = folder.events()
     assert (event["event"], event["step"], event["attempt"]) == ("saved", 9, 2)
     assert event["copied"] == 0.0, "when the state was laid there"
-    assert not any(memory.is_busy(number) for number in keeper.memory_fds())
+    assert not any(shared_buffer.is_busy(number) for number in keeper.memory_fds())
     assert keeper.save_newest(folder.path, 2) is None, "it is on the disk"
 
 
@@ -109,7 +109,7 @@ def test_a_folder_that_cannot_be_listed_is_told(
     def fails(root: Path) -> None:
         raise OSError(116, "Stale file handle")
 
-    monkeypatch.setattr("slurmddp.launchers.unsaved.newest_step", fails)
+    monkeypatch.setattr("slurmddp.checkpoint.memory.unsaved.newest_step", fails)
     Records(folder, 0).save_newest(keeper)
     assert "Stale file handle" in capfd.readouterr().err
     assert not keeper.busy()

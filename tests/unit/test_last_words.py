@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.launchers import failure
-from slurmddp.launchers.failure import Failure, here, tail_of
-from slurmddp.launchers.watch.stacks import main_thread
-from slurmddp.runs.causes import advice, reason_of
-from slurmddp.runs.failures import is_consequence, read_failure
-from slurmddp.runs.folder import RunFolder
-from slurmddp.runs.status import status
+from slurmddp.launchers.watchdog.stacks import main_thread
+from slurmddp.runs.failures import capture
+from slurmddp.runs.failures.capture import Failure, here, tail_of
+from slurmddp.runs.failures.causes import advice, reason_of
+from slurmddp.runs.failures.model import is_consequence, read_failure
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.status.run_status import status
 
 LOGS = Path(__file__).parent / "last_words"
 LOST = "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:4711"
@@ -29,7 +29,7 @@ def died(rank: int, code: int | None, time: float = 0.0, line: str = "", reason:
 def crash(depth: int) -> list[str]:
     """Return what faulthandler writes of a crash, some way down in a person's code, in a forked rank."""
     own = [f'  File "/home/me/train.py", line {line} in level{line}' for line in range(depth)]
-    agents = [f'  File "/x/slurmddp/launchers/loop.py", line {line} in _turn' for line in range(20)]
+    agents = [f'  File "/x/slurmddp/launchers/agent/loop.py", line {line} in _turn' for line in range(20)]
     other = [
         "Thread 0x01 (most recent call first):",
         '  File "/usr/lib/python3.11/threading.py", line 3 in w',
@@ -46,7 +46,7 @@ def test_of_a_crash_the_innermost_frames_are_kept_and_shown(depth: int) -> None:
     own = [f'  File "/home/me/train.py", line {line} in level{line}' for line in range(depth)]
     head = ["step 7", "terminate called", "  what():  bad device", "Fatal Python error: Aborted"]
     kept = [*head, "Current thread 0x02 (most recent call first):", *own]
-    assert list(found.last_lines) == kept[: failure.LAST_LINES]
+    assert list(found.last_lines) == kept[: capture.LAST_LINES]
     assert list(found.telling_lines(12)) == kept[:12]
 
 
@@ -63,7 +63,7 @@ def test_of_a_stack_the_innermost_frames_are_shown_and_it_is_called_one() -> Non
         "rank 2 on n1 stalled",
         "rank 2 on n1 stalled: in its step for 9 s",
     )
-    assert "Its stack:\n    train.py:0 in level0" in failure.as_error(found, Path("rank-2.log")).message
+    assert "Its stack:\n    train.py:0 in level0" in capture.as_error(found, Path("rank-2.log")).message
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_data_worker_that_left_is_told_with_its_code() -> None:
 )
 def test_a_program_that_lost_its_storage_has_lost_no_rank(line: str) -> None:
     assert not is_consequence(died(3, 1, line=line))
-    assert failure.likely_first([died(0, 1, line=LOST), died(3, 1, 5.0, line)]).rank == 3
+    assert capture.likely_first([died(0, 1, line=LOST), died(3, 1, 5.0, line)]).rank == 3
     text = f'Traceback (most recent call last):\n  File "a.py", line 1, in f\n{line}\n'
     assert not reason_of(1, None, tail_of(text)).startswith("lost another rank")
 
@@ -144,23 +144,23 @@ def test_a_rank_that_nccl_ends_because_of_others_is_not_the_first(said: str) -> 
 
 
 def test_of_failures_alike_the_earlier_is_the_cause() -> None:
-    assert failure.likely_first([died(0, 1, 7.2), died(3, 1, 7.1)]).rank == 3
+    assert capture.likely_first([died(0, 1, 7.2), died(3, 1, 7.1)]).rank == 3
 
 
 def test_who_left_with_0_is_the_cause_if_all_others_only_lost_a_peer() -> None:
     left = died(1, 0, 7.0)
-    assert failure.likely_first([died(0, 1, 6.9, LOST), left, died(2, 1, 6.9, LOST)]) == left
+    assert capture.likely_first([died(0, 1, 6.9, LOST), left, died(2, 1, 6.9, LOST)]) == left
     raised = died(2, 1, 8.0, "ValueError: no")
-    assert failure.likely_first([died(0, 1, 6.9, LOST), left, raised]) == raised
+    assert capture.likely_first([died(0, 1, 6.9, LOST), left, raised]) == raised
     assert is_consequence(left), "while nothing better is known"
-    assert failure.node_code(left) == 1
+    assert capture.node_code(left) == 1
 
 
 def test_a_node_that_slurm_ended_for_want_of_memory_was_not_lost(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.log_dir(0).mkdir(parents=True)
     lost = replace(died(0, None, reason="lost node: connection closed"), rank=None, node_rank=1, host="n2")
-    failure.record(folder, 0, lost)
+    capture.record(folder, 0, lost)
     (folder.log_dir(0) / "lost-node-1").write_text("n2\n")
     assert read_failure(folder, 0) == lost
     (folder.log_dir(0) / "batch.log").write_text(
@@ -175,7 +175,7 @@ def test_a_stall_stands_though_an_agent_could_not_end_its_ranks(tmp_path: Path) 
     folder = RunFolder(tmp_path)
     folder.log_dir(0).mkdir(parents=True)
     stalled = died(3, None, reason="stalled: in a collective that not all have joined, at a.py:7 in step,")
-    failure.record(folder, 0, stalled)
+    capture.record(folder, 0, stalled)
     (folder.log_dir(0) / "lost-node-1").write_text("n2\n")
     assert read_failure(folder, 0) == stalled
 
@@ -184,8 +184,8 @@ def test_a_stack_ends_where_the_rank_was_begun() -> None:
     text = (
         "Current thread 0x00008f (most recent call first):\n"
         '  File "/home/me/train.py", line 41 in step\n'
-        '  File "/x/slurmddp/launchers/rank.py", line 150 in _run_entry\n'
-        '  File "/x/slurmddp/launchers/agent.py", line 105 in run\n'
+        '  File "/x/slurmddp/launchers/agent/worker.py", line 150 in _run_entry\n'
+        '  File "/x/slurmddp/launchers/agent/agent.py", line 105 in run\n'
     )
     assert main_thread(text) == ("/home/me/train.py:41 in step",)
 
@@ -198,5 +198,5 @@ def test_the_log_of_a_lost_node_is_the_one_to_open(tmp_path: Path) -> None:
     folder.config_file.write_text("name: test\n")
     folder.add_event("started", attempt=0, job_id="7", nodes="n[1-2]", launcher="slurm")
     lost = replace(died(0, None, reason="lost node: connection closed"), rank=None, node_rank=1, host="n2")
-    failure.record(folder, 0, lost)
+    capture.record(folder, 0, lost)
     assert status(folder, None).log == folder.log_dir(0) / "node-1.log"

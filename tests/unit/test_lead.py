@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from lead_attempts import LOST_PEER, Attempt, fallen, to_all
 
-from slurmddp.launchers.generation import Generation
-from slurmddp.launchers.watch.culprit import RankReport
-from slurmddp.launchers.watch.stragglers import Pace
-from slurmddp.launchers.words import as_facts
+from slurmddp.launchers.coordinator.messages import as_facts
+from slurmddp.launchers.coordinator.restart_policy import Generation
+from slurmddp.launchers.watchdog.stragglers import Pace
+from slurmddp.launchers.watchdog.stuck_rank import RankReport
 
 
 def test_ranks_begin_once_all_agents_are_there() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from lead_attempts import Attempt, fallen, to_all
 
-from slurmddp.launchers import failure
-from slurmddp.launchers.words import as_facts
+from slurmddp.launchers.coordinator.messages import as_facts
+from slurmddp.runs.failures import capture
 
 
 def join(attempt: Attempt, now: float, *missing: int) -> list[tuple[int, str]]:
@@ -147,7 +147,7 @@ def test_two_nodes_that_lose_each_other_are_both_named(changes: dict[str, int]) 
     assert attempt.notes.done == [("failed", None, None)]
     (cause,) = attempt.notes.causes
     assert cause.host == "n0, n1"
-    assert failure.describe(cause) == (
+    assert capture.describe(cause) == (
         "Nodes n0 and n1 lost each other: no heartbeat for 10 s. "
         "The host or the network of one of them went down; batch.log and excluded.jsonl may name it."
     )

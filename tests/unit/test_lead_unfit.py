@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from lead_attempts import LOST_PEER, Attempt, fallen, to_all
 
-from slurmddp.launchers.generation import Generation
-from slurmddp.launchers.words import as_facts
+from slurmddp.launchers.coordinator.messages import as_facts
+from slurmddp.launchers.coordinator.restart_policy import Generation
 
 WHY = "/proc (TMPDIR) can't be written to."
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from run_events import FAILED, ended, event, saved, started, submitted
 
-from slurmddp.runs.ledger import account, in_order
-from slurmddp.runs.track import Sign
+from slurmddp.runs.report.goodput import account, in_order
+from slurmddp.runs.report.timeline import Sign
 
 
 def parts_of(events, now=1e6, **more):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from run_events import ended, event, saved, started
 
-from slurmddp.runs.ledger import account
+from slurmddp.runs.report.goodput import account
 
 BEGUN = [started(100), event("first_step", 110, 0, step=1), saved(121, 10)]
 """One step a second; each save takes one."""

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from run_events import FAILED, ended, event, saved, started
 
-from slurmddp.runs.folder import RunFolder, append_line
-from slurmddp.runs.ledger import account, read_ledger
-from slurmddp.runs.status import RunStatus
+from slurmddp.runs.folder.layout import RunFolder, append_line
+from slurmddp.runs.report.goodput import account, read_ledger
+from slurmddp.runs.status.run_status import RunStatus
 
 RUNNING = RunStatus(name="gpt", path=Path(), state="running", detail="", active=True)
 
@@ -34,7 +34,9 @@ def test_lines_of_metrics_are_looked_at_for_an_attempt_without_an_end(folder):
 
 @pytest.mark.parametrize(("host", "training"), [("another-host", 20), (None, 88)])
 def test_a_local_run_that_is_not_seen_is_not_believed_to_train(folder, monkeypatch, host, training):
-    monkeypatch.setattr("slurmddp.runs.ledger.is_alive", lambda newest: newest.host != "another-host" or None)
+    monkeypatch.setattr(
+        "slurmddp.runs.report.goodput.is_alive", lambda newest: newest.host != "another-host" or None
+    )
     events = [
         started(0, launcher="local", job_id="local-1", pid=1, host=host or socket.gethostname()),
         event("first_step", 10, 0, step=1),

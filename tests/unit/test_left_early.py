@@ -10,9 +10,9 @@ import pytest
 from agent_runs import make_run, start_agent
 from lead_attempts import LOST_PEER, Attempt, fallen, to_all
 
-from slurmddp.launchers import failure
-from slurmddp.launchers.failure import Failure
-from slurmddp.launchers.words import as_facts
+from slurmddp.launchers.coordinator.messages import as_facts
+from slurmddp.runs.failures import capture
+from slurmddp.runs.failures.capture import Failure
 
 PROGRAM = """
 import os, pathlib, time
@@ -42,7 +42,7 @@ def test_a_rank_that_left_is_named_and_not_the_one_that_lost_it(
         for agent in agents:
             agent.kill()
             agent.wait()
-    found = failure.read(folder, 0)
+    found = capture.read(folder, 0)
     assert found is not None
     assert (found.rank, found.exit_code) == (1, 0)
     assert found.sentence.endswith("ended with exit code 0: left while others went on")

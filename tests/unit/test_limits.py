@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from slurm_jobs import PARTITIONS, make_job
 
-from slurmddp.slurm.limits import Limits, check, parse_limits
+from slurmddp.slurm.partitions import Limits, check, parse_limits
 
 LIMITS = parse_limits(PARTITIONS)
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slurmddp.launchers import linux
+from slurmddp.host import linux
 
 
 def refuse(*words: object) -> int:

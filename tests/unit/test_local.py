@@ -16,9 +16,9 @@ from agent_runs import SAVING, all_gone, children_of, events, make_run, runs, wa
 from local_runs import job_of, local_run, terminal
 
 from slurmddp.errors import ConfigError, NoProgressError, RankFailure
-from slurmddp.launchers import linux
-from slurmddp.launchers.local import LocalRun, agent_command, check_size, newest_step
-from slurmddp.runs.folder import RunFolder
+from slurmddp.host import linux
+from slurmddp.launchers.local.run import LocalRun, agent_command, check_size, newest_step
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import Policy, Program, Resources
 
 CHECKPOINT = """

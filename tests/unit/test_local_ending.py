@@ -10,7 +10,7 @@ import pytest
 from agent_runs import make_run, wait_until
 from local_runs import job_of
 
-from slurmddp.launchers.local import LocalRun
+from slurmddp.launchers.local.run import LocalRun
 from slurmddp.spec import Resources
 
 WRITING = """

@@ -10,9 +10,9 @@ import pytest
 from local_runs import local_run
 
 from slurmddp.errors import RankFailure
-from slurmddp.launchers import failure
-from slurmddp.launchers.local import LocalRun
-from slurmddp.runs.folder import RunFolder
+from slurmddp.launchers.local.run import LocalRun
+from slurmddp.runs.failures import capture
+from slurmddp.runs.folder.layout import RunFolder
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -60,7 +60,7 @@ def test_an_agent_that_is_gone_ends_the_run_as_ever(
 ) -> None:
     run = run_of(tmp_path, "", said)
     run._command = ["false"]
-    monkeypatch.setattr(failure, "record", full)
+    monkeypatch.setattr(capture, "record", full)
     run.start()
     with pytest.raises(RankFailure, match=r"A rank failed\."):
         run.wait()

@@ -9,7 +9,7 @@ import pytest
 from agent_runs import events, make_run
 from local_runs import job_of
 
-from slurmddp.launchers.local import LocalRun
+from slurmddp.launchers.local.run import LocalRun
 from slurmddp.spec import Resources
 
 LEAVES_EARLY = """

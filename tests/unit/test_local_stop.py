@@ -11,10 +11,10 @@ import pytest
 from agent_runs import SAVING, all_gone, children_of, events, make_run, runs, wait_for_lines, wait_until
 from local_runs import job_of, local_run, terminal, terminal_again
 
-from slurmddp.launchers import linux
-from slurmddp.launchers.local import LocalRun
-from slurmddp.launchers.signals import SignalInbox
-from slurmddp.runs.folder import RunFolder
+from slurmddp.host import linux
+from slurmddp.host.signals import SignalInbox
+from slurmddp.launchers.local.run import LocalRun
+from slurmddp.runs.folder.layout import RunFolder
 
 
 def test_stop_saves_on_every_node(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_ranks_that_save_after_their_launcher_was_killed_are_waited_for(tmp_path
 
 def test_ranks_that_do_not_end_after_their_launcher_was_killed_are_ended(tmp_path: Path) -> None:
     deaf = SAVING.replace("while not stop:", "while True:")
-    short = "from slurmddp.launchers import local_nodes\nlocal_nodes.LEFT_BEHIND_S = 0.1"
+    short = "from slurmddp.launchers.local import nodes\nnodes.LEFT_BEHIND_S = 0.1"
     with terminal(tmp_path, deaf, first=short) as person:
         wait_for_lines(RunFolder(tmp_path / "runs" / "test-00000000"), "ready", 2)
         left = children_of(person.pid)

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from slurmddp.runs import logs
-from slurmddp.runs.folder import RunFolder
-from slurmddp.runs.logs import Selection
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.status import logs
+from slurmddp.runs.status.logs import Selection
 
 RANK_0 = Selection()
 ALL = Selection(everything=True)

@@ -9,20 +9,20 @@ from typing import Any, cast
 
 import pytest
 
-from slurmddp.environments.limits import Limits
+from slurmddp.checkpoint.memory.service import Keeper
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.launchers import loop
-from slurmddp.launchers.control.link import Message
-from slurmddp.launchers.crew import Crew
-from slurmddp.launchers.events import Happened, Line
-from slurmddp.launchers.generation import Rules
-from slurmddp.launchers.keeper import Keeper
-from slurmddp.launchers.loop import AgentLoop
-from slurmddp.launchers.records import Records
-from slurmddp.launchers.watch.node_watch import Watch
-from slurmddp.launchers.words import lost_node
-from slurmddp.runs.failures import from_json
-from slurmddp.runs.folder import RunFolder
+from slurmddp.environments.time_limits import Limits
+from slurmddp.launchers.agent import loop
+from slurmddp.launchers.agent.loop import AgentLoop
+from slurmddp.launchers.agent.worker_group import Crew
+from slurmddp.launchers.coordinator.messages import lost_node
+from slurmddp.launchers.coordinator.records import Records
+from slurmddp.launchers.coordinator.restart_policy import Rules
+from slurmddp.launchers.link.events import Happened, Line
+from slurmddp.launchers.link.link import Message
+from slurmddp.launchers.watchdog.node_watch import Watch
+from slurmddp.runs.failures.model import from_json
+from slurmddp.runs.folder.layout import RunFolder
 
 GO = {"kind": "go", "generation": 0, "agents": [0, 1], "master": ("", 0), "look": True, "unfit": []}
 

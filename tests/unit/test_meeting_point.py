@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from slurmddp.checkpoint.memory.service import Keeper
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError
-from slurmddp.launchers.crew import Crew, Work
-from slurmddp.launchers.generation import Generation
-from slurmddp.launchers.keeper import Keeper
-from slurmddp.node import ports
-from slurmddp.node.address import LOOPBACK, Address
-from slurmddp.runs.folder import RunFolder
+from slurmddp.host import ports
+from slurmddp.host.address import LOOPBACK, Address
+from slurmddp.launchers.agent.worker_group import Crew, Work
+from slurmddp.launchers.coordinator.restart_policy import Generation
+from slurmddp.runs.folder.layout import RunFolder
 
 ELSEWHERE = Address(socket.AF_INET, "192.0.2.1")
 NODE = RankInfo(environment="slurm", nodes=2, world_size=2, hosts=("n0", "n1"), launch_id="7.0.0")

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from slurmddp import checkpoint
-from slurmddp.checkpoint.copies import View
-from slurmddp.checkpoint.snapshot import Snapshots, read_parts
-from slurmddp.checkpoint.state import flatten
+from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.memory import shared_buffer
+from slurmddp.checkpoint.state.staging import Snapshots, read_parts
+from slurmddp.checkpoint.state.staging_copy import View
+from slurmddp.checkpoint.state.state_tree import flatten
 from slurmddp.errors import CheckpointError
-from slurmddp.node import memory
 
 LARGE = (300, 400)
 TENSORS = {
@@ -53,9 +53,9 @@ def copied(snapshots: Snapshots, state: dict[str, Any]) -> dict[str, Any]:
     number = snapshots.take(Path("/root"), 3, 0, state, {})
     assert number is not None
     descriptor = snapshots.descriptors[number]
-    sealed = memory.read_header(descriptor)
+    sealed = shared_buffer.read_header(descriptor)
     assert sealed is not None
-    with memory.mapped(descriptor, sealed) as parts:
+    with shared_buffer.mapped(descriptor, sealed) as parts:
         return dict(read_parts(3, parts).state)
 
 
@@ -137,8 +137,8 @@ def test_what_cuda_does_not_take_is_offered_once_and_its_refusal_hits_nobody_els
 
     runtime = Runtime()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-    descriptor = memory.create()
-    view = View(memory.reserve(descriptor, memory.PAGE_BYTES))
+    descriptor = shared_buffer.create()
+    view = View(shared_buffer.reserve(descriptor, shared_buffer.PAGE_BYTES))
     with monkeypatch.context() as patch:
         patch.setattr(torch, "ones", runtime.launch)
         view._pin()
@@ -168,21 +168,21 @@ def test_a_state_is_read_into_this_hosts_memory_whatever_device_is_the_default(
 
 
 def test_memory_that_is_not_to_be_had_as_a_whole_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    take = memory._advise
+    take = shared_buffer._advise
 
     def refuse_the_third(place: int, size: int, advice: int) -> int:
         asked.append(advice)
-        return errno.EFAULT if asked.count(memory._POPULATE_WRITE) == 3 else take(place, size, advice)
+        return errno.EFAULT if asked.count(shared_buffer._POPULATE_WRITE) == 3 else take(place, size, advice)
 
     asked: list[int] = []
-    descriptor = memory.create()
-    memory.reserve(descriptor, memory.PAGE_BYTES).close()
+    descriptor = shared_buffer.create()
+    shared_buffer.reserve(descriptor, shared_buffer.PAGE_BYTES).close()
     before = os.fstat(descriptor)
     os.pwrite(descriptor, b"kept", 0)
-    monkeypatch.setattr(memory, "_CHUNK_BYTES", 4 * memory.PAGE_BYTES)
-    monkeypatch.setattr(memory, "_advise", refuse_the_third)
+    monkeypatch.setattr(shared_buffer, "_CHUNK_BYTES", 4 * shared_buffer.PAGE_BYTES)
+    monkeypatch.setattr(shared_buffer, "_advise", refuse_the_third)
     with pytest.raises(OSError, match="Cannot allocate memory") as caught:
-        memory.reserve(descriptor, 100 * memory.PAGE_BYTES)
+        shared_buffer.reserve(descriptor, 100 * shared_buffer.PAGE_BYTES)
     assert caught.value.errno == errno.ENOMEM
     after = os.fstat(descriptor)
     assert (after.st_size, after.st_blocks) == (before.st_size, before.st_blocks)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.node.memory_limit import available_bytes, copies_that_fit
+from slurmddp.host.memory_limit import available_bytes, copies_that_fit
 
 GB = 10**9
 

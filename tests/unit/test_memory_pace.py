@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmddp.training.memory_pace import FIRST_AFTER, SHARE, MemoryPace, steps_until_next
+from slurmddp.training.checkpointing.snapshot_interval import FIRST_AFTER, SHARE, MemoryPace, steps_until_next
 
 durations = st.floats(1e-4, 100.0)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.runs.failures import read_failure
-from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.failures.model import read_failure
+from slurmddp.runs.folder.layout import RunFolder
 
 CANCELLED = "slurmstepd-n1: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-22T02:21:40 ***\n"
 TRACEBACK = """Traceback (most recent call last):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slurmddp.launchers import node
+from slurmddp.launchers.agent import preload
 
 NOT_INITIALIZED, STUB_LIBRARY = 3, 34
 
@@ -34,9 +34,9 @@ def test_a_driver_that_somebody_has_initialised_stands_in_the_way(
         return driver_that_says(code)
 
     monkeypatch.setattr(ctypes, "CDLL", load)
-    assert node.why_no_fork() == why
+    assert preload.why_no_fork() == why
     assert asked == [("libcuda.so.1", os.RTLD_NOLOAD)], "asking must not load it"
 
 
 def test_without_a_driver_nothing_stands_in_the_way() -> None:
-    assert node.why_no_fork() is None
+    assert preload.why_no_fork() is None

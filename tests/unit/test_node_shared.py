@@ -10,9 +10,9 @@ import tempfile
 import psutil
 import pytest
 
+from slurmddp.checkpoint.memory.channel import MAX_MESSAGE_BYTES, Channel
 from slurmddp.environments.names import CHANNEL_VARIABLE, HEARTBEAT_VARIABLE
-from slurmddp.node.channel import MAX_MESSAGE_BYTES, Channel
-from slurmddp.node.pulse import PHASES, Pulse
+from slurmddp.host.heartbeat_page import PHASES, Pulse
 
 
 def run_in_child(action) -> None:  # type: ignore[no-untyped-def]

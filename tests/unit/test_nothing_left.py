@@ -17,9 +17,9 @@ import psutil
 import pytest
 from agent_runs import SAVING, make_run, runs, start_agent, wait_for_lines, wait_until
 
-from slurmddp.launchers import guardian
-from slurmddp.runs.failures import rank_exits
-from slurmddp.runs.folder import RunFolder
+from slurmddp.host import orphans
+from slurmddp.runs.failures.model import rank_exits
+from slurmddp.runs.folder.layout import RunFolder
 
 STUBBORN = "import signal, time; signal.pthread_sigmask(0, [1, 2, 15]); time.sleep(600)"
 FAMILY = f"""
@@ -42,7 +42,7 @@ def started(folder: RunFolder) -> list[int]:
 
 
 def guardian_of(agent: int) -> psutil.Process:
-    (found,) = [one for one in psutil.Process(agent).children() if one.name() == guardian.NAME]
+    (found,) = [one for one in psutil.Process(agent).children() if one.name() == orphans.NAME]
     return found
 
 

@@ -7,7 +7,7 @@ import io
 import pytest
 from cli_runs import start, submit
 
-from slurmddp.cli.display import RunView
+from slurmddp.cli.live_view import RunView
 from slurmddp.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("elsewhere")

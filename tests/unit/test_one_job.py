@@ -17,14 +17,14 @@ from slurm_jobs import FakePrograms
 
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_RUN_STATE, EXIT_SLURM, RunNotFoundError
-from slurmddp.runs.folder import RunFolder
-from slurmddp.runs.lock import RunLock
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.lock import RunLock
 
 COMMAND = ("train", "+cluster=big", "nodes=1", "name=first", "snapshot=false")
 HOLDS = """
 import sys, time
-from slurmddp.runs.folder import RunFolder
-from slurmddp.runs.lock import RunLock
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.lock import RunLock
 if "--no-locks" in sys.argv:
     import errno, fcntl
     def refuse(*_):

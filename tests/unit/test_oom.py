@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from agent_runs import make_run, start_agent, wait_until
 
-from slurmddp.launchers import failure, oom
-from slurmddp.launchers.oom import Counter, OomWatch, memory_group, parse_kills
+from slurmddp.host import oom
+from slurmddp.host.oom import Counter, OomWatch, memory_group, parse_kills
+from slurmddp.runs.failures import capture
 
 V1 = "35 31 0:32 {root} /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
 V2 = "41 31 0:38 {root} {mount} rw,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -141,14 +142,14 @@ from pathlib import Path
 group, run_dir = sys.argv[1:]
 if group:
     Path(group, "cgroup.procs").write_text("0")
-from slurmddp.launchers import oom
+from slurmddp.host import oom
 if not group:
     count = Path(run_dir, "count")
     count.write_text("oom_kill 0")
     limit = Path(run_dir, "limit")
     limit.write_text("{limit}")
     oom.counters = lambda: [oom.Counter(count, (limit,))]
-from slurmddp.launchers.agent import run
+from slurmddp.launchers.agent.agent import run
 os._exit(run(run_dir, entry="rank_program:main", preload=(), report=lambda folder, code: None))
 """
 
@@ -187,18 +188,18 @@ def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_told_as_that(
     command = [sys.executable, str(script), str(limited_group or "")]
     with start_agent(folder, command=command) as agent:
         assert agent.wait(timeout=120) == 1
-    found = failure.read(folder, 0)
+    found = capture.read(folder, 0)
     assert found is not None
     assert (found.rank, found.signal) == (1, "SIGKILL")
     assert found.reason == "out of memory: the kernel killed it at the limit of 0.186 GiB"
-    assert "mem_gb=" in failure.describe(found)
+    assert "mem_gb=" in capture.describe(found)
 
 
 def test_a_rank_that_somebody_killed_is_not_called_out_of_memory(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "import os\ndef main(run_dir): os.kill(os.getpid(), 9)", ranks_per_node=1)
     with start_agent(folder) as agent:
         assert agent.wait(timeout=120) == 1
-    found = failure.read(folder, 0)
+    found = capture.read(folder, 0)
     assert found is not None
     assert found.signal == signal.SIGKILL.name
     counted = OomWatch().verdict() is not None

@@ -15,8 +15,8 @@ from slurm_jobs import make_job
 
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_CONFIG, ConfigError
-from slurmddp.runs import owner, prepare
-from slurmddp.runs.folder import RunFolder
+from slurmddp.runs.folder import create, owner
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import Job
 
 SCRIPT = "#!/bin/bash\n"
@@ -40,13 +40,13 @@ def job_in(runs: Path) -> Job:
 
 def made_meanwhile(monkeypatch: pytest.MonkeyPatch, make: object) -> None:
     """Let `make` act between the check of the owner and the rename, where another account would."""
-    fill = prepare._fill
+    fill = create._fill
 
     def fill_slowly(*arguments: object) -> None:
         fill(*arguments)  # type: ignore[arg-type]
         make()  # type: ignore[operator]
 
-    monkeypatch.setattr(prepare, "_fill", fill_slowly)
+    monkeypatch.setattr(create, "_fill", fill_slowly)
 
 
 def test_a_folder_that_another_account_makes_meanwhile_gets_nothing(
@@ -60,7 +60,7 @@ def test_a_folder_that_another_account_makes_meanwhile_gets_nothing(
 
     made_meanwhile(monkeypatch, make)
     with pytest.raises(ConfigError, match=r"belongs to .*Nothing was written"):
-        prepare.prepare(job, SCRIPT)
+        create.prepare(job, SCRIPT)
     assert [path.name for path in job.run_dir.iterdir()] == ["logs"]
 
 
@@ -80,7 +80,7 @@ def test_a_link_that_another_account_makes_meanwhile_is_not_followed(
 
     made_meanwhile(monkeypatch, make)
     with pytest.raises(ConfigError, match=f"belongs to account {ATTACKER}"):
-        prepare.prepare(job, SCRIPT)
+        create.prepare(job, SCRIPT)
     assert [path.name for path in mine.iterdir()] == ["code"]
 
 
@@ -101,7 +101,7 @@ def test_the_race_is_lost_without_harm_between_real_accounts(
     child = os.fork()
     if child == 0:
         try:
-            prepare.prepare(job, SCRIPT)
+            create.prepare(job, SCRIPT)
         except ConfigError:
             os._exit(EXIT_CONFIG)
         finally:
@@ -112,9 +112,9 @@ def test_the_race_is_lost_without_harm_between_real_accounts(
 
 def test_a_link_of_ones_own_to_a_run_that_was_moved_is_followed(tmp_path: Path) -> None:
     job = job_in(tmp_path)
-    prepare.prepare(job, SCRIPT).path.rename(tmp_path / "elsewhere")
+    create.prepare(job, SCRIPT).path.rename(tmp_path / "elsewhere")
     job.run_dir.symlink_to("elsewhere")
-    prepare.prepare(job, "#!/bin/bash\n# new\n")
+    create.prepare(job, "#!/bin/bash\n# new\n")
     assert (tmp_path / "elsewhere/job.sbatch").read_text() == "#!/bin/bash\n# new\n"
 
 
@@ -155,8 +155,8 @@ def test_a_run_folder_is_private_whatever_the_umask_is(tmp_path: Path, umask: in
     job = job_in(tmp_path / "runs")
     before = os.umask(umask)
     try:
-        folder = prepare.prepare(job, SCRIPT)
-        prepare.prepare(job, SCRIPT)
+        folder = create.prepare(job, SCRIPT)
+        create.prepare(job, SCRIPT)
         assert os.umask(umask) == umask
     finally:
         os.umask(before)
@@ -175,9 +175,9 @@ def test_what_a_command_starts_writes_nothing_that_everybody_may_write(make_run,
 
 
 def test_a_run_that_was_opened_to_others_stays_open(tmp_path: Path) -> None:
-    folder = prepare.prepare(job_in(tmp_path), SCRIPT)
+    folder = create.prepare(job_in(tmp_path), SCRIPT)
     folder.path.chmod(0o750)
-    prepare.prepare(job_in(tmp_path), SCRIPT)
+    create.prepare(job_in(tmp_path), SCRIPT)
     assert folder.path.stat().st_mode & 0o777 == 0o750
 
 
@@ -189,5 +189,5 @@ def test_a_folder_in_which_others_can_replace_the_run_is_told_of(
     runs.mkdir()
     runs.chmod(mode)
     with caplog.at_level(logging.WARNING):
-        prepare.prepare(job_in(runs), SCRIPT)
+        create.prepare(job_in(runs), SCRIPT)
     assert (f"{runs} is writable for {words}" in caplog.text) is bool(words)

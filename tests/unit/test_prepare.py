@@ -9,11 +9,11 @@ import pytest
 import yaml
 from slurm_jobs import make_job
 
-from slurmddp.cli.train import put_aside
+from slurmddp.cli.commands.train import put_aside
 from slurmddp.errors import ConfigError, SlurmddpError
-from slurmddp.runs import owner
-from slurmddp.runs.folder import RunFolder
-from slurmddp.runs.prepare import check_syntax, prepare
+from slurmddp.runs.folder import owner
+from slurmddp.runs.folder.create import check_syntax, prepare
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.script import render
 from slurmddp.spec import Job, Program
 
@@ -183,7 +183,7 @@ def test_an_existing_run_that_cannot_be_written_is_named_itself(
     def refuse(path: Path, text: str) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("slurmddp.runs.prepare.write_atomic", refuse)
+    monkeypatch.setattr("slurmddp.runs.folder.create.write_atomic", refuse)
     with pytest.raises(ConfigError, match=f"written in {folder.path}: Permission denied") as caught:
         prepare(job_in(project), None)
     assert "runs_dir" not in caught.value.hint

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmddp.environments.detect import detect, require
-from slurmddp.environments.present import emulated_step, rank_environment, scrub
+from slurmddp.environments.emit import emulated_step, rank_environment, scrub
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError
 

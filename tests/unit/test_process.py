@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from local_runs import local_run
 
-from slurmddp.node import process
-from slurmddp.runs.history import Attempt, read_history
-from slurmddp.runs.process import is_alive
+from slurmddp.host import process
+from slurmddp.runs.folder.history import Attempt, read_history
+from slurmddp.runs.status.alive import is_alive
 
 HOUR_S = 3600.0
 

@@ -11,7 +11,7 @@ import pytest
 RANK = """
 import os, sys
 from pathlib import Path
-from slurmddp.launchers.rank import RankStart, be_rank
+from slurmddp.launchers.agent.worker import RankStart, be_rank
 folder = Path(sys.argv[1])
 sys.path.insert(0, str(folder))
 start = RankStart(
@@ -85,6 +85,6 @@ def test_why_it_failed_stands_in_the_log_wherever_stderr_leads(tmp_path, place, 
 
 
 def test_what_is_told_into_a_pipe_is_told_once():
-    program = "from slurmddp.node.streams import tell; tell('so it is')"
+    program = "from slurmddp.host.streams import tell; tell('so it is')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stderr == "so it is\n"

@@ -13,17 +13,17 @@ from types import SimpleNamespace
 import pytest
 from agent_runs import runs, wait_until
 
-from slurmddp.launchers import node
-from slurmddp.launchers.rank import GOOD_CODES, RankStart
+from slurmddp.launchers.agent import preload
+from slurmddp.launchers.agent.worker import GOOD_CODES, RankStart
 
 AGENT = """
 import json, os, signal, sys, time, types
 from pathlib import Path
-from slurmddp.launchers.rank import RankStart
-from slurmddp.launchers.ranks import Ranks
-from slurmddp.launchers.signals import SignalInbox
-from slurmddp.node.channel import Channel
-from slurmddp.node.pulse import Pulse
+from slurmddp.launchers.agent.worker import RankStart
+from slurmddp.launchers.agent.rank_processes import Ranks
+from slurmddp.host.signals import SignalInbox
+from slurmddp.checkpoint.memory.channel import Channel
+from slurmddp.host.heartbeat_page import Pulse
 
 if sys.argv[1] == "cuda":
     sys.modules["torch"] = types.ModuleType("torch")
@@ -47,15 +47,15 @@ print(json.dumps([ended[0].local_rank, ended[0].returncode, pulse.read().step, m
 """
 PROGRAM = """
 import os, sys
-from slurmddp.node.channel import Channel
-from slurmddp.node.pulse import Pulse
+from slurmddp.checkpoint.memory.channel import Channel
+from slurmddp.host.heartbeat_page import Pulse
 
 def main(run_dir):
     Pulse.attach(os.environ).completed(7, 0.1, 0.0)
     seen = [run_dir, os.environ["RANK"], sys.path[0], "torch" in sys.modules, os.getpgid(0) == os.getpid()]
     with open("/proc/self/cmdline", "rb") as command:
         seen.append(b"RANK" in command.read())
-    seen.append("slurmddp.launchers.ranks" in sys.modules)
+    seen.append("slurmddp.launchers.agent.rank_processes" in sys.modules)
     Channel.attach(os.environ).send({"seen": seen})
     print("said by a rank")
     return 0
@@ -110,16 +110,16 @@ def test_descriptors_are_those_that_the_variables_name() -> None:
 def test_what_a_fork_does_not_survive_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = SimpleNamespace(is_initialized=lambda: False)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    before = node.why_no_fork()
+    before = preload.why_no_fork()
     cuda.is_initialized = lambda: True
-    assert node.why_no_fork() == "has initialised CUDA"
+    assert preload.why_no_fork() == "has initialised CUDA"
     cuda.is_initialized = lambda: False
-    assert node.why_no_fork() == before
+    assert preload.why_no_fork() == before
     waits = threading.Event()
     thread = threading.Thread(target=waits.wait, name="monitor")
     thread.start()
     try:
-        assert "has started a thread" in (node.why_no_fork() or "")
+        assert "has started a thread" in (preload.why_no_fork() or "")
     finally:
         waits.set()
         thread.join()
@@ -135,7 +135,7 @@ threading.Thread(target=stays.wait, name="monitor", daemon=True).start()
 def test_the_import_that_stands_in_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "with_monitor.py").write_text(THREADS)
     code = (
-        "from slurmddp.launchers import node\n"
+        "from slurmddp.launchers.agent import preload as node\n"
         "print(node.import_for_all(['json', 'with_monitor', 'csv']), node.import_for_all(['json']))"
     )
     environ = os.environ | {"PYTHONPATH": str(tmp_path)}

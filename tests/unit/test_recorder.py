@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.launchers.agent import Agent
-from slurmddp.launchers.signals import SignalInbox
-from slurmddp.runs.folder import RunFolder
+from slurmddp.host.signals import SignalInbox
+from slurmddp.launchers.agent.agent import Agent
+from slurmddp.runs.folder.layout import RunFolder
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from slurmddp.launchers.generation import Generation
-from slurmddp.launchers.records import Records
-from slurmddp.launchers.words import lost_node
-from slurmddp.runs.folder import RunFolder
+from slurmddp.launchers.coordinator.messages import lost_node
+from slurmddp.launchers.coordinator.records import Records
+from slurmddp.launchers.coordinator.restart_policy import Generation
+from slurmddp.runs.folder.layout import RunFolder
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.node import replacing as module
-from slurmddp.node.replacing import replacing
+from slurmddp.host import atomic_file as module
+from slurmddp.host.atomic_file import replacing
 
 
 def test_the_old_content_stays_until_the_end(tmp_path: Path) -> None:

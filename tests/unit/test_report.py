@@ -10,10 +10,11 @@ import pytest
 from run_events import add as event
 from run_events import make_folder
 
-from slurmddp.runs import figure, metrics
-from slurmddp.runs.folder import RunFolder, append_line
-from slurmddp.runs.metrics import Curve
-from slurmddp.runs.report import write_report
+from slurmddp.runs.folder.layout import RunFolder, append_line
+from slurmddp.runs.report import figures
+from slurmddp.runs.report.html import write_report
+from slurmddp.runs.status import metrics
+from slurmddp.runs.status.metrics import Curve
 
 CONFIG = "name: gpt\nnodes: 2\nranks_per_node: 2\ntrain:\n  steps: 40\n"
 
@@ -144,7 +145,7 @@ def test_one_attempt_has_one_bar(folder):
 
 def test_time_goes_on_for_the_attempt_that_writes_the_page_only(folder, monkeypatch):
     two_attempts(folder)
-    monkeypatch.setattr("slurmddp.runs.report.time.time", lambda: 403.0)
+    monkeypatch.setattr("slurmddp.runs.report.html.time.time", lambda: 403.0)
     assert "Training 40 % 2m 00s" in page_of(folder, exit_code=0).text
     assert "Training 20 % 47s" in page_of(folder).text, "the last line was written at 330"
 
@@ -353,7 +354,7 @@ def test_a_style_of_ones_own_does_not_reach_the_report(folder, monkeypatch):
 
 def test_long_curves_are_thinned_by_averaging():
     curve = Curve(tuple(range(10_000)), tuple(float(step % 2) for step in range(10_000)), (0,) * 10_000)
-    xs, ys = figure.thin(curve)
+    xs, ys = figures.thin(curve)
     assert len(xs) <= 800
     assert abs(sum(ys) / len(ys) - 0.5) < 0.05
     assert xs == sorted(xs)

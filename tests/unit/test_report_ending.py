@@ -9,16 +9,16 @@ import pytest
 from run_events import add as event
 from run_events import make_folder
 
-from slurmddp.runs.causes import KILLED
-from slurmddp.runs.folder import append_line
-from slurmddp.runs.report import _coded, write_report
+from slurmddp.runs.failures.causes import KILLED
+from slurmddp.runs.folder.layout import append_line
+from slurmddp.runs.report.html import _coded, write_report
 
 CONFIG = "name: gpt\nnodes: 1\nranks_per_node: 2\ntrain:\n  steps: 40\n"
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("slurmddp.runs.report.time.time", lambda: 160.0)
+    monkeypatch.setattr("slurmddp.runs.report.html.time.time", lambda: 160.0)
     return make_folder(tmp_path, CONFIG)
 
 

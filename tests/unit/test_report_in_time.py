@@ -10,7 +10,7 @@ from agent_runs import make_run
 from local_runs import job_of
 
 from slurmddp.errors import RankFailure
-from slurmddp.launchers.local import LocalRun
+from slurmddp.launchers.local.run import LocalRun
 
 AGENTS = """
 import os, pathlib, signal, sys, time

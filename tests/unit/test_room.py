@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from slurmddp.runs import room
+from slurmddp.checkpoint.files import space
 
 
 @pytest.fixture
@@ -12,18 +12,18 @@ def says_nothing(tmp_path, monkeypatch):
     """A folder on a ramfs (the root of many diskless nodes) or a tmpfs without a limit: all counts are 0."""
     counted = os.statvfs("/proc")
     assert (counted.f_blocks, counted.f_bavail) == (0, 0)
-    monkeypatch.setattr(room.os, "statvfs", lambda folder: counted)
+    monkeypatch.setattr(space.os, "statvfs", lambda folder: counted)
     return tmp_path
 
 
 def test_a_file_system_that_counts_nothing_is_not_full(says_nothing):
-    assert room.free_bytes(says_nothing) > 10**15
-    room.require(says_nothing, 10**12)
+    assert space.free_bytes(says_nothing) > 10**15
+    space.require(says_nothing, 10**12)
 
 
 def test_one_that_counts_is_believed(tmp_path, monkeypatch):
     counted = os.statvfs(tmp_path)
-    monkeypatch.setattr(room.os, "statvfs", lambda folder: counted)
-    assert room.free_bytes(tmp_path) == counted.f_bavail * counted.f_frsize
-    with pytest.raises(room.NoRoomError, match="are free"):
-        room.require(tmp_path, counted.f_blocks * counted.f_frsize)
+    monkeypatch.setattr(space.os, "statvfs", lambda folder: counted)
+    assert space.free_bytes(tmp_path) == counted.f_bavail * counted.f_frsize
+    with pytest.raises(space.NoRoomError, match="are free"):
+        space.require(tmp_path, counted.f_blocks * counted.f_frsize)

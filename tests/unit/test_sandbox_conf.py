@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmddp.errors import ConfigError, SlurmError
-from slurmddp.slurm.sandbox import Sandbox, conf, machine, network, plan, processes, shell
+from slurmddp.sandbox import Sandbox, conf, machine, network, plan, processes, shell
 from slurmddp.spec import Cluster
 
 ROOT = Path("/var/tmp/sandbox")
@@ -251,7 +251,7 @@ def test_a_folder_with_other_things_in_it_is_never_touched(tmp_path: Path) -> No
 
 
 def test_the_shipped_cluster_has_only_fields_of_a_cluster() -> None:
-    text = (Path(__file__).parents[2] / "conf/cluster/sandbox.yaml").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "slurmddp/conf/cluster/sandbox.yaml").read_text(encoding="utf-8")
     fields = yaml.safe_load(text)
     assert fields.keys() <= {field.name for field in dataclasses.fields(Cluster)}
     cluster = Cluster(**fields)

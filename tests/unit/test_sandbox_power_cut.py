@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from agent_runs import children_of, wait_until
 
-from slurmddp.slurm.sandbox import processes
+from slurmddp.sandbox import processes
 
 
 @pytest.fixture

@@ -14,15 +14,14 @@ import torch
 from checkpoint_files import steps_in
 
 import slurmddp
-from slurmddp.checkpoint.snapshot import Snapshots
-from slurmddp.checkpoint.state import flatten
-from slurmddp.checkpoint.tensors import encoded_size
+from slurmddp.checkpoint.memory import shared_buffer, writer_process
+from slurmddp.checkpoint.memory.channel import Channel
+from slurmddp.checkpoint.state.safetensors_stream import encoded_size
+from slurmddp.checkpoint.state.staging import Snapshots
+from slurmddp.checkpoint.state.state_tree import flatten
 from slurmddp.environments.names import CHANNEL_VARIABLE
 from slurmddp.errors import CheckpointError
-from slurmddp.node import memory
-from slurmddp.node.channel import Channel
-from slurmddp.runs import checkpoint_writer
-from slurmddp.training.saves import Saves
+from slurmddp.training.checkpointing.async_writer import Saves
 
 
 class Agent:
@@ -39,9 +38,9 @@ class Agent:
         while time.monotonic() < until:
             self._hear()
             for slot, step in self._asked.items():
-                if memory.is_awaited(self._slots[slot]):
+                if shared_buffer.is_awaited(self._slots[slot]):
                     del self._asked[slot]
-                    memory.set_busy(self._slots[slot], False)
+                    shared_buffer.set_busy(self._slots[slot], False)
                     self._line.send({"kind": "written", "step": step, "written_s": 0.0, "error": None})
                     return step
         self._line.close()  # The rank hears that, and waits no longer.
@@ -76,7 +75,7 @@ def test_a_write_beside_the_training_is_made_to_hurry_when_the_training_waits_fo
 ) -> None:
     saves, agent = both
     write(saves, tmp_path, 1)
-    assert not any(memory.is_awaited(one) for one in saves._snapshots.descriptors)
+    assert not any(shared_buffer.is_awaited(one) for one in saves._snapshots.descriptors)
     with ThreadPoolExecutor(1) as thread:
         answered = thread.submit(agent.answer)
         saves.finish()
@@ -97,15 +96,15 @@ def test_a_write_is_made_to_hurry_when_the_next_copy_waits_for_its_memory(
 
 def test_what_ranks_before_this_one_had_written_is_made_to_hurry_too(tmp_path: Path) -> None:
     own, ranks = Channel.pair()
-    before = memory.create()
-    with memory.reserve(before, memory.PAGE_BYTES):
-        memory.set_busy(before, True)
-    saves = Saves({CHANNEL_VARIABLE: str(ranks.fileno()), memory.MEMORY_VARIABLE: str(before)})
+    before = shared_buffer.create()
+    with shared_buffer.reserve(before, shared_buffer.PAGE_BYTES):
+        shared_buffer.set_busy(before, True)
+    saves = Saves({CHANNEL_VARIABLE: str(ranks.fileno()), shared_buffer.MEMORY_VARIABLE: str(before)})
     own.send({"kind": "written", "step": 1, "written_s": 0.0, "error": None})
     write(saves, tmp_path, 1)
-    assert not memory.is_awaited(before)
+    assert not shared_buffer.is_awaited(before)
     saves.finish()
-    assert memory.is_awaited(before)
+    assert shared_buffer.is_awaited(before)
     saves.close()
     own.close()
     ranks.close()
@@ -119,7 +118,7 @@ def test_a_writer_takes_nothing_of_the_standard_library_from_beside_this_package
     monkeypatch.setattr(slurmddp, "__file__", str(tmp_path / "slurmddp" / "__init__.py"))
     (tmp_path / "dataclasses.py").write_text("raise RuntimeError('for a Python that had none of its own')")
     (tmp_path / "xxhash.py").write_text("raise RuntimeError('for another Python')")
-    line, writer = checkpoint_writer.start()
+    line, writer = writer_process.start()
     line.send({"kind": "end"})
     assert writer.wait(60) == 0
     line.close()
@@ -184,11 +183,11 @@ def test_memory_taken_in_advance_has_room_for_what_is_told_beside_the_tensors(
         raise OSError(12, "Not taken in advance")
 
     saves, _ = both
-    state = {"weight": torch.zeros((2 << 20) - memory.PAGE_BYTES, dtype=torch.uint8)}
+    state = {"weight": torch.zeros((2 << 20) - shared_buffer.PAGE_BYTES, dtype=torch.uint8)}
     size = encoded_size(flatten(state).tensors)
     assert size == 2 << 20
     saves.prepare(size)
     saves._snapshots._join()
-    monkeypatch.setattr(memory, "reserve", reserve)
+    monkeypatch.setattr(shared_buffer, "reserve", reserve)
     saves.write(tmp_path, 1, 0, state, {}, keep_last=3, wait=False, began=time.monotonic())
     assert saves.busy

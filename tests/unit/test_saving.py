@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from slurmddp.checkpoint.packed import pack, unpack
-from slurmddp.training import collective, saving
+from slurmddp.checkpoint.state.packed import pack, unpack
+from slurmddp.training.checkpointing import checkpointer
+from slurmddp.training.process_group import collectives
 
 
 class Holder:
@@ -37,16 +38,18 @@ def keep(rank: int, averages: float, before: list[Any], monkeypatch: pytest.Monk
         told.append(unpack(pack(value)))
         return [*before, told[-1]]
 
-    monkeypatch.setattr(collective, "rank", lambda: rank)
-    monkeypatch.setattr(collective, "gather", gather)
-    session = saving.Session(
+    monkeypatch.setattr(collectives, "rank", lambda: rank)
+    monkeypatch.setattr(collectives, "gather", gather)
+    session = checkpointer.Session(
         loaders=[],
         unwrap=lambda module: module,
         seed=0,
         config=None,
         saves=holder,  # type: ignore[arg-type]
     )
-    saving.keep_in_memory(Path("/root"), 3, {"model": model, "plain": {"best": torch.ones(1)}}, session, 5)
+    checkpointer.keep_in_memory(
+        Path("/root"), 3, {"model": model, "plain": {"best": torch.ones(1)}}, session, 5
+    )
     return told[0], holder.state
 
 

@@ -28,7 +28,7 @@ CLUSTERS = ("a100x8", "h100x8", "cpu", "sandbox")
 
 
 def shipped(name: str) -> Cluster:
-    values = yaml.safe_load((ROOT / "conf/cluster" / f"{name}.yaml").read_text())
+    values = yaml.safe_load((ROOT / "slurmddp/conf/cluster" / f"{name}.yaml").read_text())
     known = {field.name for field in fields(Cluster)}
     assert set(values) <= known, f"not fields of Cluster: {sorted(set(values) - known)}"
     values["setup"] = tuple(values.get("setup") or ())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from script_run import ENDING, GIVEN_UP, RUNNING, SAVE, STOP, TERM_THE_SCRIPT, Run
 
-from slurmddp.runs.excluded import exclude
+from slurmddp.runs.folder.excluded import exclude
 
 DAY_S = 24 * 3600
 REFUSE_ALL = 'echo "allocation failure: Requested node configuration is not available" >&2; exit 1'

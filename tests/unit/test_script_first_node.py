@@ -7,7 +7,7 @@ import socket
 from script_nodes import PUT_BACK, ask_hostless, first_is_lost, refusing, run, slurmd
 from script_run import Run
 
-from slurmddp.runs.failures import read_failure
+from slurmddp.runs.failures.model import read_failure
 
 __all__ = ["refusing", "run", "slurmd"]
 

@@ -14,11 +14,11 @@ import pytest
 from agent_runs import all_gone, children_of, runs, wait_until
 
 from slurmddp.errors import ConfigError
-from slurmddp.launchers.script import launch_script, rank_environment, rerun_command
+from slurmddp.launchers.local.launch import launch_script, rank_environment, rerun_command
 
 HEAD = """
 import json, os, pathlib, signal, sys, time
-from slurmddp.launchers.script import launch_script
+from slurmddp.launchers.local.launch import launch_script
 if "RANK" not in os.environ:
     launch_script(int(os.environ["DEVICES"]))
 rank = int(os.environ["RANK"])

@@ -21,7 +21,7 @@ from script_run import (
     Run,
 )
 
-from slurmddp.runs.failures import read_failure
+from slurmddp.runs.failures.model import read_failure
 from slurmddp.spec import OWN_TRAINER, Program
 
 # --- What srun's code hides ---

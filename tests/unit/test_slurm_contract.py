@@ -12,7 +12,7 @@ from slurm_jobs import PARTITIONS, FakePrograms
 from slurmddp.errors import SlurmError
 from slurmddp.slurm.client import Slurm, SlurmClient
 from slurmddp.slurm.fake import FakeSlurm
-from slurmddp.slurm.limits import parse_limits
+from slurmddp.slurm.partitions import parse_limits
 
 
 class Site(Protocol):

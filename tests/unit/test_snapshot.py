@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import ConfigError
-from slurmddp.runs.snapshot import take
+from slurmddp.runs.folder.code_snapshot import take
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -191,7 +191,7 @@ def test_a_folder_that_ignores_itself_is_linked_as_a_whole(project: Path, tmp_pa
 def test_of_very_many_ignored_entries_only_folders_are_linked(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slurmddp.runs.snapshot._MOST_LINKS", 2)
+    monkeypatch.setattr("slurmddp.runs.folder.code_snapshot._MOST_LINKS", 2)
     for name in ("a.pt", "b.pt", "data/x"):
         (project / name).parent.mkdir(exist_ok=True)
         (project / name).touch()

@@ -16,9 +16,9 @@ import pytest
 from agent_runs import runs, wait_until
 
 from slurmddp.environments.names import HEARTBEAT_VARIABLE
-from slurmddp.launchers.watch import stacks
-from slurmddp.launchers.watch.stacks import RankStacks, StackRequest, main_thread
-from slurmddp.node.pulse import Pulse
+from slurmddp.host.heartbeat_page import Pulse
+from slurmddp.launchers.watchdog import stacks
+from slurmddp.launchers.watchdog.stacks import RankStacks, StackRequest, main_thread
 
 
 @pytest.fixture

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from slurmddp.training import start_up
-from slurmddp.training.start_up import StartUp
+from slurmddp.training import startup_timer
+from slurmddp.training.startup_timer import StartUp
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(start_up.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(startup_timer.time, "monotonic", lambda: now[0])
     return now
 
 

@@ -10,12 +10,12 @@ import sys
 
 import pytest
 
-from slurmddp.runs.folder import RunFolder, append_line
-from slurmddp.runs.history import fold, read_history
-from slurmddp.runs.reasons import explain
-from slurmddp.runs.status import status, statuses
-from slurmddp.runs.verdict import STATES, decide
+from slurmddp.runs.folder.history import fold, read_history
+from slurmddp.runs.folder.layout import RunFolder, append_line
+from slurmddp.runs.status.run_status import status, statuses
+from slurmddp.runs.status.verdict import STATES, decide
 from slurmddp.slurm.fake import FakeSlurm
+from slurmddp.slurm.reasons import explain
 from slurmddp.slurm.states import ALL, TERMINAL, JobState
 
 SUBMITTED = {"event": "submitted", "time": 100.0, "job_id": "7", "submitter": "sbatch"}

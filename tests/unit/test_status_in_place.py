@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from run_events import ended, event, make_folder, saved, started, write
 
-from slurmddp.runs.folder import append_line
-from slurmddp.runs.status import status
+from slurmddp.runs.folder.layout import append_line
+from slurmddp.runs.status.run_status import status
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slurmddp.cli.status import _awaited
+from slurmddp.cli.commands.status import _awaited
 
 BEGUN = "slurmddp agent: node 0 of 3 on n1, attempt 0: imports took 2.10 s, ranks here: 8\n"
 WAITS = "slurmddp agent: waiting for node 2 (n3); 2 of 3 nodes are here, and all start their ranks together\n"

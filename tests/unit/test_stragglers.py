@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from slurmddp.launchers.watch.stragglers import Pace, pace_line, straggler
-from slurmddp.node.pulse import Pulse
+from slurmddp.host.heartbeat_page import Pulse
+from slurmddp.launchers.watchdog.stragglers import Pace, pace_line, straggler
 
 BEGIN = Pace(host="n0", step=100, steps=100, step_s=60.0, wait_s=2.0, forward_s=20.0)
 

@@ -12,11 +12,11 @@ import pytest
 from agent_runs import agent_command, make_run
 from keepers import fill, request
 
-from slurmddp.environments.present import emulated_step, scrub
-from slurmddp.node import memory, streams
-from slurmddp.node.channel import Channel
-from slurmddp.runs import checkpoint_writer
-from slurmddp.runs.folder import RunFolder
+from slurmddp.checkpoint.memory import shared_buffer, writer_process
+from slurmddp.checkpoint.memory.channel import Channel
+from slurmddp.environments.emit import emulated_step, scrub
+from slurmddp.host import streams
+from slurmddp.runs.folder.layout import RunFolder
 
 CLOSED = {"stdin": 0, "stdout": 1, "stderr": 2}
 
@@ -81,10 +81,10 @@ def test_a_writer_whose_log_is_on_a_full_disk_tells_what_went_wrong(tmp_path: Pa
     (tmp_path / "no folder").touch()
     own, theirs = Channel.pair()
     with open("/dev/full", "wb") as full:
-        command = checkpoint_writer.command(theirs)
+        command = writer_process.command(theirs)
         writer = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=full, stderr=full)
     theirs.close()
-    descriptor = memory.create()
+    descriptor = shared_buffer.create()
     fill(descriptor, 7)
     own.send({"kind": "memory", "slot": 0}, [descriptor])
     own.send(request(tmp_path / "no folder", 0, 7))

@@ -11,14 +11,14 @@ import pytest
 from slurm_jobs import PARTITIONS, make_job
 
 from slurmddp.errors import ConfigError, SlurmError
-from slurmddp.launchers import submission
-from slurmddp.launchers.submitit import RunScript
-from slurmddp.launchers.submitter import build
-from slurmddp.runs.folder import RunFolder, append_line
-from slurmddp.runs.prepare import prepare
+from slurmddp.launchers.submit import submission
+from slurmddp.launchers.submit.submitit import RunScript
+from slurmddp.launchers.submit.submitter import build
+from slurmddp.runs.folder.create import prepare
+from slurmddp.runs.folder.layout import RunFolder, append_line
 from slurmddp.slurm.fake import FakeSlurm
-from slurmddp.slurm.limits import parse_limits
 from slurmddp.slurm.options import sbatch_options
+from slurmddp.slurm.partitions import parse_limits
 from slurmddp.slurm.script import render
 from slurmddp.spec import Job
 
@@ -174,7 +174,7 @@ def test_submitits_job_ends_with_the_code_of_the_script(tmp_path: Path, code: in
     folder.mkdir()
     probe = (
         "import sys; from submitit.core.utils import DelayedSubmission as D\n"
-        "from slurmddp.launchers.submitit import RunScript\n"
+        "from slurmddp.launchers.submit.submitit import RunScript\n"
         f"D(RunScript({str(tmp_path / 'job.sbatch')!r})).dump({str(folder / '7_submitted.pkl')!r})\n"
     )
     subprocess.run([sys.executable, "-c", probe], check=True)
@@ -208,10 +208,10 @@ def test_an_unknown_submitter_is_refused_with_the_near_names() -> None:
 def test_submitting_never_imports_torch(name: str, tmp_path: Path) -> None:
     probe = (
         "import sys\n"
-        "from slurmddp.launchers.submitter import build\n"
+        "from slurmddp.launchers.submit.submitter import build\n"
         "from slurmddp.slurm.fake import FakeSlurm\n"
         f"build({name!r}, FakeSlurm())\n"
-        "import slurmddp.launchers.submitit, slurmddp.runs.prepare, submitit\n"
+        "import slurmddp.launchers.submit.submitit, slurmddp.runs.folder.create, submitit\n"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from agent_runs import make_run, start_agent
 
-from slurmddp.launchers.trackers import tracker_environment
-from slurmddp.runs.folder import RunFolder
+from slurmddp.launchers.agent.trackers import tracker_environment
+from slurmddp.runs.folder.layout import RunFolder
 
 
 def begun(path: Path, time: float = 1.0) -> RunFolder:

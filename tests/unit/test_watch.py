@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from slurmddp.launchers.watch import node_watch
-from slurmddp.launchers.watch.culprit import RankReport
-from slurmddp.launchers.watch.flight_recorder import FlightRecorder
-from slurmddp.launchers.watch.inquiry import Comparison, Inquiry
-from slurmddp.launchers.watch.node_watch import Watch
-from slurmddp.launchers.watch.stragglers import Pace
-from slurmddp.node.pulse import Beat, Pulse
+from slurmddp.host.heartbeat_page import Beat, Pulse
+from slurmddp.launchers.watchdog import node_watch
+from slurmddp.launchers.watchdog.diagnosis import Comparison, Inquiry
+from slurmddp.launchers.watchdog.nccl_trace import FlightRecorder
+from slurmddp.launchers.watchdog.node_watch import Watch
+from slurmddp.launchers.watchdog.stragglers import Pace
+from slurmddp.launchers.watchdog.stuck_rank import RankReport
 
 STEP = Beat("step", 100.0, 7, 0, 7, 100.0, 7.0, 0.0, watched=True)
 NO_PROCESSES: dict[int, tuple[int, Pulse]] = {}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from slurmddp.launchers.watch.inquiry import Inquiry
-from slurmddp.launchers.watch.node_watch import Watch
-from slurmddp.node.pulse import Beat
+from slurmddp.host.heartbeat_page import Beat
+from slurmddp.launchers.watchdog.diagnosis import Inquiry
+from slurmddp.launchers.watchdog.node_watch import Watch
 
 STEP = Beat("step", 100.0, 7, 0, 7, 100.0, 7.0, 0.0, watched=True)
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from slurmddp.launchers.watch.watchdog import LIMITS_S, Stall, Watchdog
-from slurmddp.node.pulse import Beat
+from slurmddp.host.heartbeat_page import Beat
+from slurmddp.launchers.watchdog.stall import LIMITS_S, Stall, Watchdog
 
 STEP = Beat(
     phase="step",

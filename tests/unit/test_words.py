@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from slurmddp.launchers.control.wire import MAX_MESSAGE_BYTES
-from slurmddp.launchers.words import all_as_facts, as_failure
-from slurmddp.runs.failures import Failure
+from slurmddp.launchers.coordinator.messages import all_as_facts, as_failure
+from slurmddp.launchers.link.wire import MAX_MESSAGE_BYTES
+from slurmddp.runs.failures.model import Failure
 
 LINES = tuple(f"{number} " + "\u00fc" * 390 for number in range(30))
 

@@ -12,18 +12,17 @@ from typing import Any
 import pytest
 from keepers import Rank, request, wait_for
 
-from slurmddp.launchers.keeper import Keeper
-from slurmddp.node import memory
-from slurmddp.node.channel import Channel
-from slurmddp.runs import checkpoint_writer
-from slurmddp.runs.checkpoint_writer import Request, Tell
-from slurmddp.runs.durable import FileRecord, copy_hashed
+from slurmddp.checkpoint.files.durable import FileRecord, copy_hashed
+from slurmddp.checkpoint.memory import shared_buffer, writer_process
+from slurmddp.checkpoint.memory.channel import Channel
+from slurmddp.checkpoint.memory.service import Keeper
+from slurmddp.checkpoint.memory.writer_process import Request, Tell
 
 
 def test_a_writer_gives_way_to_the_training_only_while_nobody_waits(
     tmp_path: Path, make_keeper: Callable[..., Keeper]
 ) -> None:
-    def perform(held: memory.Held, asked: Request, tell: Tell) -> None:
+    def perform(held: shared_buffer.Held, asked: Request, tell: Tell) -> None:
         nice = os.getpriority(os.PRIO_PROCESS, 0)
         tell({"kind": "written", "step": asked["step"], "written_s": nice, "error": None})
 
@@ -52,14 +51,14 @@ def test_a_writer_hurries_once_somebody_waits(
         (tmp_path / "hurry").write_text(str(hurry()))
         return copy_hashed(*words, hurry=hurry)
 
-    monkeypatch.setattr(checkpoint_writer, "copy_hashed", copy)
-    keeper = make_keeper(checkpoint_writer.perform)
+    monkeypatch.setattr(writer_process, "copy_hashed", copy)
+    keeper = make_keeper(writer_process.perform)
     rank = Rank(keeper)
     descriptor = rank.lay(0, 1)
-    memory.set_awaited(descriptor)
-    memory.set_busy(descriptor, True)  # Who waited for the write before does not count.
+    shared_buffer.set_awaited(descriptor)
+    shared_buffer.set_busy(descriptor, True)  # Who waited for the write before does not count.
     if awaited:
-        memory.set_awaited(descriptor)
+        shared_buffer.set_awaited(descriptor)
     rank.line.send(request(tmp_path, 0, 1, background=background))
     wait_for(keeper)
     assert rank.answer()["error"] is None
@@ -71,23 +70,23 @@ def test_a_writer_hurries_once_whoever_started_it_is_gone(tmp_path: Path) -> Non
     asked, gone = threading.Event(), threading.Event()
     seen: list[bool] = []
 
-    def perform(held: memory.Held, request: Request, tell: Tell) -> None:
+    def perform(held: shared_buffer.Held, request: Request, tell: Tell) -> None:
         asked.set()
-        seen.append(memory.is_awaited(held.descriptor))
+        seen.append(shared_buffer.is_awaited(held.descriptor))
         gone.wait(10.0)
-        while not memory.is_awaited(held.descriptor) and time.monotonic() < deadline:
+        while not shared_buffer.is_awaited(held.descriptor) and time.monotonic() < deadline:
             time.sleep(0.01)
-        seen.append(memory.is_awaited(held.descriptor))
+        seen.append(shared_buffer.is_awaited(held.descriptor))
 
     deadline = time.monotonic() + 10.0
-    thread = threading.Thread(target=checkpoint_writer.serve, args=(theirs, perform))
+    thread = threading.Thread(target=writer_process.serve, args=(theirs, perform))
     thread.start()
-    descriptor = memory.create()
+    descriptor = shared_buffer.create()
     own.send({"kind": "memory", "slot": 0}, [descriptor])
     own.send(request(tmp_path, 0, 1, background=True))
     assert asked.wait(10.0)
-    time.sleep(2 * checkpoint_writer._LOOK_S)
-    assert not memory.is_awaited(descriptor)
+    time.sleep(2 * writer_process._LOOK_S)
+    assert not shared_buffer.is_awaited(descriptor)
     own.close()
     gone.set()
     thread.join(20.0)
@@ -99,14 +98,14 @@ def test_a_writer_hurries_once_whoever_started_it_is_gone(tmp_path: Path) -> Non
 def test_an_agent_that_is_about_to_end_waits_for_its_writes(
     tmp_path: Path, make_keeper: Callable[..., Keeper]
 ) -> None:
-    def perform(held: memory.Held, asked: Request, tell: Tell) -> None:
-        while not memory.is_awaited(held.descriptor):
+    def perform(held: shared_buffer.Held, asked: Request, tell: Tell) -> None:
+        while not shared_buffer.is_awaited(held.descriptor):
             time.sleep(0.01)
         tell({"kind": "written", "step": asked["step"], "written_s": 0.0, "error": None})
 
     keeper = make_keeper(perform)
     rank = Rank(keeper)
     for slot in (0, 1):
-        memory.set_busy(rank.lay(slot, slot + 1), True)
+        shared_buffer.set_busy(rank.lay(slot, slot + 1), True)
         rank.line.send(request(tmp_path, slot, slot + 1, background=True))
     assert keeper.finish(30)

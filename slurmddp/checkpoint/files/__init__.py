@@ -1,0 +1,1 @@
+"""Checkpoints as files: names, verification, publication, retention. No torch."""

@@ -1,0 +1,147 @@
+"""Copies a model's weights out of a checkpoint into a plain safetensors file, byte by byte, without torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from slurmddp.checkpoint.files import space
+from slurmddp.checkpoint.files.durable import CHUNK_BYTES, sync_folder
+from slurmddp.checkpoint.files.manifest import TENSORS_FILE, TREE_FILE, require_state, verify
+from slurmddp.errors import CheckpointError, ConfigError, SlurmddpError, near_matches
+from slurmddp.host.atomic_file import replacing
+
+_NAMES = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "uint16": "U16", "uint32": "U32",
+          "uint64": "U64", "complex64": "C64"}  # fmt: skip
+"""safetensors' names of the types that checkpoints keep as bytes, since older versions can't read them."""
+_WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2,
+           "I16": 2, "U16": 2}  # fmt: skip
+_COMPILED = "_orig_mod."
+"""What torch.compile puts into the names of a model's tensors; DDP's prefix is gone when a model is saved."""
+
+Entry = dict[str, Any]
+
+
+def export_weights(
+    folder: Path, output: Path, *, model: str | None, facts: Mapping[str, str], force: bool
+) -> list[str]:
+    """Write the weights of a checkpoint to `output` and return their names.
+
+    `model` is the name under which it was saved; None takes `model`, or the only one there is. `facts` go
+    into the file's header. Raises CheckpointError when the checkpoint does not verify, ConfigError when there
+    is no such model or `output` exists; nothing is written then.
+    """
+    if output.is_dir() or (output.exists() and not force):
+        raise ConfigError(
+            f"{output} exists already.", hint="Give another --output, or --force to replace a file."
+        )
+    require_state(verify(folder))
+    wanted = _names_of(folder, model)
+    with (folder / TENSORS_FILE).open("rb") as source:
+        entries, data_start = _header(source)
+        chosen = {name: _plain_entry(name, entries[stored], entries) for name, stored in wanted.items()}
+        _write(output, source, data_start, chosen, {"format": "pt", **facts})
+    return list(wanted)
+
+
+def _names_of(folder: Path, model: str | None) -> dict[str, str]:
+    """Return the model's tensors: the name in its state_dict, and the name in the checkpoint's file."""
+    tree = json.loads((folder / TREE_FILE).read_text(encoding="utf-8"))["state"]
+    objects = {str(name): value for name, value in _pairs(_get(tree, "objects"))}
+    models = {name: found for name, value in objects.items() if (found := _tensors_in(value))}
+    if model is None:
+        model = "model" if "model" in models or len(models) != 1 else next(iter(models))
+    if model not in models:
+        raise ConfigError(
+            f"The checkpoint {folder.name} holds no model named {model!r}.",
+            hint=f"Choose one with --object. {near_matches(model, models)}".strip(),
+        )
+    return {name.replace(_COMPILED, ""): stored for name, stored in models[model].items()}
+
+
+def _get(tree: Any, key: str) -> Any:
+    return dict(_pairs(tree)).get(key)
+
+
+def _pairs(tree: Any) -> list[tuple[Any, Any]]:
+    """Return the items of a mapping as checkpoints keep it: `{"dict": [[key, value], ...]}`."""
+    if not isinstance(tree, dict):
+        return []
+    return [(key, value) for key, value in tree.get("ordered") or tree.get("dict") or []]
+
+
+def _tensors_in(value: Any) -> dict[str, str]:
+    """Return the tensors of a module's state_dict, which is ordered and flat; nothing for other objects."""
+    if not isinstance(value, dict) or "ordered" not in value:
+        return {}
+    return {
+        str(key): inner["tensor"]
+        for key, inner in _pairs(value)
+        if isinstance(inner, dict) and "tensor" in inner
+    }
+
+
+def _header(source: IO[bytes]) -> tuple[dict[str, Entry], int]:
+    """Return the entries of a safetensors file that was written here, and where the data begin."""
+    length = int.from_bytes(source.read(8), "little")
+    header = json.loads(source.read(length))
+    odd = json.loads(header.pop("__metadata__", {}).get("slurmddp_dtypes", "{}"))
+    return {name: {**entry, "odd": odd.get(name)} for name, entry in header.items()}, 8 + length
+
+
+def _plain_entry(name: str, entry: Entry, entries: Mapping[str, Entry]) -> Entry:
+    odd = entry["odd"]
+    if odd is None:
+        return entry
+    if odd["dtype"] not in _NAMES:
+        raise CheckpointError(
+            f"{name} is of type {odd['dtype']}, which safetensors has no name for. Nothing was written.",
+            hint="Read it in Python with slurmddp.checkpoint.read.",
+        )
+    return {**entry, "dtype": _NAMES[odd["dtype"]], "shape": odd["shape"]}
+
+
+def _write(
+    output: Path, source: IO[bytes], data_start: int, chosen: Mapping[str, Entry], facts: Mapping[str, str]
+) -> None:
+    ordered = sorted(chosen.items(), key=lambda item: -_WIDTHS.get(item[1]["dtype"], 1))
+    head, total = _head(ordered, facts)
+    try:
+        space.require(output.parent, len(head) + total)
+        with replacing(output) as target:
+            target.write(head)
+            for _, entry in ordered:
+                for chunk in _bytes_at(source, data_start, entry):
+                    target.write(chunk)
+        sync_folder(output.parent)
+    except OSError as error:
+        raise SlurmddpError(
+            f"{output} could not be written: {error.strerror or error}.", hint="Give another --output."
+        ) from error
+
+
+def _head(ordered: list[tuple[str, Entry]], facts: Mapping[str, str]) -> tuple[bytes, int]:
+    """Return the new file's header with its length before it, and how many bytes of data follow."""
+    header: dict[str, Any] = {"__metadata__": dict(facts)}
+    at = 0
+    for name, entry in ordered:
+        size = entry["data_offsets"][1] - entry["data_offsets"][0]
+        header[name] = {"dtype": entry["dtype"], "shape": entry["shape"], "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, at
+
+
+def _bytes_at(source: IO[bytes], data_start: int, entry: Entry) -> Iterator[bytes]:
+    start, stop = entry["data_offsets"]
+    source.seek(data_start + start)
+    left = stop - start
+    while left:
+        chunk = source.read(min(left, CHUNK_BYTES))
+        if not chunk:
+            raise CheckpointError("The checkpoint changed while it was read.", hint="Run it again.")
+        left -= len(chunk)
+        yield chunk

@@ -1,0 +1,150 @@
+"""What a checkpoint folder must look like to count as one: its name, its manifest, and whether both hold.
+
+It stands here, without torch, so that commands on the login node can list, verify and export checkpoints.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmddp.checkpoint.files.durable import ALGORITHM, FileRecord, record_of
+from slurmddp.errors import CheckpointError
+
+FORMAT = 2
+MANIFEST_FILE = "manifest.json"
+POINTER_FILE = "latest"
+TENSORS_FILE = "state.safetensors"
+TREE_FILE = "state.json"
+WRITING, REPLACED, DELETING, BAD = ".writing-", ".replaced-", ".deleting-", "bad-"
+
+_OTHER_VERSION = "Use the slurmddp that wrote it; nothing in it was changed."
+_FOLDER = re.compile(r"step-(\d{10,})")
+
+
+class OtherVersionError(CheckpointError):
+    """A checkpoint is whole, but another slurmddp wrote it: not damaged, and not to be passed over."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Step, files with size and hash, versions and the caller's own facts of one checkpoint."""
+
+    step: int
+    files: Mapping[str, FileRecord]
+    meta: Mapping[str, Any]
+    versions: Mapping[str, str]
+
+    def to_json(self) -> str:
+        """Render with a digest over the content, so that a damaged manifest is noticed as well."""
+        content = {
+            "format": FORMAT,
+            "digest": ALGORITHM,
+            "step": self.step,
+            "files": {name: asdict(record) for name, record in self.files.items()},
+            "versions": dict(self.versions),
+            "meta": dict(self.meta),
+        }
+        return json.dumps({**content, "sha256": _digest(content)}, indent=2) + "\n"
+
+
+def folder_name(step: int) -> str:
+    return f"step-{step:010d}"
+
+
+def step_of(folder: Path) -> int | None:
+    """Return the step that a checkpoint folder's name tells, or None for any other name."""
+    match = _FOLDER.fullmatch(folder.name)
+    return int(match[1]) if match else None
+
+
+def checkpoint_folders(root: Path) -> list[Path]:
+    """Return the checkpoint folders under `root`, newest step first, verified or not."""
+    if not root.is_dir():
+        return []
+    steps = [(step, path) for path in root.iterdir() if (step := step_of(path)) is not None]
+    return [path for _, path in sorted(steps, reverse=True)]
+
+
+def newest_step(root: Path) -> int | None:
+    """Return the step of the newest checkpoint by its name, verified or not; None where there is none."""
+    return next((step_of(folder) for folder in checkpoint_folders(root)), None)
+
+
+def load_manifest(folder: Path) -> Manifest:
+    """Read and check the manifest; raises CheckpointError when it can't be right, OSError when unreadable."""
+    try:
+        content = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
+        claimed = content.pop("sha256")
+        if claimed != _digest(content):
+            raise CheckpointError(f"{MANIFEST_FILE} does not match its own hash.")
+        check_format(content["format"])
+        _check_algorithm(content["digest"])
+        files = {name: FileRecord(**record) for name, record in content["files"].items()}
+        manifest = Manifest(content["step"], files, content["meta"], content["versions"])
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointError(f"{MANIFEST_FILE} is missing.") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{MANIFEST_FILE} is damaged.") from error
+    named = step_of(folder)
+    if named is not None and named != manifest.step:
+        raise CheckpointError(f"{MANIFEST_FILE} is of step {manifest.step}.")
+    return manifest
+
+
+def check_format(found: int) -> None:
+    """Raise OtherVersionError when this version can't know what a file of that format means."""
+    if found != FORMAT:
+        raise OtherVersionError(
+            f"it has format {found}; this slurmddp reads format {FORMAT}.", hint=_OTHER_VERSION
+        )
+
+
+def _check_algorithm(found: str) -> None:
+    if found != ALGORITHM:
+        raise OtherVersionError(
+            f"its files are hashed by {found!r}; this slurmddp knows {ALGORITHM}.", hint=_OTHER_VERSION
+        )
+
+
+def verify(folder: Path) -> Manifest:
+    """Hash every file of a checkpoint; raises CheckpointError with what is wrong, OSError when unreadable."""
+    manifest = load_manifest(folder)
+    for name, expected in manifest.files.items():
+        check_size(folder / name, expected)
+    for name, expected in manifest.files.items():
+        check_record(name, record_of(folder / name), expected)
+    return manifest
+
+
+def require_state(manifest: Manifest) -> None:
+    """Raise CheckpointError unless the checkpoint holds a whole state, as `checkpoint.write` leaves it."""
+    for name in (TENSORS_FILE, TREE_FILE):
+        if name not in manifest.files:
+            raise CheckpointError(f"the manifest does not list {name}.")
+
+
+def check_size(path: Path, expected: FileRecord) -> None:
+    """Raise CheckpointError when a file is missing or has another size than the manifest says."""
+    try:
+        size = path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointError(f"{path.name} is missing.") from error
+    if size != expected.size:
+        raise CheckpointError(f"{path.name} has {size} bytes instead of {expected.size}.")
+
+
+def check_record(name: str, found: FileRecord, expected: FileRecord) -> None:
+    """Raise CheckpointError when a file that was read is not the one that the manifest describes."""
+    if found != expected:
+        raise CheckpointError(f"{name} does not match its hash: it changed after it was written.")
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,205 @@
+"""Makes the files of a checkpoint visible all at once, so that at every moment the newest one can be read.
+
+Whoever wrote them: a rank, or a process that writes a state out of the memory in which a rank left it. That
+process does without torch, so this stands here.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from slurmddp.checkpoint.files import space
+from slurmddp.checkpoint.files.durable import FileRecord, sync_folder, write_hashed, write_small
+from slurmddp.checkpoint.files.manifest import (
+    MANIFEST_FILE,
+    POINTER_FILE,
+    REPLACED,
+    WRITING,
+    Manifest,
+    folder_name,
+    load_manifest,
+)
+from slurmddp.checkpoint.files.retention import (
+    clear_leftovers,
+    held,
+    prune,
+    restore_replaced,
+    still_good,
+    trust,
+)
+from slurmddp.checkpoint.files.retry import retried
+from slurmddp.errors import CheckpointError, ConfigError
+from slurmddp.runs.folder.fence import refuse_superseded
+from slurmddp.runs.folder.owner import refuse_foreign
+
+log = logging.getLogger(__name__)
+
+Fill = Callable[[Path], Mapping[str, FileRecord]]
+"""Writes the files of a checkpoint into an empty folder, flushed, and returns their records by name."""
+
+
+def publish(
+    root: Path,
+    step: int,
+    fill: Fill,
+    *,
+    meta: Mapping[str, Any],
+    keep_last: int = 3,
+    needed: int = 0,
+    made_by: Mapping[str, str] | None = None,
+    durable: Callable[[], object] = lambda: None,
+) -> Path:
+    """Make what `fill` writes the checkpoint of `step`, all at once or not at all, and prune older ones.
+
+    `needed` is the number of bytes that it will write, if known: then a disk that is too full is noticed
+    first. `fill` is called again, with a new folder, after an error of the file system that passes by itself.
+    `made_by` names the versions of what computed the state, where that is another process. `durable` is
+    called once the checkpoint stands, before older ones are deleted.
+    """
+    check(step, keep_last, meta)
+    root = root.absolute()
+    target = root / folder_name(step)
+    refuse_foreign(root)
+    once = partial(_publish_once, target, fill, meta, needed, versions() if made_by is None else made_by)
+    try:
+        retried(once, f"Writing the checkpoint of step {step}")
+    except OSError as error:
+        refuse_superseded(os.environ)  # The later attempt clears away what it finds half written.
+        raise explained(error, f"The checkpoint of step {step} could not be written to {root}") from error
+    _follow_up(target, keep_last, durable)
+    return target
+
+
+def _publish_once(
+    target: Path, fill: Fill, meta: Mapping[str, Any], needed: int, made_by: Mapping[str, str]
+) -> None:
+    """Write and move in, from the start: after a failed fsync the kernel may have dropped what it held."""
+    with fresh_folder(target.parent, target.name, needed) as temporary:
+        step = int(target.name.removeprefix("step-"))
+        complete(temporary, Manifest(step, _filled(temporary, fill), meta, made_by))
+        # No lock spans the hosts: what gets past this look is a whole checkpoint of the same training.
+        refuse_superseded(os.environ)
+        _move_in(temporary, target)
+    trust(target)
+
+
+def _filled(folder: Path, fill: Fill) -> Mapping[str, FileRecord]:
+    """Return the records of what `fill` writes; a file without one would never be verified."""
+    records = fill(folder)
+    written = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    for name in sorted(written ^ records.keys()):
+        found = "A checkpoint's folder holds" if name in written else "There is no file"
+        raise CheckpointError(
+            f"{found} {name}, which is {'not ' if name in written else ''}among the records.",
+            hint="Return `checkpoint.files.durable.record_of(path)` for each file that was written.",
+        )
+    return records
+
+
+@contextmanager
+def fresh_folder(root: Path, name: str, needed: int) -> Iterator[Path]:
+    """Make sure of the space and hold a new hidden folder beside the checkpoints; what is in it then goes."""
+    root.mkdir(parents=True, exist_ok=True)
+    refuse_superseded(os.environ)  # The leftovers may be what the later attempt is writing.
+    clear_leftovers(root)
+    space.require(root, needed)
+    temporary = root / f"{WRITING}{name}-{os.getpid()}"
+    temporary.mkdir()
+    try:
+        with held(temporary):
+            yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def versions() -> dict[str, str]:
+    """Return what this process computes with."""
+    torch = sys.modules.get("torch")
+    made_by = {"python": platform.python_version()}
+    return made_by if torch is None else {**made_by, "torch": str(torch.__version__)}
+
+
+def check(step: int, keep_last: int, meta: Mapping[str, Any]) -> None:
+    """Raise what `publish` would raise for these arguments."""
+    if step < 0:
+        raise CheckpointError(f"A checkpoint can't be of step {step}.", hint="Steps count from 0.")
+    if keep_last < 1:
+        raise ConfigError(f"keep_last is {keep_last}.", hint="Keep at least 1 checkpoint (2 always stay).")
+    try:
+        text = json.dumps(dict(meta), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"The facts given with the checkpoint are not JSON: {error}.") from error
+    if json.loads(text) != meta:
+        raise CheckpointError(
+            "The facts given with the checkpoint would change on the way through JSON.",
+            hint="Use string keys and lists instead of tuples.",
+        )
+
+
+def complete(folder: Path, manifest: Manifest) -> None:
+    """Add the manifest as the last file and make the folder's list of names durable."""
+    write_hashed(folder / MANIFEST_FILE, [memoryview(manifest.to_json().encode())])
+    sync_folder(folder)
+
+
+def _move_in(temporary: Path, target: Path) -> None:
+    """Give a finished folder its name, replacing a checkpoint of the same step only when they differ."""
+    root = target.parent
+    aside = root / f"{REPLACED}{target.name}"
+    if target.exists():
+        if _same(temporary, target):
+            sync_folder(root)  # It may be from a try whose last step, this one, failed.
+            return
+        # Killed between these two renames, the old folder is found under its other name and put back.
+        target.rename(aside)
+        sync_folder(root)
+    try:
+        temporary.rename(target)
+    except OSError:
+        restore_replaced(root)
+        raise
+    sync_folder(root)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _follow_up(target: Path, keep_last: int, durable: Callable[[], object]) -> None:
+    """Move the pointer and prune; the checkpoint is safe already, so trouble here is only told."""
+    refuse_superseded(os.environ)
+    try:
+        pointer = target.parent / POINTER_FILE
+        retried(partial(write_small, pointer, target.name + "\n"), f"Moving {pointer}")
+    except OSError as error:
+        log.warning("Checkpoint %s is written, but %s was not moved there: %s", target, POINTER_FILE, error)
+    durable()
+    try:
+        prune(target.parent, keep_last, target)
+    except OSError as error:
+        log.warning("Checkpoint %s is written, but the folder could not be tidied: %s", target, error)
+
+
+def _same(new: Path, old: Path) -> bool:
+    return still_good(old) and load_manifest(old).files == load_manifest(new).files
+
+
+def explained(error: OSError, what: str) -> CheckpointError:
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "Free space, raise the quota, lower train.keep_last, or choose another runs_dir."
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        hint = "Make the folder writable for this user, or choose another runs_dir."
+    elif error.errno == errno.EFBIG:
+        hint = "The file size limit (ulimit -f) or the file system does not allow so large a file."
+    else:
+        hint = "Check the file system, then run again."
+    return CheckpointError(f"{what}: {reason}. Older checkpoints are untouched.", hint=hint)

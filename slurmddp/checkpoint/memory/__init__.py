@@ -1,0 +1,1 @@
+"""Checkpoints in memory that outlives a rank, and the process that writes them. No torch."""

@@ -1,0 +1,112 @@
+"""Says whether a saved state fits an object before anything is loaded, so that nothing is half-loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from slurmddp.checkpoint.state.state_tree import flatten, unflatten
+from slurmddp.errors import CheckpointError
+
+_NAMED = 3
+"""So many keys of each kind are named; a model of another depth has hundreds."""
+_HINT = "It was written with another configuration: go back to that, or choose another run name."
+
+
+def check(name: str, target: Any, saved: Any) -> bool:
+    """Raise CheckpointError when `saved` can't be the state of `target`; return whether that is certain.
+
+    What an object with a `load_state_dict` of its own accepts is known only when it is asked.
+    """
+    if isinstance(target, nn.Module) and _loads_plainly(target):
+        problem = _module_problem(target.state_dict(), saved)
+    elif isinstance(target, Optimizer) and type(target).load_state_dict is Optimizer.load_state_dict:
+        problem = _optimizer_problem(target, saved)
+    else:
+        return False
+    if problem:
+        raise misfit(name, target, problem)
+    return True
+
+
+def misfit(name: str, target: Any, problem: str) -> CheckpointError:
+    """Return the error that says what of the checkpoint does not fit which object, and why."""
+    return CheckpointError(
+        f"The checkpoint's {name} does not fit this {type(target).__name__}: {problem}. Nothing was loaded.",
+        hint=_HINT,
+    )
+
+
+def undo_for(target: Any) -> Callable[[], None]:
+    """Return what gives `target` its present state back."""
+    flat = flatten({"state": target.state_dict()})
+    kept = {name: tensor.to("cpu", copy=True) for name, tensor in flat.tensors.items()}
+
+    def undo() -> None:
+        target.load_state_dict(unflatten(flat.tree, kept)["state"])
+
+    return undo
+
+
+def _loads_plainly(model: nn.Module) -> bool:
+    """Tell whether torch's own strict loading decides alone: no hook and no method that renames keys."""
+    if type(model).load_state_dict is not nn.Module.load_state_dict:
+        return False
+    return not any(
+        module._load_state_dict_pre_hooks
+        or module._load_state_dict_post_hooks
+        or not _is_torchs(type(module)._load_from_state_dict)
+        for module in model.modules()
+    )
+
+
+def _is_torchs(method: Any) -> bool:
+    return str(getattr(method, "__module__", "")).startswith("torch.")
+
+
+def _module_problem(own: Mapping[str, Any], saved: Any) -> str:
+    if not isinstance(saved, Mapping):
+        return f"the checkpoint holds a {type(saved).__name__} under this name"
+    missing = [key for key in own if key not in saved]
+    unexpected = [str(key) for key in saved if key not in own]
+    other = [
+        f"{key} is {_shape(saved[key])} in the checkpoint, {_shape(own[key])} here"
+        for key in own
+        if key in saved and _shape(own[key]) != _shape(saved[key])
+    ]
+    kinds = [
+        _listed(missing, "key missing from the checkpoint", "keys missing from the checkpoint"),
+        _listed(unexpected, "key that this model does not have", "keys that this model does not have"),
+        _listed(other, "tensor of another shape", "tensors of another shape"),
+    ]
+    return "; ".join(kind for kind in kinds if kind)
+
+
+def _listed(items: Sequence[str], one: str, many: str) -> str:
+    if not items:
+        return ""
+    more = ", ..." if len(items) > _NAMED else ""
+    return f"{len(items)} {one if len(items) == 1 else many} ({', '.join(items[:_NAMED])}{more})"
+
+
+def _shape(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return ""
+    return "x".join(map(str, value.shape)) or "a scalar"
+
+
+def _optimizer_problem(optimizer: Optimizer, saved: Any) -> str:
+    try:
+        before = [len(group["params"]) for group in saved["param_groups"]]
+    except (TypeError, KeyError, IndexError):
+        return "the checkpoint holds no optimizer's state under this name"
+    here = [len(group["params"]) for group in optimizer.param_groups]
+    return "" if before == here else f"{_groups(before)} in the checkpoint, {_groups(here)} here"
+
+
+def _groups(sizes: Sequence[int]) -> str:
+    return f"{sum(sizes)} parameters in {len(sizes)} group{'s' if len(sizes) != 1 else ''}"

@@ -1,0 +1,93 @@
+"""Keeps a checkpoint with the configuration that it came from, so that another one is noticed, key by key."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
+from slurmddp.errors import ConfigError
+from slurmddp.runs.folder.hidden import without_environment
+from slurmddp.spec import EXTENT, NOT_COMPUTED, computed
+
+_SHOWN = 10
+
+
+log = logging.getLogger(__name__)
+
+
+def bound_to(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a run's configuration that a checkpoint is bound to."""
+    return computed(without_environment(config, digests=True), (*NOT_COMPUTED, *EXTENT))
+
+
+def facts(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what the manifest keeps of a configuration: its hash, and its keys; nothing for None."""
+    if config is None:
+        return {}
+    plain = _plain(config)
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    return {"config_hash": hashlib.sha256(text.encode()).hexdigest()[:16], "config": plain}
+
+
+def check(meta: Mapping[str, Any], config: Mapping[str, Any] | None, name: str, *, allow: bool) -> None:
+    """Raise ConfigError, or with `allow` log, when checkpoint `name` is of another configuration.
+
+    Where one of the two has none there is nothing to compare.
+    """
+    here, saved = facts(config), meta.get("config")
+    if not here or not isinstance(saved, Mapping) or meta.get("config_hash") == here["config_hash"]:
+        return
+    lines = differences(saved, here["config"])
+    if not lines:
+        return
+    shown = "".join(f"\n  {line}" for line in lines[:_SHOWN])
+    more = f"\n  and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    keys = "one key differs" if len(lines) == 1 else f"{len(lines)} keys differ"
+    message = f"Checkpoint {name} is of another configuration; {keys}:{shown}{more}"
+    if allow:
+        log.warning("%s\nIt is loaded all the same, as was asked.", message)
+        return
+    raise ConfigError(
+        message,
+        hint="Go back to those values, or start a run of another name. To go on under the new ones all the "
+        f"same, set {ALLOW_OTHER_CONFIG_VARIABLE}=1 or call load(..., allow_other_config=True).",
+    )
+
+
+def differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Return one line for each key whose values differ: `optimizer.lr: 0.1 in the checkpoint, 0.2 here`."""
+    before, now = dict(_leaves(saved)), dict(_leaves(given))
+    return [
+        f"{key}: {_said(before, key)} in the checkpoint, {_said(now, key)} here"
+        for key in sorted(before.keys() | now.keys())
+        if _said(before, key) != _said(now, key)
+    ]
+
+
+def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted keys and values; what is empty or no mapping is a value."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif prefix:
+        yield prefix, value
+
+
+def _said(values: Mapping[str, Any], key: str) -> str:
+    return json.dumps(values[key]) if key in values else "not there"
+
+
+def _plain(value: Any) -> Any:
+    """Return `value` in what JSON keeps as it is; anything else by its text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    is_number = isinstance(value, float) and value - value == 0  # neither infinite nor NaN
+    return value if is_number else str(value)

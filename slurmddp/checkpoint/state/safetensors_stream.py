@@ -1,0 +1,157 @@
+"""Streams tensors to and from the safetensors format, hashing the very bytes that pass.
+
+The format is an 8-byte little-endian header length, a JSON header that spaces may end, and the raw bytes.
+Files written here are ordinary safetensors files. The library's own functions are not used for the transfer
+because they neither hash on the way nor read into the final memory without a second copy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from slurmddp.checkpoint.memory.shared_buffer import PAGE_BYTES
+from slurmddp.errors import CheckpointError
+
+MAX_HEADER_BYTES = 1 << 30
+_LENGTH_BYTES = 8
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+class Source(Protocol):
+    """What tensors are read from: a file that counts and hashes."""
+
+    def readinto(self, buffer: memoryview) -> None: ...
+
+
+def encode(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
+    """Yield the bytes of a safetensors file; tensors elsewhere are copied to the CPU one at a time."""
+    head, ordered = layout(tensors)
+    yield memoryview(head)
+    for tensor in ordered:
+        if tensor.numel():
+            yield _bytes_of(tensor)
+
+
+def encoded_size(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Return how many bytes `encode` will yield."""
+    head, ordered = layout(tensors)
+    return len(head) + sum(tensor.nbytes for tensor in ordered)
+
+
+def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, list[torch.Tensor]]:
+    """Return what a safetensors file begins with, and the tensors in the order in which they follow."""
+    ordered = _ordered(tensors)
+    return _head(ordered), [tensor for _, tensor in ordered]
+
+
+def is_in_memory(tensor: torch.Tensor) -> bool:
+    """Tell whether the bytes of `tensor` lie in the CPU's memory as `encode` yields them."""
+    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def is_aligned(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor of this type begins in the file at a multiple of its element size."""
+    return tensor.dtype in _DTYPES
+
+
+def _ordered(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+    """Put the widest types first, so that every tensor starts at a multiple of its element size."""
+    return sorted(tensors.items(), key=lambda item: -_stored_width(item[1].dtype))
+
+
+def _head(ordered: Sequence[tuple[str, torch.Tensor]]) -> bytes:
+    """Return what stands before the tensors' bytes: the header's length, and the header."""
+    header: dict[str, Any] = {}
+    offset = 0
+    odd = {name: _odd_entry(tensor) for name, tensor in ordered if tensor.dtype not in _DTYPES}
+    if odd:
+        header["__metadata__"] = {"slurmddp_dtypes": json.dumps(odd)}
+    for name, tensor in ordered:
+        size = tensor.nbytes
+        header[name] = {
+            "dtype": _DTYPES.get(tensor.dtype, "U8"),
+            "shape": [size] if name in odd else list(tensor.shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    # The tensors begin with a page, in the file as in memory: a disk can take them from there as they lie.
+    text += b" " * (-(_LENGTH_BYTES + len(text)) % PAGE_BYTES)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+def decode(source: Source, size: int) -> dict[str, torch.Tensor]:
+    """Read a safetensors file of `size` bytes into new CPU tensors; raises CheckpointError on nonsense."""
+    header = _read_header(source, size)
+    metadata = header.pop("__metadata__", {})
+    odd = json.loads(metadata.get("slurmddp_dtypes", "{}"))
+    by_offset = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
+    tensors = {}
+    for name, entry in by_offset:
+        tensors[name] = _empty(entry, odd.get(name))
+        if tensors[name].numel():
+            source.readinto(_bytes_of(tensors[name]))
+    return {name: tensors[name] for name in header}
+
+
+def _read_header(source: Source, size: int) -> dict[str, Any]:
+    length = bytearray(_LENGTH_BYTES)
+    source.readinto(memoryview(length))
+    header_bytes = int.from_bytes(length, "little")
+    if header_bytes > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
+        raise CheckpointError(f"The tensor file's header claims {header_bytes} bytes; the file has {size}.")
+    text = bytearray(header_bytes)
+    source.readinto(memoryview(text))
+    header = json.loads(text)
+    data_bytes = sum(stop - start for start, stop in (_offsets(name, header[name]) for name in header))
+    if _LENGTH_BYTES + header_bytes + data_bytes != size:
+        raise CheckpointError(f"The tensor file has {size} bytes; its header speaks of other ones.")
+    return dict(header)
+
+
+def _offsets(name: str, entry: Any) -> tuple[int, int]:
+    if name == "__metadata__":
+        return 0, 0
+    start, stop = entry["data_offsets"]
+    return int(start), int(stop)
+
+
+def _empty(entry: dict[str, Any], odd: dict[str, Any] | None) -> torch.Tensor:
+    names = {name: dtype for dtype, name in _DTYPES.items()}
+    dtype = getattr(torch, odd["dtype"]) if odd else names[entry["dtype"]]
+    tensor = torch.empty(odd["shape"] if odd else entry["shape"], dtype=dtype, device="cpu")
+    start, stop = entry["data_offsets"]
+    if tensor.nbytes != stop - start:
+        raise CheckpointError("A tensor's shape does not fit its place in the file.")
+    return tensor
+
+
+def _odd_entry(tensor: torch.Tensor) -> dict[str, Any]:
+    """Describe a tensor whose type the format has no (old enough) name for; its bytes go in as U8."""
+    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+
+
+def _stored_width(dtype: torch.dtype) -> int:
+    return dtype.itemsize if dtype in _DTYPES else 1
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    # A single element counts as contiguous whatever its stride says; view() would look at the stride.
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data

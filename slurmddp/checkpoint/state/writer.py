@@ -1,0 +1,87 @@
+"""Writes a state as the files of a checkpoint, and tries beforehand whether that will work."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from slurmddp.checkpoint.files import space
+from slurmddp.checkpoint.files.durable import FileRecord, sync_folder, write_hashed
+from slurmddp.checkpoint.files.manifest import DELETING, FORMAT, TENSORS_FILE, TREE_FILE, Manifest, verify
+from slurmddp.checkpoint.files.publish import Fill, complete, explained, fresh_folder, publish, versions
+from slurmddp.checkpoint.files.retention import NEVER_BELOW
+from slurmddp.checkpoint.files.retry import retried
+from slurmddp.checkpoint.state.safetensors_stream import encode, encoded_size, is_in_memory
+from slurmddp.checkpoint.state.state_tree import flatten
+from slurmddp.runs.folder.owner import refuse_foreign
+
+log = logging.getLogger(__name__)
+
+
+def write(
+    root: Path, step: int, state: Mapping[str, Any], *, meta: Mapping[str, Any], keep_last: int = 3
+) -> Path:
+    """Save `state` as the checkpoint of `step` under `root` and return its folder; one process calls this.
+
+    `state` is nested dict (string or integer keys), list and tuple of dense tensors, numbers, strings,
+    booleans and None; `meta` is JSON. Raises CheckpointError; older checkpoints are untouched then.
+    """
+    fill, needed = _filler(state)
+    return publish(root, step, fill, meta=meta, keep_last=keep_last, needed=needed)
+
+
+def _filler(state: Mapping[str, Any]) -> tuple[Fill, int]:
+    """Return what writes the files of `state`, and how many bytes they will have."""
+    flat = flatten(state)
+    tree = json.dumps({"format": FORMAT, "state": flat.tree}, separators=(",", ":")).encode()
+    tensor_bytes = encoded_size(flat.tensors)
+    held = all(map(is_in_memory, flat.tensors.values()))
+
+    def fill(folder: Path) -> dict[str, FileRecord]:
+        parts = encode(flat.tensors)
+        tensors = write_hashed(folder / TENSORS_FILE, parts, expected=tensor_bytes, held=held)
+        return {TENSORS_FILE: tensors, TREE_FILE: write_hashed(folder / TREE_FILE, [memoryview(tree)])}
+
+    return fill, tensor_bytes + len(tree)
+
+
+def rehearse(root: Path, state: Mapping[str, Any], *, growth: int = 0, keep_last: int = 3) -> None:
+    """Write `state` under `root` as `write` would, read it back, and remove it again.
+
+    `growth` is how many bytes larger later checkpoints will be. Raises CheckpointError when `write` would.
+    """
+    root = root.absolute()
+    fill, needed = _filler(state)
+    refuse_foreign(root)
+    try:
+        retried(partial(_rehearse_once, root, fill, needed, growth), "The test save")
+        free = space.free_bytes(root)
+    except OSError as error:
+        raise explained(error, f"A test save to {root} failed") from error
+    # While a checkpoint is written, all that are kept still stand.
+    wanted = (max(keep_last, NEVER_BELOW) + 1) * (needed + growth)
+    if free < wanted:
+        log.warning(
+            "%s has %s free; keeping %d checkpoints of %s takes up to %s.",
+            root, space.size_text(free), keep_last, space.size_text(needed + growth), space.size_text(wanted),
+        )  # fmt: skip
+
+
+def _rehearse_once(root: Path, fill: Fill, needed: int, growth: int) -> None:
+    moved = root / f"{DELETING}test-{os.getpid()}"
+    try:
+        with fresh_folder(root, "test", needed + growth) as temporary:
+            with (temporary / "growth").open("xb") as stream:
+                space.reserve(stream.fileno(), growth, temporary)
+                complete(temporary, Manifest(0, fill(temporary), {}, versions()))
+            verify(temporary)
+            temporary.rename(moved)
+            sync_folder(root)
+    finally:
+        shutil.rmtree(moved, ignore_errors=True)

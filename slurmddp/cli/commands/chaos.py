@@ -1,0 +1,103 @@
+"""Disturb trainings at random moments; all must end with the weights of the undisturbed one.
+
+It happens on a sandbox of its own. Prints what became of each fault, and a table: how many were survived,
+how many steps had to be repeated, how long it took until the training went on. Ends with 0 only if all faults
+were survived and all weights are equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from slurmddp.chaos import table
+from slurmddp.chaos.faults import FAULTS, choose
+from slurmddp.chaos.runner import Result, Settings
+from slurmddp.chaos.runner import run as run_chaos
+from slurmddp.chaos.training import Shape
+from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError
+from slurmddp.runs.folder.layout import write_atomic
+from slurmddp.runs.table import print_table
+from slurmddp.sandbox.machine import can_make_namespaces
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of `slurmddp chaos`."""
+    parser.add_argument("--list", action="store_true", help="show the kinds of faults and do nothing")
+    parser.add_argument("--faults", type=int, default=12, metavar="N", help="how many in all (12)")
+    parser.add_argument("--kinds", metavar="A,B", help="only these kinds (default: all that work here)")
+    parser.add_argument("--seed", type=int, default=0, help="which faults come when follows from it (0)")
+    parser.add_argument("--nodes", type=int, default=2, metavar="N", help="nodes of the training (2)")
+    parser.add_argument("--ranks-per-node", type=int, default=2, metavar="N", help="ranks on each (2)")
+    parser.add_argument("--steps", type=int, default=600, metavar="N", help="steps of each training (600)")
+    parser.add_argument(
+        "--in-place", action="store_true", help="let fallen ranks begin again in the job (default: requeue)"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=180, metavar="S", help="seconds to wait for a recovery (180)"
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the run folders and say where they are")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the JSON there after each fault")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the experiment and return the exit code."""
+    if args.list:
+        print_table(("KIND", "WHAT"), [(one.name, one.purpose) for one in FAULTS.values()], sys.stdout)
+        return EXIT_FINISHED
+    settings = _settings(args)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _leave)
+    started = time.monotonic()
+
+    def report(text: str, result: Result) -> None:
+        print(f"{time.monotonic() - started:7.1f} s  {text}", file=sys.stderr, flush=True)
+        _write(args.output, result)
+
+    result = run_chaos(settings, report)
+    _write(args.output, result)
+    if args.json:
+        print(json.dumps(table.as_json(result), indent=2))
+    else:
+        table.print_result(result, sys.stdout)
+    if settings.keep is not None:
+        print(f"The run folders are in {settings.keep}.", file=sys.stderr)
+    return EXIT_FINISHED if result.good else EXIT_FAILED
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    for flag, least in (("faults", 1), ("nodes", 1), ("ranks_per_node", 1), ("steps", 100), ("limit", 1)):
+        if getattr(args, flag) < least:
+            name = flag.replace("_", "-")
+            raise ConfigError(f"--{name} is {getattr(args, flag)}.", hint=f"Give at least {least}.")
+    if args.output is not None and not args.output.absolute().parent.is_dir():
+        raise ConfigError(f"There is no folder for {args.output}.", hint="Make it first.")
+    shape = Shape(
+        nodes=args.nodes, ranks_per_node=args.ranks_per_node, steps=args.steps, in_place=args.in_place
+    )
+    return Settings(
+        kinds=tuple(choose(args.kinds, root=can_make_namespaces())),
+        faults=args.faults,
+        seed=args.seed,
+        shape=shape,
+        limit_s=args.limit,
+        keep=Path(tempfile.mkdtemp(prefix="slurmddp-chaos-kept-")) if args.keep else None,
+    )
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    """Let a signal, also one that a shell's `&` had ignored, take everything down on its way out."""
+    raise KeyboardInterrupt
+
+
+def _write(output: Path | None, result: Result) -> None:
+    if output is not None:
+        write_atomic(output.absolute(), json.dumps(table.as_json(result), indent=1) + "\n")

@@ -1,0 +1,64 @@
+"""Write a run's weights to a plain safetensors file, for use elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from slurmddp.checkpoint.files.export import export_weights
+from slurmddp.checkpoint.files.listing import find_root, newest_whole
+from slurmddp.checkpoint.files.manifest import checkpoint_folders, step_of
+from slurmddp.checkpoint.files.space import size_text
+from slurmddp.errors import CheckpointError, ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of `slurmddp export`."""
+    parser.add_argument("run", metavar="RUN", help="name, its beginning, or folder")
+    parser.add_argument("--step", type=int, metavar="N", help="of this step (the newest that verifies)")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="where to (RUN-step-N.safetensors, in this folder)"
+    )
+    parser.add_argument("--object", metavar="NAME", help="which model, where several were saved (model)")
+    parser.add_argument("--force", action="store_true", help="replace the file if there is one")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the file and print its path; nothing but the model's own tensors goes into it."""
+    root = find_root(args.run)
+    folder = _choose(root, args.step)
+    step = step_of(folder)
+    owner = root.parent.name if root.name == "checkpoints" else root.name
+    output: Path = args.output or Path(f"{owner}-step-{step}.safetensors")
+    facts = {"run": owner, "step": str(step)}
+    try:
+        names = export_weights(folder, output, model=args.object, facts=facts, force=args.force)
+    except CheckpointError as problem:
+        raise CheckpointError(f"Checkpoint {folder}: {problem.message}", hint=problem.hint) from problem
+    except OSError as error:
+        raise CheckpointError(f"{folder} can't be read: {error.strerror or error}.") from error
+    print(output)
+    print(f"{len(names)} tensors, {size_text(output.stat().st_size)}, of step {step}", file=sys.stderr)
+    return 0
+
+
+def _choose(root: Path, step: int | None) -> Path:
+    folders = checkpoint_folders(root)
+    if not folders:
+        raise CheckpointError(f"There are no checkpoints in {root}.", hint="The run has not saved any yet.")
+    if step is not None:
+        for folder in folders:
+            if step_of(folder) == step:
+                return folder
+        there = ", ".join(str(step_of(folder)) for folder in folders)
+        raise ConfigError(f"There is no checkpoint of step {step}.", hint=f"There are: {there}.")
+    newest = newest_whole(root)
+    if newest is None:
+        raise CheckpointError(
+            f"None of the {len(folders)} checkpoints in {root} verifies.",
+            hint="`slurmddp checkpoints RUN --verify` says what is wrong with each.",
+        )
+    if newest != folders[0]:
+        print(f"{folders[0].name} is damaged; {newest.name} is taken instead.", file=sys.stderr)
+    return newest

@@ -1,0 +1,96 @@
+"""List the runs of this account, the last one touched first."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from slurmddp.errors import ConfigError
+from slurmddp.runs.folder import hidden, index
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.status.run_status import RunStatus, statuses
+from slurmddp.runs.table import STATE_STYLES, duration, number, print_table
+from slurmddp.slurm.client import SlurmClient
+
+HEADERS = ("NAME", "STATE", "STEP", "LOSS", "JOB", "AGE", "SETTINGS", "FOLDER")
+_SETTINGS_CHARS = 40
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of `slurmddp list`."""
+    parser.add_argument("-n", "--limit", type=int, default=20, metavar="N", help="show the N newest (20)")
+    parser.add_argument("--all", action="store_true", help="show all of them")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print one line per run; SLURM is asked once for all of them."""
+    if args.limit < 1:
+        raise ConfigError(f"--limit is {args.limit}.", hint="Give at least 1, or --all.")
+    runs = index.all_runs()
+    shown = runs if args.all else runs[: args.limit]
+    found = statuses(shown, SlurmClient())
+    if args.json:
+        print(json.dumps([one.as_json() for one in found], indent=2, allow_nan=False))
+        return 0
+    if not found:
+        print("There are no runs yet. Start one with `slurmddp train`.", file=sys.stderr)
+        return 0
+    _print(found, time.time())
+    for sentence in dict.fromkeys(one.detail for one in found if one.state == "unknown"):
+        print(f"unknown: {sentence}", file=sys.stderr)
+    if len(runs) > len(shown):
+        print(f"{len(runs) - len(shown)} more; `slurmddp list --all` shows them.", file=sys.stderr)
+    return 0
+
+
+def _print(found: Sequence[RunStatus], now: float) -> None:
+    told = settings(found)
+    rows = [
+        (
+            one.name,
+            one.state,
+            steps(one),
+            number(one.loss),
+            one.job_id or "-",
+            "-" if one.created is None else duration(now - one.created),
+            told[one.path],
+            str(one.path.parent),
+        )
+        for one in found
+    ]
+    styles = [STATE_STYLES[one.state] for one in found]
+    print_table(HEADERS, rows, sys.stdout, right=frozenset({"STEP", "LOSS", "AGE"}), styles=styles)
+
+
+def settings(found: Sequence[RunStatus]) -> dict[Path, str]:
+    """Return the settings typed for each run, less those that all runs with its `name=` share."""
+    typed = {one.path: _typed(RunFolder(one.path)) for one in found}
+    names = {one.path: one.name.rpartition("-")[0] or one.name for one in found}
+    told = {}
+    for path, words in typed.items():
+        alike = [typed[other] for other in typed if names[other] == names[path]]
+        own = [word for word in words if len(alike) == 1 or not all(word in others for others in alike)]
+        text = " ".join(own)
+        told[path] = text if len(text) <= _SETTINGS_CHARS else f"{text[: _SETTINGS_CHARS - 3]}..."
+    return told
+
+
+def _typed(folder: RunFolder) -> list[str]:
+    try:
+        words = shlex.split(folder.overrides_file.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError):
+        return []
+    shown = [word for word in words if word.lstrip("+").partition("=")[0] not in ("name", "cluster")]
+    return [hidden.word_for_readers(word) for word in shown]
+
+
+def steps(one: RunStatus) -> str:
+    """Say how far a run is: `270/400`."""
+    reached = "-" if one.step is None else str(one.step)
+    return f"{reached}/{one.total_steps}" if one.total_steps is not None else reached

@@ -1,0 +1,117 @@
+"""Print the logs of a run, merged and labelled; with -f follow them across restarts."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+
+from slurmddp.errors import ConfigError
+from slurmddp.runs.folder import index
+from slurmddp.runs.folder.history import read_history
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.status import logs
+from slurmddp.runs.status.run_status import status
+from slurmddp.slurm.client import Slurm, SlurmClient
+
+ASK_EVERY_S = 30.0
+"""A run that ends writes its end; SLURM is only asked, seldom, for runs that were ended without one."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of `slurmddp logs`."""
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN", help="name, its beginning, or folder (the newest run)"
+    )
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
+    parser.add_argument(
+        "-n", "--lines", type=_count, default=40, metavar="N", help="last lines of each log, or `all` (40)"
+    )
+    parser.add_argument("--attempt", type=int, metavar="K", help="an earlier attempt (the newest)")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--rank", type=int, action="append", metavar="R", help="this rank; may be repeated (0)"
+    )
+    which.add_argument("--all", action="store_true", help="all ranks, nodes, and the batch script")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the logs of one run."""
+    folder = index.find(args.run) if args.run is not None else index.newest()
+    selection = logs.Selection(frozenset(args.rank or {0}), everything=args.all)
+    if args.follow and args.attempt is None:
+        return _follow(folder, selection, args.lines)
+    attempts = folder.attempts()
+    if not attempts:
+        found = status(folder, SlurmClient())
+        print(f"{folder.name} has no logs yet. It is {found.state}: {found.detail}.", file=sys.stderr)
+        return 0
+    attempt = _attempt(args.attempt, attempts)
+    _check_ranks(folder, attempt, args.rank or [])
+    for line in logs.snapshot(folder, attempt, selection, args.lines):
+        print(line)
+    return 0
+
+
+def _follow(folder: RunFolder, selection: logs.Selection, count: int | None) -> int:
+    slurm = SlurmClient()
+    try:
+        for line in logs.follow(folder, selection, count=count, has_ended=end_of(folder, slurm)):
+            print(line, flush=True)
+    except KeyboardInterrupt:
+        print(
+            f"\nThe run is not affected. `slurmddp status {folder.name}` shows how it stands.",
+            file=sys.stderr,
+        )
+        return 0
+    found = status(folder, slurm)
+    print(f"-- {found.state}: {found.detail}")
+    return 0
+
+
+def end_of(
+    folder: RunFolder, slurm: Slurm, clock: Callable[[], float] = time.monotonic
+) -> Callable[[], bool]:
+    """Return a question to ask often: has the run ended? The folder answers, SLURM at most twice a minute."""
+    asked_at: float | None = None
+
+    def has_ended() -> bool:
+        nonlocal asked_at
+        history = read_history(folder)
+        open_attempt = history.newest is not None and history.newest.is_open
+        if history.settled and not open_attempt:
+            return True
+        if asked_at is not None and clock() - asked_at < ASK_EVERY_S:
+            return False
+        asked_at = clock()
+        return not status(folder, slurm).active
+
+    return has_ended
+
+
+def _count(text: str) -> int | None:
+    if text == "all":
+        return None
+    if text.isdecimal():
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is neither a number of lines nor `all`")
+
+
+def _attempt(wanted: int | None, attempts: list[int]) -> int:
+    if wanted is None:
+        return attempts[-1]
+    if wanted in attempts:
+        return wanted
+    known = ", ".join(map(str, attempts))
+    raise ConfigError(f"There is no attempt {wanted}.", hint=f"The attempts of this run: {known}.")
+
+
+def _check_ranks(folder: RunFolder, attempt: int, ranks: list[int]) -> None:
+    missing = [rank for rank in ranks if not folder.rank_log(attempt, rank).exists()]
+    if missing:
+        known = [logs.label(path) for path in logs.files(folder, attempt)]
+        listed = ", ".join(known) if len(known) <= 12 else f"{', '.join(known[:8])} ... {len(known)} in all"
+        raise ConfigError(
+            f"Attempt {attempt} has no log of rank {missing[0]}.", hint=f"It has: {listed or 'no logs'}."
+        )

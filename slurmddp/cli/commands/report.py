@@ -1,0 +1,32 @@
+"""Write a run's report again and print where it is."""
+
+from __future__ import annotations
+
+import argparse
+
+from slurmddp.errors import SlurmddpError, plain
+from slurmddp.runs.folder import index
+from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of `slurmddp report`."""
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN", help="name, its beginning, or folder (the newest run)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write `report.html` and `report.png` into the run folder."""
+    from slurmddp.runs.report.html import write_report
+
+    folder = index.find(args.run) if args.run is not None else index.newest()
+    refuse_foreign(folder.path, READ_ONLY)
+    try:
+        print(write_report(folder))
+    except OSError as error:
+        raise SlurmddpError(
+            f"The report of {folder.name} can't be written: {plain(error)}.",
+            hint="It is written into the run folder, so that must be yours and have space.",
+        ) from error
+    return 0

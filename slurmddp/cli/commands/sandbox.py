@@ -1,0 +1,123 @@
+"""`slurmddp sandbox`: a SLURM of one's own on this machine, to try jobs on before there is a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from pathlib import Path
+
+from slurmddp.errors import EXIT_FINISHED, EXIT_SLURM
+from slurmddp.sandbox import Sandbox
+from slurmddp.sandbox.cluster import describe
+from slurmddp.sandbox.record import names
+from slurmddp.sandbox.shell import export_lines, unset_lines
+
+ACTIONS = {
+    "up": "start it and wait until its nodes are idle",
+    "down": "stop it and remove every trace; its jobs are lost, run folders stay",
+    "status": "show its daemons, nodes and jobs",
+    "env": 'print the lines that make it the shell\'s SLURM: eval "$(slurmddp sandbox env)"',
+}
+
+
+SIZES = {
+    "nodes": "number of nodes (default: 2)",
+    "cpus": "CPUs per node, more than the machine has if need be (default: 4)",
+    "gpus": "fake GPUs per node (default: 2)",
+    "grace": "seconds between a preempted job's SIGTERM and its end (default: 10)",
+    "slurmd-timeout": "seconds after which a silent node counts as down (default: 30)",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the actions and their flags to the parser of `slurmddp sandbox`."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, purpose in ACTIONS.items():
+        action = actions.add_parser(name, help=purpose, description=purpose)
+        action.add_argument("--name", default="default", help="which sandbox, where there are several")
+        action.add_argument(
+            "--dir", type=Path, help="its folder (default: ~/.local/state/slurmddp/sandbox/NAME)"
+        )
+        if name == "up":
+            _add_sizes(action)
+        if name == "env":
+            action.add_argument("--unset", action="store_true", help="print the lines that undo the others")
+
+
+def _add_sizes(up: argparse.ArgumentParser) -> None:
+    for name, purpose in SIZES.items():
+        up.add_argument(f"--{name}", type=int, metavar="N", help=purpose)
+    up.add_argument(
+        "--accounting",
+        action="store_true",
+        default=None,
+        help="with slurmdbd on a MariaDB of its own, for sacct",
+    )
+    up.add_argument(
+        "--no-namespaces",
+        action="store_false",
+        dest="namespaces",
+        default=None,
+        help="do not make each node a host of its own (without root it never is)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out one action and return the exit code."""
+    if args.action == "up":
+        return _up(args)
+    sandbox = Sandbox(args.name, root=args.dir)
+    if args.action == "down":
+        gone = sandbox.down()
+        print(f"The sandbox {args.name!r} is gone." if gone else f"There was no sandbox {args.name!r}.")
+        return EXIT_FINISHED
+    if args.action == "status":
+        return _status(sandbox)
+    lines = unset_lines(os.environ) if args.unset else export_lines(sandbox.environment())
+    print("\n".join(lines))
+    return EXIT_FINISHED
+
+
+def _up(args: argparse.Namespace) -> int:
+    sandbox = Sandbox(
+        args.name,
+        root=args.dir,
+        nodes=args.nodes,
+        cpus=args.cpus,
+        gpus=args.gpus,
+        accounting=args.accounting,
+        namespaces=args.namespaces,
+        grace_s=args.grace,
+        slurmd_timeout_s=args.slurmd_timeout,
+    )
+    started = sandbox.up()
+    chosen = _choice(args)
+    print(f"The sandbox {args.name!r} {'is up' if started else 'was up already'}: {describe(sandbox.plan)}.")
+    print(f'Make it this shell\'s SLURM:  eval "$(slurmddp sandbox env{chosen})"')
+    print("Train on it:                 slurmddp train +cluster=sandbox")
+    print(f"End it:                      slurmddp sandbox down{chosen}")
+    return EXIT_FINISHED
+
+
+def _choice(args: argparse.Namespace) -> str:
+    """Return the flags that name this sandbox again in another command."""
+    name = f" --name {args.name}" if args.name != "default" else ""
+    return name + (f" --dir {shlex.quote(str(args.dir.absolute()))}" if args.dir else "")
+
+
+def _status(sandbox: Sandbox) -> int:
+    status = sandbox.status()
+    print(f"The sandbox {sandbox.request.name!r} in {sandbox.root}: {describe(sandbox.plan)}.")
+    dead = ", ".join(name for name, alive in status.daemons.items() if not alive)
+    print(f"Not running: {dead}." if dead else f"All {len(status.daemons)} daemons run.")
+    for node, state in status.nodes.items():
+        print(f"  {node:<24} {state}")
+    if not status.nodes:
+        print("SLURM does not answer. Run slurmddp sandbox down, then up.")
+    else:
+        print(f"Jobs: {len(sandbox.jobs())}.")
+    others = [name for name in names(os.environ) if name != sandbox.request.name]
+    if others:
+        print(f"Other sandboxes: {', '.join(others)}.")
+    return EXIT_FINISHED if status.healthy else EXIT_SLURM

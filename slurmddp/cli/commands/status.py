@@ -1,0 +1,233 @@
+"""Show how a run stands, where it runs, and what to do when it does not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+
+from slurmddp.errors import SlurmddpError
+from slurmddp.runs.folder import index
+from slurmddp.runs.folder.excluded import excluded_nodes
+from slurmddp.runs.folder.history import how_ended, read_history
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.report.goodput import Entry, Ledger, read_ledger
+from slurmddp.runs.report.phases import Phases, newest_phases
+from slurmddp.runs.status import logs
+from slurmddp.runs.status.notices import notices
+from slurmddp.runs.status.run_status import RunStatus, status
+from slurmddp.runs.table import STATE_STYLES, clock, duration, number, paint, percent, print_table
+from slurmddp.slurm.client import SlurmClient
+
+_FAILURE_LINES = 12
+_RESTARTS = 5
+_WAITING = "slurmddp agent: waiting for "
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of `slurmddp status`."""
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN", help="name, its beginning, or folder (the newest run)"
+    )
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="also how each attempt ended and what its time went into",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the state of one run."""
+    folder = index.find(args.run) if args.run is not None else index.newest()
+    found, now = status(folder, SlurmClient()), time.time()
+    ledger, phases = _times(folder, found, now)
+    if args.json:
+        times = {"ledger": ledger.as_json(), "phases": asdict(phases) if phases else None}
+        print(json.dumps({**found.as_json(), **times}, indent=2, allow_nan=False))
+        return 0
+    print(paint(found.name, "bold", sys.stdout))
+    for name, text in lines(found, ledger, now):
+        if name == "state":
+            state, colon, detail = text.partition(":")
+            text = paint(state, STATE_STYLES[found.state], sys.stdout) + colon + detail
+        print(f"  {paint(f'{name:<10}', 'grey', sys.stdout)} {text}")
+    if args.verbose:
+        _print_attempts(folder)
+        _print_times(ledger, phases)
+    return 0
+
+
+def _times(folder: RunFolder, found: RunStatus, now: float) -> tuple[Ledger, Phases | None]:
+    """Return what the time went into; nothing for a record that can't be read, which the state tells."""
+    try:
+        return read_ledger(folder, found, now), newest_phases(folder.events())
+    except (SlurmddpError, OSError):
+        return Ledger(), None
+
+
+def lines(one: RunStatus, ledger: Ledger, now: float) -> Iterator[tuple[str, str]]:
+    """Yield what is known about a run as (name, text), the most asked for first."""
+    yield "state", f"{one.state}: {one.detail}"
+    if one.advice:
+        yield "next", one.advice
+    yield from _awaited(one)
+    yield from _progress(one, now)
+    if ledger.whole:
+        yield "goodput", _goodput(ledger)
+    yield from _place(one, now)
+    if failed := excluded_nodes(RunFolder(one.path), now):
+        yield "avoids", f"{', '.join(failed)}: failed under it"
+    yield from _notices(RunFolder(one.path))
+    yield from _restarted(one)
+    if one.failure is not None:
+        yield "failure", one.failure.sentence
+        if one.failure.advice:
+            yield "", one.failure.advice
+        for line in one.failure.telling_lines(_FAILURE_LINES):
+            yield "", f"| {line}"
+    elif one.state in ("failed", "lost"):
+        for line in _last_words(RunFolder(one.path)):
+            yield "", f"| {line}"
+    if one.log is not None:
+        yield "log", str(one.log)
+    if one.report is not None:
+        yield "report", str(one.report)
+    yield "folder", str(one.path)
+
+
+def _awaited(one: RunStatus) -> Iterator[tuple[str, str]]:
+    """Yield for which nodes the others wait, as node 0's agent says while there are no ranks."""
+    if one.state not in ("starting", "running") or one.log is None or one.log.name != "node-0.log":
+        return
+    for line in logs.tail(one.log, 1):
+        if line.startswith(_WAITING):
+            yield "waiting", line.removeprefix(_WAITING)
+
+
+def _restarted(one: RunStatus) -> Iterator[tuple[str, str]]:
+    """Yield the failures after which the ranks began again in place, the last few of them."""
+    name = "restarted"
+    for restart in one.restarted[-_RESTARTS:]:
+        yield name, f"{clock(restart.time)} {restart.after}".rstrip() + f": {restart.sentence}"
+        name = ""
+    if len(one.restarted) > _RESTARTS:
+        yield name, f"({len(one.restarted) - _RESTARTS} more before)"
+
+
+def _last_words(folder: RunFolder) -> list[str]:
+    """Return the last lines of the agents and the batch script, where no rank has left its own."""
+    attempts = folder.attempts()
+    paths = logs.chosen(folder, attempts[-1], logs.Selection(frozenset())) if attempts else []
+    lines = [
+        f"[{logs.label(path)}] {line}" for path in paths for line in logs.tail(path, _FAILURE_LINES // 2)
+    ]
+    return lines[-_FAILURE_LINES:]
+
+
+def _notices(folder: RunFolder) -> list[tuple[str, str]]:
+    with suppress(SlurmddpError, OSError):  # A record that can't be read is told by the state.
+        return list(notices(folder.events()))
+    return []
+
+
+def _progress(one: RunStatus, now: float) -> Iterator[tuple[str, str]]:
+    if one.step is not None:
+        total = one.total_steps
+        share = f" of {total} ({100 * one.step // total} %)" if total else ""
+        seen = (
+            ""
+            if one.seen is None or not one.active
+            else f", last sign of life {duration(now - one.seen)} ago"
+        )
+        yield "step", f"{one.step}{share}{seen}"
+    if one.loss is not None:
+        held_out = "" if one.held_out is None else f", held-out {number(one.held_out)}"
+        yield "loss", f"{number(one.loss)}{held_out}"
+    if one.rate is not None:
+        yield "speed", f"{one.rate:,.0f} {one.rate_unit}"
+    if one.saved_step is not None:
+        yield "last save", f"step {one.saved_step}, {_ago(one.saved, now)}"
+
+
+def _place(one: RunStatus, now: float) -> Iterator[tuple[str, str]]:
+    if one.job_id is not None:
+        yield "job", one.job_id + (f" on {one.nodes}" if one.nodes else "")
+    if one.attempts:
+        yield "attempts", str(one.attempts)
+    if one.before:
+        yield "before", one.before
+    if one.started is not None:
+        yield "started", _ago(one.started, now)
+    if one.ended is not None:
+        outcome = (one.outcome or "no outcome given").replace("_", " ")
+        yield "ended", f"{_ago(one.ended, now)}, exit code {one.exit_code} ({outcome})"
+
+
+def _goodput(ledger: Ledger) -> str:
+    """Say which share of the time was training, and what the rest was, the largest part first."""
+    share, held = ledger.goodput, ledger.share_on_nodes
+    told = "not known, for the program does not tell its first step" if share is None else percent(share)
+    if share is not None and held is not None and percent(held) != percent(share):
+        told += f" ({percent(held)} of the time on nodes)"
+    sizes = sorted(ledger.parts.items(), key=lambda part: -part[1])
+    parts = [f"{duration(seconds)} {word}" for word, seconds in sizes if round(seconds)]
+    return f"{told}: {', '.join(parts)}" if parts else told
+
+
+def _print_attempts(folder: RunFolder) -> None:
+    """Print where each attempt ran and how it ended."""
+    with suppress(SlurmddpError, OSError):
+        attempts = read_history(folder).attempts
+        rows = [
+            (
+                str(one.number),
+                clock(one.started),
+                one.nodes or "-",
+                "not ended yet" if one.is_open and one is attempts[-1] else how_ended(one),
+            )
+            for one in attempts
+        ]
+        if rows:
+            print("\nAttempts")
+            headers = ("ATTEMPT", "STARTED", "NODES", "ENDED BY")
+            print_table(headers, rows, sys.stdout, right=frozenset({"ATTEMPT"}), whole=True)
+
+
+def _print_times(ledger: Ledger, phases: Phases | None) -> None:
+    """Print the ledger attempt by attempt, and the phases of the newest start."""
+    words = list(ledger.parts)
+    if words:
+        print("\nWhere the time went")
+        entries = [(_title(one), one.parts, one.whole) for one in ledger.entries]
+        entries += [("all", ledger.parts, ledger.whole)] if len(entries) > 1 else []
+        rows = [
+            (title, _short(whole), *(_short(parts.get(word, 0.0)) for word in words))
+            for title, parts, whole in entries
+        ]
+        headers = ("ATTEMPT", "WHOLE", *(word.upper() for word in words))
+        print_table(headers, rows, sys.stdout, right=frozenset(headers[1:]), whole=True)
+    if phases is not None:
+        print(f"\nStart of attempt {phases.attempt}, {phases.whole:.2f} s to its first step")
+        rows = [(name.replace("_", " "), f"{seconds:.2f}") for name, seconds in phases.seconds.items()]
+        print_table(("PHASE", "SECONDS"), rows, sys.stdout, right=frozenset({"SECONDS"}), whole=True)
+
+
+def _short(seconds: float) -> str:
+    """Say a time in a table, where a blank is read sooner than `0s`, and a tenth matters in a short one."""
+    if seconds >= 9.95:
+        return duration(seconds)
+    return f"{seconds:.1f}s" if seconds >= 0.05 else ""
+
+
+def _title(one: Entry) -> str:
+    return "later" if one.attempt is None else str(one.attempt)
+
+
+def _ago(moment: float | None, now: float) -> str:
+    return "-" if moment is None else f"{clock(moment)} ({duration(now - moment)} ago)"

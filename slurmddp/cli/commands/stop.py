@@ -1,0 +1,69 @@
+"""Let a run save and leave; it stays stopped until a person goes on with it.
+
+It leaves a file `stop` in the run folder, which rank 0 looks for. Whoever has no slurmddp at hand can write
+it too: touch RUN/stop. The run ends with exit code 75 and is neither requeued nor started again by itself;
+`slurmddp resume` and `slurmddp train` take the file away and resume from the checkpoint. The agents
+send SIGUSR2 to the ranks of a script, which ends them unless they ask `should_stop()` or handle the signal.
+A run that waits to go on has saved already: its job leaves the queue.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from slurmddp.cli.commands.cancel import cancel_jobs
+from slurmddp.errors import SlurmError
+from slurmddp.launchers.submit.submission import leftovers
+from slurmddp.runs.folder import index
+from slurmddp.runs.folder.history import read_history
+from slurmddp.runs.folder.layout import RunFolder, write_atomic
+from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
+from slurmddp.runs.status.run_status import RunStatus, status
+from slurmddp.slurm.client import Slurm, SlurmClient
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of `slurmddp stop`."""
+    parser.add_argument("run", metavar="RUN", help="name, its beginning, or folder")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask one run to stop and say what will happen."""
+    folder, slurm = index.find(args.run), SlurmClient()
+    refuse_foreign(folder.path, READ_ONLY)
+    found = status(folder, slurm)
+    waits = found.state in ("queued", "stopped") and found.launcher != "local"
+    if found.state == "cancelled" or not (found.active or leftovers(folder, slurm)):
+        print(f"{folder.name} has nothing to stop: it is {found.state} ({found.detail}).")
+        return 0
+    write_atomic(folder.stop_file, "stop, by `slurmddp stop`; `slurmddp resume` takes this away\n")
+    print(leave_queue(folder, slurm) if waits or not found.active else promise(found))
+    print(f"follow  slurmddp status {folder.name}\ngo on   slurmddp resume {folder.name}")
+    return 0
+
+
+def promise(found: RunStatus) -> str:
+    """Return what will happen to a run that was asked to stop."""
+    if (RunFolder(found.path).config().get("program") or {}).get("script"):
+        then = "gets SIGUSR2, which ends a script without a handler for it, and is not requeued"
+        more = f" Whether the script saves can't be seen from here; `slurmddp cancel {found.name}` ends it."
+    else:
+        then, more = "saves a checkpoint, ends with exit code 75 and is not requeued", ""
+    if found.state == "unknown":
+        return f"{found.name} was asked to stop, but {found.detail}. If it runs, it {then}.{more}"
+    return f"{found.name} was asked to stop: within seconds it {then}.{more}"
+
+
+def leave_queue(folder: RunFolder, slurm: Slurm) -> str:
+    """Cancel the queued jobs of a run; return the message about them."""
+    history = read_history(folder)
+    saved = any(attempt.saved_step is not None for attempt in history.attempts)
+    stays = f"{folder.name} has saved and stays stopped" if saved else f"{folder.name} stays stopped"
+    try:
+        jobs = cancel_jobs(folder, slurm, history.open_jobs)
+    except SlurmError as error:
+        return (
+            f"{stays}, but job {', '.join(history.open_jobs)} may still be in the queue: {error.message} "
+            "If SLURM starts it, it ends at once."
+        )
+    return f"{stays}: job {', '.join(jobs)} was taken out of the queue." if jobs else f"{stays}."

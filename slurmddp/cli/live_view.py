@@ -1,0 +1,300 @@
+"""What a person sees of a training while it runs: a progress bar on a terminal, plain lines elsewhere.
+
+Everything comes from the run folder (`metrics.jsonl`, `attempts.jsonl`), so the same view serves a run on
+this machine and one on a cluster. It starts no thread: whoever owns it calls `tick` a few times per second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
+
+from slurmddp.runs.failures.model import from_facts
+from slurmddp.runs.folder.history import stop_reason
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.status.logs import LineReader
+from slurmddp.runs.status.notices import other_places
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+PLAIN_EVERY_S = 5.0
+_RATE_WINDOW = 12
+
+
+class Tail:
+    """Reads the JSON lines that a growing file has gained since the last call."""
+
+    def __init__(self, path: Path, *, from_start: bool = False) -> None:
+        self.path = path
+        self._offset = 0 if from_start or not path.exists() else path.stat().st_size
+        self._rest = b""
+
+    def read(self) -> list[dict[str, Any]]:
+        try:
+            with self.path.open("rb") as stream:
+                stream.seek(self._offset)
+                data = stream.read()
+        except FileNotFoundError:
+            return []
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [record for line in lines if (record := _parsed(line)) is not None]
+
+
+def _written_at(record: dict[str, Any]) -> float:
+    written = record.get("time", 0.0)
+    return float(written) if isinstance(written, (int, float)) else 0.0
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+class Reading:
+    """The newest facts of a run, kept up to date record by record."""
+
+    def __init__(self, total_steps: int) -> None:
+        self.total_steps = total_steps
+        self.step = 0
+        self.loss: float | None = None
+        self.held_out: float | None = None
+        self.rate: float | None = None
+        self.rate_unit = "tokens/s"
+        self.note = ""
+        """What happens while no step is being made: waiting, importing, saving."""
+        self._points: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
+        self._is_local = False
+
+    def add_metric(self, record: dict[str, Any]) -> None:
+        step = record.get("step")
+        if not isinstance(step, int):
+            return
+        if step < self.step:
+            self._points.clear()
+        self.step = step
+        self.held_out = record.get("eval_loss", self.held_out)
+        if "loss" not in record:
+            return
+        self.note = ""
+        self.loss = record["loss"]
+        self._points.append((float(record.get("time", 0.0)), step))
+        for key, value in record.items():
+            if key.endswith("_per_s"):
+                self.rate, self.rate_unit = value, f"{key.removesuffix('_per_s')}/s"
+
+    def add_event(self, record: dict[str, Any]) -> str:
+        """Take in one event and return the line that tells a person of it, or an empty text."""
+        line, self.note = _tell(record, self.note)
+        self._is_local = record.get("launcher", "local" if self._is_local else "") == "local"
+        if self._is_local and record.get("event") == "signalled":
+            line = ""  # the person who pressed Ctrl-C here has been answered
+        if record.get("event") in ("started", "resumed"):
+            self._points.clear()
+            self.step = int(record.get("step", self.step))
+        return line
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Seconds to go at the pace of the last few logged steps, or None before there is a pace."""
+        if len(self._points) < 2:
+            return None
+        (first_time, first_step), (last_time, last_step) = self._points[0], self._points[-1]
+        if last_step <= first_step or last_time <= first_time:
+            return None
+        return (self.total_steps - last_step) * (last_time - first_time) / (last_step - first_step)
+
+    def facts(self) -> list[str]:
+        """Return loss, held-out loss, speed and time to go, as far as they are known."""
+        known = [f"loss {self.loss:.3f}" if self.loss is not None else ""]
+        known.append(f"held-out {self.held_out:.3f}" if self.held_out is not None else "")
+        known.append(f"{_short(self.rate)} {self.rate_unit}" if self.rate is not None else "")
+        left = self.remaining_s
+        known.append(f"{clock(left)} left" if left is not None else "")
+        return [fact for fact in known if fact]
+
+
+def _tell(record: dict[str, Any], note: str) -> tuple[str, str]:
+    """Return the line for an event and what to say until the next step."""
+    event, attempt = record.get("event"), record.get("attempt", 0)
+    if event == "submitted":
+        return f"submitted as job {record.get('job_id')}", "waiting in the queue"
+    if event == "started":
+        where = record.get("nodes") or "this machine"
+        return f"attempt {attempt} starts on {where}", "starting: importing torch, preparing the data"
+    if event in ("warned", "straggler"):
+        return str(record.get("text", "")), note
+    if event == "resumed":
+        return f"resuming from step {record.get('step')}", "preparing the data"
+    if event == "signalled":
+        return f"stopping at a checkpoint ({stop_reason(record.get('signal'))})", "saving"
+    if event == "stalled":
+        return "", f"rank {record.get('rank')} on {record.get('host')} stands still: ending the ranks"
+    if event == "rank_failed":
+        return from_facts(record).sentence, "ending the other ranks"
+    if event == "restarted":
+        step = record.get("step", -1)
+        reached = f"; they had come to step {step}" if isinstance(step, int) and step >= 0 else ""
+        which = ", ".join(filter(None, [f"generation {record.get('generation')}", other_places(record)]))
+        return f"the ranks begin again in place ({which}){reached}", "starting"
+    if event == "ended":
+        again = {"requeue": ", goes on", "resubmit": ", goes on in a new job"}.get(record.get("next", ""), "")
+        finished = record.get("outcome") == "finished"
+        return ("" if finished else f"attempt {attempt} ended: {record.get('outcome')}{again}"), ""
+    return "", "" if event == "first_step" else note
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as `M:SS` or `H:MM:SS`."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _short(number: float) -> str:
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size:
+            return f"{number / size:.1f}{letter}"
+    return f"{number:.0f}" if number >= 10 else f"{number:.2f}"
+
+
+class RunView:
+    """Shows one run as it goes on; a context manager, to be ticked by its owner.
+
+    `live` chooses the progress bar (None: when `stream` is a terminal); `from_start` also shows what the
+    folder already holds, for a person who comes later; `output` shows what rank 0 prints, for a program of
+    one's own that may write no metrics.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        total_steps: int,
+        *,
+        stream: TextIO | None = None,
+        live: bool | None = None,
+        from_start: bool = False,
+        output: bool = False,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.reading = Reading(total_steps)
+        self._stream = stream or sys.stdout
+        self._live = self._stream.isatty() if live is None else live
+        self._metrics = Tail(folder.metrics_file, from_start=from_start)
+        self._events = Tail(folder.attempts_file, from_start=from_start)
+        self._folder, self._output = folder, output
+        self._reader: LineReader | None = None
+        self._now = now
+        self._shown_at = float("-inf")
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> RunView:
+        if self._live:
+            bar = _progress(self._stream)
+            with _read_or_not(self._stream):
+                self._task = bar.add_task("", total=None, step="", facts="")
+                bar.start()
+                self._bar = bar
+        self.tick()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.tick()
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def tick(self) -> None:
+        """Take in what the run has written and show it."""
+        records = [*self._events.read(), *self._metrics.read()]
+        for record in sorted(records, key=_written_at):
+            if "event" not in record:
+                self.reading.add_metric(record)
+                self._show_record(record)
+            elif line := self.reading.add_event(record):
+                self.say(line)
+            if self._output and record.get("event") == "started":
+                self._show_output()
+                self._reader = LineReader(self._folder.rank_log(int(record["attempt"]), 0))
+        self._show_output()
+        self._draw()
+
+    def _show_output(self) -> None:
+        if self._reader is not None and self._reader.path.exists():
+            for line in self._reader.read():
+                self.say(line)
+
+    def say(self, text: str) -> None:
+        """Print one line for good, above the bar if there is one; the run goes on when nobody reads it."""
+        with _read_or_not(self._stream):
+            if self._bar is not None:
+                self._bar.console.print(text, markup=False, highlight=False)
+            else:
+                print(text, file=self._stream, flush=True)
+
+    def _show_record(self, record: dict[str, Any]) -> None:
+        step = f"step {record.get('step')}/{self.reading.total_steps}"
+        if isinstance(record.get("eval_loss"), (int, float)):
+            self.say(f"{step}  held-out loss {record['eval_loss']:.4f}")
+        elif self._bar is None and self._now() - self._shown_at >= PLAIN_EVERY_S:
+            self._shown_at = self._now()
+            self.say("  ".join([step, *self.reading.facts()]))
+
+    def _draw(self) -> None:
+        if self._bar is None or self._task is None:
+            return
+        reading = self.reading
+        begun = reading.step > 0
+        self._bar.update(
+            self._task,
+            total=reading.total_steps if begun else None,
+            completed=reading.step if begun else 0,
+            step=f"{reading.step}/{reading.total_steps}" if begun else "",
+            facts=reading.note or "  ".join(reading.facts()),
+        )
+        with _read_or_not(self._stream):
+            self._bar.refresh()
+
+
+@contextmanager
+def _read_or_not(stream: TextIO) -> Iterator[None]:
+    """Send what is still to be written to nowhere once it can't be written where it should be.
+
+    So it is after `slurmddp train | head -1`, with a terminal that was closed, and on a full disk.
+    """
+    try:
+        yield
+    except OSError:
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+
+
+def _progress(stream: TextIO) -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    return Progress(
+        BarColumn(bar_width=None),
+        TextColumn("{task.fields[step]}", markup=False),
+        TextColumn("{task.fields[facts]}", markup=False),
+        console=Console(file=stream, force_terminal=True, soft_wrap=False),
+        auto_refresh=False,
+        expand=True,
+    )

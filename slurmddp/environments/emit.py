@@ -1,0 +1,193 @@
+"""The environments that slurmddp gives to processes it starts, as plain mappings.
+
+A rank that the agent forks finds the variables that srun would have set had it started one task per rank,
+so a training script learns its place in one way however it was started. Local runs pretend the node's step
+as well, and go through the same code. Nothing here reads or changes the environment of this process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from os import PathLike
+
+from slurmddp.environments.hostlist import compress
+from slurmddp.environments.names import (
+    ATTEMPT_VARIABLE,
+    CHANNEL_VARIABLE,
+    EMULATED_VARIABLE,
+    ENVIRONMENT_VARIABLE,
+    GENERATION_VARIABLE,
+    HEARTBEAT_VARIABLE,
+    IMPORTS_VARIABLE,
+    LAUNCH_ID_VARIABLE,
+    LAUNCHER_VARIABLE,
+    MEMORY_VARIABLE,
+    PREFLIGHT_VARIABLE,
+    RUN_DIR_VARIABLE,
+    SCRIPT_PID_VARIABLE,
+    SECRET_VARIABLE,
+)
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.environments.task_counts import render_counts
+from slurmddp.errors import ConfigError
+
+LOCAL_JOB_IDS = range(0xFC000000, 0xFFFFFF00)
+"""SLURM_JOB_ID of local runs. Libraries read a number; SLURM gives its own jobs numbers below 0x04000000."""
+_JOB_PREFIXES = (
+    "SLURM_",
+    "SLURMD_",
+    "SBATCH_",
+    "SALLOC_",
+    "SRUN_",
+    "SQUEUE_",
+    "SACCT_",
+    "SINFO_",
+    "SCANCEL_",
+    "PMI",
+    "OMPI_",
+    "PRTE_",
+    "MPI_LOCAL",
+    "TORCHELASTIC_",
+    "MASTER_",
+)
+_JOB_NAMES = frozenset(
+    {
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "NODE_RANK",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "ROLE_NAME",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        ENVIRONMENT_VARIABLE,
+        LAUNCHER_VARIABLE,
+        LAUNCH_ID_VARIABLE,
+        EMULATED_VARIABLE,
+        RUN_DIR_VARIABLE,
+        ATTEMPT_VARIABLE,
+        SCRIPT_PID_VARIABLE,
+        IMPORTS_VARIABLE,
+        GENERATION_VARIABLE,
+        PREFLIGHT_VARIABLE,
+        SECRET_VARIABLE,
+        HEARTBEAT_VARIABLE,
+        CHANNEL_VARIABLE,
+        MEMORY_VARIABLE,
+    }
+)
+_KEPT = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"})
+"""Which SLURM to talk to, and by which token, are settings of the person, not traces of a job."""
+
+
+def scrub(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return `environ` without anything that describes a job, a step or a rank that runs already."""
+    return {name: value for name, value in environ.items() if not _describes_a_job(name)}
+
+
+def _describes_a_job(name: str) -> bool:
+    if name in _KEPT:
+        return False
+    return name in _JOB_NAMES or name.startswith(_JOB_PREFIXES)
+
+
+def emulated_step(
+    nodes: int,
+    node_rank: int,
+    job_id: str,
+    run_dir: str | PathLike[str],
+    attempt: int,
+    cpus_per_node: int | None = None,
+) -> dict[str, str]:
+    """Return what srun sets on one of `nodes` nodes, one task on each, all pretended on this machine."""
+    if not 0 <= node_rank < nodes:
+        raise ConfigError(f"node_rank={node_rank} with nodes={nodes}.", hint="It runs from 0 to nodes - 1.")
+    hosts = ["localhost"] * nodes
+    launch = hashlib.sha256(f"{run_dir}\0{attempt}".encode()).hexdigest()[:16]
+    values = {
+        "SLURM_JOB_ID": job_id,
+        "SLURM_JOBID": job_id,
+        "SLURM_JOB_NUM_NODES": str(nodes),
+        "SLURM_JOB_NODELIST": compress(hosts),
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEPID": "0",
+        "SLURMD_NODENAME": hosts[node_rank],
+        EMULATED_VARIABLE: "1",
+        LAUNCH_ID_VARIABLE: launch,
+        RUN_DIR_VARIABLE: str(run_dir),
+        ATTEMPT_VARIABLE: str(attempt),
+        **_task(hosts, (1,) * nodes, node_rank, 0, node_rank),
+    }
+    if attempt > 0:
+        values["SLURM_RESTART_COUNT"] = str(attempt)
+    if cpus_per_node is not None:
+        values["SLURM_CPUS_PER_TASK"] = values["SLURM_CPUS_ON_NODE"] = str(cpus_per_node)
+    return values
+
+
+def rank_environment(
+    node: RankInfo, local_rank: int, ranks_per_node: int, inherited: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return what to lay over the agent's environment for one of its ranks.
+
+    `node` is what the agent found about itself: one task on each node. Under SLURM (or a pretended step)
+    the result shows a step with one task per rank; RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and
+    NODE_RANK are set in any case. `inherited` is the agent's environment: each variable there that tells
+    the CPUs of a task gets the rank's share, because srun refuses two that differ.
+    """
+    if not 0 <= local_rank < ranks_per_node:
+        raise ConfigError(
+            f"local_rank={local_rank} with ranks_per_node={ranks_per_node}.",
+            hint="It runs from 0 to ranks_per_node - 1.",
+        )
+    rank = node.node_rank * ranks_per_node + local_rank
+    values = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(node.nodes * ranks_per_node),
+        "LOCAL_WORLD_SIZE": str(ranks_per_node),
+        "NODE_RANK": str(node.node_rank),
+    }
+    if node.environment == "slurm":
+        values.update(_task(node.hosts, (ranks_per_node,) * node.nodes, node.node_rank, local_rank, rank))
+        if node.cpus is not None:
+            values.update(_cpus_per_task(max(1, node.cpus // ranks_per_node), inherited or {}))
+    return values
+
+
+def _cpus_per_task(cpus: int, inherited: Mapping[str, str]) -> dict[str, str]:
+    values = {"SLURM_CPUS_PER_TASK": str(cpus)}
+    if "SRUN_CPUS_PER_TASK" in inherited:
+        values["SRUN_CPUS_PER_TASK"] = str(cpus)
+    tres = inherited.get("SLURM_TRES_PER_TASK", "")
+    changed = re.sub(r"(?<![^,])cpu([=:])\d+", rf"cpu\g<1>{cpus}", tres)
+    return values | ({"SLURM_TRES_PER_TASK": changed} if changed != tres else {})
+
+
+def _task(
+    hosts: tuple[str, ...] | list[str], counts: tuple[int, ...], node_rank: int, local_rank: int, rank: int
+) -> dict[str, str]:
+    """Return the variables in which srun tells a task about its step, ranks in blocks of nodes."""
+    nodes, tasks, layout = str(len(counts)), str(sum(counts)), render_counts(counts)
+    first = sum(counts[:node_rank])
+    return {
+        "SLURM_STEP_NODELIST": compress(hosts),
+        "SLURM_STEP_NUM_NODES": nodes,
+        "SLURM_STEP_NUM_TASKS": tasks,
+        "SLURM_STEP_TASKS_PER_NODE": layout,
+        "SLURM_NNODES": nodes,
+        "SLURM_NODELIST": compress(hosts),
+        "SLURM_NTASKS": tasks,
+        "SLURM_NPROCS": tasks,
+        "SLURM_NTASKS_PER_NODE": str(counts[node_rank]),
+        "SLURM_TASKS_PER_NODE": layout,
+        "SLURM_DISTRIBUTION": "block",
+        "SLURM_NODEID": str(node_rank),
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(local_rank),
+        "SLURM_GTIDS": ",".join(str(first + index) for index in range(counts[node_rank])),
+    }

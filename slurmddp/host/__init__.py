@@ -1,0 +1,1 @@
+"""One machine: processes, signals, control groups, processors, addresses and ports."""

@@ -1,0 +1,76 @@
+"""Ports on which those meet who share nothing but the text that names their launch.
+
+Everybody derives the same list from that text. Who listens takes the first port of it that is free; who looks
+walks the list and asks each listener for a proof, so another job's listener, a foreign service and an earlier
+attempt that still listens are passed by.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import socket
+from collections.abc import Callable
+
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import SlurmddpError
+from slurmddp.host.address import Address, find_rank_zero, not_here
+
+FIRST_PORT = 15000
+PORTS = 15000
+CANDIDATES = 32
+"""They lie below the range from which Linux takes ephemeral ports (32768 and up)."""
+
+
+def candidate_ports(identity: str) -> list[int]:
+    """Return the ports to try, in order; `identity` is the launch's id, with the purpose where it has two."""
+    ports: list[int] = []
+    number = 0
+    while len(ports) < CANDIDATES:
+        digest = hashlib.sha256(f"port {number} of {identity}".encode()).digest()
+        port = FIRST_PORT + int.from_bytes(digest[:4], "big") % PORTS
+        if port not in ports:
+            ports.append(port)
+        number += 1
+    return ports
+
+
+def listen(
+    address: Address, ports: list[int], publish: Callable[[int], bool] = lambda port: False
+) -> socket.socket:
+    """Listen on the first of `ports` that is free on `address`, and on no other address.
+
+    If all are taken, listen on a port that the kernel picks, as long as `publish` can tell the others of it.
+    """
+    for port in ports:
+        try:
+            return _open(address, port)
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+    listener = _open(address, 0)
+    if publish(listener.getsockname()[1]):
+        return listener
+    listener.close()
+    raise SlurmddpError(
+        f"Rank 0 tried {len(ports)} ports on {address.text}, {ports[0]} first, and none is free.",
+        hint="Something on this node holds thousands of ports (`ss -ltn` shows what): exclude the node.",
+    )
+
+
+def _open(address: Address, port: int) -> socket.socket:
+    return socket.create_server((address.text, port), family=address.family, backlog=1024)
+
+
+def listen_as_rank_zero(
+    info: RankInfo, ports: list[int], publish: Callable[[int], bool] = lambda port: False
+) -> socket.socket:
+    """Listen on the first of rank 0's addresses that is really this machine's (see `listen`)."""
+    addresses = find_rank_zero(info)
+    for address in addresses:
+        try:
+            return listen(address, ports, publish)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+    raise not_here(info, addresses)

@@ -1,0 +1,267 @@
+"""One process per node that imports torch once, forks the node's ranks, and watches them.
+
+    python -m slurmddp.launchers.agent RUN_DIR
+
+The batch script starts it through srun, the local launcher as a plain process, submitit as its task. It
+learns its place from the environment and everything else from the run folder. It never touches CUDA (a forked
+rank could not use it any more) and keeps no thread. Node 0's agent decides for all when ranks begin, begin
+again and end (see `lead`). An agent's exit code is its ranks' (see `outcome.combine`), and 0 once a later
+attempt has begun; `exit-node-N` always tells the ranks'.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from slurmddp.checkpoint.memory.service import Keeper
+from slurmddp.environments.detect import detect, require
+from slurmddp.environments.names import ATTEMPT_VARIABLE, SECRET_VARIABLE
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.environments.time_limits import read_limits
+from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, EXIT_USAGE, ConfigError, SlurmddpError
+from slurmddp.host import linux
+from slurmddp.host.signals import STOP_SIGNALS, SignalInbox
+from slurmddp.host.streams import keep_output
+from slurmddp.launchers.agent.loop import AgentLoop
+from slurmddp.launchers.agent.preload import PRELOAD, enter_project, import_for_all
+from slurmddp.launchers.agent.rank_processes import Ranks
+from slurmddp.launchers.agent.trackers import tracker_environment
+from slurmddp.launchers.agent.worker_group import Crew, Work
+from slurmddp.launchers.coordinator.join import report_unable, report_unable_early
+from slurmddp.launchers.coordinator.records import Records, say
+from slurmddp.launchers.coordinator.restart_policy import Rules, rules_of
+from slurmddp.launchers.hostless import put_back, script_is_gone
+from slurmddp.launchers.link.events import Events, Line
+from slurmddp.launchers.link.link import Link, open_link
+from slurmddp.launchers.watchdog.nccl_trace import FlightRecorder
+from slurmddp.launchers.watchdog.node_watch import Watch
+from slurmddp.runs.failures import capture
+from slurmddp.runs.folder.fence import superseded
+from slurmddp.runs.folder.layout import RunFolder
+
+WORKER = "slurmddp.training.rank_main:main"
+_UNKILLABLE_S = 2.0
+
+Report = Callable[[RunFolder, int], object]
+
+
+def write_report(folder: RunFolder, code: int) -> object:
+    """Write the report of a run whose attempt ends with `code`; its plotting is imported only now."""
+    return importlib.import_module("slurmddp.runs.report.html").write_report(folder, exit_code=code)
+
+
+def run(
+    run_dir: str, *, entry: str = WORKER, preload: Sequence[str] = PRELOAD, report: Report = write_report
+) -> int:
+    """Run this node's part of an attempt to its end and return the node's exit code."""
+    keep_output()
+    linux.die_with_parent(signal.SIGTERM)
+    linux.adopt_orphans()
+    folder = RunFolder(run_dir)
+    with SignalInbox((*STOP_SIGNALS, signal.SIGINT, signal.SIGCHLD)) as inbox:
+        try:
+            attempt = _attempt_number(os.environ)
+        except SlurmddpError as error:
+            _print_error(error)
+            return error.exit_code
+        try:
+            node = detect(os.environ)
+        except SlurmddpError as error:
+            _print_error(error)
+            number = os.environ.get("SLURM_NODEID", "")
+            refusal = _refusal(error, node_rank=int(number) if number.isdecimal() else 0)
+            records = Records(folder, attempt)
+            if report_unable_early(refusal.node_rank or 0, refusal, None, records, inbox):
+                return EXIT_FAILED
+            records.failed(refusal)
+            return error.exit_code
+        agent = Agent(folder, attempt, node, inbox)
+        code = agent.run(entry, preload)
+        linux.end_children(_UNKILLABLE_S)  # What has left the process group of its rank is still below.
+        _write_exit_file(folder, attempt, node.node_rank, code)
+        if node.node_rank == 0 and code != EXIT_STOPPED and not superseded(folder, attempt):
+            _try_report(report, folder, code)
+    if agent.lost_lead or (node.node_rank == 0 and script_is_gone(os.environ)):
+        put_back(folder, os.environ)
+    # Told of a failure, srun ends its step by number, and the later attempt's step has the same number.
+    return EXIT_FINISHED if superseded(folder, attempt) else code
+
+
+class Agent:
+    """One node's part of an attempt, from the first import to the exit code."""
+
+    def __init__(self, folder: RunFolder, attempt: int, node: RankInfo, inbox: SignalInbox) -> None:
+        self.folder, self.attempt, self.node, self._inbox = folder, attempt, node, inbox
+        self._records = Records(folder, attempt)
+        self._rules: Rules | None = None
+        self._line: Line | None = None
+        """The link to the other agents; None until it is open."""
+        self._loop: AgentLoop | None = None
+
+    def run(self, entry: str, preload: Sequence[str]) -> int:
+        """Prepare, then let ranks run; an error of the agent's own is this node's failure."""
+        with ExitStack() as undo:
+            try:
+                self._loop = self._prepare(entry, preload, undo)
+                return self._loop.run()
+            except SlurmddpError as error:
+                _print_error(error)
+                return self._give_up(_refusal(error, node_rank=self.node.node_rank))
+            except Exception:
+                traceback.print_exc()
+                lines = capture.tail_of(traceback.format_exc())
+                return self._give_up(capture.here(EXIT_FAILED, node_rank=self.node.node_rank, lines=lines))
+
+    @property
+    def lost_lead(self) -> bool:
+        """Whether it had to end because node 0's agent is gone."""
+        return self._loop is not None and self._loop.lost_lead
+
+    def _prepare(self, entry: str, preload: Sequence[str], undo: ExitStack) -> AgentLoop:
+        config = self.folder.config()
+        rules = self._rules = rules_of(config, self.node.nodes)
+        require(self.node, nodes=rules.all_nodes, ranks_per_node=1)
+        ranks = Ranks(self._inbox)  # Before the line: a process that it starts would keep it open.
+        undo.callback(ranks.close)
+        # It listens from here on, and is handled after the imports: who has not imported yet has not arrived.
+        link = open_link(self.node, _secret(os.environ, self.node))
+        undo.callback(link.close)
+        self._line = Line(self.node, link, Events(self._inbox, link))
+        enter_project(self.folder, config.get("project_dir"))
+        keeper = Keeper()
+        undo.callback(keeper.close)
+        ranks.in_child, ranks.on_other = partial(_forget, link, keeper), keeper.ended
+        recorder = self._recorder(config.get("gpus_per_node"))
+        if recorder is not None:
+            undo.callback(recorder.close)
+        crew = Crew(self._work(rules, entry, self._import(preload, rules), recorder), ranks, keeper)
+        watch = Watch(
+            (config.get("policy") or {}).get("stall_timeout_s"),
+            self._log_dir,
+            socket.gethostname(),
+            beats=crew.beats,
+            processes=crew.processes,
+            recorder=recorder,
+        )
+        line = Line(self.node, link, Events(self._inbox, link, keeper))
+        return AgentLoop(line, rules, crew, keeper, watch, self._records, read_limits(os.environ))
+
+    def _recorder(self, gpus: int | None) -> FlightRecorder | None:
+        """Return what has NCCL's last collectives written down on a stall; training can do without it."""
+        try:
+            return FlightRecorder(self._log_dir) if gpus else None
+        except OSError as error:
+            say(f"NCCL's flight recorder stays off on this node: {error}")
+            return None
+
+    def _import(self, preload: Sequence[str], rules: Rules) -> float:
+        """Import for all ranks; return the seconds since this process was started."""
+        if why := import_for_all(preload):
+            say(f"{why}, so ranks are not forked: each imports for itself, which takes longer")
+        imports_s = linux.age_s()
+        say(
+            f"node {self.node.node_rank} of {self.node.nodes} on {socket.gethostname()}, attempt "
+            f"{self.attempt}: imports took {imports_s:.2f} s, ranks here: {rules.ranks_per_node}"
+        )
+        return imports_s
+
+    def _work(self, rules: Rules, entry: str, imports_s: float, recorder: FlightRecorder | None) -> Work:
+        common = tracker_environment(self.folder, os.environ)
+        if recorder is not None:
+            common |= recorder.environment(os.environ)
+        return Work(self.folder, self.attempt, self.node, rules.ranks_per_node, entry, imports_s, common)
+
+    @property
+    def _log_dir(self) -> Path:
+        return self.folder.log_dir(self.attempt)
+
+    def _give_up(self, why: capture.Failure) -> int:
+        """End the ranks, and say why this agent itself can't go on."""
+        if self._loop is not None:
+            self._loop.give_up(why)
+        else:
+            say(capture.describe(why))
+            if self._report_unable(why):
+                return EXIT_FAILED  # srun hands its code on, and that of the attempt is node 0's.
+            self._records.failed(why)
+        return why.exit_code or EXIT_FAILED
+
+    def _report_unable(self, why: capture.Failure) -> bool:
+        """Tell node 0 that this node can run no ranks; return False if that has to end the attempt."""
+        if self._rules is None or self._line is None:
+            return report_unable_early(self.node.node_rank, why, self._rules, self._records, self._inbox)
+        return report_unable(self._line, why, self._rules, self._records)
+
+
+def _forget(link: Link, keeper: Keeper) -> None:
+    """Let go, in a rank, of what is the agent's."""
+    link.close(farewell=False)
+    keeper.forget_in_child()
+
+
+def _attempt_number(environ: Mapping[str, str]) -> int:
+    text = environ.get(ATTEMPT_VARIABLE, "")
+    if not text.isdecimal():
+        raise ConfigError(
+            f"SLURMDDP_ATTEMPT is {text!r}, not the number of an attempt.",
+            hint="The batch script and `slurmddp train` start the agent; they claim an attempt for it.",
+        )
+    return int(text)
+
+
+def _secret(environ: Mapping[str, str], node: RankInfo) -> str:
+    """Return what only the agents of this attempt know."""
+    secret = environ.get(SECRET_VARIABLE, "")
+    if not secret and node.nodes > 1:
+        say(f"{SECRET_VARIABLE} is not set: agents know each other by the launch's id, which is no secret")
+    return secret or node.launch_id
+
+
+def _refusal(error: SlurmddpError, *, node_rank: int) -> capture.Failure:
+    lines = capture.tail_of(f"{error.message}\n{error.hint}")
+    return capture.here(error.exit_code, node_rank=node_rank, lines=lines, reason=error.message)
+
+
+def _try_report(report: Report, folder: RunFolder, code: int) -> None:
+    """Write the report; a report that can't be written must not change how the run ended."""
+    try:
+        report(folder, code)
+    except Exception as error:
+        say(f"the report was not written: {type(error).__name__}: {error}")
+
+
+def _write_exit_file(folder: RunFolder, attempt: int, node_rank: int, code: int) -> None:
+    path = folder.log_dir(attempt) / f"exit-node-{node_rank}"
+    try:
+        path.write_text(f"{code}\n", encoding="utf-8")
+    except OSError as error:
+        say(f"{path.name} was not written: {error}")
+
+
+def _print_error(error: SlurmddpError) -> None:
+    print(f"Error: {error.message}\n{error.hint}".rstrip(), file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the agent for the run folder named on the command line."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if len(arguments) != 1:
+        print("usage: python -m slurmddp.launchers.agent RUN_DIR", file=sys.stderr)
+        return EXIT_USAGE
+    return run(arguments[0])
+
+
+if __name__ == "__main__":
+    _code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(_code)  # Taking an interpreter that holds torch apart costs a quarter of a second.

@@ -1,0 +1,184 @@
+"""What the agent does to itself before it forks: all that its ranks inherit, paid for once per node."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import importlib.util
+import os
+import pkgutil
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from slurmddp.errors import ConfigError
+from slurmddp.runs.folder.layout import RunFolder
+
+PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.optim",
+    "torch.utils.data",
+    # DistributedDataParallel imports it with the first model: 800 modules, as slow as torch itself.
+    "torch._dynamo",
+    "torch.profiler._cupti_monitor",
+    "numpy",
+    "safetensors.torch",
+    "encodings.idna",  # a socket's, for the first host that it is given
+    "slurmddp.training.*",
+)
+_EXTENSIONS = ("numpy", "array", "cmath", "decimal", "random", "shutil", "unicodedata")
+"""Modules below sympy that hold libraries of their own, which wait while torch's are loaded."""
+_PURE = "sympy"
+"""The largest part of torch._dynamo that is Python alone."""
+
+
+def enter_project(folder: RunFolder, project_dir: str | None) -> None:
+    """Stand where the person stood, and import their modules as they were at submission."""
+    project = Path(project_dir or Path.cwd())
+    try:
+        os.chdir(project)
+    except OSError as error:
+        raise ConfigError(
+            f"The project folder {project} can't be entered on {socket.gethostname()}: {error.strerror}.",
+            hint="It must be on a filesystem that the compute nodes share.",
+        ) from error
+    # `python -m` put the folder of its start in the first place.
+    sys.path[0] = str(folder.code_dir if folder.code_dir.is_dir() else project)
+    if folder.code_dir.is_dir():
+        _import_from_copy(project.resolve(), folder.code_dir)
+
+
+def _import_from_copy(project: Path, code: Path) -> None:
+    """Let imports find the snapshot where PYTHONPATH or an editable install names a folder of the project."""
+    sys.path[1:] = [_in_copy(entry, project, code) for entry in sys.path[1:]]
+    if "PYTHONPATH" in os.environ:  # for programs that a rank starts
+        entries = os.environ["PYTHONPATH"].split(os.pathsep)
+        os.environ["PYTHONPATH"] = os.pathsep.join(_in_copy(entry, project, code) for entry in entries)
+    # Setuptools keeps the folder of each package in a module of its own where a line in a .pth file won't do.
+    finders = [vars(module) for name, module in sys.modules.items() if name.startswith("__editable___")]
+    for mapping in [finder["MAPPING"] for finder in finders if isinstance(finder.get("MAPPING"), dict)]:
+        for package, place in mapping.items():
+            mapping[package] = _in_copy(place, project, code)
+            if mapping[package] != place and Path(place).stem == package:
+                sys.path.append(str(Path(mapping[package]).parent))  # for processes that start with this path
+
+
+def _in_copy(entry: str, project: Path, code: Path) -> str:
+    """Return where the snapshot holds a folder or module of the project; `entry` where it holds no copy."""
+    place = Path(entry).resolve()
+    if not place.is_relative_to(project):
+        return entry
+    copy = code / place.relative_to(project)
+    is_there = copy.exists() or copy.with_name(f"{copy.name}.py").exists()
+    return str(copy) if is_there and copy.resolve().is_relative_to(code.resolve()) else entry
+
+
+def import_for_all(names: Sequence[str]) -> str | None:
+    """Import modules by name for every rank to share; return why ranks can't be forked then, if so."""
+    gc.disable()  # Almost all that an import makes stays; looking for garbage takes a fifth of the time.
+    try:
+        if "torch" in names:
+            with _libraries_loading("torch", "libtorch_global_deps.so", "libtorch_python.so"):
+                _import_quietly(_PURE)
+        why = import_all(names)
+    finally:
+        gc.enable()
+    gc.freeze()  # No collection in a rank will look at, and so copy, what is shared now.
+    return why if why_no_fork() else None
+
+
+@contextmanager
+def _libraries_loading(package: str, *libraries: str) -> Iterator[None]:
+    """Let the kernel and the linker load a package's libraries while this thread imports Python modules.
+
+    Loading torch's takes a fifth of a second on a warm machine, of a processor that nobody else uses.
+    """
+    for name in _EXTENSIONS:
+        _import_quietly(name)
+    loader = threading.Thread(target=_load_libraries, args=(package, libraries))
+    loader.start()
+    try:
+        yield
+    finally:
+        loader.join()
+
+
+def _load_libraries(package: str, libraries: Sequence[str]) -> None:
+    """Load libraries of a package that is not imported yet; what can't be loaded fails in its import."""
+    found = importlib.util.find_spec(package)
+    folders = (found.submodule_search_locations if found else None) or []
+    # Called through ctypes it lets the interpreter go; ctypes.CDLL itself and imports don't.
+    dlopen = ctypes.CDLL(None).dlopen
+    dlopen.restype, dlopen.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int)
+    for name, scope in zip(libraries, (os.RTLD_GLOBAL, 0), strict=True):
+        for folder in folders:
+            dlopen(os.fsencode(Path(folder, "lib", name)), os.RTLD_NOW | scope)
+
+
+def _import_quietly(name: str) -> None:
+    """Import a module ahead of those that need it; one that is not there is theirs to miss."""
+    with suppress(ImportError):
+        importlib.import_module(name)
+
+
+def import_all(names: Sequence[str]) -> str | None:
+    """Import modules by name; `package.*` stands for every module of the package and of its subpackages.
+
+    Returns which import left this process so that it can't be forked, and how; None if none did.
+    """
+    why = None
+    for name in names:
+        package, star, _ = name.partition(".*")
+        try:
+            module = importlib.import_module(package)
+        except ModuleNotFoundError as error:
+            _tolerate_missing(error, package)
+            continue
+        if why is None and (found := why_no_fork()):
+            why = f"importing {package} {found}"
+        if star:
+            below = pkgutil.walk_packages(module.__path__, f"{package}.")
+            parts = import_all([entry.name for entry in below])
+            why = why or parts
+    return why
+
+
+def _tolerate_missing(error: ModuleNotFoundError, name: str) -> None:
+    """Raise unless what is missing is a part of torch that only some versions have."""
+    if error.name == name and name.count(".") > 0 and not name.startswith("slurmddp"):
+        return
+    raise ConfigError(
+        f"The module {error.name} can't be imported by {sys.executable} on {socket.gethostname()}.",
+        hint="Install it there, or name another interpreter with cluster.python.",
+    ) from error
+
+
+def why_no_fork() -> str | None:
+    """Return what in this process a fork would break, as what somebody has done; None: nothing is known.
+
+    A forked process can't use CUDA if its parent has, and inherits the locks of threads that it has not.
+    Threads that are not Python's (those of numpy's BLAS) see to that themselves.
+    """
+    torch = sys.modules.get("torch")
+    if (torch is not None and torch.cuda.is_initialized()) or _cuda_is_initialised():
+        return "has initialised CUDA"
+    others = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    return f"has started a thread ({others[0]})" if others else None
+
+
+def _cuda_is_initialised() -> bool:
+    """Whether anything has initialised CUDA here; its driver counts no devices before that.
+
+    torch knows of itself only, and not even of what its `cuda.is_available()` does in its usual setting.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
+    except OSError:
+        return False  # Nothing here has loaded it.
+    return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) == 0

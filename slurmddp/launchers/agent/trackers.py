@@ -1,0 +1,38 @@
+"""One identity for a run at experiment trackers, so that an attempt goes on where the one before has logged.
+
+A tracker that is not told starts a new experiment at every restart. MLflow hands out its ids itself and is
+left alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+
+from slurmddp.runs.folder.layout import RunFolder
+
+_WANDB_CHARS = 64
+
+
+def tracker_environment(folder: RunFolder, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which trackers know the run, less those that `environ` has already."""
+    digest = hashlib.sha256(f"{folder.name}\0{_birth(folder)}".encode()).hexdigest()
+    name = re.sub(r"[^A-Za-z0-9_-]", "-", folder.name)[: _WANDB_CHARS - 7]
+    values = {
+        "WANDB_RUN_ID": f"{name}-{digest[:6]}",
+        "WANDB_RESUME": "allow",
+        "COMET_EXPERIMENT_KEY": digest[:32],  # it takes 32 to 50 letters and digits
+    }
+    if environ.get("NEPTUNE_MODE") != "offline":  # where Neptune takes no id
+        values["NEPTUNE_CUSTOM_RUN_ID"] = digest[:32]  # it takes up to 36
+    return {variable: value for variable, value in values.items() if variable not in environ}
+
+
+def _birth(folder: RunFolder) -> str:
+    """Return the run's first event: a run of the same name by another person, or begun again, has another."""
+    try:
+        with folder.attempts_file.open(encoding="utf-8", errors="replace") as events:
+            return events.readline()
+    except OSError:
+        return ""

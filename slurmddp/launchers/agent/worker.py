@@ -1,0 +1,166 @@
+"""One rank: how a process that its agent has started becomes it, and leaves; as a program, a rank not forked.
+
+    python -m slurmddp.launchers.agent.worker DESCRIPTOR
+
+The agent starts that program where it can't be forked any more. Behind the descriptor lies, as JSON, what a
+forked rank finds in its memory: nobody else is to read it, as they could a command line.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from slurmddp.environments.names import CHANNEL_VARIABLE, HEARTBEAT_VARIABLE, MEMORY_VARIABLE
+from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, SlurmddpError, StoppedAtCheckpoint
+from slurmddp.host import linux
+from slurmddp.host.signals import STOP_SIGNALS
+from slurmddp.host.streams import lines_to, tell
+from slurmddp.launchers.watchdog import stacks
+
+GOOD_CODES = frozenset({EXIT_FINISHED, EXIT_STOPPED})
+_DESCRIPTORS = (HEARTBEAT_VARIABLE, CHANNEL_VARIABLE, MEMORY_VARIABLE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStart:
+    """What one rank needs to begin: its place, its log, and the function it runs."""
+
+    local_rank: int
+    environ: Mapping[str, str]
+    log: Path
+    entry: str
+    """`module:function`; it gets `run_dir` and returns the rank's exit code."""
+    run_dir: str
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What the rank inherits by number."""
+        numbers = ",".join(self.environ.get(name, "") for name in _DESCRIPTORS).split(",")
+        return tuple(int(number) for number in numbers if number.isdecimal())
+
+
+def spawn(start: RankStart) -> int:
+    """Start one rank as a program of its own, in a process group of its own; return its pid.
+
+    It inherits the signal mask, and lets signals in once it is a rank.
+    """
+    told = {"agent": os.getpid(), "path": sys.path, "start": asdict(start) | {"log": str(start.log)}}
+    letter = os.memfd_create("slurmddp-rank")
+    try:
+        os.write(letter, json.dumps(told).encode())
+        os.lseek(letter, 0, os.SEEK_SET)
+        command = [sys.executable, "-m", __name__, str(letter)]
+        for descriptor in (letter, *start.descriptors):
+            os.set_inheritable(descriptor, True)
+        return os.posix_spawn(command[0], command, {**os.environ, **start.environ}, setpgroup=0)
+    finally:
+        os.close(letter)
+
+
+def main(argv: Sequence[str]) -> NoReturn:
+    """Become the rank that is described behind the descriptor which the agent has named."""
+    with open(int(argv[0]), encoding="utf-8") as letter:
+        told = json.load(letter)
+    # `python -m` put the folder of its start in the first place; the agent imports the snapshot's modules.
+    sys.path[:] = told["path"]
+    start = RankStart(**{**told["start"], "log": Path(told["start"]["log"])})
+    be_rank(start, told["agent"], lambda: None)
+
+
+def be_rank(start: RankStart, agent: int, forget_agent: Callable[[], object]) -> NoReturn:
+    """Turn this fresh process of the agent into a rank, run it, and leave without the agent's clean-up."""
+    code = EXIT_FAILED
+    try:
+        linux.die_with_parent(signal.SIGKILL, agent)
+        _take_own_place(start, forget_agent)
+        code = _run_entry(start.entry, start.run_dir)
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # The code stands; a late signal must not replace it.
+        if code in GOOD_CODES:
+            atexit._run_exitfuncs()  # Loggers finish here; a failed rank must not wait for anything.
+    except BaseException:
+        tell(traceback.format_exc().rstrip())
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        # A thread that waits for a lost peer would keep the process alive through a normal exit.
+        os._exit(code)
+
+
+def _take_own_place(start: RankStart, forget_agent: Callable[[], object]) -> None:
+    os.setpgid(0, 0)
+    forget_agent()
+    _set_signals()
+    _write_to(start.log)
+    os.environ.update(start.environ)
+    faulthandler.enable()
+    stacks.arm(start.environ)
+
+
+def _set_signals() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # A terminal's Ctrl-C is for the one who started the run; it reaches ranks as SIGTERM.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in STOP_SIGNALS:
+        signal.signal(number, _stop_before_training)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*STOP_SIGNALS, signal.SIGINT, signal.SIGCHLD})
+
+
+def _stop_before_training(number: int, frame: FrameType | None) -> None:
+    """Leave at once: until the worker puts its own handlers in place there is nothing to save."""
+    os._exit(EXIT_STOPPED)
+
+
+def _write_to(log: Path) -> None:
+    """Send both output streams, of Python and below it, line by line to the rank's log."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    os.close(nothing)
+    sys.stdout, sys.stderr = lines_to(1), lines_to(2)
+
+
+def _run_entry(entry: str, run_dir: str) -> int:
+    """Return the exit code of `entry`; an exception is printed and becomes its code."""
+    module, _, function = entry.partition(":")
+    try:
+        main: Callable[[str], int | None] = getattr(importlib.import_module(module), function)
+        return _as_byte(int(main(run_dir) or EXIT_FINISHED))
+    except SlurmddpError as error:
+        kind = "" if isinstance(error, StoppedAtCheckpoint) else "Error: "
+        tell(f"{kind}{error.message}\n{error.hint}".rstrip())
+        return error.exit_code
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return _as_byte(error.code or EXIT_FINISHED)
+        tell(f"SystemExit: {str(error.code).strip()}")
+        return EXIT_FAILED
+    except BaseException:
+        tell(traceback.format_exc().rstrip())
+        return EXIT_FAILED
+
+
+def _as_byte(code: int) -> int:
+    """Return what the kernel keeps of an exit code; 256, as `os.system` returns it, stays a failure."""
+    return code & 0xFF or (EXIT_FAILED if code else EXIT_FINISHED)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,232 @@
+"""What node 0's agent writes into the run folder about an attempt's ranks: lines, events, failures.
+
+A record that can't be written, on a full disk say, may hide what happened, never change what follows.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from slurmddp.checkpoint.files.durable import write_small
+from slurmddp.checkpoint.memory.service import Keeper
+from slurmddp.errors import SlurmddpError
+from slurmddp.launchers.coordinator.restart_policy import Generation
+from slurmddp.launchers.watchdog.stragglers import Straggler
+from slurmddp.launchers.watchdog.stuck_rank import RankReport
+from slurmddp.runs.failures import capture
+from slurmddp.runs.failures.capture import Failure
+from slurmddp.runs.folder.fence import superseded
+from slurmddp.runs.folder.layout import RunFolder, is_there
+
+
+def say(text: str) -> None:
+    """Write a line to this node's log."""
+    print(f"slurmddp agent: {text}", file=sys.stderr, flush=True)
+
+
+class Record(Protocol):
+    """Where the lead leaves what people and later attempts read."""
+
+    def say(self, text: str) -> None: ...
+    def warn(self, text: str) -> None:
+        """Say what a person should know though the attempt goes on."""
+
+    def fell(self, cause: Failure, generation: int) -> None: ...
+    def restarted(
+        self, generation: Generation, before: Generation, cause: Failure, step: int, silent_s: float
+    ) -> None:
+        """Note that ranks begin again; those `before` completed their last, `step`, `silent_s` s ago."""
+
+    def go_on_without(self, agents: Collection[int]) -> None:
+        """Note that the attempt can finish without these nodes."""
+
+    def unfit(self, generation: Generation) -> Mapping[int, str]:
+        """Return the agents whose nodes a generation's preflight has found unfit, and what is wrong there."""
+
+    def failed(self, cause: Failure) -> None: ...
+    def stalled(self, report: RankReport, generation: int) -> None: ...
+    def slow(self, found: Straggler, generation: int) -> None: ...
+    def is_over(self) -> bool:
+        """Whether a person has ended the run, or a later attempt has begun."""
+
+
+class Records:
+    """The files of one attempt, as the lead writes them (see `Record`)."""
+
+    def __init__(self, folder: RunFolder, attempt: int) -> None:
+        self._folder, self._attempt = folder, attempt
+
+    def say(self, text: str) -> None:
+        say(text)
+
+    def warn(self, text: str) -> None:
+        """Say it in the log and, by an event, in `slurmddp status`."""
+        say(text)
+        self._add("warned", about="node", text=text)
+
+    def is_stopped(self) -> bool:
+        """Whether a person has asked the run to stop."""
+        with suppress(OSError):
+            return self._folder.stop_file.exists()
+        return False
+
+    def is_over(self) -> bool:
+        """Whether a person has ended the run, or a later attempt has begun."""
+        marks = (self._folder.stop_file, self._folder.cancelled_file)
+        return any(map(is_there, marks)) or superseded(self._folder, self._attempt)
+
+    def failure(self) -> Failure | None:
+        """Return the failure that the attempt has ended with, if it has; None also where it can't be read."""
+        with suppress(OSError):
+            return capture.read(self._folder, self._attempt)
+        return None
+
+    def code_of_first_node(self) -> int | None:
+        """Return how node 0's agent has left, if it has."""
+        try:
+            text = (self._folder.log_dir(self._attempt) / "exit-node-0").read_text(encoding="utf-8").strip()
+        except OSError:
+            return None
+        return int(text) if text.isdecimal() else None
+
+    def has_ended(self) -> bool:
+        """Whether the attempt has failed, or node 0's agent has left."""
+        return self.failure() is not None or self.code_of_first_node() is not None
+
+    def leave_unable(self, agent: int, why: Failure) -> bool:
+        """Write for node 0 that this agent can run no ranks and has no link; return False if that fails."""
+        try:
+            write_small(self._unable_file(agent), capture.as_json(why))
+        except OSError as error:
+            say(f"node 0 could not be told: {error}")
+            return False
+        return True
+
+    def unable(self) -> list[tuple[int, Failure]]:
+        """Return the agents that wrote that they can run no ranks, with the reasons; for node 0."""
+        found = []
+        with suppress(OSError):
+            for path in sorted(self._unable_file(0).parent.glob("unable-node-*.json")):
+                why = capture.from_json(path.read_text(encoding="utf-8"))
+                if why is not None and why.node_rank:
+                    found.append((why.node_rank, why))
+        return found
+
+    def hear_unable(self, agent: int) -> None:
+        """Confirm to an agent that node 0 has read its message."""
+        with suppress(OSError):
+            self._unable_file(agent).unlink()
+
+    def was_heard(self, agent: int) -> bool:
+        """Whether node 0 has read this agent's message."""
+        with suppress(OSError):
+            return not self._unable_file(agent).exists()
+        return False
+
+    def _unable_file(self, agent: int) -> Path:
+        return self._folder.log_dir(self._attempt) / f"unable-node-{agent}.json"
+
+    def save_newest(self, keeper: Keeper) -> None:
+        """Let the newest state be written if only memory holds it: the attempt ends without another save."""
+        try:
+            step = keeper.save_newest(self._folder.path, self._attempt, self._claim_save)
+        except OSError as error:
+            say(f"what memory holds can't be held against the checkpoints: {error}")
+            return
+        if step is not None:
+            say(f"the state of step {step}, which only memory holds, is written to the disk")
+
+    def _claim_save(self, step: int) -> bool:
+        """Whether this agent saves a step's state: of all agents that hold it, the first claims it."""
+        try:
+            (self._folder.log_dir(self._attempt) / f"saving-{step}").mkdir()
+        except FileExistsError:
+            return False
+        except OSError as error:
+            say(f"the save of step {step} could not be claimed, so another node may save it too: {error}")
+        return True
+
+    def fell(self, cause: Failure, generation: int) -> None:
+        """Record the failure of a generation after which the attempt goes on."""
+        try:
+            capture.record(self._folder, self._attempt, cause, generation=generation)
+        except OSError as error:
+            say(f"the failure was not recorded: {error}")
+
+    def unfit(self, generation: Generation) -> Mapping[int, str]:
+        """Return what rank 0, a process of this node, has written down of a generation's preflight."""
+        try:
+            events = self._folder.events()
+        except (SlurmddpError, OSError) as error:
+            say(f"the preflight's verdict can't be read: {error}")
+            return {}
+        here = {"event": "preflight", "attempt": self._attempt, "generation": generation.number}
+        told = [event.get("unfit", {}) for event in events if here.items() <= event.items()]
+        places = {int(place): str(why) for found in told for place, why in found.items()}
+        return {generation.agents[place]: why for place, why in places.items()}
+
+    def failed(self, cause: Failure) -> None:
+        """Record the failure that ends the attempt, unless it has one."""
+        try:
+            capture.record(self._folder, self._attempt, cause)
+        except OSError as error:
+            say(f"the failure was not recorded: {error}")
+
+    def restarted(
+        self, generation: Generation, before: Generation, cause: Failure, step: int, silent_s: float
+    ) -> None:
+        """Record that the ranks begin again, and which nodes have others in their places."""
+        facts: dict[str, object] = {}
+        taken = [agent for agent in generation.agents if agent not in before.agents]
+        if taken:
+            facts["spare"] = taken
+        if len(generation.agents) != len(before.agents):
+            facts["nodes"] = len(generation.agents)
+        if step >= 0:
+            facts["silent_s"] = round(silent_s, 3)
+        reached = f"; they had come to step {step}" if step >= 0 else ""
+        say(
+            f"{capture.describe(cause)} The ranks begin again (generation {generation.number}) on "
+            f"{len(generation.agents)} node(s){reached}."
+        )
+        try:
+            self._folder.add_event(
+                "restarted",
+                attempt=self._attempt,
+                generation=generation.number,
+                reason=capture.describe(cause),
+                node=cause.node_rank,
+                rank=cause.rank,
+                step=step,
+                **facts,
+            )
+        except OSError as error:
+            say(f"the restart was not recorded: {error}")
+
+    def stalled(self, report: RankReport, generation: int) -> None:
+        """Record the rank at which all ranks stand still."""
+        facts = {"rank": report.rank, "host": report.host, "phase": report.phase, "step": report.step}
+        self._add("stalled", generation=generation, **facts, seconds=report.seconds)
+
+    def slow(self, found: Straggler, generation: int) -> None:
+        """Record a rank that is slower than the others."""
+        self._add("straggler", generation=generation, rank=found.rank, host=found.host, text=found.line)
+
+    def _add(self, event: str, **facts: object) -> None:
+        try:
+            if not superseded(self._folder, self._attempt):
+                self._folder.add_event(event, attempt=self._attempt, **facts)
+        except OSError as error:
+            say(f"{event} was not recorded: {error}")
+
+    def go_on_without(self, agents: Collection[int]) -> None:
+        """Note for the batch script that the attempt can finish without these nodes, which are gone."""
+        try:
+            for agent in agents:
+                (self._folder.log_dir(self._attempt) / f"replaced-node-{agent}").touch()
+        except OSError as error:
+            say(f"nodes that are gone were not noted: {error}")

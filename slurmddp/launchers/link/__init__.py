@@ -1,0 +1,1 @@
+"""Messages between agents, over authenticated connections to node 0."""

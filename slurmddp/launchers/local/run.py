@@ -1,0 +1,310 @@
+"""Runs a job on this machine: one agent per pretended node, in the foreground, restarted as on a cluster.
+
+The agents find a SLURM step around them, so a laptop runs the code that the cluster runs. What needs a real
+site (modules, the lines of `cluster.setup`, containers) is left out.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from slurmddp.environments.emit import LOCAL_JOB_IDS
+from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, RankFailure, SlurmddpError
+from slurmddp.host import linux
+from slurmddp.host.process import start_time
+from slurmddp.host.signals import SignalInbox
+from slurmddp.launchers import outcome
+from slurmddp.launchers.local.nodes import LocalNodes, said_if_not_recorded
+from slurmddp.runs.failures import capture
+from slurmddp.runs.folder.fence import superseded
+from slurmddp.runs.folder.history import read_history
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.lock import RunLock
+from slurmddp.runs.status.alive import is_alive
+from slurmddp.spec import Job
+
+EXIT_KILLED = 128 + signal.SIGINT
+"""What `wait` returns after a person has ended the run by force."""
+_CROWDED, _TOO_MANY = 4, 16
+"""Ranks per CPU from which training is slow, and from which it is no use."""
+_SMALLER = "say nodes=2 and gpus_per_node=2 (ranks_per_node=2 without GPUs) as well"
+_POLLED_S = 0.1
+SavedFiles = frozenset[tuple[str, int, int]]
+_HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD)
+
+
+def _heard() -> list[signal.Signals]:
+    """Return the signals to listen to; the hangup of a terminal that `nohup` has turned off stays so."""
+    is_off = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [one for one in _HEARD if one != signal.SIGHUP or not is_off]
+
+
+def _print(text: str) -> None:
+    with suppress(OSError):  # The terminal may be gone.
+        print(text, file=sys.stderr, flush=True)
+
+
+def agent_command(folder: RunFolder) -> list[str]:
+    """Return the command of an agent under this interpreter."""
+    return [sys.executable, "-m", "slurmddp.launchers.agent", str(folder.path)]
+
+
+class LocalRun:
+    """One run on this machine, attempt after attempt; used by the main thread only."""
+
+    def __init__(
+        self,
+        job: Job,
+        folder: RunFolder | None = None,
+        *,
+        command: Sequence[str] = (),
+        say: Callable[[str], None] = _print,
+        lock: RunLock | None = None,
+    ) -> None:
+        self.job = job
+        self.folder = folder or RunFolder(job.run_dir)
+        self.attempt = -1
+        self.stopping = False
+        self._command = list(command) or agent_command(self.folder)
+        self._say = say
+        self._job_number = str(secrets.choice(LOCAL_JOB_IDS))
+        self._job_id = f"local-{self._job_number}"
+        self._failures = 0
+        self._progressed = False
+        """Whether the attempt before this one left a newer checkpoint."""
+        self._killed = False
+        self._unattended = False
+        self._before: tuple[int, SavedFiles] = (0, frozenset())
+        self._inbox: SignalInbox | None = None
+        self._undo = ExitStack()
+        self._lock = lock or RunLock(self.folder)
+        self.nodes = self._nodes()
+
+    def start(self) -> None:
+        """Start the agents of the next attempt; raises ConfigError if this machine is far too small."""
+        if self.attempt < 0 and (warning := check_size(self.job.resources.world_size, linux.usable_cpus())):
+            self._say(warning)
+        if self._inbox is None:
+            self._hold_folder()
+            # From here on a Ctrl-C is a message: an exception between two agents would be lost, or lose one.
+            self._inbox = self._undo.enter_context(SignalInbox(_heard()))
+        try:
+            self._start_attempt()
+        except BaseException:
+            self._leave_nothing()
+            raise
+
+    def _hold_folder(self) -> None:
+        """Refuse to train in a folder in which another process trains already.
+
+        Agents and ranks hold the lock too. After their launcher was killed they save: that is waited for.
+        """
+        if self._lock.fileno >= 0:
+            return  # The command has taken it before it looked at the run.
+        self._undo.enter_context(self._lock)
+        try:
+            self._lock.wait(
+                self._refuse_beside_a_launcher, waiting=lambda: self._say(still_ending(self.folder))
+            )
+        except BaseException:
+            self._undo.close()
+            raise
+
+    def _refuse_beside_a_launcher(self) -> bool:
+        history = read_history(self.folder)
+        if history.newest is not None and is_alive(history.newest) is False:
+            return False
+        raise ConfigError(
+            f"{self.folder.name} is being trained by another process of this machine.",
+            hint=f"Follow it with `slurmddp logs -f {self.folder.name}`, or give this one another name=.",
+        )
+
+    def _start_attempt(self) -> None:
+        self.attempt = self.folder.claim_attempt()
+        self._before = self._state()
+        self.nodes.close()
+        self.nodes = self._nodes()
+        self.folder.add_event(
+            "started",
+            attempt=self.attempt,
+            job_id=self._job_id,
+            restart_count=self._failures,
+            nodes=socket.gethostname(),
+            launcher="local",
+            pid=os.getpid(),
+            process_start=start_time(os.getpid()),
+            host=socket.gethostname(),
+        )
+        self.nodes.start(self._job_number, self._lock.fileno)
+
+    def _state(self) -> tuple[int, SavedFiles]:
+        """Return the step of the newest checkpoint, and the state of the files that the program saves."""
+        return newest_step(self.folder), saved_files(self.job.project_dir, self.job.saved_files)
+
+    @property
+    def _is_script(self) -> bool:
+        return bool((self.job.program.config.get("program") or {}).get("script"))
+
+    def _nodes(self) -> LocalNodes:
+        return LocalNodes(self.job, self.folder, self.attempt, self._command, self._say)
+
+    def poll(self) -> int | None:
+        """Return the attempt's exit code once every agent has ended; the failure of one ends the others."""
+        return self.nodes.poll()
+
+    def stop(self) -> None:
+        """Ask the ranks to save and leave; the run ends with 75."""
+        self.stopping = True
+        self.nodes.stop()
+
+    def kill(self) -> None:
+        """End everything at once; the ranks die with their agents."""
+        self._killed = self.stopping = True
+        self.nodes.kill()
+
+    def wait(self, on_tick: Callable[[], None] | None = None, interval: float = _POLLED_S) -> int:
+        """Stay until the run ends; return 0, 75, or 130 after `kill`; raise what a person should read.
+
+        The first Ctrl-C (or SIGTERM) stops at a checkpoint, the second Ctrl-C kills. A failure within the
+        policy's `max_restarts` starts the next attempt. `on_tick` is called every `interval` seconds.
+        """
+        try:
+            while True:
+                code = self._wait_for_attempt(on_tick, interval)
+                decision = self._conclude(code)
+                if decision.next == "none":
+                    return self._result(code)
+                self._say(f"{self._failure_text()} Starting again ({self._failures} of "
+                          f"{self.job.policy.max_restarts} restarts).")  # fmt: skip
+                self.start()
+        finally:
+            self._leave_nothing()
+
+    def _wait_for_attempt(self, on_tick: Callable[[], None] | None, interval: float) -> int:
+        while (code := self.poll()) is None:
+            for received in self._inbox.wait(interval) if self._inbox is not None else ():
+                self._answer(received)
+            if on_tick is not None and not self._unattended:
+                on_tick()
+        return code
+
+    def _answer(self, received: signal.Signals) -> None:
+        if received == signal.SIGCHLD:
+            return
+        # Nothing more can be shown on a terminal that was closed.
+        self._unattended |= received == signal.SIGHUP
+        if self.stopping and received == signal.SIGINT:
+            last = "" if self._is_script else "; it resumes from its last checkpoint when it is started again"
+            self._say(f"Killing the run{last}.")
+            self.kill()
+        elif not self.stopping:
+            script = "The script gets SIGTERM; slurmddp can't see whether it saves."
+            what = script if self._is_script else "Stopping at a checkpoint."
+            self._say(f"{what} Ctrl-C once more kills the run.")
+            self.stop()
+
+    def _conclude(self, code: int) -> outcome.Outcome:
+        """Record how the attempt ended and what comes next, by the rule that the batch script follows."""
+        if superseded(self.folder, self.attempt):
+            return outcome.Outcome("superseded", "none")  # The run and its record are another machine's now.
+        self._failures += code not in (EXIT_FINISHED, EXIT_STOPPED)
+        before, self._progressed = self._progressed, progressed(self._before, self._state())
+        decision = outcome.decide(
+            code,
+            failures=self._failures,
+            max_restarts=self.job.policy.max_restarts,
+            progressed=self._progressed,
+            progressed_before=before,
+            cancelled=self._killed or self.folder.cancelled_file.exists(),
+            # A laptop has no queue to go back to: who stopped the run starts it again.
+            requeue=self.job.policy.requeue
+            and not self.stopping
+            and code != EXIT_STOPPED
+            and not self.folder.stop_file.exists(),
+        )
+        with said_if_not_recorded("ended", self._say):
+            self.folder.add_event(
+                "ended",
+                attempt=self.attempt,
+                job_id=self._job_id,
+                exit_code=code,
+                outcome=decision.outcome,
+                next=decision.next,
+            )
+        return decision
+
+    def _result(self, code: int) -> int:
+        if self._killed and code != EXIT_FINISHED:
+            return EXIT_KILLED
+        if code in (EXIT_FINISHED, EXIT_STOPPED):
+            return code
+        raise self._error()
+
+    def _error(self) -> SlurmddpError:
+        found = capture.read(self.folder, self.attempt)
+        if found is None:
+            return RankFailure("A rank failed.", hint=f"See the logs in {self.folder.log_dir(self.attempt)}.")
+        if found.rank is None:
+            return capture.as_error(found, self.nodes.log(found.node_rank or 0))
+        return capture.as_error(found, self.folder.rank_log(self.attempt, found.rank))
+
+    def _failure_text(self) -> str:
+        found = capture.read(self.folder, self.attempt)
+        return capture.describe(found) if found else "A rank failed."
+
+    def _leave_nothing(self) -> None:
+        self.nodes.close()
+        self._undo.close()
+        self._inbox = None
+
+
+def still_ending(folder: RunFolder) -> str:
+    """Return the message for a wait on a run whose launcher was killed."""
+    return f"{folder.name} is still ending after its launcher was killed; this waits for it."
+
+
+def newest_step(folder: RunFolder) -> int:
+    """Return the step of the checkpoint that the run would resume from; 0 before the first."""
+    try:
+        return outcome.newest_step((folder.checkpoints_dir / "latest").read_text(encoding="utf-8"))
+    except OSError:
+        return 0
+
+
+def saved_files(project: Path, pattern: str) -> SavedFiles:
+    """Return path, size and time of each file that `pattern` names, itself or in a folder that it names."""
+    where = Path(glob.escape(str(project))) / Path(pattern).expanduser()
+    found = glob.glob(str(where)) if pattern else []  # noqa: PTH207 - `Path.glob` takes no absolute pattern
+    files = (file for one in map(Path, found) for file in ([one] if one.is_file() else one.rglob("*")))
+    return frozenset((str(file), *_size_and_time(file)) for file in files if file.is_file())
+
+
+def _size_and_time(file: Path) -> tuple[int, int]:
+    with suppress(OSError):  # The program may replace it just now.
+        return (stat := file.stat()).st_size, stat.st_mtime_ns
+    return 0, 0
+
+
+def progressed(before: tuple[int, SavedFiles], after: tuple[int, SavedFiles]) -> bool:
+    """Whether an attempt has left a newer checkpoint, or other files of the program's own."""
+    return after[0] > before[0] or after[1] != before[1]
+
+
+def check_size(ranks: int, cpus: int) -> str | None:
+    """Return a warning if `ranks` share the CPUs of this machine badly; raises ConfigError if hopelessly."""
+    if ranks > _TOO_MANY * max(cpus, 2):
+        raise ConfigError(
+            f"{ranks} ranks can't be tried on this machine, which has {cpus} CPUs.",
+            hint=f"Try the job in small: {_SMALLER}.",
+        )
+    if ranks > _CROWDED * cpus:
+        return f"{ranks} ranks share {cpus} CPUs here, so this will be slow. To try it in small, {_SMALLER}."
+    return None

@@ -1,0 +1,1 @@
+"""Submission to SLURM: by sbatch or by submitit."""

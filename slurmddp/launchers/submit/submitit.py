@@ -1,0 +1,118 @@
+"""Submission through submitit's executor, for people whose tools and habits stand on it.
+
+submitit's job runs the same `job.sbatch`, with bash, so attempts, signals and requeueing are the very same.
+Three things of submitit are set aside: its default workload key, which strict sites reject; its own sbatch
+call, in favour of ours, which retries without queueing twice; and its signal handler, which would save and
+requeue from inside the handler.
+"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from slurmddp.errors import SlurmError
+from slurmddp.launchers.submit.submission import refuse_misfit, submit
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.slurm.client import Slurm
+from slurmddp.slurm.options import Option, sbatch_options
+from slurmddp.spec import Job
+
+if TYPE_CHECKING:
+    from submitit import SlurmExecutor
+
+
+class RunScript:
+    """What submitit pickles: the path of the batch script, and nothing of the run itself."""
+
+    def __init__(self, script: str) -> None:
+        self.script = script
+
+    def __call__(self) -> None:
+        """Run the batch script and end with its exit code, so that SLURM sees it."""
+        for number in (signal.SIGTERM, signal.SIGCONT, signal.SIGUSR2):
+            # A function, not SIG_IGN: bash could not trap what it inherits as ignored.
+            signal.signal(number, _leave_it_to_the_script)
+        code = subprocess.run(["bash", self.script]).returncode
+        if code:
+            sys.exit(code)  # Past submitit's `except Exception`, which would make it 1.
+
+
+def _leave_it_to_the_script(_number: int, _frame: object) -> None:
+    """Do nothing: the ranks get their own signals and the script waits for them."""
+
+
+class SubmititSubmitter:
+    """The run's script inside a submitit job; submitit keeps its files in `submitit/` of the run folder."""
+
+    def __init__(self, slurm: Slurm) -> None:
+        self._slurm = slurm
+
+    def script(self, job: Job) -> str:
+        executor = _executor(job, self._slurm, sends=False)
+        return executor._make_submission_file_text(executor._submitit_command_str, "")
+
+    def submit(self, job: Job) -> str:
+        """Queue the run's script through submitit, record the job and return its id."""
+        refuse_misfit(job, self._slurm)
+        folder = RunFolder(job.run_dir)
+        executor = _executor(job, self._slurm)
+        job_id = str(executor.submit(RunScript(str(folder.script_file))).job_id)
+        folder.add_event("submitted", job_id=job_id, submitter="submitit")
+        return job_id
+
+
+def _parameters(job: Job, known: set[str]) -> dict[str, Any]:
+    """Return the job's sbatch options in submitit's terms: its own names, and the rest by theirs."""
+    own: dict[str, Option | None] = {}
+    rest: dict[str, Option] = {}
+    for name, value in sbatch_options(job).items():
+        theirs = name.replace("-", "_")
+        if theirs in known:
+            own[theirs] = value
+        else:
+            rest[name] = value
+    own.setdefault("wckey", None)  # submitit's default is the word "submitit"; None leaves the line out.
+    return {
+        **own,
+        "time": job.resources.time_limit_min,  # a number, for submitit counts with it
+        "signal_delay_s": job.policy.signal_lead_s,
+        "stderr_to_stdout": True,
+        "use_srun": False,
+        "setup": ["trap : TERM USR2  # submitit's shell waits for the script, which decides what follows"],
+        "additional_parameters": rest,
+    }
+
+
+def _executor(job: Job, slurm: Slurm, *, sends: bool = True) -> SlurmExecutor:
+    """Return submitit's SLURM executor for the job. Our client submits; `sends` needs a SLURM here."""
+    import submitit
+    from submitit.core.utils import JobPaths
+
+    class Executor(submitit.SlurmExecutor):
+        def _submit_command(self, command: str) -> Any:
+            unique = uuid.uuid4().hex
+            script = JobPaths.get_first_id_independent_folder(self.folder) / f".submission_file_{unique}.sh"
+            script.write_text(self._make_submission_file_text(command, unique), encoding="utf-8")
+            job_id = submit(job, script, slurm)
+            submitted = self.job_class(folder=self.folder, job_id=job_id, tasks=[0])
+            submitted.paths.move_temporary_file(script, "submission_file", keep_as_symlink=True)
+            return submitted
+
+        @classmethod
+        def affinity(cls) -> int:
+            return super().affinity() if sends else 1
+
+    try:
+        executor = Executor(RunFolder(job.run_dir).path / "submitit", python=shlex.quote(job.python))
+    except RuntimeError as error:
+        raise SlurmError(
+            f"submitit finds no SLURM: {error}.",
+            hint="Go to a login node of the cluster, or start a SLURM here with `slurmddp sandbox up`.",
+        ) from error
+    executor.update_parameters(**_parameters(job, set(executor._valid_parameters())))
+    return executor

@@ -1,0 +1,1 @@
+"""Finds ranks that hang or lag, and says which and where."""

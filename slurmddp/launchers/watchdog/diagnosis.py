@@ -1,0 +1,108 @@
+"""What node 0's agent makes of what the agents see: which rank of the job holds the others up, or slows them.
+
+A node that finds its ranks at a standstill says `stall`. All agents are then asked for a `report` of what
+their ranks do; from all of these follows which rank has stopped, or that none has. Twice a minute the agents
+send the `pace` of their ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slurmddp.launchers.watchdog.stragglers import (
+    PACE_EVERY_S,
+    Pace,
+    Straggler,
+    enough_steps,
+    pace_line,
+    straggler,
+)
+from slurmddp.launchers.watchdog.stuck_rank import RankReport, first_stopped, why
+
+_REPORTS_S = 15.0
+"""How long agents may take to report: each waits eight seconds at most for its ranks' stacks."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A rank that holds up all others."""
+
+    report: RankReport
+    reason: str
+    """What to record as the cause of a failure."""
+
+
+class Inquiry:
+    """One generation's standstills; agents are known by their numbers."""
+
+    def __init__(self, agents: tuple[int, ...]) -> None:
+        self._awaited = set(agents)
+        self._agents = agents
+        self._reports: list[RankReport] = []
+        self._until: float | None = None
+
+    @property
+    def next_look(self) -> float | None:
+        """When `verdict` is to be asked for, should no report come before."""
+        return self._until
+
+    def begin(self, now: float) -> bool:
+        """Take note of a `stall`; return whether agents are to be asked for reports now."""
+        if self._until is not None:
+            return False
+        self._until, self._awaited, self._reports = now + _REPORTS_S, set(self._agents), []
+        return True
+
+    def take(self, agent: int, message: Mapping[str, Any]) -> None:
+        """Take in an agent's `report`."""
+        if self._until is not None and agent in self._awaited:
+            self._awaited.discard(agent)
+            self._reports += [RankReport.from_json(values) for values in message["reports"]]
+
+    def verdict(self, now: float) -> Verdict | None:
+        """Return who has stopped, once; None while reports are awaited, and when nobody has."""
+        if self._until is None or (self._awaited and now < self._until):
+            return None
+        self._until = None
+        first = first_stopped(self._reports)
+        return None if first is None else Verdict(first, why(self._reports, first))
+
+
+class Comparison:
+    """The paces of all ranks of a generation, compared whenever all have come."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._new: dict[int, Pace] = {}
+        self._before: dict[int, Pace] = {}
+        self._next_lines: dict[int, float] = {}
+        """When each straggler may be told of again, by rank."""
+        self._seen: int | None = None
+        self._next_pace = 0.0
+
+    def take(self, message: Mapping[str, Any], now: float) -> tuple[str | None, Straggler | None]:
+        """Take in an agent's `pace`; return a line for the log and a straggler that was not told before.
+
+        One slow moment makes no straggler: it takes the same rank twice in a row.
+        """
+        self._new |= {int(rank): Pace.from_json(values) for rank, values in message["paces"].items()}
+        if len(self._new) < self._ranks:
+            return None, None
+        if self._before and not enough_steps(self._new, self._before):
+            return None, None
+        new, self._new = self._new, {}
+        before, self._before = self._before, new
+        found = straggler(new, before)
+        again = found is not None and found.rank == self._seen
+        self._seen = None if found is None else found.rank
+        if found is not None and again and now >= self._next_lines.get(found.rank, 0.0):
+            is_new = found.rank not in self._next_lines
+            self._next_lines[found.rank] = now + PACE_EVERY_S
+            return found.line, found if is_new else None
+        if now >= self._next_pace:
+            line = pace_line(new, before)
+            self._next_pace = now + PACE_EVERY_S if line else self._next_pace
+            return line, None
+        return None, None

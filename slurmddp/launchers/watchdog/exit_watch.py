@@ -1,0 +1,121 @@
+"""Whether the ranks of a node hang at their exit: decided once other ranks of the job have left well.
+
+The threads of a process group may block a rank's exit: torch 2.13 joins gloo's thread while it holds
+Python's lock. The watchdog does not judge a rank there, because the program shows no heartbeat. This watch
+reads the kernel's counters instead: CPU time, bytes read and written, waits for a disk.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmddp.host.heartbeat_page import Beat
+
+EXIT_LIMIT_S = 30.0
+"""Seconds without activity after which a rank hangs, where policy.stall_timeout_s is null."""
+_BUSY_SHARE = 0.1
+"""Part of one CPU that counts as work. Twenty threads that wait for Python's lock use 0.07."""
+_LOOK_S = 5.0
+"""The most seconds that one look adds: a job that SLURM suspends does not hang."""
+_TICKS = 100
+"""Clock ticks per second in /proc/PID/stat (USER_HZ)."""
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Kernel counters of a rank and its descendants."""
+
+    cpu_s: float = 0.0
+    io_bytes: int = 0
+    pids: frozenset[int] = frozenset()
+    held: bool = False
+    """Whether the rank waits for a disk (state D) or is traced by a debugger."""
+
+
+class ExitWatch:
+    """Counts the seconds without activity of one node's ranks; times are of one monotonic clock."""
+
+    def __init__(self, timeout_s: float | None, activity: Callable[[int], Activity] | None = None) -> None:
+        """`timeout_s` is policy.stall_timeout_s; 0 never finds anything."""
+        self._limit_s = EXIT_LIMIT_S if timeout_s is None else timeout_s
+        self._activity = activity or read_activity
+        self.forget()
+
+    def forget(self) -> None:
+        """Start to count again, with other ranks."""
+        self.silent_s = 0.0
+        self._looked: float | None = None
+        self._seen: dict[int, tuple[Activity, Beat]] = {}
+
+    def rebase(self) -> None:
+        """Ignore what the ranks have done since the last look: they have answered a request."""
+        self._seen = {}
+
+    def look(self, ranks: Mapping[int, tuple[int, Beat]], now: float) -> bool:
+        """Return whether all `ranks` (pid and heartbeat of each) have hung for longer than the limit."""
+        passed = 0.0 if self._looked is None else min(now - self._looked, _LOOK_S)
+        self._looked = now
+        seen = {rank: (self._activity(pid), beat) for rank, (pid, beat) in ranks.items()}
+        if any(_lives(self._seen.get(rank), one, passed) for rank, one in seen.items()):
+            self.silent_s = 0.0
+        else:
+            self.silent_s += passed
+        self._seen = seen
+        return bool(ranks and self._limit_s) and self.silent_s >= self._limit_s
+
+
+def _lives(before: tuple[Activity, Beat] | None, now: tuple[Activity, Beat], passed: float) -> bool:
+    activity, beat = now
+    if activity.held or (beat.watched and beat.phase != "ending"):  # The watchdog judges these phases.
+        return True
+    if before is None:
+        return False
+    old, old_beat = before
+    return (
+        abs(activity.cpu_s - old.cpu_s) >= _BUSY_SHARE * passed  # Less than before: a child has ended.
+        or (activity.io_bytes, activity.pids) != (old.io_bytes, old.pids)
+        or (beat.since, beat.steps) != (old_beat.since, old_beat.steps)
+    )
+
+
+def read_activity(pid: int, proc: Path = Path("/proc")) -> Activity:
+    """Return what the kernel has counted for `pid` and all its descendants."""
+    parents: dict[int, list[int]] = defaultdict(list)
+    ticks: dict[int, int] = {}
+    for folder in proc.glob("[0-9]*"):
+        with suppress(OSError, IndexError):  # The process may be gone.
+            words = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            parents[int(words[1])].append(int(folder.name))
+            ticks[int(folder.name)] = sum(map(int, words[11:15]))
+    pids, found = [pid], {pid}
+    while pids:
+        below = parents[pids.pop()]
+        pids += below
+        found |= set(below)
+    return Activity(
+        cpu_s=sum(ticks.get(one, 0) for one in found) / _TICKS,
+        io_bytes=sum(_io_bytes(proc / str(one)) for one in found),
+        pids=frozenset(found),
+        held=any(_is_held(proc / str(one)) for one in found),
+    )
+
+
+def _io_bytes(process: Path) -> int:
+    """Return the bytes that a process has passed through read and write calls, sockets included."""
+    with suppress(OSError, ValueError):
+        counts = dict(line.split(": ") for line in (process / "io").read_text().splitlines())
+        return int(counts["rchar"]) + int(counts["wchar"])
+    return 0
+
+
+def _is_held(process: Path) -> bool:
+    with suppress(OSError):
+        for status in process.glob("task/*/status"):
+            text = status.read_text(errors="replace")
+            if "\nState:\tD" in text or "\nTracerPid:\t0\n" not in text:
+                return True
+    return False

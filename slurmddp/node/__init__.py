@@ -1,1 +1,0 @@
-"""What the processes of one node share: a page of progress, messages, memory that outlives a rank."""

@@ -1,0 +1,1 @@
+"""Failures: how they are captured, explained and read."""

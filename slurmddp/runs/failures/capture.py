@@ -1,0 +1,258 @@
+"""What is kept of a rank's death: who, where, how, and its last words.
+
+srun reports the highest exit code of all tasks, which hides the first cause; so the first agent (or local
+launcher) that sees a rank die writes `failure.json` into the attempt's logs, and later ones leave it alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from slurmddp.errors import (
+    EXIT_CONFIG,
+    EXIT_FINISHED,
+    EXIT_NO_PROGRESS,
+    ConfigError,
+    NoProgressError,
+    RankFailure,
+    SlurmddpError,
+)
+from slurmddp.runs.failures.causes import reason_of, telling
+from slurmddp.runs.failures.model import DELIBERATE_CODES, Failure, from_json, is_consequence
+from slurmddp.runs.failures.tracebacks import TRACEBACK
+from slurmddp.runs.folder.fence import superseded
+from slurmddp.runs.folder.layout import RunFolder
+
+__all__ = ["DELIBERATE_CODES", "Failure", "from_json", "is_consequence", "replace"]
+
+LAST_LINES = 30
+"""How many lines of a log are kept with a failure."""
+_READ_LINES = 400
+"""How many are read to find the reason: of a deep traceback the last ones are all torch's own."""
+_READ_BYTES = (1 << 16, 1 << 20)
+"""How much of a log is read for that: the second only if the first may begin within a long traceback."""
+_LINE_CHARS = 400
+_OBEYED = re.compile(
+    r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+"""What a terminal obeys and does not show: colours, and whatever binary output may hold."""
+
+
+def signal_name(number: int) -> str:
+    """Return `SIGKILL` for 9, and `signal 40` for a number that has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def split_status(returncode: int) -> tuple[int | None, str | None]:
+    """Return (exit code, None) or (None, signal name) for a return code as `subprocess` gives it."""
+    return (returncode, None) if returncode >= 0 else (None, signal_name(-returncode))
+
+
+def here(
+    returncode: int,
+    *,
+    node_rank: int,
+    rank: int | None = None,
+    local_rank: int | None = None,
+    lines: Sequence[str] = (),
+    reason: str = "",
+    generation: int = 0,
+    oom: str | None = None,
+) -> Failure:
+    """Return the failure of a process that ended on this host just now.
+
+    The reason is found in all `lines` (see `last_lines`) unless it is given; the last of them are kept.
+    `oom` is what `OomWatch.verdict` says.
+    """
+    code, name = split_status(returncode)
+    reason = reason or reason_of(code, name, lines, oom)
+    return Failure(
+        rank=rank,
+        local_rank=local_rank,
+        node_rank=node_rank,
+        host=socket.gethostname(),
+        exit_code=code,
+        signal=name,
+        time=round(time.time(), 3),
+        last_lines=telling(lines, LAST_LINES),
+        reason=reason if reason.endswith("...") else reason.removesuffix("."),
+        generation=generation,
+    )
+
+
+def last_lines(log: Path, count: int = _READ_LINES, *, since: int = 0) -> tuple[str, ...]:
+    """Return the last `count` lines of a log, each cut to a readable length; none if it can't be read.
+
+    What stands before the byte `since` was written by another process.
+    """
+    lines: tuple[str, ...] = ()
+    with suppress(OSError), log.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        for most in _READ_BYTES:
+            stream.seek(max(since, size - most))
+            lines = tail_of(stream.read().decode("utf-8", errors="replace"), count)
+            all_read = size - since <= most
+            if all_read or (len(lines) >= count and not _is_set_in(lines[0])):
+                break
+    return lines
+
+
+def tail_of(text: str, count: int = _READ_LINES) -> tuple[str, ...]:
+    """Return the last `count` lines that say something, or more if an exception's message has more.
+
+    Of a line redrawn over and over it is what stood last; nothing stays in them that a terminal obeys.
+    """
+    drawn = [as_drawn(line).rstrip() for line in text.split("\n")]
+    lines = [line if line.isprintable() else _OBEYED.sub("", line).rstrip() for line in drawn]
+    # Python underlines in a traceback what is wrong; in cut or wrapped lines that tells nothing.
+    told = tuple(line[:_LINE_CHARS] for line in lines if line.strip(" ^~"))
+    return told[_begin(told, len(told) - count) :]
+
+
+def _begin(lines: Sequence[str], first: int) -> int:
+    """Return from which line on to read: `first`, or where the traceback begins that it stands in.
+
+    A message may have thousands of lines (a state that does not fit its model), and so may the frames of a
+    recursion; all are set in, but for the one with the exception's name.
+    """
+    begin = first = max(0, first)
+    for _ in ("the message", "the frames"):
+        while begin and _is_set_in(lines[begin]):
+            begin -= 1
+        if lines[begin : begin + 1] and lines[begin].endswith(TRACEBACK):
+            return begin
+        begin = max(0, begin - 1)
+    return first
+
+
+def _is_set_in(line: str) -> bool:
+    return line.startswith((" ", "\t"))
+
+
+def likely_first(failures: Iterable[Failure]) -> Failure:
+    """Return which of several failures seen at the same moment is the cause of the others.
+
+    A deliberate refusal comes first, then a signal from outside, then plain exit codes, then an abort, which
+    is how a rank ends whose peers went away. A rank that left with 0 is the cause where all others only lost
+    a peer.
+    """
+
+    def order(failure: Failure) -> tuple[int, float, int]:
+        if failure.exit_code in DELIBERATE_CODES or failure.exit_code == EXIT_FINISHED:
+            weight = 0
+        elif failure.signal == "SIGABRT":
+            weight = 3
+        else:
+            weight = 1 if failure.signal or failure.rank is None else 2
+        return weight + 10 * is_consequence(failure), failure.time, failure.rank or 0
+
+    return min(failures, key=order)
+
+
+def record(folder: RunFolder, attempt: int, failure: Failure, *, generation: int | None = None) -> bool:
+    """Write the attempt's `failure.json` and event; False if another process was first.
+
+    With `generation`, the failure is that of ranks which are started again in place: the attempt goes on.
+    """
+    path = folder.failure_file(attempt)
+    if generation is not None:
+        path = path.with_name(f"failure-g{generation}.json")
+        failure = replace(failure, generation=generation)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        return False
+    try:
+        with open(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(as_json(failure))
+    except OSError:
+        path.unlink(missing_ok=True)  # Half a record would keep whoever can write one from doing so.
+        raise
+    _add_event(folder, attempt, failure)
+    return True
+
+
+def as_json(failure: Failure) -> str:
+    """Return a failure as a file's text; `from_json` reads it."""
+    known = {name: value for name, value in asdict(failure).items() if value not in ("", ())}
+    return json.dumps(known, ensure_ascii=False, indent=1) + "\n"
+
+
+def _add_event(folder: RunFolder, attempt: int, failure: Failure) -> None:
+    """Tell of a failure, unless a later attempt has begun: what all attempts share is that one's then."""
+    if not superseded(folder, attempt):
+        folder.add_event(
+            "rank_failed",
+            attempt=attempt,
+            rank=failure.rank,
+            node_rank=failure.node_rank,
+            host=failure.host,
+            exit_code=failure.exit_code,
+            signal=failure.signal,
+            generation=failure.generation,
+            reason=failure.reason,
+        )
+
+
+def write_exit(
+    folder: RunFolder, attempt: int, rank: int, returncode: int, generation: int = 0, reason: str = ""
+) -> None:
+    """Leave `exit-rank-<rank>`: how a rank ended, good or bad; that of a later generation takes its place."""
+    code, name = split_status(returncode)
+    end = Failure(
+        rank=rank,
+        host=socket.gethostname(),
+        exit_code=code,
+        signal=name,
+        time=round(time.time(), 3),
+        reason=reason,
+        generation=generation,
+    )
+    with suppress(OSError):  # A full disk may hide how it ended, never change what follows.
+        (folder.log_dir(attempt) / f"exit-rank-{rank}").write_text(as_json(end), encoding="utf-8")
+
+
+def read(folder: RunFolder, attempt: int) -> Failure | None:
+    """Return the failure that the attempt recorded; None also while it is being written."""
+    try:
+        return from_json(folder.failure_file(attempt).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+
+
+def node_code(failure: Failure) -> int:
+    """Return the code with which every node of a failed attempt ends."""
+    return failure.exit_code if failure.exit_code in DELIBERATE_CODES else SlurmddpError.exit_code
+
+
+def describe(failure: Failure) -> str:
+    """Return the sentence that names rank, host and cause, and one that says what to do."""
+    sentence = failure.sentence
+    return f"{sentence[0].upper()}{sentence[1:]}." + (f" {failure.advice}" if failure.advice else "")
+
+
+def as_error(failure: Failure, log: Path) -> SlurmddpError:
+    """Return the error to show a person: the cause, the last lines, and where the whole log is."""
+    lines = "".join(f"\n    {line}" for line in failure.last_lines)
+    title = failure.lines_title.capitalize()
+    message = describe(failure) + (f" {title}:{lines}\n" if lines else "")
+    kinds = {EXIT_CONFIG: ConfigError, EXIT_NO_PROGRESS: NoProgressError}
+    kind = kinds.get(failure.exit_code or 0, RankFailure)
+    return kind(message, hint=f"The whole log is {log}.")
+
+
+def as_drawn(line: str) -> str:
+    """Return what stood last of a line that a program redraws over and over, as a progress bar does."""
+    return line.rstrip("\r").rpartition("\r")[2]

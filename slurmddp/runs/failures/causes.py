@@ -1,0 +1,227 @@
+"""What a process died of, read from its last lines, and what a person can do about it: pure.
+
+A phrase begins with its kind, so the phrase that was written down is enough to find the advice again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from slurmddp.errors import EXIT_FAILED
+from slurmddp.runs.failures.lost_peers import before_loss, words_of_loss
+from slurmddp.runs.failures.tracebacks import (
+    FRAME,
+    begins,
+    crash_place,
+    exception,
+    last_chain,
+    plain_lines,
+    raised_at,
+    went_on,
+    whole,
+)
+
+OUT_OF_MEMORY = "out of memory"
+OUT_OF_GPU_MEMORY = "out of GPU memory"
+SHARED_MEMORY = "shared memory (/dev/shm) is full"
+DISK_FULL = "no space left"
+FILES = "too many open files"
+PORT_TAKEN = "a port is taken"
+LOST_PEER = "lost another rank"
+KILLED = "by a person, the site or SLURM"
+CRASHED = "crashed"
+CRASHED_WORKER = f"{CRASHED} in a data worker"
+ENDED_WORKER = "a data worker ended by itself"
+LEFT_EARLY = "left while others went on"
+STALLED = "stalled"
+STALLED_TOGETHER = f"{STALLED}: in a collective that not all have joined"
+LOST_NODE = "lost node"
+LOST_CONTACT = f"{LOST_NODE} or link"
+"""Two nodes lost each other: neither can tell which of them was cut off."""
+UNFIT_NODE = f"{LOST_NODE} to the preflight"
+UNABLE_NODE = f"{LOST_NODE} to the ranks"
+
+_WHAT_TO_DO = {
+    OUT_OF_MEMORY: "Ask for more with mem_gb=, or take a smaller train.batch_size or fewer train.workers.",
+    OUT_OF_GPU_MEMORY: "Take a smaller train.batch_size; train.accumulate=N keeps what a step is made of.",
+    SHARED_MEMORY: "Data workers pass batches on through it: take fewer train.workers (0 needs none), "
+    "or give the container more (--shm-size).",
+    DISK_FULL: "Make room there, or ask for a larger quota.",
+    PORT_TAKEN: "A script that starts its own ranks needs ranks_per_node=1; others should use MASTER_PORT.",
+    FILES: "Raise the limit (`ulimit -n`), or take fewer train.workers.",
+    LOST_PEER: "The cause is another rank or node that ended first.",
+    KILLED: "On a cluster the batch log and `sacct` may say who.",
+    CRASHED: "It is in compiled code below Python; the log has the whole stack.",
+    CRASHED_WORKER: "It is in compiled code below Python; with train.workers=0 the log shows where.",
+    ENDED_WORKER: "With train.workers=0 the log shows where.",
+    LEFT_EARLY: "All ranks have to take the same number of steps.",
+    STALLED: "The stacks of all ranks lie beside the logs.",
+    LOST_NODE: "Its host or its network went down, or its agent was killed.",
+    LOST_CONTACT: "The host or the network of one of them went down; "
+    "batch.log and excluded.jsonl may name it.",
+    UNFIT_NODE: "rank-0.log says what to have looked at there.",
+    UNABLE_NODE: "The log of that node says more.",
+}
+_NOT_FOR_MEMORY = ", for the kernel has killed nothing here for want of memory"
+_TEXT_CHARS = 200
+_REFUSAL = re.compile(r"(\w*Error|SystemExit): .")
+"""How a rank says, without a traceback, why slurmddp refuses to go on or with which text its program left."""
+_USAGE = re.compile(r"\S+: error: .")
+_EXIT_USAGE = 2
+"""How argparse ends a program that it can't make out the arguments of."""
+_WORKER = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: ([\w ]+)")
+_WORKER_ENDED = re.compile(r"DataLoader worker \(pid \d+\) exited unexpectedly with exit code (\d+)")
+_FETCHING = "in rebuild_storage_fd"
+"""Where a rank takes a batch from a worker: if that is gone, it loses a connection before torch tells why."""
+_WORKER_GONE = re.compile(r"EOFError|BrokenPipeError|Connection\w+Error")
+_WORKER_SAID = re.compile(r"Fatal Python error: (.+)|ERROR: Unexpected (.+) encountered in worker")
+_BEFORE_A_CRASH = 3
+_CRASH = "Fatal Python error"
+_AGENTS = ("/slurmddp/launchers/", "<frozen runpy>")
+"""What stands below the frames of a rank that its agent has forked."""
+_KINDS = (
+    (OUT_OF_GPU_MEMORY, r"OutOfMemoryError|CUDA (error: )?out of memory|_STATUS_ALLOC_FAILED"),
+    (SHARED_MEMORY, r"shared memory\(shm\).*No space left|</torch_\d+_.*No space left"),
+    (OUT_OF_MEMORY, r"MemoryError\b|can't allocate memory|Cannot allocate memory"),
+    (DISK_FULL, r"No space left on device|Disk quota exceeded"),
+    (f"{DISK_FULL}, most likely", r"inline_container.*unexpected pos"),
+    (FILES, r"Too many open files"),
+    (PORT_TAKEN, r"EADDRINUSE|Address already in use"),
+)  # fmt: skip
+
+
+def reads_like_a_lost_peer(lines: Sequence[str]) -> bool:
+    """Whether the last lines of a process are those of one that only lost another."""
+    return bool(words_of_loss(lines))
+
+
+def telling(lines: Sequence[str], count: int) -> tuple[str, ...]:
+    """Return those `count` of a process's last lines that say the most: as a rule the last of all.
+
+    Of a crash these are the innermost frames, which faulthandler writes first, behind those of other threads.
+    """
+    crashes = [number for number, line in enumerate(lines) if line.startswith(_CRASH)]
+    if not crashes:
+        return tuple(lines)[-count:]
+    begun = crashes[-1]
+    before = lines[max(0, begun - _BEFORE_A_CRASH) : begun + 1]
+    return (*before, *_crashed_thread(lines[begun + 1 :]))[:count]
+
+
+def _crashed_thread(lines: Sequence[str]) -> list[str]:
+    """Return the frames of the thread that crashed, down to where the rank was started; else all lines."""
+    starts = [number for number, line in enumerate(lines) if line.startswith("Current thread")]
+    if not starts:
+        return list(lines)
+    frames = [lines[starts[0]]]
+    for line in lines[starts[0] + 1 :]:
+        if not FRAME.match(line) or any(part in line for part in _AGENTS):
+            break
+        frames.append(line)
+    return frames
+
+
+def advice(reason: str) -> str:
+    """Return what to do about a reason; an empty text where the reason itself is all there is."""
+    kinds = [kind for kind in _WHAT_TO_DO if reason.startswith(kind)]
+    return _WHAT_TO_DO[max(kinds, key=len)] if kinds else ""
+
+
+def reason_of(exit_code: int | None, signal: str | None, lines: Sequence[str], oom: str | None = None) -> str:
+    """Return why a process ended, as one phrase; an empty text where nothing tells.
+
+    `lines` are its last ones, a few hundred as a rule. `oom` says what the kernel's count of processes killed
+    for want of memory tells: None when it can't be read, "" when none was killed, else how (`at the limit of
+    4 GB`).
+    """
+    plain = before_loss(plain_lines(lines))
+    return _of_signal(signal, plain, oom) if signal else _of_exit(exit_code, plain, oom)
+
+
+def _of_signal(signal: str, lines: Sequence[str], oom: str | None) -> str:
+    if signal == "SIGKILL":
+        return _of_kill("it", oom) if oom else f"{KILLED}{_NOT_FOR_MEMORY}" if oom == "" else ""
+    if signal not in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"):
+        return ""
+    said = [line.partition("what():")[2].strip() for line in lines if "what():" in line]
+    told = [*lines[-4:], *said[-1:]]  # NCCL's watchdog says it, and then shows stacks.
+    if signal == "SIGABRT" and (lost := words_of_loss(told)):
+        return _lost_peer(lost)
+    where = crash_place(lines)
+    if signal == "SIGBUS":
+        return f"{SHARED_MEMORY}, or a file that was mapped is cut off or on a full disk{where}"
+    return f"{CRASHED}{where}" + (f": {_cut(said[-1])}" if said else "")
+
+
+def _of_exit(exit_code: int | None, lines: Sequence[str], oom: str | None) -> str:
+    if worker := _of_worker(lines, oom):
+        return worker
+    refusal = _refusal(exit_code, lines)
+    text, place = (refusal, "") if refusal else exception(lines, exit_code)
+    for kind, pattern in _KINDS:
+        if re.search(pattern, text):
+            return f"{kind}: {_cut(text)}{place}"
+    is_deliberate = refusal and exit_code not in (None, 1)
+    if (lost := words_of_loss(lines)) and not is_deliberate:
+        return _lost_peer(lost)
+    return f"{_cut(text)}{place}"
+
+
+def _of_worker(lines: Sequence[str], oom: str | None) -> str:
+    """Return what killed a data worker, which the rank only tells of."""
+    raised = raised_at(lines)
+    # The thread that pins memory may tell last that the worker's connection is gone.
+    told = lines if raised is None or _WORKER_GONE.match(lines[raised]) else last_chain(lines)
+    if codes := [match[1] for line in told if (match := _WORKER_ENDED.search(line))]:
+        return f"{ENDED_WORKER}, with exit code {codes[-1]}"
+    ends = [match[1].strip().lower() for line in told if (match := _WORKER.search(line))]
+    gone = not ends and _lost_while_fetching(lines)
+    if gone:
+        ends = [(match[1] or match[2]).lower() for line in lines if (match := _WORKER_SAID.match(line))]
+    if ends and ends[-1] == "bus error":
+        return f"{SHARED_MEMORY}: a data worker ended with a bus error"
+    if ends and ends[-1] != "killed":
+        return f"{CRASHED_WORKER}: {ends[-1]}{crash_place(lines)}"
+    if oom and (ends or gone):
+        return _of_kill("a data worker", oom)
+    if ends and oom == "":
+        return f"a data worker was killed {KILLED}{_NOT_FOR_MEMORY}"
+    if ends:
+        return f"{OUT_OF_MEMORY}, most likely: a data worker was killed"
+    return f"{ENDED_WORKER}, or was killed" if gone else ""
+
+
+def _lost_while_fetching(lines: Sequence[str]) -> bool:
+    raised = raised_at(lines)
+    if raised is None or not _WORKER_GONE.match(lines[raised]):
+        return False
+    return any(_FETCHING in line for line in lines[begins(lines)[-1] : raised])
+
+
+def _of_kill(who: str, oom: str) -> str:
+    return f"{OUT_OF_MEMORY}: the kernel killed {who} {oom}"
+
+
+def _lost_peer(said: str) -> str:
+    return f"{LOST_PEER}: {_cut(said)}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _TEXT_CHARS else text[: _TEXT_CHARS - 3] + "..."
+
+
+def _refusal(exit_code: int | None, lines: Sequence[str]) -> str:
+    """Return what a process said of its end without a traceback; an empty text if its exception says more."""
+    if exit_code == _EXIT_USAGE and lines and _USAGE.match(lines[-1]):
+        return lines[-1]
+    raised = raised_at(lines)
+    said = [n for n, line in enumerate(lines) if _REFUSAL.match(line) and (raised is None or n > raised)]
+    if not said:
+        return ""
+    kind, _, text = whole(lines, said[-1]).partition(": ")
+    if kind != "SystemExit" and went_on(lines, said[-1], EXIT_FAILED):
+        return ""
+    if exit_code in (None, 1) and raised is not None and kind != "SystemExit":
+        return ""  # The exception is what lies behind an error of ours.
+    return text if kind in ("Error", "SystemExit") else f"{kind}: {text}"

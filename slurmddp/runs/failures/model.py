@@ -1,0 +1,253 @@
+"""How a process of a run ended: the value that is written beside the logs, and how it is read again.
+
+An attempt's `failure.json` is its final cause; `failure-g<generation>.json` are those after which the ranks
+were started again in place; `exit-rank-<rank>` tells of every rank, good or bad: srun's code hides the first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from slurmddp.errors import EXIT_CONFIG, EXIT_FINISHED, EXIT_NO_PROGRESS, EXIT_STOPPED, EXIT_UNFIT_NODE
+from slurmddp.runs.failures import causes
+from slurmddp.runs.failures.causes import reads_like_a_lost_peer
+from slurmddp.runs.folder.layout import RunFolder
+
+DELIBERATE_CODES = frozenset({EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNFIT_NODE})
+"""Codes with which a rank says why it must not be run again, or not here; they are passed on as they are."""
+ENDED_BY_AGENT = "ended by its agent"
+"""The reason of a rank that its own agent has ended: another one's end has caused it."""
+_TAIL_BYTES = 16 * 1024
+_SHOWN_LINES = 20
+_CAN_NOT_BEGIN = re.compile(r"No module named .*|execve\(\): .*")
+_SLURM_SAW_OOM = re.compile(r"oom[-_ ]kill|: Out Of Memory|exceeded (job )?memory limit", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One process's bad end; `rank` and `local_rank` are None when the agent itself died or refused."""
+
+    rank: int | None
+    local_rank: int | None = None
+    node_rank: int | None = None
+    host: str
+    exit_code: int | None
+    signal: str | None
+    time: float = 0.0
+    last_lines: tuple[str, ...] = ()
+    reason: str = ""
+    """Why, as one phrase (see `causes`); empty where nothing tells."""
+    generation: int = 0
+    """Which set of ranks of the attempt it was, counted from the restarts in place."""
+
+    @property
+    def sentence(self) -> str:
+        """Who, where, how and why, to stand within a line of text."""
+        for kind in (causes.LOST_CONTACT, causes.LOST_NODE, causes.STALLED):
+            if self.reason.startswith(kind):
+                return f"{self.short}{self.reason.removeprefix(kind)}"
+        told = self.exit_code is not None or self.signal is not None
+        return f"{self.short}: {self.reason}" if self.reason and told else self.short
+
+    @property
+    def short(self) -> str:
+        """Who, where and how, where the reason stands elsewhere."""
+        host = self.host or "an unknown host"
+        if self.reason.startswith(causes.LOST_CONTACT):
+            return f"nodes {host.replace(', ', ' and ')} lost each other"
+        if self.reason.startswith(causes.LOST_NODE):
+            return f"node {self.node_rank} ({host}) was lost"
+        who = f"rank {self.rank} on {host}"
+        if self.rank is None:
+            # Before the ranks exist, what fails is the agent that starts them.
+            who = f"the agent {'' if self.node_rank is None else f'of node {self.node_rank} '}on {host}"
+        if self.reason.startswith(causes.STALLED):
+            return f"{who} {causes.STALLED}"
+        if self.signal is None and self.exit_code is None:
+            return f"{who} {self.reason or 'left no word: it was killed, or its host is gone'}"
+        return f"{who} {self._how}"
+
+    @property
+    def _how(self) -> str:
+        if self.signal == "SIGKILL" and not self.reason:
+            return "was killed by SIGKILL (often the kernel's out-of-memory killer)"
+        if self.signal:
+            return f"was killed by {self.signal}"
+        if self.exit_code in DELIBERATE_CODES:
+            return f"refused to go on (exit code {self.exit_code})"
+        return f"ended with exit code {self.exit_code}"
+
+    @property
+    def advice(self) -> str:
+        """What a person can do about it; empty where the reason is all there is."""
+        return causes.advice(self.reason)
+
+    @property
+    def lines_title(self) -> str:
+        """What `last_lines` are."""
+        return "its stack" if self.reason.startswith(causes.STALLED) else "its last lines"
+
+    def telling_lines(self, count: int) -> tuple[str, ...]:
+        """Return those of `last_lines` that say the most; a stack begins with its innermost frame."""
+        if self.reason.startswith(causes.STALLED):
+            return self.last_lines[:count]
+        return causes.telling(self.last_lines, count)
+
+
+def from_json(text: str) -> Failure | None:
+    """Return the failure in a file's text; None when it is not (yet) a whole one."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return from_facts(found) if isinstance(found, dict) else None
+
+
+def from_facts(found: Mapping[str, Any]) -> Failure:
+    """Return the failure that an event or a record tells of; what it does not tell is not known."""
+    known: dict[str, Any] = {"rank": None, "host": "", "exit_code": None, "signal": None}
+    known |= {field.name: found[field.name] for field in fields(Failure) if field.name in found}
+    known["host"], known["reason"] = str(known["host"] or ""), str(known.get("reason") or "")
+    known["last_lines"] = tuple(str(line) for line in known.get("last_lines") or ())
+    return Failure(**known)
+
+
+def read_failure(folder: RunFolder, attempt: int) -> Failure | None:
+    """Return the first failure of an attempt, or None; an agent that is gone leaves nothing.
+
+    Then others fail because they lost it, and the batch script has noted which one left no exit code.
+    """
+    left = _read(folder.failure_file(attempt)) or _first_bad_exit(folder, attempt)
+    if left is not None and _stands(left, folder, attempt):
+        return left
+    hosts = _hosts_of_lost_agents(folder, attempt)
+    if not hosts:
+        return left
+    if unbegun := _never_begun(folder, attempt, hosts):
+        return unbegun
+    reason = f"{causes.OUT_OF_MEMORY}: SLURM tells of it" if _slurm_saw_oom(folder, attempt) else ""
+    signal = "SIGKILL" if reason else None
+    return Failure(rank=None, host=", ".join(hosts.values()), exit_code=None, signal=signal, reason=reason)
+
+
+def _stands(left: Failure, folder: RunFolder, attempt: int) -> bool:
+    """Whether a failure is the cause, also where an agent has left no word."""
+    if left.reason.startswith(causes.LOST_NODE):
+        return not _slurm_saw_oom(folder, attempt)
+    return left.reason.startswith(causes.STALLED) or not is_consequence(left)
+
+
+def read_restarted(folder: RunFolder, attempt: int) -> list[Failure]:
+    """Return the failures after which an attempt's ranks were started again in place, in that order."""
+    files = folder.log_dir(attempt).glob("failure-g*.json")
+    found = [failure for path in files if (failure := _read(path)) is not None]
+    return sorted(found, key=lambda failure: (failure.generation, failure.time))
+
+
+def is_consequence(failure: Failure) -> bool:
+    """Whether another may be the cause: it lost or awaits a peer, or it ended well before the others."""
+    if failure.exit_code == EXIT_FINISHED or failure.reason.startswith(causes.STALLED_TOGETHER):
+        return True
+    if failure.exit_code is None and failure.signal != "SIGABRT":
+        return False  # Killed, lost or stalled: what it was saying does not matter.
+    if failure.exit_code in DELIBERATE_CODES:
+        return False
+    if failure.reason:
+        return failure.reason.startswith(causes.LOST_PEER)
+    return reads_like_a_lost_peer(failure.last_lines)
+
+
+def rank_exits(folder: RunFolder, attempt: int) -> list[Failure]:
+    """Return how each rank of an attempt ended last, good ends included, by rank."""
+    files = folder.log_dir(attempt).glob("exit-rank-*")
+    found = [end for path in files if (end := _read(path)) is not None and end.rank is not None]
+    return sorted(found, key=lambda end: end.rank or 0)
+
+
+def tell_others(ends: Sequence[Failure], first: Failure) -> str:
+    """Say how the ranks besides the first failing one ended: "2 were killed by SIGTERM"."""
+    ways = Counter(
+        f"killed by {end.signal}" if end.signal else f"exit code {end.exit_code}"
+        for end in ends
+        if end.rank != first.rank
+    )
+    return "of the other ranks: " + ", ".join(f"{count} {way}" for way, count in ways.items()) if ways else ""
+
+
+def _first_bad_exit(folder: RunFolder, attempt: int) -> Failure | None:
+    """Return the rank that ended badly first, where its agent was ended before it could say more."""
+    ends = rank_exits(folder, attempt)
+    newest = max((end.generation for end in ends), default=0)
+    if any(failure.generation >= newest for failure in read_restarted(folder, attempt)):
+        return None  # Other ranks have begun since, in the places of all of these.
+    bad = [end for end in ends if end.exit_code not in (0, EXIT_STOPPED) and end.generation == newest]
+    bad = [end for end in bad if end.reason != ENDED_BY_AGENT]
+    return min(bad, key=lambda end: end.time, default=None)
+
+
+def _read(path: Path) -> Failure | None:
+    try:
+        return from_json(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+
+
+def _hosts_of_lost_agents(folder: RunFolder, attempt: int) -> dict[int, str]:
+    """Return the hosts of the agents that left no exit code, by node."""
+    logs = folder.log_dir(attempt)
+    # A shared file system may have shown an exit code late.
+    lost = [
+        path for path in logs.glob("lost-node-*") if not (logs / path.name.replace("lost", "exit")).exists()
+    ]
+    return {
+        int(path.name.removeprefix("lost-node-")): path.read_text(encoding="utf-8").strip()
+        or path.name.removeprefix("lost-")
+        for path in sorted(lost)
+    }
+
+
+def _never_begun(folder: RunFolder, attempt: int, hosts: Mapping[int, str]) -> Failure | None:
+    """Return the agent that could not begin, where Python or SLURM says why; srun ends the others for it."""
+    for node, host in sorted(hosts.items()):
+        lines = _tail(folder.log_dir(attempt) / f"node-{node}.log")
+        if any(line.startswith("slurmddp agent: ") for line in lines):
+            continue
+        told = [found for line in lines if (found := _CAN_NOT_BEGIN.search(line))]
+        reason = told[-1][0] if told else causes.reason_of(1, None, lines)
+        if reason:
+            return Failure(
+                rank=None,
+                node_rank=node,
+                host=host,
+                exit_code=2 if reason.startswith("execve") else 1,
+                signal=None,
+                reason=reason,
+                last_lines=tuple(lines[-_SHOWN_LINES:]),
+            )
+    return None
+
+
+def _slurm_saw_oom(folder: RunFolder, attempt: int) -> bool:
+    """Whether SLURM says in the batch log or a node's log that the kernel killed for want of memory."""
+    logs = folder.log_dir(attempt)
+    return any(_SLURM_SAW_OOM.search(line) for path in _slurms_words(logs) for line in _tail(path))
+
+
+def _slurms_words(logs: Path) -> Iterator[Path]:
+    yield logs / "batch.log"
+    yield from logs.glob("node-*.log")
+
+
+def _tail(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, 2) - _TAIL_BYTES))
+            return stream.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []

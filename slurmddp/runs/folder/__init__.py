@@ -1,0 +1,1 @@
+"""The run folder: its layout, its events, its code, its lock."""

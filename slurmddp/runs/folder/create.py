@@ -1,0 +1,180 @@
+"""The run folder before the first attempt: everything that the login side tells the nodes.
+
+A new folder is built beside its place and renamed into it, so an error on the way leaves nothing. An existing
+one (the same command again) keeps its logs, metrics and checkpoints and gets the new wishes.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+
+from slurmddp.errors import ConfigError
+from slurmddp.runs.folder import code_snapshot
+from slurmddp.runs.folder.layout import RunFolder, write_atomic
+from slurmddp.runs.folder.owner import refuse_foreign, warn_if_exposed
+from slurmddp.spec import Job
+
+Say = Callable[[str], object]
+
+
+def prepare(job: Job, script: str | None, say: Say = print) -> RunFolder:
+    """Write the run folder of `job`, with `script` as its batch script, and return it.
+
+    Lifts an earlier `cancel` or `stop`. `say` gets a sentence when the code differs from the one before.
+    Raises ConfigError before anything is written where it can, also for a run of another account.
+    """
+    folder = RunFolder(job.run_dir)
+    with _draft(job, script) as draft:
+        if not _put_in_place(draft, folder.path):
+            refuse_foreign(folder.path)  # Another account may have made it while the draft was filled.
+            _update(draft, folder, say)
+    return folder
+
+
+def create(job: Job, script: str | None) -> bool:
+    """Write the run folder of a new run as `prepare` does; False if it is there already, left as it is."""
+    with _draft(job, script) as draft:
+        return _put_in_place(draft, job.run_dir)
+
+
+@contextmanager
+def _draft(job: Job, script: str | None) -> Iterator[Path]:
+    if script is not None:
+        check_syntax(script)
+    place = RunFolder(job.run_dir).path
+    refuse_foreign(place)
+    with _writable(place), _writable_for_us_alone():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with _beside(place) as draft:
+            _fill(draft, job, script)
+            yield draft
+    warn_if_exposed(place)
+
+
+def check_syntax(script: str) -> None:
+    """Raise ConfigError if bash can't parse `script`; only `setup` lines of a cluster file can cause that."""
+    bash = shutil.which("bash")
+    if bash is None:
+        return
+    done = subprocess.run([bash, "-n"], input=script, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        words = done.stderr.strip().splitlines()
+        raise ConfigError(
+            f"bash can't read the batch script: {words[0] if words else 'no reason given'}.",
+            hint="Look for an open quote or block in the `setup` lines of the cluster file.",
+        )
+
+
+def _fill(draft: Path, job: Job, script: str | None) -> None:
+    """Write all that a submission says into the empty folder `draft`."""
+    (draft / "logs").mkdir()
+    config = yaml.safe_dump(dict(job.program.config), sort_keys=False, allow_unicode=True)
+    (draft / "config.yaml").write_text(config, encoding="utf-8")
+    typed = "".join(f"{shlex.quote(word)}\n" for word in job.overrides)
+    (draft / "overrides.txt").write_text(typed, encoding="utf-8")
+    if script is not None:
+        (draft / "job.sbatch").write_text(script, encoding="utf-8")
+    if job.snapshot:
+        (draft / "code.txt").write_text(f"{_take_code(draft, job)}\n", encoding="utf-8")
+
+
+def _take_code(draft: Path, job: Job) -> str:
+    runs = job.run_dir.parent
+    project = job.project_dir
+    exclude = [draft, job.run_dir] if project.is_relative_to(runs) else [runs]
+    return code_snapshot.take(project, draft / "code", exclude=exclude).note
+
+
+def _put_in_place(draft: Path, place: Path) -> bool:
+    """Rename the draft to its place; False if a run stands there already."""
+    try:
+        draft.rename(place)
+    except OSError:
+        if place.is_dir():
+            return False
+        raise
+    return True
+
+
+def _update(draft: Path, folder: RunFolder, say: Say) -> None:
+    """Move what a submission says into an existing run, file by file, each at once."""
+    (folder.path / "logs").mkdir(exist_ok=True)
+    for name in ("config.yaml", "overrides.txt", "job.sbatch", "code.txt"):
+        if (draft / name).exists():
+            write_atomic(folder.path / name, (draft / name).read_text(encoding="utf-8"))
+    if not (draft / "code.txt").exists():
+        (folder.path / "code.txt").unlink(missing_ok=True)
+    _replace_code(draft / "code", folder.code_dir, draft / "replaced", say)
+    folder.cancelled_file.unlink(missing_ok=True)
+    folder.stop_file.unlink(missing_ok=True)
+
+
+def _replace_code(new: Path, place: Path, replaced: Path, say: Say) -> None:
+    """Put a new snapshot, or none, into the place of the old one; keep the files that a job wrote there."""
+    if not new.is_dir():
+        if code_snapshot.written_beside(place):
+            place.rename(free_name(place))
+        elif place.is_dir():
+            place.rename(replaced)
+        return
+    if place.is_dir():
+        changed = code_snapshot.differences(place, new)
+        if changed:
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            say(f"The code differs from that of the submission before: {', '.join(changed[:3])}{more}.")
+        code_snapshot.carry_over(place, new)
+        place.rename(replaced)
+    new.rename(place)
+
+
+def free_name(path: Path) -> Path:
+    """Return the first `NAME.old-N` that is free beside `path`."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}.old-{number}")).exists():
+        number += 1
+    return aside
+
+
+@contextmanager
+def _beside(place: Path) -> Iterator[Path]:
+    """Give a fresh folder next to `place`, private to this account; its remains are removed afterwards."""
+    draft = place.with_name(f".{place.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    draft.mkdir(mode=0o700)
+    try:
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextmanager
+def _writable_for_us_alone() -> Iterator[None]:
+    """Let no other account write to the files that are made meanwhile, whatever the umask is."""
+    before = os.umask(0o022)
+    os.umask(before | 0o022)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    hint = "With runs_dir=, choose a folder on a filesystem that all nodes share and you may write to."
+    if folder.is_dir():  # Where a run lies is settled.
+        hint = "Make it writable for this account, or make room there."
+    try:
+        yield
+    except OSError as error:
+        where = Path(error.filename).parent if isinstance(error.filename, str) else folder.parent
+        raise ConfigError(
+            f"The run folder can't be written in {where}: {error.strerror or error}.", hint=hint
+        ) from error

@@ -1,0 +1,238 @@
+"""The events of a run, folded into one value per attempt: status, logs, cancel and report start here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from slurmddp.errors import SlurmddpError
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.table import counted
+
+_FAILED_SETUP = re.compile(r"The (setup line `.*` failed with code \d+)\.")
+AGAIN = frozenset({"requeue", "resubmit"})
+UNANSWERED = "unanswered"
+"""The event of a submission to which sbatch gave no answer: its job may be in the queue."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One start of the job; None means: not (yet) written."""
+
+    number: int
+    job_id: str | None = None
+    launcher: str | None = None
+    nodes: str | None = None
+    pid: int | None = None
+    process_start: str | None = None
+    """The boot and the tick at which process `pid` began, for no other process has both."""
+    host: str | None = None
+    started: float | None = None
+    ended: float | None = None
+    seen: float | None = None
+    """When its last event was written."""
+    first_step: int | None = None
+    resumed_step: int | None = None
+    again_at: float | None = None
+    """When its ranks last began again in place."""
+    again_step: int | None = None
+    """The step from which they went on then."""
+    reached: Mapping[int, int | None] = field(default_factory=dict)
+    """Each generation of its ranks after which another one began in place; its last step, if one was seen."""
+    saved_step: int | None = None
+    saved: float | None = None
+    signal: str | None = None
+    exit_code: int | None = None
+    outcome: str | None = None
+    next: str | None = None
+    setup_failure: str = ""
+    """The first setup line that failed, and its exit code; the ranks were started all the same."""
+    without_progress: int | None = None
+    """So many jobs in a row had reached their time limit and left no newer checkpoint."""
+
+    @property
+    def is_open(self) -> bool:
+        return self.ended is None
+
+    @property
+    def start_step(self) -> int | None:
+        """The step it went on from: 0 for a fresh start."""
+        if self.resumed_step is not None:
+            return self.resumed_step
+        return 0 if self.first_step is not None else None
+
+
+def stop_reason(signal: str | None) -> str:
+    """Return the reason of a `signalled` event as a person says it: `time limit`; empty for None."""
+    name = (signal or "").rpartition("/")[2]  # for a stop file it is the path
+    if name in ("SIGUSR2", "the time limit"):
+        return "time limit"
+    return "on request" if name == "stop" else name
+
+
+def why_stopped(attempt: Attempt) -> str:
+    """Return the reason why an attempt stopped: `preempted`; empty if no record tells."""
+    reason = stop_reason(attempt.signal)
+    if reason == "SIGTERM" and attempt.launcher == "slurm":
+        return "preempted" if attempt.next in AGAIN or attempt.is_open else reason
+    return reason
+
+
+def how_ended(attempt: Attempt) -> str:
+    """Return how an attempt ended and at which step: `time limit, at step 200`; for people."""
+    if attempt.is_open:
+        outcome = why_stopped(attempt) or "SLURM took it off its nodes"
+    elif attempt.outcome == "stopped":
+        outcome = why_stopped(attempt) or "stopped"
+    else:
+        outcome = (attempt.outcome or "no outcome given").replace("_", " ")
+    failed = not attempt.is_open and attempt.outcome not in ("stopped", "finished", "cancelled")
+    code = f", exit code {attempt.exit_code}" if failed and attempt.exit_code is not None else ""
+    return outcome + code + _limits(attempt) + _saved(attempt)
+
+
+def _limits(attempt: Attempt) -> str:
+    """Say how many time limits in a row have left no newer checkpoint, if any has."""
+    count = attempt.without_progress
+    return f", {counted(count, 'time limit')} in a row without a newer checkpoint" if count else ""
+
+
+def _saved(attempt: Attempt) -> str:
+    """Name the last save. A script that records neither signals nor steps may save without an event."""
+    if attempt.saved_step is not None:
+        return f", last save at step {attempt.saved_step}"
+    return "" if attempt.signal is None and attempt.first_step is None else ", no save"
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """All attempts of a run, and who was asked to run it."""
+
+    attempts: tuple[Attempt, ...] = ()
+    last: str | None = None
+    """The newest of submitted, unanswered, started, ended, cancelled."""
+    job_id: str | None = None
+    """The job that runs, or will run, the newest attempt."""
+    open_jobs: tuple[str, ...] = ()
+    """Jobs whose end is not written, or that SLURM is to start again: what a cancel must end."""
+    created: float | None = None
+    """When the run was first submitted or started."""
+
+    @property
+    def newest(self) -> Attempt | None:
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether something may still happen: an open attempt, a queued job, or one that is to come back."""
+        if self.last in (None, "cancelled"):
+            return False
+        newest = self.newest
+        return self.last != "ended" or newest is None or newest.next in AGAIN
+
+    @property
+    def may_live(self) -> bool:
+        """Whether its job or process may be there: what goes on, or was cancelled and takes time to leave."""
+        leaving = self.last == "cancelled" and self.newest is not None and self.newest.is_open
+        return self.goes_on or leaving
+
+    @property
+    def settled(self) -> bool:
+        """Whether the folder alone says how the run ended."""
+        return self.last is not None and not self.goes_on
+
+
+@dataclass
+class _Draft:
+    attempts: dict[int, Attempt] = field(default_factory=dict)
+    open_jobs: dict[str, None] = field(default_factory=dict)
+    started: set[str] = field(default_factory=set)
+    last: str | None = None
+    job_id: str | None = None
+    created: float | None = None
+
+
+def read_history(folder: RunFolder) -> History:
+    """Read the events of a run."""
+    return fold(folder.events())
+
+
+def is_unanswered(folder: RunFolder) -> bool:
+    """Whether sbatch gave no answer to the newest submission, so that only SLURM's queue tells of its job."""
+    try:
+        return read_history(folder).last == UNANSWERED
+    except (SlurmddpError, OSError):
+        return False  # The run's state says that its record can't be read.
+
+
+def fold(events: Iterable[Mapping[str, Any]]) -> History:
+    """Fold events into a History; events and facts that this version does not know are passed over."""
+    draft = _Draft()
+    for event in events:
+        if isinstance(event, Mapping):
+            _apply(draft, event)
+    return History(
+        attempts=tuple(draft.attempts[number] for number in sorted(draft.attempts)),
+        last=draft.last,
+        job_id=draft.job_id,
+        open_jobs=tuple(draft.open_jobs),
+        created=draft.created,
+    )
+
+
+def _apply(draft: _Draft, event: Mapping[str, Any]) -> None:
+    kind = event.get("event")
+    if kind == "submitted" and str(event.get("job_id")) in draft.started:
+        return  # The job was faster than the one who submitted it and wrote first.
+    if kind in ("submitted", UNANSWERED, "started", "ended", "cancelled"):
+        draft.last = kind
+    job_id = event.get("job_id")
+    if kind == "started":
+        draft.started.add(str(job_id))
+    if job_id is not None and kind in ("submitted", "started"):
+        draft.job_id = str(job_id)
+        draft.open_jobs[str(job_id)] = None
+        draft.created = event.get("time") if draft.created is None else draft.created
+    if kind == "ended" and event.get("next") != "requeue":
+        draft.open_jobs.pop(str(job_id), None)
+    number = event.get("attempt")
+    if isinstance(number, int):
+        known = draft.attempts.get(number, Attempt(number=number))
+        draft.attempts[number] = replace(known, seen=event.get("time"), **_facts(known, event))
+
+
+def _facts(known: Attempt, event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an attempt that one event settles."""
+    kind, time, step = event.get("event"), event.get("time"), event.get("step")
+    if kind == "started":
+        facts = {name: event.get(name) for name in ("launcher", "pid", "process_start", "host")}
+        nodes = event.get("nodes")
+        job_id = None if event.get("job_id") is None else str(event["job_id"])
+        return {**facts, "nodes": None if nodes is None else str(nodes), "job_id": job_id, "started": time}
+    if kind == "ended":
+        names = ("exit_code", "outcome", "next", "without_progress")
+        return {"ended": time, **{name: event.get(name) for name in names}}
+    if kind == "saved":
+        return {"saved_step": step, "saved": time}
+    if kind == "restarted":
+        return {"again_at": time, "again_step": None, "reached": {**known.reached, **_reached(event)}}
+    if kind == "resumed":
+        if known.first_step is None:
+            return {"resumed_step": step, "again_step": None if known.again_at is None else step}
+        return {"again_at": time if known.again_at is None else known.again_at, "again_step": step}
+    if kind == "first_step":
+        return {"first_step": step if known.first_step is None else known.first_step}
+    if kind == "warned" and not known.setup_failure:
+        found = _FAILED_SETUP.match(str(event.get("text"))) if event.get("about") == "setup" else None
+        return {"setup_failure": found[1]} if found else {}
+    return {"signal": event.get("signal")} if kind == "signalled" else {}
+
+
+def _reached(restarted: Mapping[str, Any]) -> dict[int, int | None]:
+    """Return the generation before the one that begins, and how far it had come, where a step was seen."""
+    generation, step = restarted.get("generation"), restarted.get("step")
+    if not isinstance(generation, int):
+        return {}
+    return {generation - 1: step if isinstance(step, int) and step >= 0 else None}

@@ -1,0 +1,160 @@
+"""Which runs exist on this account, so that a run's name is enough from any folder."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurmddp.errors import RunNotFoundError
+from slurmddp.runs.folder.layout import RunFolder, append_line
+from slurmddp.runs.folder.owner import account
+
+log = logging.getLogger(__name__)
+
+
+def index_file(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the file that lists this account's runs: `$XDG_STATE_HOME/slurmddp/runs.jsonl`."""
+    variables = os.environ if environ is None else environ
+    state = variables.get("XDG_STATE_HOME", "")
+    # The specification says that a relative path there is to be ignored.
+    home = Path(variables.get("HOME") or "~").expanduser()
+    base = Path(state) if state.startswith("/") else home / ".local" / "state"
+    return base / "slurmddp" / "runs.jsonl"
+
+
+def remember(folder: RunFolder) -> None:
+    """Add a run to the index; a second time changes nothing, and an unwritable home is only a warning."""
+    try:
+        path = index_file()
+        if folder.path in _indexed(path):
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        append_line(path, {"name": folder.name, "path": str(folder.path)})
+    except OSError as error:
+        log.warning("The list of runs can't be written (%s); find %s by its path.", error, folder.path)
+
+
+def all_runs(start: Path | None = None) -> list[RunFolder]:
+    """Return every run that still exists, in the index or in `./runs`, the last one touched first."""
+    local = (start or Path.cwd()) / "runs"
+    here = sorted(local.iterdir()) if local.is_dir() else []
+    # What begins with a dot is a run folder that is still being written.
+    here = [path for path in here if path.is_dir() and not path.name.startswith(".")]
+    try:
+        known = _indexed(index_file())
+    except OSError as error:
+        log.warning("The list of runs can't be read: %s", error)
+        known = []
+    paths = {path.absolute(): None for path in [*known, *here]}
+    dated = [(_last_touched(path), path) for path in paths]
+    alive = [(when, path) for when, path in dated if when is not None]
+    return [RunFolder(path) for _, path in sorted(alive, reverse=True)]
+
+
+def find(name: str, start: Path | None = None) -> RunFolder:
+    """Return the run with this name, this beginning of a name, or this path; RunNotFoundError otherwise."""
+    here = start or Path.cwd()
+    runs = all_runs(here)
+    exact = [run for run in runs if run.name == name]
+    path = here / name
+    if not exact and name and _is_file(path / "config.yaml"):
+        return RunFolder(path.resolve())
+    found = exact or [run for run in runs if name and run.name.startswith(name)]
+    found = _without_put_aside(found)
+    # `name=exp` makes the run exp-0a1b2c3d, so `exp` names it though exp2-... begins alike.
+    found = [run for run in found if re.fullmatch(r"-[0-9a-f]{8}", run.name.removeprefix(name))] or found
+    # Of runs in several folders, those in this folder's `runs/` are meant.
+    found = [run for run in found if run.path.parent == here / "runs"] or found
+    if len(found) == 1:
+        return found[0]
+    if not found and name and _is_private(path):
+        raise RunNotFoundError(
+            f"{path} belongs to {account(path.stat().st_uid)}, who keeps it private.",
+            hint=f"That account can open it to readers: chmod -R go+rX {shlex.quote(str(path))}",
+        )
+    raise _ambiguous(name, found) if found else _unknown(name, runs)
+
+
+def _without_put_aside(found: list[RunFolder]) -> list[RunFolder]:
+    """Leave out what `train --fresh` has put aside as NAME.old-1 when NAME itself is among the found."""
+    names = {run.name for run in found}
+    return [run for run in found if run.name.rpartition(".old-")[0] not in names]
+
+
+def newest(start: Path | None = None) -> RunFolder:
+    """Return the run touched last; raises RunNotFoundError when there is none."""
+    runs = all_runs(start)
+    if not runs:
+        raise _unknown("", [])
+    return runs[0]
+
+
+def _indexed(path: Path) -> list[Path]:
+    """Return the paths in the index; a damaged line loses one run, not all of them."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            found.append(Path(json.loads(line)["path"]))
+        except (ValueError, TypeError, KeyError):
+            log.warning("A damaged line in the list of runs is passed over: %s", path)
+    return found
+
+
+def _last_touched(path: Path) -> float | None:
+    """Return when a run was last written to, or None when there is no run in this folder."""
+    if not _is_file(path / "config.yaml"):
+        return None
+    files = [path / "attempts.jsonl", path / "metrics.jsonl", path / "config.yaml"]
+    return max(file.stat().st_mtime for file in files if _is_file(file))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # another person's folder, or a file system that has gone away
+        return False
+
+
+def _is_private(path: Path) -> bool:
+    try:
+        return path.is_dir() and not os.access(path, os.R_OK | os.X_OK)
+    except OSError:
+        return False
+
+
+def _ambiguous(name: str, found: list[RunFolder]) -> RunNotFoundError:
+    same = len({run.name for run in found}) < len(found)
+    apart = len({run.path.parent for run in found}) > 1
+    listed = ", ".join(str(run.path) if apart else run.name for run in found[:5])
+    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+    return RunNotFoundError(
+        f"{name!r} fits {len(found)} runs: {listed}{more}.",
+        hint="Give the folder of the one you mean." if same else "Give more of the name.",
+    )
+
+
+def _unknown(name: str, runs: list[RunFolder]) -> RunNotFoundError:
+    if not runs:
+        what = f"There is no run named {name!r}" if name else "There is no run yet"
+        return RunNotFoundError(
+            f"{what}: neither ./runs nor {index_file()} names any.", hint="Start one with `slurmddp train`."
+        )
+    names = sorted({run.name for run in runs})
+    # A person remembers the first part of a name; the eight digits at its end only blur the comparison.
+    near = [one for one in names if difflib.get_close_matches(name, (one, one.rpartition("-")[0]), n=1)]
+    hint = "`slurmddp list` shows all."
+    if near:
+        hint = f"Did you mean {' or '.join(near[:3])}? {hint}"
+    elif len(names) <= 5:
+        hint = f"There are: {', '.join(names)}."
+    return RunNotFoundError(f"There is no run named {name!r}.", hint=hint)

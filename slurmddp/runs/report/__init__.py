@@ -1,0 +1,1 @@
+"""What the time of a run went into, and the page that shows it."""

@@ -1,0 +1,147 @@
+"""The picture of a run: its loss over the steps, as a PNG for people and as SVG inside the report."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slurmddp.host.atomic_file import replacing
+from slurmddp.runs.status.metrics import Curve, Metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLOURS = {"train": "#2f6fde", "held": "#c2570c", "ink": "#1c2024", "muted": "#60646d", "line": "#e3e5ea"}
+_MOST_POINTS = 800
+"""More points than that can't be told apart on a screen, and make the page heavy."""
+
+
+def has_points(metrics: Metrics) -> bool:
+    """Whether there is anything to draw."""
+    return any(math.isfinite(value) for curve in (metrics.train, metrics.held_out) for value in curve.values)
+
+
+def write_png(metrics: Metrics, starts: Mapping[int, int], title: str, path: Path) -> None:
+    """Draw the curves on white into `path`; `starts` gives the step at which each later attempt went on."""
+    buffer = io.BytesIO()
+    with _own_style():
+        figure = _draw(metrics, starts, size=(9.0, 4.6), title=title)
+        figure.savefig(buffer, format="png", dpi=160)
+    with replacing(path) as stream:
+        stream.write(buffer.getvalue())
+
+
+def svg(metrics: Metrics, starts: Mapping[int, int], *, name: str, size: tuple[float, float]) -> str:
+    """Return the same picture as SVG to set into a page, in its colours; `name` keeps its ids apart."""
+    buffer = io.StringIO()
+    with _own_style(salt=name):
+        figure = _draw(metrics, starts, size=size, title="")
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return _for_page(buffer.getvalue(), name)
+
+
+@contextmanager
+def _own_style(salt: str = "") -> Iterator[None]:
+    """Draw by matplotlib's defaults: a person's own matplotlibrc may ask for LaTeX, or for a dark page."""
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams["svg.fonttype"] = "none"
+        matplotlib.rcParams["svg.hashsalt"] = salt  # The same run gives the same page, byte for byte.
+        yield
+
+
+def thin(curve: Curve, most: int = _MOST_POINTS) -> tuple[list[float], list[float]]:
+    """Return finite points, averaged in equal groups where there are more than `most`."""
+    points = [
+        (step, value) for step, value in zip(curve.steps, curve.values, strict=True) if math.isfinite(value)
+    ]
+    group = max(1, math.ceil(len(points) / most))
+    groups = [points[at : at + group] for at in range(0, len(points), group)]
+    xs = [sum(step for step, _ in some) / len(some) for some in groups]
+    return xs, [sum(value for _, value in some) / len(some) for some in groups]
+
+
+def _draw(metrics: Metrics, starts: Mapping[int, int], *, size: tuple[float, float], title: str) -> Figure:
+    # The Figure class alone: pyplot would choose a backend for the whole process and keep every figure.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for curve, colour, label in (
+        (metrics.train, "train", "training"),
+        (metrics.held_out, "held", "held-out"),
+    ):
+        xs, ys = thin(curve)
+        if xs:
+            # A lone point has no line; the few held-out ones are where something was measured.
+            marker = "o" if len(xs) == 1 or (colour == "held" and len(xs) <= 60) else ""
+            line = axes.plot(xs, ys, color=_COLOURS[colour], label=label, linewidth=1.8)[0]
+            # Half of a mark at step 0 lies outside the axes.
+            line.set(marker=marker, markersize=4.5, clip_on=not marker)
+    axes.set_yscale("log" if _spans_decades(metrics) else "linear")
+    _mark_attempts(axes, starts)
+    _dress(axes, title)
+    return figure
+
+
+def _spans_decades(metrics: Metrics) -> bool:
+    """Tell whether a linear axis would press the interesting part of the curves flat."""
+    values = [value for curve in (metrics.train, metrics.held_out) for value in thin(curve)[1]]
+    return min(values) > 0 and max(values) > 50 * min(values)
+
+
+def _mark_attempts(axes: Axes, starts: Mapping[int, int]) -> None:
+    for attempt, step in starts.items():
+        axes.axvline(step, color=_COLOURS["muted"], linewidth=0.9, linestyle=(0, (3, 3)), zorder=2)
+        if len(starts) <= 8:
+            axes.annotate(
+                f"attempt {attempt}",
+                (step, 1.0),
+                xycoords=("data", "axes fraction"),
+                xytext=(3, -3),
+                textcoords="offset points",
+                rotation=90,
+                va="top",
+                fontsize=8,
+                color=_COLOURS["muted"],
+            )
+
+
+def _dress(axes: Axes, title: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 2.5, 5, 10], integer=True))
+    axes.set_xlabel("step", color=_COLOURS["muted"])
+    axes.set_ylabel("loss", color=_COLOURS["muted"])
+    axes.grid(color=_COLOURS["line"], linewidth=0.8, zorder=0)
+    axes.tick_params(colors=_COLOURS["muted"], length=0, labelsize=9, which="both")
+    axes.margins(x=0.015)
+    axes.set_xlim(left=0)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.legend(frameon=False, labelcolor=_COLOURS["ink"], loc="best", fontsize=9.5)
+    if title:
+        # A dollar sign in a name is a dollar sign, not the beginning of a formula.
+        axes.set_title(title, loc="left", color=_COLOURS["ink"], fontweight="bold", parse_math=False)
+
+
+def _for_page(text: str, name: str) -> str:
+    """Return matplotlib's SVG without its XML head, with ids of its own and the page's colours and font."""
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)
+    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
+    for role, colour in _COLOURS.items():
+        text = text.replace(colour, f"var(--{role})")
+    return re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1; font-family: inherit", text)

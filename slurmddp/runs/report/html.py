@@ -1,0 +1,298 @@
+"""The page that a person looks at after a run: one HTML file that needs no network and no other file."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import slurmddp
+from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED
+from slurmddp.runs.failures.in_place import read_restarts
+from slurmddp.runs.failures.model import read_failure
+from slurmddp.runs.folder import hidden
+from slurmddp.runs.folder.history import Attempt, History, fold, why_stopped
+from slurmddp.runs.folder.layout import RunFolder, write_atomic
+from slurmddp.runs.report import figures
+from slurmddp.runs.report.goodput import Ledger, read_ledger
+from slurmddp.runs.report.time_bars import TimeBars, time_bars
+from slurmddp.runs.status.metrics import Metrics, read
+from slurmddp.runs.status.run_status import RunStatus, finished_detail, status
+from slurmddp.runs.table import clock, duration, number, percent
+from slurmddp.spec import relevant
+
+_SAMPLE_CHARS = 4000
+TONES = {
+    "finished": "good",
+    "failed": "bad",
+    "lost": "bad",
+    "unknown": "wait",
+    "cancelled": "wait",
+    "stopped": "wait",
+    "starting": "busy",
+    "running": "busy",
+    "queued": "busy",
+    "preparing": "busy",
+}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One key figure of the report."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One attempt in the table of attempts."""
+
+    number: int
+    job: str
+    nodes: str
+    started: str
+    lasted: str
+    steps: str
+    outcome: str
+    tone: str
+
+
+@dataclass(frozen=True)
+class RestartItem:
+    """One failure after which the ranks of an attempt began again in place."""
+
+    when: str
+    where: str
+    what: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """Everything that the template shows, as plain text still to be escaped."""
+
+    name: str
+    status: RunStatus
+    tone: str
+    tiles: list[Tile]
+    rows: list[Row]
+    restarts: list[RestartItem] = field(default_factory=list)
+    time: TimeBars | None = None
+    charts: dict[str, str] = field(default_factory=dict)
+    chart_label: str = ""
+    marked: bool = False
+    """Whether lines in the charts mark where attempts went on."""
+    sample: str = ""
+    command: str = ""
+    config: str = ""
+    written: str = ""
+    version: str = slurmddp.__version__
+
+
+def write_report(folder: RunFolder, *, exit_code: int | None = None) -> Path:
+    """Write `report.html` and `report.png` from what the run folder holds now; return the page's path.
+
+    `exit_code` is that of an attempt which is just ending, whose end is not in the folder yet.
+    """
+    moment, metrics = time.time(), read(folder)
+    events = folder.events()
+    ending = _ending(fold(events).newest, exit_code, moment)
+    history = fold([*events, *ending])
+    found = status(folder, None)
+    now = _as_of_now(found, exit_code)
+    # SLURM was not asked; that a job still runs is known to the attempt alone whose end this is.
+    seen = exit_code is not None or found.launcher == "local"
+    ledger = read_ledger(folder, found if seen else replace(found, state="unknown"), moment, ending)
+    starts = _starts(history)
+    charts: dict[str, str] = {}
+    if figures.has_points(metrics):
+        figures.write_png(metrics, starts, folder.name, folder.figure_file)
+        charts["wide"] = figures.svg(metrics, starts, name="wide", size=(9.2, 3.9))
+        charts["narrow"] = figures.svg(metrics, starts, name="narrow", size=(4.6, 3.9))
+    page = Page(
+        name=folder.name,
+        status=now,
+        tone=TONES[now.state],
+        tiles=_tiles(folder.config(), now, ledger, metrics),
+        rows=[_row(one, metrics, _outcome(one, folder, history, now)) for one in history.attempts],
+        restarts=_restarts(folder, history),
+        time=time_bars(ledger),
+        charts=charts,
+        chart_label=_chart_label(metrics),
+        marked=bool(starts),
+        sample=_text(folder.sample_file)[:_SAMPLE_CHARS],
+        command=_command(folder),
+        config=_config(folder),
+        written=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
+    )
+    write_atomic(folder.report_file, render(page))
+    return folder.report_file
+
+
+def render(page: Page) -> str:
+    """Return the page as HTML; every text in it is escaped."""
+    from jinja2 import Environment, StrictUndefined
+
+    source = files("slurmddp.templates").joinpath("report.html.j2").read_text(encoding="utf-8")
+    options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
+    environment = Environment(autoescape=True, undefined=StrictUndefined, **options)
+    environment.filters["coded"] = _coded
+    return environment.from_string(source).render(page=page, run=page.status)
+
+
+def _coded(text: str) -> Any:
+    """Return a sentence as HTML, escaped, with what stands between backticks as code."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def _ending(newest: Attempt | None, exit_code: int | None, moment: float) -> list[dict[str, Any]]:
+    """Return the end of the attempt that is just ending as the event which is yet to be written."""
+    if exit_code is None or newest is None or not newest.is_open:
+        return []
+    outcome = {EXIT_FINISHED: "finished", EXIT_STOPPED: "stopped"}.get(exit_code, "failed")
+    return [{"event": "ended", "time": moment, "attempt": newest.number, "outcome": outcome}]
+
+
+def _as_of_now(found: RunStatus, exit_code: int | None) -> RunStatus:
+    """Judge a run whose last attempt has not written its end: the page is written just before that line."""
+    if found.state not in ("starting", "running"):
+        return found
+    if found.failure is not None:
+        return replace(found, state="failed", detail=found.failure.short, advice="")
+    if exit_code not in (None, EXIT_FINISHED, EXIT_STOPPED):
+        return replace(found, state="failed", detail=f"it ended with exit code {exit_code}", advice="")
+    done = found.step is not None and found.total_steps is not None and found.step >= found.total_steps
+    if done or exit_code == EXIT_FINISHED:
+        return replace(found, state="finished", detail=finished_detail(found.total_steps), advice="")
+    return found
+
+
+def _starts(history: History) -> dict[int, int]:
+    """Return the step of the checkpoint from which each attempt that had one went on."""
+    return {one.number: one.start_step for one in history.attempts if one.start_step}
+
+
+def _tiles(config: dict[str, Any], now: RunStatus, ledger: Ledger, metrics: Metrics) -> list[Tile]:
+    nodes, ranks = config.get("nodes"), config.get("ranks_per_node")
+    held = metrics.held_out
+    fell = f"from {number(held.values[0])}" if len(held) > 1 else ""
+    total = f"of {now.total_steps}" if now.total_steps else ""
+    train = metrics.train.values
+    speed = "-" if metrics.rate is None else f"{metrics.rate:,.0f}"
+    tiles = [
+        Tile("Steps", "-" if now.step is None else f"{now.step:,}", total),
+        Tile("Training loss", number(train[-1] if train else None), "last logged"),
+        Tile("Held-out loss", number(held.values[-1] if len(held) else None), fell),
+        Tile("Speed", speed, f"{metrics.rate_unit}, median"),
+        _time_tile(ledger),
+    ]
+    if isinstance(nodes, int) and isinstance(ranks, int):
+        note = f"on {nodes} node{'s' * (nodes != 1)}"
+        tiles.append(Tile("Ranks", str(nodes * ranks), note))
+    return tiles
+
+
+def _time_tile(ledger: Ledger) -> Tile:
+    if not ledger.whole:
+        return Tile("Goodput", "-")
+    if ledger.goodput is None:
+        return Tile("Time", duration(ledger.whole), "training is not told")
+    return Tile("Goodput", percent(ledger.goodput), f"of {duration(ledger.whole)}")
+
+
+def _lasted(attempt: Attempt, metrics: Metrics) -> float | None:
+    if attempt.started is None:
+        return None
+    seen = [moment for moment in (attempt.seen, metrics.last_seen.get(attempt.number)) if moment is not None]
+    end = attempt.ended if attempt.ended is not None else max(seen, default=None)
+    return None if end is None else max(0.0, end - attempt.started)
+
+
+def _row(attempt: Attempt, metrics: Metrics, outcome: tuple[str, str]) -> Row:
+    last = [step for step in (metrics.reached.get(attempt.number), attempt.saved_step) if step is not None]
+    first = attempt.start_step
+    return Row(
+        number=attempt.number,
+        job=attempt.job_id or "-",
+        nodes=attempt.nodes or "-",
+        started=clock(attempt.started),
+        lasted=duration(_lasted(attempt, metrics)),
+        steps=f"{'?' if first is None else first} to {max(last)}" if last else "none",
+        outcome=outcome[0],
+        tone=outcome[1],
+    )
+
+
+def _outcome(attempt: Attempt, folder: RunFolder, history: History, now: RunStatus) -> tuple[str, str]:
+    """Return how an attempt ended, in words, and the colour of it."""
+    failure = read_failure(folder, attempt.number)
+    if attempt.outcome == "finished":
+        return "finished", "good"
+    if attempt.outcome == "stopped":
+        return _stopped(attempt, folder), "wait"
+    if failure is not None:  # Why the newest one failed stands above.
+        return failure.short if attempt is history.newest else failure.sentence, "bad"
+    if attempt.is_open:
+        return (now.state, TONES[now.state]) if attempt is history.newest else ("no end written", "wait")
+    code = "" if attempt.exit_code is None else f", exit code {attempt.exit_code}"
+    return (attempt.outcome or "ended").replace("_", " ") + code, "bad"
+
+
+def _stopped(attempt: Attempt, folder: RunFolder) -> str:
+    """Return that an attempt was stopped, by what, and at a checkpoint if one is known of."""
+    known = attempt.saved_step is not None or attempt.resumed_step is not None
+    reason = why_stopped(attempt)
+    return f"stopped{' at a checkpoint' * known}" + (f" ({reason})" if reason else "")
+
+
+def _restarts(folder: RunFolder, history: History) -> list[RestartItem]:
+    return [
+        RestartItem(
+            when=clock(restart.time),
+            where=", ".join(filter(None, [f"attempt {attempt.number}", restart.after])),
+            what=restart.sentence,
+            advice=restart.advice,
+        )
+        for attempt in history.attempts
+        for restart in read_restarts(folder, attempt)
+    ]
+
+
+def _chart_label(metrics: Metrics) -> str:
+    parts = [
+        f"{what} from {number(curve.values[0])} to {number(curve.values[-1])}"
+        for what, curve in (("training loss", metrics.train), ("held-out loss", metrics.held_out))
+        if len(curve)
+    ]
+    return "Loss over steps: " + ", ".join(parts)
+
+
+def _command(folder: RunFolder) -> str:
+    typed = _text(folder.overrides_file)
+    try:
+        words = shlex.split(typed)  # Quoted words, one per line; a word may hold a line break.
+    except ValueError:
+        words = typed.split()
+    return shlex.join(["slurmddp", "train", *map(hidden.word_for_readers, words)])
+
+
+def _config(folder: RunFolder) -> str:
+    shown = hidden.for_readers(relevant(folder.config()))
+    return str(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

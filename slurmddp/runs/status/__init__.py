@@ -1,0 +1,1 @@
+"""How a run stands: its state, its logs, its figures."""

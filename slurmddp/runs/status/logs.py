@@ -1,0 +1,206 @@
+"""The logs of a run, merged into one stream of lines that say whose they are, across its attempts."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slurmddp.runs.failures.capture import as_drawn
+from slurmddp.runs.failures.model import Failure, rank_exits, read_failure, read_restarted, tell_others
+from slurmddp.runs.folder.history import read_history
+from slurmddp.runs.folder.layout import RunFolder
+
+_RANK = re.compile(r"rank-(\d+)\.log")
+_NODE = re.compile(r"node-(\d+)\.log")
+_TAIL_BLOCK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which logs a person wants to see."""
+
+    ranks: frozenset[int] = frozenset({0})
+    everything: bool = False
+
+    def wants(self, path: Path) -> bool:
+        match = _RANK.fullmatch(path.name)
+        return self.everything or (match is not None and int(match[1]) in self.ranks)
+
+
+def files(folder: RunFolder, attempt: int) -> list[Path]:
+    """Return the logs of an attempt: the ranks in order, then the nodes, then the batch script."""
+    found = [path for path in folder.log_dir(attempt).glob("*.log") if path.is_file()]
+    return sorted(found, key=lambda path: _order(path.name))
+
+
+def _order(name: str) -> tuple[int, int, str]:
+    for place, pattern in enumerate((_RANK, _NODE)):
+        if match := pattern.fullmatch(name):
+            return place, int(match[1]), name
+    return 2, 0, name
+
+
+def label(path: Path) -> str:
+    """Return whose log this is: `rank 3`, `node 0`, `batch`."""
+    return path.stem.replace("-", " ")
+
+
+def chosen(folder: RunFolder, attempt: int, selection: Selection) -> list[Path]:
+    """Return the selected logs; where none of them has a line, those of nodes and batch that do.
+
+    An attempt that fails before its ranks start says why in its node and batch logs only.
+    """
+    found = files(folder, attempt)
+    wanted = [path for path in found if selection.wants(path)]
+    if any(path.stat().st_size for path in wanted):
+        return wanted
+    return [path for path in found if not _RANK.fullmatch(path.name) and path.stat().st_size] or wanted
+
+
+def tail(path: Path, count: int | None) -> list[str]:
+    """Return the last `count` lines of a file (all with None), reading no more of it than that takes."""
+    reader = LineReader(path)
+    return [*reader.start(count), *reader.flush()][-count if count else None :]
+
+
+def snapshot(folder: RunFolder, attempt: int, selection: Selection, count: int | None) -> Iterator[str]:
+    """Yield the last lines of the selected logs of one attempt, then what its first failing rank left."""
+    for path in chosen(folder, attempt, selection):
+        for line in tail(path, count):
+            yield f"[{label(path)}] {line}"
+    yield from failure_lines(folder, attempt)
+
+
+def failure_lines(folder: RunFolder, attempt: int) -> Iterator[str]:
+    """Yield the failures of an attempt, their last lines included; nothing when no rank failed."""
+    for past in read_restarted(folder, attempt):
+        yield f"-- attempt {attempt}: {past.sentence}; the ranks began again in place"
+    failure = read_failure(folder, attempt)
+    if failure is None:
+        return
+    yield from _last_lines(attempt, failure)
+    if others := tell_others(rank_exits(folder, attempt), failure):
+        yield f"-- {others}"
+    if failure.advice:
+        yield f"-- {failure.advice}"
+
+
+def _last_lines(attempt: int, failure: Failure) -> Iterator[str]:
+    yield f"-- attempt {attempt}: {failure.sentence}" + (
+        f"; {failure.lines_title}:" if failure.last_lines else ""
+    )
+    for line in failure.last_lines:
+        yield f"[rank {failure.rank}] {line}" if failure.rank is not None else line
+
+
+@dataclass
+class LineReader:
+    """Reads what a growing file has gained, line by line."""
+
+    path: Path
+    offset: int = 0
+    rest: bytes = b""
+
+    def start(self, count: int | None) -> list[str]:
+        """Return the last `count` whole lines that are there, and go on behind them; None means all."""
+        end = position = self.path.stat().st_size
+        data = b""
+        with self.path.open("rb") as stream:
+            while position > 0 and (count is None or data.count(b"\n") <= count):
+                size = min(_TAIL_BLOCK, position)
+                position = stream.seek(position - size)
+                data = stream.read(size) + data
+        *lines, self.rest = data.split(b"\n")
+        self.offset = end
+        first = 0 if count is None else max(0, len(lines) - count)
+        return [as_drawn(line.decode("utf-8", errors="replace")) for line in lines[first:]]
+
+    def read(self) -> list[str]:
+        size = self.path.stat().st_size
+        if size < self.offset:  # written again
+            self.offset, self.rest = 0, b""
+        if size == self.offset:
+            return []
+        with self.path.open("rb") as stream:
+            stream.seek(self.offset)
+            data = stream.read(size - self.offset)
+        self.offset += len(data)
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        return [as_drawn(line.decode("utf-8", errors="replace")) for line in lines]
+
+    def flush(self) -> list[str]:
+        """Return the last line even though it has no end: nothing more will come."""
+        rest, self.rest = self.rest, b""
+        return [as_drawn(rest.decode("utf-8", errors="replace"))] if rest else []
+
+
+@dataclass
+class _Follower:
+    folder: RunFolder
+    selection: Selection
+    attempt: int
+    readers: dict[Path, LineReader] = field(default_factory=dict)
+
+    def start(self, count: int | None) -> Iterator[str]:
+        """Yield the last lines that are already there, and go on behind them."""
+        for path in chosen(self.folder, self.attempt, self.selection):
+            yield from self._labelled(path, self._reader(path).start(count))
+
+    def more(self) -> Iterator[str]:
+        paths = {*chosen(self.folder, self.attempt, self.selection), *self.readers}
+        for path in sorted(paths, key=lambda path: _order(path.name)):
+            yield from self._labelled(path, self._reader(path).read())
+
+    def close(self) -> Iterator[str]:
+        """Yield what is left of an attempt that has ended."""
+        yield from self.more()
+        for path, reader in self.readers.items():
+            yield from self._labelled(path, reader.flush())
+        yield from failure_lines(self.folder, self.attempt)
+        past = [one for one in read_history(self.folder).attempts if one.number == self.attempt]
+        for one in past:
+            code = "" if one.exit_code is None else f", exit code {one.exit_code}"
+            how = f"{one.outcome or 'ended'}{code}" if one.ended is not None else "left no end"
+            yield f"-- attempt {self.attempt}: {how}"
+
+    def _reader(self, path: Path) -> LineReader:
+        return self.readers.setdefault(path, LineReader(path))
+
+    def _labelled(self, path: Path, lines: list[str]) -> Iterator[str]:
+        return (f"[{label(path)}] {line}" for line in lines)
+
+
+def follow(
+    folder: RunFolder,
+    selection: Selection,
+    *,
+    count: int | None = 20,
+    has_ended: Callable[[], bool],
+    sleep: Callable[[float], None] = time.sleep,
+    poll_s: float = 0.5,
+) -> Iterator[str]:
+    """Yield lines as they are written, over all attempts, until `has_ended()`; begins with the newest one."""
+    attempts = folder.attempts()
+    follower = _Follower(folder, selection, attempts[-1]) if attempts else None
+    if follower is not None:
+        yield from follower.start(count)
+    else:
+        yield "-- no attempt has started yet; waiting (Ctrl-C stops looking, not the run)"
+    while True:
+        # Asked before reading, so that what was written before the end is still read after it.
+        ended = has_ended()
+        if follower is not None:
+            yield from follower.more()
+        for attempt in folder.attempts():
+            if follower is None or attempt > follower.attempt:
+                yield from follower.close() if follower else ()
+                yield f"-- attempt {attempt} starts"
+                follower = _Follower(folder, selection, attempt)
+                yield from follower.more()
+        if ended:
+            yield from follower.close() if follower else ()
+            return
+        sleep(poll_s)

@@ -1,0 +1,163 @@
+"""What rank 0 logged, read so that steps repeated after a restart count once."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmddp.runs.folder.layout import RunFolder
+
+_BLOCK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One quantity over the steps, in the order of the steps."""
+
+    steps: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
+    attempts: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """All that the report needs from `metrics.jsonl`."""
+
+    train: Curve
+    held_out: Curve
+    rate: float | None
+    """Median of the logged rates: one slow step (the first, or one beside a save) does not move it."""
+    rate_unit: str
+    reached: Mapping[int, int]
+    """The last step that each attempt logged."""
+    last_seen: Mapping[int, float]
+    """When each attempt logged last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latest:
+    """The newest values, as `status` shows them."""
+
+    step: int | None = None
+    time: float | None = None
+    attempt: int | None = None
+    loss: float | None = None
+    held_out: float | None = None
+    rate: float | None = None
+    rate_unit: str = "tokens/s"
+
+
+def read(folder: RunFolder) -> Metrics:
+    """Read the whole file; for each step the line of the highest attempt is kept."""
+    records = list(_records(folder.metrics_file))
+    train = _kept(records, "loss")
+    rates = [rate for record in train.values() if (rate := _rate(record)) is not None]
+    return Metrics(
+        train=_curve(train, "loss"),
+        held_out=_curve(_kept(records, "eval_loss"), "eval_loss"),
+        rate=statistics.median(value for value, _ in rates) if rates else None,
+        rate_unit=rates[-1][1] if rates else "tokens/s",
+        reached={record.get("attempt", 0): record["step"] for record in records},
+        last_seen={
+            record.get("attempt", 0): when for record in records if (when := _number(record.get("time")))
+        },
+    )
+
+
+def latest(folder: RunFolder) -> Latest:
+    """Return the newest values by reading the file from its end, however long it is."""
+    newest: dict[str, Any] = {}
+    losses: dict[str, Any] = {}
+    held_out: float | None = None
+    for record in _backwards(folder.metrics_file):
+        newest = newest or record
+        losses = losses or (record if "loss" in record else {})
+        if held_out is None:
+            held_out = _number(record.get("eval_loss"))
+        if losses and held_out is not None:
+            break
+    rate, unit = _rate(losses) or (None, "tokens/s")
+    return Latest(
+        step=newest.get("step"),
+        time=_number(newest.get("time")),
+        attempt=newest.get("attempt", 0) if newest else None,
+        loss=_number(losses.get("loss")),
+        held_out=held_out,
+        rate=rate,
+        rate_unit=unit,
+    )
+
+
+def _kept(records: list[dict[str, Any]], key: str) -> dict[int, dict[str, Any]]:
+    kept: dict[int, dict[str, Any]] = {}
+    for record in records:
+        if _number(record.get(key)) is None:
+            continue
+        known = kept.get(record["step"])
+        if known is None or record.get("attempt", 0) >= known.get("attempt", 0):
+            kept[record["step"]] = record
+    return kept
+
+
+def _curve(kept: dict[int, dict[str, Any]], key: str) -> Curve:
+    rows = [(step, float(kept[step][key]), int(kept[step].get("attempt", 0))) for step in sorted(kept)]
+    steps, values, attempts = zip(*rows, strict=True) if rows else ((), (), ())
+    return Curve(steps, values, attempts)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _rate(record: dict[str, Any]) -> tuple[float, str] | None:
+    """Return the rate and its unit: `tokens_per_s` is tokens/s, any other unit works the same."""
+    for key, value in record.items():
+        number = _number(value)
+        if key.endswith("_per_s") and number is not None:
+            return number, f"{key.removesuffix('_per_s')}/s"
+    return None
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """Return a line's record; a damaged line is no reason to show nothing, so it counts as absent."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    whole = isinstance(record, dict) and isinstance(record.get("step"), int)
+    return record if whole and isinstance(record.get("attempt", 0), int) else None
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    with path.open("rb") as stream:
+        for line in stream:
+            record = _parse(line) if line.endswith(b"\n") else None
+            if record is not None:
+                yield record
+
+
+def _backwards(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    with path.open("rb") as stream:
+        position = stream.seek(0, os.SEEK_END)
+        rest = b""
+        while position > 0:
+            size = min(_BLOCK, position)
+            position = stream.seek(position - size)
+            first, *lines = (stream.read(size) + rest).split(b"\n")
+            rest = first
+            yield from (record for line in reversed(lines) if (record := _parse(line)) is not None)
+        record = _parse(rest)
+        if record is not None:
+            yield record

@@ -1,0 +1,279 @@
+"""How a run stands: the run folder answers first, SLURM only where the folder leaves it open.
+
+So a verdict needs no accounting, and a run that has ended costs no query. Unknown is never success.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from slurmddp.errors import SlurmddpError, SlurmError, plain
+from slurmddp.runs.failures.in_place import Restart, read_restarts
+from slurmddp.runs.failures.model import Failure, read_failure
+from slurmddp.runs.folder.history import Attempt, History, how_ended, read_history
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.status.alive import is_alive
+from slurmddp.runs.status.metrics import Latest, latest
+from slurmddp.runs.status.verdict import ALL_STEPS, Verdict, decide
+from slurmddp.slurm.client import Slurm
+from slurmddp.slurm.states import JobState
+from slurmddp.spec import is_own_trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """All that `slurmddp status` shows; times are seconds since the epoch, None means not known (yet)."""
+
+    name: str
+    path: Path
+    state: str
+    """preparing, queued, starting, running, stopped, finished, failed, cancelled, lost, or unknown."""
+    detail: str
+    """Why, in words."""
+    advice: str = ""
+    job_id: str | None = None
+    launcher: str | None = None
+    attempts: int = 0
+    nodes: str | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    loss: float | None = None
+    held_out: float | None = None
+    rate: float | None = None
+    rate_unit: str = "tokens/s"
+    created: float | None = None
+    started: float | None = None
+    ended: float | None = None
+    before: str = ""
+    """How the attempt before the newest one ended, in words."""
+    seen: float | None = None
+    """When anything was last written: an event or a metric."""
+    saved: float | None = None
+    saved_step: int | None = None
+    exit_code: int | None = None
+    outcome: str | None = None
+    failure: Failure | None = None
+    restarted: tuple[Restart, ...] = ()
+    """The failures after which the ranks of the newest attempt began again in place."""
+    log: Path | None = None
+    report: Path | None = None
+    active: bool = False
+    """Whether a job or a process of this run is, or may be, still there."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `--json`; a number that JSON can't say (NaN) becomes null."""
+        return {key: _plain(value) for key, value in asdict(self).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+def status(folder: RunFolder, slurm: Slurm | None) -> RunStatus:
+    """Return how one run stands; without `slurm` the folder alone is believed."""
+    return statuses([folder], slurm)[0]
+
+
+def statuses(folders: Sequence[RunFolder], slurm: Slurm | None) -> list[RunStatus]:
+    """Return how several runs stand, with one query to SLURM for all of them together."""
+    read = [_read(folder) for folder in folders]
+    ids = [one.history.job_id for one in read if isinstance(one, _Read) and one.open_slurm_job]
+    jobs, trouble = _ask(slurm, [job for job in ids if job])
+    return [_judge(one, jobs, trouble) if isinstance(one, _Read) else one for one in read]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    """One run folder as it was read, before SLURM was asked."""
+
+    folder: RunFolder
+    history: History
+    total_steps: int | None
+    tells_first_step: bool
+
+    @property
+    def is_local(self) -> bool:
+        newest = self.history.newest
+        if (self.history.job_id or "").startswith("local"):
+            return True
+        return newest is not None and newest.launcher == "local" and newest.job_id == self.history.job_id
+
+    @property
+    def open_slurm_job(self) -> bool:
+        """Whether only SLURM knows how the newest job stands: it may go on, or is being cancelled."""
+        return not self.is_local and self.history.may_live
+
+
+def _read(folder: RunFolder) -> _Read | RunStatus:
+    try:
+        config = folder.config()
+        train, program = config.get("train"), config.get("program")
+        has_script = isinstance(program, dict) and program.get("script")  # It may not know of train.steps.
+        total = train.get("steps") if isinstance(train, dict) and not has_script else None
+        history = read_history(folder)
+        return _Read(
+            folder=folder,
+            history=history,
+            total_steps=total if isinstance(total, int) else None,
+            tells_first_step=is_own_trainer(program)
+            or any(one.first_step is not None for one in history.attempts),
+        )
+    except (SlurmddpError, OSError, ValueError) as error:
+        why = plain(error) if isinstance(error, OSError) else error
+        detail = f"the run folder can't be read: {why}"
+        return RunStatus(name=folder.name, path=folder.path, state="unknown", detail=detail, active=True)
+
+
+def _ask(slurm: Slurm | None, ids: list[str]) -> tuple[dict[str, JobState] | None, str]:
+    """Return what SLURM says of these jobs; None, and its words, when it does not answer."""
+    if slurm is None or not ids:
+        return None, ""
+    try:
+        return slurm.jobs(ids), ""
+    except SlurmError as error:
+        return None, " ".join(error.message.split())
+
+
+def _judge(read: _Read, jobs: dict[str, JobState] | None, trouble: str) -> RunStatus:
+    verdict = _verdict(read, jobs, trouble)
+    if verdict.state in ("lost", "failed", "cancelled") and read.open_slurm_job:
+        # The job may have written its end and left between our reading and SLURM's answer: read once more.
+        again = _read(read.folder)
+        if isinstance(again, _Read) and again.history != read.history:
+            read = again
+            verdict = _verdict(again, jobs, trouble) if again.history.settled else verdict
+    return _compose(read, verdict)
+
+
+def _verdict(read: _Read, jobs: dict[str, JobState] | None, trouble: str) -> Verdict:
+    history = read.history
+    job = jobs.get(history.job_id or "") if jobs is not None else None
+    if job is not None and not job.may_be_of(read.folder.name):
+        job = None
+    return decide(
+        history,
+        run=read.folder.name,
+        cancelled=read.folder.cancelled_file.exists(),
+        stop=read.folder.stop_file.exists(),
+        alive=is_alive(history.newest) if read.is_local and history.may_live and history.newest else None,
+        local=read.is_local,
+        asked=jobs is not None,
+        job=job,
+        trouble=trouble,
+        tells_first_step=read.tells_first_step,
+    )
+
+
+def _compose(read: _Read, verdict: Verdict) -> RunStatus:
+    folder, history = read.folder, read.history
+    newest, values = history.newest, latest(folder)
+    is_new = newest is None or values.attempt == newest.number  # not from an attempt before the newest
+    failure = read_failure(folder, newest.number) if newest and verdict.state != "finished" else None
+    known = RunStatus(
+        name=folder.name,
+        path=folder.path,
+        state=verdict.state,
+        detail=_detail(verdict, failure, newest, read.total_steps),
+        advice=verdict.advice,
+        active=verdict.active,
+        job_id=history.job_id,
+        attempts=len(history.attempts),
+        step=_reached(history, values),
+        total_steps=read.total_steps,
+        loss=values.loss if is_new else None,
+        held_out=values.held_out,
+        rate=values.rate if is_new else None,
+        rate_unit=values.rate_unit,
+        created=history.created,
+        before=_before(folder, history),
+        seen=max(filter(None, [newest.seen if newest else None, values.time]), default=None),
+        failure=failure,
+        restarted=read_restarts(folder, newest) if newest else (),
+        log=_log(folder, newest, failure),
+        report=folder.report_file if folder.report_file.exists() else None,
+    )
+    return replace(known, **_of_attempts(history))
+
+
+def finished_detail(total_steps: int | None) -> str:
+    """Say how a run finished; the steps of a script are not known."""
+    return ALL_STEPS if total_steps is not None else "its program ended with exit code 0"
+
+
+def _detail(
+    verdict: Verdict, failure: Failure | None, newest: Attempt | None, total_steps: int | None
+) -> str:
+    if verdict.state == "finished":
+        return finished_detail(total_steps)
+    if verdict.state != "failed":
+        return verdict.detail
+    if failure is not None:
+        return f"{verdict.detail}; {failure.short}"
+    setup = newest.setup_failure if newest else ""
+    return f"{verdict.detail}; before that, the {setup}" if setup else verdict.detail
+
+
+def _of_attempts(history: History) -> dict[str, Any]:
+    """Return the fields that come from the newest attempt, and from the newest save of any attempt."""
+    newest = history.newest
+    if newest is None:
+        return {}
+    saves = [one for one in history.attempts if one.saved_step is not None]
+    return {
+        "launcher": newest.launcher,
+        "nodes": newest.nodes,
+        "started": newest.started,
+        "ended": newest.ended,
+        "exit_code": newest.exit_code,
+        "outcome": newest.outcome,
+        "saved": saves[-1].saved if saves else None,
+        "saved_step": saves[-1].saved_step if saves else None,
+    }
+
+
+def _before(folder: RunFolder, history: History) -> str:
+    """Say how the attempt before the newest one ended, with the cause of a failure."""
+    if len(history.attempts) < 2:
+        return ""
+    one = history.attempts[-2]
+    failure = read_failure(folder, one.number)
+    why = f": {failure.short}" if failure is not None and one.outcome == "failed" else ""
+    return f"attempt {one.number} ended: {how_ended(one)}{why}"
+
+
+def _reached(history: History, values: Latest) -> int | None:
+    """Return where the newest ranks stand, which may be behind the step at which those before them died.
+
+    Before they have told a step, it is the newest checkpoint's, from which they go on.
+    """
+    newest = history.newest
+    if newest is None:
+        return values.step
+    since = newest.again_at or -math.inf
+    own = values.step if values.attempt == newest.number and (values.time or 0.0) > since else None
+    saved = newest.saved_step if (newest.saved or 0.0) > since else None
+    resumed = newest.resumed_step if newest.again_at is None else newest.again_step
+    known = [step for step in (own, saved, resumed) if step is not None]
+    if known:
+        return max(known)
+    saves = [one.saved_step for one in history.attempts if one.saved_step is not None]
+    return values.step if values.attempt == newest.number or not saves else saves[-1]
+
+
+def _log(folder: RunFolder, newest: Attempt | None, failure: Failure | None) -> Path | None:
+    """Return the log that a person should open first."""
+    if newest is None:
+        return None
+    logs = folder.log_dir(newest.number)
+    wanted = [folder.rank_log(newest.number, 0), logs / "node-0.log", logs]
+    if failure is not None and failure.rank is not None:
+        wanted.insert(0, folder.rank_log(newest.number, failure.rank))
+    elif failure is not None and failure.node_rank is not None:
+        wanted.insert(0, logs / f"node-{failure.node_rank}.log")
+    return next((path for path in wanted if path.exists()), None)

@@ -1,0 +1,257 @@
+"""The decision behind `slurmddp status`: pure, from what was read to a state and a sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from slurmddp.runs.folder.history import AGAIN, UNANSWERED, Attempt, History, how_ended, stop_reason
+from slurmddp.slurm.reasons import explain
+from slurmddp.slurm.states import ACTIVE, PENDING, TERMINAL, JobState
+
+STATES = (
+    "preparing", "queued", "starting", "running", "stopped", "finished", "failed", "cancelled", "lost",
+    "unknown",
+)  # fmt: skip
+
+_RESUME = "Go on with `slurmddp resume {run}`."
+_LOGS = "See `slurmddp logs {run}`."
+_LOGS_OR_RESUME = _LOGS + " " + _RESUME
+_FIX = _LOGS + " After the fix: `slurmddp resume {run}`."
+_NAME_FILES = (
+    "Go on with `slurmddp resume {run} program.checkpoints=PATH`, where PATH names the files that the "
+    "program saves, or raise policy.max_requeues_without_progress."
+)
+_CORRECT = (
+    _LOGS
+    + " Type `slurmddp train` again with the right value; sizes and times go to `slurmddp resume {run}` too."
+)
+ALL_STEPS = "all steps are done"
+_ENDS = {
+    "finished": ("finished", ALL_STEPS, ""),
+    "stopped": ("stopped", "it stopped at a checkpoint and nothing will start it again", _RESUME),
+    "failed": ("failed", "it failed and is not tried again", _FIX),
+    "config": ("failed", "its configuration is wrong", _CORRECT),
+    "no_progress": ("failed", "its last two attempts got no further", _FIX),
+    "cancelled": ("cancelled", "a person cancelled it", _RESUME),
+}
+
+_UNANSWERED = (
+    "unknown",
+    "sbatch gave no answer, so a job of it may be in the queue",
+    "`slurmddp resume {run}` looks for that job and submits another only if SLURM has none.",
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A state, why in words, and what a person can do."""
+
+    state: str
+    detail: str
+    advice: str = ""
+    active: bool = False
+    """Whether its job or process is, or may be, still there."""
+
+
+_ON_REQUEST = Verdict("stopped", "it was stopped on request", _RESUME)
+
+
+def decide(
+    history: History,
+    *,
+    run: str,
+    cancelled: bool = False,
+    stop: bool = False,
+    local: bool = False,
+    alive: bool | None = None,
+    asked: bool = False,
+    job: JobState | None = None,
+    trouble: str = "",
+    tells_first_step: bool = False,
+) -> Verdict:
+    """Return how a run stands.
+
+    `cancelled`, `stop`: that mark is there. `local`, `alive`: it runs without SLURM, and whether its process
+    lives.
+    `asked`: SLURM answered, with `job` or without knowing it. `trouble`: SLURM's words when it did not.
+    `tells_first_step`: its program records its first step, before which it is starting.
+    """
+    if history.settled and history.newest is not None and history.last == "ended":
+        verdict = _end(history.newest, cancelled)
+        verdict = _ON_REQUEST if stop and verdict.state == "stopped" else verdict
+    elif cancelled or history.last == "cancelled":
+        verdict = _cancelled(history, job if asked else None, trouble, alive=alive if local else False)
+    elif history.last is None:
+        advice = "If no command is at work on it, start it with `slurmddp resume {run}`."
+        verdict = Verdict("preparing", "nothing has been submitted or started yet", advice)
+    elif history.last == UNANSWERED:
+        verdict = Verdict(*_UNANSWERED, active=True)
+    elif local:
+        verdict = _local(history, alive)
+    elif trouble:
+        detail = f"SLURM does not answer ({trouble.rstrip('.')}); by its folder it is "
+        verdict = Verdict("unknown", detail + _folder_only(history).state, active=True)
+    elif not asked:
+        verdict = _folder_only(history)
+    else:
+        verdict = _from_slurm(history, job, run)
+    if stop and not verdict.active and not cancelled and _left_on_request(history, verdict, job):
+        verdict = _ON_REQUEST
+    elif tells_first_step and verdict.state == "running" and _is_starting(history, job):
+        verdict = replace(verdict, state="starting")
+    if stop and verdict.active and verdict.state in ("starting", "running"):
+        verdict = replace(verdict, detail=f"{verdict.detail}, asked to stop")
+    return replace(verdict, advice=verdict.advice.replace("{run}", run))
+
+
+def _is_starting(history: History, job: JobState | None) -> bool:
+    newest = history.newest
+    if job is not None and job.state == "COMPLETING":
+        return False
+    return newest is not None and newest.is_open and newest.first_step is None and newest.signal is None
+
+
+def _left_on_request(history: History, verdict: Verdict, job: JobState | None) -> bool:
+    """Whether a run that was asked to stop has left without an end that says so."""
+    if history.newest is None or history.newest.outcome == "stopped":
+        return verdict.state in ("lost", "cancelled")  # its job was taken out of the queue
+    # SLURM put it back before it could write its end, and the script left at once.
+    return verdict.state == "lost" and job is not None
+
+
+def _end(attempt: Attempt, cancelled: bool) -> Verdict:
+    outcome = attempt.outcome or ""
+    if cancelled and outcome != "finished":
+        outcome = "cancelled"
+    if outcome == "stopped" and attempt.saved_step is None and attempt.resumed_step is None:
+        # Before its first checkpoint, or by a program that does not tell of its own.
+        return Verdict("stopped", "it stopped and nothing will start it again", _RESUME)
+    if outcome == "no_progress" and attempt.without_progress:
+        return Verdict("failed", f"it was stopped{_limits(attempt)}", _NAME_FILES)
+    if outcome in _ENDS:
+        return Verdict(*_ENDS[outcome])
+    return Verdict("failed", f"it ended in a way that slurmddp does not know ({_how(attempt)})", _LOGS)
+
+
+def _cancelled(history: History, job: JobState | None, trouble: str, *, alive: bool | None) -> Verdict:
+    newest = history.newest
+    if newest is not None and newest.outcome == "finished":
+        return Verdict(*_ENDS["finished"])  # the cancel came too late
+    if alive is None and newest is not None and newest.is_open:
+        detail = f"a person cancelled it; whether process {newest.pid} on {newest.host} is gone can't be seen"
+        return Verdict("cancelled", detail, _RESUME)
+    if alive and newest is not None:
+        detail = f"a person cancelled it; process {newest.pid} is to save and leave"
+        return Verdict("cancelled", detail, "`slurmddp cancel {run}` once more kills it.", active=True)
+    if trouble:
+        detail = f"a person cancelled it, but whether job {history.job_id} is gone can't be seen: {trouble}"
+        return Verdict("cancelled", detail, active=True)
+    if job is not None and job.state in PENDING | ACTIVE:
+        return Verdict(
+            "cancelled", f"a person cancelled it; SLURM is still ending job {history.job_id}", active=True
+        )
+    return Verdict(*_ENDS["cancelled"])
+
+
+def _local(history: History, alive: bool | None) -> Verdict:
+    newest = history.newest
+    between = newest is not None and not newest.is_open
+    if alive is False:
+        return Verdict("lost", "its process on this machine is gone and left no end", _LOGS_OR_RESUME)
+    where = f"on {newest.host or 'this machine'}" if newest else "locally"
+    who = f", process {newest.pid}" if newest and newest.pid else ""
+    if between:
+        return Verdict("stopped", f"between two attempts {where}{who}", active=True)
+    unsure = "" if alive else "; from here it can't be seen whether it still does"
+    return Verdict("running", f"{where}{who}{unsure}", active=True)
+
+
+def _folder_only(history: History) -> Verdict:
+    newest = history.newest
+    if history.last == "started":
+        return Verdict("running", f"job {history.job_id}, as far as the run folder says", active=True)
+    if newest is not None:
+        return Verdict(
+            "stopped", f"attempt {newest.number} ended ({how_ended(newest)}); it is to go on", active=True
+        )
+    return Verdict("queued", f"job {history.job_id} was submitted", active=True)
+
+
+def _from_slurm(history: History, job: JobState | None, run: str) -> Verdict:
+    if job is None and history.last != "started":
+        detail = f"SLURM no longer knows job {history.job_id}, which left the queue before it started"
+        return Verdict("cancelled", detail, _RESUME)
+    if job is None:
+        detail = f"SLURM no longer knows job {history.job_id}, and the run folder has no end"
+        return Verdict("lost", detail, _LOGS_OR_RESUME)
+    if job.state in PENDING:
+        return _pending(history, job, run)
+    if job.state in ACTIVE:
+        return _running(history, job)
+    if job.state in TERMINAL:
+        return _over(history, job)
+    return Verdict(
+        "unknown", f"SLURM gives job {history.job_id} a state that slurmddp does not know", active=True
+    )
+
+
+def _pending(history: History, job: JobState, run: str) -> Verdict:
+    newest = history.newest
+    why, action = explain(
+        job.reason, run=run, job_id=history.job_id or "", start=job.start, again=newest is not None
+    )
+    if newest is None:
+        return Verdict("queued", f"job {history.job_id} waits: {why}", action, active=True)
+    if history.last == "started":
+        before = f"SLURM took attempt {newest.number} off its nodes"
+    else:
+        before = f"attempt {newest.number} ended ({how_ended(newest)})"
+    if history.last == "submitted" and newest.next not in AGAIN:
+        return Verdict("queued", f"{before}; now job {history.job_id} waits: {why}", action, active=True)
+    return Verdict("stopped", f"{before}; job {history.job_id} waits to go on: {why}", action, active=True)
+
+
+def _running(history: History, job: JobState) -> Verdict:
+    newest = history.newest
+    if history.last == "started" and newest is not None:
+        extra = {
+            "RUNNING": "",
+            "COMPLETING": ", ending",
+            "SUSPENDED": ", suspended by SLURM",
+            "STOPPED": ", held by SLURM",
+        }.get(job.state, f", {job.state.lower()}")
+        signal = f", stopping ({stop_reason(newest.signal)})" if newest.signal else ""
+        return Verdict("running", f"job {history.job_id}{extra}{signal}", active=True)
+    if job.state == "COMPLETING" or (history.last == "ended" and newest is not None):
+        return Verdict("stopped", f"job {history.job_id} is on its way back into the queue", active=True)
+    return Verdict("starting", f"job {history.job_id} has its nodes", active=True)
+
+
+def _over(history: History, job: JobState) -> Verdict:
+    """Judge a job that SLURM calls over while the run folder has no end."""
+    code = "" if job.exit_code in (None, 0) else f" (exit code {job.exit_code})"
+    if job.state == "CANCELLED":
+        return Verdict("cancelled", f"job {history.job_id} was cancelled in SLURM", _RESUME)
+    if job.state == "COMPLETED":
+        detail = f"SLURM calls job {history.job_id} completed, but no attempt wrote its end: no success"
+        return Verdict("lost", detail, _LOGS_OR_RESUME)
+    why = {
+        "TIMEOUT": "it was killed at its time limit",
+        "OUT_OF_MEMORY": "it was killed for want of memory; ask for more with `mem_gb=`",
+        "NODE_FAIL": "a node failed",
+        "PREEMPTED": "it was preempted and this site does not put it back",
+        "BOOT_FAIL": "a node did not boot",
+        "DEADLINE": "its deadline passed",
+    }.get(job.state, f"SLURM calls it {job.state}{code}")
+    return Verdict("failed", f"job {history.job_id}: {why}", _LOGS_OR_RESUME)
+
+
+def _how(attempt: Attempt) -> str:
+    code = "" if attempt.exit_code is None else f", exit code {attempt.exit_code}"
+    return f"{attempt.outcome or 'no outcome given'}{code}{_limits(attempt)}"
+
+
+def _limits(attempt: Attempt) -> str:
+    """Return the number of time limits in a row without a newer checkpoint, as text."""
+    count = attempt.without_progress
+    return f" at time limit {count} in a row that left no newer checkpoint" if count else ""

@@ -1,0 +1,290 @@
+"""`Sandbox`: a real SLURM of several nodes on this machine, up in seconds, gone without a trace after."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmddp.environments.names import SANDBOX_ROOT_VARIABLE
+from slurmddp.errors import ConfigError, SlurmError, near_matches
+from slurmddp.sandbox import daemons, machine, network, plan, processes, record, shell
+from slurmddp.sandbox.plan import Node, Plan, Request
+
+CANCEL_PATIENCE_S = 3
+
+
+@dataclass(frozen=True)
+class Status:
+    """What was found: which daemons run, and what SLURM says of its nodes (empty: it does not answer)."""
+
+    daemons: dict[str, bool]
+    nodes: dict[str, str]
+
+    @property
+    def healthy(self) -> bool:
+        up = {"idle", "mixed", "allocated", "completing"}
+        return bool(self.nodes) and all(self.daemons.values()) and set(self.nodes.values()) <= up
+
+
+class Sandbox:
+    """A SLURM of one's own; `root` is its state folder, by default one under ~/.local/state named `name`."""
+
+    def __init__(
+        self,
+        name: str = "default",
+        *,
+        root: Path | None = None,
+        nodes: int | None = None,
+        cpus: int | None = None,
+        gpus: int | None = None,
+        accounting: bool | None = None,
+        namespaces: bool | None = None,
+        grace_s: int | None = None,
+        slurmd_timeout_s: int | None = None,
+        kill_wait_s: int | None = None,
+    ) -> None:
+        folder = root.absolute() if root is not None else record.home(os.environ) / name
+        sizes = {
+            "nodes": nodes,
+            "cpus": cpus,
+            "gpus": gpus,
+            "accounting": accounting,
+            "namespaces": namespaces,
+            "grace_s": grace_s,
+            "slurmd_timeout_s": slurmd_timeout_s,
+            "kill_wait_s": kill_wait_s,
+        }
+        self._asked: dict[str, Any] = {key: value for key, value in sizes.items() if value is not None}
+        self.request = Request(name=name, root=folder, **self._asked)
+
+    @property
+    def root(self) -> Path:
+        """The state folder: configuration, logs, sockets, database."""
+        return self.request.root
+
+    @property
+    def plan(self) -> Plan:
+        """What was started; SlurmError when there is no such sandbox."""
+        return record.read(self.root, self.request.name)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The names of the nodes."""
+        return tuple(node.name for node in self.plan.nodes)
+
+    def exists(self) -> bool:
+        """Say whether there is such a sandbox, be it up or the remains of one."""
+        return record.exists(self.root)
+
+    def up(self) -> bool:
+        """Bring the sandbox up and wait until its nodes are idle; False when it was up already."""
+        plan.check(self.request)
+        with machine.machine_lock():
+            if self._is_up_already():
+                return False
+            self._take_down()
+            layout = machine.lay_out(self.request, os.environ)
+            with self._all_or_nothing():
+                self._begin(layout)
+                environment = self._daemon_environment()
+                daemons.write_files(layout)
+                if layout.namespaces:
+                    network.build(layout, environment)
+                daemons.start_all(layout, environment)
+        return True
+
+    def _is_up_already(self) -> bool:
+        if not self.exists():
+            return False
+        controller = processes.recorded(self.root).get("slurmctld")
+        if controller is None or not controller.alive():
+            return False
+        running = self.plan
+        is_so = {**vars(running.request), "namespaces": running.namespaces}
+        if any(is_so[key] != value for key, value in self._asked.items()):
+            raise ConfigError(
+                f"The sandbox {self.request.name!r} is up already, with {describe(running)}.",
+                hint="Run `slurmddp sandbox down` first, or give this one another --name.",
+            )
+        return True
+
+    def _begin(self, layout: Plan) -> None:
+        """Make the state folder and write down what is about to be started."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        if not record.is_free(self.root):
+            raise ConfigError(
+                f"{self.root} is not empty, and not a sandbox.",
+                hint="Name a folder that does not exist, with --dir.",
+            )
+        self.root.chmod(0o700)
+        record.write(self.root, layout)
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._take_down()
+            if isinstance(error, (OSError, subprocess.SubprocessError)):
+                raise SlurmError(
+                    f"The sandbox did not come up: {error}.", hint="Everything was taken down again."
+                ) from error
+            raise
+
+    def down(self) -> bool:
+        """Stop everything and remove every trace; False when there was nothing. Jobs in it are lost."""
+        if not self.exists():
+            return False
+        with contextlib.suppress(SlurmError):
+            self._cancel_jobs()
+        with machine.machine_lock():
+            self._take_down()
+        return True
+
+    def _cancel_jobs(self) -> None:
+        """Cancel all jobs and wait a moment, so that an `srun` in somebody's terminal comes back."""
+        controller = processes.recorded(self.root).get("slurmctld")
+        if controller is None or not controller.alive():
+            return
+        self.cancel_jobs(patience_s=CANCEL_PATIENCE_S)
+
+    def cancel_jobs(self, patience_s: float = 30) -> bool:
+        """Cancel all jobs; True when none was left within `patience_s`."""
+        deadline = time.monotonic() + patience_s
+        while jobs := self.jobs():
+            # A job that requeues itself when it is told to end is back among the pending ones.
+            if waiting := [job for job, state in jobs.items() if state != "COMPLETING"]:
+                with contextlib.suppress(SlurmError):
+                    self.command("scancel", *waiting)
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
+
+    def jobs(self) -> dict[str, str]:
+        """Return id -> state of all jobs that are not over."""
+        # By `%i`, not by `%A`: SLURM 22.05 cancels no element by its own number when the one that bears the
+        # array's is over.
+        answer = self.command("squeue", "--noheader", "--array", "--states=PD,R,CG,S,CF", "--format=%i|%T")
+        return dict(line.split("|", 1) for line in answer.splitlines())
+
+    def command(self, *words: str) -> str:
+        """Run a SLURM command on this sandbox, in a bare environment, and return what it printed."""
+        environment = self._daemon_environment()
+        program = machine.find_program(words[0], environment["PATH"])
+        answer = subprocess.run(
+            [program, *words[1:]], env=environment, capture_output=True, text=True, check=False, timeout=120
+        )
+        if answer.returncode != 0:
+            raise SlurmError(
+                f"{' '.join(words)} failed: {answer.stderr.strip()}", hint="Run `slurmddp sandbox status`."
+            )
+        return answer.stdout
+
+    def _take_down(self) -> None:
+        """Kill, unplug and delete whatever there is; needs no running SLURM and no complete start."""
+        if not self.exists():
+            return
+        layout = self.plan
+        namespaces = network.namespaces_of(layout)
+        processes.kill_all(lambda: processes.members(self.root, namespaces))
+        network.remove(layout, self._daemon_environment())
+        shutil.rmtree(self.root)
+
+    def status(self) -> Status:
+        """Look at the daemons and ask SLURM for its nodes; SlurmError when there is no such sandbox."""
+        layout = self.plan
+        alive = {name: entry.alive() for name, entry in processes.recorded(self.root).items()}
+        answers = alive.get("slurmctld", False) and alive.get("munged", False)
+        states = daemons.node_states(layout, self._daemon_environment()) if answers else {}
+        return Status(alive, states)
+
+    def environment(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return the variables that make this sandbox the SLURM of a process that has `environ`."""
+        given = os.environ if environ is None else environ
+        path = machine.search_path(given)
+        programs = [machine.find_program(name, path) for name in ("sbatch", "slurmctld")]
+        return shell.variables(self.plan, [str(Path(program).parent) for program in programs], given)
+
+    def _daemon_environment(self) -> dict[str, str]:
+        """Return the environment of the daemons: nothing of the caller's but what finds programs."""
+        return {
+            "PATH": machine.search_path(os.environ),
+            "HOME": str(self.root),
+            "LANG": "C.UTF-8",
+            "SLURM_CONF": str(self.root / "slurm.conf"),
+            SANDBOX_ROOT_VARIABLE: str(self.root),
+        }
+
+    def kill_node(self, name: str, *, with_jobs: bool = False) -> None:
+        """Kill a node's slurmd, as a crash would; `with_jobs` also all else on it, as a power cut would.
+
+        After a power cut the node is off the network too, so that nobody is told; `restore_node` joins it.
+        """
+        node = self._node(name).name
+        if with_jobs:
+            if self.plan.namespaces:
+                network.set_link(self.plan, self._node(name), False, self._daemon_environment())
+            processes.cut_power(lambda: processes.on_node(self.root, node))
+        entry = processes.recorded(self.root).get(node)
+        if entry is not None:
+            processes.kill_all(lambda: {entry.pid} if entry.alive() else set())
+
+    def restore_node(self, name: str) -> None:
+        """Start a killed node's slurmd again and join its link; SLURM takes it back by itself."""
+        node = self._node(name)
+        environment = self._daemon_environment()
+        if self.plan.namespaces:
+            network.set_link(self.plan, node, True, environment)
+        entry = processes.recorded(self.root).get(name)
+        if entry is None or not entry.alive():
+            daemons.start_node(self.plan, node, environment)
+
+    def restart_controller(self, down_s: float = 0.0) -> None:
+        """End slurmctld in good order, as an administrator does, and start it again after `down_s`."""
+        entry = processes.recorded(self.root).get("slurmctld")
+        if entry is not None:
+            processes.end(entry)
+        time.sleep(down_s)
+        daemons.start_controller(self.plan, self._daemon_environment())
+
+    def cut_link(self, name: str) -> None:
+        """Cut a node off the network; needs namespaces."""
+        self._need_namespaces()
+        network.set_link(self.plan, self._node(name), False, self._daemon_environment())
+
+    def restore_link(self, name: str) -> None:
+        """Join a node that was cut off."""
+        self._need_namespaces()
+        network.set_link(self.plan, self._node(name), True, self._daemon_environment())
+
+    def on_node(self, name: str) -> list[str]:
+        """Return the words to put before a command so that it runs on a node, past SLURM."""
+        return network.enter(self.plan, self._node(name), self._daemon_environment())
+
+    def _node(self, name: str) -> Node:
+        for node in self.plan.nodes:
+            if node.name == name:
+                return node
+        raise ConfigError(f"The sandbox has no node {name!r}.", hint=near_matches(name, self.nodes))
+
+    def _need_namespaces(self) -> None:
+        if not self.plan.namespaces:
+            raise ConfigError("In loopback mode nodes have no links.", hint="Start the sandbox as root.")
+
+
+def describe(layout: Plan) -> str:
+    """Return in one phrase what a sandbox consists of."""
+    request = layout.request
+    network_kind = "own network namespaces" if layout.namespaces else "loopback"
+    return (
+        f"{request.nodes} nodes of {request.cpus} CPUs and {request.gpus} fake GPUs, {network_kind}, "
+        f"accounting {'on' if request.accounting else 'off'}"
+    )

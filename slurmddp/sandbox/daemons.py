@@ -1,0 +1,201 @@
+"""The daemons of a sandbox: how each is started, and how one knows that it serves."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from slurmddp.errors import SlurmError
+from slurmddp.sandbox import conf, network, processes
+from slurmddp.sandbox.machine import find_program
+from slurmddp.sandbox.plan import Node, Plan
+
+START_LIMIT_S = 30
+POLL_S = 0.03
+PORT_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+LISTENING = "0A"
+
+
+def write_files(plan: Plan) -> None:
+    """Fill the state folder with all that the daemons read, readable by nobody else."""
+    for name in ("log", "run", "state", "spool", "gpus"):
+        (plan.root / name).mkdir(exist_ok=True)
+    for node in plan.nodes:
+        (plan.root / "spool" / node.name).mkdir(exist_ok=True)
+    for path, text in conf.render_files(plan).items():
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o700 if path.suffix == ".sh" else 0o600)
+    for path in conf.gpu_files(plan):
+        path.symlink_to("/dev/null")
+    key = plan.root / "munge.key"
+    key.write_bytes(os.urandom(128))
+    key.chmod(0o600)
+
+
+def start_all(plan: Plan, environment: Mapping[str, str]) -> None:
+    """Start every daemon and return when all nodes are idle."""
+    _start_munged(plan, environment)
+    if plan.request.accounting:
+        _start_database(plan, environment)
+        _start_accounting(plan, environment)
+    start_controller(plan, environment)
+    for node in plan.nodes:
+        start_node(plan, node, environment)
+    names = [node.name for node in plan.nodes]
+    wait_for(plan, "idle nodes", lambda: idle(plan, environment), ["slurmctld", *names])
+
+
+def _start_munged(plan: Plan, environment: Mapping[str, str]) -> None:
+    root = plan.root
+    command = [
+        "munged",
+        "--foreground",
+        "--force",  # munged would refuse a socket that others can't reach; they shall not
+        f"--key-file={root}/munge.key",
+        f"--socket={plan.munge_socket}",
+        f"--pid-file={root}/run/munged.munge",
+        f"--log-file={root}/log/munged.log",
+        f"--seed-file={root}/munge.seed",
+        "--num-threads=10",
+    ]
+    _start(plan, environment, command)
+    wait_for(plan, "munged", lambda: listens_unix(plan.munge_socket), ["munged"])
+
+
+def _start_database(plan: Plan, environment: Mapping[str, str]) -> None:
+    root = plan.root
+    folders = ["--no-defaults", f"--datadir={root}/mariadb", f"--user={plan.machine.user}"]
+    open_to_us = ["--auth-root-authentication-method=normal", "--skip-test-db", "--force"]
+    _run(plan, environment, ["mariadb-install-db", *folders, *open_to_us])
+    command = [
+        "mariadbd",
+        *folders,
+        f"--socket={database_socket(plan)}",
+        f"--pid-file={root}/run/mariadbd.mariadb",
+        "--skip-networking",
+        "--skip-name-resolve",
+        "--skip-log-bin",
+        "--innodb-buffer-pool-size=32M",
+        "--innodb-lock-wait-timeout=900",  # what slurmdbd asks for
+        "--innodb-flush-log-at-trx-commit=0",  # this database does not outlive the sandbox
+    ]
+    _start(plan, environment, command)
+    wait_for(plan, "mariadbd", lambda: listens_unix(database_socket(plan)), ["mariadbd"])
+
+
+def _start_accounting(plan: Plan, environment: Mapping[str, str]) -> None:
+    # slurmdbd has no option for the socket; the client library under it reads this variable.
+    with_socket = {**environment, "MYSQL_UNIX_PORT": str(database_socket(plan))}
+    _start(plan, with_socket, ["slurmdbd", "-D"])
+    wait_for(plan, "slurmdbd", lambda: listens_tcp(plan.machine.database_port), ["slurmdbd"])
+    _run(plan, environment, ["sacctmgr", "--immediate", "add", "cluster", plan.request.name])
+
+
+def start_controller(plan: Plan, environment: Mapping[str, str]) -> None:
+    """Start slurmctld, and return when it listens."""
+    _start(plan, environment, ["slurmctld", "-D"])
+    wait_for(plan, "slurmctld", lambda: listens_tcp(plan.machine.controller_port), ["slurmctld"])
+
+
+def start_node(plan: Plan, node: Node, environment: Mapping[str, str]) -> None:
+    """Start the slurmd of one node, on the node's own network where it has one."""
+    slurmd = [find_program("slurmd", environment["PATH"]), "-D", "-N", node.name]
+    processes.start(
+        node.name,
+        [*network.enter(plan, node, environment), *slurmd],
+        root=plan.root,
+        environment=environment,
+        folder=plan.root / "spool" / node.name,
+    )
+
+
+def database_socket(plan: Plan) -> Path:
+    """Return the socket of the sandbox's own MariaDB."""
+    return plan.root / "mariadb.socket"
+
+
+def _start(plan: Plan, environment: Mapping[str, str], argv: list[str]) -> None:
+    """Start a daemon that is named after its program."""
+    command = [find_program(argv[0], environment["PATH"]), *argv[1:]]
+    processes.start(argv[0], command, root=plan.root, environment=environment)
+
+
+def _run(plan: Plan, environment: Mapping[str, str], argv: list[str]) -> str:
+    """Run a program to its end and return what it printed."""
+    answer = subprocess.run(
+        [find_program(argv[0], environment["PATH"]), *argv[1:]],
+        env=dict(environment),
+        cwd=plan.root,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    if answer.returncode != 0:
+        raise SlurmError(
+            f"{argv[0]} failed: {(answer.stderr or answer.stdout).strip()[-800:]}",
+            hint="Repair the installation, or leave out --accounting if it was asked for.",
+        )
+    return answer.stdout
+
+
+def wait_for(plan: Plan, what: str, ready: Callable[[], bool], daemons: list[str]) -> None:
+    """Wait until `ready`; SlurmError with the last lines of the logs when a daemon died or time ran out."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while not ready():
+        known = processes.recorded(plan.root)
+        dead = [name for name in daemons if name not in known or not known[name].alive()]
+        if dead or time.monotonic() > deadline:
+            reason = f"{', '.join(dead)} ended" if dead else f"no {what} after {START_LIMIT_S} s"
+            raise SlurmError(
+                f"The sandbox did not come up: {reason}.{tails(plan, dead or daemons)}",
+                hint="Everything was taken down again.",
+            )
+        time.sleep(POLL_S)
+
+
+def tails(plan: Plan, daemons: list[str], lines: int = 12) -> str:
+    """Return the last lines of the daemons' logs, each block under the name of its file."""
+    blocks = []
+    for name in daemons:
+        for path in (plan.root / "log" / f"{name}.log", plan.root / "log" / f"{name}.out"):
+            text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+            if text.strip():
+                last = "\n".join("    " + line for line in text.strip().splitlines()[-lines:])
+                blocks.append(f"\n  {path.name}:\n{last}")
+                break
+    return "".join(blocks) + ("\n" if blocks else "")
+
+
+def node_states(plan: Plan, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return node -> state as SLURM tells it (`idle`, `mixed`, `down`), nothing when it does not answer."""
+    ask = ["sinfo", "--noheader", "--partition=low", "--Node", "--format=%N|%T"]
+    try:
+        answer = _run(plan, environment, ask)
+    except SlurmError:
+        return {}
+    return dict(line.strip().split("|", 1) for line in answer.splitlines())
+
+
+def idle(plan: Plan, environment: Mapping[str, str]) -> bool:
+    """Say whether SLURM calls every node idle."""
+    states = node_states(plan, environment)
+    return len(states) == len(plan.nodes) and set(states.values()) == {"idle"}
+
+
+def listens_unix(path: Path) -> bool:
+    """Say whether somebody accepts connections on a unix socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+def listens_tcp(port: int) -> bool:
+    """Say whether somebody listens on a TCP port of this machine, without bothering who does."""
+    # A trial connection would leave an error in the daemon's log.
+    tables = [path.read_text(encoding="ascii") for path in map(Path, PORT_TABLES) if path.exists()]
+    rows = (line.split() for table in tables for line in table.splitlines()[1:])
+    return any(row[1].endswith(f":{port:04X}") and row[3] == LISTENING for row in rows)

@@ -1,0 +1,162 @@
+"""What this machine offers a sandbox: programs, the SLURM version, free ports and networks, a lock."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import os
+import pwd
+import re
+import shutil
+import socket
+import subprocess
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from slurmddp.errors import ConfigError, SlurmError
+from slurmddp.sandbox.plan import Machine, Plan, Request, check
+
+HOSTS_FILE = Path("/etc/hosts")
+SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/sbin", "/usr/bin", "/usr/local/bin", "/bin")
+PACKAGES = {
+    "slurmctld": "slurm-wlm",
+    "slurmd": "slurm-wlm",
+    "sinfo": "slurm-wlm",
+    "munged": "munge",
+    "slurmdbd": "slurmdbd",
+    "mariadbd": "mariadb-server",
+    "mariadb-install-db": "mariadb-server",
+    "ip": "iproute2",
+    "hostname": "hostname",
+    "nsenter": "util-linux",
+    "unshare": "util-linux",
+}
+CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
+FIRST_PORT, LAST_PORT = 21000, 29999
+"""Below the range from which Linux hands out ports by itself."""
+
+
+def search_path(environ: Mapping[str, str]) -> str:
+    """Return PATH with the system folders added, where Debian keeps daemons that users don't see."""
+    return os.pathsep.join((environ.get("PATH", ""), *SYSTEM_FOLDERS))
+
+
+def find_program(name: str, path: str) -> str:
+    """Return where a program is; SlurmError when it is not installed."""
+    found = shutil.which(name, path=path)
+    if found is None:
+        raise SlurmError(f"{name} is not installed.", hint=install_hint([name]))
+    return found
+
+
+def require_programs(request: Request, namespaces: bool, path: str) -> None:
+    """Refuse with one line naming all packages when programs that the sandbox needs are not installed."""
+    needed = ["slurmctld", "slurmd", "sinfo", "munged"]
+    needed += ["slurmdbd", "mariadbd", "mariadb-install-db"] if request.accounting else []
+    needed += ["ip", "hostname", "nsenter", "unshare"] if namespaces else []
+    missing = [name for name in needed if shutil.which(name, path=path) is None]
+    if missing:
+        raise SlurmError(
+            f"The sandbox runs a real SLURM, and this machine lacks {', '.join(missing)}.",
+            hint=install_hint(missing),
+        )
+
+
+def install_hint(missing: list[str]) -> str:
+    """Return the line that installs the Debian packages of `missing`."""
+    packages = " ".join(sorted({PACKAGES.get(name, name) for name in missing}))
+    return f"As root on Debian or Ubuntu: apt-get install --no-install-recommends {packages}"
+
+
+def want_namespaces(request: Request) -> bool:
+    """Say whether nodes get network namespaces; refuse when they were asked for and can't be made."""
+    if request.namespaces is None:
+        return can_make_namespaces()
+    if request.namespaces and not can_make_namespaces():
+        raise ConfigError(
+            "Network namespaces need root with CAP_NET_ADMIN and CAP_SYS_ADMIN, which this process lacks.",
+            hint="Leave them out with --no-namespaces: all nodes then share this machine's address.",
+        )
+    return request.namespaces
+
+
+def can_make_namespaces() -> bool:
+    """Say whether this process may make network namespaces and interfaces."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("CapEff:"):
+            held = int(line.split()[1], 16)
+            return os.geteuid() == 0 and all(held >> cap & 1 for cap in (CAP_NET_ADMIN, CAP_SYS_ADMIN))
+    return False
+
+
+def lay_out(request: Request, environ: Mapping[str, str]) -> Plan:
+    """Return the plan of `request` on this machine; call it while holding `machine_lock`."""
+    check(request)
+    path = search_path(environ)
+    namespaces = want_namespaces(request)
+    require_programs(request, namespaces, path)
+    ports = free_ports(2 + (0 if namespaces else request.nodes), request.root)
+    machine = Machine(
+        host=socket.gethostname().split(".")[0],
+        user=pwd.getpwuid(os.geteuid()).pw_name,
+        memory_mb=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
+        slurm_version=slurm_version(path),
+        subnet=free_subnet(path) if namespaces else 0,
+        controller_port=ports[0],
+        database_port=ports[1],
+        node_ports=() if namespaces else tuple(ports[2:]),
+    )
+    return Plan(request=request, machine=machine, namespaces=namespaces)
+
+
+def slurm_version(path: str) -> tuple[int, int]:
+    """Return the installed version, such as (22, 5)."""
+    answer = subprocess.run([find_program("slurmd", path), "-V"], capture_output=True, text=True, check=False)
+    match = re.search(r"(\d+)\.(\d+)", answer.stdout)
+    if match is None:
+        raise SlurmError(
+            f"slurmd -V does not tell its version but {(answer.stdout + answer.stderr).strip()!r}.",
+            hint=f"Repair the installation. {install_hint(['slurmd'])}",
+        )
+    return int(match[1]), int(match[2])
+
+
+def free_ports(count: int, root: Path) -> list[int]:
+    """Return ports on which nothing listens now.
+
+    Each folder's are sought from a place of its own: another sandbox's port, which is free while its daemon
+    restarts, should not be taken meanwhile.
+    """
+    number = LAST_PORT + 1 - FIRST_PORT
+    first = zlib.crc32(str(root).encode()) % number
+    ports: list[int] = []
+    for port in (FIRST_PORT + (first + step) % number for step in range(number)):
+        if len(ports) == count:
+            return ports
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            ports.append(port)
+    raise SlurmError(f"No {count} free ports between {FIRST_PORT} and {LAST_PORT}.", hint="Close something.")
+
+
+def free_subnet(path: str) -> int:
+    """Return x of a network 10.77.x.0/24 that neither a route nor a bridge of this machine knows."""
+    program = find_program("ip", path)
+    routes = subprocess.run([program, "-4", "route"], capture_output=True, text=True, check=True).stdout
+    taken = [ipaddress.ip_network(text) for text in re.findall(r"^(?:\w+ )?(\d+\.[\d./]+)", routes, re.M)]
+    for number in range(256):
+        wanted = ipaddress.ip_network(f"10.77.{number}.0/24")
+        in_use = any(wanted.overlaps(network) for network in taken)
+        if not in_use and not Path(f"/sys/class/net/sddp{number}").exists():
+            return number
+    raise SlurmError("No network 10.77.x.0/24 is free on this machine.", hint="Try --no-namespaces.")
+
+
+@contextlib.contextmanager
+def machine_lock() -> Iterator[None]:
+    """Let one process on this machine at a time choose ports and networks; the file itself stays as it is."""
+    with HOSTS_FILE.open("rb") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield

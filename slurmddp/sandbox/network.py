@@ -1,0 +1,173 @@
+"""The network of a sandbox whose nodes are hosts: a namespace and an address per node, a bridge, /etc/hosts.
+
+A namespace is held by one idle process, not by a mount under /run/netns, so the kernel removes it, and the
+interfaces inside, when the node's last process ends.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from slurmddp.errors import ConfigError, SlurmError
+from slurmddp.host.process import PROC
+from slurmddp.sandbox import processes
+from slurmddp.sandbox.machine import HOSTS_FILE, find_program
+from slurmddp.sandbox.plan import RECORD, Node, Plan
+
+MARK = "slurmddp sandbox"
+HOLD = 'hostname "$0" && exec sleep infinity'
+
+
+def holder(node: Node) -> str:
+    """Return the recorded name of the process that holds a node's namespace."""
+    return f"host-{node.name}"
+
+
+def enter(plan: Plan, node: Node, environment: Mapping[str, str]) -> list[str]:
+    """Return the words before a command that make it run on `node`; SlurmError when the node is gone."""
+    if not plan.namespaces:
+        return []
+    held = processes.recorded(plan.root).get(holder(node))
+    if held is None or not held.alive():
+        raise SlurmError(f"The node {node.name} is not up.", hint="Run slurmddp sandbox status.")
+    return [find_program("nsenter", environment["PATH"]), f"--target={held.pid}", "--net", "--uts", "--"]
+
+
+def namespaces_of(plan: Plan) -> frozenset[str]:
+    """Return the namespaces that the nodes' processes live in."""
+    if not plan.namespaces:
+        return frozenset()
+    held = processes.recorded(plan.root)
+    entries = (held.get(holder(node)) for node in plan.nodes)
+    names = {processes.network_namespace(entry.pid) for entry in entries if entry and entry.alive()}
+    return frozenset(name for name in names if name) - {processes.network_namespace(os.getpid()) or ""}
+
+
+def build(plan: Plan, environment: Mapping[str, str]) -> None:
+    """Make the nodes' namespaces, connect them, and write their names to /etc/hosts."""
+    _refuse_taken_names(plan)
+    _ip(environment, [f"link add {plan.bridge} type bridge"])
+    pids = {node: _hold(plan, node, environment) for node in plan.nodes}
+    lines = [f"addr add {plan.controller_address}/24 dev {plan.bridge}", f"link set {plan.bridge} up"]
+    for node, pid in pids.items():
+        lines += [
+            f"link add {node.link} type veth peer name eth0 netns {pid}",
+            f"link set {node.link} master {plan.bridge} up",
+        ]
+    _ip(environment, lines)
+    for node in plan.nodes:
+        commands = [f"addr add {node.address}/24 dev eth0", "link set lo up", "link set eth0 up"]
+        _ip(environment, commands, prefix=enter(plan, node, environment))
+    edit_hosts(plan.root, [f"{node.address}\t{node.name}" for node in plan.nodes])
+
+
+def _hold(plan: Plan, node: Node, environment: Mapping[str, str]) -> int:
+    """Start the process that holds a node's namespaces, and wait until it is in them."""
+    command = ["unshare", "--net", "--uts", "/bin/sh", "-c", HOLD, node.name]
+    entry = processes.start(holder(node), command, root=plan.root, environment=environment)
+    deadline = time.monotonic() + 10
+    while _command_name(entry.pid) != "sleep":
+        if not entry.alive() or time.monotonic() > deadline:
+            raise SlurmError(
+                f"No network namespace could be made for {node.name}: {_output(plan, node)}",
+                hint="Leave the namespaces out with --no-namespaces.",
+            )
+        time.sleep(0.005)
+    return entry.pid
+
+
+def _command_name(pid: int) -> str:
+    try:
+        return (PROC / str(pid) / "comm").read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def _output(plan: Plan, node: Node) -> str:
+    return (plan.root / "log" / f"{holder(node)}.out").read_text(encoding="utf-8", errors="replace").strip()
+
+
+def remove(plan: Plan, environment: Mapping[str, str]) -> None:
+    """Remove bridge, links and host names, whatever there is of them."""
+    if not plan.namespaces:
+        return
+    for link in (plan.bridge, *(node.link for node in plan.nodes)):
+        if Path("/sys/class/net", link).exists():
+            _ip(environment, [f"link delete {link}"], must_work=False)
+    edit_hosts(plan.root, [])
+
+
+def set_link(plan: Plan, node: Node, up: bool, environment: Mapping[str, str]) -> None:
+    """Cut a node's network link, or join it again."""
+    _ip(environment, [f"link set {node.link} {'up' if up else 'down'}"])
+
+
+def _ip(
+    environment: Mapping[str, str],
+    lines: Sequence[str],
+    *,
+    prefix: Sequence[str] = (),
+    must_work: bool = True,
+) -> None:
+    command = [*prefix, find_program("ip", environment["PATH"]), "-batch", "-"]
+    answer = subprocess.run(
+        command, input="\n".join(lines), capture_output=True, text=True, check=False, timeout=60
+    )
+    if must_work and answer.returncode != 0:
+        raise SlurmError(
+            f"The nodes' network could not be made: {answer.stderr.strip()}",
+            hint="Leave the namespaces out with --no-namespaces.",
+        )
+
+
+def _refuse_taken_names(plan: Plan) -> None:
+    names = {node.name for node in plan.nodes}
+    text = without_stale(without_block(HOSTS_FILE.read_text(encoding="utf-8"), plan.root))
+    taken = names & {word for line in text.splitlines() for word in line.partition("#")[0].split()[1:]}
+    if taken:
+        raise ConfigError(
+            f"{HOSTS_FILE} already knows {', '.join(sorted(taken))}, the names that the nodes would get.",
+            hint="Give this sandbox another --name, which its nodes are named after, or take the other down "
+            "with slurmddp sandbox down --dir FOLDER: comments in that file tell the folder.",
+        )
+
+
+def edit_hosts(root: Path, lines: Sequence[str]) -> None:
+    """Replace the lines of the sandbox in `root` in /etc/hosts; no lines remove its block."""
+    # Written in place: in a container the file is often a mount, which can't be renamed over.
+    with HOSTS_FILE.open("r+", encoding="utf-8") as stream:
+        before = stream.read()
+        after = with_block(without_stale(before), root, lines)
+        if after != before:
+            stream.seek(0)
+            stream.write(after)
+            stream.truncate()
+
+
+def with_block(text: str, root: Path, lines: Sequence[str]) -> str:
+    """Return the text of a hosts file with the block of `root` replaced by `lines`."""
+    rest = without_block(text, root)
+    if not lines:
+        return rest
+    newline = "" if not rest or rest.endswith("\n") else "\n"
+    block = [f"# >>> {MARK} {root}", *lines, f"# <<< {MARK} {root}"]
+    return rest + newline + "\n".join(block) + "\n"
+
+
+def without_block(text: str, root: Path) -> str:
+    """Return the text of a hosts file without the block of `root`."""
+    edge = re.escape(f"{MARK} {root}")
+    return re.sub(rf"^# >>> {edge}\n(?:.*\n)*?# <<< {edge}\n", "", text, flags=re.M)
+
+
+def without_stale(text: str) -> str:
+    """Return the text of a hosts file without the blocks of sandboxes whose folder was deleted."""
+    for folder in re.findall(rf"^# >>> {MARK} (.+)$", text, flags=re.M):
+        if not Path(folder, RECORD).exists():
+            text = without_block(text, Path(folder))
+    return text

@@ -1,0 +1,175 @@
+"""Starting daemons that outlive the command, and finding every process of a sandbox again, also much later.
+
+A recorded pid alone can't be trusted: it may have been given to another process since. So a record holds the
+process's start time as well, and `members` finds what no record names (job steps and what jobs left behind).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmddp.environments.names import SANDBOX_JOB_VARIABLE, SANDBOX_ROOT_VARIABLE
+from slurmddp.errors import SlurmError
+from slurmddp.host import process as identity
+from slurmddp.host.process import PROC
+
+DETACH = 'setsid "$@" </dev/null >>"$0" 2>&1 & echo $!'
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A process as it was recorded when it was started."""
+
+    name: str
+    pid: int
+    started: str
+
+    def alive(self) -> bool:
+        """Say whether this very process still runs."""
+        return start_time(self.pid) == self.started
+
+
+def start_time(pid: int) -> str | None:
+    """Return what tells a running process from others, None for one that is gone or a zombie."""
+    fields = identity.stat(pid)
+    return None if fields is None or fields[0] in "ZX" else identity.start_time(pid)
+
+
+def start(
+    name: str, argv: Sequence[str], *, root: Path, environment: Mapping[str, str], folder: Path | None = None
+) -> Recorded:
+    """Start a daemon in a session of its own, its output in `log/<name>.out`, and record it.
+
+    The environment has to hold `SANDBOX_ROOT_VARIABLE`: by it `members` finds a process that is not recorded.
+    """
+    output = root / "log" / f"{name}.out"
+    shell = subprocess.run(
+        ["/bin/sh", "-c", DETACH, str(output), *argv],
+        env=dict(environment),
+        cwd=folder or root,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    pid = int(shell.stdout)
+    recorded = Recorded(name, pid, start_time(pid) or "")
+    record = {"name": name, "pid": pid, "started": recorded.started}
+    (root / "run" / f"{name}.json").write_text(json.dumps(record), encoding="utf-8")
+    return recorded
+
+
+def end(entry: Recorded, *, patience_s: float = 20) -> None:
+    """Ask a daemon to end with SIGTERM and wait until it has; one that does not is killed."""
+    with contextlib.suppress(ProcessLookupError):
+        if entry.alive():
+            os.kill(entry.pid, signal.SIGTERM)
+    deadline = time.monotonic() + patience_s
+    while entry.alive() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    kill_all(lambda: {entry.pid} if entry.alive() else set())
+
+
+def recorded(root: Path) -> dict[str, Recorded]:
+    """Return all recorded daemons by name; one that is half written counts as not recorded."""
+    found: dict[str, Recorded] = {}
+    for path in sorted((root / "run").glob("*.json")):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            entry = Recorded(**json.loads(path.read_text(encoding="utf-8")))
+            found[entry.name] = entry
+    return found
+
+
+def members(root: Path, namespaces: frozenset[str] = frozenset()) -> set[int]:
+    """Return the pids of all processes that belong to the sandbox in `root` and still run."""
+    own = {entry.pid for entry in recorded(root).values() if entry.alive()}
+    for folder in PROC.iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid() and _belongs(folder, root, namespaces):
+            own.add(int(folder.name))
+    return own
+
+
+def _belongs(process: Path, root: Path, namespaces: frozenset[str]) -> bool:
+    try:
+        if start_time(int(process.name)) is None:
+            return False
+        if namespaces and str((process / "ns/net").readlink()) in namespaces:
+            return True
+        if _marked((process / "environ").read_bytes(), root):
+            return True
+        return _works_in(process, root)
+    except OSError:
+        return False
+
+
+def _marked(environment: bytes, root: Path) -> bool:
+    return any(
+        entry == f"{SANDBOX_ROOT_VARIABLE}={root}".encode()
+        or entry.startswith(f"{SANDBOX_JOB_VARIABLE}={root}/".encode())
+        for entry in environment.split(b"\0")
+    )
+
+
+def _works_in(process: Path, folder: Path) -> bool:
+    """Say whether it is one of SLURM's daemons, started in `folder` or below.
+
+    A slurmstepd overwrites its environment with its title, but keeps the working folder of its slurmd.
+    """
+    name = (process / "comm").read_text(encoding="utf-8", errors="replace")
+    return name.startswith("slurm") and (process / "cwd").readlink().is_relative_to(folder)
+
+
+def on_node(root: Path, node: str) -> set[int]:
+    """Return the pids of a node's slurmd, of its job steps, and of all that jobs started on it."""
+    found = set()
+    mark = f"{SANDBOX_JOB_VARIABLE}={root}/{node}/".encode()
+    for process in PROC.iterdir():
+        with contextlib.suppress(OSError):
+            if not process.name.isdigit() or start_time(int(process.name)) is None:
+                continue
+            marked = any(entry.startswith(mark) for entry in (process / "environ").read_bytes().split(b"\0"))
+            if marked or _works_in(process, root / "spool" / node):
+                found.add(int(process.name))
+    return found
+
+
+def network_namespace(pid: int) -> str | None:
+    """Return the name of a process's network namespace, None when the process is gone."""
+    try:
+        return str((PROC / str(pid) / "ns/net").readlink())
+    except OSError:
+        return None
+
+
+def cut_power(find: Callable[[], set[int]]) -> None:
+    """Kill whatever `find` names as one: none of them lives to see another die, or to tell anyone."""
+    stopped: set[int] = set()
+    while new := find() - stopped:
+        for pid in new:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGSTOP)
+        stopped |= new
+    kill_all(find)
+
+
+def kill_all(find: Callable[[], set[int]], *, patience_s: float = 20) -> None:
+    """Kill whatever `find` names until it names nothing; SlurmError when something can't be killed."""
+    deadline = time.monotonic() + patience_s
+    while pids := find():
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            raise SlurmError(
+                f"Processes of the sandbox did not die within {patience_s:g} s: {sorted(pids)}.",
+                hint="They may belong to another user, or hang in the file system. End them, run down again.",
+            )
+        time.sleep(0.02)

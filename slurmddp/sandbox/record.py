@@ -1,0 +1,57 @@
+"""The record of a sandbox in its state folder, by which every later command finds what was started."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurmddp.errors import SlurmError, near_matches
+from slurmddp.host.atomic_file import replacing
+from slurmddp.sandbox import plan
+from slurmddp.sandbox.plan import RECORD, Plan
+
+
+def home(environ: Mapping[str, str]) -> Path:
+    """Return the folder that holds the sandboxes of this user."""
+    state = environ.get("XDG_STATE_HOME") or str(Path(environ.get("HOME") or Path.home()) / ".local/state")
+    return Path(state) / "slurmddp" / "sandbox"
+
+
+def names(environ: Mapping[str, str]) -> list[str]:
+    """Return the names of the sandboxes that exist in the user's state folder."""
+    return sorted(path.parent.name for path in home(environ).glob(f"*/{RECORD}"))
+
+
+def exists(root: Path) -> bool:
+    """Say whether there is a sandbox in `root`, be it up or the remains of one."""
+    return (root / RECORD).exists()
+
+
+def is_free(root: Path) -> bool:
+    """Say whether the folder `root` holds nothing but, at most, a record that was never finished."""
+    return all(path.name.startswith(f".{RECORD}.") for path in root.iterdir())
+
+
+def write(root: Path, layout: Plan) -> None:
+    """Write down what is about to be started in `root`."""
+    with replacing(root / RECORD) as stream:
+        stream.write(json.dumps(plan.to_json(layout), indent=1).encode())
+
+
+def read(root: Path, name: str) -> Plan:
+    """Return what was started in `root` as `name`; SlurmError when there is no such sandbox."""
+    try:
+        return plan.from_json(json.loads((root / RECORD).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        near = near_matches(name, names(os.environ))
+        raise SlurmError(
+            f"No sandbox {name!r} is up.",
+            hint=f"Start one with `slurmddp sandbox up`. {near}".strip(),
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise SlurmError(
+            f"{root / RECORD} is damaged ({error}).",
+            hint="End the processes that `ps` shows for that folder, then delete it.",
+        ) from error

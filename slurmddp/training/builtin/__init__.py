@@ -1,0 +1,1 @@
+"""The default model, data set and learning rates."""

@@ -1,0 +1,1 @@
+"""How ranks save and load the state of a training."""

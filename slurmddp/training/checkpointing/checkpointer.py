@@ -1,0 +1,163 @@
+"""Saving on all ranks together: what each rank has to add is gathered, and one rank per copy collects it.
+
+Whatever goes wrong on any rank is raised on all: a rank that left alone would keep the others waiting in
+their next collective.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.files.manifest import folder_name
+from slurmddp.checkpoint.state import config_match
+from slurmddp.checkpoint.state.safetensors_stream import encoded_size
+from slurmddp.checkpoint.state.state_tree import flatten
+from slurmddp.training.checkpointing.async_writer import Saves
+from slurmddp.training.checkpointing.finite import require_finite
+from slurmddp.training.checkpointing.training_state import Loaders, Unwrap, collect, of_this_rank
+from slurmddp.training.process_group import collectives
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """What belongs to a training besides the objects that its program names."""
+
+    loaders: Loaders
+    unwrap: Unwrap
+    seed: int | None
+    config: Mapping[str, Any] | None
+    saves: Saves
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the checkpoint's manifest keeps of the training."""
+        return {
+            "world_size": collectives.world_size(),
+            "seed": self.seed,
+            **config_match.facts(self.config),
+        }
+
+
+def save(
+    root: Path, step: int, objects: Mapping[str, Any], session: Session, *, keep_last: int, wait: bool
+) -> Path:
+    """Let rank 0 save; return the checkpoint's folder on all ranks, with `wait` when it is durable."""
+    began = time.monotonic()
+    root = root.absolute()
+    saves = session.saves
+    with collectives.agreed():
+        own = of_this_rank(session.loaders)
+    randomness = collectives.gather_to_zero(own)
+    saves.unfinished = not wait
+    with collectives.agreed():
+        if randomness is not None:
+            require_finite(step, objects, session.unwrap)
+            state = collect(objects, session.loaders, randomness, session.unwrap)
+            meta = session.facts()
+            stamp = time.time_ns()
+            saves.write(root, step, stamp, state, meta, keep_last=keep_last, wait=wait, began=began)
+    return root / folder_name(step)
+
+
+def finish(saves: Saves) -> None:
+    """Wait on all ranks until all that was saved is durable, or raise on all why it is not."""
+    saves.unfinished = False
+    with collectives.agreed():
+        saves.finish()
+
+
+def rehearse(
+    root: Path, objects: Mapping[str, Any], session: Session, *, keep_last: int, wait: bool
+) -> float:
+    """Let rank 0 write, read back and remove what `save` would write; return the seconds that it took."""
+    started = time.perf_counter()
+    with collectives.agreed():
+        own = of_this_rank(session.loaders)
+    randomness = collectives.gather_to_zero(own)
+    with collectives.agreed():
+        if randomness is not None:
+            require_finite(0, objects, session.unwrap)
+            state = collect(objects, session.loaders, randomness, session.unwrap)
+            growth = _growth(objects)
+            checkpoint.rehearse(root, state, growth=growth, keep_last=keep_last)
+            session.saves.prepare(encoded_size(flatten(state).tensors) + growth, wait=wait)
+    return collectives.from_zero(time.perf_counter() - started)
+
+
+def keep_in_memory(
+    root: Path, step: int, objects: Mapping[str, Any], session: Session, told: Any
+) -> tuple[Any, float]:
+    """Copy the state into the memory of each node; return what rank 0 `told`, and the seconds it took here.
+
+    With one rank per node that holds a copy, all of them have to hold the same: what may differ between
+    replicas (running averages of batches, plain values) is rank 0's on all of them.
+    """
+    began = time.perf_counter()
+    saves, is_zero = session.saves, collectives.rank() == 0
+    state: dict[str, Any] = {}
+    shared: dict[str, Any] = {}
+    own = None
+    error: Exception | None = None
+    try:
+        own = of_this_rank(session.loaders)
+        if saves.holds:
+            require_finite(step, objects, session.unwrap)
+            state = collect(objects, session.loaders, [], session.unwrap)
+            if is_zero and saves.spreads:
+                shared = _of_rank_zero(state, objects, session.unwrap)
+    except Exception as caught:
+        error = caught
+    gathered = collectives.gather((own, (told, time.time_ns(), shared) if is_zero else None), error)
+    told, stamp, shared = gathered[0][1] or (told, 0, {})
+    if saves.holds:
+        state["rng"] = [part for part, _ in gathered]
+        with saves.optional():
+            if not is_zero:
+                _overlay(state, shared)
+            saves.keep(root.absolute(), step, stamp, state, session.facts())
+    return told, time.perf_counter() - began
+
+
+def _of_rank_zero(state: Mapping[str, Any], objects: Mapping[str, Any], unwrap: Unwrap) -> dict[str, Any]:
+    """Return the part of a state in which replicas may differ: all but parameters and optimizers."""
+    parts: dict[str, Any] = {}
+    for name, value in objects.items():
+        saved = state["objects"][name]
+        if isinstance(value, nn.Module):
+            trained = {key for key, _ in unwrap(value).named_parameters(remove_duplicate=False)}
+            parts[name] = {key: item for key, item in saved.items() if key not in trained}
+        elif not isinstance(value, Optimizer):
+            parts[name] = saved
+    modules = [name for name, value in objects.items() if isinstance(value, nn.Module)]
+    return {"objects": parts, "loaders": state["loaders"], "modules": modules}
+
+
+def _overlay(state: dict[str, Any], shared: Mapping[str, Any]) -> None:
+    for name, value in shared["objects"].items():
+        if name in shared["modules"]:
+            state["objects"][name].update(value)
+        else:
+            state["objects"][name] = value
+    state["loaders"] = shared["loaders"]
+
+
+def _growth(objects: Mapping[str, Any]) -> int:
+    """Return how many bytes the optimizers' states will have after the first step and don't have yet."""
+    return sum(_first_step_bytes(value) for value in objects.values() if isinstance(value, Optimizer))
+
+
+def _first_step_bytes(optimizer: Optimizer) -> int:
+    """Estimate from the settings that torch's optimizers share: Adam keeps two copies, momentum one."""
+    if optimizer.state:
+        return 0
+    copies = 2 if "betas" in optimizer.defaults else 1 if optimizer.defaults.get("momentum") else 0
+    trained = (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
+    trained_bytes: int = sum(parameter.numel() * parameter.element_size() for parameter in trained)
+    return copies * trained_bytes

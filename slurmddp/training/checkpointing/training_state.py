@@ -1,0 +1,147 @@
+"""What the state of a training is: its named objects, positions in the data, the randomness of every rank."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from torch import nn
+
+from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.state import compatibility
+from slurmddp.errors import CheckpointError, ConfigError, near_matches
+from slurmddp.training import rng
+from slurmddp.training.data.loader import DistributedLoader
+from slurmddp.training.process_group import collectives
+
+log = logging.getLogger(__name__)
+
+Unwrap = Callable[[nn.Module], nn.Module]
+Loaders = Sequence[DistributedLoader]
+
+
+def of_this_rank(loaders: Loaders) -> dict[str, Any]:
+    """Return what each rank has to save of its own: randomness, and places in data that it reads alone."""
+    places = [loader.rank_state() for loader in loaders]
+    return rng.capture() | ({"data": places} if any(place is not None for place in places) else {})
+
+
+def restore_data(found: checkpoint.Checkpoint, loaders: Loaders) -> None:
+    """Give this rank's loaders the places that only they know."""
+    saved = found.state["rng"]
+    if len(saved) != collectives.world_size():
+        return  # A loader that has places of its own has refused that already.
+    for loader, place in zip(loaders, saved[collectives.rank()].get("data", []), strict=False):
+        if place is not None:
+            loader.load_rank_state(place)
+
+
+def restore_randomness(found: checkpoint.Checkpoint, seed: int | None) -> None:
+    """Give this rank its random state; on another number of ranks, one that follows from seed and step."""
+    saved, ranks, rank = found.state["rng"], collectives.world_size(), collectives.rank()
+    if len(saved) == ranks:
+        rng.restore(saved[rank])
+        return
+    log.warning("The checkpoint is of %d rank(s), not %d: random draws begin again.", len(saved), ranks)
+    rng.seed_everything(rng.derive(seed or 0, "resumed", found.step, rank))
+
+
+def collect(
+    objects: Mapping[str, Any], loaders: Loaders, randomness: list[Any], unwrap: Unwrap
+) -> dict[str, Any]:
+    """Return the state to save; `randomness` holds one entry per rank."""
+    return {
+        "objects": {name: _state_of(name, value, unwrap) for name, value in objects.items()},
+        "loaders": [loader.state_dict() for loader in loaders],
+        "rng": randomness,
+    }
+
+
+def _state_of(name: str, value: Any, unwrap: Unwrap) -> Any:
+    if isinstance(value, nn.Module):
+        return unwrap(value).state_dict()
+    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+        return value.state_dict()
+    if isinstance(value, dict):
+        return value
+    raise ConfigError(
+        f"{name}={value!r:.80} can't be saved: a {type(value).__name__} has no state_dict.",
+        hint="Put plain values into a dict, which `load` fills again: progress={'step': 3}.",
+    )
+
+
+def check(
+    state: Mapping[str, Any], objects: Mapping[str, Any], loaders: Loaders, unwrap: Unwrap
+) -> frozenset[str]:
+    """Raise unless `state` can be loaded; return the names of the objects that are certain to take theirs."""
+    saved = state.get("objects")
+    if not isinstance(saved, dict) or "loaders" not in state:
+        raise CheckpointError(
+            "The checkpoint was not written by Distributon.save.",
+            hint="Read it with slurmddp.checkpoint.read.",
+        )
+    if len(loaders) != len(state["loaders"]):
+        raise CheckpointError(
+            f"The checkpoint knows the position of {len(state['loaders'])} data loaders, and "
+            f"{len(loaders)} were set up before load.",
+            hint="Call setup_dataloader for the same loaders, in the same order, before load.",
+        )
+    for number, loader in enumerate(loaders):
+        loader.check_rank_states([rank["data"][number] for rank in state.get("rng", []) if "data" in rank])
+    for name, value in objects.items():
+        if name not in saved:
+            raise CheckpointError(f"The checkpoint holds no {name!r}.", hint=near_matches(name, saved))
+        if not isinstance(value, dict) and not hasattr(value, "load_state_dict"):
+            raise ConfigError(
+                f"{name}={value!r:.80} can't be loaded into: a {type(value).__name__} "
+                "has no load_state_dict.",
+                hint="Give an object that has one, or a dict.",
+            )
+    return frozenset(
+        name
+        for name, value in objects.items()
+        if isinstance(value, dict) or compatibility.check(name, _bare(value, unwrap), saved[name])
+    )
+
+
+def apply(
+    state: Mapping[str, Any],
+    objects: Mapping[str, Any],
+    loaders: Loaders,
+    unwrap: Unwrap,
+    certain: Collection[str],
+) -> None:
+    """Give each object, and each loader, the state that was saved for it, or leave all of them as they are.
+
+    Those that may still refuse theirs come first; what was loaded before a refusal is taken back.
+    """
+    saved = state["objects"]
+    with ExitStack() as undo:
+        for name, value in objects.items():
+            if name not in certain:
+                target = _bare(value, unwrap)
+                undo.callback(compatibility.undo_for(target))
+                _load_into(name, target, saved[name])
+        for loader, position in zip(loaders, state["loaders"], strict=True):
+            undo.callback(loader.go_back, loader.mark())
+            loader.load_state_dict(position)
+        undo.pop_all()
+    for name in certain:
+        if isinstance(objects[name], dict):
+            objects[name].clear()
+            objects[name].update(saved[name])
+        else:
+            _load_into(name, _bare(objects[name], unwrap), saved[name])
+
+
+def _load_into(name: str, target: Any, saved: Any) -> None:
+    try:
+        target.load_state_dict(saved)
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise compatibility.misfit(name, target, str(error)) from error
+
+
+def _bare(value: Any, unwrap: Unwrap) -> Any:
+    return unwrap(value) if isinstance(value, nn.Module) else value

@@ -1,0 +1,1 @@
+"""Which rank reads which sample, and where reading resumes."""

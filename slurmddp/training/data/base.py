@@ -1,0 +1,165 @@
+"""What all data loaders of a training share: epochs, devices, and workers that leave signals alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.training.data.seeding import LooksLike
+from slurmddp.training.heartbeat import Progress
+from slurmddp.training.rng import derive
+from slurmddp.training.stopping.signals import hold_in_worker, signals_held
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Return `batch` with all tensors in it, however nested, on `device`."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch
+
+
+class DistributedLoader:
+    """What `Distributon.setup_dataloader` returns: iterate over it, and ask for its `epoch`."""
+
+    def __init__(
+        self, loader: DataLoader[Any], device: torch.device, seed: int, info: RankInfo, accumulate: int
+    ) -> None:
+        self._loader, self._device = loader, device
+        self._seed, self._rank, self._world_size = seed, info.rank, info.world_size
+        self._accumulate = accumulate
+        self._entered = False
+        self.progress: Progress | None = None
+        """Shows the waits for batches."""
+
+    @property
+    def dataset(self) -> Any:
+        data = self._loader.dataset
+        return data._inner if isinstance(data, LooksLike) else data
+
+    @property
+    def accumulate(self) -> int:
+        """Batches per optimizer step; a resume at another number of ranks may change it."""
+        return self._accumulate
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples per rank and batch."""
+        return self._loader.batch_size
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the running `for`, or else the next one, goes through; counts from 0."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        """Return the number of batches of a whole epoch on this rank."""
+        raise NotImplementedError
+
+    @property
+    def remaining(self) -> int:
+        """Number of batches that are left of the epoch on this rank; less than `len` in a resumed epoch."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._entered:  # The last `for` was left by `break`.
+            self._next_epoch()
+        self._entered = True
+        self._reseed()
+        batches = self._rest_of_epoch()
+        if self.progress is not None:
+            batches = self.progress.batches(batches, self._device)
+        for batch in batches:
+            yield to_device(batch, self._device)
+        self._next_epoch()
+        self._entered = False
+
+    def state_dict(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._load(state)
+        self._entered = False
+
+    def rank_state(self) -> dict[str, Any] | None:
+        """Return what each rank has to save of its own, besides `state_dict`, which is the same on all."""
+        return None
+
+    def load_rank_state(self, state: dict[str, Any]) -> None:
+        """Take what `rank_state` gave; comes after `load_state_dict`."""
+
+    def check_rank_states(self, states: Sequence[Mapping[str, Any] | None]) -> None:
+        """Raise MismatchError unless a training can resume from what all ranks of a checkpoint had saved."""
+
+    def mark(self) -> tuple[Any, Any]:
+        """Return the place in the data, for `go_back`."""
+        return self.state_dict(), self.rank_state()
+
+    def go_back(self, mark: tuple[Any, Any]) -> None:
+        """Return to a place: batches that were handed out since count as never trained."""
+        self.load_state_dict(mark[0])
+        if mark[1] is not None:
+            self.load_rank_state(mark[1])
+
+    def _reseed(self) -> None:
+        # A loader without a generator of its own would draw its workers' seeds from the global one, once
+        # more in a resumed run than in an undisturbed one.
+        if self._loader.generator is not None:
+            self._loader.generator.manual_seed(derive(self._seed, "loader", self._rank, *self._key()))
+
+    def _started(self) -> Iterator[Any]:
+        with signals_held():
+            return iter(self._loader)
+
+    def _key(self) -> tuple[int, int]:
+        raise NotImplementedError
+
+    def _next_epoch(self) -> None:
+        raise NotImplementedError
+
+    def _rest_of_epoch(self) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def _load(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+def rebuild(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
+    """Return a copy of `loader` with `changes`, whose workers leave the job's signals to their rank."""
+    options: dict[str, Any] = {
+        name: getattr(loader, name)
+        for name in ("num_workers", "collate_fn", "pin_memory", "timeout", "multiprocessing_context",
+                     "persistent_workers", "prefetch_factor")
+    }  # fmt: skip
+    start = loader.worker_init_fn
+    options["worker_init_fn"] = start if isinstance(start, _WorkerStart) else _WorkerStart(start)
+    own_batches = loader.batch_size is None and loader.batch_sampler is not None
+    if own_batches:
+        options["batch_sampler"] = loader.batch_sampler
+    else:
+        options |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+        if not isinstance(loader.dataset, IterableDataset):
+            options["sampler"] = loader.sampler
+    options["generator"] = loader.generator or torch.Generator()
+    return DataLoader(**({"dataset": loader.dataset} | options | changes))
+
+
+class _WorkerStart:
+    """Runs in each loader worker before anything else; a class so that spawned workers can get it."""
+
+    def __init__(self, then: Callable[[int], None] | None) -> None:
+        self._then = then
+
+    def __call__(self, worker_id: int) -> None:
+        hold_in_worker(worker_id)
+        if self._then is not None:
+            self._then(worker_id)

@@ -1,0 +1,85 @@
+"""Samples drawn by weight, as a pure function of (seed, epoch, global position).
+
+`torch.utils.data.WeightedRandomSampler` draws a whole epoch from one generator: each rank the same samples,
+or, with generators of their own, some twice; and its order can't be entered in the middle. Here position p
+of an epoch has its own random number, so ranks deal the draws among themselves as they deal a permutation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slurmddp.errors import ConfigError, MismatchError
+from slurmddp.training.data.permutation import DistributedOrder, Permutation
+
+Floats = NDArray[np.float64]
+_BITS = 48
+
+
+class WeightedOrder(DistributedOrder):
+    """Yields this rank's part of `n` draws per epoch, each sample in proportion to its weight.
+
+    With replacement every draw is made for itself: O(log samples) time. Without it, no sample comes twice
+    in an epoch; that needs one sort per epoch (Efraimidis and Spirakis, "Weighted random sampling with a
+    reservoir", 2006). Here `position` counts draws.
+    """
+
+    def __init__(self, n: int, weights: Sequence[float], *, replacement: bool = True, **options: Any) -> None:
+        given = np.asarray(weights, dtype=np.float64)
+        if given.ndim != 1 or not np.isfinite(given).all() or (given < 0).any() or not given.any():
+            raise ConfigError(
+                "The weights of the samples are not finite numbers of 0 or more with some above 0.",
+                hint="Give one weight per sample.",
+            )
+        if not replacement and n > (found := int((given > 0).sum())):
+            raise ConfigError(
+                f"{n} draws without replacement need as many samples of some weight; there are {found}.",
+                hint="Draw fewer, or with replacement.",
+            )
+        super().__init__(n, shuffle=True, **options)
+        self._weights, self._replacement = given, replacement
+        self._digest = hashlib.sha256(given.tobytes() + bytes([replacement])).hexdigest()
+
+    def keyed(self) -> Iterator[tuple[int, ...]]:
+        """Yield each index with its epoch and position, so that a sample drawn twice is augmented again."""
+        return zip(self, repeat(self.epoch), self._positions())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "weights": self._digest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.get("weights") != self._digest:
+            raise MismatchError(
+                "The checkpoint's data order was drawn by other weights, or by none.",
+                hint="Give the sampler the weights of the run that wrote it, or start a run of another name.",
+            )
+        super().load_state_dict(state)
+
+    def _drawer(self) -> Callable[[range], Iterable[int]]:
+        if not self._replacement:
+            order = _by_race(self._weights, self.n, self.seed, self.epoch)
+            return lambda at: order[at.start : at.stop : at.step].tolist()
+        ends = np.cumsum(self._weights)
+        ends /= ends[-1]
+        return lambda at: np.searchsorted(ends, _uniform(at, self.seed, self.epoch), side="right").tolist()
+
+
+def _by_race(weights: Floats, n: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Let all samples run at exponential times, the heavy ones faster, and return the first n in order."""
+    able = np.flatnonzero(weights)
+    times = -np.log1p(-_uniform(range(len(weights)), seed, epoch)[able]) / weights[able]
+    return able[np.argsort(times, kind="stable")[:n]]
+
+
+def _uniform(positions: range, seed: int, epoch: int) -> Floats:
+    """Return a random number in [0, 1) for each position."""
+    # Elements of a permutation never repeat, which random numbers may; among 2^48 of them nobody can tell.
+    permutation = Permutation(1 << _BITS, seed, epoch, "weights")
+    places = permutation.block(positions.start, positions.stop, positions.step)
+    return np.multiply(places, 2.0**-_BITS, dtype=np.float64)

@@ -1,0 +1,205 @@
+"""Shows the agent where this rank's training stands, as far as the calls of the library tell.
+
+It costs some stores into a page of memory per step: no system call, no lock, no word to other ranks, and
+nothing that makes a GPU wait. A loop of one's own on `Distributon` shows its steps by `setup_optimizer` (or,
+without it, by `should_stop` after a `backward`), its waits for data by its loaders, and checkpoints by `save`
+and `load`. What comes before the first step, after the end of a loop over a loader, and after `close` is not
+known: no signs of life are expected then, unless `Distributon.alive` has promised them.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch.optim import Optimizer
+
+from slurmddp.errors import ConfigError
+from slurmddp.host.heartbeat_page import PHASES, Pulse
+
+T = TypeVar("T")
+Method = TypeVar("Method", bound=Callable[..., Any])
+_IN_A_STEP = frozenset({"first_step", "step", "data"})
+
+
+class Progress:
+    """This rank's page, and what is needed to keep it: the phase, and the times of the running step."""
+
+    def __init__(self, pulse: Pulse) -> None:
+        self._pulse = pulse
+        self._phase, self._since = "starting", time.monotonic()
+        self._watched = False
+        self._step_s = self._wait_s = 0.0
+        """Of the step that runs, up to the begin of the phase."""
+        self._step: int | None = None
+        """The last completed step, once it is known where the training goes on."""
+        self._is_first = True
+        self._computed = False
+        """Whether there was a backward pass since the last completed step."""
+        self.on_first_step: Callable[[int], None] = lambda step: None
+        """Receives the number of this rank's first completed step."""
+        self._hooked = False
+        self._forward: _ForwardClock | None = None
+
+    def enter(self, phase: str, *, watched: bool = True) -> None:
+        """Show that `phase` begins, or gets on, and whether more signs of life are to come."""
+        if watched is not self._watched:
+            self._watched = watched
+            self._pulse.watch(watched)
+        now = self._pulse.enter(phase)
+        if self._phase in _IN_A_STEP:
+            self._step_s += now - self._since
+            if self._phase == "data":
+                self._wait_s += now - self._since
+        self._phase, self._since = phase, now
+
+    def alive(self, phase: str) -> None:
+        """Do so for a person's own work; raises ConfigError for a phase that there is not."""
+        if phase not in PHASES:
+            raise ConfigError(f"phase={phase!r} is none that is known.", hint=f"One of {', '.join(PHASES)}.")
+        self.enter(phase)
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """Show `phase` for a while, and then again what came before it."""
+        before, watched = self._phase, self._watched
+        self.enter(phase)
+        try:
+            yield
+        finally:
+            self.enter(before, watched=watched)
+
+    def resumed(self, step: int) -> None:
+        """Show from which step the training goes on; 0 for a beginning."""
+        self._step = step
+        self._pulse.resumed(step)
+
+    def step_begins(self) -> None:
+        """Take note of `should_stop`: it stands before each step."""
+        if self._computed and not self._hooked:
+            self._complete()
+        self.enter("first_step" if self._is_first else "step")
+
+    def follow(self, optimizer: Optimizer) -> None:
+        """Count the steps of the first optimizer as the training's."""
+        if not self._hooked and hasattr(optimizer, "register_step_post_hook"):
+            self._hooked = True
+            optimizer.register_step_post_hook(lambda *_: self._complete())
+
+    def backward_begins(self) -> None:
+        """Take note of `backward`: the forward pass has come to its end."""
+        self._computed = True
+        if self._forward is not None:
+            self._pulse.forward(self._forward.stop())
+
+    def batches(self, source: Iterator[T], device: torch.device) -> Iterator[T]:
+        """Yield from `source`, with the waits for it shown and counted.
+
+        A batch that is asked for without gradients is one of an evaluation.
+        """
+        watched = self._watched
+        try:
+            while True:
+                trains = torch.is_grad_enabled()
+                self.enter("data" if trains else "evaluating")
+                try:
+                    batch = next(source)
+                except StopIteration:
+                    return
+                if trains:
+                    self.enter("first_step" if self._is_first else "step")
+                    self._begin_forward(device)
+                else:
+                    self.enter("evaluating")
+                yield batch
+        finally:
+            self.enter(self._phase, watched=watched)
+
+    def _begin_forward(self, device: torch.device) -> None:
+        if self._forward is None:
+            self._forward = _DeviceClock() if device.type == "cuda" else _ForwardClock()
+        self._forward.start()
+
+    def _complete(self) -> None:
+        """Count the step that has just been taken."""
+        self.enter("step")
+        if self._step is None:
+            self.resumed(0)
+        self._step = (self._step or 0) + 1
+        self._pulse.completed(self._step, self._step_s, self._wait_s)
+        self._step_s = self._wait_s = 0.0
+        was_first, self._computed, self._is_first = self._is_first, False, False
+        if was_first:
+            self.on_first_step(self._step)
+
+
+def shown_as(phase: str) -> Callable[[Method], Method]:
+    """Return a decorator for methods of what has a `_progress`: `phase` is shown while they run."""
+
+    def decorate(method: Method) -> Method:
+        @functools.wraps(method)
+        def shown(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+            with self._progress.during(phase):
+                return method(self, *args, **kwargs)
+
+        return shown  # type: ignore[return-value]
+
+    return decorate
+
+
+class _ForwardClock:
+    """Measures forward passes of a rank that computes on the CPU."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def start(self) -> None:
+        self._since = time.monotonic()
+
+    def stop(self) -> float:
+        """Return seconds to count for forward passes; 0.0 where none was begun."""
+        if self._since is None:
+            return 0.0
+        seconds, self._since = time.monotonic() - self._since, None
+        return seconds
+
+
+class _DeviceClock(_ForwardClock):
+    """The same by the clock of the GPU, which is asked only for what it has done already.
+
+    While a measured pass is on its way the next ones are not measured, and count as long as that one.
+    """
+
+    def __init__(self) -> None:
+        self._events: tuple[Any, Any] = (_event(), _event())
+        self._passes = 0
+        self._ended = self._begun = self._runs = False
+
+    def start(self) -> None:
+        self._runs = True
+        if not self._begun:
+            self._events[0].record()
+            self._begun, self._ended, self._passes = True, False, 0
+
+    def stop(self) -> float:
+        if not self._runs:
+            return 0.0
+        self._runs = False
+        self._passes += 1
+        if not self._ended:
+            self._events[1].record()
+            self._ended = True
+            return 0.0
+        if not self._events[1].query():
+            return 0.0
+        seconds: float = self._events[0].elapsed_time(self._events[1]) / 1000
+        self._begun = False
+        return seconds * self._passes
+
+
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -1,0 +1,1 @@
+"""Checks of nodes and links before an attempt trains."""

@@ -1,0 +1,1 @@
+"""How ranks meet: device, processors, rendezvous, collectives."""

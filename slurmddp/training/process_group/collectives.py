@@ -1,0 +1,188 @@
+"""Values that ranks send each other besides gradients; a single rank returns its own value.
+
+Nothing that a rank receives is unpickled (see `checkpoint.packed`).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import distributed, nn
+
+from slurmddp import errors
+from slurmddp.checkpoint.state.packed import pack, unpack
+from slurmddp.errors import SlurmddpError
+
+T = TypeVar("T")
+_HAS_ERROR = -1
+"""In place of a size: this rank has nothing to send, but an error."""
+
+
+def rank() -> int:
+    return distributed.get_rank() if distributed.is_initialized() else 0
+
+
+def world_size() -> int:
+    return distributed.get_world_size() if distributed.is_initialized() else 1
+
+
+def gather(value: T, error: Exception | None = None) -> list[T]:
+    """Return every rank's `value`, in the order of ranks, on every rank.
+
+    A value is one that a checkpoint can hold: plain values, tensors, and lists, tuples and dicts of them.
+    Raises on every rank if any rank has an `error`: its own, or that of the first rank that has one.
+    """
+    if error is None and world_size() == 1:
+        return [value]
+    packed, error = _packed(value, error)
+    sent = packed if error is None else pack([None, _portable(error)])
+    gathered = [unpack(one) for one in _all_gather(sent)] if world_size() > 1 else []
+    if error is not None:
+        raise error
+    first = next((found for _, found in gathered if found is not None), None)
+    if first is not None:
+        raise _made(first)
+    return [found for found, _ in gathered]
+
+
+def gather_to_zero(value: T) -> list[T] | None:
+    """Return every rank's `value` (see `gather`), in the order of ranks, on rank 0, and None elsewhere."""
+    if world_size() == 1:
+        return [value]
+    packed, error = _packed(value)
+    sizes = _agreed_sizes(packed, error)
+    own = _as_tensor(packed, max(sizes))
+    parts = [torch.empty_like(own) for _ in sizes] if rank() == 0 else None
+    distributed.gather(own, parts, dst=0)
+    if parts is None:
+        return None
+    return [unpack(_as_bytes(part, size))[0] for part, size in zip(parts, sizes, strict=True)]
+
+
+def from_zero(value: T) -> T:
+    """Return rank 0's `value` (see `gather`) on every rank."""
+    if world_size() == 1:
+        return value
+    packed, error = _packed(value) if rank() == 0 else (b"", None)
+    size = _agreed_sizes(packed, error)[0]
+    received = _as_tensor(packed, size)
+    distributed.broadcast(received, src=0)
+    shared: T = unpack(_as_bytes(received, size))[0]
+    return shared
+
+
+def _packed(value: Any, error: Exception | None = None) -> tuple[bytes, Exception | None]:
+    """Return the bytes of a value, and the error of this rank: `error`, or why the value can't be sent."""
+    try:
+        return (pack([value, None]) if error is None else b""), error
+    except SlurmddpError as caught:
+        return b"", caught
+
+
+def _all_gather(sent: bytes) -> list[bytes]:
+    sizes = _sizes(len(sent))
+    own = _as_tensor(sent, max(sizes))
+    parts = [torch.empty_like(own) for _ in sizes]
+    distributed.all_gather(parts, own)
+    return [_as_bytes(part, size) for part, size in zip(parts, sizes, strict=True)]
+
+
+def _agreed_sizes(packed: bytes, error: Exception | None) -> list[int]:
+    """Return how many bytes each rank has; raises on every rank if any rank has an error."""
+    sizes = _sizes(len(packed) if error is None else _HAS_ERROR)
+    if _HAS_ERROR in sizes:
+        gather(None, error)
+    return sizes
+
+
+def _sizes(size: int) -> list[int]:
+    own = torch.tensor([size], dtype=torch.int64, device=_device())
+    parts = [torch.empty_like(own) for _ in range(world_size())]
+    distributed.all_gather(parts, own)
+    return [int(part) for part in parts]
+
+
+def _device() -> torch.device:
+    """Return where the group's backend wants tensors to lie."""
+    if distributed.get_backend() in ("gloo", "mpi"):
+        return torch.device("cpu")
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
+
+
+def _as_tensor(data: bytes, size: int) -> torch.Tensor:
+    """Return `size` bytes where the backend wants them; the first are `data`."""
+    tensor = torch.zeros(size, dtype=torch.uint8, device="cpu")
+    if data:
+        tensor[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return tensor.to(_device())
+
+
+def _as_bytes(tensor: torch.Tensor, size: int) -> bytes:
+    return tensor[:size].cpu().numpy().tobytes()
+
+
+def share_buffers(model: nn.Module) -> None:
+    """Give all ranks the buffers of rank 0's `model`; running averages of batches differ by rank."""
+    if distributed.is_initialized():
+        with torch.no_grad():
+            for buffer in model.buffers():
+                shared = buffer.contiguous()
+                distributed.broadcast(shared, src=0)
+                if shared is not buffer and not torch.equal(shared, buffer):
+                    buffer.copy_(shared)
+
+
+def mean(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return the mean of `tensor` over the ranks, summed in the order of ranks.
+
+    An all-reduce would be cheaper for large tensors, but its order of summation depends on the size, so that
+    a value logged in a batch of values would not be the same to the last bit as one logged alone.
+    """
+    if not distributed.is_initialized():
+        return tensor.clone()
+    own = tensor.detach().to(device).contiguous()
+    parts = [torch.empty_like(own) for _ in range(world_size())]
+    distributed.all_gather(parts, own)
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return (total / len(parts)).to(tensor.device)
+
+
+@contextmanager
+def agreed() -> Iterator[None]:
+    """Do the work inside on every rank; raise on every rank if any rank fails in it (see `gather`)."""
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as caught:
+        error = caught
+    gather(None, error)
+
+
+def _portable(error: Exception) -> dict[str, str | int]:
+    """Return what makes an error on other ranks, which says where it happened."""
+    where = f"Rank {rank()} on {socket.gethostname()}"
+    if not isinstance(error, SlurmddpError):
+        text = f"{where} failed with {type(error).__name__}: {error}."
+        return {"kind": SlurmddpError.__name__, "text": text, "hint": "", "code": SlurmddpError.exit_code}
+    kind = next(one.__name__ for one in type(error).__mro__ if one.__module__ == errors.__name__)
+    return {"kind": kind, "text": f"{where}: {error.message}", "hint": error.hint, "code": error.exit_code}
+
+
+def _made(found: Mapping[str, Any]) -> SlurmddpError:
+    """Return the error that another rank has sent."""
+    kind = getattr(errors, str(found["kind"]), SlurmddpError)
+    if not (isinstance(kind, type) and issubclass(kind, SlurmddpError)):
+        kind = SlurmddpError
+    error = kind(str(found["text"]), hint=str(found["hint"]))
+    error.exit_code = int(found["code"])
+    return error

@@ -1,0 +1,128 @@
+"""What every rank of a run does, from its environment to its exit code; the agent calls it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import traceback
+from typing import Any
+
+from slurmddp.checkpoint.state.config_match import bound_to
+from slurmddp.environments.detect import detect, require
+from slurmddp.environments.names import ATTEMPT_VARIABLE, PREFLIGHT_VARIABLE
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.environments.time_limits import read_limits
+from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError
+from slurmddp.host.streams import tell
+from slurmddp.runs.folder.fence import superseded
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.strategies import build
+from slurmddp.training.distributon import Distributon
+from slurmddp.training.instantiate import instantiate, locate
+from slurmddp.training.preflight import preflight
+from slurmddp.training.process_group.cpu_affinity import share_threads
+from slurmddp.training.process_group.device_agreement import DevicesError
+from slurmddp.training.process_group.lost_rank import is_lost_rank
+from slurmddp.training.process_group.setup import Place
+from slurmddp.training.stopping.exit_guard import Guard
+from slurmddp.training.stopping.signals import StopSignals
+from slurmddp.training.user_script import run_script
+
+NOT_OPTIONS = ("_target_", "script", "args", "checkpoints")
+"""Keys of `program` that its function does not get."""
+_SIGNAL_WAIT_S = 2.5
+"""The agent passes a stop on to the ranks of its node a second after the first of them has left."""
+
+
+def main(run_dir: str) -> int:
+    """Run the program of the run folder as the rank that the environment says; return the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    folder = RunFolder(run_dir)
+    try:
+        program = folder.config().get("program") or {}
+    except SlurmddpError as error:
+        return _report(error)
+    if program.get("script"):
+        share_threads(detect(os.environ))
+        # It says itself when it can be stopped, so no handlers are put in place for it.
+        return run_script(folder, program["script"], program.get("args") or [])
+    with StopSignals() as signals, Guard(signals, read_limits(os.environ)) as guard:
+        try:
+            _run(folder, guard)
+        except Exception as error:
+            return _code_after(error, guard)
+    return EXIT_FINISHED
+
+
+def _run(folder: RunFolder, guard: Guard) -> None:
+    config = folder.config()
+    info = detect(os.environ)
+    require(
+        info,
+        nodes=None if config.get("elastic") else config.get("nodes"),
+        ranks_per_node=config.get("ranks_per_node"),
+        gpus_per_node=config.get("gpus_per_node"),
+    )
+    strategy = build(**config.get("strategy", {"name": "ddp"}))
+    program = config.get("program") or {}
+    if "_target_" not in program:
+        raise ConfigError("program has no _target_.", hint="Name the function to run, or leave program out.")
+    target = locate(program["_target_"], key="program._target_")
+    options = {k: instantiate(v, _key_=f"program.{k}") for k, v in program.items() if k not in NOT_OPTIONS}
+    with Distributon(
+        strategy=strategy, seed=config.get("seed"), config=bound_to(config), stop_guard=guard
+    ) as distributon:
+        _launch(distributon, info, config, folder)
+        target(distributon, config, folder, **options)
+
+
+def _launch(distributon: Distributon, info: RankInfo, config: dict[str, Any], folder: RunFolder) -> None:
+    """Meet the other ranks, and look at all nodes if that was asked for."""
+    looks = config.get("preflight") and os.environ.get(PREFLIGHT_VARIABLE, "1") == "1"
+    try:
+        distributon.launch()
+    except DevicesError as error:
+        if looks:
+            preflight.blame_devices(info, folder, config, error)
+        raise
+    if looks:
+        preflight.run(distributon._here, folder, config)
+        distributon.start_up.lap("preflight")
+    else:
+        _warn_of_cpus(distributon._here, folder)
+
+
+def _warn_of_cpus(place: Place, folder: RunFolder) -> None:
+    """Let `status` tell that a job with GPUs computes on CPUs: in a rank's log it is read too late."""
+    attempt, granted = int(os.environ.get(ATTEMPT_VARIABLE) or 0), place.info.gpus_on_node
+    if place.info.rank == 0 and granted and place.device.type == "cpu" and not superseded(folder, attempt):
+        text = f"SLURM granted {granted} GPU(s) on node 0, but torch sees none: the ranks compute on CPUs."
+        folder.add_event("warned", attempt=attempt, about="device", text=text)
+
+
+def _code_after(error: Exception, guard: Guard) -> int:
+    """Print the error and return the rank's exit code; a rank that stopping ranks have left stops too."""
+    if isinstance(error, SlurmddpError):
+        code = _report(error)
+    else:
+        tell(traceback.format_exc().rstrip())
+        code = EXIT_FAILED
+    if code != EXIT_FAILED or not is_lost_rank(error):
+        return code
+    if not guard.begun:
+        # Others that were signalled before the training began have left; the signal for this rank, which
+        # the guard obeys, may be on its way.
+        time.sleep(_SIGNAL_WAIT_S)
+    if guard.signals.look() is None:
+        return code
+    tell(f"{guard.signals.received} came, others are gone: leaving.")
+    return EXIT_STOPPED
+
+
+def _report(error: SlurmddpError) -> int:
+    """Say what is wrong; what lies behind it comes first, so that the last lines are the message."""
+    if error.__cause__ is not None:
+        tell("".join(traceback.format_exception(error.__cause__)).rstrip())
+    tell(f"{type(error).__name__}: {error.message}\n{error.hint}".rstrip())
+    return error.exit_code

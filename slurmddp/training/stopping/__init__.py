@@ -1,0 +1,1 @@
+"""How ranks stop together at one step, in time."""

@@ -1,0 +1,182 @@
+"""What a training consists of, built from the configuration: data, model, loss, optimizer, schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset
+
+from slurmddp.errors import ConfigError, near_matches
+from slurmddp.spec import GlobalBatch
+from slurmddp.training.data.loader import DistributedLoader
+from slurmddp.training.distributon import Distributon
+from slurmddp.training.instantiate import instantiate, is_called_later
+from slurmddp.training.trainer import dataset
+
+Loss = Callable[[Any, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """The keys of `train`; counts of steps are optimizer steps."""
+
+    steps: int = 400
+    batch_size: int = 16
+    """Samples per rank and batch."""
+    accumulate: int = 1
+    """Batches per step."""
+    global_batch: int | None = None
+    """Samples per step over all ranks, each of which takes at most `batch_size` at once; None leaves it to
+    `batch_size`, `accumulate` and the number of ranks."""
+    clip_norm: float | None = 1.0
+    """Longest gradient over all parameters; None leaves it as it is."""
+    log_every: int = 10
+    eval_every: int = 100
+    """0 evaluates before the first step and after the last one only."""
+    eval_batches: int = 20
+    """Held-out batches of `batch_size` over all ranks together, so the samples are the same on any number."""
+    save_every: int = 100
+    """0 saves at the end only, and when the run is stopped."""
+    memory_save_every: int | Literal["auto"] = "auto"
+    """Steps between two states in memory; 0: none; auto: see `checkpointing/snapshot_interval.py`."""
+    keep_last: int = 3
+    sample_chars: int = 400
+    workers: int = 0
+    """Data loader processes per rank."""
+
+    @classmethod
+    def build(cls, config: Mapping[str, Any]) -> TrainSettings:
+        """Return the settings that `train` holds; raises ConfigError for a key that does not exist."""
+        known = [field.name for field in fields(cls)]
+        for key in config:
+            if key not in known:
+                raise ConfigError(f"There is no setting train.{key}.", hint=near_matches(str(key), known))
+        if config.get("clip_norm") is not None and not config["clip_norm"] > 0:
+            raise ConfigError(
+                f"train.clip_norm is {config['clip_norm']}: every gradient would become 0.",
+                hint="Say null to leave gradients as they are.",
+            )
+        return cls(**config)
+
+    def share(self, world_size: int) -> tuple[int, int]:
+        """Return samples per batch and batches per step of each rank; raises MismatchError."""
+        if self.global_batch is None:
+            return self.batch_size, self.accumulate
+        return GlobalBatch(self.global_batch).share(world_size, self.batch_size)
+
+    def is_due(self, every: int, step: int) -> bool:
+        return every > 0 and step % every == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Everything that one training is made of, in the order in which it is built."""
+
+    settings: TrainSettings
+    data: Any
+    heldout: Dataset[Any] | None
+    loader: DistributedLoader
+    bare_model: nn.Module
+    model: nn.Module
+    loss: Loss
+    optimizer: Optimizer
+    scheduler: LRScheduler | None
+
+    @property
+    def unit(self) -> str:
+        return "tokens" if hasattr(self.data, "tokens_per_sample") else "samples"
+
+    @property
+    def units_per_sample(self) -> int:
+        return int(getattr(self.data, "tokens_per_sample", 1))
+
+    @property
+    def saved_objects(self) -> dict[str, Any]:
+        """The objects whose state makes a resumed training the same training."""
+        named = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        return {name: value for name, value in named.items() if value is not None}
+
+    def batches(self) -> Iterator[Any]:
+        """Yield pairs (inputs, targets) for ever, epoch after epoch."""
+        empty = 0
+        while empty < 2:  # The first one may be what a resume has left of an epoch.
+            empty += 1
+            for batch in self.loader:
+                empty = 0
+                yield batch
+        raise ConfigError(
+            f"data is a {type(self.data).__name__} whose epoch has no whole batch for this rank.",
+            hint="Use a smaller train.batch_size, fewer ranks or loader workers, or more data.",
+        )
+
+
+def build_parts(distributon: Distributon, config: Mapping[str, Any]) -> Parts:
+    """Build all parts that `config` describes; equal on all ranks but for the data that each will see."""
+    settings = TrainSettings.build(config["train"])
+    data = instantiate(config["data"], _key_="data")
+    distributon.start_up.lap("data")
+    batch_size, accumulate = settings.share(distributon.world_size)
+    readers = distributon.world_size * max(1, settings.workers)
+    loader = DataLoader(
+        dataset.checked(data, readers),
+        sampler=dataset.sampler_for(data),
+        batch_size=batch_size,
+        drop_last=True,
+        num_workers=settings.workers,
+        pin_memory=distributon.device.type == "cuda",
+        persistent_workers=settings.workers > 0,
+    )
+    bare_model = instantiate(config["model"], _key_="model")
+    model = distributon.setup_model(_checked_model(bare_model, config))
+    optimizer = instantiate(config["optimizer"], bare_model.parameters(), _key_="optimizer")
+    return Parts(
+        settings=settings,
+        data=data,
+        heldout=dataset.heldout_of(data),
+        loader=distributon.setup_dataloader(loader, accumulate=accumulate, keep_global_batch=True),
+        bare_model=bare_model,
+        model=model,
+        loss=build_loss(config["loss"]),
+        optimizer=distributon.setup_optimizer(optimizer),
+        scheduler=_build_scheduler(config.get("scheduler"), optimizer),
+    )
+
+
+def build_loss(config: Mapping[str, Any]) -> Loss:
+    """Return the loss: the result of `_target_`, or the function itself when it needs outputs and targets."""
+    if is_called_later(config, 2, _key_="loss"):
+        config = {**config, "_partial_": True}
+    loss = instantiate(config, _key_="loss")
+    if not callable(loss):
+        raise ConfigError(
+            f"loss._target_ {config['_target_']!r} gives a {type(loss).__name__}, which can't be called.",
+            hint="Name a function of (outputs, targets), or a class whose objects can be called with them.",
+        )
+    return loss  # type: ignore[no-any-return]
+
+
+def _build_scheduler(config: Mapping[str, Any] | None, optimizer: Optimizer) -> LRScheduler | None:
+    if not config:
+        return None
+    scheduler = instantiate(config, optimizer, _key_="scheduler")
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) or not hasattr(scheduler, "step"):
+        raise ConfigError(
+            f"scheduler is a {type(scheduler).__name__}, which does not follow the step alone.",
+            hint="Use a function of the step, such as slurmddp.training.builtin.schedules.cosine.",
+        )
+    return scheduler  # type: ignore[no-any-return]
+
+
+def _checked_model(model: Any, config: Mapping[str, Any]) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"model._target_ {config['model'].get('_target_')!r} gives a {type(model).__name__}.",
+            hint="Name a torch.nn.Module, or a function that returns one.",
+        )
+    return model

@@ -1,0 +1,279 @@
+"""The default program of a run: one explicit loop on the public API, which a person can copy and change.
+
+    program: {_target_: slurmddp.training.trainer.train}
+
+It trains any model on any data of pairs (inputs, targets), and goes on bit for bit after a stop;
+docs/data.md lists what it looks for in a data set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import torch
+from torch.nn import functional
+
+from slurmddp.checkpoint.files.manifest import folder_name
+from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
+from slurmddp.errors import ConfigError, SlurmddpError, StoppedAtCheckpoint
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.training.checkpointing.finite import gradient_norm
+from slurmddp.training.checkpointing.restore import set_aside
+from slurmddp.training.checkpointing.snapshot_interval import MemoryPace
+from slurmddp.training.distributon import Distributon
+from slurmddp.training.run_log import Journal, Stopwatch
+from slurmddp.training.trainer.components import Parts, build_parts
+from slurmddp.training.trainer.evaluate import evaluate, has_samples
+
+
+def token_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross-entropy in nats; `logits` (..., classes), `targets` (...)."""
+    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -> None:
+    """Train to `train.steps`, from the newest checkpoint on; raises StoppedAtCheckpoint when told to stop."""
+    distributon.alive("loading")
+    training = Training(distributon, build_parts(distributon, config), folder)
+    settings, batches = training.parts.settings, training.parts.batches()
+    training.resume()
+    while training.step < settings.steps:
+        if distributon.should_stop():
+            training.stop()
+        if training.evaluation_is_due():
+            training.evaluate()
+        training.take_step(batches)
+        if training.went_back():
+            batches = training.parts.batches()
+        if settings.is_due(settings.log_every, training.step) or training.step == settings.steps:
+            training.log()
+        if settings.is_due(settings.save_every, training.step) and training.step < settings.steps:
+            training.save(wait=False)
+        elif training.memory_save_is_due and training.step < settings.steps:
+            training.memory_save()
+    if training.evaluation_is_due():
+        training.evaluate()
+    training.save()
+    training.write_sample()
+
+
+class Training:
+    """The state of one training between two steps, and what can be done to it."""
+
+    def __init__(self, distributon: Distributon, parts: Parts, folder: RunFolder) -> None:
+        self.distributon, self.parts = distributon, parts
+        self.step = 0
+        self._evaluated_at = -1
+        self._saved: tuple[int, int] | None = None
+        """Step and last evaluation that the newest checkpoint holds."""
+        self._losses: list[float] = []
+        """The losses, mean over ranks, of the steps since the last log line."""
+        self._pending: list[torch.Tensor] = []
+        """This rank's loss and gradient norm of each of the last steps, in turn, still on the device.
+
+        Reading each one would stall a GPU."""
+        self._unchecked: int | None = None
+        """Step of the checkpoint that was loaded, until the step after it has been found finite."""
+        self._lr = 0.0
+        self._is_first = True
+        self._root = folder.checkpoints_dir
+        self._journal = Journal(folder, active=distributon.is_global_zero, unit=parts.unit)
+        every = parts.settings.memory_save_every
+        self._memory_pace = MemoryPace(every, keeps=distributon.keeps_memory)
+        self.memory_save_is_due = False
+        self._stopwatch = Stopwatch()
+        self._sampled = folder.sample_file.exists()
+
+    def resume(self) -> None:
+        """Resume from the newest checkpoint; where there is none, make sure that one can be written."""
+        progress: dict[str, Any] = {}
+        step = self.distributon.load(self._root, progress=progress, **self.parts.saved_objects)
+        if step is None:
+            self.distributon.test_save(
+                self._root,
+                keep_last=self.parts.settings.keep_last,
+                wait=False,
+                progress={"evaluated_at": -1, "losses": []},
+                **self.parts.saved_objects,
+            )
+            return
+        self.step, self._evaluated_at = step, progress["evaluated_at"]
+        self._losses = list(progress["losses"])
+        self._saved = (self.step, self._evaluated_at)
+        self._unchecked = step if self.distributon.resumed_from == "disk" else None
+        self.distributon.print(f"resumed at step {step}")
+
+    def take_step(self, batches: Iterator[Any]) -> None:
+        """Take one optimizer step on as many batches as belong to it."""
+        parts, accumulate = self.parts, self.parts.loader.accumulate
+        self._stopwatch.start()
+        total = torch.zeros((), device=self.distributon.device)
+        for number in range(1, accumulate + 1):
+            inputs, targets = _pair(next(batches))
+            with self.distributon.accumulating(parts.model, last=number == accumulate):
+                loss = parts.loss(parts.model(inputs), targets)
+                self.distributon.backward(loss, parts=accumulate)
+            total += loss.detach() / accumulate
+        self._pending += [total, self._update()]
+        self.step += 1
+        seconds = self._stopwatch.stop(self._samples_per_step() * parts.units_per_sample)
+        self.memory_save_is_due = self._memory_pace.step(seconds)
+        self._is_first = False
+
+    def went_back(self) -> bool:
+        """Return whether training went back to an older checkpoint because of the step just taken.
+
+        It does so once, if the first step after a load from the disk is not finite: that checkpoint may be
+        spoilt, and would end every attempt at the same step.
+        """
+        loaded, self._unchecked = self._unchecked, None
+        if loaded is None:
+            return False
+        try:
+            self._collect_losses()
+        except SlurmddpError as problem:
+            self._go_back(loaded, problem)
+            return True
+        return False
+
+    def _go_back(self, loaded: int, problem: SlurmddpError) -> None:
+        said = f"{problem.message} It is the first step after checkpoint {folder_name(loaded)}"
+        moved = set_aside(self._root, loaded)
+        if moved is None:
+            hint = (
+                f"{problem.hint} To resume from an older one, move {self._root / folder_name(loaded)} away."
+            )
+            raise SlurmddpError(f"{said}.", hint=hint) from problem
+        aside, before = moved
+        text = f"{said}, which is now {aside}: training goes back to step {before}."
+        self._journal.event("warned", about="checkpoint", text=text)
+        self.distributon.print(text)
+        self.resume()
+
+    def _update(self) -> torch.Tensor:
+        """Let the optimizer take its step; return the norm that the gradients had."""
+        optimizer, scheduler = self.parts.optimizer, self.parts.scheduler
+        norm = gradient_norm(self.parts.bare_model, self.parts.settings.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        self._lr = float(optimizer.param_groups[0]["lr"])
+        if scheduler is not None:
+            scheduler.step()
+        return norm
+
+    def _samples_per_step(self) -> int:
+        loader = self.parts.loader
+        return (loader.batch_size or 1) * loader.accumulate * self.distributon.world_size
+
+    def _collect_losses(self) -> None:
+        """Fetch the losses of the last steps; raises SlurmddpError if a loss or gradient is not finite."""
+        if not self._pending:
+            return
+        device = self.distributon.device
+        values = torch.stack([value.to(device, torch.float32) for value in self._pending])
+        means = self.distributon.all_reduce_mean(values).tolist()
+        self._pending.clear()
+        losses, norms = means[::2], means[1::2]
+        for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), self.step - len(losses) + 1):
+            if not math.isfinite(loss):
+                raise self._not_finite(f"The loss of step {step} is {loss}.")
+            if not math.isfinite(norm):
+                raise self._not_finite(f"The gradient norm of step {step} is {norm}.")
+        self._losses += losses
+
+    def _not_finite(self, problem: str) -> SlurmddpError:
+        hint = "Try a smaller optimizer.lr, more scheduler.warmup_steps, or train.clip_norm=1. "
+        hint += "Nothing of that step is saved"
+        if self._saved is not None:
+            hint += (
+                f"; checkpoint {folder_name(self._saved[0])} is from before it. To resume from it, change "
+                f"the run's config.yaml and set {ALLOW_OTHER_CONFIG_VARIABLE}=1 for `slurmddp resume`"
+            )
+        return SlurmddpError(problem, hint=f"{hint}.")
+
+    def log(self) -> None:
+        """Write the mean loss since the last line."""
+        self._collect_losses()
+        loss = sum(self._losses) / len(self._losses)
+        self._losses.clear()
+        rate = self._stopwatch.take_rate()
+        self._journal.step(self.step, loss=loss, lr=self._lr, rate=rate)
+        self.distributon.print(f"step {self.step}: loss {loss:.4f}, {rate:,.0f} {self.parts.unit}/s")
+
+    def evaluation_is_due(self) -> bool:
+        settings = self.parts.settings
+        if self._evaluated_at == self.step or not has_samples(self.parts):
+            return False
+        return self.step in (0, settings.steps) or settings.is_due(settings.eval_every, self.step)
+
+    def evaluate(self) -> None:
+        """Measure the held-out loss; one that a stop cut short is measured again after the resume."""
+        loss = evaluate(self.distributon, self.parts)
+        self.distributon.start_up.lap("evaluation")
+        if loss is not None:
+            self._evaluated_at = self.step
+            self._journal.evaluation(self.step, loss)
+            self.distributon.print(f"step {self.step}: held-out loss {loss:.4f}")
+        else:
+            # All ranks know of the stop now. A step more would leave this evaluation behind for good.
+            self.stop()
+
+    def save(self, *, wait: bool = True) -> None:
+        """Save everything that the next step depends on; with `wait`, return when that is durable."""
+        if self._saved != (self.step, self._evaluated_at):
+            self.distributon.save(
+                self._root, self.step, keep_last=self.parts.settings.keep_last, wait=wait, **self._state()
+            )
+            self._saved = (self.step, self._evaluated_at)
+        elif wait:
+            self.distributon.finish_saving()
+
+    def memory_save(self) -> None:
+        """Copy what `save` would write into memory: a rank that takes this one's place resumes from there."""
+        told, seconds = self.distributon.memory_save(
+            self._root, self.step, told=self._memory_pace.figures, **self._state()
+        )
+        self._memory_pace.copied(told, seconds)
+
+    def _state(self) -> dict[str, Any]:
+        self._collect_losses()
+        progress = {"evaluated_at": self._evaluated_at, "losses": self._losses}
+        return {"progress": progress, **self.parts.saved_objects}
+
+    def stop(self) -> NoReturn:
+        """Save and leave; raises StoppedAtCheckpoint on all ranks."""
+        reason = self.distributon.stop_reason or "a request"
+        self.distributon.record_stop()
+        if not self._is_first:  # else this attempt has trained nothing
+            self.save()
+        raise StoppedAtCheckpoint(
+            f"Stopped at step {self.step} of {self.parts.settings.steps} by {reason}.",
+            hint="It resumes from there when it is started again.",
+        )
+
+    def write_sample(self) -> None:
+        """Let the model write `train.sample_chars` characters, where model and data can."""
+        model: Any = self.parts.bare_model
+        data, count = self.parts.data, self.parts.settings.sample_chars
+        can = hasattr(model, "generate") and hasattr(data, "encode") and hasattr(data, "decode")
+        self.distributon.alive("ending")
+        if can and count and self.distributon.is_global_zero and not self._sampled:
+            model.eval()
+            prompt = data.encode("def ")[None].to(self.distributon.device)
+            generator = torch.Generator().manual_seed(0)
+            self._journal.sample(data.decode(model.generate(prompt, count, generator=generator)[0]))
+        self.distributon.barrier()
+
+
+def _pair(batch: Any) -> tuple[Any, torch.Tensor]:
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return batch[0], batch[1]
+    found = f"of type {type(batch).__name__}"
+    if isinstance(batch, (tuple, list)):
+        found = f"of {len(batch)} parts"
+    raise ConfigError(
+        f"The data gives batches {found}; the trainer needs pairs (inputs, targets).",
+        hint="Return pairs from the data set, or name your own training function in program._target_.",
+    )
