@@ -1,4 +1,4 @@
-# The six verbs: make train | test | lint | format | bench | clean. `make help` says what each does.
+# The verbs: make train | test | lint | format | bench | chaos | clean. `make help` says what each does.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -11,7 +11,7 @@ BENCHMARKS := "startup.py --runs 5" "start.py --rounds 1" "restart.py --rounds 1
 	"checkpoint_stall.py --sizes 100 --rounds 2"
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint format bench clean install slurm gpu unit distributed slurm-tests-1 slurm-tests-2 other-tests
+.PHONY: help train test lint format bench chaos clean install slurm gpu unit distributed slurm-tests-1 slurm-tests-2 other-tests
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ bench: $(BIN)/.installed-test slurm  ## measure what is promised of speed, in sh
 		echo "== benchmarks/$$benchmark"; \
 		$(BIN)/python benchmarks/$$benchmark || missed="$$missed $$benchmark,"; \
 	done; [ -z "$$missed" ] || { echo "not held, or failed:$$missed see above" >&2; exit 1; }
+
+chaos: $(BIN)/.installed-test slurm  ## disturb trainings on a SLURM of this machine; ARGS='--faults 100', or --help
+	PYTHONPATH=tests $(BIN)/python -m chaos $(ARGS)
 
 clean:  ## remove what the other verbs made, except runs/
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

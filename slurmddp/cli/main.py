@@ -41,7 +41,6 @@ COMMANDS = {
     "export": "Write a run's weights to a plain safetensors file, for use elsewhere.",
     "report": "Write a run's report again and print where it is.",
     "sandbox": "A SLURM of one's own on this machine, to try jobs on before there is a cluster.",
-    "chaos": "Disturb trainings at random moments; all must end with the weights of the undisturbed one.",
 }
 SETTINGS = ("nodes", "cluster", "name", "model", "data", "time_limit", "partition", "account", "launcher")
 """Settings that people first type as flags; they get told how to write them."""

@@ -36,8 +36,6 @@ FLAGS = {
     "export": "--force --object --output --step run",
     "report": "run",
     "sandbox": "action",
-    "chaos": "--faults --in-place --json --keep --kinds --limit --list --nodes --output --ranks-per-node "
-    "--seed --steps",
 }
 
 SANDBOX = {

@@ -17,7 +17,7 @@ _ABOVE = """
     checkpoint checkpoint.files checkpoint.memory
     launchers launchers.link launchers.watchdog launchers.coordinator launchers.agent launchers.local
     launchers.submit
-    config chaos cli cli.commands
+    config cli cli.commands
 """
 _BELOW = """
     checkpoint.state strategies

@@ -1,4 +1,4 @@
-"""A short run of `slurmddp chaos`: faults of several kinds, survived with the undisturbed weights."""
+"""A short run of `make chaos`: faults of several kinds, survived with the undisturbed weights."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from chaos import disk
 
-from slurmddp.chaos import disk
 from slurmddp.sandbox import Sandbox, processes
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1000)]
 
 KINDS = "kill-rank,sigterm-rank,preempt-start,submit-at-once,restart-controller,flip-bit,kill-during-save"
 
+ENVIRON = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+
 
 def chaos(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "slurmddp", "chaos", *words],
+        [sys.executable, "-m", "chaos", *words],
         cwd=folder,
+        env=ENVIRON,
         capture_output=True,
         text=True,
         timeout=900,
@@ -59,8 +62,8 @@ def test_nothing_is_left_of_an_experiment_that_is_told_to_end() -> None:
     # The paths of a sandbox's sockets must be short.
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         started = subprocess.Popen(
-            [sys.executable, "-m", "slurmddp", "chaos", "--kinds=fill-disk"],
-            env={**os.environ, "TMPDIR": folder},
+            [sys.executable, "-m", "chaos", "--kinds=fill-disk"],
+            env={**ENVIRON, "TMPDIR": folder},
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -8,12 +8,12 @@ from functools import partial
 
 import pytest
 from keepers import Rank, fork_writer
+from slurm_in_memory import FakeSlurm
 from slurm_jobs import FakePrograms
 
 from slurmddp.checkpoint.memory.service import Keeper
 from slurmddp.runs.folder import index
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.slurm.fake import FakeSlurm
 
 CONFIG = """\
 name: gpt

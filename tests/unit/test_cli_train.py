@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from projects import make_project
+from slurm_in_memory import FakeSlurm
 from slurm_jobs import FakePrograms
 
 from slurmddp.cli.commands import train
@@ -30,7 +31,6 @@ from slurmddp.launchers.local import run as local
 from slurmddp.runs.folder import index
 from slurmddp.runs.folder.layout import RunFolder, append_line
 from slurmddp.slurm import client
-from slurmddp.slurm.fake import FakeSlurm
 from slurmddp.slurm.partitions import Limits, Partition
 from slurmddp.slurm.script import render
 

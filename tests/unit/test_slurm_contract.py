@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from slurm_in_memory import FakeSlurm
 from slurm_jobs import PARTITIONS, FakePrograms
 
 from slurmddp.errors import SlurmError
 from slurmddp.slurm.client import Slurm, SlurmClient
-from slurmddp.slurm.fake import FakeSlurm
 from slurmddp.slurm.partitions import parse_limits
 
 

@@ -9,12 +9,12 @@ import subprocess
 import sys
 
 import pytest
+from slurm_in_memory import FakeSlurm
 
 from slurmddp.runs.folder.history import fold, read_history
 from slurmddp.runs.folder.layout import RunFolder, append_line
 from slurmddp.runs.status.run_status import status, statuses
 from slurmddp.runs.status.verdict import STATES, decide
-from slurmddp.slurm.fake import FakeSlurm
 from slurmddp.slurm.reasons import explain
 from slurmddp.slurm.states import ALL, TERMINAL, JobState
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from slurm_in_memory import FakeSlurm
 from slurm_jobs import PARTITIONS, make_job
 
 from slurmddp.errors import ConfigError, SlurmError
@@ -16,7 +17,6 @@ from slurmddp.launchers.submit.submitit import RunScript
 from slurmddp.launchers.submit.submitter import build
 from slurmddp.runs.folder.create import prepare
 from slurmddp.runs.folder.layout import RunFolder, append_line
-from slurmddp.slurm.fake import FakeSlurm
 from slurmddp.slurm.options import sbatch_options
 from slurmddp.slurm.partitions import parse_limits
 from slurmddp.slurm.script import render
@@ -209,8 +209,8 @@ def test_submitting_never_imports_torch(name: str, tmp_path: Path) -> None:
     probe = (
         "import sys\n"
         "from slurmddp.launchers.submit.submitter import build\n"
-        "from slurmddp.slurm.fake import FakeSlurm\n"
-        f"build({name!r}, FakeSlurm())\n"
+        "from slurmddp.slurm.client import SlurmClient\n"
+        f"build({name!r}, SlurmClient())\n"
         "import slurmddp.launchers.submit.submitit, slurmddp.runs.folder.create, submitit\n"
         "print('torch' in sys.modules)"
     )

@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 from itertools import pairwise
 
-from slurmddp.chaos.faults import FAULTS, MissedError, Scene, Struck
-from slurmddp.chaos.schedule import Planned
-from slurmddp.chaos.training import POLL_S, Training
+from chaos.faults import FAULTS, MissedError, Scene, Struck
+from chaos.schedule import Planned
+from chaos.training import POLL_S, Training
 from slurmddp.errors import SlurmddpError, SlurmError
 
 CALM_S = 2.0

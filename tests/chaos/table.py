@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from slurmddp.chaos.faults import FAULTS
-from slurmddp.chaos.recovery import Outcome
-from slurmddp.chaos.runner import Result
+from chaos.faults import FAULTS
+from chaos.recovery import Outcome
+from chaos.runner import Result
 from slurmddp.runs.table import print_table
 
 HEADERS = (

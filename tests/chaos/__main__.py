@@ -1,4 +1,4 @@
-"""Disturb trainings at random moments; all must end with the weights of the undisturbed one.
+"""Disturb trainings at random moments; all must end with the weights of the undisturbed one: `make chaos`.
 
 It happens on a sandbox of its own. Prints what became of each fault, and a table: how many were survived,
 how many steps had to be repeated, how long it took until the training went on. Ends with 0 only if all faults
@@ -17,19 +17,21 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from slurmddp.chaos import table
-from slurmddp.chaos.faults import FAULTS, choose
-from slurmddp.chaos.runner import Result, Settings
-from slurmddp.chaos.runner import run as run_chaos
-from slurmddp.chaos.training import Shape
-from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError
+from chaos import table
+from chaos.faults import FAULTS, choose
+from chaos.runner import Result, Settings
+from chaos.runner import run as run_chaos
+from chaos.training import Shape
+from slurmddp.cli.messages import EXIT_INTERRUPTED
+from slurmddp.cli.messages import report as report_error
+from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, SlurmddpError
 from slurmddp.runs.folder.layout import write_atomic
 from slurmddp.runs.table import print_table
 from slurmddp.sandbox.machine import can_make_namespaces
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of `slurmddp chaos`."""
+    """Declare the flags; `make chaos ARGS='--faults 20'` hands them over."""
     parser.add_argument("--list", action="store_true", help="show the kinds of faults and do nothing")
     parser.add_argument("--faults", type=int, default=12, metavar="N", help="how many in all (12)")
     parser.add_argument("--kinds", metavar="A,B", help="only these kinds (default: all that work here)")
@@ -101,3 +103,21 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 def _write(output: Path | None, result: Result) -> None:
     if output is not None:
         write_atomic(output.absolute(), json.dumps(table.as_json(result), indent=1) + "\n")
+
+
+def main() -> int:
+    """Run the command line and return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_arguments(parser)
+    try:
+        return run(parser.parse_args())
+    except SlurmddpError as error:
+        return report_error(error, debug=False)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

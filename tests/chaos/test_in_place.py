@@ -1,12 +1,12 @@
-"""Faults after which ranks begin again in the same job, as `slurmddp chaos --in-place` sees them."""
+"""Faults after which ranks begin again in the same job, as `make chaos ARGS=--in-place` sees them."""
 
 from __future__ import annotations
 
 import pytest
-from chaos_story import Story, story
 
-from slurmddp.chaos import recovery
-from slurmddp.chaos.training import Shape
+from chaos import recovery
+from chaos.story import Story, story
+from chaos.training import Shape
 
 __all__ = ["story"]
 

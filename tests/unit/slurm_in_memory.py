@@ -1,4 +1,4 @@
-"""A SLURM in memory, for tests of what stands above the client and for people who test their own tools."""
+"""A SLURM in memory, for tests of everything above the client."""
 
 from __future__ import annotations
 

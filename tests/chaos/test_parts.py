@@ -1,4 +1,4 @@
-"""The parts of `slurmddp chaos` that need no SLURM: what is drawn, what is seen, what is concluded."""
+"""The parts of `make chaos` that need no SLURM: what is drawn, what is seen, what is concluded."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from chaos_story import PLANNED, Story, story
 
-from slurmddp.chaos import faults, ranks, recovery, table
-from slurmddp.chaos.compare import End, compare
-from slurmddp.chaos.faults import FAULTS, MissedError, Scene, choose
-from slurmddp.chaos.recovery import Outcome
-from slurmddp.chaos.runner import Result, RunResult, Settings
-from slurmddp.chaos.schedule import draw
-from slurmddp.chaos.training import Lines, Shape, Training
+from chaos import faults, ranks, recovery, table
+from chaos.compare import End, compare
+from chaos.faults import FAULTS, MissedError, Scene, choose
+from chaos.recovery import Outcome
+from chaos.runner import Result, RunResult, Settings
+from chaos.schedule import draw
+from chaos.story import PLANNED, Story, story
+from chaos.training import Lines, Shape, Training
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder.layout import RunFolder
 

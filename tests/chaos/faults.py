@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from slurmddp.chaos import disk, ranks
-from slurmddp.chaos.training import Training
+from chaos import disk, ranks
+from chaos.training import Training
 from slurmddp.checkpoint.files.manifest import WRITING, checkpoint_folders
 from slurmddp.errors import ConfigError, SlurmError, near_matches
 from slurmddp.sandbox import Sandbox

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from slurmddp.chaos import disk
-from slurmddp.chaos.compare import Comparison, End, compare, end_of
-from slurmddp.chaos.faults import Scene
-from slurmddp.chaos.recovery import Outcome, return_nodes, strike
-from slurmddp.chaos.schedule import Planned, draw
-from slurmddp.chaos.training import POLL_S, Place, Shape, Training, write_project
+from chaos import disk
+from chaos.compare import Comparison, End, compare, end_of
+from chaos.faults import Scene
+from chaos.recovery import Outcome, return_nodes, strike
+from chaos.schedule import Planned, draw
+from chaos.training import POLL_S, Place, Shape, Training, write_project
 from slurmddp.errors import SlurmddpError
 from slurmddp.sandbox import Sandbox
 

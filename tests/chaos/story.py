@@ -1,4 +1,4 @@
-"""A training that is struck by a made-up fault, as `slurmddp chaos` sees it, without SLURM."""
+"""A training that is struck by a made-up fault, as `make chaos` sees it, without SLURM."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from slurmddp.chaos import recovery
-from slurmddp.chaos.faults import FAULTS, Fault, Scene, Struck
-from slurmddp.chaos.recovery import Outcome, strike
-from slurmddp.chaos.schedule import Planned
-from slurmddp.chaos.training import Shape, Training
+from chaos import recovery
+from chaos.faults import FAULTS, Fault, Scene, Struck
+from chaos.recovery import Outcome, strike
+from chaos.schedule import Planned
+from chaos.training import Shape, Training
 from slurmddp.runs.folder.layout import RunFolder, append_line
 
 PLANNED = Planned(0, "made-up", 1, "0/0")
