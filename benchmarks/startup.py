@@ -19,20 +19,33 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+import yaml
 from record import as_json, in_turn, keep, parser, ratio
+
+from slurmddp.config.schema import GROUPS, defaults
 
 ROOT = Path(__file__).parents[1]
 HELP_LIMIT_S = 0.1
 DRY_RUN_LIMIT = 1.4
 SETTINGS = ["+cluster=a100x8", "nodes=3"]
 
-# The same files from the same folder, in as few lines as Hydra's manual needs.
+# The same keys from one file and the same groups, in as few lines as Hydra's manual needs.
 BARE = """
 import sys
 from hydra import compose, initialize_config_dir
 with initialize_config_dir(sys.argv[1], version_base="1.3"):
     config = compose("config", overrides=sys.argv[2:])
 """
+
+
+def write_config(folder: Path) -> None:
+    """Write slurmddp's defaults as a `config.yaml` that plain Hydra composes."""
+    chosen = [{group: choice} for group, choice in GROUPS.items() if choice]
+    whole = {
+        "defaults": [*chosen, "_self_"],
+        "hydra": {"searchpath": [f"file://{ROOT / 'slurmddp' / 'conf'}"]},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(whole | defaults(), sort_keys=False))
 
 
 def seconds(command: list[str], folder: str) -> float:
@@ -44,11 +57,12 @@ def seconds(command: list[str], folder: str) -> float:
 def commands(folder: Path) -> dict[str, list[str]]:
     bare = folder / "bare.py"
     bare.write_text(BARE)
+    write_config(folder)
     slurmddp = str(Path(sys.executable).with_name("slurmddp"))
     return {
         "python -c pass": [sys.executable, "-c", "pass"],
         "slurmddp --help": [slurmddp, "--help"],
-        "bare hydra compose": [sys.executable, str(bare), str(ROOT / "slurmddp" / "conf"), *SETTINGS],
+        "bare hydra compose": [sys.executable, str(bare), str(folder), *SETTINGS],
         "slurmddp train --dry-run": [slurmddp, "train", "--dry-run", *SETTINGS],
     }
 

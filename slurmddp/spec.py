@@ -7,45 +7,13 @@ Nothing here reads files, the environment or the clock.
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurmddp.config.schema import OWN_TRAINER, Cluster, Policy
 from slurmddp.errors import MismatchError
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
-    """What a site gives and how it wants to be asked; None means: leave the flag out."""
-
-    name: str
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    reservation: str | None = None
-    gpus_per_node: int = 0
-    gpu_type: str | None = None
-    gpu_request: str = "gpus-per-node"
-    """The site's dialect: `gpus-per-node`, `gres`, or `none` where GPUs come with the partition."""
-    ranks_per_node: int | None = None
-    """Ranks per node on clusters without GPUs; with GPUs it is one rank per GPU."""
-    max_nodes: int | None = None
-    cpus_per_node: int | None = None
-    mem_gb: float | None = None
-    """Host memory per node in GiB; 0 asks for all of it."""
-    mem_request: str = "mem"
-    """The site's dialect: `mem` (per node), `mem-per-cpu`, or `none`."""
-    time_limit: str | None = None
-    setup: tuple[str, ...] = ()
-    """Shell lines that run in the batch script before the training (module load, source venv)."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    sbatch: Mapping[str, str | int | bool] = field(default_factory=dict)
-    """Any other sbatch option by its long name; `true` writes a bare flag."""
-    srun: Mapping[str, str | int | bool] = field(default_factory=dict)
-    python: str | None = None
-    """The interpreter on the compute nodes; None means the one that submits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,72 +39,6 @@ class Resources:
         return self.nodes + self.spare_nodes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Policy:
-    """What happens when the job is stopped or fails."""
-
-    max_restarts: int = 3
-    """Failures after which the job is tried again; preemptions and time limits don't count."""
-    max_restarts_in_place: int = 10
-    """Failures of one attempt after which its ranks start again within the job; 0: never."""
-    max_requeues_without_progress: int = 3
-    """Time limits in a row without a newer checkpoint after which the job is requeued; 0: never."""
-    requeue: bool = True
-    signal_lead_s: int = 120
-    """Seconds before the time limit at which SLURM sends USR2 to the ranks."""
-    grace_s: int | None = None
-    """Seconds from SIGTERM to SIGKILL; None: as SLURM says (its KillWait and the partition's GraceTime)."""
-    exclude_failed_h: int = 24
-    """Hours for which a node that failed under the run is kept out of its next attempts; 0: not at all."""
-    stall_timeout_s: float | None = None
-    """Seconds in which a rank has to get on; None: learnt from what its steps take; 0: for ever."""
-    join_timeout_s: float = 300
-    """Seconds for which the nodes of a job wait for each other."""
-
-
-COMPUTED = ("seed", "model", "data", "loss", "optimizer", "scheduler", "strategy", "train", "program")
-"""The keys of the configuration that decide what is computed."""
-NOT_COMPUTED = (
-    "train.log_every",
-    "train.eval_every",
-    "train.save_every",
-    "train.memory_save_every",
-    "train.keep_last",
-    "train.sample_chars",
-    "train.workers",
-    "program.checkpoints",
-)
-"""Keys that change no number. A run's name and a checkpoint's identity leave them out."""
-EXTENT = ("train.steps", "train.eval_batches", "train.global_batch")
-"""Keys that a run's name holds, while a checkpoint fits any value of them.
-
-A run may grow longer, or be evaluated on more. A run of another size sets `global_batch`; the data order in
-the checkpoint says which value is right.
-"""
-
-
-TRAINER_KEYS = ("model", "data", "loss", "optimizer", "scheduler", "strategy", "train")
-"""Keys that slurmddp's trainer and programs of a person's own read; a script never sees them."""
-
-
-def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration without the keys that its program never sees."""
-    program = config.get("program")
-    has_script = isinstance(program, Mapping) and program.get("script")
-    return {key: value for key, value in config.items() if not has_script or key not in TRAINER_KEYS}
-
-
-def computed(config: Mapping[str, Any], without: Sequence[str] = NOT_COMPUTED) -> dict[str, Any]:
-    """Return the part of a configuration that decides what is computed, without the keys in `without`."""
-    return {
-        key: {name: inner for name, inner in value.items() if f"{key}.{name}" not in without}
-        if isinstance(value, Mapping)
-        else value
-        for key, value in relevant(config).items()
-        if key in COMPUTED
-    }
-
-
 SPECIAL_KEYS: Mapping[str, str] = {
     "_target_": "an import path",
     "_args_": "a list",
@@ -145,8 +47,6 @@ SPECIAL_KEYS: Mapping[str, str] = {
     "_convert_": "none, partial, object or all",
 }
 """Keys of Hydra's `instantiate`, which control how an object is built, with the value that each takes."""
-
-OWN_TRAINER = "slurmddp.training.trainer.train"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 Groups (`model`, `data`, `loss`, `optimizer`, `scheduler`, `strategy`, `cluster`, and your own) are looked up
 in the project folder's `conf/` first, then in slurmddp's. A project's own defaults stand in its
-`conf/slurmddp.yaml`: the keys of slurmddp's `conf/config.yaml` that it wants different, and under `defaults:`
-the choices of groups. A project's `conf/config.yaml`, if it has one, is another program's and not read.
+`conf/slurmddp.yaml`: the keys that it wants different, and under `defaults:` the choices of groups.
+A project's `conf/config.yaml`, if it has one, is another program's and not read.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from slurmddp.config import hydra_errors, sbatch_environment, schema, script_arguments, validate
+from slurmddp.config import hydra_errors, sbatch_environment, script_arguments, validate
+from slurmddp.config.check import check
+from slurmddp.config.identity import relevant
 from slurmddp.config.overrides import PROJECT_DEFAULTS, Plan, conf_roots, options, plan_from
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import hidden
 from slurmddp.runs.folder.hidden import EXPRESSIONS
-from slurmddp.spec import relevant
 
 _PRIMARY = "slurmddp_primary"
 _LEFT_OUT = [
@@ -52,14 +53,14 @@ def compose(overrides: Sequence[str], project_dir: Path) -> dict[str, Any]:
     project_dir = project_dir.absolute()
     validate.check_project(project_dir)
     roots = conf_roots(project_dir)
-    plan = make_plan(overrides, roots, project_dir)
+    plan = make_plan(overrides, roots)
     composed = compose_plan(plan, roots, overrides)
     expressions = composed.pop(EXPRESSIONS)
-    config = schema.check(composed)
+    if isinstance(cluster := composed.get("cluster"), dict) and plan.cluster:
+        cluster["name"] = cluster.get("name") or plan.cluster
+    config = check(composed)
     if config["cluster"] is not None and not plan.has_cluster:
         raise ConfigError("A key of `cluster` is set, but no cluster is chosen.", hint="Say +cluster=NAME.")
-    if config["cluster"] is not None:
-        config["cluster"]["name"] = config["cluster"]["name"] or plan.cluster or "unnamed"
     config = sbatch_environment.fill(config, os.environ)
     elsewhere = bool(config["cluster"] and config["cluster"]["python"])
     validate.check_targets(config, project_dir, here=not elsewhere)
@@ -105,11 +106,11 @@ def _name(config: Mapping[str, Any]) -> str:
     return validate.as_name(Path(script).stem) or "script"
 
 
-def make_plan(overrides: Sequence[str], roots: Sequence[Path], project_dir: Path) -> Plan:
-    base = load_yaml(roots[-1] / "config.yaml")
+def make_plan(overrides: Sequence[str], roots: Sequence[Path]) -> Plan:
+    """Return what Hydra is to compose; raises ConfigError for a file that can't be right."""
     own = roots[0] / PROJECT_DEFAULTS
     has_own = len(roots) > 1 and own.is_file()
-    plan = plan_from(overrides, roots, base, load_yaml(own) if has_own else {})
+    plan = plan_from(overrides, roots, _load_yaml(own) if has_own else {})
     files = {"defaults": own} if has_own else {}
     if plan.cluster is not None:
         files["cluster"] = options(roots, "cluster")[plan.cluster]
@@ -117,7 +118,7 @@ def make_plan(overrides: Sequence[str], roots: Sequence[Path], project_dir: Path
     return plan
 
 
-def load_yaml(path: Path) -> dict[str, Any]:
+def _load_yaml(path: Path) -> dict[str, Any]:
     try:
         loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except (*_TROUBLE, UnicodeDecodeError) as error:
@@ -128,6 +129,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
 
 
 def compose_plan(plan: Plan, roots: Sequence[Path], typed: Sequence[str]) -> dict[str, Any]:
+    """Return what Hydra composes, resolved and not checked; raises ConfigError."""
     try:
         return _compose(plan, roots)
     except _TROUBLE as error:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.config import sizes, validate
+from slurmddp.config.identity import fingerprint
+from slurmddp.config.schema import Cluster, Policy
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.spec import Cluster, Job, Policy, Program, computed
+from slurmddp.spec import Job, Program
 
 
 def build_job(
@@ -63,13 +63,6 @@ def to_job(
         snapshot=config["snapshot"],
         elastic=config["elastic"],
     )
-
-
-def fingerprint(config: Mapping[str, Any]) -> str:
-    """Return eight hex digits that change with what is computed, and not with where or how long it runs."""
-    named = {**computed(config), "nodes": config["nodes"], "ranks_per_node": config["ranks_per_node"]}
-    text = json.dumps(named, sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _cluster(config: Mapping[str, Any]) -> Cluster | None:

@@ -15,14 +15,14 @@ from typing import Any
 
 from slurmddp.config import script_arguments
 from slurmddp.config.hydra_errors import quoted
-from slurmddp.config.schema import GROUPS, OPEN_NODES, TOP
+from slurmddp.config.schema import GROUPS, OPEN_NODES, OWN_TRAINER, TOP, defaults
 from slurmddp.errors import ConfigError, near_matches
-from slurmddp.spec import OWN_TRAINER
 
 _FORM = re.compile(r"(?P<sign>\+\+|\+|~|)(?P<key>[^=]*)(?:=(?P<value>.*))?", re.DOTALL)
 _KEY = re.compile(r"[A-Za-z_][\w./@:-]*")
 _PLAIN_CHOICE = re.compile(r"[\w./ -]+")
 PROJECT_DEFAULTS = "slurmddp.yaml"
+_WHERE = f"conf/{PROJECT_DEFAULTS}"
 
 
 @dataclass(frozen=True)
@@ -101,12 +101,9 @@ def take_apart(text: str) -> Given:
     return given
 
 
-def plan_from(
-    overrides: Sequence[str], roots: Sequence[Path], base: Mapping[str, Any], project: Mapping[str, Any]
-) -> Plan:
+def plan_from(overrides: Sequence[str], roots: Sequence[Path], project: Mapping[str, Any]) -> Plan:
     """Return what Hydra is to compose from slurmddp's defaults, the project's, and the command line."""
-    content = {key: value for key, value in base.items() if key != "defaults"}
-    draft = _Draft(roots, _choices_in(base.get("defaults", []), "conf/config.yaml"), content)
+    draft = _Draft(roots, dict(GROUPS), defaults())
     _lay_over(draft, project)
     given = [take_apart(text) for text in overrides]
     for one in given:
@@ -123,25 +120,25 @@ def plan_from(
     return Plan(primary, tuple(draft.overrides), draft.choices.get("cluster"))
 
 
-def _choices_in(defaults: Any, where: str) -> dict[str, str | None]:
+def _choices_in(defaults: Any) -> dict[str, str | None]:
+    """Return the choices in the `defaults` of a project."""
     choices: dict[str, str | None] = {}
     if not isinstance(defaults, list):
-        raise ConfigError(f"`defaults` in {where} is not a list.", hint="Write `- group: choice` lines.")
+        raise ConfigError(f"`defaults` in {_WHERE} is not a list.", hint="Write `- group: choice` lines.")
     for item in defaults:
         if isinstance(item, Mapping) and len(item) == 1:
             (group, choice), *_ = item.items()
             choices[str(group).split(" ")[-1].lstrip("/")] = None if choice is None else str(choice)
         elif item != "_self_":
-            raise ConfigError(f"`defaults` in {where} holds {item!r}.", hint="Write `- group: choice`.")
+            raise ConfigError(f"`defaults` in {_WHERE} holds {item!r}.", hint="Write `- group: choice`.")
     return choices
 
 
 def _lay_over(draft: _Draft, project: Mapping[str, Any]) -> None:
     """Put the project's `conf/slurmddp.yaml` over slurmddp's own defaults."""
-    where = f"conf/{PROJECT_DEFAULTS}"
-    for group, choice in _choices_in(project.get("defaults", []), where).items():
+    for group, choice in _choices_in(project.get("defaults", [])).items():
         if choice is not None:
-            _known_choice(draft.roots, group, choice, where)
+            _known_choice(draft.roots, group, choice, _WHERE)
         draft.choices[group] = choice
         draft.chosen.add(group)
     for key, value in project.items():
@@ -149,7 +146,7 @@ def _lay_over(draft: _Draft, project: Mapping[str, Any]) -> None:
             continue
         if key == "hydra":
             raise ConfigError(
-                f"{where} sets `hydra`, and slurmddp uses Hydra only to compose configurations.",
+                f"{_WHERE} sets `hydra`, and slurmddp uses Hydra only to compose configurations.",
                 hint="Leave it out; groups of your own are folders of conf/.",
             )
         own = key in OPEN_NODES and isinstance(value, Mapping) and "_target_" in value

@@ -11,35 +11,21 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from slurmddp.config import hydra_errors, sbatch_environment, schema, sizes
-from slurmddp.config.compose import compose_plan, load_yaml, make_plan
+from slurmddp.config import hydra_errors, sbatch_environment, sizes
+from slurmddp.config.check import check
+from slurmddp.config.compose import compose_plan, make_plan
 from slurmddp.config.job import to_job
 from slurmddp.config.overrides import conf_roots, take_apart
+from slurmddp.config.schema import FREE, TOP, every_key
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder.hidden import EXPRESSIONS
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.spec import NOT_COMPUTED, Job
-
-WHERE_AND_HOW_LONG = (
-    "partition",
-    "account",
-    "qos",
-    "time_limit",
-    "mem_gb",
-    "cpus_per_node",
-    "launcher",
-    "submitter",
-    "spare_nodes",
-    "elastic",
-    "preflight",
-    *NOT_COMPUTED,
-)
-"""What may change when a run goes on, and so is left out of its name; `cluster` and `policy` too."""
+from slurmddp.spec import Job
 
 
 def job_of_run(folder: RunFolder, changes: Sequence[str] = ()) -> Job:
     """Return the job of an existing run; `changes` may touch its size, where it runs and how long, only."""
-    stored = _with_new_keys(folder.config())
+    stored = folder.config()
     project_dir = Path(stored.pop("project_dir", folder.path.parent.parent))
     expressions = {EXPRESSIONS: stored.pop(EXPRESSIONS)} if EXPRESSIONS in stored else {}
     new = _changes(changes, folder)
@@ -47,29 +33,28 @@ def job_of_run(folder: RunFolder, changes: Sequence[str] = ()) -> Job:
         sizes.resize(stored, dict(new))
     for key, value in new:
         _change(stored, key, value, project_dir)
-    checked = sbatch_environment.fill(schema.check(stored), os.environ)
+    checked = sbatch_environment.fill(check(stored), os.environ)
     config = {**checked, **expressions}
     return to_job(config, project_dir, _typed(folder, changes), 0, folder)
 
 
-def _with_new_keys(stored: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's configuration with the defaults of the keys that are newer than the run."""
-    base = load_yaml(conf_roots(Path.cwd())[-1] / "config.yaml")
-    whole = {**{key: base[key] for key in base if key in schema.TOP}, **stored}
-    for key in ("train", "policy"):
-        if isinstance(stored.get(key), dict):
-            whole[key] = {**base[key], **stored[key]}
-    return whole
+def free_keys() -> list[str]:
+    """Return the keys that an existing run may change; a section stands for all keys in it."""
+    free = [name for name, one in every_key().items() if one.identity is FREE]
+    whole = [f"{name}." for name in free if TOP.get(name) and TOP[name].sections]
+    return [
+        *sizes.SIZE,
+        *(name for name in free if name not in sizes.SIZE and not name.startswith(tuple(whole))),
+    ]
 
 
 def _changes(changes: Sequence[str], folder: RunFolder) -> list[tuple[str, Any]]:
-    given = [take_apart(text) for text in changes]
+    given, free = [take_apart(text) for text in changes], free_keys()
     for one in given:
-        free = (*sizes.SIZE, *WHERE_AND_HOW_LONG, "cluster", "policy")
         if (one.first not in free and one.key not in free) or one.sign == "~":
             raise ConfigError(
                 f"{one.text!r} changes what {folder.name} computes; a run that goes on may only change "
-                f"{', '.join((*sizes.SIZE, *WHERE_AND_HOW_LONG))}, cluster and policy.",
+                f"{', '.join(free)}.",
                 hint="Start a new run for it with `slurmddp train`.",
             )
         if one.value is None:
@@ -96,7 +81,7 @@ def _change(config: dict[str, Any], key: str, value: Any, project_dir: Path) -> 
 
 def _cluster_named(name: str, project_dir: Path) -> dict[str, Any]:
     roots = conf_roots(project_dir)
-    plan = make_plan([f"+cluster={name}"], roots, project_dir)
+    plan = make_plan([f"+cluster={name}"], roots)
     cluster = compose_plan(plan, roots, [])["cluster"]
     return {**cluster, "name": cluster.get("name") or name}
 

@@ -1,180 +1,307 @@
-"""Which keys a configuration has, what each may hold, and how a wrong one is refused.
+"""Every key of the configuration: its type, default, meaning, bounds, and its part in a run's identity.
 
-The tables below are the schema; `check` holds a composed configuration against them. Nodes that a person's
-own classes are built from (`model`, `data`, ...) stay open: any key may stand beside `_target_`.
+A field of these dataclasses is the only description of a key. The defaults that Hydra composes, the checks,
+`slurmddp train --help`, `docs/configuration.md`, a run's name, a checkpoint's identity and the trainer's
+settings follow from it. To add a key, add a field.
+
+Annotations are real objects here: this module does without `from __future__ import annotations`.
 """
 
-from __future__ import annotations
-
+import functools
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
-from slurmddp.config.values import EXPECTED, Field, check_value
-from slurmddp.errors import ConfigError, near_matches
-
-
-def _text(doc: str, *, optional: bool = True, choices: tuple[str, ...] = ()) -> Field:
-    return Field("text", doc, optional=optional, choices=choices)
-
-
-def _whole(doc: str, minimum: int, *, optional: bool = False) -> Field:
-    return Field("whole", doc, minimum=minimum, optional=optional)
+OWN_TRAINER = "slurmddp.training.trainer.train"
+Node: TypeAlias = Mapping[str, Any]
+"""A mapping with a `_target_`, to which any key may be added."""
 
 
-OPEN_NODES = ("model", "data", "loss", "optimizer", "scheduler", "program")
-GROUPS = ("model", "data", "loss", "optimizer", "scheduler", "strategy", "cluster")
-SECTIONS = ("train", "policy", "strategy", "cluster")
-"""Keys that hold a closed mapping: an unknown key inside is refused."""
+class Identity(Enum):
+    """What another value of a key means for an existing run."""
 
-TOP: dict[str, Field] = {
-    "name": _text("first part of the run's name"),
-    "seed": Field("whole", "every random number follows from it", 0, maximum=2**63 - 1),
-    "nodes": _whole("machines", 1),
-    "spare_nodes": _whole("further machines, to take the place of lost ones", 0),
-    "gpus_per_node": _whole("GPUs on each node", 0, optional=True),
-    "ranks_per_node": _whole("processes on each node", 1, optional=True),
-    "cpus_per_node": _whole("CPUs on each node", 1, optional=True),
-    "mem_gb": Field("number", "host memory of each node in GiB; 0 is all of it", 0, optional=True),
-    "time_limit": Field("time", "how long SLURM lets the job run", optional=True),
-    "partition": _text("instead of the cluster's"),
-    "account": _text("instead of the cluster's"),
-    "qos": _text("instead of the cluster's"),
-    "launcher": _text("where it runs", optional=False, choices=("auto", "local", "slurm")),
-    "submitter": _text("how it is submitted", optional=False, choices=("sbatch", "submitit")),
-    "runs_dir": _text("where the run folders are", optional=False),
-    "snapshot": Field("flag", "keep a copy of the code"),
-    "elastic": Field("flag", "go on with fewer nodes when one is lost"),
-    "preflight": Field("flag", "look at every node before the training starts"),
-    "program": Field("node", "the function that every rank runs"),
-    "train": Field("section", "the training loop"),
-    "policy": Field("section", "stops and failures"),
-    "model": Field("node", "the model"),
-    "data": Field("node", "the data set"),
-    "loss": Field("node", "the loss function", optional=True),
-    "optimizer": Field("node", "the optimizer"),
-    "scheduler": Field("node", "the learning rate over the steps", optional=True),
-    "strategy": Field("section", "how the replicas agree"),
-    "cluster": Field("section", "the cluster, chosen with +cluster=NAME", optional=True),
-}
-
-TRAIN: dict[str, Field] = {
-    "steps": _whole("optimizer steps", 1),
-    "batch_size": _whole("samples per rank and batch", 1),
-    "accumulate": _whole("batches per step", 1),
-    "global_batch": _whole("samples per step over all ranks", 1, optional=True),
-    "clip_norm": Field("number", "largest norm of the gradient", optional=True, above=0),
-    "log_every": _whole("steps between two log lines", 1),
-    "eval_every": _whole("steps between two evaluations; 0: only at the ends", 0),
-    "eval_batches": _whole("batches of one evaluation; 0: none", 0),
-    "save_every": _whole("steps between two checkpoints; 0: only at the end", 0),
-    "memory_save_every": Field("interval", "steps between two states kept in memory; 0: none", 0),
-    "keep_last": _whole("checkpoints to keep", 2),
-    "sample_chars": _whole("characters of text to write at the end", 0),
-    "workers": _whole("loader processes per rank", 0),
-}
-
-POLICY: dict[str, Field] = {
-    "max_restarts": _whole("failures after which the job is tried again", 0),
-    "max_restarts_in_place": _whole("failures of an attempt after which its ranks start again; 0: none", 0),
-    "max_requeues_without_progress": _whole("time limits in a row without progress; 0: never", 0),
-    "requeue": Field("flag", "go on by itself after a stop"),
-    "signal_lead_s": _whole("seconds before the time limit at which to save", 1),
-    "grace_s": _whole("seconds from SIGTERM to SIGKILL, where SLURM does not say", 1, optional=True),
-    "exclude_failed_h": _whole("hours without a node that failed under the run; 0: take it again", 0),
-    "stall_timeout_s": Field(
-        "number", "seconds in which a rank has to get on; null: learnt; 0: for ever", 0, optional=True
-    ),
-    "join_timeout_s": Field("number", "seconds for which nodes wait for each other", 1),
-}
-
-STRATEGY: dict[str, dict[str, Field]] = {
-    "ddp": {
-        "find_unused_parameters": Field("flag", "look for parameters that a step leaves out", optional=True),
-        "bucket_mb": Field("number", "MiB of gradients per message", optional=True, above=0),
-    },
-    "single": {},
-}
-"""The strategies, each with its options."""
-
-CLUSTER: dict[str, Field] = {
-    "name": _text("what the cluster is called"),
-    "partition": _text("SLURM partition"),
-    "account": _text("who pays"),
-    "qos": _text("quality of service"),
-    "constraint": _text("features that the nodes must have"),
-    "reservation": _text("reservation to run in"),
-    "gpus_per_node": _whole("GPUs on each node", 0),
-    "gpu_type": _text("GPU type, where the site wants it named"),
-    "gpu_request": _text("the site's dialect", optional=False, choices=("gpus-per-node", "gres", "none")),
-    "ranks_per_node": _whole("ranks on each node without GPUs", 1, optional=True),
-    "max_nodes": _whole("most nodes that one job may have", 1, optional=True),
-    "cpus_per_node": _whole("CPUs on each node", 1, optional=True),
-    "mem_gb": Field("number", "host memory of each node in GiB; 0 is all of it", 0, optional=True),
-    "mem_request": _text("the site's dialect", optional=False, choices=("mem", "mem-per-cpu", "none")),
-    "time_limit": Field("time", "time limit of a job that names none", optional=True),
-    "setup": Field("lines", "shell lines before the training"),
-    "env": Field("texts", "environment variables"),
-    "sbatch": Field("flags", "any other sbatch option"),
-    "srun": Field("flags", "any other srun option"),
-    "python": _text("the interpreter on the nodes"),
-}
-CLUSTER_DEFAULTS: dict[str, Any] = {
-    "gpus_per_node": 0,
-    "gpu_request": "gpus-per-node",
-    "mem_request": "mem",
-    "setup": [],
-    "env": {},
-    "sbatch": {},
-    "srun": {},
-}
+    COMPUTED = "another run"
+    """The key decides numbers: a run's name and its checkpoints' identity hold it."""
+    EXTENT = "another run, with checkpoints that fit"
+    """The key says how long or how much: a run's name holds it, and a checkpoint fits any value."""
+    FREE = "the same run"
+    """The key changes no number: an existing run may change it."""
+    FIXED = "only for a new run folder"
+    """The key changes no number, and is used when the run folder is created."""
 
 
-def check(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration with every value in its own type; ConfigError on the first wrong one."""
-    checked = check_fields(config, TOP, "")
-    checked["train"] = check_fields(checked["train"], TRAIN, "train.")
-    checked["policy"] = check_fields(checked["policy"], POLICY, "policy.")
-    checked["strategy"] = _check_strategy(checked["strategy"])
-    if checked["cluster"] is not None:
-        checked["cluster"] = check_cluster(checked["cluster"])
-    return checked
+COMPUTED, EXTENT, FREE, FIXED = Identity
 
 
-def _check_strategy(strategy: Mapping[str, Any]) -> dict[str, Any]:
-    name = _text("how the replicas agree", optional=False, choices=tuple(STRATEGY))
-    check_value("strategy.name", strategy.get("name"), name)
-    fields = {"name": name, **STRATEGY[strategy["name"]]}
-    checked = check_fields(strategy, fields, "strategy.")
-    return {key: value for key, value in checked.items() if value is not None}
+def key(default: Any, doc: str, identity: Identity = COMPUTED, **bounds: float) -> Any:
+    """Declare a key with its default; `bounds` are `minimum`, `maximum` and `above` of `Key`."""
+    facts = {"doc": doc, "identity": identity, **bounds}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=default.copy, metadata=facts)
+    return field(default=default, metadata=facts)
 
 
-def check_cluster(cluster: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a cluster's mapping, whole and in its own types."""
-    given = {key: value for key, value in cluster.items() if value is not None or key not in CLUSTER_DEFAULTS}
-    return check_fields({**dict.fromkeys(CLUSTER), **CLUSTER_DEFAULTS, **given}, CLUSTER, "cluster.")
+def section(doc: str, identity: Identity = COMPUTED, **facts: bool) -> Any:
+    """Declare a key that holds the keys of a dataclass; `facts` are `trainer` and `is_open` of `Key`."""
+    return field(metadata={"doc": doc, "identity": identity, **facts})
 
 
-def check_fields(section: Mapping[str, Any], fields: Mapping[str, Field], prefix: str) -> dict[str, Any]:
-    """Return `section` in the order of `fields`, each value in its own type."""
-    for key in section:
-        if key not in fields:
-            raise unknown_key(str(key), fields, prefix)
-    missing = [key for key, field in fields.items() if key not in section and not field.optional]
-    if missing:
-        raise ConfigError(
-            f"`{prefix}{missing[0]}` is missing: {fields[missing[0]].doc}.",
-            hint=f"Give it {EXPECTED[fields[missing[0]].kind]}.",
-        )
-    return {key: check_value(prefix + key, section.get(key), field) for key, field in fields.items()}
+def group(choice: str | None, doc: str, identity: Identity = COMPUTED, *, trainer: bool = True) -> Any:
+    """Declare a folder of `conf/`, with the file that is chosen when nobody chooses another one."""
+    facts = {"doc": doc, "identity": identity, "trainer": trainer, "choice": choice, "is_group": True}
+    return field(metadata=facts)
 
 
-def unknown_key(key: str, fields: Mapping[str, Field], prefix: str) -> ConfigError:
-    """Return the error for a key that the schema doesn't have."""
-    full = prefix + key
-    inner = [f"{name}.{key}" for name, table in (("train", TRAIN), ("policy", POLICY)) if key in table]
-    if inner and not prefix:
-        return ConfigError(f"`{key}` is not a key of the configuration.", hint=f"Did you mean {inner[0]}?")
-    hint = near_matches(key, fields, prefix=prefix)
-    if not hint.startswith("Did"):
-        hint += " Values for code of your own go beside its `_target_`: model.x=..., program.x=..."
-    return ConfigError(f"`{full}` is not a key of the configuration.", hint=hint)
+@dataclass(frozen=True, kw_only=True)
+class ProgramSettings:
+    """What every rank runs; a function's own arguments may stand beside these keys."""
+
+    _target_: str = key(OWN_TRAINER, "import path of the function that every rank runs")
+    script: str | None = key(None, "a Python script of your own, run unchanged instead of the function")
+    args: Any | None = key(
+        [], "the script's arguments, a list or one line; they arrive as typed, {run_dir} is the run folder"
+    )
+    checkpoints: str | None = key(
+        None, "files that your program saves, a path or glob: slurmddp sees its progress there", FREE
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """The keys of `train`; steps are optimizer steps."""
+
+    steps: int = key(400, "optimizer steps", EXTENT, minimum=1)
+    batch_size: int = key(16, "samples per rank and batch; with global_batch, the most of them", minimum=1)
+    accumulate: int = key(1, "batches per optimizer step", minimum=1)
+    global_batch: int | None = key(
+        None, "samples per optimizer step over all ranks; null: from the ranks and batches", EXTENT, minimum=1
+    )
+    clip_norm: float | None = key(1.0, "largest norm of the gradient; null: don't clip", above=0)
+    log_every: int = key(10, "steps between two log lines", FREE, minimum=1)
+    eval_every: int = key(
+        100, "steps between two evaluations; 0: before the first step and after the last", FREE, minimum=0
+    )
+    eval_batches: int = key(
+        20, "held-out batches of an evaluation, over all ranks together; 0: none", EXTENT, minimum=0
+    )
+    save_every: int = key(
+        100, "steps between two checkpoints; 0: at the end and at a stop only", FREE, minimum=0
+    )
+    memory_save_every: int | Literal["auto"] = key(
+        "auto",
+        "steps between two states kept in memory; auto: as measured to cost little; 0: none",
+        FREE,
+        minimum=0,
+    )
+    keep_last: int = key(3, "checkpoints to keep", FREE, minimum=2)
+    sample_chars: int = key(400, "characters of text to write at the end; 0: none", FREE, minimum=0)
+    workers: int = key(0, "data loader processes per rank", FREE, minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What happens when the job is stopped or fails."""
+
+    max_restarts: int = key(
+        3, "failures after which the job is tried again; preemptions and time limits don't count", minimum=0
+    )
+    max_restarts_in_place: int = key(
+        10, "failures of one attempt after which its ranks restart within the job; 0: none", minimum=0
+    )
+    max_requeues_without_progress: int = key(
+        3, "time limits in a row without a newer checkpoint before the run ends; 0: none", minimum=0
+    )
+    requeue: bool = key(True, "requeue the job after a preemption or a time limit")
+    signal_lead_s: int = key(120, "seconds before the time limit at which to save and stop", minimum=1)
+    grace_s: int | None = key(
+        None, "seconds from SIGTERM to SIGKILL; null: as SLURM says (KillWait, GraceTime)", minimum=1
+    )
+    exclude_failed_h: int = key(
+        24, "hours for which a node that failed under the run is avoided; 0: not at all", minimum=0
+    )
+    stall_timeout_s: float | None = key(
+        None,
+        "seconds without progress before a rank counts as hung; null: from measured steps; 0: never",
+        minimum=0,
+    )
+    join_timeout_s: float = key(300, "seconds for which the nodes of a job wait for each other", minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ddp:
+    """One replica per rank. Gradients are averaged after every step."""
+
+    name: Literal["ddp"] = key("ddp", "ddp: one replica per rank, gradients averaged; single: one rank")
+    find_unused_parameters: bool | None = key(None, "look for parameters that a step leaves out")
+    bucket_mb: float | None = key(None, "MiB of gradients per message", above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Single:
+    """One rank."""
+
+    name: Literal["single"] = key("single", "one rank")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """What a site has, and how its SLURM is asked; null leaves the option out."""
+
+    name: str = key("unnamed", "the cluster's name")
+    partition: str | None = key(None, "SLURM partition")
+    account: str | None = key(None, "account that pays")
+    qos: str | None = key(None, "quality of service")
+    constraint: str | None = key(None, "features that the nodes must have")
+    reservation: str | None = key(None, "reservation to run in")
+    gpus_per_node: int = key(0, "GPUs on each node", minimum=0)
+    gpu_type: str | None = key(None, "GPU type, where the site wants it named")
+    gpu_request: Literal["gpus-per-node", "gres", "none"] = key(
+        "gpus-per-node", "how to ask for GPUs; none: they come with the partition"
+    )
+    ranks_per_node: int | None = key(None, "ranks on each node without GPUs", minimum=1)
+    max_nodes: int | None = key(None, "most nodes that one job may have", minimum=1)
+    cpus_per_node: int | None = key(None, "CPUs on each node", minimum=1)
+    mem_gb: float | None = key(None, "host memory of each node in GiB; 0: all of it", minimum=0)
+    mem_request: Literal["mem", "mem-per-cpu", "none"] = key("mem", "how to ask for memory")
+    time_limit: int | str | None = key(None, "time limit of a job that names none")
+    setup: tuple[str, ...] = key((), "shell lines before the training (module load, source venv)")
+    env: Mapping[str, str] = key({}, "environment variables of the ranks")
+    sbatch: Mapping[str, str | int | bool] = key(
+        {}, "any other sbatch option, by its long name; true: a flag"
+    )
+    srun: Mapping[str, str | int | bool] = key({}, "any other srun option, by its long name; true: a flag")
+    python: str | None = key(None, "the interpreter on the nodes; null: the one that submits")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The whole configuration."""
+
+    name: str | None = key(
+        None, "first part of the run's name; null: the model's class or the script's name", FIXED
+    )
+    seed: int = key(0, "every random number follows from it", minimum=0, maximum=2**63 - 1)
+    nodes: int = key(1, "machines", EXTENT, minimum=1)
+    spare_nodes: int = key(0, "further nodes that wait, and take the place of a lost one", FREE, minimum=0)
+    gpus_per_node: int | None = key(
+        None, "GPUs on each node; null: the cluster's, or this machine's", FREE, minimum=0
+    )
+    ranks_per_node: int | None = key(
+        None, "ranks on each node; null: one per GPU, else the cluster's, else 2", EXTENT, minimum=1
+    )
+    cpus_per_node: int | None = key(None, "CPUs on each node; null: the cluster's", FREE, minimum=1)
+    mem_gb: float | None = key(
+        None, "host memory of each node in GiB; null: the cluster's; 0: all of it", FREE, minimum=0
+    )
+    time_limit: int | str | None = key(
+        None, 'how long the job may run: "HH:MM:SS", "D-HH:MM:SS", "90m", "2h" or minutes', FREE
+    )
+    partition: str | None = key(None, "SLURM partition; null: the cluster's", FREE)
+    account: str | None = key(None, "account that pays; null: the cluster's", FREE)
+    qos: str | None = key(None, "quality of service; null: the cluster's", FREE)
+    launcher: Literal["auto", "local", "slurm"] = key(
+        "auto", "where the ranks run; auto: on SLURM if a cluster is chosen, else here", FREE
+    )
+    submitter: Literal["sbatch", "submitit"] = key("sbatch", "how a job is submitted", FREE)
+    runs_dir: str = key("runs", "where the run folders are", FIXED)
+    snapshot: bool = key(True, "keep a copy of the project's code in the run folder, and run it", FIXED)
+    elastic: bool = key(
+        False, "continue with fewer nodes when one is lost and no spare is left; steps keep their size", FREE
+    )
+    preflight: bool = key(False, "check every node before the training starts", FREE)
+    program: ProgramSettings = section("what every rank runs", is_open=True)
+    train: TrainSettings = section("the training loop", trainer=True)
+    policy: Policy = section("stops and failures", FREE)
+    model: Node = group("gpt_small", "the model")
+    data: Node = group("stdlib", "the data set")
+    loss: Node | None = group("token_cross_entropy", "the loss function")
+    optimizer: Node = group("adamw", "the optimizer")
+    scheduler: Node | None = group("cosine", "the learning rate over the steps")
+    strategy: Ddp | Single = group("ddp", "how the replicas stay equal")
+    cluster: Cluster | None = group(None, "the cluster, chosen with +cluster=NAME", FREE, trainer=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """The description of one key, as its field gives it."""
+
+    name: str
+    """With the section that holds it: `train.steps`."""
+    types: tuple[Any, ...]
+    """The types that a value may have, without None."""
+    optional: bool
+    """Whether null is a value."""
+    default: Any
+    """MISSING for a section and for a group."""
+    doc: str
+    identity: Identity
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None
+    """A bound that a value must exceed; null switches off the limit that the key sets."""
+    trainer: bool = False
+    """Whether only slurmddp's trainer reads the key, so that a script never sees it."""
+    is_open: bool = False
+    """Whether any other key may stand beside those of the section."""
+    is_group: bool = False
+    choice: str | None = None
+    """The file of the group that is chosen when nobody chooses another one."""
+
+    @property
+    def shown_default(self) -> str:
+        """The default as YAML writes it, and the other choices; empty for null, a section and a list."""
+        if get_origin(self.types[-1]) is Literal and len(self.types) == 1:
+            return " | ".join(get_args(self.types[0]))
+        if isinstance(self.default, bool):
+            return str(self.default).lower()
+        is_plain = isinstance(self.default, (int, float, str))
+        return str(self.default) if is_plain else self.choice or ""
+
+    @property
+    def sections(self) -> tuple[type, ...]:
+        """The dataclasses of which one describes the keys below this one."""
+        return tuple(one for one in self.types if isinstance(one, type) and is_dataclass(one))
+
+
+@functools.cache
+def keys(section: type, prefix: str = "") -> dict[str, Key]:
+    """Return the keys of a dataclass, in the order of its fields; `prefix` is where it stands."""
+    return {one.name: _key_of(one, prefix) for one in fields(section)}
+
+
+def _key_of(one: Field[Any], prefix: str) -> Key:
+    alternatives = get_args(one.type) if get_origin(one.type) in (Union, UnionType) else (one.type,)
+    return Key(
+        name=prefix + one.name,
+        types=tuple(kind for kind in alternatives if kind is not NoneType),
+        optional=NoneType in alternatives,
+        default=one.default if one.default_factory is MISSING else one.default_factory(),
+        **one.metadata,
+    )
+
+
+TOP = keys(Config)
+GROUPS = {name: one.choice for name, one in TOP.items() if one.is_group}
+OPEN_NODES = tuple(name for name, one in TOP.items() if one.is_open or Node in one.types)
+"""Keys that a person's own code is built from: any key may stand beside `_target_`."""
+
+
+@functools.cache
+def every_key() -> dict[str, Key]:
+    """Return all keys by their full names: the top ones, then those of each section."""
+    found = {one.name: one for one in TOP.values()}
+    for outer in TOP.values():
+        for kind in outer.sections:
+            for one in keys(kind, f"{outer.name}.").values():
+                is_own = outer.identity is COMPUTED
+                found.setdefault(one.name, one if is_own else replace(one, identity=outer.identity))
+    return found
+
+
+def defaults() -> dict[str, Any]:
+    """Return the values of all keys that nobody sets, without those of groups."""
+    plain = {name: one.default for name, one in TOP.items() if one.default is not MISSING}
+    inner = {name: keys(one.sections[0]) for name, one in TOP.items() if one.sections and not one.is_group}
+    return plain | {name: {key: one.default for key, one in table.items()} for name, table in inner.items()}

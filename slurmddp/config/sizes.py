@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from slurmddp.config.schema import Cluster
 from slurmddp.errors import ConfigError
 from slurmddp.slurm.units import parse_minutes
-from slurmddp.spec import Cluster, GlobalBatch, Resources
+from slurmddp.spec import GlobalBatch, Resources
 
 LAPTOP_RANKS = 2
 SIZE = ("nodes", "ranks_per_node", "gpus_per_node")

@@ -88,23 +88,12 @@ def check_script(config: Mapping[str, Any], project_dir: Path) -> None:
             "`program.args` holds the arguments of a script, and there is no script.",
             hint="Say program.script=FILE.py.",
         )
-    checkpoints = config["program"].get("checkpoints")
-    if checkpoints is not None and (not isinstance(checkpoints, str) or not checkpoints.strip()):
-        raise ConfigError(
-            f"`program.checkpoints` is {checkpoints!r}.",
-            hint="Give the path or glob of the files that the program saves, or null.",
-        )
-    if checkpoints is not None and is_own_trainer(config["program"]):
+    if config["program"].get("checkpoints") is not None and is_own_trainer(config["program"]):
         raise ConfigError(
             "`program.checkpoints` is for a program of your own: the trainer saves in the run folder.",
             hint="Leave it out, or say program.script=FILE.py.",
         )
-    if script is not None and (not isinstance(script, str) or not script.strip()):
-        raise ConfigError(
-            f"`program.script` is {script!r}.", hint="Give the path of a Python script, or null."
-        )
-    if script is not None and not (project_dir / Path(str(script)).expanduser()).is_file():
-        path = project_dir / Path(str(script)).expanduser()
+    if script is not None and not (path := project_dir / Path(script).expanduser()).is_file():
         raise ConfigError(f"There is no script {path} (`program.script`).", hint=_near_path(path))
 
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from slurmddp.config.schema import Cluster, Policy
 from slurmddp.launchers.submit.submitter import build
 from slurmddp.runs.folder.create import prepare
 from slurmddp.runs.folder.layout import RunFolder, write_atomic
 from slurmddp.sandbox import Sandbox
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.script import render
-from slurmddp.spec import Cluster, Job, Policy, Program, Resources
+from slurmddp.spec import Job, Program, Resources
 
 STUB = Path(__file__).parent / "stub-agent.sh"
 ENDLESS = 1_000_000

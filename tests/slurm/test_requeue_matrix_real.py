@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from stub_runs import ENDLESS, Run, Start
 
+from slurmddp.config.schema import OWN_TRAINER
 from slurmddp.sandbox import Sandbox
 from slurmddp.slurm.client import SlurmClient
-from slurmddp.spec import OWN_TRAINER
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from agent_runs import agent_command, make_run
 
+from slurmddp.config.schema import Cluster, Policy
 from slurmddp.launchers.local.run import LocalRun
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.spec import Cluster, Job, Policy, Program, Resources
+from slurmddp.spec import Job, Program, Resources
 
 
 def job_of(folder: RunFolder, *, nodes: int = 1, ranks_per_node: int = 2, **changes: object) -> Job:

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from slurmddp.spec import Cluster, Job, Policy, Program, Resources
+from slurmddp.config.schema import Cluster, Policy
+from slurmddp.spec import Job, Program, Resources
 
 PROGRAMS = Path(__file__).parent / "fake_slurm"
 

@@ -49,7 +49,7 @@ CASES = {
     "no loss": (["loss=null"], "`loss` is empty"),
     "the main module": (["model._target_=__main__.Net"], "no module '__main__'"),
     "the argument of Hydra's flag": (["job"], "'job' has no value.*`--cfg` takes no value"),
-    "no script named": (["program.script="], "`program.script` is ''"),
+    "no script named": (["program.script="], "`program.script` is empty, but must be a text"),
     "a launcher like no other": (["launcher=moon"], r"one of auto, local, slurm\.$"),
     "unknown launcher": (["launcher=slrum"], "one of auto, local, slurm. Did you mean slurm"),
     "a name alone": (["big"], "Did you mean \\+cluster=big"),

@@ -15,11 +15,12 @@ import pytest
 from agent_runs import SAVING, all_gone, children_of, events, make_run, runs, wait_for_lines, wait_until
 from local_runs import job_of, local_run, terminal
 
+from slurmddp.config.schema import Policy
 from slurmddp.errors import ConfigError, NoProgressError, RankFailure
 from slurmddp.host import linux
 from slurmddp.launchers.local.run import LocalRun, agent_command, check_size, newest_step
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.spec import Policy, Program, Resources
+from slurmddp.spec import Program, Resources
 
 CHECKPOINT = """
 import os, pathlib, sys

@@ -13,9 +13,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurmddp.config.schema import Cluster
 from slurmddp.errors import ConfigError, SlurmError
 from slurmddp.sandbox import Sandbox, conf, machine, network, plan, processes, shell
-from slurmddp.spec import Cluster
 
 ROOT = Path("/var/tmp/sandbox")
 

@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slurm_jobs import make_job
 
+from slurmddp.config.schema import Cluster
 from slurmddp.errors import ConfigError
 from slurmddp.slurm.options import sbatch_options
 from slurmddp.slurm.script import render
 from slurmddp.slurm.units import parse_minutes
-from slurmddp.spec import Cluster, Job
+from slurmddp.spec import Job
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/golden"

@@ -21,8 +21,9 @@ from script_run import (
     Run,
 )
 
+from slurmddp.config.schema import OWN_TRAINER
 from slurmddp.runs.failures.model import read_failure
-from slurmddp.spec import OWN_TRAINER, Program
+from slurmddp.spec import Program
 
 # --- What srun's code hides ---
 

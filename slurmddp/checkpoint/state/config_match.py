@@ -8,10 +8,11 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from slurmddp.config.identity import part_of
+from slurmddp.config.schema import Identity
 from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder.hidden import without_environment
-from slurmddp.spec import EXTENT, NOT_COMPUTED, computed
 
 _SHOWN = 10
 
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 
 def bound_to(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a run's configuration that a checkpoint is bound to."""
-    return computed(without_environment(config, digests=True), (*NOT_COMPUTED, *EXTENT))
+    return part_of(without_environment(config, digests=True), Identity.COMPUTED)
 
 
 def facts(config: Mapping[str, Any] | None) -> dict[str, Any]:

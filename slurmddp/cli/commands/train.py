@@ -46,9 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, submit, or show what would be done; return the exit code."""
     from slurmddp.config.compose import compose, unread
+    from slurmddp.config.identity import relevant
     from slurmddp.config.job import build_job
     from slurmddp.config.sbatch_environment import unused
-    from slurmddp.spec import relevant
 
     project_dir = Path.cwd()
     composed = compose(args.overrides, project_dir)
@@ -69,13 +69,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _settings() -> str:
-    from slurmddp.config.schema import POLICY, TOP, TRAIN
+    from slurmddp.config.schema import every_key
 
-    width = max(len(f"policy.{key}") for key in POLICY)
-    lines = ["settings (what a key is set to by default: slurmddp train --cfg):"]
-    for prefix, fields in (("", TOP), ("train.", TRAIN), ("policy.", POLICY)):
-        lines += [f"  {prefix + key:<{width}}  {field.doc}" for key, field in fields.items()]
-    return "\n".join(lines)
+    shown = [one for one in every_key().values() if not one.name.startswith(("cluster.", "strategy."))]
+    width = max(len(one.name) for one in shown)
+    lines = [f"  {one.name:<{width}}  {one.doc}{_default(one.shown_default)}" for one in shown]
+    return "\n".join(["settings, with their defaults (`slurmddp train --cfg` shows all):", *lines])
+
+
+def _default(text: str) -> str:
+    return f" ({text})" if text else ""
 
 
 def gpus_here(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 import slurmddp
+from slurmddp.config.identity import relevant
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED
 from slurmddp.runs.failures.in_place import read_restarts
 from slurmddp.runs.failures.model import read_failure
@@ -25,7 +26,6 @@ from slurmddp.runs.report.time_bars import TimeBars, time_bars
 from slurmddp.runs.status.metrics import Metrics, read
 from slurmddp.runs.status.run_status import RunStatus, finished_detail, status
 from slurmddp.runs.table import clock, duration, number, percent
-from slurmddp.spec import relevant
 
 _SAMPLE_CHARS = 4000
 TONES = {

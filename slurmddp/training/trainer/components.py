@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,7 +12,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
-from slurmddp.errors import ConfigError, near_matches
+from slurmddp.config.check import read_section
+from slurmddp.config.schema import TrainSettings
+from slurmddp.errors import ConfigError
 from slurmddp.spec import GlobalBatch
 from slurmddp.training.data.loader import DistributedLoader
 from slurmddp.training.distributon import Distributon
@@ -22,56 +24,16 @@ from slurmddp.training.trainer import dataset
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainSettings:
-    """The keys of `train`; counts of steps are optimizer steps."""
+def share(settings: TrainSettings, world_size: int) -> tuple[int, int]:
+    """Return samples per batch and batches per step of each rank; raises MismatchError."""
+    if settings.global_batch is None:
+        return settings.batch_size, settings.accumulate
+    return GlobalBatch(settings.global_batch).share(world_size, settings.batch_size)
 
-    steps: int = 400
-    batch_size: int = 16
-    """Samples per rank and batch."""
-    accumulate: int = 1
-    """Batches per step."""
-    global_batch: int | None = None
-    """Samples per step over all ranks, each of which takes at most `batch_size` at once; None leaves it to
-    `batch_size`, `accumulate` and the number of ranks."""
-    clip_norm: float | None = 1.0
-    """Longest gradient over all parameters; None leaves it as it is."""
-    log_every: int = 10
-    eval_every: int = 100
-    """0 evaluates before the first step and after the last one only."""
-    eval_batches: int = 20
-    """Held-out batches of `batch_size` over all ranks together, so the samples are the same on any number."""
-    save_every: int = 100
-    """0 saves at the end only, and when the run is stopped."""
-    memory_save_every: int | Literal["auto"] = "auto"
-    """Steps between two states in memory; 0: none; auto: see `checkpointing/snapshot_interval.py`."""
-    keep_last: int = 3
-    sample_chars: int = 400
-    workers: int = 0
-    """Data loader processes per rank."""
 
-    @classmethod
-    def build(cls, config: Mapping[str, Any]) -> TrainSettings:
-        """Return the settings that `train` holds; raises ConfigError for a key that does not exist."""
-        known = [field.name for field in fields(cls)]
-        for key in config:
-            if key not in known:
-                raise ConfigError(f"There is no setting train.{key}.", hint=near_matches(str(key), known))
-        if config.get("clip_norm") is not None and not config["clip_norm"] > 0:
-            raise ConfigError(
-                f"train.clip_norm is {config['clip_norm']}: every gradient would become 0.",
-                hint="Say null to leave gradients as they are.",
-            )
-        return cls(**config)
-
-    def share(self, world_size: int) -> tuple[int, int]:
-        """Return samples per batch and batches per step of each rank; raises MismatchError."""
-        if self.global_batch is None:
-            return self.batch_size, self.accumulate
-        return GlobalBatch(self.global_batch).share(world_size, self.batch_size)
-
-    def is_due(self, every: int, step: int) -> bool:
-        return every > 0 and step % every == 0
+def is_due(every: int, step: int) -> bool:
+    """Tell whether `step` is one of `every` steps; never for 0."""
+    return every > 0 and step % every == 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,10 +80,10 @@ class Parts:
 
 def build_parts(distributon: Distributon, config: Mapping[str, Any]) -> Parts:
     """Build all parts that `config` describes; equal on all ranks but for the data that each will see."""
-    settings = TrainSettings.build(config["train"])
+    settings = read_section(config["train"], TrainSettings, "train.")
     data = instantiate(config["data"], _key_="data")
     distributon.start_up.lap("data")
-    batch_size, accumulate = settings.share(distributon.world_size)
+    batch_size, accumulate = share(settings, distributon.world_size)
     readers = distributon.world_size * max(1, settings.workers)
     loader = DataLoader(
         dataset.checked(data, readers),

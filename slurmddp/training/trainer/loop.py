@@ -24,7 +24,7 @@ from slurmddp.training.checkpointing.restore import set_aside
 from slurmddp.training.checkpointing.snapshot_interval import MemoryPace
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.run_log import Journal, Stopwatch
-from slurmddp.training.trainer.components import Parts, build_parts
+from slurmddp.training.trainer.components import Parts, build_parts, is_due
 from slurmddp.training.trainer.evaluate import evaluate, has_samples
 
 
@@ -47,9 +47,9 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
         training.take_step(batches)
         if training.went_back():
             batches = training.parts.batches()
-        if settings.is_due(settings.log_every, training.step) or training.step == settings.steps:
+        if is_due(settings.log_every, training.step) or training.step == settings.steps:
             training.log()
-        if settings.is_due(settings.save_every, training.step) and training.step < settings.steps:
+        if is_due(settings.save_every, training.step) and training.step < settings.steps:
             training.save(wait=False)
         elif training.memory_save_is_due and training.step < settings.steps:
             training.memory_save()
@@ -206,7 +206,7 @@ class Training:
         settings = self.parts.settings
         if self._evaluated_at == self.step or not has_samples(self.parts):
             return False
-        return self.step in (0, settings.steps) or settings.is_due(settings.eval_every, self.step)
+        return self.step in (0, settings.steps) or is_due(settings.eval_every, self.step)
 
     def evaluate(self) -> None:
         """Measure the held-out loss; one that a stop cut short is measured again after the resume."""

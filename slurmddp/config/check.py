@@ -1,0 +1,255 @@
+"""Holds values against the schema, and refuses a wrong one with its key, what was given, and what to say.
+
+OmegaConf's own types are too generous for this: they take 2 for true, true for the text "True", and NaN.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from slurmddp.config.schema import Cluster, Config, Key, Node, every_key, keys
+from slurmddp.errors import ConfigError, near_matches
+
+Section = TypeVar("Section")
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_EXPECTED: dict[Any, tuple[str, str]] = {
+    (str,): ("a text", ""),
+    (int,): ("a whole number", "1"),
+    (float,): ("a number", "1.5"),
+    (bool,): ("true or false (or on, off)", "true"),
+    (int, Literal["auto"]): ("auto or a whole number", "auto"),
+    (int, str): ('a time such as "HH:MM:SS", "90m" or a number of minutes', "02:00:00"),
+    (Node,): ("a mapping with a `_target_`", ""),
+    (tuple[str, ...],): ("a list of shell lines", ""),
+    (Mapping[str, str],): ("a mapping of names to texts", ""),
+    (Mapping[str, str | int | bool],): ("a mapping of options to texts, numbers or true", ""),
+}
+"""For each kind of value its name and an example."""
+_SECTION = ("a mapping of keys to values", "")
+
+
+def check(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration whole, with every value in its own type; ConfigError on the first wrong one."""
+    return check_section(config, Config)
+
+
+def read_section(given: Mapping[str, Any], section: type[Section], prefix: str) -> Section:
+    """Return the dataclass `section` with the checked values of `given`."""
+    return section(**check_section(given, section, prefix))
+
+
+def check_section(
+    given: Mapping[str, Any], section: type, prefix: str = "", *, is_open: bool = False
+) -> dict[str, Any]:
+    """Return `given` in the order of the schema, each value in its own type, missing ones by default.
+
+    An open section also keeps its unknown keys, and lacks the known ones that nobody gives.
+    """
+    known = keys(section, prefix)
+    if unknown := [key for key in given if key not in known and not is_open]:
+        raise unknown_key(str(unknown[0]), known, prefix)
+    if section is Cluster:  # A cluster file names keys that the site leaves open.
+        given = {key: value for key, value in given.items() if value is not None}
+    if is_open:
+        return {
+            key: check_value(value, known[key]) if key in known else value for key, value in given.items()
+        }
+    return {key: check_value(given.get(key, one.default), one) for key, one in known.items()}
+
+
+def check_value(value: Any, key: Key) -> Any:
+    """Return one value in its own type; raises ConfigError when it can't be what the key needs."""
+    if value is None or value is MISSING:
+        if key.optional:
+            return None
+        raise _missing(key) if value is MISSING else _wrong(key.name, value, key.types, key.doc)
+    if key.sections:
+        return _check_inner(value, key)
+    converted = _converted(key.name, value, key.types)
+    if converted is None:
+        raise _wrong(key.name, value, key.types, key.doc)
+    if str in key.types and _CONTROL.search(str(converted)):
+        raise _with_control(key.name, value)
+    _check_bounds(value, converted, key)
+    return converted
+
+
+def unknown_key(key: str, known: Mapping[str, Key], prefix: str) -> ConfigError:
+    """Return the error for a key that the schema doesn't have."""
+    inner = [f"{name}.{key}" for name in ("train", "policy") if f"{name}.{key}" in every_key()]
+    if inner and not prefix:
+        return ConfigError(f"`{key}` is not a key of the configuration.", hint=f"Did you mean {inner[0]}?")
+    hint = near_matches(key, known, prefix=prefix)
+    if not hint.startswith("Did"):
+        hint += " Values for code of your own go beside its `_target_`: model.x=..., program.x=..."
+    return ConfigError(f"`{prefix}{key}` is not a key of the configuration.", hint=hint)
+
+
+def _check_inner(value: Any, key: Key) -> dict[str, Any]:
+    """Return the checked keys of a section; of several, `name` says which one is meant."""
+    given = _as_mapping(value)
+    if given is None:
+        raise _wrong(key.name, value, key.types, key.doc)
+    prefix = f"{key.name}."
+    if len(key.sections) == 1:
+        return check_section(given, key.sections[0], prefix, is_open=key.is_open)
+    by_name = {keys(one)["name"].default: one for one in key.sections}
+    if given.get("name") not in by_name:
+        raise _no_choice(f"{prefix}name", given.get("name"), by_name)
+    checked = check_section(given, by_name[given["name"]], prefix)
+    return {name: inner for name, inner in checked.items() if inner is not None}
+
+
+def _check_bounds(value: Any, converted: Any, key: Key) -> None:
+    if converted == "auto":
+        return
+    if key.minimum is not None and not converted >= key.minimum:
+        raise ConfigError(
+            f"`{key.name}` is {value}, but must be at least {key.minimum:g} ({key.doc}).",
+            hint=f"Say {key.name}={key.minimum:g} or more.",
+        )
+    if key.above is not None and not converted > key.above:
+        raise ConfigError(
+            f"`{key.name}` is {value}, but must be above {key.above:g} ({key.doc}).",
+            hint=f"Say {key.name}=null for no limit.",
+        )
+    if key.maximum is not None and not converted <= key.maximum:
+        raise ConfigError(
+            f"`{key.name}` is {value}, but must be at most {key.maximum} ({key.doc}).",
+            hint=f"Say {key.name}={key.maximum} or less.",
+        )
+
+
+def _converted(name: str, value: Any, types: tuple[Any, ...]) -> Any:
+    """Return `value` in the first of `types` that it fits, or None if it fits none."""
+    for kind in types:
+        if get_origin(kind) is Literal and len(types) == 1 and value not in get_args(kind):
+            raise _no_choice(name, value, get_args(kind))
+        if (found := _as(kind, value, name)) is not None:
+            return found
+    return None
+
+
+def _as(kind: Any, value: Any, name: str) -> Any:
+    if kind is Any:
+        return value
+    if kind is str:
+        return _as_text(value)
+    if kind is int:
+        return _as_whole(value)
+    if kind is float:
+        return _as_number(value)
+    if kind is bool:
+        return _as_flag(value)
+    if kind == Node:
+        return _as_mapping(value)
+    if get_origin(kind) is Literal:
+        return value if value in get_args(kind) else None
+    return _lines(value, name) if get_origin(kind) is tuple else _entries(value, name, get_args(kind)[1])
+
+
+def _as_text(value: Any) -> str | None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return value if isinstance(value, str) and value.strip() else None
+
+
+def _as_whole(value: Any) -> int | None:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _as_number(value: Any) -> float | int | None:
+    right = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return value if right else None
+
+
+def _as_flag(value: Any) -> bool | None:
+    """Return a flag; a command line's `on` and `off` come as texts, where YAML reads them as flags itself."""
+    if isinstance(value, str):
+        return {"on": True, "off": False}.get(value)
+    return value if isinstance(value, bool) else None
+
+
+def _as_mapping(value: Any) -> dict[str, Any] | None:
+    return dict(value) if isinstance(value, Mapping) and all(isinstance(key, str) for key in value) else None
+
+
+def _lines(value: Any, name: str) -> list[str] | None:
+    lines = [value] if isinstance(value, str) else value
+    if not isinstance(lines, (list, tuple)):
+        return None
+    for index, line in enumerate(lines):
+        if not isinstance(line, str) or "\0" in line:
+            raise _wrong(f"{name}[{index}]", line, "a shell line", "it runs before the training")
+    return list(lines)
+
+
+def _entries(value: Any, name: str, kind: Any) -> dict[str, Any] | None:
+    """Return the variables (`kind` is str) or options of a mapping, each in its own type."""
+    mapping = _as_mapping(value)
+    if mapping is None or kind is not str:
+        given = {key: one for key, one in (mapping or {}).items() if one is not None}
+        return None if mapping is None else {key: _option(f"{name}.{key}", one) for key, one in given.items()}
+    for key, one in mapping.items():
+        if not _VARIABLE.fullmatch(key):
+            raise ConfigError(
+                f"`{name}` has the name {key!r}.", hint="Names hold letters, digits and underscores."
+            )
+        if not isinstance(one, (str, int, float)) or isinstance(one, bool):
+            raise _wrong(f"{name}.{key}", one, "a text", "an environment variable")
+    return {key: str(one) for key, one in mapping.items()}
+
+
+def _option(name: str, value: Any) -> str | int | bool:
+    if not isinstance(value, (str, int)):
+        raise _wrong(name, value, "a text, a number or true", "an option")
+    if isinstance(value, str) and _CONTROL.search(value):
+        raise _with_control(name, value)
+    return value
+
+
+def _missing(key: Key) -> ConfigError:
+    expected, _ = _EXPECTED.get(key.types, _SECTION)
+    return ConfigError(f"`{key.name}` is missing: {key.doc}.", hint=f"Give it {expected}.")
+
+
+def _no_choice(name: str, value: Any, choices: Any) -> ConfigError:
+    near = near_matches(str(value), choices, else_all=False)
+    return ConfigError(f"`{name}` can't be {value!r}; it is one of {', '.join(choices)}.", hint=near)
+
+
+def _with_control(name: str, value: str) -> ConfigError:
+    return ConfigError(
+        f"`{name}` is {value!r}, which holds a line break or another control character.",
+        hint="Give it in one line of plain characters.",
+    )
+
+
+def _wrong(name: str, value: Any, expected: tuple[Any, ...] | str, doc: str) -> ConfigError:
+    """Return the error for a value of another type; `expected` is the types, or their name for an entry."""
+    words, example = (expected, "") if isinstance(expected, str) else _EXPECTED.get(expected, _SECTION)
+    given = "empty" if value in (None, "") else f"{_shortened(value)} ({_kind_of(value)})"
+    hint = "See `slurmddp train --cfg` for the shape."
+    if example:
+        hint = f"For example {name}={example}."
+    elif words.startswith(("a text", "a shell line")):
+        hint = f"Quote it if it should be a text: '{name}=\"...\"'."
+    return ConfigError(f"`{name}` is {given}, but must be {words} ({doc}).", hint=hint)
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _kind_of(value: Any) -> str:
+    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", list: "a list"}
+    return kinds.get(type(value), "a mapping" if isinstance(value, Mapping) else type(value).__name__)

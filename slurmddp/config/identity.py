@@ -1,0 +1,47 @@
+"""Which keys of a configuration a run's name holds, a checkpoint is bound to, and a script sees."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from slurmddp.config.schema import TOP, Identity, every_key
+
+
+def fingerprint(config: Mapping[str, Any]) -> str:
+    """Return eight hex digits that follow from the computation and its extent, as a run's name holds them."""
+    named = part_of(config, Identity.COMPUTED, Identity.EXTENT)
+    text = json.dumps(named, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def part_of(config: Mapping[str, Any], *identities: Identity) -> dict[str, Any]:
+    """Return the keys of a configuration that its program sees and that have one of the `identities`.
+
+    A key that the schema does not know belongs to a person's own code, and so to the computation.
+    """
+    known = every_key()
+
+    def is_part(name: str) -> bool:
+        return (known[name].identity if name in known else Identity.COMPUTED) in identities
+
+    return {
+        name: {inner: one for inner, one in value.items() if is_part(f"{name}.{inner}")}
+        if isinstance(value, Mapping)
+        else value
+        for name, value in relevant(config).items()
+        if name in TOP and is_part(name)
+    }
+
+
+def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration without the keys that its program never sees."""
+    program = config.get("program")
+    has_script = isinstance(program, Mapping) and program.get("script")
+    return {
+        name: value
+        for name, value in config.items()
+        if not (has_script and name in TOP and TOP[name].trainer)
+    }
