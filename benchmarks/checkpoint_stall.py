@@ -48,7 +48,6 @@ from savers import ASYNC, Peers, Savers, State, Steps
 from slurmddp.checkpoint.memory.service import Keeper
 from slurmddp.environments.names import CHANNEL_VARIABLE
 from slurmddp.host import linux
-from slurmddp.training.checkpointing.snapshot_interval import MemoryPace
 from slurmddp.training.distributon import Distributon
 
 NORMAL_S = 0.5
@@ -141,16 +140,16 @@ def begin_group(folder: Path) -> None:
 
 def memory_share(d: Distributon, state: State, root: Path, steps: Steps) -> Row:
     """Return what copies into memory take of the steps' time, as often as the trainer makes them."""
-    pace, copied, all_s = MemoryPace("auto", keeps=True), 0, 0.0
+    pace, copied, all_s = d._checkpointer.pace, 0, 0.0
     while copied < 4:
         seconds = steps.take()
         all_s += seconds
-        if pace.step(seconds):
-            pace.copied(
-                *d.memory_save(root, copied, told=pace.figures, model=state, optimizer=state.optimizer)
-            )
+        pace.step(seconds)
+        if d.memory_save_is_due():
+            d.memory_save(root, copied, model=state, optimizer=state.optimizer)
             copied += 1
-    return {"share": pace.share, "seconds": all_s, "copies": copied}
+    _, _, spent_s, trained_s = pace.figures
+    return {"share": spent_s / trained_s, "seconds": all_s, "copies": copied}
 
 
 def measure_size(
@@ -223,7 +222,7 @@ def train(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Be the training process: the agent's line is in the environment."""
     torch.set_num_threads(1)
     agent = Distributon().launch()
-    agent._session  # noqa: B018 - takes the line; the other one must not find it.
+    agent._checkpointer  # noqa: B018 - takes the line; the other one must not find it.
     del os.environ[CHANNEL_VARIABLE]
     alone = Distributon().launch()
     begin_group(folder)

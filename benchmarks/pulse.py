@@ -17,12 +17,13 @@ from record import keep, parser
 
 from slurmddp.host.heartbeat_page import Pulse
 from slurmddp.training.heartbeat import Progress
+from slurmddp.training.startup_timer import StartUp
 
 STEPS = 100_000
 
 
 def steps() -> None:
-    progress = Progress(Pulse.create())
+    progress = Progress(Pulse.create(), StartUp({}))
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     progress.follow(optimizer)
     (complete,) = optimizer._optimizer_step_post_hooks.values()
@@ -33,7 +34,7 @@ def steps() -> None:
 
 
 def signs() -> None:
-    progress = Progress(Pulse.create())
+    progress = Progress(Pulse.create(), StartUp({}))
     for _ in range(STEPS):
         progress.alive("evaluating")
 

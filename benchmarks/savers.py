@@ -122,7 +122,7 @@ class Savers(Peers):
         d.save(
             root, self._number, keep_last=2, wait=False, model=self._state, optimizer=self._state.optimizer
         )
-        saves = d._saves
+        saves = None if d._opened is None else d._opened.saves
 
         def is_durable() -> bool:
             assert saves is not None
@@ -132,9 +132,9 @@ class Savers(Peers):
         return is_durable
 
     def _dd(self) -> Callable[[], bool]:
-        if self._alone._saves is None:
+        if self._alone._opened is None:
             return self.begin("slurmddp, no agent")  # One that warms up, before anything is in memory.
-        source = max(self._alone._saves._snapshots._slots, key=lambda slot: slot.capacity).descriptor
+        source = max(self._alone._opened.saves._snapshots._slots, key=lambda slot: slot.capacity).descriptor
         words = [f"if=/proc/self/fd/{source}", f"of={self._root}/other-dd", "bs=4M", "oflag=direct"]
         process = subprocess.Popen(["dd", *words, "conv=fsync", "status=none"], pass_fds=[source])
         return lambda: process.poll() is not None
@@ -142,7 +142,7 @@ class Savers(Peers):
     def tidy(self) -> None:
         """Use the memory for copies too, as the yardstick's is used: hosts take what is idle from guests."""
         super().tidy()
-        for saves in (self._agent._saves, self._alone._saves):
-            for slot in saves._snapshots._slots if saves is not None else ():
+        for opened in (self._agent._opened, self._alone._opened):
+            for slot in opened.saves._snapshots._slots if opened is not None else ():
                 if slot.view is not None:
                     slot.view.bytes[:: shared_buffer.PAGE_BYTES].add_(0)

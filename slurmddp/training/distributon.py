@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -32,7 +33,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from slurmddp.environments.detect import detect
-from slurmddp.environments.names import GENERATION_VARIABLE
+from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import (
     EXIT_FAILED,
@@ -43,13 +44,18 @@ from slurmddp.errors import (
     StoppedAtCheckpoint,
 )
 from slurmddp.host.heartbeat_page import Pulse
+from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.strategies import Strategy, build
 from slurmddp.training import rng
-from slurmddp.training.checkpointing.persistence import Persistence
+from slurmddp.training.checkpointing import restore
+from slurmddp.training.checkpointing.async_writer import Saves
+from slurmddp.training.checkpointing.checkpointer import Checkpointer
+from slurmddp.training.checkpointing.snapshot_interval import MemoryPace
 from slurmddp.training.data.loader import DistributedLoader, distribute
-from slurmddp.training.heartbeat import Progress
+from slurmddp.training.heartbeat import Progress, shown_as
 from slurmddp.training.process_group import collectives, setup
 from slurmddp.training.process_group.launch_check import refuse_to_multiply, require_devices
+from slurmddp.training.run_log import Milestones
 from slurmddp.training.startup_timer import StartUp
 from slurmddp.training.stopping.controller import StopPoll
 from slurmddp.training.stopping.exit_guard import Guard
@@ -61,7 +67,7 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 _DRAIN_S = 0.1
 
 
-class Distributon(Persistence):
+class Distributon:
     """One training's view of all its processes; a context manager that leaves them on exit.
 
     `num_devices` is the number of ranks on this machine; "auto" takes what the scheduler started, or one per
@@ -78,7 +84,6 @@ class Distributon(Persistence):
         backend: str = "auto",
         seed: int | None = None,
         config: Mapping[str, Any] | None = None,
-        stop_guard: Guard | None = None,
     ) -> None:
         if num_devices != "auto" and (not isinstance(num_devices, int) or num_devices < 1):
             raise ConfigError(
@@ -90,10 +95,16 @@ class Distributon(Persistence):
         self._place: setup.Place | None = None
         self._loaders: list[DistributedLoader] = []
         self._models: list[nn.Module] = []
-        self._stop = StopPoll(stop_guard)
-        self._progress = Progress(Pulse.attach(os.environ))
-        self.start_up = StartUp(os.environ)
-        """Seconds of the phases of this rank's start; the event of its first step holds them."""
+        self._run = RunContext.read(os.environ)
+        self._stop = StopPoll(Guard.standing, self._run)
+        self._start_up = StartUp(os.environ)
+        self._progress = Progress(Pulse.attach(os.environ), self._start_up)
+        self._progress.on_step = self._step_taken
+        self._milestones = Milestones(self._run, self._start_up)
+        self._opened: Checkpointer | None = None
+        """The checkpointer; the first save or load makes it."""
+        self.resumed_from: str | None = None
+        """Where `load` found the state: `memory` or `disk`."""
 
     # How processes start, and end.
 
@@ -124,7 +135,7 @@ class Distributon(Persistence):
         if self._seed is not None:
             rng.seed_everything(self._seed)
         self._progress.enter("loading", watched=False)
-        self.start_up.lap("rendezvous")
+        self._start_up.lap("rendezvous")
         return self
 
     def _ranks_wanted(self, info: RankInfo) -> int:
@@ -168,6 +179,8 @@ class Distributon(Persistence):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, StoppedAtCheckpoint) and self._place is not None:
+            self._milestones.stopped(self.stop_reason)
         code = error.code or EXIT_FINISHED if isinstance(error, SystemExit) else EXIT_FAILED
         if error is None:
             code = EXIT_FINISHED
@@ -317,11 +330,11 @@ class Distributon(Persistence):
         leaving the `with` block raises StoppedAtCheckpoint, unless `backward` was called after the True.
         """
         self._progress.step_begins()
-        if self._saves is not None:
-            self._saves.poll()
+        if self._opened is not None:
+            self._opened.saves.poll()
         stops = self._stop.tick(self._here)
         if stops:
-            self.record_stop()
+            self._milestones.stopped(self.stop_reason)
         return stops
 
     def stop(self) -> NoReturn:
@@ -343,13 +356,23 @@ class Distributon(Persistence):
             f"The training was stopped{why}.",
             hint="Run the same command again to resume from its checkpoint.",
         )
-        if GENERATION_VARIABLE not in os.environ and self._place is not None and self.rank == 0:
+        if not self._run.by_agent and self._place is not None and self.rank == 0:
             print(stopped, file=sys.stderr)  # Under an agent, the worker prints it.
         return stopped
 
-    def alive(self, phase: str = "evaluating") -> None:
-        """Tell the watchdog, again and again, that long work of your own gets on; see docs/watchdog.md."""
+    def heartbeat(self, phase: str = "evaluating") -> None:
+        """Show the watchdog that long work of your own makes progress; call it again and again.
+
+        Args:
+            phase: what the work is; docs/watchdog.md lists the phases and their limits.
+
+        Raises:
+            ConfigError: the phase is unknown.
+        """
         self._progress.alive(phase)
+
+    alive = heartbeat
+    """The name of `heartbeat` in 0.1.0."""
 
     @property
     def stop_requested(self) -> bool:
@@ -374,3 +397,153 @@ class Distributon(Persistence):
         """Print on global rank 0 only."""
         if self.is_global_zero:
             print(*values, flush=True)
+
+    # Checkpoints.
+
+    @property
+    def _checkpointer(self) -> Checkpointer:
+        place = self._here
+        if self._opened is None:
+            saves = Saves(os.environ, place.info)
+            saves.on_durable = self._stop.saved
+            self._stop.is_writing = lambda: saves.busy
+            self._opened = Checkpointer(
+                loaders=self._loaders,
+                unwrap=self.unwrap,
+                seed=self._seed,
+                config=self._config,
+                saves=saves,
+                pace=MemoryPace(keeps=saves.has_agent),
+            )
+        return self._opened
+
+    @shown_as("saving")
+    def save(
+        self,
+        root: str | Path | int | None = None,
+        step: int | None = None,
+        *,
+        keep_last: int = 3,
+        wait: bool = True,
+        **objects: Any,
+    ) -> Path:
+        """Write a checkpoint of `objects`, of the loaders and of every rank's randomness; all ranks call it.
+
+            d.save(step, model=model, optimizer=optimizer)
+            d.save("/shared/fit", step, model=model, optimizer=optimizer)
+
+        `root` is the folder of all checkpoints, and may be left out. It is then `checkpoints` in the run
+        folder of a job of slurmddp, else `checkpoints` in the working directory. An object has `state_dict`
+        and `load_state_dict`, or is a dict of plain values. Global rank 0 writes; all ranks return the
+        checkpoint's folder when it is durable, or all raise. Without `wait` they return once the state is
+        copied into memory, from which another process writes it, also when this one is killed; what goes
+        wrong there is raised by the next `save`, by `finish_saving` or by `close`.
+        """
+        folder, number = self._root_and_step(root, step)
+        started = time.monotonic()
+        saved = self._checkpointer.save(folder, number, objects, keep_last=keep_last, wait=wait)
+        self._stop.stood_still()
+        if wait:
+            self._stop.saved(time.monotonic() - started)
+        return saved
+
+    @shown_as("saving")
+    def finish_saving(self) -> None:
+        """Return when all that was saved without `wait` is durable, or raise on all ranks why it is not."""
+        if self._opened is not None and self._opened.saves.unfinished:
+            self._opened.finish()
+            self._stop.stood_still()
+
+    def memory_save_is_due(self, every: int | Literal["auto"] = "auto") -> bool:
+        """Return whether to call `memory_save` after this step: the same on all ranks.
+
+        Args:
+            every: the number of steps between two copies; `auto` chooses it so that copies take less than
+                1 % of the time, and makes none without an agent; 0 means never.
+        """
+        return self._checkpointer.pace.is_due(every)
+
+    @shown_as("saving")
+    def memory_save(self, root: str | Path, step: int, **objects: Any) -> None:
+        """Copy what `save` would write into the memory of each node; nothing goes to the disk.
+
+        slurmddp's agent replaces a rank that dies, and `load` then resumes from there if nothing newer is
+        under `root`. Without an agent, or without memory for a copy, nothing is kept.
+        """
+        self._checkpointer.keep_in_memory(Path(root), step, objects)
+        self._stop.stood_still()
+
+    @shown_as("saving")
+    def test_save(
+        self, root: str | Path | None = None, *, keep_last: int = 3, wait: bool = True, **objects: Any
+    ) -> float:
+        """Do all that `save` would but leave nothing behind; return the seconds it took. All ranks call it.
+
+        Before the first step it finds a full disk, a used-up quota, a folder that can't be written to, or an
+        object that can't be stored; the room that torch's optimizers need later on is counted in. The memory
+        for saves (without `wait`, say) is taken meanwhile.
+        """
+        started = time.monotonic()
+        seconds = self._checkpointer.check_can_save(self._root(root), objects, keep_last=keep_last, wait=wait)
+        self._stop.stood_still()
+        self._start_up.lap("checkpoint")
+        self._stop.saved(time.monotonic() - started)
+        return seconds
+
+    @shown_as("loading")
+    def load(
+        self, root: str | Path | None = None, *, allow_other_config: bool = False, **objects: Any
+    ) -> int | None:
+        """Give `objects` the state of the newest good checkpoint under `root` and return its step.
+
+            step = d.load(model=model, optimizer=optimizer) or 0
+
+        Without `root` it looks where `save` without `root` writes. It returns None, and changes nothing, when
+        there is no checkpoint; it changes nothing either when it raises because one does not fit. All ranks
+        call it, after all setup_ methods; rank 0 chooses. A checkpoint of another `config` is loaded only
+        with `allow_other_config`, or SLURMDDP_ALLOW_OTHER_CONFIG=1. Ranks that take the place of others go
+        on from the state in their nodes' memory if it is as new.
+        """
+        folder = self._root(root)
+        newest = self._milestones.open(folder, self.rank)
+        found = restore.load(
+            folder,
+            objects,
+            self._checkpointer,
+            allow_other_config=allow_other_config or os.environ.get(ALLOW_OTHER_CONFIG_VARIABLE) == "1",
+            device=self._here.device,
+        )
+        step, self.resumed_from = (None, None) if found is None else found
+        self._progress.resumed(step or 0)
+        self._milestones.resumed(newest, step, self.resumed_from)
+        return step
+
+    def _step_taken(self, step: int, seconds: float) -> None:
+        if self._opened is not None:
+            self._opened.pace.step(seconds)
+        self._milestones.step(step)
+
+    def _close_saves(self) -> None:
+        if self._opened is not None:
+            try:
+                self.finish_saving()
+            finally:
+                self._opened.saves.close()
+                self._opened = None
+
+    def _root(self, root: str | Path | None) -> Path:
+        """Return the folder of the checkpoints; without a name, that of this process's run, if it has one."""
+        if root is not None:
+            return Path(root)
+        return self._run.folder.checkpoints_dir if self._run.folder else Path("checkpoints")
+
+    def _root_and_step(self, root: str | Path | int | None, step: int | None) -> tuple[Path, int]:
+        """Return the two first arguments of `save`, of which the root may be left out."""
+        if step is None and not isinstance(root, (str, os.PathLike)):
+            root, step = None, root
+        if step is None or isinstance(root, int):
+            raise ConfigError(
+                f"save() was given root={root!r} and step={step!r}.",
+                hint="Call save(step, model=model), or save(folder, step, model=model).",
+            )
+        return self._root(root), step

@@ -4,7 +4,7 @@ It costs some stores into a page of memory per step: no system call, no lock, no
 nothing that makes a GPU wait. A loop of one's own on `Distributon` shows its steps by `setup_optimizer` (or,
 without it, by `should_stop` after a `backward`), its waits for data by its loaders, and checkpoints by `save`
 and `load`. What comes before the first step, after the end of a loop over a loader, and after `close` is not
-known: no signs of life are expected then, unless `Distributon.alive` has promised them.
+known: no signs of life are expected then, unless `Distributon.heartbeat` has promised them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from slurmddp.errors import ConfigError
 from slurmddp.host.heartbeat_page import PHASES, Pulse
+from slurmddp.training.startup_timer import StartUp
 
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -29,8 +30,8 @@ _IN_A_STEP = frozenset({"first_step", "step", "data"})
 class Progress:
     """This rank's page, and what is needed to keep it: the phase, and the times of the running step."""
 
-    def __init__(self, pulse: Pulse) -> None:
-        self._pulse = pulse
+    def __init__(self, pulse: Pulse, start_up: StartUp) -> None:
+        self._pulse, self._start_up = pulse, start_up
         self._phase, self._since = "starting", time.monotonic()
         self._watched = False
         self._step_s = self._wait_s = 0.0
@@ -40,8 +41,8 @@ class Progress:
         self._is_first = True
         self._computed = False
         """Whether there was a backward pass since the last completed step."""
-        self.on_first_step: Callable[[int], None] = lambda step: None
-        """Receives the number of this rank's first completed step."""
+        self.on_step: Callable[[int, float], None] = lambda step, seconds: None
+        """Receives the number of each completed step and the seconds that it took."""
         self._hooked = False
         self._forward: _ForwardClock | None = None
 
@@ -51,6 +52,8 @@ class Progress:
             self._watched = watched
             self._pulse.watch(watched)
         now = self._pulse.enter(phase)
+        if self._is_first and self._phase == "evaluating" != phase:
+            self._start_up.lap("evaluation")
         if self._phase in _IN_A_STEP:
             self._step_s += now - self._since
             if self._phase == "data":
@@ -60,7 +63,7 @@ class Progress:
     def alive(self, phase: str) -> None:
         """Do so for a person's own work; raises ConfigError for a phase that there is not."""
         if phase not in PHASES:
-            raise ConfigError(f"phase={phase!r} is none that is known.", hint=f"One of {', '.join(PHASES)}.")
+            raise ConfigError(f"Unknown phase {phase!r}.", hint=f"One of {', '.join(PHASES)}.")
         self.enter(phase)
 
     @contextmanager
@@ -131,10 +134,9 @@ class Progress:
             self.resumed(0)
         self._step = (self._step or 0) + 1
         self._pulse.completed(self._step, self._step_s, self._wait_s)
-        self._step_s = self._wait_s = 0.0
-        was_first, self._computed, self._is_first = self._is_first, False, False
-        if was_first:
-            self.on_first_step(self._step)
+        seconds, self._step_s, self._wait_s = self._step_s, 0.0, 0.0
+        self._computed = self._is_first = False
+        self.on_step(self._step, seconds)
 
 
 def shown_as(phase: str) -> Callable[[Method], Method]:

@@ -10,13 +10,14 @@ from typing import Any
 
 from slurmddp.checkpoint.state.config_match import bound_to
 from slurmddp.environments.detect import detect, require
-from slurmddp.environments.names import ATTEMPT_VARIABLE, PREFLIGHT_VARIABLE
+from slurmddp.environments.names import PREFLIGHT_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.time_limits import read_limits
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError
 from slurmddp.host.streams import tell
-from slurmddp.runs.folder.fence import superseded
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.run_context import RunContext
+from slurmddp.spec import is_own_trainer
 from slurmddp.strategies import build
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.instantiate import instantiate, locate
@@ -49,13 +50,13 @@ def main(run_dir: str) -> int:
         return run_script(folder, program["script"], program.get("args") or [])
     with StopSignals() as signals, Guard(signals, read_limits(os.environ)) as guard:
         try:
-            _run(folder, guard)
+            _run(folder)
         except Exception as error:
             return _code_after(error, guard)
     return EXIT_FINISHED
 
 
-def _run(folder: RunFolder, guard: Guard) -> None:
+def _run(folder: RunFolder) -> None:
     config = folder.config()
     info = detect(os.environ)
     require(
@@ -70,10 +71,10 @@ def _run(folder: RunFolder, guard: Guard) -> None:
         raise ConfigError("program has no _target_.", hint="Name the function to run, or leave program out.")
     target = locate(program["_target_"], key="program._target_")
     options = {k: instantiate(v, _key_=f"program.{k}") for k, v in program.items() if k not in NOT_OPTIONS}
-    with Distributon(
-        strategy=strategy, seed=config.get("seed"), config=bound_to(config), stop_guard=guard
-    ) as distributon:
+    with Distributon(strategy=strategy, seed=config.get("seed"), config=bound_to(config)) as distributon:
         _launch(distributon, info, config, folder)
+        if is_own_trainer(program):
+            distributon.heartbeat("loading")  # It reports its start, so the watchdog may judge it.
         target(distributon, config, folder, **options)
 
 
@@ -88,17 +89,17 @@ def _launch(distributon: Distributon, info: RankInfo, config: dict[str, Any], fo
         raise
     if looks:
         preflight.run(distributon._here, folder, config)
-        distributon.start_up.lap("preflight")
+        distributon._start_up.lap("preflight")
     else:
         _warn_of_cpus(distributon._here, folder)
 
 
 def _warn_of_cpus(place: Place, folder: RunFolder) -> None:
     """Let `status` tell that a job with GPUs computes on CPUs: in a rank's log it is read too late."""
-    attempt, granted = int(os.environ.get(ATTEMPT_VARIABLE) or 0), place.info.gpus_on_node
-    if place.info.rank == 0 and granted and place.device.type == "cpu" and not superseded(folder, attempt):
+    run, granted = RunContext.read(os.environ, folder), place.info.gpus_on_node
+    if place.info.rank == 0 and granted and place.device.type == "cpu" and not run.is_superseded:
         text = f"SLURM granted {granted} GPU(s) on node 0, but torch sees none: the ranks compute on CPUs."
-        folder.add_event("warned", attempt=attempt, about="device", text=text)
+        run.add_event("warned", about="device", text=text)
 
 
 def _code_after(error: Exception, guard: Guard) -> int:

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from slurmddp.environments.names import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
-from slurmddp.runs.folder.fence import refuse_superseded
+from slurmddp.checkpoint.files.manifest import folder_name, newest_step
 from slurmddp.runs.folder.layout import RunFolder, append_line, write_atomic
-
-
-def run_with(root: Path) -> RunFolder | None:
-    """Return the run folder around this process if the run's checkpoints are in `root`; else None."""
-    run_dir, attempt = os.environ.get(RUN_DIR_VARIABLE), os.environ.get(ATTEMPT_VARIABLE)
-    if not run_dir or not attempt:
-        return None
-    folder = RunFolder(run_dir)
-    return folder if os.path.realpath(root) == os.path.realpath(folder.checkpoints_dir) else None
+from slurmddp.runs.folder.run_context import RunContext
+from slurmddp.training.startup_timer import StartUp
 
 
 class Journal:
     """The records of one attempt in its run folder; with `active` False every call does nothing."""
 
-    def __init__(self, folder: RunFolder, *, active: bool, unit: str = "samples") -> None:
-        self._folder, self._active, self._unit = folder, active, unit
-        self._attempt = int(os.environ.get(ATTEMPT_VARIABLE) or 0)
+    def __init__(self, run: RunContext, *, active: bool, unit: str = "samples") -> None:
+        self._run, self._unit = run, unit
+        self._active = active and run.folder is not None
 
     def event(self, event: str, **facts: Any) -> None:
         """Add an event to `attempts.jsonl`."""
-        if self._may_write():
-            self._folder.add_event(event, attempt=self._attempt, **facts)
+        if self._writable() is not None:
+            self._run.add_event(event, **facts)
 
     def step(self, step: int, *, loss: float, lr: float, rate: float) -> None:
         """Add a line about the steps since the last one to `metrics.jsonl`; `rate` is units per second."""
@@ -43,19 +35,80 @@ class Journal:
 
     def sample(self, text: str) -> None:
         """Keep the text that the model wrote."""
-        if self._may_write():
-            write_atomic(self._folder.sample_file, text)
+        if (folder := self._writable()) is not None:
+            write_atomic(folder.sample_file, text)
 
-    def _may_write(self) -> bool:
-        """Whether this rank is the one that writes; raises SupersededError when its attempt is a past one."""
-        if self._active:
-            refuse_superseded(os.environ)
-        return self._active
+    def _writable(self) -> RunFolder | None:
+        """Return the folder if this rank writes to it; raises SupersededError in a past attempt."""
+        if not self._active:
+            return None
+        self._run.refuse_superseded()
+        return self._run.folder
 
     def _line(self, step: dict[str, Any], facts: dict[str, Any]) -> None:
-        if self._may_write():
-            place = {"attempt": self._attempt, "time": round(time.time(), 3)}
-            append_line(self._folder.metrics_file, step | place | facts)
+        if (folder := self._writable()) is not None:
+            place = {"attempt": self._run.attempt, "time": round(time.time(), 3)}
+            append_line(folder.metrics_file, step | place | facts)
+
+
+class Milestones:
+    """Records in the run where a training resumes, takes its first step and stops.
+
+    Nothing is recorded before `open` was given the folder of the run's checkpoints.
+    """
+
+    def __init__(self, run: RunContext, start_up: StartUp) -> None:
+        self._run, self._start_up = run, start_up
+        self._journal: Journal | None = None
+        self._has_step = self._has_stop = False
+
+    def open(self, root: Path, rank: int) -> int | None:
+        """Begin to record a training that loads from `root`; return the newest step there on rank 0."""
+        self._start_up.lap("model")
+        if not self._run.keeps(root):
+            return None
+        self._journal = Journal(self._run, active=rank == 0)
+        with suppress(OSError):  # `loading.load` tries again, on all ranks.
+            return newest_step(root) if rank == 0 else None
+        return None
+
+    def resumed(self, newest: int | None, used: int | None, source: str | None) -> None:
+        """Record from which step training resumes, and whether a newer checkpoint was of no use."""
+        self._start_up.lap("checkpoint")
+        if newest is not None and (used is None or used < newest):
+            before = f"; it resumes from step {used}, the newest that verifies."
+            text = f"Checkpoint {folder_name(newest)} can't be used" + (
+                ", nor can any before it: it starts at step 0." if used is None else before
+            )
+            text += " `slurmddp checkpoints RUN` lists them, the log says why."
+            self._add("warned", about="checkpoint", text=text)
+        if used is not None:
+            self._add("resumed", step=used, **{"from": source})
+
+    def step(self, step: int) -> None:
+        """Record the first step of this process, and how long its start took."""
+        if not self._has_step:
+            self._has_step = True
+            self._start_up.lap("first_step")
+            self._add("first_step", step=step, phases=self._start_up.seconds)
+
+    def stopped(self, reason: str | None) -> None:
+        """Record once that the training stops, and why."""
+        if not self._has_stop:
+            self._has_stop = True
+            self._add("signalled", **signal_and_rank(reason or "a request"))
+
+    def _add(self, event: str, **facts: Any) -> None:
+        if self._journal is not None:
+            self._journal.event(event, **facts)
+
+
+def signal_and_rank(reason: str) -> dict[str, Any]:
+    """Return signal and rank of a reason such as `SIGTERM on rank 3 (node7)`, for the record."""
+    words = reason.split()
+    if len(words) >= 4 and words[1:3] == ["on", "rank"] and words[3].isdigit():
+        return {"signal": words[0], "rank": int(words[3])}
+    return {"signal": reason, "rank": None}
 
 
 class Stopwatch:

@@ -21,7 +21,7 @@ _ABOVE = """
 """
 _BELOW = """
     checkpoint.state strategies
-    training training.rng training.instantiate training.heartbeat training.startup_timer training.run_log
+    training training.rng training.instantiate training.startup_timer training.heartbeat training.run_log
     training.process_group training.stopping training.data training.checkpointing training.distributon
     training.builtin training.trainer training.user_script training.preflight training.rank_main
 """

@@ -63,13 +63,13 @@ def load_from_memory(root: str, place: str) -> tuple[int | None, str | None]:
     owner, function, rank = {
         "none": (restore, "_read", -1),
         "read": (restore, "_read", 1),
-        "send": (restore.memory, "mapped", 0),
+        "send": (restore.shared_buffer, "mapped", 0),
     }[place]
     with Distributon(seed=1) as d:
         loop = Loop(d.launch())
         d.save(root, 1, **loop.objects)
         _keep_in_memory(d, loop, root, 2)
-        held = d._session.saves.held(Path(root))  # Found before the memory can't be read any more.
+        held = d._checkpointer.saves.held(Path(root))  # Found before the memory can't be read any more.
         failing = patch.object(owner, function, _raising(getattr(owner, function), rank == d.rank, place))
         with patch.object(Snapshots, "newest", lambda *_: held), failing:
             step = d.load(root, **loop.objects)
@@ -78,7 +78,7 @@ def load_from_memory(root: str, place: str) -> tuple[int | None, str | None]:
 
 def _keep_in_memory(d: Distributon, loop: Loop, root: str, step: int) -> None:
     d.memory_save(root, step, **loop.objects)
-    d._session.saves._snapshots._join()  # The first time, the memory is taken beside the training.
+    d._checkpointer.saves._snapshots._join()  # The first time, the memory is taken beside the training.
     d.memory_save(root, step, **loop.objects)
 
 
@@ -86,7 +86,7 @@ def copy_that_fails_on_one_rank(root: str) -> list[bool]:
     """Copy twice, on each rank, where rank 1 can not take in what rank 0 shares; say what each rank holds."""
     with Distributon(seed=1) as d:
         loop = Loop(d.launch())
-        saves = d._session.saves
+        saves = d._checkpointer.saves
         saves.holds = saves.spreads = True
         with patch.object(checkpointer, "_overlay", _raising(checkpointer._overlay, d.rank == 1, "overlay")):
             _keep_in_memory(d, loop, root, 1)

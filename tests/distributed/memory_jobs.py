@@ -76,8 +76,8 @@ def killed_in_the_copy(root: str, step: int) -> None:
         loop = Loop(d)
         loop.train(step - 1)
         d.memory_save(root, step - 1, **loop.objects)
-        if d._saves is not None:
-            d._saves._snapshots._join()  # The first time, the memory is taken beside the training.
+        if d._opened is not None:
+            d._opened.saves._snapshots._join()  # The first time, the memory is taken beside the training.
         d.memory_save(root, step - 1, **loop.objects)
         loop.train(loop.step + 1)
         d.memory_save(root, step, **loop.objects)
@@ -140,8 +140,8 @@ def errors_beside(root: str) -> dict[str, str]:
                 if name == "finish":
                     d.finish_saving()
                 else:
-                    while d.is_global_zero and d._saves is not None and d._saves.busy:
-                        d._saves.poll()
+                    while d.is_global_zero and d._opened is not None and d._opened.saves.busy:
+                        d._opened.saves.poll()
                         time.sleep(0.01)
                     d.save(Path(root, "good"), 2, wait=True, **loop.objects)
             except SlurmddpError as error:
@@ -161,6 +161,6 @@ def saves_with_little_memory(root: str, available: int) -> dict[str, Any]:
         for step in (1, 2, 3):
             loop.train(step)
             d.save(root, step, wait=False, **loop.objects)
-        slots = len(d._saves._snapshots.descriptors) if d._saves is not None else -1
+        slots = len(d._opened.saves._snapshots.descriptors) if d._opened is not None else -1
         d.finish_saving()
         return {"slots": slots, "weights": weights(loop.model), "said": told.getvalue()}

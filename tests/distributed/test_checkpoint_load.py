@@ -14,6 +14,7 @@ from torch import nn
 
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.state import config_match
+from slurmddp.checkpoint.state.state_tree import flatten
 from slurmddp.config.identity import part_of
 from slurmddp.config.schema import Identity
 from slurmddp.errors import CheckpointError, ConfigError
@@ -54,12 +55,8 @@ def parts(width: int = 4, depth: int = 1) -> tuple[nn.Module, torch.optim.Optimi
 
 
 def bits(*objects: object) -> str:
-    return str([checkpoint.state.flatten({"it": one.state_dict()}).tree for one in objects]) + str(
-        [
-            value.tolist()
-            for one in objects
-            for value in checkpoint.state.flatten(one.state_dict()).tensors.values()
-        ]
+    return str([flatten({"it": one.state_dict()}).tree for one in objects]) + str(
+        [value.tolist() for one in objects for value in flatten(one.state_dict()).tensors.values()]
     )
 
 
@@ -341,17 +338,18 @@ def test_a_test_save_that_fails_is_heard_by_all_ranks(tmp_path: Path) -> None:
     ],
 )
 def test_a_run_records_that_its_newest_checkpoint_was_of_no_use(
-    alone, tmp_path, monkeypatch, damaged, found, words
+    request, tmp_path, monkeypatch, damaged, found, words
 ) -> None:
     folder, model = RunFolder(tmp_path), nn.Linear(2, 2)
     monkeypatch.setenv("SLURMDDP_RUN_DIR", str(tmp_path))
     monkeypatch.setenv("SLURMDDP_ATTEMPT", "0")
+    alone = request.getfixturevalue("alone")
     for step in (10, 20, 30):
         progress = {"evaluated_at": -1, "losses": []}
         path = alone.save(folder.checkpoints_dir, step, progress=progress, model=model)
         if step in damaged:
             (path / "state.json").unlink()
-    settings = SimpleNamespace(keep_last=3, memory_save_every=0)
+    settings = SimpleNamespace(keep_last=3)
     parts = SimpleNamespace(settings=settings, saved_objects={"model": model}, unit="samples")
     training = Training(alone, parts, folder)
     training.resume()
@@ -364,12 +362,13 @@ def test_a_run_records_that_its_newest_checkpoint_was_of_no_use(
 
 
 @pytest.mark.parametrize("where", ["its run", "another folder", "no attempt", "no run"])
-def test_only_checkpoints_of_the_run_give_events(alone, tmp_path, monkeypatch, where) -> None:
+def test_only_checkpoints_of_the_run_give_events(request, tmp_path, monkeypatch, where) -> None:
     folder, model = RunFolder(tmp_path), nn.Linear(2, 2)
     if where != "no run":
         monkeypatch.setenv("SLURMDDP_RUN_DIR", str(tmp_path))
     if where in ("its run", "another folder"):
         monkeypatch.setenv("SLURMDDP_ATTEMPT", "3")
+    alone = request.getfixturevalue("alone")
     root = tmp_path / "elsewhere" if where == "another folder" else folder.checkpoints_dir
     alone.save(root, 10, model=model)
     alone.load(root, model=model)

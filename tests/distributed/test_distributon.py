@@ -18,6 +18,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from slurmddp.errors import ConfigError, MismatchError, SlurmddpError, StoppedAtCheckpoint
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.distributon import Distributon
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
@@ -274,7 +276,7 @@ def test_save_and_load_find_the_checkpoints_of_the_run(
     assert alone.load(progress={"at": 0}) is None
     assert alone.save(3, progress={"at": 3}).parent == tmp_path / "checkpoints"
     assert alone.save(step=4, progress={"at": 4}).parent == tmp_path / "checkpoints"
-    monkeypatch.setenv("SLURMDDP_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(alone, "_run", RunContext(RunFolder(tmp_path / "run")))
     assert alone.load(progress={"at": 0}) is None
     assert alone.save(5, wait=False, progress={"at": 5}).parent == tmp_path / "run/checkpoints"
     alone.finish_saving()

@@ -17,6 +17,7 @@ from slurmddp.environments.names import HEARTBEAT_VARIABLE
 from slurmddp.errors import ConfigError
 from slurmddp.host.heartbeat_page import Pulse
 from slurmddp.training.heartbeat import Progress
+from slurmddp.training.startup_timer import StartUp
 from slurmddp.training.trainer.loop import train
 
 pytestmark = pytest.mark.distributed
@@ -193,13 +194,13 @@ def test_a_checkpoint_is_shown_and_the_phase_before_comes_back(
 def test_work_of_ones_own_can_show_that_it_gets_on(page: Pulse) -> None:
     with Distributon(strategy="single", seed=0) as distributon:
         distributon.launch()
-        distributon.alive("loading")
+        distributon.heartbeat("loading")
         first = page.read()
-        distributon.alive("loading")
+        distributon.heartbeat("loading")
         assert first.watched
         assert page.read().since > first.since
-        with pytest.raises(ConfigError, match="none that is known"):
-            distributon.alive("thinking")
+        with pytest.raises(ConfigError, match="Unknown phase 'thinking'"):
+            distributon.heartbeat("thinking")
 
 
 class Event:
@@ -224,7 +225,7 @@ def test_forward_passes_on_a_gpu_are_measured_without_waiting_for_it(
     monkeypatch.setattr("slurmddp.training.heartbeat._event", Event)
     monkeypatch.setattr(Event, "now", 0.0)
     monkeypatch.setattr(Event, "done", False)
-    progress = Progress(Pulse.attach({HEARTBEAT_VARIABLE: str(page.descriptor)}))
+    progress = Progress(Pulse.attach({HEARTBEAT_VARIABLE: str(page.descriptor)}), StartUp({}))
     for number, _ in enumerate(progress.batches(iter(range(7)), torch.device("cuda")), 1):
         Event.now += 0.25
         Event.done = number >= 4

@@ -14,7 +14,7 @@ from trainer_runs import curve, new_folder
 
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.runs.folder.layout import read_lines
-from slurmddp.training.checkpointing.persistence import _who
+from slurmddp.training.run_log import signal_and_rank
 from slurmddp.training.trainer.components import is_due
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
@@ -217,7 +217,7 @@ def test_every_third_step_is_due() -> None:
     ],
 )
 def test_who_asked_to_stop(reason: str, facts: dict[str, Any]) -> None:
-    assert _who(reason) == facts
+    assert signal_and_rank(reason) == facts
 
 
 def test_the_shipped_warm_up_fits_a_training_of_any_length() -> None:

@@ -10,8 +10,9 @@ from agent_runs import make_run, start_agent
 
 from slurmddp.errors import EXIT_NO_PROGRESS, SupersededError
 from slurmddp.launchers.coordinator.records import Records
-from slurmddp.runs.folder.fence import refuse_superseded, superseded
+from slurmddp.runs.folder.fence import superseded
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.stopping.agreement import file_reason
 
 
@@ -24,18 +25,18 @@ def test_the_attempt_claimed_last_has_the_run(tmp_path: Path) -> None:
     older, newer = folder.claim_attempt(), folder.claim_attempt()
     assert superseded(folder, older)
     assert not superseded(folder, newer)
-    refuse_superseded(environ(folder, newer))
+    RunContext.read(environ(folder, newer)).refuse_superseded()
     with pytest.raises(
         SupersededError, match=r"Attempt 0 of gpt-1 still runs.*a later one has begun"
     ) as caught:
-        refuse_superseded(environ(folder, older))
+        RunContext.read(environ(folder, older)).refuse_superseded()
     assert caught.value.exit_code == EXIT_NO_PROGRESS
 
 
 def test_a_process_of_no_attempt_and_a_folder_without_logs_are_left_alone(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    refuse_superseded({})
-    refuse_superseded(environ(folder, 0))
+    RunContext.read({}).refuse_superseded()
+    RunContext.read(environ(folder, 0)).refuse_superseded()
     assert not superseded(folder, 0)
 
 

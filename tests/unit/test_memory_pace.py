@@ -32,36 +32,41 @@ def test_dearer_copies_never_come_sooner(
 
 
 def test_it_settles_at_the_share() -> None:
-    pace = MemoryPace("auto", keeps=True)
+    pace = MemoryPace(keeps=True)
     for _ in range(100_000):
-        if pace.step(0.01):
+        pace.step(0.01)
+        if pace.is_due("auto"):
             pace.copied(pace.figures, 0.004)
     _, _, spent_s, trained_s = pace.figures
     assert 0.8 * SHARE < spent_s / trained_s <= SHARE
 
 
 def test_ranks_that_measure_otherwise_copy_at_the_same_steps() -> None:
-    ranks = [MemoryPace("auto", keeps=True) for _ in range(3)]
+    ranks = [MemoryPace(keeps=True) for _ in range(3)]
     due = []
     for step in range(2000):
-        answers = [pace.step(0.01 * (number + 1)) for number, pace in enumerate(ranks)]
+        for number, pace in enumerate(ranks):
+            pace.step(0.01 * (number + 1))
+        answers = [pace.is_due("auto") for pace in ranks]
         assert len(set(answers)) == 1
         if answers[0]:
             due.append(step)
-            told = ranks[0].figures
+            figures = ranks[0].figures
             for number, pace in enumerate(ranks):
-                pace.copied(told, 0.003 * (number + 1))
+                pace.copied(figures, 0.003 * (number + 1))
     assert len(due) > 10
     assert due[0] == FIRST_AFTER - 1
 
 
 def test_what_a_person_has_chosen_is_done() -> None:
-    fixed = MemoryPace(3, keeps=False)
+    fixed = MemoryPace(keeps=False)
     due = []
     for step in range(1, 10):
-        if fixed.step(0.001):
+        fixed.step(0.001)
+        if fixed.is_due(3):
             due.append(step)
             fixed.copied(fixed.figures, 5.0)
     assert due == [3, 6, 9]
-    for none in (MemoryPace(0, keeps=True), MemoryPace("auto", keeps=False)):
-        assert not any(none.step(1.0) for _ in range(100))
+    for _ in range(100):
+        fixed.step(1.0)
+        assert not fixed.is_due(0) and not fixed.is_due("auto"), "nobody keeps what `auto` would copy"

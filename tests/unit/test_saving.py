@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from slurmddp.checkpoint.state.packed import pack, unpack
-from slurmddp.training.checkpointing import checkpointer
+from slurmddp.training.checkpointing import checkpointer as saving
+from slurmddp.training.checkpointing.snapshot_interval import MemoryPace
 from slurmddp.training.process_group import collectives
 
 
@@ -40,16 +41,15 @@ def keep(rank: int, averages: float, before: list[Any], monkeypatch: pytest.Monk
 
     monkeypatch.setattr(collectives, "rank", lambda: rank)
     monkeypatch.setattr(collectives, "gather", gather)
-    session = checkpointer.Session(
+    checkpointer = saving.Checkpointer(
         loaders=[],
         unwrap=lambda module: module,
         seed=0,
         config=None,
         saves=holder,  # type: ignore[arg-type]
+        pace=MemoryPace(keeps=True),
     )
-    checkpointer.keep_in_memory(
-        Path("/root"), 3, {"model": model, "plain": {"best": torch.ones(1)}}, session, 5
-    )
+    checkpointer.keep_in_memory(Path("/root"), 3, {"model": model, "plain": {"best": torch.ones(1)}})
     return told[0], holder.state
 
 

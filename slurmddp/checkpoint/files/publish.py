@@ -40,8 +40,8 @@ from slurmddp.checkpoint.files.retention import (
 )
 from slurmddp.checkpoint.files.retry import retried
 from slurmddp.errors import CheckpointError, ConfigError
-from slurmddp.runs.folder.fence import refuse_superseded
 from slurmddp.runs.folder.owner import refuse_foreign
+from slurmddp.runs.folder.run_context import RunContext
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def publish(
     try:
         retried(once, f"Writing the checkpoint of step {step}")
     except OSError as error:
-        refuse_superseded(os.environ)  # The later attempt clears away what it finds half written.
+        RunContext.read(os.environ).refuse_superseded()  # A later attempt clears unfinished folders away.
         raise explained(error, f"The checkpoint of step {step} could not be written to {root}") from error
     _follow_up(target, keep_last, durable)
     return target
@@ -89,7 +89,7 @@ def _publish_once(
         step = int(target.name.removeprefix("step-"))
         complete(temporary, Manifest(step, _filled(temporary, fill), meta, made_by))
         # No lock spans the hosts: what gets past this look is a whole checkpoint of the same training.
-        refuse_superseded(os.environ)
+        RunContext.read(os.environ).refuse_superseded()
         _move_in(temporary, target)
     trust(target)
 
@@ -111,7 +111,7 @@ def _filled(folder: Path, fill: Fill) -> Mapping[str, FileRecord]:
 def fresh_folder(root: Path, name: str, needed: int) -> Iterator[Path]:
     """Make sure of the space and hold a new hidden folder beside the checkpoints; what is in it then goes."""
     root.mkdir(parents=True, exist_ok=True)
-    refuse_superseded(os.environ)  # The leftovers may be what the later attempt is writing.
+    RunContext.read(os.environ).refuse_superseded()  # The leftovers may be what the later attempt is writing.
     clear_leftovers(root)
     space.require(root, needed)
     temporary = root / f"{WRITING}{name}-{os.getpid()}"
@@ -175,7 +175,7 @@ def _move_in(temporary: Path, target: Path) -> None:
 
 def _follow_up(target: Path, keep_last: int, durable: Callable[[], object]) -> None:
     """Move the pointer and prune; the checkpoint is safe already, so trouble here is only told."""
-    refuse_superseded(os.environ)
+    RunContext.read(os.environ).refuse_superseded()
     try:
         pointer = target.parent / POINTER_FILE
         retried(partial(write_small, pointer, target.name + "\n"), f"Moving {pointer}")

@@ -11,8 +11,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from slurmddp.environments.names import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
-from slurmddp.runs.folder.layout import RunFolder, write_atomic
+from slurmddp.runs.folder.layout import write_atomic
+from slurmddp.runs.folder.run_context import RunContext
 
 
 def publish(identity: str, port: int, environ: Mapping[str, str] | None = None) -> bool:
@@ -40,9 +40,8 @@ def published(identity: str, environ: Mapping[str, str] | None = None) -> list[i
 
 
 def _path(identity: str, environ: Mapping[str, str] | None) -> Path | None:
-    environ = os.environ if environ is None else environ
-    run_dir, attempt = environ.get(RUN_DIR_VARIABLE), environ.get(ATTEMPT_VARIABLE, "")
-    if not run_dir or not attempt.isdecimal():
+    run = RunContext.read(os.environ if environ is None else environ)
+    if run.folder is None:
         return None
     name = hashlib.sha256(identity.encode()).hexdigest()[:16]
-    return RunFolder(run_dir).log_dir(int(attempt)) / f"port-{name}"
+    return run.folder.log_dir(run.attempt) / f"port-{name}"

@@ -22,10 +22,10 @@ from slurmddp.checkpoint.memory import shared_buffer, writer_process
 from slurmddp.checkpoint.memory.channel import Channel
 from slurmddp.checkpoint.memory.writer_process import conclude, error_of
 from slurmddp.checkpoint.state.staging import NoMemory, Snapshots
-from slurmddp.environments.names import ATTEMPT_VARIABLE, CHANNEL_VARIABLE
+from slurmddp.environments.names import CHANNEL_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import CheckpointError, SlurmddpError
-from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.run_context import RunContext
 
 log = logging.getLogger(__name__)
 
@@ -54,15 +54,13 @@ class Saves:
         self.has_agent = self._line is not None
         inherited = [os.dup(number) for number in shared_buffer.from_environment(environ)]
         self._snapshots = Snapshots(inherited, self._register)
-        self._attempt = int(environ.get(ATTEMPT_VARIABLE) or 0)
+        self._run = RunContext.read(environ)
         self.holds = info is None or info.rank == 0 or (self.has_agent and info.local_rank == 0)
         """Whether this rank copies states: rank 0, and the first rank of each node that has an agent."""
         self.spreads = info is not None and self.has_agent and info.nodes > 1
         """Whether other ranks than rank 0 do."""
         self.unfinished = False
         """Whether a save was asked for that nobody has waited for; the same on all ranks."""
-        self.run_folder: RunFolder | None = None
-        """Where the events of saves are written."""
         self.on_durable: Callable[[float], None] = lambda seconds: None
         """Is told how long each save took until it was durable."""
         self._writer: subprocess.Popen[bytes] | None = None
@@ -92,8 +90,8 @@ class Saves:
         self._raise_failed()
         request = {
             "kind": "write", "step": step, "root": str(root), "keep_last": keep_last, "background": not wait,
-            "run_dir": None if self.run_folder is None else str(self.run_folder.path),
-            "attempt": self._attempt,
+            "run_dir": str(self._run.folder.path) if self._run.folder and self._run.keeps(root) else None,
+            "attempt": self._run.attempt,
         }  # fmt: skip
         slot = self._copy(root, step, stamp, state, meta) if self._writes_beside(wait) else None
         since = time.monotonic()

@@ -22,19 +22,21 @@ from slurmddp.checkpoint.state.safetensors_stream import encoded_size
 from slurmddp.checkpoint.state.state_tree import flatten
 from slurmddp.training.checkpointing.async_writer import Saves
 from slurmddp.training.checkpointing.finite import require_finite
+from slurmddp.training.checkpointing.snapshot_interval import MemoryPace
 from slurmddp.training.checkpointing.training_state import Loaders, Unwrap, collect, of_this_rank
 from slurmddp.training.process_group import collectives
 
 
 @dataclass(frozen=True, kw_only=True)
-class Session:
-    """What belongs to a training besides the objects that its program names."""
+class Checkpointer:
+    """Saves the state of one training; all ranks call each method, in the same order."""
 
     loaders: Loaders
     unwrap: Unwrap
     seed: int | None
     config: Mapping[str, Any] | None
     saves: Saves
+    pace: MemoryPace
 
     def facts(self) -> dict[str, Any]:
         """Return what the checkpoint's manifest keeps of the training."""
@@ -44,85 +46,77 @@ class Session:
             **config_match.facts(self.config),
         }
 
+    def save(self, root: Path, step: int, objects: Mapping[str, Any], *, keep_last: int, wait: bool) -> Path:
+        """Let rank 0 save; return the checkpoint's folder on all ranks, with `wait` when it is durable."""
+        began = time.monotonic()
+        root = root.absolute()
+        saves = self.saves
+        with collectives.agreed():
+            own = of_this_rank(self.loaders)
+        randomness = collectives.gather_to_zero(own)
+        saves.unfinished = not wait
+        with collectives.agreed():
+            if randomness is not None:
+                require_finite(step, objects, self.unwrap)
+                state = collect(objects, self.loaders, randomness, self.unwrap)
+                meta = self.facts()
+                stamp = time.time_ns()
+                saves.write(root, step, stamp, state, meta, keep_last=keep_last, wait=wait, began=began)
+        return root / folder_name(step)
 
-def save(
-    root: Path, step: int, objects: Mapping[str, Any], session: Session, *, keep_last: int, wait: bool
-) -> Path:
-    """Let rank 0 save; return the checkpoint's folder on all ranks, with `wait` when it is durable."""
-    began = time.monotonic()
-    root = root.absolute()
-    saves = session.saves
-    with collectives.agreed():
-        own = of_this_rank(session.loaders)
-    randomness = collectives.gather_to_zero(own)
-    saves.unfinished = not wait
-    with collectives.agreed():
-        if randomness is not None:
-            require_finite(step, objects, session.unwrap)
-            state = collect(objects, session.loaders, randomness, session.unwrap)
-            meta = session.facts()
-            stamp = time.time_ns()
-            saves.write(root, step, stamp, state, meta, keep_last=keep_last, wait=wait, began=began)
-    return root / folder_name(step)
+    def finish(self) -> None:
+        """Wait on all ranks until all that was saved is durable, or raise on all why it is not."""
+        self.saves.unfinished = False
+        with collectives.agreed():
+            self.saves.finish()
 
+    def check_can_save(self, root: Path, objects: Mapping[str, Any], *, keep_last: int, wait: bool) -> float:
+        """Let rank 0 write, read back and remove what `save` would write; return the seconds that it took."""
+        started = time.perf_counter()
+        with collectives.agreed():
+            own = of_this_rank(self.loaders)
+        randomness = collectives.gather_to_zero(own)
+        with collectives.agreed():
+            if randomness is not None:
+                require_finite(0, objects, self.unwrap)
+                state = collect(objects, self.loaders, randomness, self.unwrap)
+                growth = _growth(objects)
+                checkpoint.rehearse(root, state, growth=growth, keep_last=keep_last)
+                self.saves.prepare(encoded_size(flatten(state).tensors) + growth, wait=wait)
+        return collectives.from_zero(time.perf_counter() - started)
 
-def finish(saves: Saves) -> None:
-    """Wait on all ranks until all that was saved is durable, or raise on all why it is not."""
-    saves.unfinished = False
-    with collectives.agreed():
-        saves.finish()
+    def keep_in_memory(self, root: Path, step: int, objects: Mapping[str, Any]) -> None:
+        """Copy the state into the memory of each node.
 
-
-def rehearse(
-    root: Path, objects: Mapping[str, Any], session: Session, *, keep_last: int, wait: bool
-) -> float:
-    """Let rank 0 write, read back and remove what `save` would write; return the seconds that it took."""
-    started = time.perf_counter()
-    with collectives.agreed():
-        own = of_this_rank(session.loaders)
-    randomness = collectives.gather_to_zero(own)
-    with collectives.agreed():
-        if randomness is not None:
-            require_finite(0, objects, session.unwrap)
-            state = collect(objects, session.loaders, randomness, session.unwrap)
-            growth = _growth(objects)
-            checkpoint.rehearse(root, state, growth=growth, keep_last=keep_last)
-            session.saves.prepare(encoded_size(flatten(state).tensors) + growth, wait=wait)
-    return collectives.from_zero(time.perf_counter() - started)
-
-
-def keep_in_memory(
-    root: Path, step: int, objects: Mapping[str, Any], session: Session, told: Any
-) -> tuple[Any, float]:
-    """Copy the state into the memory of each node; return what rank 0 `told`, and the seconds it took here.
-
-    With one rank per node that holds a copy, all of them have to hold the same: what may differ between
-    replicas (running averages of batches, plain values) is rank 0's on all of them.
-    """
-    began = time.perf_counter()
-    saves, is_zero = session.saves, collectives.rank() == 0
-    state: dict[str, Any] = {}
-    shared: dict[str, Any] = {}
-    own = None
-    error: Exception | None = None
-    try:
-        own = of_this_rank(session.loaders)
+        With one rank per node that holds a copy, all of them have to hold the same: what may differ between
+        replicas (running averages of batches, plain values) is rank 0's on all of them.
+        """
+        began = time.perf_counter()
+        saves, is_zero = self.saves, collectives.rank() == 0
+        state: dict[str, Any] = {}
+        shared: dict[str, Any] = {}
+        own = None
+        error: Exception | None = None
+        try:
+            own = of_this_rank(self.loaders)
+            if saves.holds:
+                require_finite(step, objects, self.unwrap)
+                state = collect(objects, self.loaders, [], self.unwrap)
+                if is_zero and saves.spreads:
+                    shared = _of_rank_zero(state, objects, self.unwrap)
+        except Exception as caught:
+            error = caught
+        gathered = collectives.gather(
+            (own, (self.pace.figures, time.time_ns(), shared) if is_zero else None), error
+        )
+        figures, stamp, shared = gathered[0][1] or (self.pace.figures, 0, {})
         if saves.holds:
-            require_finite(step, objects, session.unwrap)
-            state = collect(objects, session.loaders, [], session.unwrap)
-            if is_zero and saves.spreads:
-                shared = _of_rank_zero(state, objects, session.unwrap)
-    except Exception as caught:
-        error = caught
-    gathered = collectives.gather((own, (told, time.time_ns(), shared) if is_zero else None), error)
-    told, stamp, shared = gathered[0][1] or (told, 0, {})
-    if saves.holds:
-        state["rng"] = [part for part, _ in gathered]
-        with saves.optional():
-            if not is_zero:
-                _overlay(state, shared)
-            saves.keep(root.absolute(), step, stamp, state, session.facts())
-    return told, time.perf_counter() - began
+            state["rng"] = [part for part, _ in gathered]
+            with saves.optional():
+                if not is_zero:
+                    _overlay(state, shared)
+                saves.keep(root.absolute(), step, stamp, state, self.facts())
+        self.pace.copied(figures, time.perf_counter() - began)
 
 
 def _of_rank_zero(state: Mapping[str, Any], objects: Mapping[str, Any], unwrap: Unwrap) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from slurmddp.checkpoint.memory import shared_buffer
 from slurmddp.checkpoint.state import config_match, visibility
 from slurmddp.checkpoint.state.staging import read_parts
 from slurmddp.errors import CheckpointError
-from slurmddp.training.checkpointing.checkpointer import Session
+from slurmddp.training.checkpointing.checkpointer import Checkpointer
 from slurmddp.training.checkpointing.training_state import apply, check, restore_data, restore_randomness
 from slurmddp.training.process_group import collectives
 
@@ -51,30 +51,30 @@ class _Offer:
 def load(
     root: Path,
     objects: Mapping[str, Any],
-    session: Session,
+    checkpointer: Checkpointer,
     *,
     allow_other_config: bool,
     device: torch.device,
 ) -> tuple[int, str] | None:
     """Give `objects` the newest state; return its step, and `memory` or `disk`; None when there is none."""
     root = root.absolute()
-    offer, on_disk = _look(root, session)
+    offer, on_disk = _look(root, checkpointer)
     best = offer.best
     if best is not None and (on_disk is None or best.step >= on_disk):
-        found = _from_memory(offer, best, objects, session, allow_other_config, device)
+        found = _from_memory(offer, best, objects, checkpointer, allow_other_config, device)
         if found is not None:
             return found
         best = None
-    chosen = _chosen(root, session.config, allow_other_config)
+    chosen = _chosen(root, checkpointer.config, allow_other_config)
     if best is not None and (chosen is None or chosen[2] < best.step):
-        found = _from_memory(offer, best, objects, session, allow_other_config, device)
+        found = _from_memory(offer, best, objects, checkpointer, allow_other_config, device)
         if found is not None:
             return found
     if chosen is None:
         with collectives.agreed():
-            session.saves.went_on_from((-1, 0))
+            checkpointer.saves.went_on_from((-1, 0))
         return None
-    return _from_disk(root, chosen, objects, session), "disk"
+    return _from_disk(root, chosen, objects, checkpointer), "disk"
 
 
 def set_aside(root: Path, step: int) -> tuple[str, int] | None:
@@ -86,13 +86,13 @@ def set_aside(root: Path, step: int) -> tuple[str, int] | None:
     return collectives.from_zero(moved)
 
 
-def _look(root: Path, session: Session) -> tuple[_Offer, int | None]:
+def _look(root: Path, checkpointer: Checkpointer) -> tuple[_Offer, int | None]:
     """Return what there is in the memory of any node, and the step of the newest checkpoint."""
     own: Held | None = None
     on_disk: int | None = None
     error: Exception | None = None
     try:
-        own, on_disk = session.saves.held(root), _newest_on_disk(root)
+        own, on_disk = checkpointer.saves.held(root), _newest_on_disk(root)
     except Exception as caught:
         error = caught
     offers = collectives.gather((None if own is None else astuple(own[1]), on_disk), error)
@@ -114,7 +114,7 @@ def _from_memory(
     offer: _Offer,
     best: shared_buffer.Sealed,
     objects: Mapping[str, Any],
-    session: Session,
+    checkpointer: Checkpointer,
     allow_other_config: bool,
     device: torch.device,
 ) -> tuple[int, str] | None:
@@ -129,15 +129,15 @@ def _from_memory(
         with collectives.agreed():
             found = _read(own, received, best)
             name = f"of step {found.step} in memory"
-            config_match.check(found.meta, session.config, name, allow=allow_other_config)
-            certain = check(found.state, objects, session.loaders, session.unwrap)
+            config_match.check(found.meta, checkpointer.config, name, allow=allow_other_config)
+            certain = check(found.state, objects, checkpointer.loaders, checkpointer.unwrap)
     except Exception as error:  # The same on all ranks.
         log.warning("The state of step %d in memory is not used: %s", best.step, error)
         return None
     with collectives.agreed():
-        _give(found, objects, session, certain)
-        session.saves.went_on_from(best.order)
-        session.saves.prepare(best.end)
+        _give(found, objects, checkpointer, certain)
+        checkpointer.saves.went_on_from(best.order)
+        checkpointer.saves.prepare(best.end)
     return found.step, "memory"
 
 
@@ -184,23 +184,28 @@ def _choose(root: Path, config: Mapping[str, Any] | None, allow: bool) -> tuple[
     return folder.name, visibility.mark_of(folder), step_of(folder) or 0
 
 
-def _from_disk(root: Path, chosen: tuple[str, str, int], objects: Mapping[str, Any], session: Session) -> int:
+def _from_disk(
+    root: Path, chosen: tuple[str, str, int], objects: Mapping[str, Any], checkpointer: Checkpointer
+) -> int:
     """Read and check on all ranks before any of them changes anything."""
     folder = root / chosen[0]
     with collectives.agreed():
         visibility.await_same(folder, chosen[1])
         found = checkpoint.read(folder)
-        certain = check(found.state, objects, session.loaders, session.unwrap)
+        certain = check(found.state, objects, checkpointer.loaders, checkpointer.unwrap)
     with collectives.agreed():
-        _give(found, objects, session, certain)
-        session.saves.went_on_from((chosen[2], _LATEST))
-        session.saves.prepare((folder / TENSORS_FILE).stat().st_size)
+        _give(found, objects, checkpointer, certain)
+        checkpointer.saves.went_on_from((chosen[2], _LATEST))
+        checkpointer.saves.prepare((folder / TENSORS_FILE).stat().st_size)
     return chosen[2]
 
 
 def _give(
-    found: checkpoint.Checkpoint, objects: Mapping[str, Any], session: Session, certain: frozenset[str]
+    found: checkpoint.Checkpoint,
+    objects: Mapping[str, Any],
+    checkpointer: Checkpointer,
+    certain: frozenset[str],
 ) -> None:
-    apply(found.state, objects, session.loaders, session.unwrap, certain)
-    restore_data(found, session.loaders)
-    restore_randomness(found, session.seed)
+    apply(found.state, objects, checkpointer.loaders, checkpointer.unwrap, certain)
+    restore_data(found, checkpointer.loaders)
+    restore_randomness(found, checkpointer.seed)

@@ -36,31 +36,36 @@ def steps_until_next(figures: Figures) -> int:
 
 
 class MemoryPace:
-    """When the next copy is due; `every` as `train.memory_save_every` says."""
+    """When the next copy is due; all ranks count the same steps, so they agree."""
 
-    def __init__(self, every: int | Literal["auto"], *, keeps: bool) -> None:
-        """With `keeps` False nobody would hand a copy on, so `auto` makes none."""
-        self._every = (None if keeps else 0) if every == "auto" else every
-        self._left = self._every or FIRST_AFTER
+    def __init__(self, *, keeps: bool) -> None:
+        """Take note whether an agent `keeps` the copies; without one, `auto` makes none."""
+        self._keeps = keeps
+        self._since, self._next = 0, FIRST_AFTER
         self._steps: deque[float] = deque(maxlen=_REMEMBERED)
         self._cost_s = _UNKNOWN_COST_S
         self._spent_s = self._trained_s = 0.0
 
-    def step(self, seconds: float) -> bool:
-        """Take note of a step; return whether a copy is due after it: the same on all ranks."""
+    def step(self, seconds: float) -> None:
+        """Count a step that took so many seconds."""
         self._steps.append(seconds)
         self._trained_s += seconds
-        self._left -= 1
-        return self._every != 0 and self._left <= 0
+        self._since += 1
+
+    def is_due(self, every: int | Literal["auto"]) -> bool:
+        """Return whether to copy now; `every` counts steps, or is `auto`, or 0 for never."""
+        if every == "auto":
+            return self._keeps and self._since >= self._next
+        return 0 < every <= self._since
 
     @property
     def figures(self) -> Figures:
-        """What was measured here, for rank 0 to tell."""
+        """What this rank has measured."""
         usual_s = sorted(self._steps)[len(self._steps) // 2] if self._steps else 0.0
         return usual_s, self._cost_s, self._spent_s, self._trained_s
 
-    def copied(self, told: Figures, cost_s: float) -> None:
-        """Take note of a copy that was made, of what rank 0 has told, and of what it has cost here."""
+    def copied(self, figures: Figures, cost_s: float) -> None:
+        """Count a copy that took `cost_s` here; `figures` are those of rank 0."""
         self._cost_s = cost_s
         self._spent_s += cost_s
-        self._left = self._every or steps_until_next(told)
+        self._since, self._next = 0, steps_until_next(figures)

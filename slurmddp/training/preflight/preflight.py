@@ -22,12 +22,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from slurmddp.environments.names import ATTEMPT_VARIABLE, GENERATION_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import RankFailure, SlurmddpError, UnfitNodeError
 from slurmddp.runs.folder.excluded import exclude
-from slurmddp.runs.folder.fence import superseded
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.preflight import pairs
 from slurmddp.training.preflight.checks import CHECKS, NOBODY, NODE, RUN, Check, Finding, Surroundings, look
 from slurmddp.training.preflight.pairs import Pair
@@ -129,7 +128,7 @@ class _Flight:
     ) -> None:
         self.info, self._folder = info, folder
         self._store = None if store is None else SignedStore(store, info.launch_id)
-        self._attempt = int(os.environ.get(ATTEMPT_VARIABLE) or 0)
+        self._run = RunContext.read(os.environ, folder)
         self._hours = int((config.get("policy") or {}).get("exclude_failed_h", 24))
         self._began = time.monotonic()
         self._told = 0.0
@@ -157,7 +156,7 @@ class _Flight:
 
     def conclude(self, found: Sequence[Finding]) -> None:
         """Raise for findings that all ranks have already, if the next attempt avoids their nodes."""
-        if self.info.rank == 0 and not superseded(self._folder, self._attempt):
+        if self.info.rank == 0 and not self._run.is_superseded:
             self._record(found)
         failed, avoided = self._follows(found)
         if avoided:
@@ -165,7 +164,7 @@ class _Flight:
 
     def end(self) -> None:
         """Record that all nodes are fit."""
-        if self.info.rank == 0 and not superseded(self._folder, self._attempt):
+        if self.info.rank == 0 and not self._run.is_superseded:
             self._add_event(failed=[])
 
     def _collect(self, store: SignedStore, part: str, own: Answer) -> list[Answer | None]:
@@ -196,12 +195,12 @@ class _Flight:
         found = [finding for answer in given for finding in answer.findings]
         failed = {pair: why for answer in given for pair, why in answer.failed_pairs.items()}
         events = self._folder.events() if failed else []
-        found += blame(failed, self.names, suspects(events, self._attempt, self.names))
+        found += blame(failed, self.names, suspects(events, self._run.attempt, self.names))
         if part == "sum" and len(given) == len(answers):
             stamps = [answer.at for answer in given[:: self.info.local_world_size]]
             found += judge_clocks(self.names, stamps, self._told, time.time())
         found += [self._silent(rank) for rank, answer in enumerate(answers) if answer is None]
-        if superseded(self._folder, self._attempt):
+        if self._run.is_superseded:
             return [finding.sentence for finding in found if finding.blames != NOBODY], []
         apart = [[self.names[node] for node in pair] for pair in failed]
         return self._record(found, apart)
@@ -219,7 +218,7 @@ class _Flight:
             _log.warning("preflight: %s", finding.sentence)
             if finding.blames == NOBODY:
                 text = f"Preflight: {finding.sentence}"
-                self._folder.add_event("warned", attempt=self._attempt, about="preflight", text=text)
+                self._folder.add_event("warned", attempt=self._run.attempt, about="preflight", text=text)
         failed, avoided = self._follows(found)
         for node, why in avoided.items():
             exclude(self._folder, node, f"preflight: {why}", hours=self._hours)
@@ -243,10 +242,9 @@ class _Flight:
         """Record it; `unfit` by node rank (see `Records.unfit`), `pairs` by name (see `suspects`)."""
         seconds = round(time.monotonic() - self._began, 3)
         _log.info("preflight: %d node(s), %.2f s", self.info.nodes, seconds)
-        self._folder.add_event(
+        self._run.add_event(
             "preflight",
-            attempt=self._attempt,
-            generation=int(os.environ.get(GENERATION_VARIABLE) or 0),
+            generation=self._run.restart_count,
             seconds=seconds,
             nodes=self.info.nodes,
             failed=failed,

@@ -8,10 +8,10 @@ import os
 
 import torch
 
-from slurmddp.environments.names import GENERATION_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.host.cpus import may_bind, share_of, shortage, threads_on
 from slurmddp.host.read_cpus import numa_node_of, read_cpus
+from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.process_group.device import choose_threads
 from slurmddp.training.process_group.variable import set_variable
 
@@ -23,7 +23,7 @@ def take_cpus(info: RankInfo, undo: contextlib.ExitStack) -> None:
 
     OMP_NUM_THREADS stays as it is where a person has set it.
     """
-    cpus, together = read_cpus(), GENERATION_VARIABLE in os.environ
+    cpus, together = read_cpus(), RunContext.read(os.environ).by_agent
     if info.local_rank == 0 and (line := shortage(info, cpus, together)):
         _log.warning(line)
     threads = choose_threads(info, cpus.usable)

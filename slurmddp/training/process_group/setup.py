@@ -20,11 +20,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from slurmddp.environments.names import GENERATION_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError, SlurmddpError
 from slurmddp.host.address import LOOPBACK, find_rank_zero, is_loopback
 from slurmddp.host.interface import GLOO_VARIABLE, check_named, interface_towards
+from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.process_group.cpu_affinity import take_cpus
 from slurmddp.training.process_group.device import (
     choose_backend,
@@ -177,7 +177,7 @@ def _trouble(info: RankInfo, error: Exception, lacks: bool) -> Claim:
 
 def _lacks_gpus(info: RankInfo) -> bool:
     """Whether torch shows fewer GPUs than SLURM has given to the ranks of this node, all of them together."""
-    return GENERATION_VARIABLE in os.environ and visible_gpus() < info.local_world_size <= (
+    return RunContext.read(os.environ).by_agent and visible_gpus() < info.local_world_size <= (
         info.gpus_on_node or 0
     )
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
 
-from slurmddp.environments.names import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
 from slurmddp.environments.time_limits import Limits, read_limits
 from slurmddp.errors import SlurmddpError
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.process_group import collectives
 from slurmddp.training.process_group.setup import Place
 from slurmddp.training.stopping.agreement import StopAgreement, file_reason, signal_reason
@@ -35,7 +35,8 @@ class StopPoll:
     is_leaving: ClassVar[bool] = False
     """Whether this process got a stop and has computed nothing since; then its exit code is not 0."""
 
-    def __init__(self, guard: Guard | None) -> None:
+    def __init__(self, guard: Guard | None, run: RunContext = RunContext()) -> None:  # noqa: B008 - frozen
+        self._run = run
         self._guard, self._own_guard = guard, guard is None
         self._agreement: StopAgreement | None = None
         self._found_at_start: str | None = None
@@ -69,9 +70,9 @@ class StopPoll:
     def _begin(self, place: Place) -> None:
         if self._guard is None:
             self._guard = Guard(StopSignals().__enter__(), read_limits(os.environ)).__enter__()
-        info, run_dir = place.info, os.environ.get(RUN_DIR_VARIABLE)
-        if info.rank == 0 and run_dir:
-            self._folder = RunFolder(run_dir)
+        info = place.info
+        if info.rank == 0 and self._run.folder is not None:
+            self._folder = self._run.folder
             self._recall_saves(self._folder)
         file = self._folder.stop_file if self._folder else None
         signals = self._guard.signals
@@ -129,8 +130,7 @@ class StopPoll:
             if name not in self._warned:
                 self._warned.add(name)
                 log.warning(text)
-                attempt = int(os.environ.get(ATTEMPT_VARIABLE) or 0)
-                self._folder.add_event("warned", attempt=attempt, about=name, text=text)
+                self._run.add_event("warned", about=name, text=text)
 
     @property
     def requested(self) -> bool:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
+from typing import ClassVar
 
 from slurmddp.environments.time_limits import Limits, leave_at
 from slurmddp.errors import EXIT_STOPPED
@@ -32,6 +33,9 @@ class Guard:
     saved. From then on a rank that got SIGTERM leaves by itself shortly before SLURM, by `limits`, kills it.
     """
 
+    standing: ClassVar[Guard | None] = None
+    """The guard of this process, if it has one."""
+
     def __init__(
         self,
         signals: StopSignals,
@@ -51,6 +55,7 @@ class Guard:
 
     def __enter__(self) -> Guard:
         self._thread.start()
+        Guard.standing = self
         return self
 
     def __exit__(
@@ -61,6 +66,8 @@ class Guard:
     def close(self) -> None:
         """End the watch; the rank leaves in its own way from here on."""
         self._closing.set()
+        if Guard.standing is self:
+            Guard.standing = None
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
 

@@ -82,7 +82,7 @@ def build_parts(distributon: Distributon, config: Mapping[str, Any]) -> Parts:
     """Build all parts that `config` describes; equal on all ranks but for the data that each will see."""
     settings = read_section(config["train"], TrainSettings, "train.")
     data = instantiate(config["data"], _key_="data")
-    distributon.start_up.lap("data")
+    distributon._start_up.lap("data")
     batch_size, accumulate = share(settings, distributon.world_size)
     readers = distributon.world_size * max(1, settings.workers)
     loader = DataLoader(

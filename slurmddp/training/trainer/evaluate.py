@@ -26,7 +26,7 @@ def evaluate(distributon: Distributon, parts: Parts) -> float | None:
     """
     if parts.heldout is None:
         return None
-    distributon.alive("evaluating")
+    distributon.heartbeat("evaluating")
     collectives.share_buffers(parts.bare_model)
     randomness, was_training = rng.capture(), parts.bare_model.training
     modes = [(module, module.training) for module in parts.bare_model.modules()]
@@ -74,7 +74,7 @@ def _sum_losses(
     own: int = len(loader.sampler)  # type: ignore[arg-type]
     total, count = 0.0, 0
     for inputs, targets in (to_device(batch, distributon.device) for batch in loader):
-        distributon.alive("evaluating")
+        distributon.heartbeat("evaluating")
         if distributon.stop_requested:
             return total, count, False
         # Not the length of `targets`, which may be a dict.

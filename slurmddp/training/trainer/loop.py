@@ -9,6 +9,7 @@ docs/data.md lists what it looks for in a data set.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -19,9 +20,9 @@ from slurmddp.checkpoint.files.manifest import folder_name
 from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
 from slurmddp.errors import ConfigError, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.checkpointing.finite import gradient_norm
 from slurmddp.training.checkpointing.restore import set_aside
-from slurmddp.training.checkpointing.snapshot_interval import MemoryPace
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.run_log import Journal, Stopwatch
 from slurmddp.training.trainer.components import Parts, build_parts, is_due
@@ -35,7 +36,6 @@ def token_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Te
 
 def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -> None:
     """Train to `train.steps`, from the newest checkpoint on; raises StoppedAtCheckpoint when told to stop."""
-    distributon.alive("loading")
     training = Training(distributon, build_parts(distributon, config), folder)
     settings, batches = training.parts.settings, training.parts.batches()
     training.resume()
@@ -51,7 +51,7 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
             training.log()
         if is_due(settings.save_every, training.step) and training.step < settings.steps:
             training.save(wait=False)
-        elif training.memory_save_is_due and training.step < settings.steps:
+        elif distributon.memory_save_is_due(settings.memory_save_every) and training.step < settings.steps:
             training.memory_save()
     if training.evaluation_is_due():
         training.evaluate()
@@ -79,10 +79,8 @@ class Training:
         self._lr = 0.0
         self._is_first = True
         self._root = folder.checkpoints_dir
-        self._journal = Journal(folder, active=distributon.is_global_zero, unit=parts.unit)
-        every = parts.settings.memory_save_every
-        self._memory_pace = MemoryPace(every, keeps=distributon.keeps_memory)
-        self.memory_save_is_due = False
+        run = RunContext.read(os.environ, folder)
+        self._journal = Journal(run, active=distributon.is_global_zero, unit=parts.unit)
         self._stopwatch = Stopwatch()
         self._sampled = folder.sample_file.exists()
 
@@ -118,8 +116,7 @@ class Training:
             total += loss.detach() / accumulate
         self._pending += [total, self._update()]
         self.step += 1
-        seconds = self._stopwatch.stop(self._samples_per_step() * parts.units_per_sample)
-        self.memory_save_is_due = self._memory_pace.step(seconds)
+        self._stopwatch.stop(self._samples_per_step() * parts.units_per_sample)
         self._is_first = False
 
     def went_back(self) -> bool:
@@ -211,7 +208,6 @@ class Training:
     def evaluate(self) -> None:
         """Measure the held-out loss; one that a stop cut short is measured again after the resume."""
         loss = evaluate(self.distributon, self.parts)
-        self.distributon.start_up.lap("evaluation")
         if loss is not None:
             self._evaluated_at = self.step
             self._journal.evaluation(self.step, loss)
@@ -232,10 +228,7 @@ class Training:
 
     def memory_save(self) -> None:
         """Copy what `save` would write into memory: a rank that takes this one's place resumes from there."""
-        told, seconds = self.distributon.memory_save(
-            self._root, self.step, told=self._memory_pace.figures, **self._state()
-        )
-        self._memory_pace.copied(told, seconds)
+        self.distributon.memory_save(self._root, self.step, **self._state())
 
     def _state(self) -> dict[str, Any]:
         self._collect_losses()
@@ -245,7 +238,6 @@ class Training:
     def stop(self) -> NoReturn:
         """Save and leave; raises StoppedAtCheckpoint on all ranks."""
         reason = self.distributon.stop_reason or "a request"
-        self.distributon.record_stop()
         if not self._is_first:  # else this attempt has trained nothing
             self.save()
         raise StoppedAtCheckpoint(
@@ -258,7 +250,7 @@ class Training:
         model: Any = self.parts.bare_model
         data, count = self.parts.data, self.parts.settings.sample_chars
         can = hasattr(model, "generate") and hasattr(data, "encode") and hasattr(data, "decode")
-        self.distributon.alive("ending")
+        self.distributon.heartbeat("ending")
         if can and count and self.distributon.is_global_zero and not self._sampled:
             model.eval()
             prompt = data.encode("def ")[None].to(self.distributon.device)

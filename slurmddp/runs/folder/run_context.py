@@ -1,0 +1,62 @@
+"""The run, attempt and restart that a process belongs to; no other module reads them from the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmddp.environments.names import ATTEMPT_VARIABLE, GENERATION_VARIABLE, RUN_DIR_VARIABLE
+from slurmddp.errors import SupersededError
+from slurmddp.runs.folder.fence import superseded
+from slurmddp.runs.folder.layout import RunFolder
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What the batch step and the agent tell a process of its run."""
+
+    folder: RunFolder | None = None
+    """The run folder; None outside a job of slurmddp."""
+    attempt: int = 0
+    restart_count: int = 0
+    """How often the ranks of the attempt were started again in place."""
+    by_agent: bool = False
+    """Whether an agent forked this process as a rank."""
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str], folder: RunFolder | None = None) -> RunContext:
+        """Return the context of a process; a given `folder` is the run folder whatever `environ` says."""
+        run_dir, attempt = environ.get(RUN_DIR_VARIABLE), environ.get(ATTEMPT_VARIABLE, "")
+        restarts = environ.get(GENERATION_VARIABLE)
+        return cls(
+            folder=folder or (RunFolder(run_dir) if run_dir and attempt.isdecimal() else None),
+            attempt=int(attempt) if attempt.isdecimal() else 0,
+            restart_count=int(restarts or 0),
+            by_agent=restarts is not None,
+        )
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether a later attempt of the run has begun."""
+        return self.folder is not None and superseded(self.folder, self.attempt)
+
+    def refuse_superseded(self) -> None:
+        """Raise SupersededError if a later attempt of the run has begun."""
+        if self.folder is not None and self.is_superseded:
+            raise SupersededError(
+                f"Attempt {self.attempt} of {self.folder.name} still runs, though a later one has begun: "
+                "it stops here and writes nothing more.",
+                hint="SLURM had lost one of its nodes, or the run was started a second time.",
+            )
+
+    def keeps(self, root: Path) -> bool:
+        """Return whether `root` is the folder of the run's checkpoints."""
+        own = None if self.folder is None else self.folder.checkpoints_dir
+        return own is not None and os.path.realpath(root) == os.path.realpath(own)
+
+    def add_event(self, event: str, **facts: object) -> None:
+        """Add an event of this attempt to `attempts.jsonl`; do nothing outside a run."""
+        if self.folder is not None:
+            self.folder.add_event(event, attempt=self.attempt, **facts)
