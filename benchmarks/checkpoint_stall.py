@@ -47,7 +47,7 @@ from savers import ASYNC, Peers, Savers, State, Steps
 
 from slurmddp.checkpoint.memory.service import Keeper
 from slurmddp.environments.names import CHANNEL_VARIABLE
-from slurmddp.host import linux
+from slurmddp.host import process as linux
 from slurmddp.training.distributon import Distributon
 
 NORMAL_S = 0.5

@@ -21,10 +21,10 @@ def show(job: Job) -> int:
     if job.launcher == "local":
         print(_local_commands(job))
         return EXIT_FINISHED
-    from slurmddp.launchers.submit import submitter
+    from slurmddp.launchers.submit import sbatch
     from slurmddp.slurm.script import outline
 
-    sys.stdout.write(submitter.build(job.submitter).script(job))
+    sys.stdout.write(sbatch.build(job.submitter).script(job))
     sys.stdout.flush()
     print("\n".join([f"slurmddp: {_CHOSEN}", *(f"  {line}" for line in outline(job))]), file=sys.stderr)
     for note in [*_sent_by_submitit(job), *_left_idle(job), *_limits(job)]:

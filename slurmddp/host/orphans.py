@@ -14,7 +14,8 @@ import time
 from contextlib import suppress
 from typing import NoReturn
 
-from slurmddp.host import linux, process
+from slurmddp.host import process
+from slurmddp.host import process as linux
 
 NAME = "ddp-guardian"
 """What it is called in /proc/PID/comm; its command line is that of its parent."""

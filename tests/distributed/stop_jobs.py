@@ -15,7 +15,7 @@ from typing import Any
 import rank_jobs
 import torch
 
-from slurmddp.host import linux
+from slurmddp.host import process
 from slurmddp.training import rank_main
 from slurmddp.training.stopping import exit_guard
 
@@ -94,7 +94,7 @@ def isolated(folder: str, act: str, at: int, rank: int, environ: dict[str, str])
     reader, writer = os.pipe()
     parent = os.getpid()
     if (pid := os.fork()) == 0:
-        linux.die_with_parent(signal.SIGKILL, parent)
+        process.die_with_parent(signal.SIGKILL, parent)
         os.dup2(writer, 1)
         os.dup2(writer, 2)
         try:

@@ -16,9 +16,8 @@ from slurmddp.environments.detect import detect
 from slurmddp.environments.emit import emulated_step, rank_environment, scrub
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError, MismatchError, SlurmddpError
-from slurmddp.host.cpus import share_of
+from slurmddp.host.cpus import read_cpus, share_of
 from slurmddp.host.ports import candidate_ports
-from slurmddp.host.read_cpus import read_cpus
 from slurmddp.training.process_group import cpu_affinity, setup
 
 pytestmark = pytest.mark.distributed

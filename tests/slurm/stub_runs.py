@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slurmddp.config.schema import Cluster, Policy
-from slurmddp.launchers.submit.submitter import build
+from slurmddp.launchers.submit.sbatch import build
 from slurmddp.runs.folder.create import prepare
 from slurmddp.runs.folder.layout import RunFolder, write_atomic
 from slurmddp.sandbox import Sandbox

@@ -13,7 +13,7 @@ from stub_runs import ENDLESS, Run, starter
 from train_project import Command, make_project
 
 from slurmddp.environments.hostlist import expand
-from slurmddp.launchers.submit.submitter import build
+from slurmddp.launchers.submit.sbatch import build
 from slurmddp.runs.folder.excluded import excluded_nodes
 from slurmddp.sandbox import Sandbox
 from slurmddp.slurm.client import SlurmClient

@@ -272,7 +272,7 @@ def test_a_command_that_is_interrupted_before_sbatch_leaves_nothing(
     def interrupted(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("slurmddp.launchers.submit.submission.settle", interrupted)
+    monkeypatch.setattr("slurmddp.launchers.submit.sbatch.settle", interrupted)
     assert main(["train", *BIG]) == EXIT_INTERRUPTED
     assert not (project / "runs").exists() and not slurm.submissions
 

@@ -10,8 +10,16 @@ from pathlib import Path
 import pytest
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.host.cpus import Cpus, may_bind, parse_cpu_list, share_of, shortage, threads_on
-from slurmddp.host.read_cpus import numa_node_of, read_cpus
+from slurmddp.host.cpus import (
+    Cpus,
+    may_bind,
+    numa_node_of,
+    parse_cpu_list,
+    read_cpus,
+    share_of,
+    shortage,
+    threads_on,
+)
 
 RANK = RankInfo(environment="slurm", world_size=8, local_world_size=8, nodes=1, cpus=16)
 

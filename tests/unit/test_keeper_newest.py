@@ -109,7 +109,7 @@ def test_a_folder_that_cannot_be_listed_is_told(
     def fails(root: Path) -> None:
         raise OSError(116, "Stale file handle")
 
-    monkeypatch.setattr("slurmddp.checkpoint.memory.unsaved.newest_step", fails)
+    monkeypatch.setattr("slurmddp.checkpoint.memory.service.newest_step", fails)
     Records(folder, 0).save_newest(keeper)
     assert "Stale file handle" in capfd.readouterr().err
     assert not keeper.busy()

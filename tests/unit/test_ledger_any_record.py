@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from run_events import ended, event, saved, started, submitted
 
 from slurmddp.runs.report.goodput import WORDS, account, in_order
-from slurmddp.runs.report.phases import newest_phases
-from slurmddp.runs.report.timeline import Sign, moment_of, whole_number
+from slurmddp.runs.report.timeline import Sign, moment_of, newest_phases, whole_number
 
 KINDS = [
     "submitted", "started", "first_step", "resumed", "saved", "signalled", "rank_failed", "ended",

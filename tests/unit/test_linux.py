@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slurmddp.host import linux
+from slurmddp.host import process
 
 
 def refuse(*words: object) -> int:
@@ -17,9 +17,9 @@ def refuse(*words: object) -> int:
     return -1
 
 
-@pytest.mark.parametrize("ask", [lambda: linux.die_with_parent(signal.SIGTERM), linux.adopt_orphans])
+@pytest.mark.parametrize("ask", [lambda: process.die_with_parent(signal.SIGTERM), process.adopt_orphans])
 def test_a_request_that_the_kernel_refuses_is_told(ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linux.sys, "platform", "linux")
-    monkeypatch.setattr(linux.ctypes, "CDLL", lambda name, use_errno: SimpleNamespace(prctl=refuse))
+    monkeypatch.setattr(process.sys, "platform", "linux")
+    monkeypatch.setattr(process.ctypes, "CDLL", lambda name, use_errno: SimpleNamespace(prctl=refuse))
     with pytest.warns(UserWarning, match="Operation not permitted"):
         ask()

@@ -17,7 +17,7 @@ from local_runs import job_of, local_run, terminal
 
 from slurmddp.config.schema import Policy
 from slurmddp.errors import ConfigError, NoProgressError, RankFailure
-from slurmddp.host import linux
+from slurmddp.host import process as linux
 from slurmddp.launchers.local.run import LocalRun, agent_command, check_size, newest_step
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import Program, Resources

@@ -11,7 +11,7 @@ import pytest
 from agent_runs import SAVING, all_gone, children_of, events, make_run, runs, wait_for_lines, wait_until
 from local_runs import job_of, local_run, terminal, terminal_again
 
-from slurmddp.host import linux
+from slurmddp.host import process
 from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers.local.run import LocalRun
 from slurmddp.runs.folder.layout import RunFolder
@@ -85,11 +85,11 @@ def test_a_signal_to_a_child_that_is_being_born_is_not_taken_for_one_of_ours(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A terminal's Ctrl-C goes to the child too until it has a session of its own; one must not be two."""
-    monkeypatch.setattr(linux, "die_with_parent", lambda sent, parent: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(process, "die_with_parent", lambda sent, parent: os.kill(os.getpid(), signal.SIGINT))
     shown = tmp_path / "mask"
     program = f"import signal; print(signal.pthread_sigmask(0, ()), file=open({str(shown)!r}, 'w'))"
     with SignalInbox((signal.SIGINT,)) as inbox:
-        assert linux.start_bound([sys.executable, "-c", program], signal.SIGTERM).wait() == 0
+        assert process.start_bound([sys.executable, "-c", program], signal.SIGTERM).wait() == 0
         assert inbox.read() == []
     assert shown.read_text() == "set()\n"
 

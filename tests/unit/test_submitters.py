@@ -12,9 +12,9 @@ from slurm_in_memory import FakeSlurm
 from slurm_jobs import PARTITIONS, make_job
 
 from slurmddp.errors import ConfigError, SlurmError
-from slurmddp.launchers.submit import submission
+from slurmddp.launchers.submit import sbatch
+from slurmddp.launchers.submit.sbatch import build
 from slurmddp.launchers.submit.submitit import RunScript
-from slurmddp.launchers.submit.submitter import build
 from slurmddp.runs.folder.create import prepare
 from slurmddp.runs.folder.layout import RunFolder, append_line
 from slurmddp.slurm.options import sbatch_options
@@ -90,7 +90,7 @@ def test_a_refusal_of_slurm_is_passed_on_and_not_recorded(
 
 def test_limits_that_slurm_does_not_tell_stop_nobody(slurm: FakeSlurm) -> None:
     slurm.silence = "scontrol failed: Access denied"
-    submission.refuse_misfit(make_job(nodes=99), slurm)
+    sbatch.refuse_misfit(make_job(nodes=99), slurm)
 
 
 @BOTH
@@ -208,7 +208,7 @@ def test_an_unknown_submitter_is_refused_with_the_near_names() -> None:
 def test_submitting_never_imports_torch(name: str, tmp_path: Path) -> None:
     probe = (
         "import sys\n"
-        "from slurmddp.launchers.submit.submitter import build\n"
+        "from slurmddp.launchers.submit.sbatch import build\n"
         "from slurmddp.slurm.client import SlurmClient\n"
         f"build({name!r}, SlurmClient())\n"
         "import slurmddp.launchers.submit.submitit, slurmddp.runs.folder.create, submitit\n"

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from slurmddp.checkpoint.files.manifest import newest_step
 from slurmddp.checkpoint.memory import shared_buffer, writer_process
 from slurmddp.checkpoint.memory.channel import Channel
-from slurmddp.checkpoint.memory.unsaved import newest_unsaved
 from slurmddp.checkpoint.memory.writer_process import Request, Result
 from slurmddp.errors import CheckpointError
 from slurmddp.runs.failures.capture import signal_name
@@ -298,3 +299,33 @@ def _killed(request: Request, status: int) -> Result:
         hint = "If it was killed for want of memory, give the job more (mem_gb)."
     text = f"The process that wrote the checkpoint of step {request['step']} {how}."
     return writer_process.conclude(request, CheckpointError(text, hint=hint))
+
+
+_KEEP_ALL = sys.maxsize
+"""How many checkpoints stay is the trainer's to say, and it is gone."""
+
+
+def newest_unsaved(
+    slots: Mapping[int, int], asked_for: Collection[int], run_dir: Path, attempt: int
+) -> Request | None:
+    """Return what to ask of a writer, so that no state is lost; None where nothing is newer than the disk.
+
+    `slots` are the memory files by number, `asked_for` those of them that are to be written anyway.
+    Raises OSError when the checkpoints on the disk can't be listed.
+    """
+    states = {slot: found for slot, number in slots.items() if (found := shared_buffer.read_header(number))}
+    if not states:
+        return None
+    slot = max(states, key=lambda slot: states[slot].order)
+    if slot in asked_for:
+        return None
+    with shared_buffer.mapped(slots[slot], states[slot]) as parts:
+        root = parts.about["root"]
+    on_disk = newest_step(Path(root))
+    if on_disk is not None and on_disk >= states[slot].step:
+        return None
+    return {
+        "kind": "write", "slot": slot, "step": states[slot].step, "root": root, "keep_last": _KEEP_ALL,
+        "background": False, "since": time.monotonic(), "stall_s": 0.0, "copied": states[slot].stamp / 1e9,
+        "run_dir": str(run_dir), "attempt": attempt,
+    }  # fmt: skip

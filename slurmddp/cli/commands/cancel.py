@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 
 from slurmddp.errors import SlurmError
-from slurmddp.launchers.submit.submission import leftovers, live_jobs
+from slurmddp.launchers.submit.sbatch import leftovers, live_jobs
 from slurmddp.runs.folder import index
 from slurmddp.runs.folder.history import History, read_history
 from slurmddp.runs.folder.layout import RunFolder, write_atomic

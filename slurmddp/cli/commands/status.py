@@ -16,7 +16,7 @@ from slurmddp.runs.folder.excluded import excluded_nodes
 from slurmddp.runs.folder.history import how_ended, read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.report.goodput import Entry, Ledger, read_ledger
-from slurmddp.runs.report.phases import Phases, newest_phases
+from slurmddp.runs.report.timeline import Phases, newest_phases
 from slurmddp.runs.status import logs
 from slurmddp.runs.status.notices import notices
 from slurmddp.runs.status.run_status import RunStatus, status

@@ -13,7 +13,7 @@ import argparse
 
 from slurmddp.cli.commands.cancel import cancel_jobs
 from slurmddp.errors import SlurmError
-from slurmddp.launchers.submit.submission import leftovers
+from slurmddp.launchers.submit.sbatch import leftovers
 from slurmddp.runs.folder import index
 from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.layout import RunFolder, write_atomic

@@ -96,10 +96,10 @@ def _yaml(config: Mapping[str, object]) -> str:
 
 def _fits_here(job: Job) -> None:
     """Refuse a local run of far more ranks than this machine can carry, before anything is written."""
-    from slurmddp.host import linux
+    from slurmddp.host import process
     from slurmddp.launchers.local import run as local
 
-    local.check_size(job.resources.world_size, linux.usable_cpus())
+    local.check_size(job.resources.world_size, process.usable_cpus())
 
 
 def _begin(job: Job, *, fresh: bool) -> int:
@@ -170,7 +170,7 @@ def _script(job: Job) -> str | None:
     if job.launcher != "slurm":
         _fits_here(job)
         return None
-    from slurmddp.launchers.submit import submission
+    from slurmddp.launchers.submit import sbatch
     from slurmddp.slurm import client
     from slurmddp.slurm.script import render
 
@@ -181,7 +181,7 @@ def _script(job: Job) -> str | None:
             hint="Go to a login node of the cluster, start a SLURM here with `slurmddp sandbox up`, or train "
             "here with launcher=local. Nothing was written.",
         )
-    submission.refuse_misfit(job, client.SlurmClient())
+    sbatch.refuse_misfit(job, client.SlurmClient())
     return script
 
 
@@ -227,7 +227,7 @@ def put_aside(folder: RunFolder) -> Path:
 
 
 def _submit(job: Job, *, is_new: bool) -> int:
-    from slurmddp.launchers.submit import submission, submitter
+    from slurmddp.launchers.submit import sbatch
     from slurmddp.runs.folder.create import prepare
     from slurmddp.runs.folder.history import UNANSWERED
     from slurmddp.runs.folder.index import remember
@@ -235,14 +235,14 @@ def _submit(job: Job, *, is_new: bool) -> int:
 
     slurm, folder, asked = client.SlurmClient(), RunFolder(job.run_dir), False
     try:
-        if (found := submission.settle(folder, slurm, print)) is not None:
+        if (found := sbatch.settle(folder, slurm, print)) is not None:
             remember(folder)
             print(f"SLURM has job {found} of {folder.name}, which its folder did not name; it is recorded.")
             return already_active(_status(folder))
         if not is_new:
             prepare(job, _script(job))
         asked = True
-        job_id = submitter.build(job.submitter, slurm).submit(job)
+        job_id = sbatch.build(job.submitter, slurm).submit(job)
     except BaseException as error:
         if asked and (not isinstance(error, SlurmddpError) or getattr(error, "may_be_queued", False)):
             with suppress(OSError):

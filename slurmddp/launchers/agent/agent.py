@@ -28,7 +28,7 @@ from slurmddp.environments.names import ATTEMPT_VARIABLE, SECRET_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.time_limits import read_limits
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, EXIT_USAGE, ConfigError, SlurmddpError
-from slurmddp.host import linux
+from slurmddp.host import process
 from slurmddp.host.signals import STOP_SIGNALS, SignalInbox
 from slurmddp.host.streams import keep_output
 from slurmddp.launchers.agent.loop import AgentLoop
@@ -64,8 +64,8 @@ def run(
 ) -> int:
     """Run this node's part of an attempt to its end and return the node's exit code."""
     keep_output()
-    linux.die_with_parent(signal.SIGTERM)
-    linux.adopt_orphans()
+    process.die_with_parent(signal.SIGTERM)
+    process.adopt_orphans()
     folder = RunFolder(run_dir)
     with SignalInbox((*STOP_SIGNALS, signal.SIGINT, signal.SIGCHLD)) as inbox:
         try:
@@ -86,7 +86,7 @@ def run(
             return error.exit_code
         agent = Agent(folder, attempt, node, inbox)
         code = agent.run(entry, preload)
-        linux.end_children(_UNKILLABLE_S)  # What has left the process group of its rank is still below.
+        process.end_children(_UNKILLABLE_S)  # What has left the process group of its rank is still below.
         _write_exit_file(folder, attempt, node.node_rank, code)
         if node.node_rank == 0 and code != EXIT_STOPPED and not superseded(folder, attempt):
             _try_report(report, folder, code)
@@ -167,7 +167,7 @@ class Agent:
         """Import for all ranks; return the seconds since this process was started."""
         if why := import_for_all(preload):
             say(f"{why}, so ranks are not forked: each imports for itself, which takes longer")
-        imports_s = linux.age_s()
+        imports_s = process.age_s()
         say(
             f"node {self.node.node_rank} of {self.node.nodes} on {socket.gethostname()}, attempt "
             f"{self.attempt}: imports took {imports_s:.2f} s, ranks here: {rules.ranks_per_node}"

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from slurmddp.host import linux
+from slurmddp.host import process
 from slurmddp.host.orphans import Guardian
 from slurmddp.host.signals import STOP_SIGNALS, SignalInbox
 from slurmddp.launchers.agent.preload import why_no_fork
@@ -100,7 +100,7 @@ class Ranks:
         while (pid := _ended_child()) is not None:
             if pid in self._running:
                 # The dead leader still holds its pid here, so its group can't be somebody else's.
-                linux.signal_group(pid, signal.SIGKILL)
+                process.signal_group(pid, signal.SIGKILL)
                 self._guardian.forget(pid)
             _, status = os.waitpid(pid, 0)
             if pid in self._running:
@@ -120,7 +120,7 @@ class Ranks:
     def kill(self) -> None:
         """Send SIGKILL to every rank and to what it has started; `reap` tells when they have ended."""
         for pid in self._running:
-            linux.signal_group(pid, signal.SIGKILL)
+            process.signal_group(pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Let go of the guardian: no rank runs any more, and none will."""

@@ -25,7 +25,7 @@ from typing import NoReturn
 
 from slurmddp.environments.names import CHANNEL_VARIABLE, HEARTBEAT_VARIABLE, MEMORY_VARIABLE
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, SlurmddpError, StoppedAtCheckpoint
-from slurmddp.host import linux
+from slurmddp.host import process
 from slurmddp.host.signals import STOP_SIGNALS
 from slurmddp.host.streams import lines_to, tell
 from slurmddp.launchers.watchdog import stacks
@@ -84,7 +84,7 @@ def be_rank(start: RankStart, agent: int, forget_agent: Callable[[], object]) ->
     """Turn this fresh process of the agent into a rank, run it, and leave without the agent's clean-up."""
     code = EXIT_FAILED
     try:
-        linux.die_with_parent(signal.SIGKILL, agent)
+        process.die_with_parent(signal.SIGKILL, agent)
         _take_own_place(start, forget_agent)
         code = _run_entry(start.entry, start.run_dir)
         for number in STOP_SIGNALS:

@@ -22,7 +22,7 @@ from typing import IO, NoReturn
 
 from slurmddp.environments.names import LAUNCH_ID_VARIABLE, LAUNCHER_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError
-from slurmddp.host import linux
+from slurmddp.host import process as linux
 from slurmddp.host.oom import OomWatch
 from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers import outcome

@@ -18,7 +18,7 @@ from pathlib import Path
 from slurmddp.environments.emit import emulated_step, scrub
 from slurmddp.environments.names import SECRET_VARIABLE
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED
-from slurmddp.host import linux
+from slurmddp.host import process
 from slurmddp.host.oom import OomWatch
 from slurmddp.host.orphans import Guardian
 from slurmddp.launchers import outcome
@@ -68,7 +68,7 @@ class LocalNodes:
         step = emulated_step(nodes, node_rank, job_id, self._folder.path, self._attempt)
         environ = {**scrub(os.environ), **self._job.cluster.env, **step, SECRET_VARIABLE: secret}
         with self.log(node_rank).open("ab") as log:
-            return linux.start_bound(
+            return process.start_bound(
                 self._command,
                 signal.SIGTERM,
                 pass_fds=(held,),

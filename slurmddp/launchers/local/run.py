@@ -18,7 +18,7 @@ from pathlib import Path
 
 from slurmddp.environments.emit import LOCAL_JOB_IDS
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, RankFailure, SlurmddpError
-from slurmddp.host import linux
+from slurmddp.host import process
 from slurmddp.host.process import start_time
 from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers import outcome
@@ -90,7 +90,7 @@ class LocalRun:
 
     def start(self) -> None:
         """Start the agents of the next attempt; raises ConfigError if this machine is far too small."""
-        if self.attempt < 0 and (warning := check_size(self.job.resources.world_size, linux.usable_cpus())):
+        if self.attempt < 0 and (warning := check_size(self.job.resources.world_size, process.usable_cpus())):
             self._say(warning)
         if self._inbox is None:
             self._hold_folder()

@@ -1,12 +1,35 @@
-"""Submission of the rendered script as it lies in the run folder."""
+"""Submission of a prepared run to SLURM: by sbatch, or through submitit.
+
+Both ways refuse a job that SLURM would never start, and leave out the nodes that failed under the run.
+"""
 
 from __future__ import annotations
 
-from slurmddp.launchers.submit.submission import refuse_misfit, submit
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from slurmddp.errors import ConfigError, RunStateError, SlurmError, near_matches
+from slurmddp.runs.folder.excluded import excluded_nodes
+from slurmddp.runs.folder.history import History, read_history
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.slurm.client import Slurm
+from slurmddp.slurm.client import Slurm, SlurmClient
+from slurmddp.slurm.options import job_name
+from slurmddp.slurm.partitions import check
 from slurmddp.slurm.script import render
+from slurmddp.slurm.states import ACTIVE, PENDING, JobState
 from slurmddp.spec import Job
+
+
+class Submitter(Protocol):
+    """Hands a prepared run folder to SLURM; the folder and all that happens later are the same for each."""
+
+    def script(self, job: Job) -> str:
+        """Return the text that `submit` sends, byte for byte; nothing is written, and SLURM is not asked."""
+
+    def submit(self, job: Job) -> str:
+        """Queue the prepared `job`, record it in the run folder, and return the job's id."""
 
 
 class SbatchSubmitter:
@@ -25,3 +48,101 @@ class SbatchSubmitter:
         job_id = submit(job, folder.script_file, self._slurm)
         folder.add_event("submitted", job_id=job_id, submitter="sbatch")
         return job_id
+
+
+def build(name: str, slurm: Slurm | None = None) -> Submitter:
+    """Return the submitter `sbatch` or `submitit`."""
+    if name not in _SUBMITTERS:
+        raise ConfigError(f"submitter={name!r} is not known.", hint=near_matches(name, _SUBMITTERS))
+    return _SUBMITTERS[name](slurm or SlurmClient())
+
+
+def _submitit(slurm: Slurm) -> Submitter:
+    from slurmddp.launchers.submit.submitit import SubmititSubmitter
+
+    return SubmititSubmitter(slurm)
+
+
+_SUBMITTERS: dict[str, Callable[[Slurm], Submitter]] = {"sbatch": SbatchSubmitter, "submitit": _submitit}
+
+
+def refuse_misfit(job: Job, slurm: Slurm) -> None:
+    """Raise ConfigError if SLURM would take `job` but never start it."""
+    try:
+        found = check(job, slurm.limits())
+    except SlurmError:
+        return  # sbatch is asked next and gives its own, better, reason.
+    if found:
+        reasons = " ".join(found)
+        raise ConfigError(f"This SLURM would never start the job: {reasons}", hint="Nothing was queued.")
+
+
+def live_jobs(folder: RunFolder, slurm: Slurm) -> dict[str, JobState]:
+    """Return the jobs of a run that SLURM has queued or runs, also jobs that the folder does not name."""
+    found = slurm.jobs_of(folder.path)
+    live = (PENDING | ACTIVE) - {"COMPLETING"}
+    return {job_id: job for job_id, job in found.items() if job.state in live}
+
+
+def leftovers(folder: RunFolder, slurm: Slurm) -> list[str]:
+    """Return the jobs that SLURM may still start of a run that is over; none if SLURM is silent."""
+    try:
+        live = live_jobs(folder, slurm)
+    except SlurmError:
+        return []
+    named = _named(read_history(folder))
+    return [job_id for job_id, job in live.items() if job.pending or job_id not in named]
+
+
+def settle(folder: RunFolder, slurm: Slurm, say: Callable[[str], None]) -> str | None:
+    """Settle the jobs that SLURM still has of a run which is over by its folder.
+
+    A job that SLURM has requeued is cancelled. A job that the folder does not name is taken
+    over: its submission is recorded.
+
+    Returns:
+        The id of the job that was taken over, so that no other is needed; None if the run has no job now.
+
+    Raises:
+        RunStateError: a job of the run still holds nodes.
+        SlurmError: SLURM does not answer, so nothing is submitted.
+    """
+    try:
+        live = live_jobs(folder, slurm)
+    except SlurmError as error:
+        raise SlurmError(f"{error.message} Nothing was submitted.", hint=error.hint) from error
+    history = read_history(folder)
+    for job_id, job in live.items():
+        if job_id not in _named(history):
+            folder.add_event("submitted", job_id=job_id, submitter="sbatch")
+            return job_id
+        if job.pending:
+            slurm.cancel(job_id)
+            say(f"Job {job_id} of an earlier attempt was still in the queue; it was taken out.")
+        elif job_id in history.open_jobs:
+            raise RunStateError(
+                f"Job {job_id} of {folder.name} still runs.",
+                hint=f"End it with `slurmddp cancel {folder.name}`; nothing was submitted.",
+            )
+    return None
+
+
+def _named(history: History) -> set[str | None]:
+    return {history.job_id, *history.open_jobs, *(attempt.job_id for attempt in history.attempts)}
+
+
+def submit(job: Job, script: Path, slurm: Slurm) -> str:
+    """Submit `script`, without the nodes that failed under the run where it has others; return the id."""
+    comment, theirs = job.cluster.sbatch.get("comment"), job.cluster.sbatch.get("exclude")
+    options = [f"--comment={comment}"] if comment else []
+    failed = excluded_nodes(RunFolder(job.run_dir)) if job.policy.exclude_failed_h else []
+    if failed and "/" not in str(theirs):  # with a slash it is the name of a file with nodes
+        exclude = f"--exclude={','.join([*([str(theirs)] if theirs else []), *failed])}"
+        if slurm.would_take(script, [exclude]):
+            options.append(exclude)
+    return slurm.submit(script, token=new_token(job), options=options)
+
+
+def new_token(job: Job) -> str:
+    """Return the word that marks one submission in SLURM's queue, so that it can be found there."""
+    return f"slurmddp:{job_name(job.run_name)}:{secrets.token_hex(6)}"

@@ -16,7 +16,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from slurmddp.errors import SlurmError
-from slurmddp.launchers.submit.submission import refuse_misfit, submit
+from slurmddp.launchers.submit.sbatch import refuse_misfit, submit
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.client import Slurm
 from slurmddp.slurm.options import Option, sbatch_options

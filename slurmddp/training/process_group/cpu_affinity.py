@@ -9,8 +9,7 @@ import os
 import torch
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.host.cpus import may_bind, share_of, shortage, threads_on
-from slurmddp.host.read_cpus import numa_node_of, read_cpus
+from slurmddp.host.cpus import may_bind, numa_node_of, read_cpus, share_of, shortage, threads_on
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.process_group.device import choose_threads
 from slurmddp.training.process_group.variable import set_variable

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from multiprocessing import connection
 from types import FrameType, TracebackType
 from typing import Any
 
 from slurmddp.errors import ConfigError
+from slurmddp.host.process import die_with_parent
+from slurmddp.host.signals import STOP_SIGNALS
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 _RANK_LOOK_S = 0.2
-_PR_SET_PDEATHSIG = 1
 
 
 class StopSignals:
@@ -29,7 +28,7 @@ class StopSignals:
     threads learn of a signal by `look`.
     """
 
-    def __init__(self, signals: tuple[signal.Signals, ...] = STOP_SIGNALS) -> None:
+    def __init__(self, signals: Collection[signal.Signals] = STOP_SIGNALS) -> None:
         self.received: str | None = None
         self.terminated = False
         self._signals = signals
@@ -113,7 +112,7 @@ def hold_in_worker(worker_id: int) -> None:
     if _started_in_main_thread and sys.platform == "linux" and os.getppid() == pid:
         # At once, even from within C code. The kernel sends it at the death of the thread that forked, which
         # for the main thread is the rank's.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        die_with_parent(signal.SIGKILL)
     threading.Thread(target=_obey, args=(rank, pid), name="slurmddp-signals", daemon=True).start()
 
 
