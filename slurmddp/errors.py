@@ -18,7 +18,6 @@ The command line itself exits with 2 for an unknown command or flag, as argparse
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 EXIT_FINISHED = 0
@@ -121,6 +120,8 @@ def near_matches(given: str, known: Iterable[str], *, prefix: str = "", else_all
 
     `prefix` is what a person types before the name that was meant.
     """
+    import difflib  # The batch step never needs it, and has seconds to live.
+
     names = sorted(known)
     near = difflib.get_close_matches(given, names, n=3, cutoff=0.6)
     if near:

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from slurmddp.environments.emit import scrub
 from slurmddp.errors import SlurmError
+from slurmddp.slurm.output import parse_job_id
 from slurmddp.slurm.partitions import Limits, parse_limits
 from slurmddp.slurm.rejections import ended, hint_for, is_transient
 from slurmddp.slurm.states import (
@@ -254,16 +255,6 @@ class _NotAnswered(SlurmError):
     """Nobody knows whether the request was carried out."""
 
     may_be_queued = True
-
-
-def parse_job_id(stdout: str) -> str | None:
-    """Return the job id in the output of `sbatch --parsable`, which a site may have wrapped in a banner."""
-    for line in reversed(stdout.splitlines()):
-        match = re.fullmatch(r"(\d+)(?:;\S+)?", line.strip())
-        match = match or re.fullmatch(r"Submitted batch job (\d+)(?: on cluster \S+)?", line.strip())
-        if match:
-            return match[1]
-    return None
 
 
 def _lies_in(script: str, folder: Path) -> bool:

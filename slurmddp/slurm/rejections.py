@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 
 _TRANSIENT = re.compile(
-    r"socket timed out|unable to contact slurm controller|zero bytes were transmitted"
-    r"|temporarily unable to accept|transport endpoint is not connected"
+    r"timed out|unable to contact slurm controller|zero bytes were transmitted"
+    r"|temporarily unable to accept|in standby|transport endpoint is not connected"
     r"|connection (?:refused|reset)|try again",
     re.IGNORECASE,
 )

@@ -1,4 +1,4 @@
-"""A job as the batch script that SLURM runs; pure: the same Job always gives the same bytes.
+"""A job as the batch script that SLURM runs, with its settings; pure: the same Job gives the same bytes.
 
 The text stands in `templates/job.sbatch.j2`. Whatever comes from a person is quoted, for sbatch in the header
 and for the shell below it; only `setup` lines, which are shell by nature, stand as they are.
@@ -13,7 +13,12 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from slurmddp.environments.names import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE, SECRET_VARIABLE
+from slurmddp.environments.names import (
+    ATTEMPT_VARIABLE,
+    PYTHON_VARIABLE,
+    RUN_DIR_VARIABLE,
+    SECRET_VARIABLE,
+)
 from slurmddp.errors import ConfigError
 from slurmddp.slurm.options import Option, job_name, sbatch_options, srun_options
 from slurmddp.spec import Job
@@ -28,14 +33,12 @@ _OF_A_TASK = (
 )  # fmt: skip
 """Options of sbatch that srun finds again in the environment, each as `SLURM_` and its name."""
 
-_OWN_VARIABLES = frozenset({RUN_DIR_VARIABLE, ATTEMPT_VARIABLE, SECRET_VARIABLE})
+_OWN_VARIABLES = frozenset({RUN_DIR_VARIABLE, ATTEMPT_VARIABLE, SECRET_VARIABLE, PYTHON_VARIABLE})
 
 
 def render(job: Job) -> str:
     """Return the batch script of `job`; raises ConfigError for values that no script can carry."""
     return _template().render(
-        failed_nodes=_text("failed-nodes.sh.j2"),
-        token=job_name(job.run_name),
         title=job.run_name if re.fullmatch(r"[\w.+=-]+", job.run_name) else "",
         header=_header(job),
         inherited=textwrap.wrap(" ".join(_inherited(job)), 100),
@@ -44,22 +47,34 @@ def render(job: Job) -> str:
         output=_shell("run_dir", f"{job.run_dir}/logs/attempt-".replace("%", "%%")),
         project=_shell("project_dir", str(job.project_dir)),
         python=_shell("python", job.python),
-        nodes=int(job.resources.all_nodes),
-        outlives_nodes=int(job.outlives_nodes),
-        max_restarts=int(job.policy.max_restarts),
-        max_requeues_without_progress=int(job.policy.max_requeues_without_progress),
-        checkpoints=_shell("program.checkpoints", job.saved_files),
-        exclude_failed_h=int(job.policy.exclude_failed_h),
-        requeue=int(job.policy.requeue),
-        tells_first_step=int(job.program.is_own_trainer),
-        lead=int(job.policy.signal_lead_s),
-        grace=job.policy.grace_s,
+        outlives_nodes=job.outlives_nodes,
         cpus=job.resources.cpus_per_node,
         step=_step(job),
         setup=[_setup_line(line) for line in job.cluster.setup],
         env=_exports(job),
         srun=[_argument(name, value) for name, value in srun_options(job).items()],
     )
+
+
+def settings(job: Job) -> dict[str, object]:
+    """Return what the batch step needs to know of `job`: the fields of `slurmddp.batch.attempt.Settings`."""
+    policy = job.policy
+    return {
+        "name": job_name(job.run_name),
+        "project": str(job.project_dir),
+        "nodes": job.resources.all_nodes,
+        "setup": bool(job.cluster.setup),
+        "checkpoints": job.saved_files,
+        "exclude": str(job.cluster.sbatch.get("exclude") or ""),
+        "exclude_failed_h": policy.exclude_failed_h,
+        "saves_at_stop": job.program.is_own_trainer,
+        "tolerates_node_loss": job.outlives_nodes,
+        "signal_lead_s": policy.signal_lead_s,
+        "grace_s": policy.grace_s,
+        "requeue": policy.requeue,
+        "max_restarts": policy.max_restarts,
+        "max_requeues_without_progress": policy.max_requeues_without_progress,
+    }
 
 
 def outline(job: Job) -> list[str]:

@@ -18,7 +18,7 @@ def parse_minutes(value: str | int) -> int:
     """Return the time limit `value` in whole minutes, at least one; raises ConfigError on anything else."""
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise _wrong(value)
-    seconds = _seconds(str(value).strip().lower())
+    seconds = parse_seconds(str(value).strip().lower())
     if seconds is None:
         raise _wrong(value)
     if seconds <= 0:
@@ -42,11 +42,12 @@ def parse_slurm_limit(text: str) -> int | None:
     word = text.strip()
     if word.upper() in {"UNLIMITED", "INFINITE", "NONE", "N/A", ""}:
         return None
-    seconds = _seconds(word.lower())
+    seconds = parse_seconds(word.lower())
     return None if seconds is None else -(-seconds // 60)
 
 
-def _seconds(text: str) -> int | None:
+def parse_seconds(text: str) -> int | None:
+    """Return the seconds of a lower-case time that a person or SLURM wrote; None if it is none of these."""
     if re.fullmatch(r"\d+", text):
         return int(text) * 60
     if re.fullmatch(r"(\d+[dhms])+", text):

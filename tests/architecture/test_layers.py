@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "slurmddp"
 _ABOVE = """
     errors config.schema config.check config.identity spec environments host slurm sandbox
     runs runs.folder runs.failures runs.status runs.report
+    batch
     checkpoint checkpoint.files checkpoint.memory
     launchers launchers.link launchers.watchdog launchers.coordinator launchers.agent launchers.local
     launchers.submit

@@ -81,7 +81,8 @@ def test_a_preemption_while_the_setup_lines_run_is_none_of_their_failures(
 ) -> None:
     """SLURM signals their commands too, then starts no rank any more, and kills what goes on."""
     configure(user_signal=False)
-    setup = ("set -e", 'touch "$run/set-up-$attempt"', '[ "$attempt" != 0 ] || sleep 1000')
+    touch = 'touch "$SLURMDDP_RUN_DIR/set-up-$SLURMDDP_ATTEMPT"'
+    setup = ("set -e", touch, '[ "$SLURMDDP_ATTEMPT" != 0 ] || sleep 1000')
     sites = ("requeue-0", "cancel-0")
     requeued = [start(goal=1, nodes=1, name=site, partition=site, setup=setup) for site in sites]
     refused = [start(goal=1, nodes=1, name=f"{s}-no", partition=s, setup=setup, refused=True) for s in sites]

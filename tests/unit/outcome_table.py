@@ -1,11 +1,13 @@
-"""The table of decisions after an attempt; Python's `decide` and the batch script's shell are held to it.
+"""The table of decisions after an attempt; `slurmddp.batch.outcome` and the whole batch step are held to it.
 
-Each row: a label, what is given to `slurmddp.launchers.outcome.decide`, and the (outcome, next) expected.
+Each row: a label, how the attempt ended, what the attempts before it count, and the (outcome, next) expected.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from slurmddp.batch.outcome import Counts, End, Policy
 
 
 @dataclass(frozen=True)
@@ -21,21 +23,24 @@ class Row:
     requeue: bool = True
     stalls: int = 0
     without_progress: int = 0
+    """Like the two above, with this attempt counted."""
     progressed_before: bool = False
+    fate: str = "running"
 
     @property
-    def given(self) -> dict[str, int | bool]:
-        return {
-            "exit_code": self.exit_code,
-            "failures": self.failures,
-            "max_restarts": self.max_restarts,
-            "progressed": self.progressed,
-            "cancelled": self.cancelled,
-            "requeue": self.requeue,
-            "stalls": self.stalls,
-            "without_progress": self.without_progress,
-            "progressed_before": self.progressed_before,
-        }
+    def ended(self) -> End:
+        return End(
+            self.exit_code, self.fate, self.progressed, trained=self.stalls > 0, cancelled=self.cancelled
+        )
+
+    @property
+    def before(self) -> Counts:
+        failures, idle = max(0, self.failures - 1), max(0, self.without_progress - 1)
+        return Counts(failures, idle, self.progressed_before, {"": self.stalls - 1} if self.stalls else {})
+
+    @property
+    def policy(self) -> Policy:
+        return Policy(self.requeue, self.max_restarts)
 
 
 TABLE = (
@@ -108,7 +113,41 @@ TABLE = (
     Row("a node was not fit and must not requeue", 76, "failed", "none", failures=1, requeue=False),
     Row("a node was not fit for a cancelled run", 76, "cancelled", "none", failures=1, cancelled=True),
     Row("usage error", 2, "failed", "none", failures=1),
+    Row("killed by a preemption", 143, "stopped", "requeue", fate="preempted"),
+    Row("failed while SLURM put the job back", 1, "stopped", "requeue", fate="requeued"),
+    Row("failed as SLURM lost a node", 1, "stopped", "requeue", fate="node_fail"),
+    Row("preempted and must not requeue", 143, "stopped", "none", fate="preempted", requeue=False),
+    Row("finished though SLURM put the job back", 0, "finished", "none", fate="requeued"),
+    Row("stopped by scancel", 75, "cancelled", "none", progressed=True, fate="cancelled"),
+    Row("finished before scancel", 0, "finished", "none", fate="cancelled"),
+    Row("killed at the time limit", 137, "failed", "none", failures=1, fate="timeout"),
+    Row("preemptions are not counted", 75, "stopped", "requeue", without_progress=9, fate="preempted"),
+    Row("stopped twice by preemptions in training", 75, "no_progress", "none", stalls=2, fate="preempted"),
 )
+
+CODES = (
+    # srun's code, recorded failure, common code of the agents, fate, progressed -> code of the attempt
+    (0, None, 0, "running", False, 0),
+    (75, None, 75, "running", True, 75),
+    (143, None, 75, "running", True, 75),
+    (1, None, 0, "running", True, 0),  # the kernel killed a process, and another took its place
+    (0, None, None, "running", True, None),
+    (75, None, None, "running", True, None),
+    (1, None, None, "running", True, 1),
+    (137, None, None, "running", True, 137),
+    (0, 0, None, "running", False, 1),
+    (75, 0, 75, "running", False, 1),
+    (143, 0, None, "running", False, 143),
+    (1, 3, None, "running", False, 1),
+    (143, 78, None, "running", False, 78),
+    (0, 79, 0, "running", False, 79),
+    (137, 76, None, "running", False, 76),
+    (137, None, None, "timeout", True, 75),
+    (0, None, None, "timeout", True, 75),
+    (1, None, None, "timeout", True, 1),
+    (137, None, None, "timeout", False, 137),
+)
+"""The exit code of an attempt; None where an agent is gone without a code, so that SLURM is asked again."""
 
 PROGRESS = (
     ("", "step-0000000009", True),

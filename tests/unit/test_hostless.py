@@ -1,4 +1,4 @@
-"""An agent that has lost the first node runs the lines of the script for that, where it can."""
+"""An agent that has lost the first node runs the command of the batch step for that, where it can."""
 
 from __future__ import annotations
 
@@ -12,25 +12,31 @@ from slurm_jobs import PROGRAMS
 from slurmddp.launchers.hostless import put_back, script_is_gone
 from slurmddp.runs.folder.layout import RunFolder
 
-SCRIPT = 'echo "$1 $SLURM_JOB_ID" >>"${0%/*}/asked"\nread -r line && echo typed >>"${0%/*}/asked"; exit 3\n'
+PROGRAM = """
+import os, sys
+from pathlib import Path
+words = [*sys.argv[1:], os.environ["SLURM_JOB_ID"], sys.stdin.read()]
+(Path(sys.argv[0]).parent / "asked").write_text(" ".join(words))
+sys.exit(3)
+"""
 
 
 @pytest.mark.parametrize(
-    ("environ", "script", "asked"),
+    ("environ", "program", "asked"),
     [
-        ({}, SCRIPT, "hostless 41\n"),
-        ({"SLURMDDP_EMULATED": "1"}, SCRIPT, None),
-        ({"PATH": "/usr/bin/none"}, SCRIPT, None),
+        ({}, PROGRAM, "first-node-lost 41 "),
+        ({"SLURMDDP_EMULATED": "1"}, PROGRAM, None),
+        ({"PATH": "/usr/bin/none"}, PROGRAM, None),
         ({}, None, None),
     ],
-    ids=["under SLURM", "in a local run", "in a container", "without a script"],
+    ids=["under SLURM", "in a local run", "in a container", "without a program"],
 )
-def test_the_script_is_asked(
-    tmp_path: Path, environ: dict[str, str], script: str | None, asked: str | None
+def test_the_batch_step_is_asked(
+    tmp_path: Path, environ: dict[str, str], program: str | None, asked: str | None
 ) -> None:
     folder = RunFolder(tmp_path)
-    if script:
-        folder.script_file.write_text(script)
+    if program:
+        folder.batch_file.write_text(program)
     path = f"{PROGRAMS}:{os.environ['PATH']}"
     put_back(folder, {**os.environ, "PATH": path, "SLURM_JOB_ID": "41", **environ})
     found = tmp_path / "asked"

@@ -15,10 +15,11 @@ import pytest
 from agent_runs import SAVING, all_gone, children_of, events, make_run, runs, wait_for_lines, wait_until
 from local_runs import job_of, local_run, terminal
 
+from slurmddp.batch.progress import latest_name, newest_step
 from slurmddp.config.schema import Policy
 from slurmddp.errors import ConfigError, NoProgressError, RankFailure
 from slurmddp.host import process as linux
-from slurmddp.launchers.local.run import LocalRun, agent_command, check_size, newest_step
+from slurmddp.launchers.local.run import LocalRun, agent_command, check_size
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import Program, Resources
 
@@ -283,7 +284,7 @@ def test_the_newest_step_is_read_from_latest(tmp_path: Path, text: str | None, s
     if text is not None:
         folder.checkpoints_dir.mkdir()
         (folder.checkpoints_dir / "latest").write_text(text)
-    assert newest_step(folder) == step
+    assert newest_step(latest_name(folder)) == step
 
 
 def test_the_agent_runs_under_the_same_interpreter(tmp_path: Path) -> None:

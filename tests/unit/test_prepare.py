@@ -49,6 +49,8 @@ def test_everything_that_the_nodes_need_is_written(project: Path) -> None:
         "config.yaml",
         "overrides.txt",
         "job.sbatch",
+        "job.json",
+        "job.pyz",
         "code.txt",
         "code/train.py",
         "code/.slurmddp/commit.txt",
@@ -180,10 +182,10 @@ def test_an_existing_run_that_cannot_be_written_is_named_itself(
 ) -> None:
     folder = prepare(job_in(project), None)
 
-    def refuse(path: Path, text: str) -> None:
+    def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("slurmddp.runs.folder.create.write_atomic", refuse)
+    monkeypatch.setattr("slurmddp.runs.folder.create.replacing", refuse)
     with pytest.raises(ConfigError, match=f"written in {folder.path}: Permission denied") as caught:
         prepare(job_in(project), None)
     assert "runs_dir" not in caught.value.hint

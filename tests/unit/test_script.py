@@ -1,4 +1,4 @@
-"""The text of the batch script; what it does when it runs is in test_script_runs and the files beside it."""
+"""The text of the batch script; what it does when bash runs it is in test_batch_script."""
 
 from __future__ import annotations
 
@@ -215,3 +215,23 @@ def test_rendering_imports_no_template_engine_before_it_is_asked() -> None:
     probe = "import sys, slurmddp.slurm.script; print('jinja2' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("changes", [{"spare_nodes": 2}, {"elastic": True}], ids=["spares", "elastic"])
+def test_the_job_and_its_step_outlive_a_node(changes: dict[str, int]) -> None:
+    job = make_job(nodes=4, srun={"no-kill": True}, **changes)
+    asked = 4 + job.resources.spare_nodes
+    text = render(job)
+    assert sbatch_options(job)["no-kill"] is True
+    assert f"#SBATCH --nodes={asked}\n" in text and "#SBATCH --no-kill\n" in text
+    assert f"srun --nodes={asked} --ntasks={asked} --ntasks-per-node=1 \\\n            --no-kill \\\n" in text
+    assert "--kill-on-bad-exit=0 " in text
+    assert job.resources.world_size == 8
+
+
+def test_a_job_that_has_neither_ends_with_its_node() -> None:
+    text = render(make_job())
+    assert "no-kill" not in text and "--kill-on-bad-exit=1 " in text
+    with pytest.raises(ConfigError, match="no-kill") as caught:
+        render(make_job(sbatch={"no-kill": True}))
+    assert "spare_nodes= or elastic=" in caught.value.hint

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from slurmddp.batch import outcome
 from slurmddp.checkpoint.memory.service import Keeper
 from slurmddp.environments.time_limits import Limits, leave_at
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED
-from slurmddp.launchers import outcome
 from slurmddp.launchers.agent.worker_group import Crew
 from slurmddp.launchers.coordinator.coordinator import LEFT_ALONE_S, Lead
 from slurmddp.launchers.coordinator.join import Arrival, end_without_lead

@@ -22,8 +22,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
+from slurmddp.batch import outcome
 from slurmddp.errors import EXIT_CONFIG, EXIT_STOPPED
-from slurmddp.launchers import outcome
 from slurmddp.launchers.coordinator.join import Gathering
 from slurmddp.launchers.coordinator.messages import (
     Message,

@@ -20,12 +20,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, NoReturn
 
+from slurmddp.batch import outcome
 from slurmddp.environments.names import LAUNCH_ID_VARIABLE, LAUNCHER_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError
 from slurmddp.host import process as linux
 from slurmddp.host.oom import OomWatch
 from slurmddp.host.signals import SignalInbox
-from slurmddp.launchers import outcome
 from slurmddp.runs.failures import capture
 
 _KILL_GRACE_S = 1.0

@@ -11,17 +11,17 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from slurmddp.batch import outcome
+from slurmddp.batch.attempt import said_if_not_recorded
 from slurmddp.environments.emit import emulated_step, scrub
 from slurmddp.environments.names import SECRET_VARIABLE
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED
 from slurmddp.host import process
 from slurmddp.host.oom import OomWatch
 from slurmddp.host.orphans import Guardian
-from slurmddp.launchers import outcome
 from slurmddp.runs.failures import capture
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import Job
@@ -158,12 +158,3 @@ class LocalNodes:
         if agent.returncode is None and agent.poll() is not None and self._guardian is not None:
             self._guardian.forget(agent.pid)  # Its number may be another process's from now on.
         return agent.returncode
-
-
-@contextmanager
-def said_if_not_recorded(what: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Say it when a record can't be written, on a full disk say; it changes nothing of what follows."""
-    try:
-        yield
-    except OSError as error:
-        say(f"{what} was not recorded: {error}")

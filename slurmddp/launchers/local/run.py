@@ -6,7 +6,6 @@ site (modules, the lines of `cluster.setup`, containers) is left out.
 
 from __future__ import annotations
 
-import glob
 import os
 import secrets
 import signal
@@ -14,15 +13,16 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
+from slurmddp.batch import outcome
+from slurmddp.batch.attempt import said_if_not_recorded
+from slurmddp.batch.progress import Saved, progressed, saved
 from slurmddp.environments.emit import LOCAL_JOB_IDS
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, RankFailure, SlurmddpError
 from slurmddp.host import process
 from slurmddp.host.process import start_time
 from slurmddp.host.signals import SignalInbox
-from slurmddp.launchers import outcome
-from slurmddp.launchers.local.nodes import LocalNodes, said_if_not_recorded
+from slurmddp.launchers.local.nodes import LocalNodes
 from slurmddp.runs.failures import capture
 from slurmddp.runs.folder.fence import superseded
 from slurmddp.runs.folder.history import read_history
@@ -37,7 +37,6 @@ _CROWDED, _TOO_MANY = 4, 16
 """Ranks per CPU from which training is slow, and from which it is no use."""
 _SMALLER = "say nodes=2 and gpus_per_node=2 (ranks_per_node=2 without GPUs) as well"
 _POLLED_S = 0.1
-SavedFiles = frozenset[tuple[str, int, int]]
 _HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD)
 
 
@@ -77,12 +76,11 @@ class LocalRun:
         self._say = say
         self._job_number = str(secrets.choice(LOCAL_JOB_IDS))
         self._job_id = f"local-{self._job_number}"
-        self._failures = 0
-        self._progressed = False
-        """Whether the attempt before this one left a newer checkpoint."""
+        self._counts = outcome.Counts()
+        """Of the attempts so far, in memory: a full disk must not make the run start again without end."""
         self._killed = False
         self._unattended = False
-        self._before: tuple[int, SavedFiles] = (0, frozenset())
+        self._before = Saved()
         self._inbox: SignalInbox | None = None
         self._undo = ExitStack()
         self._lock = lock or RunLock(self.folder)
@@ -129,14 +127,14 @@ class LocalRun:
 
     def _start_attempt(self) -> None:
         self.attempt = self.folder.claim_attempt()
-        self._before = self._state()
+        self._before = self._saved()
         self.nodes.close()
         self.nodes = self._nodes()
         self.folder.add_event(
             "started",
             attempt=self.attempt,
             job_id=self._job_id,
-            restart_count=self._failures,
+            restart_count=self._counts.failures,
             nodes=socket.gethostname(),
             launcher="local",
             pid=os.getpid(),
@@ -145,9 +143,8 @@ class LocalRun:
         )
         self.nodes.start(self._job_number, self._lock.fileno)
 
-    def _state(self) -> tuple[int, SavedFiles]:
-        """Return the step of the newest checkpoint, and the state of the files that the program saves."""
-        return newest_step(self.folder), saved_files(self.job.project_dir, self.job.saved_files)
+    def _saved(self) -> Saved:
+        return saved(self.folder, self.job.project_dir, self.job.saved_files)
 
     @property
     def _is_script(self) -> bool:
@@ -182,7 +179,7 @@ class LocalRun:
                 decision = self._conclude(code)
                 if decision.next == "none":
                     return self._result(code)
-                self._say(f"{self._failure_text()} Starting again ({self._failures} of "
+                self._say(f"{self._failure_text()} Starting again ({self._counts.failures} of "
                           f"{self.job.policy.max_restarts} restarts).")  # fmt: skip
                 self.start()
         finally:
@@ -215,30 +212,23 @@ class LocalRun:
         """Record how the attempt ended and what comes next, by the rule that the batch script follows."""
         if superseded(self.folder, self.attempt):
             return outcome.Outcome("superseded", "none")  # The run and its record are another machine's now.
-        self._failures += code not in (EXIT_FINISHED, EXIT_STOPPED)
-        before, self._progressed = self._progressed, progressed(self._before, self._state())
-        decision = outcome.decide(
+        has_progressed = progressed(self._before, self._saved())
+        policy = self.job.policy
+        end = outcome.End(
             code,
-            failures=self._failures,
-            max_restarts=self.job.policy.max_restarts,
-            progressed=self._progressed,
-            progressed_before=before,
+            progressed=has_progressed,
             cancelled=self._killed or self.folder.cancelled_file.exists(),
-            # A laptop has no queue to go back to: who stopped the run starts it again.
-            requeue=self.job.policy.requeue
-            and not self.stopping
-            and code != EXIT_STOPPED
-            and not self.folder.stop_file.exists(),
+            # A laptop has no queue to go back to: the person who stopped the run starts it again.
+            stop_asked=self.stopping or code == EXIT_STOPPED or self.folder.stop_file.exists(),
         )
+        rules = outcome.Policy(policy.requeue, policy.max_restarts)
+        decision = outcome.decide(end, self._counts, rules)
+        facts: dict[str, object] = {"outcome": decision.outcome, "next": decision.next}
+        if has_progressed:
+            facts["progressed"] = True
+        self._counts = outcome.count(self._counts, {"event": "ended", **facts})
         with said_if_not_recorded("ended", self._say):
-            self.folder.add_event(
-                "ended",
-                attempt=self.attempt,
-                job_id=self._job_id,
-                exit_code=code,
-                outcome=decision.outcome,
-                next=decision.next,
-            )
+            self.folder.add_event("ended", attempt=self.attempt, job_id=self._job_id, exit_code=code, **facts)
         return decision
 
     def _result(self, code: int) -> int:
@@ -269,33 +259,6 @@ class LocalRun:
 def still_ending(folder: RunFolder) -> str:
     """Return the message for a wait on a run whose launcher was killed."""
     return f"{folder.name} is still ending after its launcher was killed; this waits for it."
-
-
-def newest_step(folder: RunFolder) -> int:
-    """Return the step of the checkpoint that the run would resume from; 0 before the first."""
-    try:
-        return outcome.newest_step((folder.checkpoints_dir / "latest").read_text(encoding="utf-8"))
-    except OSError:
-        return 0
-
-
-def saved_files(project: Path, pattern: str) -> SavedFiles:
-    """Return path, size and time of each file that `pattern` names, itself or in a folder that it names."""
-    where = Path(glob.escape(str(project))) / Path(pattern).expanduser()
-    found = glob.glob(str(where)) if pattern else []  # noqa: PTH207 - `Path.glob` takes no absolute pattern
-    files = (file for one in map(Path, found) for file in ([one] if one.is_file() else one.rglob("*")))
-    return frozenset((str(file), *_size_and_time(file)) for file in files if file.is_file())
-
-
-def _size_and_time(file: Path) -> tuple[int, int]:
-    with suppress(OSError):  # The program may replace it just now.
-        return (stat := file.stat()).st_size, stat.st_mtime_ns
-    return 0, 0
-
-
-def progressed(before: tuple[int, SavedFiles], after: tuple[int, SavedFiles]) -> bool:
-    """Whether an attempt has left a newer checkpoint, or other files of the program's own."""
-    return after[0] > before[0] or after[1] != before[1]
 
 
 def check_size(ranks: int, cpus: int) -> str | None:

@@ -18,8 +18,10 @@ from pathlib import Path
 import yaml
 
 from slurmddp.errors import ConfigError
+from slurmddp.host.atomic_file import replacing
 from slurmddp.runs.folder import code_snapshot
-from slurmddp.runs.folder.layout import RunFolder, write_atomic
+from slurmddp.runs.folder.freeze import freeze
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import refuse_foreign, warn_if_exposed
 from slurmddp.spec import Job
 
@@ -82,7 +84,7 @@ def _fill(draft: Path, job: Job, script: str | None) -> None:
     typed = "".join(f"{shlex.quote(word)}\n" for word in job.overrides)
     (draft / "overrides.txt").write_text(typed, encoding="utf-8")
     if script is not None:
-        (draft / "job.sbatch").write_text(script, encoding="utf-8")
+        freeze(draft, job, script)
     if job.snapshot:
         (draft / "code.txt").write_text(f"{_take_code(draft, job)}\n", encoding="utf-8")
 
@@ -108,9 +110,10 @@ def _put_in_place(draft: Path, place: Path) -> bool:
 def _update(draft: Path, folder: RunFolder, say: Say) -> None:
     """Move what a submission says into an existing run, file by file, each at once."""
     (folder.path / "logs").mkdir(exist_ok=True)
-    for name in ("config.yaml", "overrides.txt", "job.sbatch", "code.txt"):
+    for name in ("config.yaml", "overrides.txt", "job.json", "job.pyz", "job.sbatch", "code.txt"):
         if (draft / name).exists():
-            write_atomic(folder.path / name, (draft / name).read_text(encoding="utf-8"))
+            with replacing(folder.path / name) as stream:
+                stream.write((draft / name).read_bytes())
     if not (draft / "code.txt").exists():
         (folder.path / "code.txt").unlink(missing_ok=True)
     _replace_code(draft / "code", folder.code_dir, draft / "replaced", say)

@@ -1,4 +1,4 @@
-"""The nodes that failed under a run, which its next attempts avoid; batch script and preflight note them."""
+"""The nodes that failed under a run, which its next attempts avoid; batch step and preflight note them."""
 
 from __future__ import annotations
 
@@ -8,23 +8,30 @@ from slurmddp.errors import SlurmddpError
 from slurmddp.runs.folder.layout import RunFolder, append_line, read_lines
 
 
-def excluded_nodes(folder: RunFolder, now: float | None = None) -> list[str]:
-    """Return the nodes whose exclusion has not expired, sorted; none if the file is damaged."""
+def excluded_nodes(folder: RunFolder, now: float | None = None, *, since: float = 0.0) -> list[str]:
+    """Return the nodes whose exclusion has not expired, sorted; empty if the file is damaged.
+
+    Args:
+        folder: of the run.
+        now: the time at which the exclusion must still hold; 0 for all nodes that ever failed.
+        since: leaves out the nodes that were noted before.
+    """
     at = time.time() if now is None else now
     try:
         entries = list(read_lines(folder.excluded_file))
     except SlurmddpError:  # It is an advice, and no reason to keep a person from going on.
         return []
-    return sorted({str(entry["node"]) for entry in entries if entry.get("node") and _expires(entry) > at})
+    held = (one for one in entries if one.get("node") and _time(one, "expires") > at)
+    return sorted({str(one["node"]) for one in held if _time(one, "time") >= since})
 
 
 def exclude(folder: RunFolder, node: str, reason: str, *, hours: int, now: float | None = None) -> None:
-    """Keep the next attempts away from `node` for a while; in the very form that the batch script reads."""
+    """Keep the next attempts away from `node` for a while."""
     at = int(time.time() if now is None else now)
     line = {"time": at, "node": node, "reason": reason, "expires": at + hours * 3600}
     append_line(folder.excluded_file, line)
 
 
-def _expires(entry: dict[str, object]) -> float:
-    expires = entry.get("expires")
-    return float(expires) if isinstance(expires, int | float) else 0.0
+def _time(entry: dict[str, object], key: str) -> float:
+    found = entry.get(key)
+    return float(found) if isinstance(found, (int, float)) else 0.0

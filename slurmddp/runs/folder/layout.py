@@ -5,19 +5,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import logging
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from slurmddp.errors import RunNotFoundError, SlurmddpError
 from slurmddp.host.atomic_file import replacing
-
-log = logging.getLogger(__name__)
 
 _warned: set[str] = set()
 
@@ -115,7 +110,9 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 def _warn_once(text: str) -> None:
     if text not in _warned:
         _warned.add(text)
-        log.warning(text)
+        import logging  # Not needed by the batch step, which has seconds to live.
+
+        logging.getLogger(__name__).warning(text)
 
 
 def _records_in(line: str) -> list[dict[str, Any]]:
@@ -158,6 +155,16 @@ class RunFolder:
     @property
     def script_file(self) -> Path:
         return self.path / "job.sbatch"
+
+    @property
+    def job_file(self) -> Path:
+        """What the batch step needs to know of the job: numbers and rules, as JSON."""
+        return self.path / "job.json"
+
+    @property
+    def batch_file(self) -> Path:
+        """The program of the batch step, frozen at submission."""
+        return self.path / "job.pyz"
 
     @property
     def code_dir(self) -> Path:
@@ -230,7 +237,7 @@ class RunFolder:
 
     def attempts(self) -> list[int]:
         """Return the numbers of all attempts so far, in order."""
-        names = (folder.name.removeprefix("attempt-") for folder in (self.path / "logs").glob("attempt-*"))
+        names = (folder.name.partition("-")[2] for folder in (self.path / "logs").glob("attempt-*"))
         return sorted(int(name) for name in names if name.isdecimal())
 
     def config(self) -> dict[str, Any]:
@@ -239,6 +246,8 @@ class RunFolder:
             raise RunNotFoundError(
                 f"{self.path} is not a run folder: it has no config.yaml.", hint="See `slurmddp list`."
             )
+        import yaml  # The batch step has the standard library alone.
+
         try:
             loaded = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
         except (yaml.YAMLError, ValueError):

@@ -1,0 +1,75 @@
+"""The commands of the batch step: `begin`, `watch`, `setup-failed`, `end` and `first-node-lost`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from slurmddp.batch.attempt import Attempt, read_settings
+from slurmddp.batch.slurm_job import SlurmJob
+from slurmddp.environments.names import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
+from slurmddp.errors import EXIT_USAGE
+from slurmddp.runs.folder.layout import RunFolder
+
+_STOPS = (signal.SIGTERM, signal.SIGUSR2)
+
+
+def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run one command of the batch step and return its exit code; each imports its own modules alone."""
+    command, *rest = arguments or [""]
+    folder = RunFolder(environ[RUN_DIR_VARIABLE])
+    if command == "begin":
+        from slurmddp.batch.begin import begin
+
+        for number in _STOPS:
+            signal.signal(number, _do_nothing)  # The ranks start all the same, and get their own signals.
+        job = SlurmJob(environ, say=_say_to_people)
+        return begin(folder, job, is_successor=rest[:1] == ["successor"])
+    settings = read_settings(folder)
+    claimed, job_id = int(environ[ATTEMPT_VARIABLE]), environ.get("SLURM_JOB_ID", "")
+    attempt = Attempt(folder, claimed, settings, job_id, _say)
+    if command == "watch":
+        from slurmddp.batch.watch import watch
+
+        watch(attempt, environ)
+    elif command == "setup-failed":
+        from slurmddp.batch.setup_lines import warn
+
+        warn(attempt, *rest[:3])
+    elif command == "end":
+        from slurmddp.batch.end import AttemptEnd
+
+        code, terminated = [*rest, "", ""][:2]
+        end = AttemptEnd(attempt, SlurmJob(environ, say=_say), terminated=bool(terminated))
+        return end.conclude(int(code) if code else None)
+    elif command == "first-node-lost":
+        from slurmddp.batch.first_node import first_node_lost
+
+        for number in _STOPS:
+            signal.signal(number, signal.SIG_IGN)  # SLURM ends this, too, when it grants the request.
+        first_node_lost(attempt, SlurmJob(environ, say=_say))
+    else:
+        return EXIT_USAGE
+    return 0
+
+
+def _do_nothing(_number: int, _frame: object) -> None:
+    """Let a signal pass; unlike an ignored signal, this is not inherited by SLURM's commands."""
+
+
+def _say(text: str, descriptor: int = 1) -> None:
+    """Print a line at once; a full disk under the log must not change how the run goes on."""
+    with suppress(OSError):
+        os.write(descriptor, os.fsencode(f"{text}\n") if text else b"")
+
+
+def _say_to_people(text: str) -> None:
+    """Print to the error output, since the shell reads the standard output."""
+    _say(text, 2)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ))

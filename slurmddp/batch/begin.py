@@ -1,0 +1,159 @@
+"""Before the ranks: leave a run that is over or another job's, or claim an attempt and print what it gets."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from slurmddp.batch.attempt import Attempt, Settings, events_of, read_settings
+from slurmddp.batch.exclusions import Exclusions, note_vanished
+from slurmddp.batch.slurm_job import SlurmJob
+from slurmddp.environments.names import (
+    ATTEMPT_VARIABLE,
+    END_TIME_VARIABLE,
+    KILL_WAIT_VARIABLE,
+    LEAD_VARIABLE,
+    PREEMPT_GRACE_VARIABLE,
+)
+from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_FINISHED
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.slurm.output import parse_facts, parse_time
+
+_LAST_WORDS = ("submitted", "started", "ended")
+_OVER = ("finished", "failed", "config", "no_progress")
+
+
+def begin(folder: RunFolder, job: SlurmJob, *, is_successor: bool = False) -> int:
+    """Claim an attempt and print its settings for the shell; nothing is printed where none is to start.
+
+    Args:
+        folder: of the run.
+        job: that starts.
+        is_successor: whether another job of the run submitted this one.
+
+    Returns:
+        The exit code of the batch script if nothing is printed.
+    """
+    if not job.id:
+        job.say("SLURM_JOB_ID is not set: this script is for sbatch.")
+        return EXIT_FAILED
+    array = job.environ.get("SLURM_ARRAY_JOB_ID")
+    if array:
+        job.say(
+            f"Job {array} is an array, and its elements would all train in one run folder. Nothing was "
+            "started. Start one run for each element with slurmddp train, each with a name= of its own."
+        )
+        return EXIT_CONFIG
+    settings, events = read_settings(folder), events_of(folder)
+    reason = _why_not(folder, job, settings, events, is_successor)
+    if reason:
+        job.say(reason)
+        return EXIT_FINISHED
+    if _leaves_failed_nodes(folder, job, settings, events):
+        return EXIT_FINISHED
+    try:
+        number = folder.claim_attempt()
+    except OSError:
+        job.say(f"Cannot write to {folder.path}/logs on {socket.gethostname()}.")
+        return EXIT_FAILED
+    Attempt(folder, number, settings, job.id, job.say).start(job.node_list, job.restart_count)
+    for name, value in {ATTEMPT_VARIABLE: str(number), **limits(job, settings)}.items():
+        print(f"export {name}={shlex.quote(value)}")
+    return EXIT_FINISHED
+
+
+def _why_not(
+    folder: RunFolder, job: SlurmJob, settings: Settings, events: list[dict[str, Any]], is_successor: bool
+) -> str:
+    """Return why this job has nothing to start; empty if it has."""
+    name = folder.path.name
+    if folder.cancelled_file.exists():
+        return "This run was cancelled."
+    if folder.stop_file.exists():
+        return f"A person stopped this run; go on with: slurmddp resume {name}"
+    over = _over(events, job, is_successor)
+    if over:
+        return f"This run has ended already ({over}); go on with: slurmddp resume {name}"
+    owner = _owner(events, job, settings.name)
+    if owner:
+        return (
+            f"Job {owner} runs this run already, so job {job.id} leaves it alone. "
+            f"To end that one: slurmddp stop {name}"
+        )
+    return ""
+
+
+def _over(events: list[dict[str, Any]], job: SlurmJob, is_successor: bool) -> str:
+    """Return the outcome of a run that is over; empty otherwise.
+
+    SLURM may start a job again that has ended (a site's RequeueExit, `scontrol requeue` by hand). A run may
+    also end before the job starts that another one of its jobs submitted.
+    """
+    told: list[Mapping[str, Any]] = [one for one in events if one.get("event") in _LAST_WORDS]
+    if not told or not (is_successor or job.restart_count):
+        return ""
+    last = told[-1]
+    of_this_job = is_successor or str(last.get("job_id")) == job.id
+    is_over = last["event"] == "ended" and last.get("next") == "none" and "put_back" not in last
+    return last["outcome"] if is_over and of_this_job and last.get("outcome") in _OVER else ""
+
+
+def _owner(events: list[dict[str, Any]], job: SlurmJob, name: str) -> str:
+    """Return the other job that trains this run now, with its nodes: SLURM runs it, its attempt is open."""
+    last = {str(one["job_id"]): one["event"] for one in events if one.get("event") in ("started", "ended")
+            and str(one.get("job_id", "")).isdigit()}  # fmt: skip
+    open_jobs = sorted(other for other, event in last.items() if event == "started" and other != job.id)
+    if not open_jobs:
+        return ""
+    answer = job.squeue("%i|%T|%N|%r|%k", "--jobs", ",".join(open_jobs))
+    for line in answer.out.splitlines() if answer.code == 0 else ():
+        job_id, state, nodes, _, comment = [*line.split("|", 4), "", "", "", ""][:5]
+        # Another SLURM counts from the same number: the comment of its job names another run.
+        tokens = [word for word in comment.split() if word.startswith("slurmddp:") and word.count(":") > 1]
+        is_ours = not tokens or f"slurmddp:{name}:" in comment
+        if state in ("RUNNING", "SUSPENDED", "STOPPED") and is_ours:
+            return f"{job_id} on {nodes}"
+    return ""
+
+
+def _leaves_failed_nodes(
+    folder: RunFolder, job: SlurmJob, settings: Settings, events: list[dict[str, Any]]
+) -> bool:
+    """Put the job back if it was given a failed node, and may soon have others; return whether it was."""
+    hours = settings.exclude_failed_h
+    exclusions = Exclusions(folder, job, began=int(time.time()), hours=hours, persons=settings.exclude)
+    found = note_vanished(exclusions, folder, events)
+    if not (found and settings.requeue and exclusions.others_are_free()):
+        return False
+    exclusions.choose()
+    # SLURM grants the request and ends this process, and the commands that it has started, by this signal.
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    answer = job.scontrol("requeue", job.id)
+    if answer.code == 0:
+        exclusions.tell()
+        return True
+    job.say(answer.err.strip())
+    signal.signal(signal.SIGTERM, before)
+    return False
+
+
+def limits(job: SlurmJob, settings: Settings) -> dict[str, str]:
+    """Return when SLURM ends the job and how long it then waits before it kills; empty where not known.
+
+    SLURM is asked once, here, for all ranks: a thousand that asked would be too many.
+    """
+    facts = parse_facts(job.scontrol("-o", "show", "job", job.id).out)
+    end = parse_time(facts.get("EndTime", ""))
+    kill_wait, grace = str(settings.grace_s), "0"
+    if settings.grace_s is None:
+        kill_wait, grace = job.config("KillWait"), job.partition("GraceTime")
+    return {
+        LEAD_VARIABLE: str(settings.signal_lead_s),
+        END_TIME_VARIABLE: "" if end is None else f"{end:.0f}",
+        KILL_WAIT_VARIABLE: kill_wait,
+        PREEMPT_GRACE_VARIABLE: grace,
+    }

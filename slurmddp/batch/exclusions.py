@@ -1,0 +1,191 @@
+"""Keep the next attempts away from nodes that failed, where the cluster has others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+from slurmddp.batch.attempt import said_if_not_recorded
+from slurmddp.batch.slurm_job import SlurmJob, hosts_of
+from slurmddp.runs.folder.excluded import exclude, excluded_nodes
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.slurm.output import parse_time
+
+_FAILED = re.compile(r"(?:^|\+)(?:DOWN|FAIL|ERROR|NOT_RESPONDING)(?:[*+]|$)|\*")
+_LOST = re.compile(r"^srun: error: Node failure on (\S+)$", re.MULTILINE)
+_SOON_S = 300.0
+"""An attempt leaves a failed node only for others that it gets within this time."""
+
+
+def why_failed(
+    node: Mapping[str, str],
+    *,
+    began: float,
+    lost: Collection[str] = (),
+    silent: Collection[str] = (),
+    replaced: Collection[str] = (),
+    unanswering: Collection[str] = (),
+) -> str:
+    """Return why a node counts as failed; empty if it does not.
+
+    Args:
+        node: what SLURM says of it.
+        began: when the attempt began, in epoch seconds.
+        lost: nodes that srun said SLURM had given up.
+        silent: nodes whose agents left no exit code.
+        replaced: nodes without which the attempt went on.
+        unanswering: nodes whose slurmd takes no connection.
+    """
+    name, state = node["NodeName"], node.get("State", "")
+    if _FAILED.search(state):
+        return f"SLURM calls it {state}"
+    if name in lost:
+        return "SLURM gave it up"
+    if name in silent and (parse_time(node.get("SlurmdStartTime", "")) or 0.0) > began:
+        return "it was started again"
+    if name in replaced:
+        return "the run lost it"
+    return "it does not answer" if name in unanswering else ""
+
+
+def lost_nodes(batch_log: Path) -> set[str]:
+    """Return the nodes that srun has said SLURM gave up."""
+    try:
+        text = batch_log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return set()
+    return {name for names in _LOST.findall(text) for name in hosts_of(names)}
+
+
+class Exclusions:
+    """The nodes that a run avoids, and what SLURM is told of them."""
+
+    def __init__(
+        self, folder: RunFolder, job: SlurmJob, *, began: float, hours: int, persons: str = ""
+    ) -> None:
+        """Take the exclusions of a run.
+
+        Args:
+            folder: of the run.
+            job: that runs now.
+            began: when the attempt began, in epoch seconds; the nodes noted since then are the newest.
+            hours: for which a failed node is avoided; 0: never.
+            persons: nodes that a person excludes, as a host list.
+        """
+        self.failed: set[str] = set()
+        """The nodes that failed under the attempt."""
+        self.choice = ""
+        """The nodes that the next attempt is not to get."""
+        self._folder, self._job, self._hours, self._persons = folder, job, hours, persons
+        self._began = began
+        self._told = False
+
+    @property
+    def _any(self) -> bool:
+        path = self._folder.excluded_file
+        return self._hours > 0 and path.exists() and path.stat().st_size > 0
+
+    def note_failed(
+        self,
+        node_list: str,
+        *,
+        began: float,
+        batch_log: Path,
+        silent: Iterable[str] = (),
+        replaced: Iterable[str] = (),
+    ) -> bool:
+        """Note the nodes of an attempt that failed under it; return whether any was noted.
+
+        Args:
+            node_list: the attempt's nodes.
+            began: when the attempt began, in epoch seconds.
+            batch_log: of the attempt.
+            silent: nodes whose agents left no exit code; these are asked whether they answer.
+            replaced: nodes without which the attempt went on.
+        """
+        nodes = self._job.nodes(node_list)
+        quiet, away, lost = set(silent), set(replaced), lost_nodes(batch_log)
+        deaf = self._job.unanswering([one for one in nodes if one["NodeName"] in quiet])
+        noted = False
+        for node in nodes:
+            why = why_failed(node, began=began, lost=lost, silent=quiet, replaced=away, unanswering=deaf)
+            if why:
+                noted |= self._note(node["NodeName"], why, began)
+        return noted
+
+    def _note(self, node: str, why: str, began: float) -> bool:
+        self.failed.add(node)
+        if self._hours <= 0 or node in excluded_nodes(self._folder, since=began):
+            return False  # Noted for the same attempt.
+        with said_if_not_recorded(f"node {node}", self._job.say):
+            exclude(self._folder, node, why, hours=self._hours)
+        self._job.say(f"Node {node} has failed: {why}.")
+        return True
+
+    def _of_a_person(self) -> set[str]:
+        asked = set(hosts_of(self._job.facts.get("ExcNodeList", "")))
+        own = set() if "/" in self._persons else set(hosts_of(self._persons))
+        return asked - set(excluded_nodes(self._folder, now=0.0)) | own
+
+    def choose(self) -> None:
+        """Choose all failed nodes, or the newest, or none, as the cluster can spare them."""
+        if not self._any:
+            return
+        own, answer, failed = self._of_a_person(), "", ""
+        for since in (0.0, self._began):
+            found = excluded_nodes(self._folder, since=since)
+            failed, self.choice = ",".join(found), ",".join(sorted(own.union(found)))
+            if not found:
+                return
+            tried = self._job.sbatch("--test-only", f"--exclude={self.choice}", str(self._folder.script_file))
+            if tried.code == 0:
+                return
+            answer = (tried.err.strip() or tried.out.strip()).rpartition("\n")[2]
+        self.choice = ",".join(sorted(own))
+        self._job.say(
+            f"The next attempt may run on {failed} again: SLURM would not take the job without ({answer})."
+        )
+
+    def tell(self) -> None:
+        """Tell SLURM the choice; SLURM takes it only while the job is pending."""
+        if not self._any or self._told:
+            return
+        known = self._job.facts.get("ExcNodeList", "")
+        if known == self.choice or (known == "(null)" and not self.choice):
+            return
+        answer = self._job.scontrol("update", f"JobId={self._job.id}", f"ExcNodeList={self.choice}")
+        if answer.code == 0:
+            self._told = True
+            self._job.say(f"The next attempt runs on other nodes than {self.choice or '(none)'}.")
+        else:
+            self._job.say(answer.err.strip())
+            self._job.say(f"SLURM does not let this job exclude {self.choice or 'no node'}.")
+
+    def others_are_free(self) -> bool:
+        """Return whether the job got a failed node, may be put back, and would soon get others instead."""
+        mine, noted = self._job.hosts, excluded_nodes(self._folder, now=self._began)
+        bad = set(mine) & set(noted)
+        if not bad or not self._job.look() or self._job.facts.get("Requeue") != "1":
+            return False
+        away = ",".join(sorted({*self._of_a_person(), *noted, *mine}))
+        tried = self._job.sbatch(
+            "--test-only", f"--nodes={len(bad)}", f"--exclude={away}", str(self._folder.script_file)
+        )
+        start = re.search(r" to start at (\S+) ", tried.out + tried.err)
+        begin = parse_time(start[1]) if start else None
+        return begin is not None and begin <= self._began + _SOON_S
+
+
+def note_vanished(exclusions: Exclusions, folder: RunFolder, events: Iterable[Mapping[str, object]]) -> bool:
+    """Note failed nodes of an attempt that left no end: if it lost its first host, nobody could write one."""
+    last: Mapping[str, object] | None = None
+    for event in events:
+        if event.get("event") in ("started", "ended"):
+            last = event if event["event"] == "started" else None
+    attempt, began = (last or {}).get("attempt"), (last or {}).get("time")
+    nodes = str((last or {}).get("nodes") or "")
+    if not isinstance(attempt, int) or not isinstance(began, (int, float)) or not nodes:
+        return False
+    log = folder.log_dir(attempt) / "batch.log"
+    return exclusions.note_failed(nodes, began=int(began), batch_log=log, silent=hosts_of(nodes)[:1])

@@ -1,0 +1,183 @@
+"""Decide how an attempt ended and what comes next: pure, the same on a laptop and in the batch step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from slurmddp.errors import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_NO_PROGRESS,
+    EXIT_STOPPED,
+    EXIT_UNFIT_NODE,
+)
+
+_STALLS = 2
+"""After this many stopped attempts at one checkpoint, another attempt would stop there as well."""
+_DELIBERATE = (EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNFIT_NODE)
+
+RUNNING, TIMEOUT, PREEMPTED = "running", "timeout", "preempted"
+CANCELLED, REQUEUED, NODE_FAIL = "cancelled", "requeued", "node_fail"
+_BY_SLURM = (REQUEUED, PREEMPTED, NODE_FAIL)
+"""SLURM ended the ranks for a reason of its own, so that their failure says nothing about the run."""
+
+
+class Policy(NamedTuple):
+    """The rules of a run by which it runs again."""
+
+    requeue: bool = True
+    max_restarts: int = 3
+    max_requeues_without_progress: int = 3
+
+
+class Counts(NamedTuple):
+    """What the events say since a person last submitted the run."""
+
+    failures: int = 0
+    without_progress: int = 0
+    """Time limits in a row that left no newer checkpoint."""
+    progressed: bool = False
+    """Whether an attempt progressed, and none failed without progress after it."""
+    stalls: Mapping[str, int] = {}
+    """For a checkpoint: the stopped attempts that trained on from it and left no newer one."""
+
+
+class End(NamedTuple):
+    """The end of one attempt."""
+
+    code: int
+    fate: str = RUNNING
+    """The job's state for SLURM at that moment: one of the names above."""
+    progressed: bool = False
+    """Whether the attempt left a newer checkpoint than it found."""
+    latest: str = ""
+    """The name of the newest checkpoint."""
+    trained: bool = False
+    """Whether the training had begun, or had the whole time limit for that."""
+    cancelled: bool = False
+    stop_asked: bool = False
+    """Whether a person asked for the stop."""
+
+
+class Outcome(NamedTuple):
+    """What an attempt's end means, in the words of the `ended` event."""
+
+    outcome: str
+    """`finished`, `stopped`, `failed`, `config`, `no_progress`, `cancelled`; not written: `superseded`."""
+    next: str
+    """`none` or `requeue`; a site that refuses to requeue gets a fresh submission instead."""
+    code: int = EXIT_FINISHED
+    without_progress: int = 0
+    stalled_at: str | None = None
+    """The checkpoint from which the attempt trained on in vain."""
+    advice: str = ""
+
+
+def count(before: Counts, event: Mapping[str, Any]) -> Counts:
+    """Return the counts after one more event."""
+    kind = event.get("event")
+    if kind == "submitted" and not event.get("resubmitted"):
+        return Counts()
+    if kind != "ended":
+        return before
+    failed, stalled_at = event.get("outcome") == "failed", event.get("stalled_at")
+    stalls = dict(before.stalls)
+    if stalled_at is not None:
+        stalls[stalled_at] = stalls.get(stalled_at, 0) + 1
+    return Counts(
+        # A failure that could not be requeued is recorded twice.
+        failures=before.failures + (failed and "put_back" not in event),
+        without_progress=event.get("without_progress") or 0,
+        progressed=bool(event.get("progressed")) or (before.progressed and not failed),
+        stalls=stalls,
+    )
+
+
+def count_all(events: Iterable[Mapping[str, Any]]) -> Counts:
+    """Return the counts after all events of a run."""
+    counts = Counts()
+    for event in events:
+        counts = count(counts, event)
+    return counts
+
+
+def exit_code(
+    code: int, *, failure: int | None, agents: int | None, fate: str, progressed: bool
+) -> int | None:
+    """Return the exit code of an attempt; None if an agent is gone and nothing says why.
+
+    Args:
+        code: of srun. It is the highest code of its tasks, also of those that srun killed. It is 0 if SLURM
+            gave a node up. It is 1 if the kernel killed any process for want of memory.
+        failure: the exit code in the record of the first failure, 0 if it has none; None without a record.
+        agents: the common exit code that the agents left; None if one of them did not end well.
+        fate: the job's state for SLURM.
+        progressed: whether the attempt left a newer checkpoint.
+    """
+    ended_well = code in (EXIT_FINISHED, EXIT_STOPPED)
+    if failure is not None:
+        return failure if failure in _DELIBERATE else EXIT_FAILED if ended_well else code
+    if agents is not None:
+        return agents
+    if fate == TIMEOUT and progressed and (ended_well or code > 128):
+        return EXIT_STOPPED
+    return None if ended_well else code
+
+
+def decide(end: End, before: Counts, policy: Policy) -> Outcome:
+    """Return what the end of an attempt means and whether the job runs again.
+
+    Args:
+        end: of the attempt.
+        before: the counts of the run without this attempt.
+        policy: the rules of the run.
+    """
+    fixed = {EXIT_FINISHED: "finished", EXIT_CONFIG: "config", EXIT_NO_PROGRESS: "no_progress"}
+    if end.code in fixed:
+        return Outcome(fixed[end.code], "none", end.code)
+    if end.cancelled or end.fate == CANCELLED:
+        return Outcome("cancelled", "none", end.code)
+    again = policy.requeue and not end.stop_asked
+    if end.code == EXIT_STOPPED or end.fate in _BY_SLURM:
+        return _stopped(end, before, policy, again)
+    # The preflight found an unhealthy node before the first step, and the next attempt gets another one.
+    # A run that had progressed may have met a bad node: its first failure without progress is tried again.
+    hopeful = end.progressed or before.progressed or end.code == EXIT_UNFIT_NODE
+    again = again and hopeful and before.failures < policy.max_restarts
+    return Outcome("failed", "requeue" if again else "none", end.code)
+
+
+def _stopped(end: End, before: Counts, policy: Policy, again: bool) -> Outcome:
+    """Return the outcome of a stopped attempt: a run that stops without progress is given up."""
+    if end.progressed:
+        return Outcome("stopped", "requeue" if again else "none", end.code)
+    at_limit = end.fate in (RUNNING, TIMEOUT)  # A preemption may come at any moment, and is not counted.
+    idle = before.without_progress + at_limit
+    stalled_at = end.latest if end.trained else None
+    if again and stalled_at is not None and before.stalls.get(stalled_at, 0) + 1 >= _STALLS:
+        advice = (
+            f"Two attempts were stopped at {end.latest or 'step 0'} and left no newer checkpoint, so no "
+            "third is made. Give the start and the save more time, then: slurmddp resume {run}"
+        )
+        return Outcome("no_progress", "none", EXIT_NO_PROGRESS, 0, stalled_at, advice)
+    if again and at_limit and idle > policy.max_requeues_without_progress:
+        advice = (
+            f"The run was stopped {idle} times in a row at its time limit and left no newer checkpoint. "
+            "Name the files that the program saves: slurmddp resume {run} program.checkpoints=PATH "
+            "(or raise policy.max_requeues_without_progress)."
+        )
+        return Outcome("no_progress", "none", EXIT_NO_PROGRESS, idle, None, advice)
+    return Outcome("stopped", "requeue" if again else "none", end.code, idle, stalled_at)
+
+
+def combine(codes: Iterable[int]) -> int:
+    """Return the exit code of a group from those of its members: a refusal, else a failure, else a stop."""
+    found = set(codes)
+    for deliberate in (EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNFIT_NODE):
+        if deliberate in found:
+            return deliberate
+    if found - {EXIT_FINISHED, EXIT_STOPPED}:
+        return EXIT_FAILED
+    return EXIT_STOPPED if EXIT_STOPPED in found else EXIT_FINISHED

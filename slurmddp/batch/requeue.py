@@ -1,0 +1,66 @@
+"""Put the job back into the queue, or submit a new one in its place; each at most once."""
+
+from __future__ import annotations
+
+from slurmddp.batch import outcome
+from slurmddp.batch.attempt import said_if_not_recorded
+from slurmddp.batch.slurm_job import SlurmJob
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.slurm.output import parse_job_id
+
+_DELAYS_S = (0, 5, 15)
+
+
+def requeue(job: SlurmJob) -> bool:
+    """Put the job back; return whether SLURM has done so, be it without an answer."""
+    for delay in (1, 2, 3):
+        if job.fate == outcome.REQUEUED:
+            return True
+        answer = job.scontrol("requeue", job.id)
+        if answer.code == 0:
+            return True
+        job.say(answer.err.strip())
+        job.sleep(delay)
+        job.ask()
+    return job.fate == outcome.REQUEUED
+
+
+def resubmit(folder: RunFolder, job: SlurmJob, attempt: int, exclude: str) -> bool:
+    """Submit a new job into the same run folder; return whether SLURM has it.
+
+    The comment holds a token, so that a job that sbatch queued without saying so is found in the queue.
+    """
+    token = f"slurmddp:after-{job.id}-{attempt}"
+    options = [f"--exclude={exclude}"] if exclude else []
+    options += [f"--comment={token}", f"--dependency=afterany:{job.id}"]
+    for delay in _DELAYS_S:
+        if delay:
+            job.sleep(delay)
+        queue = job.squeue("%i %k")
+        if queue.code and delay:
+            continue  # The sbatch before may have queued the job all the same.
+        new = _bearer(queue.out, token) if queue.code == 0 else None
+        if new is None:
+            answer = job.sbatch("--parsable", *options, str(folder.script_file), "successor")
+            new = parse_job_id(answer.out) if answer.code == 0 else None
+            if new is None:
+                job.say((answer.err or answer.out).strip())
+                continue
+        with said_if_not_recorded("submitted", job.say):
+            folder.add_event("submitted", job_id=new, submitter="sbatch", resubmitted=True)
+        return True
+    return False
+
+
+def _bearer(queue: str, token: str) -> str | None:
+    """Return the job in the queue whose comment begins with `token`."""
+    rows = [line.split() for line in queue.splitlines()]
+    return next((row[0] for row in rows if row[1:2] == [token]), None)
+
+
+def leave_queue(job: SlurmJob) -> None:
+    """Take a job out of the queue that SLURM has put back, of a run that is over."""
+    if job.fate in (outcome.PREEMPTED, outcome.NODE_FAIL):
+        job.ask()  # SLURM may have put it back since.
+    if job.fate == outcome.REQUEUED:
+        job.scancel()

@@ -1,0 +1,24 @@
+"""Tell of a setup line of the cluster file that failed while the shell went on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from slurmddp.batch.attempt import Attempt, said_if_not_recorded
+
+_SHOWN = 200
+"""Characters of a line that are shown."""
+
+
+def warn(attempt: Attempt, code: str, line: str, script: str) -> None:
+    """Record that line number `line` of the file `script` failed with exit code `code`."""
+    lines = Path(script).read_text(encoding="utf-8", errors="replace").splitlines()
+    number = int(line)
+    text = lines[number - 1].lstrip() if 0 < number <= len(lines) else ""
+    text = re.sub(r"[^\x20-\x7e]", " ", text)[:_SHOWN]
+    sentence = f"The setup line `{text}` failed with code {code}."
+    attempt.say(sentence)
+    text = f"{sentence} The ranks start all the same, unless `set -e` stands before it."
+    with said_if_not_recorded("warned", attempt.say):
+        attempt.folder.add_event("warned", attempt=attempt.number, about="setup", text=text)

@@ -1,0 +1,227 @@
+"""The job as its own batch step sees it: SLURM's commands, each with a time-out, and what they say."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from slurmddp.batch import outcome
+from slurmddp.environments.hostlist import expand
+from slurmddp.errors import ConfigError
+from slurmddp.slurm.output import parse_facts
+from slurmddp.slurm.rejections import is_transient
+from slurmddp.slurm.units import parse_seconds
+
+TIMEOUTS_S = {"scontrol": 20.0, "squeue": 30.0, "scancel": 30.0, "sbatch": 60.0}
+_CONNECT_S = 5.0
+_PATIENCE = 40
+"""Questions to a controller that is away: with the waits between them, a quarter of an hour."""
+_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
+_OF_A_JOB = ("SLURM_", "SBATCH_", "SRUN_", "PMI")
+
+
+class Answer(NamedTuple):
+    """What one command said."""
+
+    code: int
+    out: str = ""
+    err: str = ""
+    timed_out: bool = False
+
+    @property
+    def is_silence(self) -> bool:
+        """Whether the controller was not reached, so that the same question may get an answer later."""
+        return self.timed_out or self.code < 0 or is_transient(self.out + self.err)
+
+
+def run_command(command: Sequence[str], environ: Mapping[str, str]) -> Answer:
+    """Run one of SLURM's commands; a command that hangs is killed with all that it started."""
+    try:
+        process = subprocess.Popen(
+            command,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            universal_newlines=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        return Answer(127, err=f"{command[0]}: {error.strerror}")
+    try:
+        out, err = process.communicate(timeout=TIMEOUTS_S[command[0]])
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return Answer(124, err=f"{command[0]} gave no answer.", timed_out=True)
+    return Answer(process.returncode, out, err)
+
+
+def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return `environ` without the traces of this job, for a submission of the next one."""
+    return {name: value for name, value in environ.items() if name in _KEPT or not name.startswith(_OF_A_JOB)}
+
+
+def answers(address: str, port: str) -> bool:
+    """Return whether a slurmd takes a connection; true where SLURM does not tell its address."""
+    import socket
+
+    if not address or not port.isdigit():
+        return True
+    try:
+        socket.create_connection((address, int(port)), _CONNECT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+class SlurmJob:
+    """This job. `ask` refreshes `facts` and `fate`; everything else asks SLURM at each call."""
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        command: Callable[[Sequence[str], Mapping[str, str]], Answer] = run_command,
+        sleep: Callable[[float], None] = time.sleep,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.environ = environ
+        self.id = environ.get("SLURM_JOB_ID", "")
+        self.restart_count = int(environ.get("SLURM_RESTART_COUNT") or 0)
+        self.node_list = environ.get("SLURM_JOB_NODELIST", "")
+        self.facts: dict[str, str] = {}
+        self.fate = outcome.RUNNING
+        self.sleep, self.say = sleep, say
+        self._command = command
+
+    @property
+    def hosts(self) -> list[str]:
+        return hosts_of(self.node_list)
+
+    @property
+    def restarts(self) -> int:
+        """How often SLURM says that it has put the job back."""
+        found = self.facts.get("Restarts", "")
+        return int(found) if found.isdigit() else 0
+
+    def scontrol(self, *words: str) -> Answer:
+        return self._command(["scontrol", *words], self.environ)
+
+    def squeue(self, form: str, *words: str) -> Answer:
+        command = ["squeue", "-h", "-a", "-t", "all", "-u", str(os.getuid()), *words, "-o", form]
+        return self._command(command, self.environ)
+
+    def sbatch(self, *words: str) -> Answer:
+        return self._command(["sbatch", *words], scrubbed(self.environ))
+
+    def scancel(self) -> Answer:
+        return self._command(["scancel", self.id], self.environ)
+
+    def look(self) -> bool:
+        """Ask SLURM about this job once; return False, with no facts, without an answer."""
+        answer = self.scontrol("-o", "show", "job", self.id)
+        self.facts = parse_facts(answer.out) if answer.code == 0 else {}
+        return answer.code == 0
+
+    def ask(self) -> None:
+        """Ask what SLURM has done with the job; a controller that is away is waited for."""
+        for attempt in range(1, _PATIENCE + 1):
+            answer = self.scontrol("-o", "show", "job", self.id)
+            self.facts = parse_facts(answer.out) if answer.code == 0 else {}
+            if answer.code == 0 or (attempt >= 3 and not answer.is_silence):
+                break
+            if attempt < _PATIENCE:
+                self.sleep(min(attempt, 30))
+        self.fate = fate_of(self.facts, self.restart_count, self._preemption_requeues)
+
+    def config(self, key: str) -> str:
+        """Return a value of SLURM's configuration; empty if it is not known."""
+        return parse_facts(self.scontrol("show", "config").out).get(key, "")
+
+    def partition(self, key: str) -> str:
+        """Return a value of the job's partition; empty if it is not known."""
+        name = self.environ.get("SLURM_JOB_PARTITION", "")
+        return parse_facts(self.scontrol("-o", "show", "partition", name).out).get(key, "") if name else ""
+
+    def nodes(self, names: str) -> list[dict[str, str]]:
+        """Return what SLURM says of each node in a host list."""
+        answer = self.scontrol("-o", "show", "nodes", names) if names else Answer(1)
+        lines = answer.out.splitlines() if answer.code == 0 else []
+        return [facts for facts in map(parse_facts, lines) if "NodeName" in facts]
+
+    def _preemption_requeues(self) -> bool:
+        """Return whether SLURM puts a preempted job of this partition back by itself."""
+        return (
+            self.facts.get("Requeue") == "1"
+            and self.config("PreemptType") == "preempt/partition_prio"
+            and self.partition("PreemptMode") == "REQUEUE"
+        )
+
+    def unanswering(self, nodes: Iterable[Mapping[str, str]]) -> set[str]:
+        """Return the nodes that do not answer, asked side by side: SLURM may kill this process soon."""
+        import threading
+
+        answered: set[str] = set()
+        asked = [*nodes]
+        default = "" if all(node.get("Port") for node in asked) else self.config("SlurmdPort")
+
+        def probe(node: Mapping[str, str]) -> None:
+            if answers(node.get("NodeAddr", ""), node.get("Port") or default):
+                answered.add(node["NodeName"])
+
+        probes = [threading.Thread(target=probe, args=(node,), daemon=True) for node in asked]
+        for one in probes:
+            one.start()
+        until = time.monotonic() + _CONNECT_S + 1.0
+        for one in probes:
+            one.join(max(0.0, until - time.monotonic()))
+        return {node["NodeName"] for node in asked} - answered
+
+
+def hosts_of(node_list: str) -> list[str]:
+    """Return the names in a host list of SLURM; empty for `(null)` and for anything else."""
+    try:
+        return [] if node_list == "(null)" else list(expand(node_list))
+    except ConfigError:
+        return []
+
+
+def fate_of(facts: Mapping[str, str], restart_count: int, preemption_requeues: Callable[[], bool]) -> str:
+    """Return what SLURM has done with a job.
+
+    Args:
+        facts: of `scontrol show job`; empty if SLURM did not answer.
+        restart_count: of this start of the job.
+        preemption_requeues: whether SLURM puts a preempted job of this partition back by itself.
+    """
+    restarts = facts.get("Restarts", "")
+    if restarts.isdigit() and int(restarts) > restart_count:
+        return outcome.REQUEUED
+    state = facts.get("JobState", "")
+    preempted = facts.get("PreemptTime", "")[:1].isdigit()
+    if state.startswith(("PENDING", "REQUEUED")):
+        return outcome.REQUEUED
+    if state.startswith("RUNNING") and preempted:
+        return outcome.PREEMPTED  # The ranks left within the grace.
+    if not state or state.startswith(("RUNNING", "CONFIGURING", "SUSPENDED")):
+        return outcome.RUNNING
+    if state.startswith("CANCELLED"):
+        return outcome.CANCELLED
+    if state.startswith("COMPLETING") and preempted:
+        # Ended during the grace of a preemption, and yet not put back: a person has cancelled it meanwhile.
+        return outcome.CANCELLED if preemption_requeues() else outcome.PREEMPTED
+    if state.startswith("PREEMPTED") or preempted:
+        return outcome.PREEMPTED
+    # While a job is being ended, its state is COMPLETING and no longer says why.
+    if state.startswith("NODE_FAIL") or facts.get("Reason") == "NodeDown":
+        return outcome.NODE_FAIL
+    limit = parse_seconds(facts.get("TimeLimit", "").lower())
+    ran = parse_seconds(facts.get("RunTime", "").lower()) or 0
+    if state.startswith("TIMEOUT") or (limit is not None and ran >= limit):
+        return outcome.TIMEOUT
+    return outcome.CANCELLED

@@ -1,0 +1,89 @@
+"""Freeze the batch step into one file: a zip of modules that any Python from 3.8 on runs by itself.
+
+A run folder holds the program that its job began with, also after slurmddp was updated or removed.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import marshal
+import zipfile
+from importlib.util import MAGIC_NUMBER, find_spec, source_hash
+from pathlib import Path
+
+from slurmddp.slurm.script import settings
+from slurmddp.spec import Job
+
+MODULES = (
+    "slurmddp.batch.__main__",
+    "slurmddp.batch.attempt",
+    "slurmddp.batch.begin",
+    "slurmddp.batch.end",
+    "slurmddp.batch.exclusions",
+    "slurmddp.batch.first_node",
+    "slurmddp.batch.outcome",
+    "slurmddp.batch.progress",
+    "slurmddp.batch.requeue",
+    "slurmddp.batch.setup_lines",
+    "slurmddp.batch.slurm_job",
+    "slurmddp.batch.watch",
+    "slurmddp.environments.hostlist",
+    "slurmddp.environments.names",
+    "slurmddp.errors",
+    "slurmddp.host.atomic_file",
+    "slurmddp.runs.folder.excluded",
+    "slurmddp.runs.folder.fence",
+    "slurmddp.runs.folder.layout",
+    "slurmddp.slurm.output",
+    "slurmddp.slurm.rejections",
+    "slurmddp.slurm.units",
+)
+"""The modules of the batch step; each imports these and the standard library alone."""
+_START = """\
+import sys
+if sys.version_info < (3, 8):
+    sys.exit("The batch step needs Python 3.8 or later; %s is older. Nothing was started." % sys.executable)
+import os
+from slurmddp.batch.__main__ import main
+sys.exit(main(sys.argv[1:], os.environ))
+"""
+
+
+def freeze(place: Path, job: Job, script: str) -> None:
+    """Write the batch script of a job, its settings and the batch step into the folder `place`."""
+    (place / "job.sbatch").write_text(script, encoding="utf-8")
+    (place / "job.json").write_text(json.dumps(settings(job), indent=2) + "\n", encoding="utf-8")
+    (place / "job.pyz").write_bytes(batch_program())
+
+
+def batch_program() -> bytes:
+    """Return the batch step as a zip that Python runs; the same modules always give the same bytes.
+
+    Because SLURM leaves the end of an attempt few seconds, the zip holds compiled modules for this version
+    of Python as well.
+    """
+    files = {"__main__.py": _START.encode()}
+    for name in MODULES:
+        path = Path(*name.split("."))
+        files.update({f"{folder}/__init__.py": b"" for folder in [*path.parents][:-1]})
+        source = files[f"{path}.py"] = _source(name)
+        files[f"{path}.pyc"] = _compiled(source, f"{path}.py")
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w") as archive:
+        for place, content in files.items():
+            archive.writestr(zipfile.ZipInfo(place), content)
+    return written.getvalue()
+
+
+def _source(module: str) -> bytes:
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"{module} is part of the batch step and was not found", name=module)
+    return Path(spec.origin).read_bytes()
+
+
+def _compiled(source: bytes, place: str) -> bytes:
+    """Return what this version of Python loads without reading the source, as PEP 552 lays it out."""
+    unchecked = (1).to_bytes(4, "little")
+    return MAGIC_NUMBER + unchecked + source_hash(source) + marshal.dumps(compile(source, place, "exec"))
