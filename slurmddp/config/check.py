@@ -151,7 +151,9 @@ def _as(kind: Any, value: Any, name: str) -> Any:
         return _as_mapping(value)
     if get_origin(kind) is Literal:
         return value if value in get_args(kind) else None
-    return _lines(value, name) if get_origin(kind) is tuple else _entries(value, name, get_args(kind)[1])
+    if get_origin(kind) is tuple:
+        return _lines(value, name)
+    return _variables(value, name) if get_args(kind)[1] is str else _options(value, name)
 
 
 def _as_text(value: Any) -> str | None:
@@ -192,28 +194,29 @@ def _lines(value: Any, name: str) -> list[str] | None:
     return list(lines)
 
 
-def _entries(value: Any, name: str, kind: Any) -> dict[str, Any] | None:
-    """Return the variables (`kind` is str) or options of a mapping, each in its own type."""
+def _variables(value: Any, name: str) -> dict[str, str] | None:
     mapping = _as_mapping(value)
-    if mapping is None or kind is not str:
-        given = {key: one for key, one in (mapping or {}).items() if one is not None}
-        return None if mapping is None else {key: _option(f"{name}.{key}", one) for key, one in given.items()}
-    for key, one in mapping.items():
+    for key, one in (mapping or {}).items():
         if not _VARIABLE.fullmatch(key):
             raise ConfigError(
                 f"`{name}` has the name {key!r}.", hint="Names hold letters, digits and underscores."
             )
         if not isinstance(one, (str, int, float)) or isinstance(one, bool):
             raise _wrong(f"{name}.{key}", one, "a text", "an environment variable")
-    return {key: str(one) for key, one in mapping.items()}
+    return None if mapping is None else {key: str(one) for key, one in mapping.items()}
 
 
-def _option(name: str, value: Any) -> str | int | bool:
-    if not isinstance(value, (str, int)):
-        raise _wrong(name, value, "a text, a number or true", "an option")
-    if isinstance(value, str) and _CONTROL.search(value):
-        raise _with_control(name, value)
-    return value
+def _options(value: Any, name: str) -> dict[str, Any] | None:
+    """Return the options that are not null."""
+    if (mapping := _as_mapping(value)) is None:
+        return None
+    given = {key: one for key, one in mapping.items() if one is not None}
+    for key, one in given.items():
+        if not isinstance(one, (str, int)):
+            raise _wrong(f"{name}.{key}", one, "a text, a number or true", "an option")
+        if isinstance(one, str) and _CONTROL.search(one):
+            raise _with_control(f"{name}.{key}", one)
+    return given
 
 
 def _missing(key: Key) -> ConfigError:
