@@ -109,7 +109,7 @@ class Jobs:
         wait(lambda: " Restarts=1 " in self._slurm("scontrol", "-o", "show", "job", job))
         self.requeues[name].append(time.monotonic() - called)
         self._slurm("scancel", job)
-        wait(lambda: self._slurm("squeue", "-h", "-t", "all", "-o", "%T").split() in ([], ["CANCELLED"]))
+        wait(lambda: set(self._slurm("squeue", "-h", "-t", "all", "-o", "%T").split()) <= {"CANCELLED"})
         return taken
 
 
