@@ -13,7 +13,7 @@ from slurmddp.batch import outcome
 from slurmddp.batch.progress import Saved, latest_name, progressed, saved
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, SlurmddpError
 from slurmddp.runs.folder.fence import superseded
-from slurmddp.runs.folder.layout import RunFolder, write_atomic
+from slurmddp.runs.folder.layout import RunFolder
 
 _LATE_S = (1, 2, 3)
 """Waits for a file that a shared filesystem shows late."""
@@ -87,7 +87,7 @@ class Attempt:
         found = {"time": int(time.time()), **self._saved()._asdict()}
         facts = {"restart_count": restart_count, "nodes": node_list, "launcher": "slurm"}
         with said_if_not_recorded("started", self.say):
-            write_atomic(self._start_file, json.dumps(found) + "\n")
+            self._start_file.write_text(json.dumps(found) + "\n", encoding="utf-8")
             self.folder.add_event("started", attempt=self.number, job_id=self.job_id, **facts)
 
     def _saved(self) -> Saved:

@@ -200,7 +200,10 @@ def test_an_attempt_that_began_while_the_disk_was_full_ends_all_the_same(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("slurmddp.batch.attempt.write_atomic", full)
+    with monkeypatch.context() as at_the_start:
+        at_the_start.setattr(Path, "write_text", full)
+        run.begin()
+    assert run.told["ATTEMPT"] == "0"
     assert run.start(STOP) == 75
     assert run.end == ("stopped", "requeue")
 
