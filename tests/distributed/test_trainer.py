@@ -17,6 +17,7 @@ from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import read_lines
 from slurmddp.training.parts import TrainSettings
 from slurmddp.training.persistence import _who
+from slurmddp.training.trainer import token_cross_entropy
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
@@ -189,6 +190,25 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(tmp_path: Path, text: Path) 
     events = {event["event"]: event for event in folder.events()}
     assert 20 <= events["saved"]["step"] < 100_000
     assert (events["signalled"]["signal"], events["signalled"]["rank"]) == ("SIGTERM", 1)
+
+
+@pytest.mark.parametrize(
+    ("logits", "targets", "found"),
+    [
+        (torch.zeros(4, 3), torch.zeros(4, 1), "float32 (4, 3) and the data's target is float32 (4, 1)"),
+        (torch.zeros(4, 3), torch.zeros(4, dtype=torch.int32), "target is int32 (4,)"),
+        (torch.zeros(4, 3), torch.zeros(2, dtype=torch.int64), "target is int64 (2,)"),
+        (torch.zeros(4), torch.zeros(4, dtype=torch.int64), "output is float32 (4,)"),
+        ({"logits": 1}, torch.zeros(4, dtype=torch.int64), "output is of type dict"),
+    ],
+)
+def test_the_shipped_loss_names_its_setting_for_data_of_another_kind(
+    logits: Any, targets: torch.Tensor, found: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        token_cross_entropy(logits, targets)
+    assert "`loss` is token_cross_entropy" in caught.value.message and found in caught.value.message
+    assert "loss._target_=" in caught.value.hint
 
 
 def test_settings_know_when_something_is_due() -> None:
