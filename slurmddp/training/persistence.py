@@ -218,7 +218,7 @@ class Persistence:
 
 
 def _root(root: str | Path | None) -> Path:
-    """Return the folder of the checkpoints; without a name, that of the run around this process if any."""
+    """Return `root`, or by default the checkpoints folder of the run, or `./checkpoints` outside of a run."""
     if root is not None:
         return Path(root)
     run_dir = os.environ.get("SLURMDDP_RUN_DIR")
