@@ -83,9 +83,7 @@ def _unasked_memory(config: Mapping[str, Any]) -> list[str]:
     memory, cluster = config["mem_gb"], config["cluster"] or {}
     if memory is None or cluster.get("mem_request") != "none":
         return []
-    return [
-        f"mem_gb={memory} has no effect: the cluster's mem_request is none, so SLURM is not asked for memory."
-    ]
+    return [f"mem_gb={memory} has no effect: with mem_request: none, the job requests no memory."]
 
 
 def _unread_file(config: Mapping[str, Any], project_dir: Path) -> list[str]:

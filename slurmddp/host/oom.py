@@ -99,7 +99,7 @@ def counters(proc: Path = Path("/proc")) -> list[Counter]:
 
 
 class OomWatch:
-    """What the kernel's count says since the watch began; a new generation of ranks begins again."""
+    """Counts the kernel's kills for want of memory; `begin` sets the count to zero."""
 
     def __init__(self, among: list[Counter] | None = None) -> None:
         among = counters() if among is None else among

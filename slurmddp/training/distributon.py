@@ -109,11 +109,15 @@ class Distributon:
     # How processes start, and end.
 
     def launch(self) -> Distributon:
-        """Take this process's place among the ranks; starts the ranks first where nobody else did.
+        """Join the process group of all ranks; start the ranks first if no launcher has started them.
 
-        A plain process that asks for several devices runs its own command once per device, and exits with
-        their code when they have ended; the lines after `launch()` run in the ranks only. A default process
-        group that exists already, such as that of Fabric or Accelerate, is used, and `close` leaves it alone.
+        A plain process that asks for several devices runs its command once per device. It exits with their
+        code when they have ended, so the lines after `launch()` run in the ranks only. `launch` uses a
+        default process group that exists already, for example Fabric's, and `close` leaves that group open.
+
+        Raises:
+            SlurmddpError: `launch` was called before.
+            ConfigError: the environment does not fit `num_devices`.
         """
         if self._place is not None:
             raise SlurmddpError(
@@ -532,7 +536,7 @@ class Distributon:
                 self._opened = None
 
     def _root(self, root: str | Path | None) -> Path:
-        """Return the folder of the checkpoints; without a name, that of this process's run, if it has one."""
+        """Return `root`, or by default the checkpoints folder of the run, or `./checkpoints` outside of a run."""
         if root is not None:
             return Path(root)
         return self._run.folder.checkpoints_dir if self._run.folder else Path("checkpoints")

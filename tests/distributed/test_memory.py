@@ -1,4 +1,4 @@
-"""States in memory: written by another process, whatever happens to the rank, and gone on from in place."""
+"""States in memory: another process writes them after any end of the rank, and new ranks resume from them."""
 
 from __future__ import annotations
 

@@ -13,9 +13,11 @@ from ranks import run_ranks
 from trainer_runs import curve, new_folder
 
 from slurmddp.checkpoint import state as checkpoint
+from slurmddp.errors import ConfigError
 from slurmddp.runs.folder.layout import read_lines
 from slurmddp.training.run_log import signal_and_rank
 from slurmddp.training.trainer.components import is_due
+from slurmddp.training.trainer.loop import token_cross_entropy
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
@@ -206,6 +208,25 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(tmp_path: Path, text: Path) 
 def test_every_third_step_is_due() -> None:
     assert [is_due(3, step) for step in range(7)] == [True, False, False, True, False, False, True]
     assert not is_due(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("logits", "targets", "found"),
+    [
+        (torch.zeros(4, 3), torch.zeros(4, 1), "float32 (4, 3) and the data's target is float32 (4, 1)"),
+        (torch.zeros(4, 3), torch.zeros(4, dtype=torch.int32), "target is int32 (4,)"),
+        (torch.zeros(4, 3), torch.zeros(2, dtype=torch.int64), "target is int64 (2,)"),
+        (torch.zeros(4), torch.zeros(4, dtype=torch.int64), "output is float32 (4,)"),
+        ({"logits": 1}, torch.zeros(4, dtype=torch.int64), "output is of type dict"),
+    ],
+)
+def test_the_shipped_loss_names_its_setting_for_data_of_another_kind(
+    logits: Any, targets: torch.Tensor, found: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        token_cross_entropy(logits, targets)
+    assert "`loss` is token_cross_entropy" in caught.value.message and found in caught.value.message
+    assert "loss._target_=" in caught.value.hint
 
 
 @pytest.mark.parametrize(

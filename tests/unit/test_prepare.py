@@ -106,7 +106,7 @@ def test_code_that_has_changed_is_named_once(project: Path) -> None:
     (project / "new.py").touch()
     prepare(job_in(project), None, said.append)
     prepare(job_in(project), None, said.append)
-    assert said == ["The code differs from that of the submission before: new.py, train.py."]
+    assert said == ["The code has changed since the last submission: new.py, train.py."]
 
 
 def test_without_a_new_snapshot_the_old_code_does_not_run(

@@ -19,7 +19,7 @@ from slurmddp.runs.folder.create import prepare
 from slurmddp.runs.folder.layout import RunFolder, append_line
 from slurmddp.slurm.options import sbatch_options
 from slurmddp.slurm.partitions import parse_limits
-from slurmddp.slurm.script import render
+from slurmddp.slurm.script import outline, render
 from slurmddp.spec import Job
 
 # submitit looks for srun before it does anything.
@@ -131,12 +131,20 @@ def test_submitit_asks_slurm_for_the_same(slurm: FakeSlurm, tmp_path: Path) -> N
         if line.startswith("#SBATCH")
     )
     wanted = {key: "" if value is True else str(value) for key, value in sbatch_options(job).items()}
-    assert {key.replace("_", "-"): value for key, value in asked.items()} == {**wanted, "time": "90"}
+    assert {key.replace("_", "-"): value for key, value in asked.items()} == wanted
 
 
 def test_submitit_sends_no_workload_key_unless_it_is_set(slurm: FakeSlurm, tmp_path: Path) -> None:
     assert "wckey" not in "\n".join(submitit_script(slurm, prepared(tmp_path)))
     assert "#SBATCH --wckey=mine" in submitit_script(slurm, prepared(tmp_path, sbatch={"wckey": "mine"}))
+
+
+def test_a_dry_run_spells_the_time_limit_as_its_summary_does(slurm: FakeSlurm, tmp_path: Path) -> None:
+    job = prepared(tmp_path, time_limit_min=10)
+    line = "#SBATCH --time=00:10:00"
+    assert line in outline(job)
+    assert line in build("submitit", slurm).script(job).splitlines()
+    assert line in submitit_script(slurm, job)
 
 
 def test_submitit_asks_for_no_time_that_was_not_set(slurm: FakeSlurm, tmp_path: Path) -> None:

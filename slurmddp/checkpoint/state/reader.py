@@ -80,10 +80,10 @@ def latest(root: Path) -> Path | None:
 
 
 def set_newest_aside(root: Path, step: int) -> tuple[str, int] | None:
-    """Rename the newest checkpoint, that of `step`, to `bad-...`; return that name and the step before it.
+    """Rename the checkpoint of `step`, the newest, to `bad-...`; return the new name and the step before it.
 
-    Changes nothing and returns None if no older checkpoint verifies, or if one of `step` or later was
-    renamed before: then the cause lies elsewhere, and no more checkpoints may go. One process calls this.
+    Returns None and renames nothing if no older checkpoint verifies. The same holds if a checkpoint of `step`
+    or of a later step was renamed before: the cause then lies elsewhere. Only one process may call this.
     """
     root = root.absolute()
     folder = root / folder_name(step)

@@ -20,6 +20,7 @@ from slurmddp.launchers.submit.sbatch import refuse_misfit, submit
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.client import Slurm
 from slurmddp.slurm.options import Option, sbatch_options
+from slurmddp.slurm.units import render_minutes
 from slurmddp.spec import Job
 
 if TYPE_CHECKING:
@@ -102,6 +103,13 @@ def _executor(job: Job, slurm: Slurm, *, sends: bool = True) -> SlurmExecutor:
             submitted = self.job_class(folder=self.folder, job_id=job_id, tasks=[0])
             submitted.paths.move_temporary_file(script, "submission_file", keep_as_symlink=True)
             return submitted
+
+        def _make_submission_file_text(self, command: str, uid: str) -> str:
+            text: str = super()._make_submission_file_text(command, uid)
+            minutes = job.resources.time_limit_min
+            if minutes is None:
+                return text
+            return text.replace(f"--time={minutes}\n", f"--time={render_minutes(minutes)}\n")
 
         @classmethod
         def affinity(cls) -> int:

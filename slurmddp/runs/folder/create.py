@@ -133,7 +133,7 @@ def _replace_code(new: Path, place: Path, replaced: Path, say: Say) -> None:
         changed = code_snapshot.differences(place, new)
         if changed:
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-            say(f"The code differs from that of the submission before: {', '.join(changed[:3])}{more}.")
+            say(f"The code has changed since the last submission: {', '.join(changed[:3])}{more}.")
         code_snapshot.carry_over(place, new)
         place.rename(replaced)
     new.rename(place)

@@ -31,7 +31,7 @@ def gradient_norm(model: nn.Module, clip_norm: float | None) -> torch.Tensor:
 def require_finite(step: int, objects: Mapping[str, Any], unwrap: Callable[[nn.Module], nn.Module]) -> None:
     """Raise SlurmddpError if a trainable parameter of a module in `objects` holds NaN or infinity.
 
-    Buffers and frozen parameters may: masks often hold -inf.
+    Buffers and frozen parameters are not checked, because masks often hold -inf.
     """
     for name, value in objects.items():
         if isinstance(value, nn.Module):
@@ -46,7 +46,7 @@ def require_finite(step: int, objects: Mapping[str, Any], unwrap: Callable[[nn.M
 
 def _first_bad(model: nn.Module) -> str | None:
     named = [(name, p.detach()) for name, p in model.named_parameters() if p.requires_grad and _has_norm(p)]
-    # One pass at the speed of the memory; only a norm that overflows has to be looked into.
+    # The norm of all takes one fast pass; only if it is not finite is each parameter read again.
     if torch.isfinite(get_total_norm([parameter for _, parameter in named])):
         return None
     return next((name for name, parameter in named if not torch.isfinite(parameter).all()), None)

@@ -34,7 +34,8 @@ def gather(value: T, error: Exception | None = None) -> list[T]:
     """Return every rank's `value`, in the order of ranks, on every rank.
 
     A value is one that a checkpoint can hold: plain values, tensors, and lists, tuples and dicts of them.
-    Raises on every rank if any rank has an `error`: its own, or that of the first rank that has one.
+    If any rank has an `error`, every rank raises: a rank with an error raises its error, and the other ranks
+    raise the error of the lowest of these ranks.
     """
     if error is None and world_size() == 1:
         return [value]

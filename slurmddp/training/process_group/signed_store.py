@@ -31,7 +31,10 @@ _TRIES = 16
 
 
 class SignedStore:
-    """The values of one launch's ranks in `store`; `secret` is by default that of the attempt, if any."""
+    """Read and write values of one launch's ranks in `store`.
+
+    `secret` is by default the attempt's secret. Without any secret, values are neither signed nor checked.
+    """
 
     def __init__(self, store: Any, launch_id: str, secret: str | None = None) -> None:
         secret = os.environ.get(SECRET_VARIABLE, "") if secret is None else secret

@@ -30,8 +30,32 @@ from slurmddp.training.trainer.evaluate import evaluate, has_samples
 
 
 def token_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy in nats; `logits` (..., classes), `targets` (...)."""
+    """Return the mean cross-entropy in nats; `logits` (..., classes), `targets` (...) int64 class numbers.
+
+    Raises:
+        ConfigError: the model's outputs or the data's targets are of another kind.
+    """
+    tensors = isinstance(logits, torch.Tensor) and isinstance(targets, torch.Tensor)
+    if not (
+        tensors
+        and logits.ndim > 1
+        and logits.is_floating_point()
+        and targets.dtype == torch.int64
+        and targets.numel() * logits.shape[-1] == logits.numel()
+    ):
+        raise ConfigError(
+            f"`loss` is token_cross_entropy, but the model's output is {_kind(logits)} and the data's target "
+            f"is {_kind(targets)}.",
+            hint="It needs outputs (..., classes) of a float type and targets (...) of class numbers, int64. "
+            "For other data choose another loss, such as loss._target_=torch.nn.functional.mse_loss.",
+        )
     return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+def _kind(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return f"of type {type(value).__name__}"
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
 
 
 def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -> None:
@@ -85,7 +109,7 @@ class Training:
         self._sampled = folder.sample_file.exists()
 
     def resume(self) -> None:
-        """Resume from the newest checkpoint; where there is none, make sure that one can be written."""
+        """Resume from the newest checkpoint; if there is no checkpoint, test that one can be written."""
         progress: dict[str, Any] = {}
         step = self.distributon.load(self._root, progress=progress, **self.parts.saved_objects)
         if step is None:
