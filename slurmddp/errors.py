@@ -30,6 +30,8 @@ EXIT_STOPPED = 75
 EXIT_UNFIT_NODE = 76
 EXIT_CONFIG = 78
 EXIT_NO_PROGRESS = 79
+GOOD_CODES = frozenset({EXIT_FINISHED, EXIT_STOPPED})
+"""Codes of a rank that has not failed."""
 
 
 class SlurmddpError(Exception):

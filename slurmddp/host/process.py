@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,20 @@ def end_children(timeout_s: float) -> None:
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(0.002)
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a child has ended; it keeps its pid until it is waited for."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def reap_orphans(but: Collection[int]) -> None:
+    """Wait for the adopted orphans that have ended (see `adopt_orphans`); `but` have other owners."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if ended.si_pid in but:
+                return  # Its owner waits for it, and SIGCHLD has announced it.
+            os.waitpid(ended.si_pid, 0)
 
 
 def start_bound(

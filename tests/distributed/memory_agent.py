@@ -25,6 +25,7 @@ from slurmddp.checkpoint.memory.service import Keeper
 from slurmddp.environments.detect import detect
 from slurmddp.environments.emit import emulated_step, rank_environment
 from slurmddp.environments.names import CHANNEL_VARIABLE, MEMORY_VARIABLE
+from slurmddp.host import process
 
 NODES = 2
 Job = Callable[..., Any]
@@ -61,14 +62,12 @@ def generation(number: int, folder: Path, keepers: list[Keeper], job: Job, *args
     while pids:
         for keeper in keepers:
             keeper.handle()
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid in pids:
+        ended = {pid: os.waitpid(pid, os.WNOHANG)[1] for pid in list(pids) if process.has_ended(pid)}
+        for pid, status in ended.items():
             del pids[pid]
             for other in pids if status else ():
                 os.kill(other, signal.SIGKILL)
-        elif pid:
-            assert any(keeper.ended(pid, status) for keeper in keepers)
-        else:
+        if not ended:
             time.sleep(0.005)
     for keeper in keepers:
         assert keeper.finish(60)

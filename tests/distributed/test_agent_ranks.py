@@ -21,7 +21,7 @@ import os, sys
 from slurmddp.launchers.agent.agent import run
 from slurmddp.launchers.agent.preload import PRELOAD
 *preload, run_dir = sys.argv[1:]
-code = run(run_dir, entry="rank_program:main", preload=preload or PRELOAD, report=lambda folder, code: None)
+code = run(run_dir, entry="rank_program:main", preload=preload or PRELOAD)
 sys.stdout.flush()
 os._exit(code)
 """

@@ -18,11 +18,11 @@ pytestmark = pytest.mark.distributed
 AGENT = """
 import os, sys
 from slurmddp.launchers.agent.agent import run
-from slurmddp.launchers.watchdog import node_watch
+from slurmddp.launchers.agent import node_watch
 for name in ("LINE_EVERY_S", "_LOOK_S"):
     assert hasattr(node_watch, name), "to set what nobody reads would change nothing"
     setattr(node_watch, name, 0.2)
-code = run(sys.argv[1], entry="rank_program:main", report=lambda folder, code: None)
+code = run(sys.argv[1], entry="rank_program:main")
 sys.stdout.flush()
 os._exit(code)
 """

@@ -20,7 +20,7 @@ import os, sys
 from slurmddp.launchers.agent.agent import run
 from slurmddp.launchers.agent.preload import PRELOAD, why_no_fork
 preload = (*PRELOAD, *sys.argv[2:])
-code = run(sys.argv[1], entry="rank_program:main", preload=preload, report=lambda folder, code: None)
+code = run(sys.argv[1], entry="rank_program:main", preload=preload)
 print("no fork:", why_no_fork())
 sys.stdout.flush()
 os._exit(code)

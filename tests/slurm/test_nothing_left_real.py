@@ -41,7 +41,7 @@ def main(run_dir):
 AGENT = """
 import os, sys
 from slurmddp.launchers.agent.agent import run
-os._exit(run(sys.argv[1], entry="rank_program:main", preload=(), report=lambda folder, code: None))
+os._exit(run(sys.argv[1], entry="rank_program:main", preload=()))
 """
 
 

@@ -44,8 +44,8 @@ def test_two_nodes_with_two_ranks_train_to_the_end(undisturbed: Run, command: Co
     logs = sorted(path.name for path in (undisturbed.folder / "logs/attempt-0").glob("rank-*.log"))
     assert logs == ["rank-0.log", "rank-1.log", "rank-2.log", "rank-3.log"]
     assert undisturbed.losses()[80] < undisturbed.losses()[1]
-    assert (undisturbed.folder / "report.html").is_file()
     assert "finished" in command("status", undisturbed.folder.name, cwd=Path("/"))
+    assert (undisturbed.folder / "report.html").is_file()
     assert undisturbed.folder.name in command("list", cwd=Path("/"))
     assert "finished" in command("train", "+cluster=sandbox", "name=undisturbed", *undisturbed_overrides())
     assert len(undisturbed.events("submitted")) == 1

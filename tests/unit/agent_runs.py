@@ -39,10 +39,7 @@ def main(run_dir):
 AGENT = """
 import os, sys
 from slurmddp.launchers.agent.agent import run
-def report(folder, code):
-    known = "".join(file.read_text() for file in folder.path.glob("logs/*/exit-node-0"))
-    folder.report_file.write_text(known)
-os._exit(run(sys.argv[1], entry="rank_program:main", preload=(), report=report))
+os._exit(run(sys.argv[1], entry="rank_program:main", preload=()))
 """
 
 

@@ -1,14 +1,23 @@
-"""A lead of several nodes without any: what agents say goes in, orders and notes come out."""
+"""A coordinator of several nodes without any: messages go in, orders and records come out."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from slurmddp.launchers.coordinator.coordinator import Lead
-from slurmddp.launchers.coordinator.messages import as_facts
-from slurmddp.launchers.coordinator.restart_policy import Generation, Rules
+from slurmddp.launchers.coordinator.coordinator import Coordinator
+from slurmddp.launchers.coordinator.messages import (
+    AgentUnable,
+    Message,
+    Report,
+    WorkersFailed,
+    WorkersKilled,
+    decode,
+    encode,
+)
+from slurmddp.launchers.coordinator.restart_policy import Assignment, Rules
 from slurmddp.launchers.watchdog.stragglers import Straggler
 from slurmddp.launchers.watchdog.stuck_rank import RankReport
 from slurmddp.runs.failures import capture
@@ -18,7 +27,7 @@ RULES = Rules(nodes=3)
 
 
 class Notes:
-    """What the lead would have written."""
+    """What the coordinator would have recorded."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -26,8 +35,6 @@ class Notes:
         self.over = False
         self.causes: list[Failure] = []
         """The failures that `fell`, `restarted` and `failed` were given."""
-        self.verdicts: dict[int, dict[int, str]] = {}
-        """What the preflight of each generation says of which agents' nodes."""
 
     def say(self, text: str) -> None:
         self.said.append(text)
@@ -35,67 +42,81 @@ class Notes:
     def warn(self, text: str) -> None:
         self.said.append(text)
 
-    def fell(self, cause: Failure, generation: int) -> None:
+    def fell(self, cause: Failure, restart_count: int) -> None:
         self.causes.append(cause)
-        self.done.append(("fell", generation, cause.rank))
+        self.done.append(("fell", restart_count, cause.rank))
 
     def restarted(
-        self, generation: Generation, before: Generation, cause: Failure, step: int, silent_s: float
+        self, assignment: Assignment, before: Assignment, cause: Failure, step: int, silent_s: float
     ) -> None:
         self.causes.append(cause)
-        self.done.append(("restarted", generation, step))
+        self.done.append(("restarted", assignment, step))
         self.silent_s = silent_s
 
     def go_on_without(self, agents: Collection[int]) -> None:
         if agents:
             self.done.append(("without", set(agents)))
 
-    def unfit(self, generation: Generation) -> dict[int, str]:
-        return self.verdicts.get(generation.number, {})
-
     def failed(self, cause: Failure) -> None:
         self.causes.append(cause)
         self.done.append(("failed", cause.node_rank, cause.rank))
 
-    def stalled(self, report: RankReport, generation: int) -> None:
-        self.done.append(("stalled", generation, report.rank))
+    def stalled(self, report: RankReport, restart_count: int) -> None:
+        self.done.append(("stalled", restart_count, report.rank))
 
-    def slow(self, found: Straggler, generation: int) -> None:
-        self.done.append(("slow", generation, found.rank))
+    def slow(self, found: Straggler, restart_count: int) -> None:
+        self.done.append(("slow", restart_count, found.rank))
 
     def is_over(self) -> bool:
         return self.over
 
 
 class Attempt:
-    """A lead of three nodes, n0 to n2, with what it has ordered since the last look."""
+    """A coordinator of three nodes, n0 to n2, with its orders since the last poll."""
 
     def __init__(self, **changes: Any) -> None:
         self.notes = Notes()
+        self.unfit: tuple[int, ...] = ()
+        """Agents whose nodes do not pass the preflight."""
         rules = replace(RULES, **changes)
         hosts = [f"n{agent}" for agent in range(rules.all_nodes)]
-        self.lead = Lead(rules, hosts, self.notes, 0.0, meet=lambda generation: ("", 0))
+        self.coordinator = Coordinator(rules, hosts, self.notes, 0.0, meet=lambda assignment: ("", 0))
 
-    def ordered(self) -> list[tuple[int, str]]:
-        orders = [(to, message["kind"]) for to, message in self.lead.orders]
-        self.lead.orders.clear()
+    def ordered(self) -> list[tuple[int, type[Message]]]:
+        orders = [(to, type(message)) for to, message in self.coordinator.orders]
+        self.coordinator.orders.clear()
         return orders
 
     def begin(self) -> Attempt:
-        self.lead.look(0.1)
+        self.coordinator.poll(0.1)
         self.ordered()
         return self
 
-    def hear(self, sender: int, kind: str, now: float = 1.0, **facts: Any) -> list[tuple[int, str]]:
-        generation = facts.pop("generation", 0)
-        self.lead.take(sender, {"kind": kind, "generation": generation, "step": 7, **facts}, now)
+    def receive(self, sender: int, kind: type[Message], now: float = 1.0, **facts: Any) -> None:
+        """Send a message as over the link; by default a report tells of step 7 of the first worker group."""
+        usual = {"restart_count": 0, "step": 7, "silent_s": 0.0} if issubclass(kind, Report) else {}
+        message = decode(json.loads(json.dumps(encode(kind(**usual | facts)))))
+        assert message is not None
+        self.coordinator.receive(sender, message, now)
+
+    def hear(self, *message: Any, **facts: Any) -> list[tuple[int, type[Message]]]:
+        """Return the agents and the kinds of the orders that follow a message."""
+        self.receive(*message, **facts)
         return self.ordered()
 
-    def fall(self, sender: int, now: float = 1.0, **of: Any) -> list[tuple[int, str]]:
-        return self.hear(sender, "fell", now, failures=[as_facts(fallen(sender, **of))])
+    def send(self, *message: Any, **facts: Any) -> list[Message]:
+        """Return the orders that follow a message, with their fields."""
+        self.receive(*message, **facts)
+        return [order for _, order in self.coordinator.orders]
 
-    def stopped(self, sender: int, *failures: Failure, **facts: Any) -> list[tuple[int, str]]:
-        return self.hear(sender, "stopped", failures=[as_facts(one) for one in failures], **facts)
+    def fall(self, sender: int, now: float = 1.0, **of: Any) -> list[tuple[int, type[Message]]]:
+        return self.hear(sender, WorkersFailed, now, failures=(fallen(sender, **of),))
+
+    def unable(self, sender: int, code: int = 1) -> list[tuple[int, type[Message]]]:
+        return self.hear(sender, AgentUnable, failure=fallen(sender, rank=None, code=code))
+
+    def stopped(self, sender: int, *failures: Failure, **facts: Any) -> list[tuple[int, type[Message]]]:
+        return self.hear(sender, WorkersKilled, failures=failures, **facts)
 
 
 def fallen(node: int, *, rank: int | None = 0, code: int = -9, lines: tuple[str, ...] = ()) -> Failure:
@@ -105,5 +126,5 @@ def fallen(node: int, *, rank: int | None = 0, code: int = -9, lines: tuple[str,
 LOST_PEER = ("RuntimeError: [../gloo/pair.cc:598] Connection closed by peer [127.0.0.1]:1",)
 
 
-def to_all(kind: str, *agents: int) -> list[tuple[int, str]]:
+def to_all(kind: type[Message], *agents: int) -> list[tuple[int, type[Message]]]:
     return [(agent, kind) for agent in sorted(agents or (0, 1, 2), reverse=True)]

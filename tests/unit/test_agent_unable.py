@@ -92,8 +92,8 @@ REFUSALS = {
     ),
     "no process left for the guardian": (
         {},
-        "from slurmddp.launchers.agent import agent\ndef fails(inbox):\n    raise OSError(11, 'no process')\n"
-        "agent.Ranks = fails\n" + AGENT,
+        "from slurmddp.launchers.agent import agent\ndef fails():\n    raise OSError(11, 'no process')\n"
+        "agent.Guardian = fails\n" + AGENT,
         "no process",
     ),
 }

@@ -7,20 +7,16 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
 from agent_runs import events, wait_until
 from generation_runs import agents_of, begun, codes, lines_of, node_log, pid_of, run_folder
 
-from slurmddp.launchers.coordinator.records import Records
-from slurmddp.launchers.coordinator.restart_policy import Generation
 from slurmddp.runs.failures import capture
-from slurmddp.runs.folder.excluded import excluded_nodes
 from slurmddp.runs.folder.layout import RunFolder
 
 LOOKING = """
 import json, os, time
+from slurmddp.checkpoint.memory.channel import Channel
 from slurmddp.host.heartbeat_page import Pulse
-from slurmddp.runs.folder.layout import RunFolder
 
 rank, generation = int(os.environ["RANK"]), int(os.environ["SLURMDDP_GENERATION"])
 
@@ -28,9 +24,8 @@ def main(run_dir):
     print(json.dumps([generation, os.getpid(), os.environ["SLURMDDP_LOOK"]]), flush=True)
     verdict, unfit = f"{run_dir}/verdict-{generation}", f"{run_dir}/unfit-{generation}"
     if os.path.exists(unfit):
+        Channel.attach(os.environ).send({"kind": "unhealthy", "nodes": {open(unfit).read(): "it is hot."}})
         if rank == 0:
-            facts = {"unfit": {open(unfit).read(): "it is hot."}, "failed": ["it is hot."]}
-            RunFolder(run_dir).add_event("preflight", attempt=0, generation=generation, **facts)
             open(verdict, "w").close()
         while not os.path.exists(verdict):
             time.sleep(0.01)
@@ -83,27 +78,3 @@ def test_without_a_spare_the_attempt_ends_with_76(tmp_path: Path) -> None:
     assert found is not None
     assert (found.exit_code, found.generation) == (76, 1)
     assert len(events(folder, "restarted")) == 1
-
-
-def test_the_verdict_is_that_of_the_very_generation_and_attempt(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    folder.log_dir(1).mkdir(parents=True)
-    told = {"seconds": 0.1, "nodes": 3, "failed": ["it is hot."]}
-    folder.add_event("preflight", attempt=0, generation=1, unfit={"0": "of another attempt"}, **told)
-    folder.add_event("preflight", attempt=1, generation=0, unfit={"1": "of another generation"}, **told)
-    folder.add_event("preflight", attempt=1, generation=1, unfit={"2": "it is hot."}, **told)
-    folder.add_event("preflight", attempt=1, generation=2, **told)
-    records = Records(folder, 1)
-    assert records.unfit(Generation(1, (0, 3, 4))) == {4: "it is hot."}
-    assert records.unfit(Generation(2, (0, 3, 4))) == {}
-    assert excluded_nodes(folder) == [], "that is rank 0's to write, where SLURM knows the node"
-
-
-def test_a_record_that_can_not_be_read_names_no_node(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = RunFolder(tmp_path)
-    folder.log_dir(0).mkdir(parents=True)
-    folder.attempts_file.write_text("damaged\n")
-    assert Records(folder, 0).unfit(Generation(0, (0, 1))) == {}
-    assert "the preflight's verdict can't be read" in capsys.readouterr().err

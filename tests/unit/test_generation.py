@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from slurmddp.launchers.coordinator.restart_policy import (
+    Assignment,
     Facts,
-    Generation,
     Rules,
     choose_agents,
     decide,
@@ -104,4 +104,4 @@ def test_rules_come_from_the_configuration_and_have_defaults() -> None:
 
 
 def test_places_follow_the_order_of_the_agents() -> None:
-    assert [Generation(1, (0, 3, 2)).place(agent) for agent in range(4)] == [0, None, 2, 1]
+    assert [Assignment(1, (0, 3, 2)).node_rank(agent) for agent in range(4)] == [0, None, 2, 1]

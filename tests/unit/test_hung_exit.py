@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from agent_runs import events
@@ -13,7 +12,9 @@ from generation_runs import agents_of, codes, node_log, run_folder
 from lead_attempts import Attempt, to_all
 
 from slurmddp.host.heartbeat_page import Beat
+from slurmddp.launchers.coordinator.messages import EndHungRanks, Fail, HungAtExit, Leave, WorkersDone
 from slurmddp.launchers.watchdog.exit_watch import Activity, ExitWatch, read_activity
+from slurmddp.launchers.watchdog.stuck_rank import RankReport
 from slurmddp.runs.failures.model import read_failure
 from slurmddp.runs.folder.layout import RunFolder
 
@@ -89,15 +90,9 @@ def test_a_rank_that_works_on_after_the_others_is_left_alone(tmp_path: Path, wor
     assert events(folder, "warned") == []
 
 
-def report(stack: list[str], rank: int = 2) -> dict[str, Any]:
-    return {
-        "rank": rank,
-        "host": f"n{rank}",
-        "phase": "starting",
-        "step": -1,
-        "seconds": 30.0,
-        "limit_s": None,
-    } | {"stack": stack}
+def report(stack: list[str], rank: int = 2) -> RankReport:
+    facts = {"rank": rank, "host": f"n{rank}", "phase": "starting", "step": -1, "seconds": 30.0}
+    return RankReport(**facts, limit_s=None, stack=tuple(stack))  # type: ignore[arg-type]
 
 
 AT_EXIT = ["/home/me/train.py:87 in main"]
@@ -112,34 +107,34 @@ IN_A_COLLECTIVE = ["/x/torch/distributed/distributed_c10d.py:4818 in barrier", "
 @pytest.mark.parametrize("stack", [AT_EXIT, IN_DESTROY, []])
 def test_the_last_rank_is_ended_once_all_others_have_left(stack: list[str]) -> None:
     attempt = Attempt().begin()
-    attempt.hear(0, "done", code=0)
-    assert attempt.hear(2, "hung", reports=[report(stack)], codes=[]) == []
-    assert attempt.hear(1, "done", code=0) == [(2, "end_hung")]
-    assert attempt.hear(2, "done", code=0) == to_all("leave")
+    attempt.hear(0, WorkersDone, code=0)
+    assert attempt.hear(2, HungAtExit, reports=[report(stack)]) == []
+    assert attempt.hear(1, WorkersDone, code=0) == [(2, EndHungRanks)]
+    assert attempt.hear(2, WorkersDone, code=0) == to_all(Leave)
     assert "hung at its exit" in attempt.notes.said[0]
 
 
 def test_ranks_that_work_again_are_not_ended() -> None:
     attempt = Attempt().begin()
-    attempt.hear(0, "done", code=0)
-    attempt.hear(2, "hung", reports=[report(AT_EXIT)], codes=[])
-    attempt.hear(2, "hung", reports=[], codes=[])
-    assert attempt.hear(1, "done", code=0) == []
+    attempt.hear(0, WorkersDone, code=0)
+    attempt.hear(2, HungAtExit, reports=[report(AT_EXIT)])
+    attempt.hear(2, HungAtExit, reports=[])
+    assert attempt.hear(1, WorkersDone, code=0) == []
 
 
 def test_nothing_is_ended_where_no_rank_has_left() -> None:
     attempt = Attempt().begin()
-    orders = [attempt.hear(agent, "hung", reports=[report(AT_EXIT, agent)], codes=[]) for agent in (0, 1, 2)]
+    orders = [attempt.hear(agent, HungAtExit, reports=[report(AT_EXIT, agent)]) for agent in (0, 1, 2)]
     assert orders == [[], [], []]
 
 
 def test_a_rank_that_waits_in_a_collective_is_a_failure() -> None:
     attempt = Attempt().begin()
-    attempt.hear(0, "done", code=0)
-    attempt.hear(1, "done", code=0)
-    assert attempt.hear(2, "hung", reports=[report(IN_A_COLLECTIVE)], codes=[]) == []
-    attempt.lead.look(1.4)
-    assert attempt.ordered() == to_all("end")
+    attempt.hear(0, WorkersDone, code=0)
+    attempt.hear(1, WorkersDone, code=0)
+    assert attempt.hear(2, HungAtExit, reports=[report(IN_A_COLLECTIVE)]) == []
+    attempt.coordinator.poll(1.4)
+    assert attempt.ordered() == to_all(Fail)
     assert attempt.notes.done == [("stalled", 0, 2), ("failed", 2, 2)]
 
 

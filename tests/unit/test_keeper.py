@@ -325,10 +325,6 @@ def test_an_error_in_the_midst_of_a_write_is_told_as_itself(
     assert "quota used up" in rank.answer()["error"][1]
 
 
-def test_other_children_are_not_its_business(make_keeper: Callable[..., Keeper]) -> None:
-    assert not make_keeper().ended(12345, 0)
-
-
 def test_checkpoints_that_the_writer_has_written_are_not_hashed_again(
     tmp_path: Path, make_keeper: Callable[..., Keeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 from agent_runs import make_run, start_agent
 from lead_attempts import LOST_PEER, Attempt, fallen, to_all
 
-from slurmddp.launchers.coordinator.messages import as_facts
+from slurmddp.launchers.coordinator.messages import HangSuspected, StacksReported, StartWorkers, WorkersFailed
+from slurmddp.launchers.watchdog.stuck_rank import RankReport
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.capture import Failure
 
@@ -49,33 +48,35 @@ def test_a_rank_that_left_is_named_and_not_the_one_that_lost_it(
     assert "same number of steps" in found.advice
 
 
-def left(rank: int) -> dict[str, Any]:
-    gone = Failure(rank=rank, host=f"n{rank}", exit_code=0, signal=None, reason="left while others went on")
-    return asdict(gone)
+def left(rank: int) -> Failure:
+    return Failure(rank=rank, host=f"n{rank}", exit_code=0, signal=None, reason="left while others went on")
 
 
-def in_a_collective(rank: int) -> dict[str, Any]:
+def in_a_collective(rank: int) -> RankReport:
     facts = {"rank": rank, "host": f"n{rank}", "phase": "step", "step": 7, "seconds": 400.0, "limit_s": 300.0}
-    return facts | {"stack": ["/x/torch/distributed/c10d.py:7 in all_reduce", "/home/me/a.py:1 in step"]}
+    stack = ("/x/torch/distributed/c10d.py:7 in all_reduce", "/home/me/a.py:1 in step")
+    return RankReport(**facts, stack=stack)  # type: ignore[arg-type]
 
 
 def test_of_a_standstill_the_rank_that_left_is_the_cause() -> None:
     attempt = Attempt().begin()
-    attempt.hear(1, "stall", rank=1)
+    attempt.hear(1, HangSuspected)
     for node in (0, 1):
-        attempt.hear(node, "report", reports=[in_a_collective(node)])
-    attempt.hear(2, "report", reports=[], left=[left(5)])
+        attempt.hear(node, StacksReported, reports=[in_a_collective(node)])
+    attempt.hear(2, StacksReported, reports=[], left=[left(5)])
     attempt.stopped(0)
     attempt.stopped(1)
-    assert attempt.stopped(2) == to_all("go", 0, 1, 2)
+    assert attempt.stopped(2) == to_all(StartWorkers, 0, 1, 2)
     assert ("fell", 0, 5) in attempt.notes.done
 
 
 def test_what_was_told_of_ranks_before_says_nothing_of_those_in_their_places() -> None:
     attempt = Attempt().begin()
-    lost = [as_facts(fallen(0, code=1, lines=LOST_PEER))]
+    lost = [fallen(0, code=1, lines=LOST_PEER)]
     for generation, gone, named in ((0, [left(5)], 5), (1, [], 0)):
-        attempt.hear(0, "fell", failures=lost, generation=generation, step=7 + generation, left=gone)
+        attempt.hear(
+            0, WorkersFailed, failures=lost, restart_count=generation, step=7 + generation, left=gone
+        )
         for node in (0, 1, 2):
-            attempt.stopped(node, generation=generation)
+            attempt.stopped(node, restart_count=generation)
         assert ("fell", generation, named) in attempt.notes.done

@@ -14,9 +14,8 @@ from slurmddp.launchers.local.run import LocalRun
 from slurmddp.spec import Resources
 
 WRITING = """
-import os, pathlib, signal, sys, time
+import os, pathlib, sys, time
 folder = pathlib.Path(sys.argv[1])
-signal.signal(signal.SIGTERM, lambda number, frame: (folder / "told").touch())
 if os.environ["SLURM_NODEID"] == "0":
     (folder / "ready").touch()
 while not (folder / ("ready" if os.environ["SLURM_NODEID"] == "1" else "written")).exists():
@@ -34,7 +33,7 @@ def test_an_agent_has_as_long_as_under_slurm_to_write_a_checkpoint(
     run = LocalRun(job, folder, command=[sys.executable, "-c", WRITING, str(folder.path)])
     run.start()
     try:
-        wait_until(lambda: run.poll() is None and (folder.path / "told").exists(), "node 1 has failed")
+        wait_until(lambda: run.poll() is None and folder.failure_file(0).exists(), "node 1 has failed")
         clock = time.monotonic
         monkeypatch.setattr(time, "monotonic", lambda: clock() + passed_s)
         assert run.poll() is None

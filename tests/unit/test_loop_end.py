@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,18 +14,18 @@ from slurmddp.checkpoint.memory.service import Keeper
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.time_limits import Limits
 from slurmddp.launchers.agent import loop
+from slurmddp.launchers.agent.forked_workers import ForkedWorkers
 from slurmddp.launchers.agent.loop import AgentLoop
-from slurmddp.launchers.agent.worker_group import Crew
-from slurmddp.launchers.coordinator.messages import lost_node
+from slurmddp.launchers.agent.node_watch import Watch
+from slurmddp.launchers.coordinator.messages import Fail, Joined, Leave, Lost, Message, StartWorkers, encode
 from slurmddp.launchers.coordinator.records import Records
 from slurmddp.launchers.coordinator.restart_policy import Rules
 from slurmddp.launchers.link.events import Happened, Line
-from slurmddp.launchers.link.link import Message
-from slurmddp.launchers.watchdog.node_watch import Watch
-from slurmddp.runs.failures.model import from_json
+from slurmddp.runs.failures.model import from_json, lost_node
 from slurmddp.runs.folder.layout import RunFolder
 
-GO = {"kind": "go", "generation": 0, "agents": [0, 1], "master": ("", 0), "look": True, "unfit": []}
+START = StartWorkers(restart_count=0, agents=(0, 1))
+LOST = Lost(why="connection closed")
 
 
 class Ranks:
@@ -39,38 +40,39 @@ class Ranks:
     def __bool__(self) -> bool:
         return self._begun
 
-    def start(self, *where: object, look: bool) -> None:
+    def start(self, order: StartWorkers) -> None:
         self._begun = True
 
-    def reap(self) -> list[Any]:
+    def poll(self) -> list[Any]:
         ended = self.ended if self._begun else []
         self._begun = self._begun and not ended
         return ended
 
-    def progress(self) -> dict[str, float]:
-        return {"step": 7, "silent_s": 0.0}
+    def progress(self) -> tuple[int, float]:
+        return 7, 0.0
 
     def failures(self, ended: list[Any]) -> list[Any]:
         return []
 
-    def end(self, grace_s: float) -> None:
+    def stop(self, grace_s: float) -> None:
         self._begun = False
 
 
 class Script:
-    """Node 1's agent: at each turn it hears the next word; after the last one its checkpoint is written."""
+    """Node 1's agent: it gets one message a turn; after the last one its checkpoint is written."""
 
-    def __init__(self, folder: Path, *words: Message, writes: bool = True) -> None:
-        self._words = list(words)
+    def __init__(self, folder: Path, *messages: Message, writes: bool = True) -> None:
+        self._messages = list(messages)
         node = RankInfo(environment="slurm", node_rank=1, rank=1, nodes=2, world_size=2, hosts=("n0", "n1"))
-        # The last word is node 0's farewell.
-        link = SimpleNamespace(send=lambda to, message: None, missing=lambda: [] if self._words else [0])
+        # The last message is node 0's farewell.
+        link = SimpleNamespace(send=lambda to, message: None, missing=lambda: [] if self._messages else [0])
         self.done: list[str] = []
         keeper = SimpleNamespace(
             handle=lambda: None,
+            take_unhealthy=dict,
             hurry=lambda: self.done.append("hurry"),
             save_newest=lambda run_dir, attempt, claim: self.done.append("save_newest"),
-            busy=lambda: writes and bool(self._words),
+            busy=lambda: writes and bool(self._messages),
             finish=lambda timeout_s: True,
         )
         self.crew = Ranks()
@@ -78,7 +80,7 @@ class Script:
         self.loop = AgentLoop(
             Line(node, cast(Any, link), cast(Any, self)),
             Rules(nodes=2),
-            cast(Crew, self.crew),
+            cast(ForkedWorkers, self.crew),
             cast(Keeper, keeper),
             cast(Watch, watch),
             Records(RunFolder(folder), 0),
@@ -86,8 +88,8 @@ class Script:
         )
 
     def wait(self, until: float) -> Happened:
-        self.done.append(self._words[0]["kind"])
-        return Happened([], [(0, self._words.pop(0))])
+        self.done.append(type(self._messages[0]).__name__)
+        return Happened([], [(0, encode(self._messages.pop(0)))])
 
 
 @pytest.fixture
@@ -97,35 +99,35 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_what_an_attempt_has_ended_with_stands_though_node_0_is_lost_then(folder: Path) -> None:
-    script = Script(folder, GO, {"kind": "end", "code": 1}, {"kind": "lost", "why": "connection closed"})
+    script = Script(folder, START, Fail(code=1), LOST)
     assert script.loop.run() == 1
-    assert script.loop.lost_lead, "the batch script may be gone with it"
+    assert script.loop.lost_coordinator, "the batch script may be gone with it"
     assert not RunFolder(folder).failure_file(0).exists()
 
 
 def test_an_agent_that_stays_for_a_checkpoint_lets_it_be_written_in_a_hurry(folder: Path) -> None:
-    script = Script(folder, GO, {"kind": "leave", "code": 75}, {"kind": "other"})
+    script = Script(folder, START, Leave(code=75), Joined())
     assert script.loop.run() == 75
-    assert script.done == ["go", "leave", "hurry", "other"]
+    assert script.done == ["StartWorkers", "Leave", "hurry", "Joined"]
 
 
 def test_an_agent_stays_as_long_as_node_0_which_may_have_a_state_to_write(folder: Path) -> None:
-    script = Script(folder, GO, {"kind": "end", "code": 1}, {"kind": "other"}, writes=False)
+    script = Script(folder, START, Fail(code=1), Joined(), writes=False)
     assert script.loop.run() == 1
-    assert script.done == ["go", "end", "hurry", "other"]
+    assert script.done == ["StartWorkers", "Fail", "hurry", "Joined"]
 
 
-@pytest.mark.parametrize("agents", [[0, 1], [0, 2, 1]])
+@pytest.mark.parametrize("agents", [(0, 1), (0, 2, 1)])
 def test_every_agent_that_trains_may_save_what_memory_holds_when_the_first_is_lost(
-    folder: Path, agents: list[int]
+    folder: Path, agents: tuple[int, ...]
 ) -> None:
-    script = Script(folder, GO | {"agents": agents}, {"kind": "lost", "why": "connection closed"})
+    script = Script(folder, replace(START, agents=agents), LOST)
     script.loop.run()
     assert "save_newest" in script.done
 
 
 def test_an_agent_that_no_longer_hears_the_first_one_can_not_tell_which_was_cut_off(folder: Path) -> None:
-    script = Script(folder, GO, {"kind": "lost", "why": "no heartbeat for 10 s", "together": 1})
+    script = Script(folder, START, Lost(why="no heartbeat for 10 s", together=1))
     script.loop.run()
     found = from_json(RunFolder(folder).failure_file(0).read_text())
     assert found is not None
@@ -133,7 +135,7 @@ def test_an_agent_that_no_longer_hears_the_first_one_can_not_tell_which_was_cut_
 
 
 def test_a_spare_that_loses_the_first_agent_saves_nothing(folder: Path) -> None:
-    script = Script(folder, GO | {"agents": [0, 2]}, {"kind": "lost", "why": "connection closed"})
+    script = Script(folder, replace(START, agents=(0, 2)), LOST)
     script.loop.run()
     assert "save_newest" not in script.done
 
@@ -142,7 +144,7 @@ def test_what_has_finished_stays_finished_whatever_another_node_has_recorded(fol
     RunFolder(folder).failure_file(0).write_text(
         '{"rank": null, "host": "n2", "exit_code": 78, "signal": null}'
     )
-    script = Script(folder, GO, {"kind": "leave", "code": 0})
+    script = Script(folder, START, Leave(code=0))
     script.crew.ended = [SimpleNamespace(returncode=0, good=True)]
     assert script.loop.run() == 0
 
@@ -158,10 +160,10 @@ def test_an_agent_that_gives_up_without_node_0_ends_only_an_attempt_that_needs_i
 
 
 def test_what_has_finished_needs_no_other_save(folder: Path) -> None:
-    script = Script(folder, GO, {"kind": "lost", "why": "connection closed"})
+    script = Script(folder, START, LOST)
     script.crew.ended = [SimpleNamespace(returncode=0, good=True)]
     assert script.loop.run() == 0
-    assert script.loop.lost_lead
+    assert script.loop.lost_coordinator
     assert "save_newest" not in script.done
 
 
@@ -170,7 +172,7 @@ def test_a_state_is_still_written_when_slurm_is_about_to_kill(
 ) -> None:
     # SIGKILL comes in 3.5 seconds: too late for ranks, and the batch script has to be left some of it.
     monkeypatch.setattr(loop, "time", SimpleNamespace(time=lambda: 116.5, monotonic=time.monotonic))
-    script = Script(folder, GO, {"kind": "other"})
+    script = Script(folder, START, Joined())
     script.loop._limits, script.loop._terminated = Limits(kill_wait_s=20.0), 100.0
     assert script.loop.run() == 75
-    assert script.done == ["go", "hurry", "other"]
+    assert script.done == ["StartWorkers", "hurry", "Joined"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import socket
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +14,8 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError
 from slurmddp.host import ports
 from slurmddp.host.address import LOOPBACK, Address
-from slurmddp.launchers.agent.worker_group import Crew, Work
-from slurmddp.launchers.coordinator.restart_policy import Generation
+from slurmddp.launchers.agent.forked_workers import ForkedWorkers, WorkerSpec
+from slurmddp.launchers.coordinator.restart_policy import Assignment
 from slurmddp.runs.folder.layout import RunFolder
 
 ELSEWHERE = Address(socket.AF_INET, "192.0.2.1")
@@ -25,15 +24,15 @@ NODE = RankInfo(environment="slurm", nodes=2, world_size=2, hosts=("n0", "n1"), 
 
 @pytest.fixture
 def meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return what is said of two generations when node 0's name has some addresses, and then is not known."""
+    """Return the answers for two worker groups, if node 0's name resolves at first and then no longer."""
 
     def among(*addresses: Address) -> list[tuple[str, int]]:
         known = [list(addresses)]
         monkeypatch.setattr(ports, "find_rank_zero", lambda node: known.pop())
-        work = Work(RunFolder(tmp_path), 0, NODE, 1, "", 0.0, {})
-        ranks: Any = SimpleNamespace(on_exit=None)
-        crew = Crew(work, ranks, Keeper())
-        return [crew.meeting_point(Generation(number, (0, 1))) for number in (0, 1)]
+        spec = WorkerSpec(RunFolder(tmp_path), 0, NODE, 1, "", 0.0, {})
+        guardian: Any = None
+        workers = ForkedWorkers(spec, guardian, Keeper(), lambda: None)
+        return [workers.meeting_point(Assignment(number, (0, 1))) for number in (0, 1)]
 
     return among
 

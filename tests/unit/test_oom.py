@@ -150,7 +150,7 @@ if not group:
     limit.write_text("{limit}")
     oom.counters = lambda: [oom.Counter(count, (limit,))]
 from slurmddp.launchers.agent.agent import run
-os._exit(run(run_dir, entry="rank_program:main", preload=(), report=lambda folder, code: None))
+os._exit(run(run_dir, entry="rank_program:main", preload=()))
 """
 
 

@@ -11,10 +11,10 @@ import pytest
 RANK = """
 import os, sys
 from pathlib import Path
-from slurmddp.launchers.agent.worker import RankStart, be_rank
+from slurmddp.launchers.agent.worker import RankSpec, be_rank
 folder = Path(sys.argv[1])
 sys.path.insert(0, str(folder))
-start = RankStart(
+start = RankSpec(
     local_rank=0, environ={"RANK": "0"}, log=folder / "rank.log", entry="program:main", run_dir=str(folder)
 )
 agent, pid = os.getpid(), os.fork()

@@ -13,14 +13,16 @@ from types import SimpleNamespace
 import pytest
 from agent_runs import runs, wait_until
 
+from slurmddp.errors import GOOD_CODES
 from slurmddp.launchers.agent import preload
-from slurmddp.launchers.agent.worker import GOOD_CODES, RankStart
+from slurmddp.launchers.agent.worker import RankSpec
 
 AGENT = """
 import json, os, signal, sys, time, types
 from pathlib import Path
-from slurmddp.launchers.agent.worker import RankStart
-from slurmddp.launchers.agent.rank_processes import Ranks
+from slurmddp.environments.names import CHANNEL_VARIABLE, HEARTBEAT_VARIABLE
+from slurmddp.launchers.agent.forked_workers import start_process
+from slurmddp.launchers.agent.worker import RankSpec
 from slurmddp.host.signals import SignalInbox
 from slurmddp.checkpoint.memory.channel import Channel
 from slurmddp.host.heartbeat_page import Pulse
@@ -33,17 +35,16 @@ sys.path[0] = str(folder)
 pulse, (ours, theirs) = Pulse.create(), Channel.pair()
 environ = {"RANK": "3", HEARTBEAT_VARIABLE: str(pulse.descriptor), CHANNEL_VARIABLE: str(theirs.fileno())}
 with SignalInbox((signal.SIGTERM, signal.SIGCHLD)) as inbox:
-    ranks = Ranks(inbox)
     log = folder / "rank.log"
-    ranks.start(RankStart(local_rank=1, environ=environ, log=log, entry="program:main", run_dir="there"))
+    rank = RankSpec(local_rank=1, environ=environ, log=log, entry="program:main", run_dir="there")
+    pid = start_process(rank, inbox.forget_in_child)
     theirs.close()
-    (folder / "pid").write_text(str(ranks.pids[0]))
+    (folder / "pid").write_text(str(pid))
     if sys.argv[3:]:
-        ranks.signal(signal.Signals[sys.argv[3]])
-    while not (ended := ranks.reap()):
-        inbox.wait(1.0)
-message = ours.receive(60.0)[0] if ended[0].returncode == 0 else {}
-print(json.dumps([ended[0].local_rank, ended[0].returncode, pulse.read().step, message]))
+        os.kill(pid, signal.Signals[sys.argv[3]])
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+message = ours.receive(60.0)[0] if code == 0 else {}
+print(json.dumps([code, pulse.read().step, message]))
 """
 PROGRAM = """
 import os, sys
@@ -55,7 +56,7 @@ def main(run_dir):
     seen = [run_dir, os.environ["RANK"], sys.path[0], "torch" in sys.modules, os.getpgid(0) == os.getpid()]
     with open("/proc/self/cmdline", "rb") as command:
         seen.append(b"RANK" in command.read())
-    seen.append("slurmddp.launchers.agent.rank_processes" in sys.modules)
+    seen.append("slurmddp.launchers.agent.forked_workers" in sys.modules)
     Channel.attach(os.environ).send({"seen": seen})
     print("said by a rank")
     return 0
@@ -80,8 +81,8 @@ def start_agent(folder: Path, how: str, program: str, *more: str) -> subprocess.
 def test_a_rank_is_the_same_forked_or_not(tmp_path: Path, how: str, forked: bool) -> None:
     with start_agent(tmp_path, how, PROGRAM) as agent:
         said = agent.communicate(timeout=120)[0]
-    local_rank, code, step, message = json.loads(said)
-    assert (local_rank, code, step) == (1, 0, 7)
+    code, step, message = json.loads(said)
+    assert (code, step) == (0, 7)
     assert message["seen"] == ["there", "3", str(tmp_path), False, True, False, forked]
     assert (tmp_path / "rank.log").read_text() == "said by a rank\n"
 
@@ -89,7 +90,7 @@ def test_a_rank_is_the_same_forked_or_not(tmp_path: Path, how: str, forked: bool
 def test_a_stop_that_comes_before_a_spawned_rank_has_begun_is_a_stop(tmp_path: Path) -> None:
     with start_agent(tmp_path, "cuda", HANGING, "SIGTERM") as agent:
         said = agent.communicate(timeout=120)[0]
-    assert json.loads(said)[1] in GOOD_CODES, "the signal waits until the rank can take it"
+    assert json.loads(said)[0] in GOOD_CODES, "the signal waits until the rank can take it"
 
 
 def test_a_spawned_rank_ends_with_its_agent(tmp_path: Path) -> None:
@@ -103,7 +104,7 @@ def test_a_spawned_rank_ends_with_its_agent(tmp_path: Path) -> None:
 
 def test_descriptors_are_those_that_the_variables_name() -> None:
     environ = {"SLURMDDP_PULSE_FD": "3", "SLURMDDP_MEMORY_FDS": "5,6", "SLURMDDP_CHANNEL_FD": ""}
-    start = RankStart(local_rank=0, environ=environ, log=Path("log"), entry="a:b", run_dir="there")
+    start = RankSpec(local_rank=0, environ=environ, log=Path("log"), entry="a:b", run_dir="there")
     assert start.descriptors == (3, 5, 6)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from slurmddp.launchers.coordinator.messages import lost_node
 from slurmddp.launchers.coordinator.records import Records
-from slurmddp.launchers.coordinator.restart_policy import Generation
+from slurmddp.launchers.coordinator.restart_policy import Assignment
+from slurmddp.runs.failures.model import lost_node
 from slurmddp.runs.folder.layout import RunFolder
 
 
@@ -58,7 +58,7 @@ def test_ranks_that_had_completed_no_step_are_not_said_to_have_come_to_one(
 ) -> None:
     (tmp_path / "logs" / "attempt-0").mkdir(parents=True)
     cause = lost_node(1, ["a", "b", "c"], "no heartbeat for 10 s")
-    after, before = Generation(1, (0, 2)), Generation(0, (0, 1))
+    after, before = Assignment(1, (0, 2)), Assignment(0, (0, 1))
     Records(RunFolder(tmp_path), 0).restarted(after, before, cause, step, 10.25)
     assert capsys.readouterr().err.endswith(f"{told}\n")
     (event,) = RunFolder(tmp_path).events()

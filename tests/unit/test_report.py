@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from html.parser import HTMLParser
 
 import pytest
 from run_events import add as event
 from run_events import make_folder
 
+from slurmddp.errors import SlurmddpError
+from slurmddp.runs.folder import owner
 from slurmddp.runs.folder.layout import RunFolder, append_line
 from slurmddp.runs.report import figures
-from slurmddp.runs.report.html import write_report
+from slurmddp.runs.report.html import with_report, write_report
 from slurmddp.runs.status import metrics
 from slurmddp.runs.status.metrics import Curve
+from slurmddp.runs.status.run_status import status
 
 CONFIG = "name: gpt\nnodes: 2\nranks_per_node: 2\ntrain:\n  steps: 40\n"
 
@@ -81,8 +86,8 @@ class Page(HTMLParser):
         return re.sub(r"\s+", " ", " ".join(self.texts))
 
 
-def page_of(folder, **more):
-    return Page(write_report(folder, **more).read_text())
+def page_of(folder):
+    return Page(write_report(folder).read_text())
 
 
 def test_a_finished_run(folder):
@@ -141,13 +146,6 @@ def test_one_attempt_has_one_bar(folder):
     event(folder, "first_step", 105.0, attempt=0, step=1)
     event(folder, "ended", 160.0, attempt=0, job_id="7", exit_code=0, outcome="finished", next="none")
     assert len(bars_of(write_report(folder).read_text())) == 1
-
-
-def test_time_goes_on_for_the_attempt_that_writes_the_page_only(folder, monkeypatch):
-    two_attempts(folder)
-    monkeypatch.setattr("slurmddp.runs.report.html.time.time", lambda: 403.0)
-    assert "Training 40 % 2m 00s" in page_of(folder, exit_code=0).text
-    assert "Training 20 % 47s" in page_of(folder).text, "the last line was written at 330"
 
 
 def test_the_time_of_a_program_that_tells_nothing(folder):
@@ -249,21 +247,11 @@ def test_a_run_without_metrics_has_a_page_too(folder):
     assert not folder.figure_file.exists()
 
 
-@pytest.mark.parametrize(
-    ("code", "verdict"), [(None, "finished"), (0, "finished"), (1, "failed"), (79, "failed")]
-)
-def test_the_page_written_just_before_the_end_says_how_it_ends(folder, code, verdict):
+def test_a_run_whose_last_step_is_done_counts_as_finished_before_its_end_is_recorded(folder):
     two_attempts(folder)
-    text = page_of(folder, exit_code=code).text
-    assert text.count(f" {verdict} ") >= 2, "in the head and in the table of attempts"
-    assert "no end written" not in text
+    text = page_of(folder).text
+    assert " finished " in text
     assert "running" not in text
-
-
-def test_the_end_of_a_program_of_ones_own_is_known_by_its_code(folder):
-    event(folder, "started", 100.0, attempt=0, job_id="7", nodes="node1", launcher="slurm")
-    assert "starting" in page_of(folder).text
-    assert "finished" in page_of(folder, exit_code=0).text
 
 
 @pytest.mark.parametrize(
@@ -273,9 +261,37 @@ def test_the_end_of_a_program_of_ones_own_is_known_by_its_code(folder):
 def test_only_the_trainer_is_known_to_have_made_all_steps(folder, program, detail):
     folder.config_file.write_text(CONFIG + program)
     event(folder, "started", 100.0, attempt=0, job_id="7", nodes="node1", launcher="slurm")
-    assert detail in page_of(folder, exit_code=0).text
     event(folder, "ended", 150.0, attempt=0, job_id="7", exit_code=0, outcome="finished", next="none")
     assert detail in page_of(folder).text
+
+
+def test_a_status_draws_the_report_of_a_run_that_has_ended_since(folder):
+    two_attempts(folder)
+    assert with_report(folder, status(folder, None)).report is None, "it still runs"
+    finish(folder)
+    assert with_report(folder, status(folder, None)).report == folder.report_file
+    drawn = folder.report_file.stat().st_mtime_ns
+    assert with_report(folder, status(folder, None)).report == folder.report_file
+    assert folder.report_file.stat().st_mtime_ns == drawn, "once"
+    os.utime(folder.metrics_file, ns=(drawn + 1, drawn + 1))
+    with_report(folder, status(folder, None))
+    assert folder.report_file.stat().st_mtime_ns != drawn
+
+
+@pytest.mark.parametrize("why", ["no matplotlib", "another account's"])
+def test_a_report_that_can_not_be_drawn_hides_no_status(folder, monkeypatch, why):
+    two_attempts(folder)
+    finish(folder)
+    if why == "no matplotlib":
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        with pytest.raises(SlurmddpError, match="needs matplotlib") as refused:
+            write_report(folder)
+        assert "slurmddp[report]" in refused.value.hint
+    else:
+        monkeypatch.setattr(owner.os, "geteuid", lambda: os.getuid() + 1)
+    found = with_report(folder, status(folder, None))
+    assert (found.state, found.report) == ("finished", None)
+    assert not folder.report_file.exists()
 
 
 def test_losses_that_are_no_numbers_are_left_out_of_the_picture(folder):

@@ -1,4 +1,4 @@
-"""The page that an attempt writes just before its end, and what it shows first."""
+"""What the page shows of the last attempt."""
 
 from __future__ import annotations
 
@@ -31,27 +31,12 @@ def attempt(folder, number=0):
     event(folder, "saved", 140.0, attempt=number, step=30, seconds=1.0)
 
 
-def times_of(html):
-    bars = re.findall(r'class="bar" role="img" aria-label="([^"]*)"', html)
-    return bars, re.findall(r'data-label="Lasted">([^<]*)<', html), re.findall(r"Goodput.*", html)
-
-
-@pytest.mark.parametrize(("code", "outcome"), [(0, "finished"), (75, "stopped"), (1, "failed")])
-def test_it_tells_the_same_times_as_one_written_after_the_end(folder, code, outcome):
-    attempt(folder)
-    before = times_of(write_report(folder, exit_code=code).read_text())
-    event(folder, "ended", 160.0, attempt=0, job_id="7", exit_code=code, outcome=outcome, next="none")
-    assert before == times_of(write_report(folder).read_text())
-    assert before[1] == ["1m 00s"]
-    assert ("lost" in before[0][0]) == (code != 0)
-
-
 def test_the_end_of_a_failure_s_lines_is_what_is_seen_of_them(folder):
     attempt(folder)
     folder.log_dir(0).mkdir(parents=True)
     left = '{"rank": 0, "host": "node1", "exit_code": 1, "last_lines": ["File a.py", "ValueError: no"]}'
     folder.failure_file(0).write_text(left)
-    html = write_report(folder, exit_code=1).read_text()
+    html = write_report(folder).read_text()
     style = re.search(r"\.failure pre {([^}]*)}", html)
     assert style is not None
     assert "column-reverse" in style[1]
@@ -65,7 +50,7 @@ def test_what_stands_between_backticks_in_an_advice_is_code(folder):
     folder.failure_file(0).write_text(left)
     folder.log_dir(0).joinpath("failure-g0.json").write_text(left)
     event(folder, "restarted", 130.0, attempt=0, generation=1, step=1)
-    html = write_report(folder, exit_code=1).read_text()
+    html = write_report(folder).read_text()
     assert html.count("<code>sacct</code>") == 2
     assert "`sacct`" not in html
     assert _coded("a `<b>` & c") == "a <code>&lt;b&gt;</code> &amp; c"

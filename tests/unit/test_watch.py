@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from slurmddp.host.heartbeat_page import Beat, Pulse
-from slurmddp.launchers.watchdog import node_watch
+from slurmddp.launchers.agent import node_watch
+from slurmddp.launchers.agent.node_watch import Watch
+from slurmddp.launchers.coordinator.messages import HangSuspected, PaceReported, Report, StacksReported
 from slurmddp.launchers.watchdog.diagnosis import Comparison, Inquiry
 from slurmddp.launchers.watchdog.nccl_trace import FlightRecorder
-from slurmddp.launchers.watchdog.node_watch import Watch
 from slurmddp.launchers.watchdog.stragglers import Pace
 from slurmddp.launchers.watchdog.stuck_rank import RankReport
 
@@ -23,32 +24,26 @@ STEP = Beat("step", 100.0, 7, 0, 7, 100.0, 7.0, 0.0, watched=True)
 NO_PROCESSES: dict[int, tuple[int, Pulse]] = {}
 
 
-def over_the_line(message: dict[str, Any]) -> dict[str, Any]:
-    return json.loads(json.dumps(message))  # type: ignore[no-any-return]
-
-
-def report(rank: int, **changes: Any) -> dict[str, Any]:
+def report(rank: int, **changes: Any) -> list[RankReport]:
     usual = {"rank": rank, "host": "n0", "phase": "step", "step": 7, "seconds": 400.0, "limit_s": 300.0}
-    return {"kind": "report", "reports": [RankReport(**(usual | changes)).to_json()]}
+    return [RankReport(**(usual | changes))]
 
 
 def test_a_watch_tells_of_a_standstill_and_reports_when_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch = Watch(2.0, tmp_path, "n1", beats=lambda: {4: STEP}, processes=lambda: NO_PROCESSES)
-    told: list[dict[str, Any]] = []
+    told: list[Report] = []
     for now in range(100, 103):
         told += watch.look(float(now))
-    kinds = [message["kind"] for message in told]
-    assert kinds == ["pace", "stall"]
-    assert told[0]["paces"]["4"]["step"] == 7
-    assert (told[1]["rank"], told[1]["phase"], told[1]["limit_s"]) == (4, "step", 2.0)
+    assert told == [PaceReported(paces={4: Pace.of(STEP, "n1")}), HangSuspected()]
     monkeypatch.setattr(node_watch, "time", SimpleNamespace(monotonic=lambda: 102.0))
     assert watch.next_look() == 103.0
     watch.ask(generation=0)
     assert 102.0 < watch.next_look() < 102.1, "stacks take hundredths of a second"
     (answer,) = watch.look(102.1)
-    assert RankReport.from_json(over_the_line(answer)["reports"][0]).seconds >= 2.0
+    assert isinstance(answer, StacksReported)
+    assert answer.reports[0].seconds >= 2.0
     assert watch.look(102.2) == []
 
 
@@ -63,11 +58,11 @@ def test_who_has_stopped_follows_from_the_reports_of_all() -> None:
     inquiry = Inquiry((0, 1, 2))
     assert inquiry.begin(100.0)
     assert not inquiry.begin(100.5), "they are asked once"
-    inquiry.take(0, over_the_line(report(0)))
-    inquiry.take(0, over_the_line(report(0, phase="loading")))  # Only the first one counts.
-    inquiry.take(2, over_the_line(report(2, phase="data")))
+    inquiry.take(0, report(0))
+    inquiry.take(0, report(0, phase="loading"))  # Only the first one counts.
+    inquiry.take(2, report(2, phase="data"))
     assert inquiry.verdict(101.0) is None
-    inquiry.take(1, over_the_line(report(1)))
+    inquiry.take(1, report(1))
     verdict = inquiry.verdict(101.0)
     assert verdict is not None
     assert verdict.report.rank == 2
@@ -96,7 +91,7 @@ def test_nothing_comes_of_it_while_another_node_is_at_work() -> None:
     assert inquiry.begin(170.0), "it may be asked again"
 
 
-def paces(first: int, *waits: float, steps: int) -> dict[str, Any]:
+def paces(first: int, *waits: float, steps: int) -> dict[int, Pace]:
     """Return what an agent sends of ranks from `first` on that wait so long for data in each step."""
     sent = {}
     for rank, wait in enumerate(waits, first):
@@ -108,8 +103,8 @@ def paces(first: int, *waits: float, steps: int) -> dict[str, Any]:
             wait_s=steps * wait,
             forward_s=steps * 0.1,
         )
-        sent[str(rank)] = pace.to_json()
-    return over_the_line({"kind": "pace", "paces": sent})
+        sent[rank] = pace
+    return sent
 
 
 def test_a_straggler_is_told_once_it_was_slowest_twice_and_then_rarely() -> None:
@@ -157,10 +152,10 @@ def test_one_slow_moment_makes_no_straggler() -> None:
     comparison = Comparison(2)
     comparison.take(paces(0, 0.1, 0.1, steps=20), 30.0)
     slow = paces(0, 0.1, 0.1, steps=40)
-    slow["paces"]["1"]["wait_s"] += 15.0
+    slow[1] = replace(slow[1], wait_s=slow[1].wait_s + 15.0)
     assert comparison.take(slow, 60.0) == (None, None)
     after = paces(0, 0.1, 0.1, steps=60)
-    after["paces"]["1"]["wait_s"] += 15.0
+    after[1] = replace(after[1], wait_s=after[1].wait_s + 15.0)
     assert comparison.take(after, 90.0) == (None, None)
 
 

@@ -1,4 +1,4 @@
-"""What agents tell each other of failures fits into a message, however much the ranks have said."""
+"""Messages between agents keep their fields over JSON; the log lines of failures are cut to what fits."""
 
 from __future__ import annotations
 
@@ -6,10 +6,27 @@ import json
 
 import pytest
 
-from slurmddp.launchers.coordinator.messages import all_as_facts, as_failure
+from slurmddp.launchers.coordinator.messages import (
+    AgentUnable,
+    HungAtExit,
+    Leave,
+    Message,
+    PaceReported,
+    StacksReported,
+    StartWorkers,
+    WorkersFailed,
+    decode,
+    encode,
+)
 from slurmddp.launchers.link.wire import MAX_MESSAGE_BYTES
+from slurmddp.launchers.watchdog.stragglers import Pace
+from slurmddp.launchers.watchdog.stuck_rank import RankReport
 from slurmddp.runs.failures.model import Failure
 
+REPORT = RankReport(
+    rank=1, host="n0", phase="step", step=3, seconds=400.0, limit_s=None, stack=("a.py:1 in main",)
+)
+PACE = Pace(host="n0", step=20, steps=20, step_s=20.0, wait_s=1.0, forward_s=2.0)
 LINES = tuple(f"{number} " + "\u00fc" * 390 for number in range(30))
 
 
@@ -22,17 +39,45 @@ def fallen(rank: int, lines: tuple[str, ...] = LINES) -> Failure:
 
 @pytest.mark.parametrize("ranks", [1, 16, 64])
 def test_all_that_fell_together_are_told_at_once(ranks: int) -> None:
-    failures = [fallen(rank) for rank in range(ranks)]
-    told = all_as_facts(failures)
-    assert len(json.dumps({"failures": told, "left": told})) < MAX_MESSAGE_BYTES
-    heard = [as_failure(facts) for facts in told]
+    failures = tuple(fallen(rank) for rank in range(ranks))
+    text = json.dumps(encode(WorkersFailed(failures=failures, left=failures)))
+    assert len(text) < MAX_MESSAGE_BYTES
+    message = decode(json.loads(text))
+    assert isinstance(message, WorkersFailed)
+    heard = message.failures
     assert [(one.rank, one.reason) for one in heard] == [(one.rank, one.reason) for one in failures]
     for one in heard:
         assert set(one.last_lines) <= set(LINES)
 
 
 def test_what_fits_is_told_whole() -> None:
-    failures = [fallen(rank, ("a", "b")) for rank in range(128)]
-    assert [as_failure(facts) for facts in all_as_facts(failures)] == failures
-    assert [as_failure(facts) for facts in all_as_facts([fallen(0)])] == [fallen(0)]
-    assert all_as_facts([]) == []
+    failures = tuple(fallen(rank, ("a", "b")) for rank in range(128))
+    for message in (WorkersFailed(failures=failures), WorkersFailed(failures=(fallen(0),))):
+        assert decoded(message) == message
+
+
+def decoded(message: Message) -> Message | None:
+    return decode(json.loads(json.dumps(encode(message))))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        StartWorkers(restart_count=2, agents=(0, 3), master=("n0", 4711), preflight=False, excluded=(1,)),
+        WorkersFailed(failures=(), unhealthy={1: "it is hot."}),
+        StacksReported(reports=(REPORT,), left=(fallen(1, ()),)),
+        PaceReported(paces={7: PACE}, step=3, silent_s=0.5),
+        HungAtExit(reports=(REPORT,), codes=(0, 75)),
+        AgentUnable(failure=fallen(0, ("a",))),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_each_field_keeps_its_type(message: Message) -> None:
+    assert decoded(message) == message
+
+
+def test_an_unknown_kind_is_ignored_and_so_is_an_unknown_field() -> None:
+    assert decode({"kind": "of a later version"}) is None
+    assert decode({"kind": "leave", "code": 1, "more": 2}) == Leave(code=1)
+    with pytest.raises(TypeError, match="code"):
+        decode({"kind": "leave"})

@@ -39,6 +39,15 @@ class Channel:
             return None
         return cls(socket.socket(fileno=int(number)))
 
+    @classmethod
+    def attach_copy(cls, environ: Mapping[str, str]) -> Channel | None:
+        """Return the same by a descriptor of its own, which may be closed."""
+        number = environ.get(CHANNEL_VARIABLE, "")
+        try:
+            return cls.attach({CHANNEL_VARIABLE: str(os.dup(int(number)))}) if number.isdecimal() else None
+        except OSError:
+            return None
+
     def fileno(self) -> int:
         return self._end.fileno()
 

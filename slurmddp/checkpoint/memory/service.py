@@ -76,6 +76,17 @@ class Keeper:
         self._waiting: deque[_Write] = deque()
         self._running: _Write | None = None
         self._writer: _Writer | None = None
+        self._unhealthy: dict[int, str] = {}
+
+    def take_unhealthy(self) -> dict[int, str]:
+        """Return the unhealthy nodes that ranks have reported since the last call, by node rank.
+
+        A rank reports them before it exits, so the report is there when its exit is.
+        """
+        for line in self._lines.values():
+            self._read(line)
+        found, self._unhealthy = self._unhealthy, {}
+        return found
 
     def channel_for(self, local_rank: int) -> int:
         """Return the descriptor for a new rank to inherit; what its predecessor asked for still counts.
@@ -120,16 +131,25 @@ class Keeper:
         return self._running is not None or bool(self._waiting)
 
     def handle(self) -> None:
-        """Take in what ranks and writer have said, and begin to write; never blocks."""
+        """Handle the messages of ranks and writer and the writer's exit, and begin to write; never blocks."""
         for line in self._lines.values():
             self._read(line)
         self._listen()
+        self._reap()
         self._begin()
 
-    def ended(self, pid: int, status: int) -> bool:
-        """Take in the end of a child, with its status as `os.waitpid` gives it; False if it was no writer."""
-        if self._writer is None or self._writer.process.pid != pid:
-            return False
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The child that `handle` waits for, if it runs."""
+        return () if self._writer is None else (self._writer.process.pid,)
+
+    def _reap(self) -> None:
+        """Handle the writer's exit, if it has ended."""
+        if self._writer is None:
+            return
+        pid, status = os.waitpid(self._writer.process.pid, os.WNOHANG)
+        if pid == 0:
+            return
         self._listen()
         self._writer.process.returncode = os.waitstatus_to_exitcode(status)
         self._writer.line.close()
@@ -137,8 +157,6 @@ class Keeper:
         done, self._running = self._running, None
         if done is not None and not done.is_answered:
             self._answer(done, _killed(done.request, status))
-        self._begin()
-        return True
 
     def _listen(self) -> None:
         """Take in what the writer has said: how its write went, and that it is ready for the next one."""
@@ -200,17 +218,9 @@ class Keeper:
         return False
 
     def _look(self) -> None:
-        """See whether the writer has ended, or wait a moment."""
-        if not self._reap():
-            time.sleep(_LOOK_S)
+        """Wait a moment, then handle what has come."""
+        time.sleep(_LOOK_S)
         self.handle()
-
-    def _reap(self) -> bool:
-        """Take in the writer's end, if it has come."""
-        if self._writer is None:
-            return False
-        pid, status = os.waitpid(self._writer.process.pid, os.WNOHANG)
-        return pid != 0 and self.ended(pid, status)
 
     def forget_in_child(self) -> None:
         """Let go of the writer in a process that was forked: it listens until nobody has a line to it."""
@@ -242,6 +252,8 @@ class Keeper:
                     self._keep(message["slot"], descriptors[0])
                 elif message["kind"] == "write":
                     self._waiting.append(_Write(message, line))
+                elif message["kind"] == "unhealthy":
+                    self._unhealthy |= {int(node): why for node, why in message["nodes"].items()}
 
     def _keep(self, slot: int, descriptor: int) -> None:
         before = self._slots.pop(slot, None)
@@ -253,7 +265,7 @@ class Keeper:
                 _register(self._writer.line, slot, descriptor)
 
     def _begin(self) -> None:
-        """Hand the next request to the writer; where the one before is gone, `ended` begins again."""
+        """Hand the next request to the writer; if the writer is gone, `_reap` comes first."""
         while self._running is None and self._waiting and not (self._writer and self._writer.is_gone):
             write = self._waiting.popleft()
             try:
@@ -273,7 +285,7 @@ class Keeper:
         self._writer.line.send(write.request)
 
     def _put_back(self, write: _Write) -> None:
-        """Leave a request to the next writer, once: this one has ended, and `ended` is to come."""
+        """Leave a request to the next writer, once: this one has ended, and `_reap` is to come."""
         if self._writer is not None:
             self._writer.is_gone = True
         if write.was_put_back:

@@ -45,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the state of one run."""
     folder = index.find(args.run) if args.run is not None else index.newest()
-    found, now = status(folder, SlurmClient()), time.time()
+    from slurmddp.runs.report.html import with_report
+
+    found, now = with_report(folder, status(folder, SlurmClient())), time.time()
     ledger, phases = _times(folder, found, now)
     if args.json:
         times = {"ledger": ledger.as_json(), "phases": asdict(phases) if phases else None}

@@ -308,9 +308,10 @@ def _train_here(job: Job, lock: RunLock, *, is_new: bool) -> int:
 
 def _conclude(folder: RunFolder, code: int) -> int:
     """Say how a local run ended and where its results are."""
+    from slurmddp.runs.report.html import with_report
     from slurmddp.runs.status.run_status import status
 
-    stands = status(folder, None)
+    stands = with_report(folder, status(folder, None))
     program = folder.config().get("program") or {}
     saved = (folder.checkpoints_dir / "latest").exists() or not program.get("script")
     unseen = "The same command starts the script again; there is no checkpoint of it in the run folder."

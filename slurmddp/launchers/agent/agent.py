@@ -4,20 +4,19 @@
 
 The batch script starts it through srun, the local launcher as a plain process, submitit as its task. It
 learns its place from the environment and everything else from the run folder. It never touches CUDA (a forked
-rank could not use it any more) and keeps no thread. Node 0's agent decides for all when ranks begin, begin
-again and end (see `lead`). An agent's exit code is its ranks' (see `outcome.combine`), and 0 once a later
-attempt has begun; `exit-node-N` always tells the ranks'.
+rank could not use it any more) and keeps no thread. Node 0's agent decides for all when ranks start,
+restart and end (see `Coordinator`). An agent's exit code is its ranks' (see `outcome.combine`), and 0 once a
+later attempt has begun; `exit-node-N` always tells the ranks'.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -27,23 +26,23 @@ from slurmddp.environments.detect import detect, require
 from slurmddp.environments.names import ATTEMPT_VARIABLE, SECRET_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.time_limits import read_limits
-from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, EXIT_USAGE, ConfigError, SlurmddpError
+from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_USAGE, ConfigError, SlurmddpError
 from slurmddp.host import process
+from slurmddp.host.orphans import Guardian
 from slurmddp.host.signals import STOP_SIGNALS, SignalInbox
 from slurmddp.host.streams import keep_output
+from slurmddp.launchers.agent.forked_workers import ForkedWorkers, WorkerSpec
 from slurmddp.launchers.agent.loop import AgentLoop
+from slurmddp.launchers.agent.node_watch import Watch
 from slurmddp.launchers.agent.preload import PRELOAD, enter_project, import_for_all
-from slurmddp.launchers.agent.rank_processes import Ranks
 from slurmddp.launchers.agent.trackers import tracker_environment
-from slurmddp.launchers.agent.worker_group import Crew, Work
-from slurmddp.launchers.coordinator.join import report_unable, report_unable_early
+from slurmddp.launchers.agent.unlinked import report_unable, report_unable_early
 from slurmddp.launchers.coordinator.records import Records, say
 from slurmddp.launchers.coordinator.restart_policy import Rules, rules_of
 from slurmddp.launchers.hostless import put_back, script_is_gone
 from slurmddp.launchers.link.events import Events, Line
 from slurmddp.launchers.link.link import Link, open_link
 from slurmddp.launchers.watchdog.nccl_trace import FlightRecorder
-from slurmddp.launchers.watchdog.node_watch import Watch
 from slurmddp.runs.failures import capture
 from slurmddp.runs.folder.fence import superseded
 from slurmddp.runs.folder.layout import RunFolder
@@ -51,17 +50,8 @@ from slurmddp.runs.folder.layout import RunFolder
 WORKER = "slurmddp.training.rank_main:main"
 _UNKILLABLE_S = 2.0
 
-Report = Callable[[RunFolder, int], object]
 
-
-def write_report(folder: RunFolder, code: int) -> object:
-    """Write the report of a run whose attempt ends with `code`; its plotting is imported only now."""
-    return importlib.import_module("slurmddp.runs.report.html").write_report(folder, exit_code=code)
-
-
-def run(
-    run_dir: str, *, entry: str = WORKER, preload: Sequence[str] = PRELOAD, report: Report = write_report
-) -> int:
+def run(run_dir: str, *, entry: str = WORKER, preload: Sequence[str] = PRELOAD) -> int:
     """Run this node's part of an attempt to its end and return the node's exit code."""
     keep_output()
     process.die_with_parent(signal.SIGTERM)
@@ -88,9 +78,7 @@ def run(
         code = agent.run(entry, preload)
         process.end_children(_UNKILLABLE_S)  # What has left the process group of its rank is still below.
         _write_exit_file(folder, attempt, node.node_rank, code)
-        if node.node_rank == 0 and code != EXIT_STOPPED and not superseded(folder, attempt):
-            _try_report(report, folder, code)
-    if agent.lost_lead or (node.node_rank == 0 and script_is_gone(os.environ)):
+    if agent.lost_coordinator or (node.node_rank == 0 and script_is_gone(os.environ)):
         put_back(folder, os.environ)
     # Told of a failure, srun ends its step by number, and the later attempt's step has the same number.
     return EXIT_FINISHED if superseded(folder, attempt) else code
@@ -122,16 +110,16 @@ class Agent:
                 return self._give_up(capture.here(EXIT_FAILED, node_rank=self.node.node_rank, lines=lines))
 
     @property
-    def lost_lead(self) -> bool:
+    def lost_coordinator(self) -> bool:
         """Whether it had to end because node 0's agent is gone."""
-        return self._loop is not None and self._loop.lost_lead
+        return self._loop is not None and self._loop.lost_coordinator
 
     def _prepare(self, entry: str, preload: Sequence[str], undo: ExitStack) -> AgentLoop:
         config = self.folder.config()
         rules = self._rules = rules_of(config, self.node.nodes)
         require(self.node, nodes=rules.all_nodes, ranks_per_node=1)
-        ranks = Ranks(self._inbox)  # Before the line: a process that it starts would keep it open.
-        undo.callback(ranks.close)
+        guardian = Guardian()  # Before the link: the guardian's process would keep it open.
+        undo.callback(guardian.close)
         # It listens from here on, and is handled after the imports: who has not imported yet has not arrived.
         link = open_link(self.node, _secret(os.environ, self.node))
         undo.callback(link.close)
@@ -139,21 +127,21 @@ class Agent:
         enter_project(self.folder, config.get("project_dir"))
         keeper = Keeper()
         undo.callback(keeper.close)
-        ranks.in_child, ranks.on_other = partial(_forget, link, keeper), keeper.ended
         recorder = self._recorder(config.get("gpus_per_node"))
         if recorder is not None:
             undo.callback(recorder.close)
-        crew = Crew(self._work(rules, entry, self._import(preload, rules), recorder), ranks, keeper)
+        spec = self._spec(rules, entry, self._import(preload, rules), recorder)
+        workers = ForkedWorkers(spec, guardian, keeper, partial(_close_in_child, self._inbox, link, keeper))
         watch = Watch(
             (config.get("policy") or {}).get("stall_timeout_s"),
             self._log_dir,
             socket.gethostname(),
-            beats=crew.beats,
-            processes=crew.processes,
+            beats=workers.beats,
+            processes=workers.processes,
             recorder=recorder,
         )
         line = Line(self.node, link, Events(self._inbox, link, keeper))
-        return AgentLoop(line, rules, crew, keeper, watch, self._records, read_limits(os.environ))
+        return AgentLoop(line, rules, workers, keeper, watch, self._records, read_limits(os.environ))
 
     def _recorder(self, gpus: int | None) -> FlightRecorder | None:
         """Return what has NCCL's last collectives written down on a stall; training can do without it."""
@@ -174,11 +162,15 @@ class Agent:
         )
         return imports_s
 
-    def _work(self, rules: Rules, entry: str, imports_s: float, recorder: FlightRecorder | None) -> Work:
+    def _spec(
+        self, rules: Rules, entry: str, imports_s: float, recorder: FlightRecorder | None
+    ) -> WorkerSpec:
         common = tracker_environment(self.folder, os.environ)
         if recorder is not None:
             common |= recorder.environment(os.environ)
-        return Work(self.folder, self.attempt, self.node, rules.ranks_per_node, entry, imports_s, common)
+        return WorkerSpec(
+            self.folder, self.attempt, self.node, rules.ranks_per_node, entry, imports_s, common
+        )
 
     @property
     def _log_dir(self) -> Path:
@@ -202,8 +194,9 @@ class Agent:
         return report_unable(self._line, why, self._rules, self._records)
 
 
-def _forget(link: Link, keeper: Keeper) -> None:
-    """Let go, in a rank, of what is the agent's."""
+def _close_in_child(inbox: SignalInbox, link: Link, keeper: Keeper) -> None:
+    """Close in a forked rank what belongs to the agent."""
+    inbox.forget_in_child()
     link.close(farewell=False)
     keeper.forget_in_child()
 
@@ -229,14 +222,6 @@ def _secret(environ: Mapping[str, str], node: RankInfo) -> str:
 def _refusal(error: SlurmddpError, *, node_rank: int) -> capture.Failure:
     lines = capture.tail_of(f"{error.message}\n{error.hint}")
     return capture.here(error.exit_code, node_rank=node_rank, lines=lines, reason=error.message)
-
-
-def _try_report(report: Report, folder: RunFolder, code: int) -> None:
-    """Write the report; a report that can't be written must not change how the run ended."""
-    try:
-        report(folder, code)
-    except Exception as error:
-        say(f"the report was not written: {type(error).__name__}: {error}")
 
 
 def _write_exit_file(folder: RunFolder, attempt: int, node_rank: int, code: int) -> None:

@@ -1,29 +1,52 @@
-"""What an agent does while its node's ranks run, or wait to: it takes things as they come and obeys the lead.
+"""The agent's event loop: handle signals, messages and exits of ranks; carry out the coordinator's orders.
 
-A turn of the loop waits once, for a signal, a word of another agent or the end of a rank, and acts on it.
+Each turn of the loop waits once: for a signal, a message of another agent, the end of a rank or a deadline.
 """
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 from slurmddp.batch import outcome
 from slurmddp.checkpoint.memory.service import Keeper
 from slurmddp.environments.time_limits import Limits, leave_at
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED
-from slurmddp.launchers.agent.worker_group import Crew
-from slurmddp.launchers.coordinator.coordinator import LEFT_ALONE_S, Lead
-from slurmddp.launchers.coordinator.join import Arrival, end_without_lead
-from slurmddp.launchers.coordinator.messages import Message, all_as_facts, lost_agent, why_no_ranks
+from slurmddp.launchers.agent.forked_workers import ForkedWorkers
+from slurmddp.launchers.agent.node_watch import Watch
+from slurmddp.launchers.agent.unlinked import Arrival, end_without_lead
+from slurmddp.launchers.coordinator.coordinator import Coordinator
+from slurmddp.launchers.coordinator.messages import (
+    AgentUnable,
+    EndHungRanks,
+    Fail,
+    HangSuspected,
+    HungAtExit,
+    KillWorkers,
+    Leave,
+    Lost,
+    Message,
+    OthersDone,
+    PaceReported,
+    Report,
+    ReportStacks,
+    RequestStop,
+    StartWorkers,
+    StopRequested,
+    WorkersDone,
+    WorkersFailed,
+    WorkersKilled,
+    decode,
+    encode,
+)
 from slurmddp.launchers.coordinator.records import Records
-from slurmddp.launchers.coordinator.restart_policy import Generation, Rules
+from slurmddp.launchers.coordinator.restart_policy import Assignment, Rules
 from slurmddp.launchers.link.events import Line
-from slurmddp.launchers.watchdog.node_watch import Watch
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.capture import Failure
+from slurmddp.runs.failures.model import lost_agent
 
 _KILL_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL for the ranks that outlive a failed one: time to end a write, not to save."""
@@ -34,8 +57,11 @@ DEAF_SHARE, WRITING_SHARE = 0.8, 0.6
 
 The batch script needs the rest: on a busy host it takes three seconds to write `ended` and to requeue.
 """
-_ENDS = frozenset({"fell", "stopped", "done", "report", "hung"})
-"""Words that also tell which ranks had ended with 0 by then."""
+_FOLLOW_S = 0.9
+"""Seconds for ranks to follow a rank that has stopped unasked.
+
+Ranks that stop together need less. A rank that is signalled before the training tells no other rank.
+"""
 _TICK_S = 1.0
 _STOPPING_TICK_S = 0.1
 
@@ -47,36 +73,42 @@ class AgentLoop:
         self,
         line: Line,
         rules: Rules,
-        crew: Crew,
+        workers: ForkedWorkers,
         keeper: Keeper,
         watch: Watch,
         records: Records,
         limits: Limits,
     ) -> None:
         self._node, self._link, self._events = line.node, line.link, line.events
-        self._rules, self._crew, self._keeper, self._watch = rules, crew, keeper, watch
+        self._rules, self._workers, self._keeper, self._watch = rules, workers, keeper, watch
         self._records, self._limits = records, limits
         self._begun = time.monotonic()
         self._arrival = Arrival(line.node.hosts, rules, records, self._begun)
-        self._lead: Lead | None = None
+        self._coordinator: Coordinator | None = None
         if line.node.node_rank == 0:
-            self._lead = Lead(rules, line.node.hosts, records, self._begun, crew.meeting_point)
-        self._generation: Generation | None = None
+            self._coordinator = Coordinator(
+                rules, line.node.hosts, records, self._begun, workers.meeting_point
+            )
+        self._assignment: Assignment | None = None
+        """The present worker group; None before the first one."""
         self._at_work = False
-        """Whether ranks of the present generation are to be waited for here."""
+        """Whether ranks of the present worker group run here."""
         self._fallen: list[Failure] = []
-        self._answer: dict[str, Any] | None = None
-        """What to say once all ranks have ended that were told to."""
+        self._answer: WorkersKilled | None = None
+        """The report to send once no killed rank is left."""
         self._codes: list[int] = []
-        """How those of its ranks have ended that ended as they should."""
-        self._others_left = False
-        """Whether ranks of other nodes have ended as they should."""
+        """Exit codes of the ranks here that ended well."""
+        self._others_done = False
+        """Whether ranks of other nodes have ended well."""
         self._code: int | None = None
-        self.lost_lead = False
-        """Whether this agent had to end because node 0's is gone."""
+        self.lost_coordinator = False
+        """Whether this agent had to end because node 0's agent is gone."""
         self._stopping = False
         self._terminated: float | None = None
         self._left_at: float | None = None
+        """When a rank stopped without a request to this agent."""
+        self._sent: set[int] = set()
+        """Signals that the present ranks have got."""
 
     def run(self) -> int:
         """Do what happens asks for, until the attempt is over; return this node's exit code."""
@@ -98,7 +130,7 @@ class AgentLoop:
             self._records.save_newest(self._keeper)
         self._keeper.hurry()
         while (
-            (self._keeper.busy() or (self._lead is None and not self._link.missing()))
+            (self._keeper.busy() or (self._coordinator is None and not self._link.missing()))
             and time.monotonic() < until
             and not self._out_of_time(WRITING_SHARE)
         ):
@@ -107,21 +139,21 @@ class AgentLoop:
 
     def _may_save(self) -> bool:
         """Whether this agent may save what memory holds: node 0's does, without node 0 any that trains."""
-        if self._generation is None or self._lead is not None:
-            return self._lead is not None
-        return self.lost_lead and self._generation.place(self._node.node_rank) is not None
+        if self._assignment is None or self._coordinator is not None:
+            return self._coordinator is not None
+        return self.lost_coordinator and self._assignment.node_rank(self._node.node_rank) is not None
 
     def give_up(self, why: Failure) -> None:
         """Tell the others that this agent can't go on; without them, the run folder."""
-        self._crew.end(0.0)
-        if self._lead is not None:
-            self._lead.end(why)
+        self._workers.stop(0.0)
+        if self._coordinator is not None:
+            self._coordinator.fail(why)
             self._send_orders(obey=False)
         elif self._link.missing():
             end_without_lead(why, self._rules, self._records)
         else:
-            self._tell("fell", failures=all_as_facts([why]))
-        if self._lead is not None:
+            self._report(AgentUnable(failure=why))
+        if self._coordinator is not None:
             self._records.save_newest(self._keeper)
         self._keeper.finish(_WRITING_S)
 
@@ -129,201 +161,234 @@ class AgentLoop:
         happened = self._events.wait(until)
         self._take_signals(happened.signals)
         self._reap()
-        for sender, message in happened.messages:
-            self._hear(sender, message)
+        for sender, values in happened.messages:
+            message = decode(values)
+            if message is not None:
+                self._receive(sender, message)
 
     def _next_look(self) -> float:
         soon = self._stopping or self._left_at is not None
         due = time.monotonic() + (_STOPPING_TICK_S if soon else _TICK_S)
         due = min(due, self._watch.next_look()) if self._at_work else due
-        lead = self._lead.next_look if self._lead is not None else None
-        return due if lead is None else min(due, lead)
+        deadline = self._coordinator.next_deadline if self._coordinator is not None else None
+        return due if deadline is None else min(due, deadline)
 
     def _look(self, now: float) -> None:
-        """Do what the moment asks for."""
-        if self._generation is None:
-            self._hear_unable()
+        """Check signals, files and deadlines once."""
+        if self._assignment is None:
+            self._receive_unable()
             self._look_before_ranks(now)
-        if self._lead is not None and self._code is None:
-            self._lead.look(now, self._link.missing())
+        if self._coordinator is not None and self._code is None:
+            self._coordinator.poll(now, self._link.missing())
             self._send_orders()
         self._obey_stop_file()
-        self._pass_on_stop(now)
+        self._follow_stop(now)
         for message in self._watch.look(now, left_in=self._left_in()) if self._at_work else []:
-            self._tell(message.pop("kind"), codes=self._codes, **message)
+            self._report(message)
         if self._at_work and self._out_of_time():
             self._records.say(
                 "SLURM is about to kill: ranks end here, the run resumes from its last checkpoint"
             )
-            self._crew.end(0.0)
+            self._workers.stop(0.0)
             self._at_work = False
-            if self._lead is not None:
-                self._lead.leave(EXIT_STOPPED)
+            if self._coordinator is not None:
+                self._coordinator.leave(EXIT_STOPPED)
                 self._send_orders()
             else:
-                self._tell("done", code=EXIT_STOPPED)
+                self._report(WorkersDone(code=EXIT_STOPPED))
                 self._code = EXIT_STOPPED
 
     def _left_in(self) -> int | None:
-        """Return the generation, once some of its ranks have ended as they should."""
-        return self._generation.number if self._generation and (self._codes or self._others_left) else None
+        """Return the restart count of the worker group, once some of its ranks have ended well."""
+        ended = self._codes or self._others_done
+        return self._assignment.restart_count if self._assignment and ended else None
 
     def _look_before_ranks(self, now: float) -> None:
         found = self._records.failure()  # It may be that of an agent whose line did not stand yet.
-        if found is not None and self._lead is not None:
-            self._lead.end(found)
+        if found is not None and self._coordinator is not None:
+            self._coordinator.fail(found)
         elif found is not None:
             self._code = capture.node_code(found)
-        elif self._lead is None and self._link.missing():
+        elif self._coordinator is None and self._link.missing():
             self._code = self._arrival.look(now)
 
-    def _hear_unable(self) -> None:
-        """Report agents without a link that can run no ranks to the lead."""
-        for agent, why in self._records.unable() if self._lead is not None else []:
-            self._hear(agent, {"kind": "fell", "generation": -1, "failures": all_as_facts([why])})
+    def _receive_unable(self) -> None:
+        """Pass the reports of agents that are unable and have no link to the coordinator."""
+        for agent, why in self._records.unable() if self._coordinator is not None else []:
+            self._receive(agent, AgentUnable(failure=why))
             self._records.hear_unable(agent)
 
-    # Words of other agents.
+    # Messages.
 
-    def _tell(self, kind: str, **facts: Any) -> None:
-        """Tell the lead, which may be this very agent."""
-        number = -1 if self._generation is None else self._generation.number
-        message: Message = {"kind": kind, "generation": number, **self._crew.progress(), **facts}
-        if kind in _ENDS and self._crew.left:
-            message["left"] = all_as_facts(self._crew.left)
-        if self._lead is None:
-            self._link.send(0, message)
+    def _report(self, message: Message) -> None:
+        """Send a message to the coordinator, which may be part of this agent."""
+        if isinstance(message, Report):
+            message = self._completed(message)
+        if self._coordinator is None:
+            self._link.send(0, encode(message))
         else:
-            self._lead.take(0, message, time.monotonic())
+            self._coordinator.receive(0, message, time.monotonic())
             self._send_orders()
 
-    def _hear(self, sender: int, message: Message) -> None:
-        if self._lead is not None:
-            self._lead.take(sender, message, time.monotonic())
+    def _completed(self, report: Report) -> Report:
+        """Return a report with the facts that every report has."""
+        step, silent_s = self._workers.progress()
+        report = replace(report, restart_count=self._restart_count, step=step, silent_s=silent_s)
+        if isinstance(report, HungAtExit):
+            report = replace(report, codes=tuple(self._codes))
+        if isinstance(report, (WorkersFailed, WorkersKilled)):
+            report = replace(report, unhealthy=self._keeper.take_unhealthy())
+        if not isinstance(report, (HangSuspected, PaceReported)):
+            report = replace(report, left=tuple(self._workers.left))
+        return report
+
+    @property
+    def _restart_count(self) -> int:
+        return -1 if self._assignment is None else self._assignment.restart_count
+
+    def _receive(self, sender: int, message: Message) -> None:
+        if self._coordinator is not None:
+            self._coordinator.receive(sender, message, time.monotonic())
             self._send_orders()
-        elif message["kind"] == "lost":
-            self._lose_lead(message)
+        elif isinstance(message, Lost):
+            self._lose_coordinator(message)
         else:
             self._obey(message)
 
     def _send_orders(self, *, obey: bool = True) -> None:
-        """Send what the lead has ordered; its own agent, which may wait for ranks to end, comes last."""
-        while self._lead is not None and self._lead.orders:
-            to, message = self._lead.orders.pop(0)
+        """Send the coordinator's orders; its own agent, which may wait for ranks to end, comes last."""
+        while self._coordinator is not None and self._coordinator.orders:
+            to, message = self._coordinator.orders.pop(0)
             if to != 0:
-                self._link.send(to, message)
+                self._link.send(to, encode(message))
             elif obey:
                 self._obey(message)
 
-    def _obey(self, message: Message) -> None:
-        orders: dict[str, Callable[[Message], None]] = {
-            "go": self._begin,
-            "stop": self._stop_ranks,
-            "report": lambda message: self._watch.ask(message["generation"]),
-            "pass_on": lambda message: self._take_signals([signal.SIGTERM]),
-            "others_left": lambda message: setattr(self, "_others_left", True),
-            "end_hung": self._end_hung,
-            "leave": self._leave,
-            "end": self._end,
-        }
-        order = orders.get(message["kind"])
-        if order is not None and self._code is None:
-            order(message)
+    def _obey(self, order: Message) -> None:
+        if self._code is not None:
+            return
+        match order:
+            case StartWorkers():
+                self._start(order)
+            case KillWorkers():
+                self._kill()
+            case RequestStop():
+                self._records.say("the run was asked to stop on another node: passed on to the ranks")
+                self._signal_ranks(order.signal)
+                self._stopping = True
+            case ReportStacks():
+                self._watch.ask(order.restart_count)
+            case OthersDone():
+                self._others_done = True
+                self._note_stopped([order.code])
+            case EndHungRanks():
+                self._end_hung(order.code)
+            case Leave():
+                self._leave(order.code)
+            case Fail():
+                self._fail(order.code)
 
-    def _lose_lead(self, message: Message) -> None:
-        """Without node 0 nobody decides, and no rank can train: end as with a rank that failed there."""
-        lost = lost_agent(0, self._node.hosts, message, here=self._node.node_rank)
+    def _lose_coordinator(self, message: Lost) -> None:
+        """End as after a failure on node 0: without it nobody decides, and no rank can train."""
+        here = self._node.node_rank
+        lost = lost_agent(0, self._node.hosts, message.why, message.together, here=here)
         self._records.say(lost.sentence)
-        self.lost_lead = True
+        self.lost_coordinator = True
         if self._code is not None:
             return  # It only stays until a checkpoint is written.
-        if self._generation is not None and not self._at_work:
+        if self._assignment is not None and not self._at_work:
             self._code = outcome.combine(self._codes) if self._codes else EXIT_STOPPED
             return
         cause = capture.likely_first([*self._fallen, lost])
-        self._crew.end(_KILL_GRACE_S)
+        self._workers.stop(_KILL_GRACE_S)
         self._code = end_without_lead(cause, self._rules, self._records)
 
     # Orders.
 
-    def _begin(self, message: Message) -> None:
-        self._generation = Generation(message["generation"], tuple(message["agents"]))
-        self._fallen, self._codes, self._left_at, self._others_left = [], [], None, False
-        if self._generation.place(self._node.node_rank) is None:
-            self._records.say(why_no_ranks(self._node.node_rank, message))
+    def _start(self, order: StartWorkers) -> None:
+        self._assignment = Assignment(order.restart_count, order.agents)
+        self._fallen, self._codes, self._sent = [], [], set()
+        self._left_at, self._others_done = None, False
+        if self._assignment.node_rank(self._node.node_rank) is None:
+            self._records.say(_why_no_ranks(self._node.node_rank, order))
         elif self._stopping:
             self._codes = [EXIT_STOPPED]
-            self._tell("done", code=EXIT_STOPPED)
+            self._report(WorkersDone(code=EXIT_STOPPED))
         else:
             self._at_work = True
-            self._crew.start(self._generation, *message["master"], look=message["look"])
+            self._workers.start(order)
 
-    def _stop_ranks(self, message: Message) -> None:
+    def _kill(self) -> None:
         self._at_work = False
-        bad = self._crew.failures(self._crew.reap())  # Not by our hand, so one of them may be the cause.
-        self._answer = {"failures": all_as_facts(bad)}
+        # These ranks ended before the order, so one of them may be the cause.
+        failed = self._workers.failures(self._workers.poll())
+        self._answer = WorkersKilled(failures=tuple(failed))
         self._watch.forget()
-        self._crew.kill()
-        self._answer_stop()
+        self._workers.kill()
+        self._answer_kill()
 
-    def _answer_stop(self) -> None:
-        """Tell that no rank is left, once that is so; raises SlurmddpError when one can't be ended."""
-        if self._answer is not None and self._crew.is_gone():
+    def _answer_kill(self) -> None:
+        """Report once no killed rank is left; raises SlurmddpError when one can't be ended."""
+        if self._answer is not None and self._workers.is_gone():
             answer, self._answer = self._answer, None
-            self._tell("stopped", **answer, stopping=self._stopping)
+            self._report(answer)
 
-    def _leave(self, message: Message) -> None:
+    def _leave(self, code: int) -> None:
         found = None  # Once ranks have run, their result stands.
-        if self._generation is None:
+        if self._assignment is None:
             self._records.say("stopped before the ranks were started")
             found = self._records.failure()
         if self._at_work:
-            self._crew.end(0.0)
+            self._workers.stop(0.0)
             self._codes.append(EXIT_STOPPED)
-        own = outcome.combine(self._codes) if self._codes and self._lead is None else int(message["code"])
+        own = outcome.combine(self._codes) if self._codes and self._coordinator is None else code
         self._code = capture.node_code(found) if found is not None else own
 
-    def _end_hung(self, message: Message) -> None:
+    def _end_hung(self, code: int) -> None:
         """End the ranks that hang at their exit; the code of the others stands for them."""
         if self._at_work:
             self._at_work = False
-            self._crew.end(0.0)
-            self._tell("done", code=outcome.combine([*self._codes, int(message["code"])]))
+            self._workers.stop(0.0)
+            self._report(WorkersDone(code=outcome.combine([*self._codes, code])))
 
-    def _end(self, message: Message) -> None:
+    def _fail(self, code: int) -> None:
         if self._at_work and not self._fallen:
             self._records.say("the attempt has failed elsewhere")
-        self._crew.end(_KILL_GRACE_S)
-        self._code = int(message["code"])
+        self._workers.stop(_KILL_GRACE_S)
+        self._code = code
 
-    # The own ranks.
+    # Ranks of this node.
 
     def _reap(self) -> None:
-        ended = self._crew.reap()
+        ended = self._workers.poll()
         if not self._at_work:
-            self._answer_stop()
+            self._answer_kill()
             return
         self._codes += [one.returncode for one in ended if one.good]
-        bad = self._crew.failures(ended)
+        self._note_stopped(self._codes)
+        bad = self._workers.failures(ended)
         self._fallen += bad
         if bad:
-            self._tell("fell", failures=all_as_facts(bad))
-        elif ended and not self._crew and not self._fallen:
+            self._report(WorkersFailed(failures=tuple(bad)))
+        elif ended and not self._workers and not self._fallen:
             self._at_work = False
-            self._tell("done", code=outcome.combine(self._codes))
+            self._report(WorkersDone(code=outcome.combine(self._codes)))
 
-    def _pass_on_stop(self, now: float) -> None:
-        """Stop the ranks that outlive one which stopped: before the training begins it stops alone."""
-        if self._stopping or EXIT_STOPPED not in self._codes or not self._crew:
+    def _note_stopped(self, codes: Sequence[int]) -> None:
+        if EXIT_STOPPED in codes and self._left_at is None:
+            self._left_at = time.monotonic()
+
+    def _follow_stop(self, now: float) -> None:
+        """Stop the ranks that outlive a rank which stopped unasked, here or on another node."""
+        if self._stopping or self._left_at is None or not self._workers:
             return
-        self._left_at = self._left_at or now
-        if now - self._left_at > LEFT_ALONE_S:
-            self._take_signals([signal.SIGTERM])
+        if now - self._left_at > _FOLLOW_S:
+            self._request_stop(signal.SIGUSR2, "a rank has stopped alone")
 
     def _obey_stop_file(self) -> None:
         """Send the ranks of a script the signal of a stop that a person has asked for by the stop file."""
         if self._at_work and self._rules.is_script and not self._stopping and self._records.is_stopped():
-            self._take_signals([signal.SIGUSR2])
+            self._request_stop(signal.SIGUSR2, "the stop file is there")
 
     def _take_signals(self, received: Sequence[signal.Signals]) -> None:
         for sent in received:
@@ -331,22 +396,36 @@ class AgentLoop:
                 continue
             if sent == signal.SIGTERM:
                 self._terminated = self._terminated or time.time()
-            if self._at_work and not self._fallen:
-                self._crew.signal(signal.SIGTERM if sent == signal.SIGINT else sent)
-            if not self._stopping:
-                self._stopping = True
-                self._note_stop(sent)
+            self._request_stop(signal.SIGTERM if sent == signal.SIGINT else sent, f"received {sent.name}")
 
-    def _note_stop(self, sent: signal.Signals) -> None:
-        if self._generation is not None:
-            self._records.say(f"received {sent.name}: passed on to the ranks, for a save and an end")
-        if self._generation is None and self._lead is None and self._link.missing():
+    def _signal_ranks(self, sent: int) -> None:
+        """Send a signal to the ranks here, once."""
+        if self._at_work and not self._fallen and sent not in self._sent:
+            self._sent.add(sent)
+            self._workers.signal(signal.Signals(sent))
+
+    def _request_stop(self, sent: signal.Signals, why: str) -> None:
+        """Ask the ranks here to stop, and through the coordinator all others."""
+        self._signal_ranks(sent)
+        if self._stopping:
+            return
+        self._stopping = True
+        if self._assignment is not None:
+            self._records.say(f"{why}: passed on to the ranks, for a save and an end")
+        if self._assignment is None and self._coordinator is None and self._link.missing():
             self._records.say("stopped before the ranks were started")
             self._code = EXIT_STOPPED  # Nobody to agree with, and nothing to lose.
         else:
-            self._tell("stopping")
+            self._report(StopRequested(signal=sent))
 
     def _out_of_time(self, share: float = DEAF_SHARE) -> bool:
         """Whether even the ranks' own guards, which come first, have not made all of them leave in time."""
         at = leave_at(self._limits, self._terminated, share)
         return at is not None and time.time() >= at
+
+
+def _why_no_ranks(agent: int, order: StartWorkers) -> str:
+    """Say why an agent runs no ranks of a worker group."""
+    if agent in order.excluded:
+        return "this node was found unfit: it runs no more ranks in this attempt"
+    return "this node waits, to take the place of one that is lost"

@@ -24,18 +24,24 @@ from types import FrameType
 from typing import NoReturn
 
 from slurmddp.environments.names import CHANNEL_VARIABLE, HEARTBEAT_VARIABLE, MEMORY_VARIABLE
-from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, SlurmddpError, StoppedAtCheckpoint
+from slurmddp.errors import (
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_STOPPED,
+    GOOD_CODES,
+    SlurmddpError,
+    StoppedAtCheckpoint,
+)
 from slurmddp.host import process
 from slurmddp.host.signals import STOP_SIGNALS
 from slurmddp.host.streams import lines_to, tell
 from slurmddp.launchers.watchdog import stacks
 
-GOOD_CODES = frozenset({EXIT_FINISHED, EXIT_STOPPED})
 _DESCRIPTORS = (HEARTBEAT_VARIABLE, CHANNEL_VARIABLE, MEMORY_VARIABLE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankStart:
+class RankSpec:
     """What one rank needs to begin: its place, its log, and the function it runs."""
 
     local_rank: int
@@ -52,7 +58,7 @@ class RankStart:
         return tuple(int(number) for number in numbers if number.isdecimal())
 
 
-def spawn(start: RankStart) -> int:
+def spawn(start: RankSpec) -> int:
     """Start one rank as a program of its own, in a process group of its own; return its pid.
 
     It inherits the signal mask, and lets signals in once it is a rank.
@@ -76,16 +82,16 @@ def main(argv: Sequence[str]) -> NoReturn:
         told = json.load(letter)
     # `python -m` put the folder of its start in the first place; the agent imports the snapshot's modules.
     sys.path[:] = told["path"]
-    start = RankStart(**{**told["start"], "log": Path(told["start"]["log"])})
+    start = RankSpec(**{**told["start"], "log": Path(told["start"]["log"])})
     be_rank(start, told["agent"], lambda: None)
 
 
-def be_rank(start: RankStart, agent: int, forget_agent: Callable[[], object]) -> NoReturn:
+def be_rank(start: RankSpec, agent: int, close_in_child: Callable[[], object]) -> NoReturn:
     """Turn this fresh process of the agent into a rank, run it, and leave without the agent's clean-up."""
     code = EXIT_FAILED
     try:
         process.die_with_parent(signal.SIGKILL, agent)
-        _take_own_place(start, forget_agent)
+        _take_own_place(start, close_in_child)
         code = _run_entry(start.entry, start.run_dir)
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # The code stands; a late signal must not replace it.
@@ -101,9 +107,9 @@ def be_rank(start: RankStart, agent: int, forget_agent: Callable[[], object]) ->
         os._exit(code)
 
 
-def _take_own_place(start: RankStart, forget_agent: Callable[[], object]) -> None:
+def _take_own_place(start: RankSpec, close_in_child: Callable[[], object]) -> None:
     os.setpgid(0, 0)
-    forget_agent()
+    close_in_child()
     _set_signals()
     _write_to(start.log)
     os.environ.update(start.environ)

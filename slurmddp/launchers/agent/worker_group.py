@@ -1,237 +1,143 @@
-"""The ranks of one node: started for a generation, watched through their pages, and ended with it.
+"""The worker group of one node: its ranks, started, watched and ended together.
 
-What outlives a rank is handed to the one that takes its place: its page, its log, states in memory.
+How the processes are made is left to a subclass: an agent forks them, `launch()` runs a command.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from slurmddp.checkpoint.memory.service import Keeper
-from slurmddp.environments.emit import rank_environment
-from slurmddp.environments.names import (
-    CHANNEL_VARIABLE,
-    GENERATION_VARIABLE,
-    HEARTBEAT_VARIABLE,
-    IMPORTS_VARIABLE,
-    MEMORY_VARIABLE,
-    PREFLIGHT_VARIABLE,
-)
-from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import EXIT_FINISHED, SlurmddpError
-from slurmddp.host.address import Address
-from slurmddp.host.heartbeat_page import Beat, Pulse
+from slurmddp.errors import EXIT_FINISHED, GOOD_CODES, SlurmddpError
+from slurmddp.host import process
 from slurmddp.host.oom import OomWatch
-from slurmddp.host.ports import candidate_ports, listen, listen_as_rank_zero
-from slurmddp.launchers.agent.rank_processes import RankExit, Ranks
-from slurmddp.launchers.agent.worker import RankStart
-from slurmddp.launchers.coordinator.restart_policy import Generation
+from slurmddp.launchers.coordinator.messages import StartWorkers
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.capture import Failure
 from slurmddp.runs.failures.causes import LEFT_EARLY
-from slurmddp.runs.failures.model import ENDED_BY_AGENT
-from slurmddp.runs.folder.layout import RunFolder
 
 _UNKILLABLE_S = 60.0
-"""How long killed ranks may take to end: the kernel needs seconds to take large memories apart."""
+"""Seconds for killed ranks to end: the kernel needs some to take large memories apart."""
+_END_S = 2.0
+"""Seconds that `stop` waits for a killed rank. A rank that the kernel holds in I/O is left to SLURM."""
+_POLL_S = 0.002
 
 
 @dataclass(frozen=True)
-class Work:
-    """What ranks run, the same in every generation."""
+class RankExit:
+    """The exit of one rank; `returncode` is negative for a signal, as in `subprocess`."""
 
-    folder: RunFolder
-    attempt: int
-    node: RankInfo
-    """The place of the agent: one task on each node of the job."""
-    ranks_per_node: int
-    entry: str
-    imports_s: float
-    """How long it took until this agent could start ranks."""
-    common: Mapping[str, str]
-    """Variables that all ranks get."""
+    local_rank: int
+    returncode: int
+
+    @property
+    def good(self) -> bool:
+        return self.returncode in GOOD_CODES
 
 
-def place_of(node: RankInfo, generation: Generation) -> RankInfo:
-    """Return the agent's place among those that run ranks in `generation`."""
-    place = generation.agents.index(node.node_rank)
-    return replace(
-        node,
-        rank=place,
-        node_rank=place,
-        world_size=len(generation.agents),
-        nodes=len(generation.agents),
-        hosts=tuple(node.hosts[agent] for agent in generation.agents),
-    )
+class WorkerGroup(ABC):
+    """The ranks of one node, one worker group after the other; all methods belong to the main thread."""
 
-
-class Crew:
-    """The ranks of this node, one generation after the other."""
-
-    def __init__(self, work: Work, ranks: Ranks, keeper: Keeper) -> None:
-        self._work, self._ranks, self._keeper = work, ranks, keeper
-        self._pulses = [Pulse.create() for _ in range(work.ranks_per_node)]
-        self._logged = [0] * work.ranks_per_node
-        """How long each rank's log was when the rank began."""
-        self._place = work.node
-        self._own: Address | None = None
-        """The address of this node at which ranks can meet, once it was asked for."""
-        self._generation = 0
-        self._gone_by = 0.0
-        self._ended = False
-        """Whether the ranks of this generation were told to end."""
-        self._oom = OomWatch()
+    def __init__(self, ranks_per_node: int, agent: int = 0) -> None:
         self.left: list[Failure] = []
-        """The ranks of this generation that have ended with 0: too early, should others have lost them."""
-        ranks.on_exit = self._leave_exit
+        """Ranks of this worker group that exited with 0: too early, if other ranks still needed them."""
+        self.restart_count = 0
+        self._ranks_per_node, self._agent = ranks_per_node, agent
+        self._node_rank = 0
+        self._running: dict[int, int] = {}
+        """Local ranks, by pid."""
+        self._ended_by_us = False
+        self._kill_by = 0.0
+        self._oom = OomWatch()
+
+    @abstractmethod
+    def _start(self, local_rank: int, order: StartWorkers) -> int:
+        """Start one rank as the leader of a process group; return its pid."""
+
+    @abstractmethod
+    def _exit_code(self, pid: int) -> int | None:
+        """Return the exit code of a rank that has ended, negative for a signal; None while it runs."""
+
+    @abstractmethod
+    def _last_lines(self, local_rank: int) -> Sequence[str]:
+        """Return the last lines that a rank has printed."""
 
     def __len__(self) -> int:
-        return len(self._ranks)
+        return len(self._running)
 
-    def meeting_point(self, generation: Generation) -> tuple[str, int]:
-        """Return MASTER_ADDR and MASTER_PORT for ranks that look for them; only node 0's agent asks."""
-        node = self._work.node
-        ports = candidate_ports(f"{node.launch_id} {generation.number} master")
-        # Asked once: a name server that does not answer would hold up a restart, and the line between agents.
-        # The order to begin tells the port, so any one does (`bool`).
-        with listen(self._own, ports, bool) if self._own else listen_as_rank_zero(node, ports, bool) as probe:
-            text, port = probe.getsockname()[:2]
-            self._own = Address(probe.family, text)
-            return text, int(port)
+    def rank(self, local_rank: int) -> int:
+        """Return the global rank of a local one."""
+        return self._node_rank * self._ranks_per_node + local_rank
 
-    def start(self, generation: Generation, master: str = "", port: int = 0, *, look: bool = True) -> None:
-        """Begin the ranks that this node has in a generation; plain torch in them meets at `master`.
-
-        `look`: whether they look at their nodes first, should the run have a preflight.
-        """
-        work = self._work
-        self._place = place_of(work.node, generation)
-        self._generation = generation.number
-        self._ended = False
+    def start(self, order: StartWorkers) -> None:
+        """Start the ranks that this node has in a worker group."""
+        self._node_rank = order.agents.index(self._agent)
+        self.restart_count = order.restart_count
+        self.left, self._ended_by_us = [], False
         self._oom.begin()
-        self.left = []
-        sys.stdout.flush()
-        sys.stderr.flush()
-        since = time.monotonic()
-        common = {
-            **work.common,
-            GENERATION_VARIABLE: str(generation.number),
-            PREFLIGHT_VARIABLE: str(int(look)),
-            **({"MASTER_ADDR": master, "MASTER_PORT": str(port)} if port else {}),
-            IMPORTS_VARIABLE: f"{0.0 if generation.number else work.imports_s:.3f} {since:.3f}",
-        }
-        for local_rank, pulse in enumerate(self._pulses):
-            pulse.reset()
-            log = self._log(local_rank)
-            self._logged[local_rank] = _size(log)
-            own = {
-                HEARTBEAT_VARIABLE: str(pulse.descriptor),
-                CHANNEL_VARIABLE: str(self._keeper.channel_for(local_rank)),
-                MEMORY_VARIABLE: ",".join(map(str, self._keeper.memory_fds())),
-            }
-            environ = (
-                common | rank_environment(self._place, local_rank, work.ranks_per_node, os.environ) | own
-            )
-            start = RankStart(
-                local_rank=local_rank,
-                environ=environ,
-                log=log,
-                entry=work.entry,
-                run_dir=str(work.folder.path),
-            )
-            self._ranks.start(start)
+        for local_rank in range(self._ranks_per_node):
+            self._running[self._start(local_rank, order)] = local_rank
 
-    def signal(self, sent: signal.Signals) -> None:
-        """Send `sent` to every rank that runs."""
-        self._ranks.signal(sent)
-
-    def reap(self) -> list[RankExit]:
+    def poll(self) -> list[RankExit]:
         """Return the ranks that have ended since the last call."""
-        ended = self._ranks.reap()
-        self.left += [self._failure(one, LEFT_EARLY) for one in ended if one.returncode == EXIT_FINISHED]
-        return ended
+        codes = {pid: self._exit_code(pid) for pid in self._running}
+        exits = [RankExit(self._running.pop(pid), code) for pid, code in codes.items() if code is not None]
+        self.left += [self._failure(one, LEFT_EARLY) for one in exits if one.returncode == EXIT_FINISHED]
+        return exits
 
-    def end(self, grace_s: float) -> None:
-        """End every rank, with `grace_s` seconds for those that end by themselves."""
-        self._ranks.reap()  # Who has ended before was not told to.
-        self._ended = True
-        self._ranks.end(grace_s)
-
-    def kill(self) -> None:
-        """Let every rank end at once; `is_gone` tells when they have."""
-        self._ended = True
-        self._gone_by = time.monotonic() + _UNKILLABLE_S
-        self._ranks.kill()
-
-    def is_gone(self) -> bool:
-        """Whether `reap` has returned every rank; raises SlurmddpError when one can't be ended."""
-        if self._ranks and time.monotonic() > self._gone_by:
-            raise SlurmddpError(
-                f"{len(self._ranks)} rank(s) on this node can't be ended: the kernel holds them in a call.",
-                hint="A file server or a device does not answer; the node may need a restart.",
-            )
-        return not self._ranks
-
-    def progress(self) -> dict[str, float]:
-        """Return the last step that ranks of this generation have completed, -1: none, and how long ago."""
-        beats = [pulse.read() for pulse in self._pulses]
-        return {
-            "step": max(beat.step for beat in beats),
-            "silent_s": round(time.monotonic() - max(beat.stepped for beat in beats), 3),
-        }
-
-    def beats(self) -> dict[int, Beat]:
-        """Return what the pages of the ranks that run show, by global rank."""
-        return {
-            self.rank(local_rank): self._pulses[local_rank].read() for local_rank in self._ranks.local_ranks
-        }
-
-    def processes(self) -> dict[int, tuple[int, Pulse]]:
-        """Return pid and page of each rank that runs, by global rank."""
-        return {
-            self.rank(local_rank): (pid, self._pulses[local_rank])
-            for pid, local_rank in zip(self._ranks.pids, self._ranks.local_ranks, strict=True)
-        }
-
-    def failures(self, ended: Sequence[RankExit]) -> list[Failure]:
-        """Return what is to be told of ranks that ended badly."""
-        return [self._failure(one) for one in ended if not one.good]
+    def failures(self, exits: Sequence[RankExit]) -> list[Failure]:
+        """Return the failures among exits that `poll` has returned."""
+        return [self._failure(one) for one in exits if not one.good]
 
     def _failure(self, ended: RankExit, reason: str = "") -> Failure:
-        since = self._logged[ended.local_rank]
         return capture.here(
             ended.returncode,
-            node_rank=self._work.node.node_rank,
+            node_rank=self._agent,
             rank=self.rank(ended.local_rank),
             local_rank=ended.local_rank,
-            lines=capture.last_lines(self._log(ended.local_rank), since=since),
+            lines=self._last_lines(ended.local_rank),
             reason=reason,
-            generation=self._generation,
+            generation=self.restart_count,
             oom=self._oom.verdict(),
         )
 
-    def _leave_exit(self, ended: RankExit) -> None:
-        """Write down how a rank has ended, also one that was told to: srun's code hides the first."""
-        work, rank = self._work, self.rank(ended.local_rank)
-        reason = ENDED_BY_AGENT if self._ended else ""
-        capture.write_exit(work.folder, work.attempt, rank, ended.returncode, self._generation, reason)
+    def signal(self, sent: signal.Signals) -> None:
+        """Send a signal to every rank, not to the processes that ranks have started."""
+        for pid in self._running:
+            os.kill(pid, sent)
 
-    def rank(self, local_rank: int) -> int:
-        """Return the global rank that a local one has in this generation."""
-        return self._place.node_rank * self._work.ranks_per_node + local_rank
+    def stop(self, grace_s: float) -> None:
+        """End every rank: send SIGTERM, and SIGKILL after `grace_s`; return when no rank is left."""
+        self.poll()  # A rank that has ended before was not ended by this.
+        self._ended_by_us = True
+        self.signal(signal.SIGTERM)
+        self._wait(grace_s)
+        self.kill()
+        self._wait(_END_S)
 
-    def _log(self, local_rank: int) -> Path:
-        return self._work.folder.rank_log(self._work.attempt, self.rank(local_rank))
+    def _wait(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        self.poll()
+        while self._running and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            self.poll()
 
+    def kill(self) -> None:
+        """Send SIGKILL to every rank and to its processes; `is_gone` tells when they have ended."""
+        self._ended_by_us = True
+        self._kill_by = time.monotonic() + _UNKILLABLE_S
+        for pid in self._running:
+            process.signal_group(pid, signal.SIGKILL)
 
-def _size(log: Path) -> int:
-    with suppress(OSError):
-        return log.stat().st_size
-    return 0
+    def is_gone(self) -> bool:
+        """Return whether `poll` has returned every rank; raise SlurmddpError if one can't be killed."""
+        if self._running and time.monotonic() > self._kill_by:
+            raise SlurmddpError(
+                f"{len(self._running)} rank(s) on this node can't be ended: the kernel holds them in a call.",
+                hint="A file server or a device does not answer; the node may need a restart.",
+            )
+        return not self._running

@@ -1,355 +1,428 @@
-"""What node 0's agent does for all: it lets ranks begin together, again after a fall, and end together.
+"""The coordinator: the part of node 0's agent that starts, restarts and ends the ranks of all nodes together.
 
-It does no work of its own. It is told what agents say and what time it is, and leaves orders for them:
-
-    go       begin the ranks of a generation; agents without a place in it wait as spares
-    stop     end your ranks at once, and answer with `stopped`: other ones are to begin
-    pass_on  ask your ranks to stop: others have stopped before them
-    others_left  ranks of another node have ended well: look whether yours hang at their exit
-    end_hung     end the ranks that hang at their exit: all others have ended well
-    leave    all ranks have come to their end
-    end      the attempt has failed: end your ranks and leave
-
-Agents say `fell` (a rank has died), `stopped`, `done` (all ranks ended as they should), `stopping` (a
-signal has asked the run to stop) and `hung` (all ranks left on the node hang at their exit; with no
-reports: they work after all). Each way takes one message; nobody asks twice. With each of these comes
-which ranks had ended with 0 by then: if others have lost them, or wait for them, that was too early.
+It performs no I/O except through its `Record`. The agent passes messages and the time to it, and sends the
+orders that it leaves (`messages` describes reports and orders). No report needs a second question.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any
+from dataclasses import dataclass, field
+from enum import Enum
 
 from slurmddp.batch import outcome
 from slurmddp.errors import EXIT_CONFIG, EXIT_STOPPED
-from slurmddp.launchers.coordinator.join import Gathering
+from slurmddp.launchers.coordinator.join import Gathering, names_of
 from slurmddp.launchers.coordinator.messages import (
+    AgentUnable,
+    EndHungRanks,
+    Fail,
+    HangSuspected,
+    HungAtExit,
+    Joined,
+    KillWorkers,
+    Leave,
+    Lost,
     Message,
-    as_failure,
-    hung_at_exit,
-    lost_agent,
-    stalled_rank,
-    unable_node,
+    OthersDone,
+    PaceReported,
+    Report,
+    ReportStacks,
+    RequestStop,
+    StacksReported,
+    StartWorkers,
+    StopRequested,
+    WorkersDone,
+    WorkersFailed,
+    WorkersKilled,
 )
-from slurmddp.launchers.coordinator.records import Record
+from slurmddp.launchers.coordinator.record import Record
 from slurmddp.launchers.coordinator.restart_policy import (
+    Assignment,
     Decision,
     Facts,
-    Generation,
     Reached,
     Rules,
     choose_agents,
     decide,
 )
-from slurmddp.launchers.coordinator.unfit import Unfit
 from slurmddp.launchers.watchdog.diagnosis import Comparison, Inquiry, Verdict
-from slurmddp.launchers.watchdog.stuck_rank import RankReport, at_exit, why
+from slurmddp.launchers.watchdog.stuck_rank import at_exit, hung_at_exit, why
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.capture import Failure
+from slurmddp.runs.failures.model import lost_agent, unable_node, unhealthy_node
 
 CAUSE_WAIT_S = 0.3
-"""How long a rank that only lost its peer lets the peer's own agent be first to report."""
-LEFT_ALONE_S = 0.9
-"""How long ranks may take to follow those of another node that have stopped before they are told to."""
+"""Seconds for the agent of a failed rank to report it before an agent whose rank only lost that peer."""
 
-MeetingPoint = Callable[[Generation], tuple[str, int]]
-"""Gives address and port at which the ranks of a generation can meet if they bring no rendezvous."""
+MeetingPoint = Callable[[Assignment], tuple[str, int]]
+"""Returns the MASTER_ADDR and MASTER_PORT of a worker group."""
 
 
-class Lead:
-    """The state of one attempt, as the agents tell it; times are of one monotonic clock."""
+class State(str, Enum):
+    """The state of an attempt.
+
+    - JOINING: the coordinator waits for agents. It becomes RUNNING when enough agents have joined, and ENDING
+      when too few join, an agent that is needed fails, or the run is asked to stop.
+    - RUNNING: ranks run. It becomes RESTARTING when ranks or nodes fail and the restart policy allows another
+      worker group, AWAITING_CAUSE or ENDING when it does not, and ENDING when all ranks are done.
+    - AWAITING_CAUSE: ranks have failed, as it seems because of a failure that is not reported yet. It becomes
+      RESTARTING or ENDING when that report arrives, and ENDING after a moment without it.
+    - RESTARTING: the agents kill their ranks. It becomes RUNNING when no rank is left, or ENDING if a report
+      that came in the meantime forbids the restart.
+    - ENDING: all agents were ordered to leave. This state is final.
+    """
+
+    JOINING = "joining"
+    RUNNING = "running"
+    AWAITING_CAUSE = "awaiting cause"
+    RESTARTING = "restarting"
+    ENDING = "ending"
+
+
+@dataclass
+class _Group:
+    """The present worker group, and what the agents have reported about it."""
+
+    assignment: Assignment
+    hangs: Inquiry
+    paces: Comparison
+    reached: Reached = field(default_factory=Reached)
+    failures: list[Failure] = field(default_factory=list)
+    left: dict[int, Failure] = field(default_factory=dict)
+    """Ranks that exited with 0, by their numbers."""
+    lost: set[int] = field(default_factory=set)
+    """Agents that are gone, and their ranks with them."""
+    done: dict[int, int] = field(default_factory=dict)
+    """Exit codes of the agents whose ranks have all ended well."""
+    hung: dict[int, HungAtExit] = field(default_factory=dict)
+    killing: set[int] = field(default_factory=set)
+    """Agents that have not answered `KillWorkers` yet."""
+
+    @classmethod
+    def of(cls, assignment: Assignment, ranks_per_node: int) -> _Group:
+        """Return a group of which nothing is known yet."""
+        ranks = len(assignment.agents) * ranks_per_node
+        return cls(assignment, Inquiry(assignment.agents), Comparison(ranks))
+
+    @property
+    def cause(self) -> Failure:
+        """The failure that has caused the others."""
+        return capture.likely_first([*self.failures, *self.left.values()])
+
+
+class Coordinator:
+    """Decide for all agents of one attempt; times are seconds of one monotonic clock."""
 
     def __init__(
         self, rules: Rules, hosts: Sequence[str], record: Record, now: float, meet: MeetingPoint
     ) -> None:
         self.orders: list[tuple[int, Message]] = []
-        """What to send next, and to whom; its own agent comes last."""
+        """Orders to send next, each with its agent; the coordinator's own agent comes last."""
+        self.state = State.JOINING
         self._rules, self._hosts, self._record, self._meet = rules, hosts, record, meet
-        self._gathering = Gathering(hosts, rules, record.say, now)
-        self._phase = "joining"
+        # The nodes.
+        self._joining = Gathering(hosts, rules, record.say, now)
         self._present = {0}
         self._gone: dict[int, Failure] = {}
-        """The agents that are lost or have given up."""
-        self._unfit = Unfit(hosts, rules, record)
-        self._generation = Generation(-1, tuple(range(rules.nodes)))
-        self._restarts, self._furthest = 0, -1
-        self._stopping = False
-        self._shrunk: Failure | None = None
-        """With what a node was missed after which the others went on without another in its place."""
-        self._inquiry, self._comparison = Inquiry(()), Comparison(0)
-        self._forget()
+        """Agents that are lost or unable, with the reasons."""
+        self._unhealthy: dict[int, str] = {}
+        """Agents whose nodes did not pass the preflight, with the reasons, if the job tolerates their loss.
 
-    def _forget(self) -> None:
-        """Make room for what is told of a new generation."""
-        self._reached = Reached()
-        self._fallen: list[Failure] = []
-        self._left: dict[int, Failure] = {}
-        """Ranks that ended with 0, by their numbers."""
-        self._lost: set[int] = set()
-        self._done: dict[int, int] = {}
-        self._hung: dict[int, Mapping[str, Any]] = {}
-        """The agents whose remaining ranks hang at their exit, with the message."""
-        self._awaited: set[int] = set()
-        self._act_at: float | None = None
+        They run no more ranks but stay: SLURM may end the job when a task leaves its step early.
+        """
+        self._shrunk: Failure | None = None
+        """Why a node is missing, if the others went on without another in its place."""
+        # The worker groups.
+        self._group = _Group.of(Assignment(-1, tuple(range(rules.nodes))), rules.ranks_per_node)
+        self._furthest = -1
+        """Last step that an earlier worker group has completed."""
+        self._stopping = False
+        self._cause_by = 0.0
+        """When AWAITING_CAUSE ends."""
 
     @property
-    def next_look(self) -> float | None:
-        """When `look` is to be called, should nothing happen before."""
-        if self._phase == "joining":
-            return self._gathering.next_notice
-        return min(filter(None, (self._act_at, self._inquiry.next_look)), default=None)
+    def next_deadline(self) -> float | None:
+        """When to call `poll` at the latest; None if only a message can change anything."""
+        if self.state == State.JOINING:
+            return self._joining.next_notice
+        cause_by = self._cause_by if self.state == State.AWAITING_CAUSE else None
+        return min(filter(None, (cause_by, self._group.hangs.next_look)), default=None)
 
-    # What happens.
+    # Messages and time.
 
-    def take(self, sender: int, message: Mapping[str, Any], now: float) -> None:
-        """Take in what an agent says, or what the link says of it; other kinds are passed over."""
-        kind = message["kind"]
-        if "left" in message and message["generation"] == self._generation.number:
-            self._left |= {facts["rank"]: as_failure(facts) for facts in message["left"]}
-        if kind == "arrived":
-            self._present.add(sender)
-        elif kind == "stopping":
-            self._stopping = True
-        elif kind == "lost":
-            self._take_loss(sender, message, now)
-        elif kind == "fell" and message.get("generation", -1) in (-1, self._generation.number):
-            self._take_fall(sender, message, now)
-        elif kind in ("stall", "report", "pace") and message["generation"] == self._generation.number:
-            self._take_sight(sender, message, now)
-        elif kind == "hung" and message["generation"] == self._generation.number:
-            self._hung[sender] = message
-            self._end_hung(now)
-        elif kind in ("stopped", "done") and message["generation"] == self._generation.number:
-            (self._take_stopped if kind == "stopped" else self._take_done)(sender, message, now)
+    def receive(self, sender: int, message: Message, now: float) -> None:
+        """Handle a message of an agent, or of the link about it; orders are ignored."""
+        group = self._group
+        if isinstance(message, Report):
+            if message.restart_count != group.assignment.restart_count:
+                return
+            group.left |= {one.rank: one for one in message.left if one.rank is not None}
+        match message:
+            case Joined():
+                self._present.add(sender)
+            case StopRequested():
+                self._forward_stop(sender, message.signal)
+            case Lost():
+                self._lost(sender, message, now)
+            case AgentUnable():
+                self._unable(sender, message.failure, now)
+            case WorkersFailed():
+                self._note(message, now)
+                self._react(now)
+            case WorkersKilled():
+                self._killed(sender, message, now)
+            case WorkersDone():
+                self._done(sender, message, now)
+            case HungAtExit():
+                group.hung[sender] = message
+                self._end_hung(now)
+            case HangSuspected():
+                if self.state == State.RUNNING and group.hangs.begin(now):
+                    asked = ReportStacks(restart_count=group.assignment.restart_count)
+                    self._order(group.assignment.agents, asked)
+            case StacksReported():
+                group.hangs.take(sender, message.reports)
+                self._judge(now)
+            case PaceReported():
+                self._compare(message, now)
 
-    def look(self, now: float, missing: Sequence[int] = ()) -> None:
-        """Do what is due; `missing` are the agents that have not arrived yet."""
-        if self._phase == "joining":
+    def poll(self, now: float, missing: Sequence[int] = ()) -> None:
+        """Act if a deadline has passed; `missing` are the agents that have not joined yet."""
+        if self.state == State.JOINING:
             self._present = set(range(self._rules.all_nodes)) - set(missing) - self._gone.keys()
             self._join(now)
-        elif self._act_at is not None and now >= self._act_at:
-            self._act_at = None
-            if self._phase == "failing":
-                self.end(self._cause())
-            elif self._phase == "running":
-                self._order([a for a in self._generation.agents if a not in self._done], {"kind": "pass_on"})
+        elif self.state == State.AWAITING_CAUSE and now >= self._cause_by:
+            self.fail(self._group.cause)
         self._judge(now)
+
+    def leave(self, code: int) -> None:
+        """Order all agents to leave; agents that ran no ranks exit with `code`."""
+        self.state = State.ENDING
+        self._order(self._present, Leave(code=code))
+
+    def fail(self, cause: Failure) -> None:
+        """End the attempt as failed: record the cause and order all agents to end their ranks and leave."""
+        if self.state == State.ENDING:
+            return
+        if cause.exit_code == EXIT_CONFIG and self._shrunk is not None and self._group.reached.step < 0:
+            self._record.say("the ranks refuse to go on with fewer nodes")
+            cause = self._shrunk  # The next attempt gets all of them again.
+        decision = self._decide()
+        has_begun = self._group.assignment.restart_count >= 0
+        reason = f": {decision.why}" if has_begun and not decision.restart else ""
+        self._record.say(f"{capture.describe(cause)} The attempt ends{reason}.")
+        self._record.failed(cause)
+        self.state = State.ENDING
+        self._order(self._present, Fail(code=capture.node_code(cause)))
+
+    # Nodes.
 
     def _join(self, now: float) -> None:
         self._stopping = self._stopping or self._record.is_over()
         if self._stopping:
             self.leave(EXIT_STOPPED)
             return
-        agents, missed = self._gathering.look(now, self._present, self._gone) or ((), None)
+        agents, missed = self._joining.look(now, self._present, self._gone) or ((), None)
         if agents:
             self._shrunk = missed if len(agents) < self._rules.nodes else None
-            self._go(agents)
+            self._start(agents)
         elif missed is not None:
-            self.end(missed)
+            self.fail(missed)
 
-    def _take_loss(self, sender: int, message: Mapping[str, Any], now: float) -> None:
-        if self._phase == "leaving":
+    def _lost(self, sender: int, message: Lost, now: float) -> None:
+        if self.state == State.ENDING:
             return
-        lost = lost_agent(sender, self._hosts, message, here=0)
+        lost = lost_agent(sender, self._hosts, message.why, message.together, here=0)
         self._record.say(lost.sentence)
-        if self._miss(sender, lost):
-            self._fallen.append(lost)
-            self._fall(now)
+        if self._remove(sender, lost):
+            self._group.failures.append(lost)
+            self._react(now)
 
-    def _take_fall(self, sender: int, message: Mapping[str, Any], now: float) -> None:
-        found = [as_failure(facts) for facts in message["failures"]]
-        unable = [one for one in found if one.rank is None]  # The agent itself can't go on.
-        if unable:
-            missed = self._miss(sender, gone := unable_node(sender, self._hosts, unable[0]))
-            if not missed and (self._phase != "joining" or self._rules.outlives_nodes):
-                self._record.warn(capture.describe(unable[0]))
-                return
-            if self._rules.outlives_nodes:  # What one node refuses need not be wrong on others.
-                found = [gone]
-        self._note(message, found, now)
-        self._fall(now)
+    def _unable(self, sender: int, found: Failure, now: float) -> None:
+        gone = unable_node(sender, self._hosts, found)
+        is_missed = self._remove(sender, gone)
+        if not is_missed and (self.state != State.JOINING or self._rules.outlives_nodes):
+            self._record.warn(capture.describe(found))
+            return
+        # If one node refuses something, others may accept it.
+        self._group.failures.append(gone if self._rules.outlives_nodes else found)
+        self._react(now)
 
-    def _miss(self, sender: int, why: Failure) -> bool:
-        """Count no more on an agent; return whether its ranks are missed too."""
-        self._gone[sender] = why
-        self._present.discard(sender)
-        self._awaited.discard(sender)
-        if self._phase == "joining" or sender in self._done:
+    def _remove(self, agent: int, why: Failure) -> bool:
+        """Remove an agent for good; return whether ranks are missing with it."""
+        group = self._group
+        self._gone[agent] = why
+        self._present.discard(agent)
+        group.killing.discard(agent)
+        if self.state == State.JOINING or agent in group.done:
             return False
-        if sender not in self._generation.agents:
-            self._record.go_on_without([sender])
+        if agent not in group.assignment.agents:
+            self._record.go_on_without([agent])
             return False
-        self._lost.add(sender)
+        group.lost.add(agent)
         return True
 
-    def _take_stopped(self, sender: int, message: Mapping[str, Any], now: float) -> None:
-        self._note(message, [as_failure(facts) for facts in message["failures"]], now)
-        self._stopping |= bool(message.get("stopping"))
-        self._awaited.discard(sender)
-        if self._phase == "stopping" and not self._awaited:
+    def _exclude(self, unhealthy: Mapping[int, str]) -> None:
+        """Start no more ranks on nodes that did not pass the preflight, if the job tolerates their loss."""
+        found = {self._group.assignment.agents[node_rank]: why for node_rank, why in unhealthy.items()}
+        for agent in sorted(found.keys() - self._unhealthy.keys()) if self._rules.outlives_nodes else ():
+            self._unhealthy[agent] = found[agent]
+            self._record.say(f"{names_of([agent], self._hosts)} is not fit: {found[agent]}")
+
+    # Ranks.
+
+    def _forward_stop(self, sender: int, sent: int) -> None:
+        """Ask the ranks of the other nodes to stop as well; all ranks agree on the step."""
+        is_first, self._stopping = not self._stopping, True
+        if is_first and self.state == State.RUNNING:
+            others = set(self._group.assignment.agents) - self._group.done.keys() - {sender}
+            self._order(others, RequestStop(signal=sent))
+
+    def _note(self, message: Report, now: float) -> None:
+        if isinstance(message, (WorkersFailed, WorkersKilled)):
+            self._group.failures += message.failures
+            self._exclude(message.unhealthy)
+        self._group.reached.take(message.step, now - message.silent_s)
+
+    def _killed(self, sender: int, message: WorkersKilled, now: float) -> None:
+        self._note(message, now)
+        self._group.killing.discard(sender)
+        if self.state == State.RESTARTING and not self._group.killing:
             self._conclude(now)
 
-    def _take_done(self, sender: int, message: Mapping[str, Any], now: float) -> None:
-        self._done[sender] = int(message["code"])
-        self._note(message, [], now)
-        if self._phase == "running" and set(self._generation.agents) <= set(self._done):
-            self.leave(outcome.combine(self._done.values()))
-        elif self._phase == "running" and EXIT_STOPPED in self._done.values() and self._act_at is None:
-            self._act_at = now + LEFT_ALONE_S
-        if self._phase == "running":
-            if len(self._done) == 1:
-                self._order(set(self._generation.agents) - {sender}, {"kind": "others_left"})
-            self._end_hung(now)
+    def _done(self, sender: int, message: WorkersDone, now: float) -> None:
+        group = self._group
+        is_news = not group.done or (message.code == EXIT_STOPPED and EXIT_STOPPED not in group.done.values())
+        group.done[sender] = message.code
+        self._note(message, now)
+        if self.state != State.RUNNING:
+            return
+        if set(group.assignment.agents) <= group.done.keys():
+            self.leave(outcome.combine(group.done.values()))
+            return
+        if is_news:
+            self._order(set(group.assignment.agents) - group.done.keys(), OthersDone(code=message.code))
+        self._end_hung(now)
 
     def _end_hung(self, now: float) -> None:
-        """End the ranks that hang at their exit once all others have left well; their result stands."""
+        """End the ranks that hang at their exit once all others have ended well; their result stands."""
+        group = self._group
         hung = {
-            agent: told for agent, told in self._hung.items() if agent not in self._done and told["reports"]
+            agent: found for agent, found in group.hung.items() if agent not in group.done and found.reports
         }
-        codes = [*self._done.values(), *(code for told in hung.values() for code in told["codes"])]
-        everyone = set(self._generation.agents) <= self._done.keys() | hung.keys()
-        if self._phase != "running" or not (hung and codes and everyone):
+        codes = [*group.done.values(), *(code for found in hung.values() for code in found.codes)]
+        everyone = set(group.assignment.agents) <= group.done.keys() | hung.keys()
+        if self.state != State.RUNNING or not (hung and codes and everyone):
             return
-        found = [RankReport.from_json(values) for told in hung.values() for values in told["reports"]]
+        found = [report for one in hung.values() for report in one.reports]
         if stuck := [one for one in found if not at_exit(one)]:  # Others left too early, say.
-            self._stall(Verdict(stuck[0], why(found, stuck[0])), now)
+            self._stuck(Verdict(stuck[0], why(found, stuck[0])), now)
             return
         for one in found:
             self._record.warn(hung_at_exit(one))
-        self._order(hung.keys(), {"kind": "end_hung", "code": outcome.combine(codes)})
-        self._hung = {}
+        self._order(hung.keys(), EndHungRanks(code=outcome.combine(codes)))
+        group.hung = {}
 
-    def _take_sight(self, sender: int, message: Mapping[str, Any], now: float) -> None:
-        """Take in what an agent sees of its ranks: that they stand still, what each does, their pace."""
-        if message["kind"] == "pace":
-            line, found = self._comparison.take(message, now)
-            if line is not None:
-                self._record.say(line)
-            if found is not None:
-                self._record.slow(found, self._generation.number)
-        elif message["kind"] == "report":
-            self._inquiry.take(sender, message)
-            self._judge(now)
-        elif self._phase == "running" and self._inquiry.begin(now):
-            self._order(self._generation.agents, {"kind": "report", "generation": self._generation.number})
+    def _compare(self, message: PaceReported, now: float) -> None:
+        line, straggler = self._group.paces.take(message.paces, now)
+        if line is not None:
+            self._record.say(line)
+        if straggler is not None:
+            self._record.slow(straggler, self._group.assignment.restart_count)
 
     def _judge(self, now: float) -> None:
-        """Let the rank that holds up all others count as fallen."""
-        verdict = self._inquiry.verdict(now)
-        if verdict is not None and self._phase == "running":
-            self._stall(verdict, now)
+        """Count the rank that holds up all others as failed."""
+        verdict = self._group.hangs.verdict(now)
+        if verdict is not None and self.state == State.RUNNING:
+            self._stuck(verdict, now)
 
-    def _stall(self, verdict: Verdict, now: float) -> None:
-        self._record.stalled(verdict.report, self._generation.number)
-        self._reached.take(verdict.report.step, 0.0)
-        self._fallen.append(stalled_rank(verdict, self._generation.agents, self._rules.ranks_per_node))
-        self._fall(now)
+    def _stuck(self, verdict: Verdict, now: float) -> None:
+        group = self._group
+        self._record.stalled(verdict.report, group.assignment.restart_count)
+        group.reached.take(verdict.report.step, 0.0)
+        group.failures.append(verdict.failure(group.assignment.agents, self._rules.ranks_per_node))
+        self._react(now)
 
-    def _note(self, message: Mapping[str, Any], found: Sequence[Failure], now: float) -> None:
-        self._fallen += found
-        self._reached.take(int(message.get("step", -1)), now - float(message.get("silent_s", math.inf)))
+    # Restarts.
 
-    # What follows.
-
-    def _fall(self, now: float) -> None:
-        """A rank or a node is gone: end all ranks, so that others begin, or the attempt."""
-        if self._phase == "joining":
-            self.end(self._cause())
-        elif self._phase == "stopping" and not self._awaited:
+    def _react(self, now: float) -> None:
+        """Restart the ranks after a failure, or end the attempt."""
+        group = self._group
+        if self.state == State.JOINING:
+            self.fail(group.cause)
+        elif self.state == State.RESTARTING and not group.killing:
             self._conclude(now)
-        elif self._phase in ("running", "failing"):
-            self._unfit.heed(self._generation)
-            cause = self._cause()
-            wait = CAUSE_WAIT_S if capture.is_consequence(cause) else self._unfit.wait(cause, self._fallen)
+        elif self.state in (State.RUNNING, State.AWAITING_CAUSE):
             if self._decide().restart:
-                self._phase, self._act_at = "stopping", None
-                self._awaited = set(self._generation.agents) - self._lost
-                self._order(self._awaited, {"kind": "stop", "generation": self._generation.number})
-            elif not wait:
-                self.end(cause)
-            elif self._phase == "running":
-                self._phase, self._act_at = "failing", now + wait
-
-    def _cause(self) -> Failure:
-        return capture.likely_first([*self._fallen, *self._left.values()])
+                self.state = State.RESTARTING
+                group.killing = set(group.assignment.agents) - group.lost
+                self._order(group.killing, KillWorkers())
+            elif not capture.is_consequence(group.cause):
+                self.fail(group.cause)
+            elif self.state == State.RUNNING:
+                self.state, self._cause_by = State.AWAITING_CAUSE, now + CAUSE_WAIT_S
 
     def _decide(self) -> Decision:
         self._stopping = self._stopping or self._record.is_over()
+        group = self._group
         facts = Facts(
-            codes=[fallen.exit_code for fallen in self._fallen],
+            codes=[one.exit_code for one in group.failures],
             stopping=self._stopping,
-            done=bool(self._done),
-            lost=bool(self._lost),
-            unfit=self._unfit.among(self._generation),
+            done=bool(group.done),
+            lost=bool(group.lost),
+            unfit=not self._unhealthy.keys().isdisjoint(group.assignment.agents),
             agents=self._next_agents(),
-            restarts=self._restarts,
-            step=self._reached.step,
+            restarts=group.assignment.restart_count,
+            step=group.reached.step,
             furthest=self._furthest,
         )
         return decide(facts, self._rules)
 
     def _next_agents(self) -> tuple[int, ...]:
-        return choose_agents(self._generation.agents, self._present - self._unfit.agents, self._rules)
+        healthy = self._present - self._unhealthy.keys()
+        return choose_agents(self._group.assignment.agents, healthy, self._rules)
 
     def _conclude(self, now: float) -> None:
-        """All ranks of a generation have ended: begin with the next, or end the attempt after all."""
-        self._unfit.heed(self._generation)
-        cause = self._cause()
-        decision = self._decide()
-        if decision.restart:
+        """Start the next worker group, or end the attempt: no rank of the present group is left."""
+        cause = self._group.cause
+        if self._decide().restart:
             self._restart(cause, now)
         elif self._stopping:
-            self._record.fell(cause, self._generation.number)
+            self._record.fell(cause, self._group.assignment.restart_count)
             self._record.say("asked to stop before the ranks had begun again")
             self.leave(EXIT_STOPPED)
         else:
-            self.end(cause)
+            self.fail(cause)
 
     def _restart(self, cause: Failure, now: float) -> None:
-        before, reached = self._generation, self._reached
+        before, reached = self._group.assignment, self._group.reached
         agents = self._next_agents()
         if len(agents) < len(before.agents):
             self._shrunk = cause
-        cause = self._unfit.cause(before) or cause
-        self._record.fell(cause, before.number)
+        unhealthy = [agent for agent in before.agents if agent in self._unhealthy]
+        if unhealthy:
+            cause = unhealthy_node(unhealthy[0], self._hosts, self._unhealthy[unhealthy[0]])
+        self._record.fell(cause, before.restart_count)
         self._furthest = max(self._furthest, reached.step)
-        self._restarts += 1
-        after = Generation(before.number + 1, agents)
+        after = Assignment(before.restart_count + 1, agents)
         self._record.restarted(after, before, cause, reached.step, now - reached.at)
-        self._go(agents)
+        self._start(agents)
 
-    def _go(self, agents: tuple[int, ...]) -> None:
-        self._forget()
+    def _start(self, agents: tuple[int, ...]) -> None:
         self._record.go_on_without(self._gone)
-        self._phase = "running"
-        self._generation = after = Generation(self._generation.number + 1, agents)
-        self._inquiry = Inquiry(agents)
-        self._comparison = Comparison(len(agents) * self._rules.ranks_per_node)
-        # Until there was a step, the nodes may not have been looked at, or a spare is new among them.
-        facts = {"look": self._furthest < 0, "unfit": sorted(self._unfit.agents)}
-        facts |= {"generation": after.number, "agents": list(agents), "master": self._meet(after)}
-        self._order(self._present, {"kind": "go", **facts})
-
-    def leave(self, code: int) -> None:
-        """Let all agents leave; `code` is for those that have run no ranks."""
-        self._phase = "leaving"
-        self._order(self._present, {"kind": "leave", "code": code})
-
-    def end(self, cause: Failure) -> None:
-        """The attempt has failed for good: let all agents end their ranks and leave."""
-        if self._phase == "leaving":
-            return
-        if cause.exit_code == EXIT_CONFIG and self._shrunk is not None and self._reached.step < 0:
-            self._record.say("the ranks refuse to go on with fewer nodes")
-            cause = self._shrunk  # The next attempt gets all of them again.
-        decision = self._decide()
-        why = "" if decision.restart or self._generation.number < 0 else f": {decision.why}"
-        self._record.say(f"{capture.describe(cause)} The attempt ends{why}.")
-        self._record.failed(cause)
-        self._phase = "leaving"
-        self._order(self._present, {"kind": "end", "code": capture.node_code(cause)})
+        self.state = State.RUNNING
+        assignment = Assignment(self._group.assignment.restart_count + 1, agents)
+        self._group = _Group.of(assignment, self._rules.ranks_per_node)
+        start = StartWorkers(
+            restart_count=assignment.restart_count,
+            agents=agents,
+            master=self._meet(assignment),
+            # Before the first step nodes may be unchecked, and a spare among them is new.
+            preflight=self._furthest < 0,
+            excluded=tuple(sorted(self._unhealthy)),
+        )
+        self._order(self._present, start)
 
     def _order(self, agents: Sequence[int] | Set[int], message: Message) -> None:
         self.orders += [(agent, message) for agent in sorted(agents, reverse=True)]

@@ -1,135 +1,275 @@
-"""What agents say to each other, and of each other."""
+"""Messages between the agents of an attempt: one dataclass for each kind, encoded and decoded here alone.
+
+Agents send reports to the coordinator, which is part of node 0's agent. The coordinator sends orders. The
+link itself adds `Joined` and `Lost`.
+"""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from slurmddp.launchers.link.link import Message
 from slurmddp.launchers.link.wire import MAX_MESSAGE_BYTES
-from slurmddp.launchers.watchdog.diagnosis import Verdict
-from slurmddp.launchers.watchdog.stuck_rank import RankReport, place
+from slurmddp.launchers.watchdog.stragglers import Pace
+from slurmddp.launchers.watchdog.stuck_rank import RankReport
 from slurmddp.runs.failures.capture import Failure
-from slurmddp.runs.failures.causes import LOST_CONTACT, LOST_NODE, UNABLE_NODE, UNFIT_NODE
-
-__all__ = [
-    "Message",
-    "all_as_facts",
-    "as_facts",
-    "as_failure",
-    "hung_at_exit",
-    "lost_agent",
-    "lost_node",
-    "names_of",
-    "stalled_rank",
-    "unable_node",
-    "unfit_node",
-    "why_no_ranks",
-]
 
 _LINES_BYTES = MAX_MESSAGE_BYTES // 4
-"""A message holds two lists of failures at most, and what else there is to say of each."""
+"""Bytes for the log lines of one list of failures. A message holds two lists, and other facts about each."""
 
 
-def lost_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
-    """Return the failure of a node that is gone, as another one sees it."""
-    return Failure(
-        rank=None,
-        node_rank=agent,
-        host=hosts[agent],
-        exit_code=None,
-        signal=None,
-        time=round(time.time(), 3),
-        reason=f"{LOST_NODE}: {why}",
-    )
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """Anything that one agent sends to another."""
 
 
-def lost_agent(agent: int, hosts: Sequence[str], message: Mapping[str, Any], *, here: int) -> Failure:
-    """Return the failure that a `lost` message of the link tells of.
+# From the link.
 
-    One end of a silent connection can't tell which end was cut off. If all others fell silent together, the
-    network of this end is the likely cause.
 
-    Args:
-        agent: the agent that was lost.
-        message: `why`, and `together` if the agent fell silent (see `Link`).
-        here: the agent whose link tells of the loss.
+@dataclass(frozen=True, kw_only=True)
+class Joined(Message):
+    """The agent has connected to node 0."""
+
+    host: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lost(Message):
+    """The connection to the agent ended without a farewell."""
+
+    why: str = ""
+    together: int = 0
+    """How many agents fell silent together; 0 if this end still heard another agent."""
+
+
+# From an agent to the coordinator.
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopRequested(Message):
+    """The run was asked to stop by a signal to the agent or to one of its ranks."""
+
+    signal: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentUnable(Message):
+    """The agent itself can run no ranks."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(Message):
+    """A report about the ranks of one node. It is ignored once another worker group has replaced theirs."""
+
+    restart_count: int = -1
+    """Number of the worker group that the report is about; -1 before the first one."""
+    step: int = -1
+    """Last step that a rank of the node has completed; -1 if there is none."""
+    silent_s: float = math.inf
+    """Seconds since then."""
+    left: tuple[Failure, ...] = ()
+    """Ranks that exited with 0. If other ranks still needed them, they exited too early."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkersFailed(Report):
+    """Ranks of the node have failed."""
+
+    failures: tuple[Failure, ...]
+    unhealthy: Mapping[int, str] = field(default_factory=dict)
+    """Nodes that did not pass the preflight, by their node ranks, each with the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkersKilled(Report):
+    """No rank is left on the node, as `KillWorkers` has ordered."""
+
+    failures: tuple[Failure, ...] = ()
+    """Ranks that had failed before the agent killed the others."""
+    unhealthy: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkersDone(Report):
+    """All ranks of the node have ended with 0 or 75."""
+
+    code: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangSuspected(Report):
+    """No rank of the node has shown a heartbeat for longer than it may."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StacksReported(Report):
+    """The answer to `ReportStacks`."""
+
+    reports: tuple[RankReport, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaceReported(Report):
+    """How far the ranks of the node have come, and in what time; sent twice a minute."""
+
+    paces: Mapping[int, Pace]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HungAtExit(Report):
+    """All ranks that are left on the node hang at their exit. Without reports: they work after all."""
+
+    reports: tuple[RankReport, ...] = ()
+    codes: tuple[int, ...] = ()
+    """Exit codes of the node's other ranks."""
+
+
+# Orders of the coordinator.
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartWorkers(Message):
+    """Start the ranks of a worker group. An agent that is not among `agents` waits as a spare."""
+
+    restart_count: int
+    agents: tuple[int, ...]
+    """Agents that run ranks, in the order of the ranks."""
+    master: tuple[str, int] = ("", 0)
+    """MASTER_ADDR and MASTER_PORT for ranks that use them."""
+    preflight: bool = True
+    """Whether the ranks check their nodes first, if the run has a preflight."""
+    excluded: tuple[int, ...] = ()
+    """Agents whose nodes did not pass a preflight: they run no more ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KillWorkers(Message):
+    """Kill the ranks and answer with `WorkersKilled`: another worker group follows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestStop(Message):
+    """Send the ranks the signal by which the run was asked to stop on another node."""
+
+    signal: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportStacks(Message):
+    """Answer with `StacksReported`: a node suspects a hang."""
+
+    restart_count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OthersDone(Message):
+    """The ranks of another node have ended with `code`, 0 or 75: the ranks of this node should follow."""
+
+    code: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndHungRanks(Message):
+    """End the ranks that hang at their exit: all others have ended well, with `code`."""
+
+    code: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leave(Message):
+    """Leave: all ranks have ended. An agent that ran no ranks exits with `code`."""
+
+    code: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fail(Message):
+    """End the ranks and leave with `code`: the attempt has failed."""
+
+    code: int
+
+
+_KINDS: Mapping[str, type[Message]] = {
+    "arrived": Joined,
+    "lost": Lost,
+    "stopping": StopRequested,
+    "unable": AgentUnable,
+    "fell": WorkersFailed,
+    "stopped": WorkersKilled,
+    "done": WorkersDone,
+    "stall": HangSuspected,
+    "report": StacksReported,
+    "pace": PaceReported,
+    "hung": HungAtExit,
+    "go": StartWorkers,
+    "stop": KillWorkers,
+    "pass_on": RequestStop,
+    "ask": ReportStacks,
+    "others_left": OthersDone,
+    "end_hung": EndHungRanks,
+    "leave": Leave,
+    "end": Fail,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def encode(message: Message) -> dict[str, Any]:
+    """Return the JSON object for a message; the log lines of its failures are cut to what fits."""
+    short = {
+        one.name: _shortened(getattr(message, one.name))
+        for one in fields(message)
+        if one.name in ("failures", "left")
+    }
+    return {"kind": _NAMES[type(message)], **asdict(replace(message, **short))}
+
+
+def decode(values: Mapping[str, Any]) -> Message | None:
+    """Return the message of a JSON object; None if its kind is unknown.
+
+    Raises TypeError if a field without a default is missing.
     """
-    why, together = str(message.get("why", "")), int(message.get("together", 0))
-    if together > 1:
-        lost_all = (
-            f"it lost all {together} other nodes at once, so its own network is the likely cause ({why})"
-        )
-        return lost_node(here, hosts, lost_all)
-    if together == 1:
-        pair = ", ".join(hosts[one] for one in sorted((agent, here)))
-        return replace(
-            lost_node(agent, hosts, ""), node_rank=None, host=pair, reason=f"{LOST_CONTACT}: {why}"
-        )
-    return lost_node(agent, hosts, why)
+    kind = _KINDS.get(values["kind"])
+    if kind is None:
+        return None
+    known = {one.name for one in fields(kind)} & values.keys()
+    return kind(**{name: _FIELDS.get(name, _as_is)(values[name]) for name in known})
 
 
-def unfit_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
-    """Return the failure of a node that the preflight has found unfit, where the others go on without it."""
-    return replace(lost_node(agent, hosts, ""), reason=f"{UNFIT_NODE}: {why.removesuffix('.')}")
+def _as_is(value: Any) -> Any:
+    return value
 
 
-def unable_node(agent: int, hosts: Sequence[str], found: Failure) -> Failure:
-    """Return the failure of a node whose agent has `found` that it can't go on, where the others may."""
-    why = (found.reason or found.sentence).removesuffix(".")
-    return replace(lost_node(agent, hosts, ""), reason=f"{UNABLE_NODE}: {why}")
+def _failure(facts: Mapping[str, Any]) -> Failure:
+    return Failure(**{**facts, "last_lines": tuple(facts["last_lines"])})
 
 
-def stalled_rank(verdict: Verdict, agents: Sequence[int], ranks_per_node: int) -> Failure:
-    """Return the failure of the rank that holds up all others; `agents` run the ranks, in their order."""
-    rank = verdict.report.rank
-    return Failure(
-        rank=rank,
-        local_rank=rank % ranks_per_node,
-        node_rank=agents[rank // ranks_per_node],
-        host=verdict.report.host,
-        exit_code=None,
-        signal=None,
-        time=round(time.time(), 3),
-        reason=verdict.reason,
-        last_lines=verdict.report.stack,
-    )
+def _failures(found: Sequence[Mapping[str, Any]]) -> tuple[Failure, ...]:
+    return tuple(map(_failure, found))
 
 
-def hung_at_exit(found: RankReport) -> str:
-    """Say that a rank hung at its exit, was ended, and that the result of the others stands."""
-    stood = f" It stood at {place(found)} (stacks-rank-{found.rank}.txt)." if found.stack else ""
-    return (
-        f"rank {found.rank} on {found.host} hung at its exit: all other ranks had left, and for "
-        f"{found.seconds:.0f} s it used no CPU and read and wrote nothing. Its agent ended it; the result of "
-        f"the other ranks stands.{stood}"
-    )
+_FIELDS: Mapping[str, Callable[[Any], Any]] = {
+    "failure": _failure,
+    "failures": _failures,
+    "left": _failures,
+    "reports": lambda found: tuple(map(RankReport.from_json, found)),
+    "paces": lambda found: {int(rank): Pace.from_json(values) for rank, values in found.items()},
+    "agents": tuple,
+    "codes": tuple,
+    "master": tuple,
+    "excluded": tuple,
+    "unhealthy": lambda found: {int(node_rank): why for node_rank, why in found.items()},
+}
+"""How to decode the fields that JSON holds in another type; fields of one name have one type."""
 
 
-def names_of(agents: Sequence[int], hosts: Sequence[str]) -> str:
-    """Return `node 3 (c07), node 4 (c08)`."""
-    shown = ", ".join(f"node {agent} ({hosts[agent]})" for agent in agents[:8])
-    return shown + (f" and {len(agents) - 8} more" if len(agents) > 8 else "")
-
-
-def why_no_ranks(agent: int, go: Mapping[str, Any]) -> str:
-    """Say why an agent has no place among those that begin."""
-    if agent in go["unfit"]:
-        return "this node was found unfit: it runs no more ranks in this attempt"
-    return "this node waits, to take the place of one that is lost"
-
-
-def as_facts(found: Failure) -> dict[str, Any]:
-    """Return a failure as it goes over the link."""
-    return asdict(found)
-
-
-def all_as_facts(failures: Sequence[Failure]) -> list[dict[str, Any]]:
-    """Return failures as they go over the link in one message, each with as many last lines as fit."""
-    return [as_facts(_within(one, _LINES_BYTES // len(failures))) for one in failures]
+def _shortened(failures: Sequence[Failure]) -> tuple[Failure, ...]:
+    """Return the failures, each with as many of its last lines as fit."""
+    return tuple(_within(one, _LINES_BYTES // len(failures)) for one in failures)
 
 
 def _within(found: Failure, size: int) -> Failure:
@@ -138,8 +278,3 @@ def _within(found: Failure, size: int) -> Failure:
         count //= 2
         found = replace(found, last_lines=found.telling_lines(count))
     return found
-
-
-def as_failure(facts: Mapping[str, Any]) -> Failure:
-    """Return a failure from what came over the link."""
-    return Failure(**{**facts, "last_lines": tuple(facts["last_lines"])})

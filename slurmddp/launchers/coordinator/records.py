@@ -6,15 +6,14 @@ A record that can't be written, on a full disk say, may hide what happened, neve
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from slurmddp.checkpoint.files.durable import write_small
 from slurmddp.checkpoint.memory.service import Keeper
-from slurmddp.errors import SlurmddpError
-from slurmddp.launchers.coordinator.restart_policy import Generation
+from slurmddp.launchers.coordinator.record import Record
+from slurmddp.launchers.coordinator.restart_policy import Assignment
 from slurmddp.launchers.watchdog.stragglers import Straggler
 from slurmddp.launchers.watchdog.stuck_rank import RankReport
 from slurmddp.runs.failures import capture
@@ -28,34 +27,8 @@ def say(text: str) -> None:
     print(f"slurmddp agent: {text}", file=sys.stderr, flush=True)
 
 
-class Record(Protocol):
-    """Where the lead leaves what people and later attempts read."""
-
-    def say(self, text: str) -> None: ...
-    def warn(self, text: str) -> None:
-        """Say what a person should know though the attempt goes on."""
-
-    def fell(self, cause: Failure, generation: int) -> None: ...
-    def restarted(
-        self, generation: Generation, before: Generation, cause: Failure, step: int, silent_s: float
-    ) -> None:
-        """Note that ranks begin again; those `before` completed their last, `step`, `silent_s` s ago."""
-
-    def go_on_without(self, agents: Collection[int]) -> None:
-        """Note that the attempt can finish without these nodes."""
-
-    def unfit(self, generation: Generation) -> Mapping[int, str]:
-        """Return the agents whose nodes a generation's preflight has found unfit, and what is wrong there."""
-
-    def failed(self, cause: Failure) -> None: ...
-    def stalled(self, report: RankReport, generation: int) -> None: ...
-    def slow(self, found: Straggler, generation: int) -> None: ...
-    def is_over(self) -> bool:
-        """Whether a person has ended the run, or a later attempt has begun."""
-
-
-class Records:
-    """The files of one attempt, as the lead writes them (see `Record`)."""
+class Records(Record):
+    """The files of one attempt, as the coordinator writes them (see `Record`)."""
 
     def __init__(self, folder: RunFolder, attempt: int) -> None:
         self._folder, self._attempt = folder, attempt
@@ -150,24 +123,12 @@ class Records:
             say(f"the save of step {step} could not be claimed, so another node may save it too: {error}")
         return True
 
-    def fell(self, cause: Failure, generation: int) -> None:
-        """Record the failure of a generation after which the attempt goes on."""
+    def fell(self, cause: Failure, restart_count: int) -> None:
+        """Record the failure of a worker group after which the attempt goes on."""
         try:
-            capture.record(self._folder, self._attempt, cause, generation=generation)
+            capture.record(self._folder, self._attempt, cause, generation=restart_count)
         except OSError as error:
             say(f"the failure was not recorded: {error}")
-
-    def unfit(self, generation: Generation) -> Mapping[int, str]:
-        """Return what rank 0, a process of this node, has written down of a generation's preflight."""
-        try:
-            events = self._folder.events()
-        except (SlurmddpError, OSError) as error:
-            say(f"the preflight's verdict can't be read: {error}")
-            return {}
-        here = {"event": "preflight", "attempt": self._attempt, "generation": generation.number}
-        told = [event.get("unfit", {}) for event in events if here.items() <= event.items()]
-        places = {int(place): str(why) for found in told for place, why in found.items()}
-        return {generation.agents[place]: why for place, why in places.items()}
 
     def failed(self, cause: Failure) -> None:
         """Record the failure that ends the attempt, unless it has one."""
@@ -177,27 +138,27 @@ class Records:
             say(f"the failure was not recorded: {error}")
 
     def restarted(
-        self, generation: Generation, before: Generation, cause: Failure, step: int, silent_s: float
+        self, assignment: Assignment, before: Assignment, cause: Failure, step: int, silent_s: float
     ) -> None:
         """Record that the ranks begin again, and which nodes have others in their places."""
         facts: dict[str, object] = {}
-        taken = [agent for agent in generation.agents if agent not in before.agents]
+        taken = [agent for agent in assignment.agents if agent not in before.agents]
         if taken:
             facts["spare"] = taken
-        if len(generation.agents) != len(before.agents):
-            facts["nodes"] = len(generation.agents)
+        if len(assignment.agents) != len(before.agents):
+            facts["nodes"] = len(assignment.agents)
         if step >= 0:
             facts["silent_s"] = round(silent_s, 3)
         reached = f"; they had come to step {step}" if step >= 0 else ""
         say(
-            f"{capture.describe(cause)} The ranks begin again (generation {generation.number}) on "
-            f"{len(generation.agents)} node(s){reached}."
+            f"{capture.describe(cause)} The ranks begin again (generation {assignment.restart_count}) on "
+            f"{len(assignment.agents)} node(s){reached}."
         )
         try:
             self._folder.add_event(
                 "restarted",
                 attempt=self._attempt,
-                generation=generation.number,
+                generation=assignment.restart_count,
                 reason=capture.describe(cause),
                 node=cause.node_rank,
                 rank=cause.rank,
@@ -207,14 +168,14 @@ class Records:
         except OSError as error:
             say(f"the restart was not recorded: {error}")
 
-    def stalled(self, report: RankReport, generation: int) -> None:
+    def stalled(self, report: RankReport, restart_count: int) -> None:
         """Record the rank at which all ranks stand still."""
         facts = {"rank": report.rank, "host": report.host, "phase": report.phase, "step": report.step}
-        self._add("stalled", generation=generation, **facts, seconds=report.seconds)
+        self._add("stalled", generation=restart_count, **facts, seconds=report.seconds)
 
-    def slow(self, found: Straggler, generation: int) -> None:
+    def slow(self, found: Straggler, restart_count: int) -> None:
         """Record a rank that is slower than the others."""
-        self._add("straggler", generation=generation, rank=found.rank, host=found.host, text=found.line)
+        self._add("straggler", generation=restart_count, rank=found.rank, host=found.host, text=found.line)
 
     def _add(self, event: str, **facts: object) -> None:
         try:

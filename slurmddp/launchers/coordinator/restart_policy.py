@@ -1,7 +1,7 @@
-"""Which agents run ranks, and whether these begin again after one has died: pure decisions of node 0's agent.
+"""Decide which agents run ranks, and whether the ranks restart after a failure; pure functions.
 
-A generation is one set of ranks within an attempt. When a rank dies, the agents end all ranks of its
-generation and start those of the next one in the same allocation: no queue, no imports.
+A worker group is the set of ranks that run together. When a rank dies, the agents kill all ranks of its
+worker group and start the next group in the same allocation: without a queue and without imports.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from slurmddp.spec import GlobalBatch
 
 
 @dataclass(frozen=True)
-class Generation:
-    """One set of ranks: its number, and the agents that run it, in the order of their ranks."""
+class Assignment:
+    """Which agents run the ranks of a worker group, in the order of the ranks."""
 
-    number: int
+    restart_count: int
+    """Number of restarts in place before this worker group."""
     agents: tuple[int, ...]
 
-    def place(self, agent: int) -> int | None:
-        """Return the node rank of an agent in this generation; None for one that waits as a spare."""
+    def node_rank(self, agent: int) -> int | None:
+        """Return the node rank of an agent; None if it runs no ranks and waits as a spare."""
         return self.agents.index(agent) if agent in self.agents else None
 
 

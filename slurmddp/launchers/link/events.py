@@ -46,9 +46,11 @@ class Events:
         poll.register(self._inbox.fileno(), select.POLLIN)
         left = min(until, self._link.next_look()) - time.monotonic()
         poll.poll(max(0.0, left) * 1000)
+        # Signals first: the source of a SIGCHLD may be a child of another source.
+        signals = self._inbox.read()
         for other in self._others:
             other.handle()
-        return Happened(self._inbox.read(), self._link.handle())
+        return Happened(signals, self._link.handle())
 
 
 @dataclass(frozen=True)

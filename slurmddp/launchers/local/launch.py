@@ -7,6 +7,7 @@ standard input. If one fails, the others end within two seconds and the failure 
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import selectors
@@ -22,14 +23,27 @@ from typing import IO, NoReturn
 
 from slurmddp.batch import outcome
 from slurmddp.environments.names import LAUNCH_ID_VARIABLE, LAUNCHER_VARIABLE
-from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError
+from slurmddp.errors import EXIT_FINISHED, GOOD_CODES, ConfigError
 from slurmddp.host import process as linux
-from slurmddp.host.oom import OomWatch
 from slurmddp.host.signals import SignalInbox
+from slurmddp.launchers.agent.worker_group import RankExit, WorkerGroup
+from slurmddp.launchers.coordinator.coordinator import Coordinator
+from slurmddp.launchers.coordinator.messages import (
+    Fail,
+    Leave,
+    Message,
+    StartWorkers,
+    WorkersDone,
+    WorkersFailed,
+)
+from slurmddp.launchers.coordinator.record import Record
+from slurmddp.launchers.coordinator.restart_policy import Rules
 from slurmddp.runs.failures import capture
+from slurmddp.runs.failures.capture import Failure
 
 _KILL_GRACE_S = 1.0
-_CAUSE_WAIT_S = 0.3
+"""Seconds between SIGTERM and SIGKILL for the ranks that outlive a failed one."""
+_TICK_S, _SOON_S = 1.0, 0.05
 _TAIL_BYTES = 64 * 1024
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
@@ -123,126 +137,145 @@ class Relay:
                 data = data[os.write(self._target, data) :]
 
 
+class ScriptWorkers(WorkerGroup):
+    """The ranks of one `launch()`: the same command for each, with its output relayed."""
+
+    def __init__(self, command: Sequence[str], num_devices: int, selector: selectors.BaseSelector) -> None:
+        super().__init__(num_devices)
+        self._command, self._selector = list(command), selector
+        self._launch_id = secrets.token_hex(8)
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._relays: dict[int, list[Relay]] = {}
+
+    def _start(self, local_rank: int, order: StartWorkers) -> int:
+        process = linux.start_bound(
+            self._command,
+            signal.SIGKILL,
+            env=rank_environment(os.environ, local_rank, self._ranks_per_node, self._launch_id),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if local_rank else None,
+            stderr=subprocess.PIPE,
+        )
+        prefix = f"[rank {local_rank}] " if local_rank else ""
+        streams = ((process.stdout, 1), (process.stderr, 2))
+        self._processes[process.pid] = process
+        self._relays[local_rank] = [Relay(stream, target, prefix) for stream, target in streams if stream]
+        for relay in self._relays[local_rank]:
+            self._selector.register(relay.source, selectors.EVENT_READ, relay)
+        return process.pid
+
+    def _exit_code(self, pid: int) -> int | None:
+        return self._processes[pid].poll()
+
+    def _last_lines(self, local_rank: int) -> tuple[str, ...]:
+        errors = self._relays[local_rank][-1]
+        errors.pump()
+        return capture.tail_of(errors.tail.decode("utf-8", errors="replace"))
+
+    def close(self, *, kill: bool) -> None:
+        """Wait for every rank; `kill` ends them before, and the processes that they have started."""
+        for pid, process in self._processes.items():
+            if kill or process.poll() is None:
+                linux.signal_group(pid, signal.SIGKILL)  # Data loader workers are in the group as well.
+            process.wait()
+        for relay in (relay for relays in self._relays.values() for relay in relays):
+            relay.close()
+
+
+class _Cause(Record):
+    """Keeps why a run has failed."""
+
+    cause: Failure | None = None
+
+    def failed(self, cause: Failure) -> None:
+        self.cause = cause
+
+
 class ScriptRun:
-    """The ranks of one `launch()`, from their start to the exit code of all."""
+    """One `launch()`, from the start of its ranks to their common exit code."""
 
     def __init__(self, command: Sequence[str], num_devices: int) -> None:
-        self._command = list(command)
-        self._num_devices = num_devices
-        self._ranks: list[subprocess.Popen[bytes]] = []
-        self._relays: dict[int, list[Relay]] = {}
         self._selector = selectors.DefaultSelector()
-        self._oom = OomWatch()
+        self._workers = ScriptWorkers(command, num_devices, self._selector)
+        self._record = _Cause()
+        rules = Rules(ranks_per_node=num_devices, max_restarts=0)
+        now = time.monotonic()
+        self._coordinator = Coordinator(rules, ["localhost"], self._record, now, lambda assignment: ("", 0))
+        self._codes: list[int] = []
         self._stopped_by: signal.Signals | None = None
-        self._failures: dict[int, capture.Failure] = {}
-        self._end_at: float | None = None
-        self._kill_at: float | None = None
+        self._kill_at = math.inf
+        self._is_over = False
 
     def run(self) -> int:
         """Start all ranks and return their common exit code; nothing that they started is left."""
         try:
             with SignalInbox((*_FORWARDED, signal.SIGCHLD)) as inbox:
                 self._selector.register(inbox, selectors.EVENT_READ)
-                launch_id = secrets.token_hex(8)
-                for rank in range(self._num_devices):
-                    self._start(rank, launch_id)
-                while any(rank.poll() is None for rank in self._ranks):
+                self._turn(inbox)
+                while not self._is_over or self._workers:
+                    self._wait()
                     self._turn(inbox)
-                self._note_failures()
         finally:
-            self._leave_nothing()
+            self._workers.close(kill=self._record.cause is not None or self._stopped_by is not None)
+            self._selector.close()
         return self._conclude()
 
-    def _start(self, rank: int, launch_id: str) -> None:
-        process = linux.start_bound(
-            self._command,
-            signal.SIGKILL,
-            env=rank_environment(os.environ, rank, self._num_devices, launch_id),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if rank else None,
-            stderr=subprocess.PIPE,
-        )
-        prefix = f"[rank {rank}] " if rank else ""
-        streams = ((process.stdout, 1), (process.stderr, 2))
-        self._ranks.append(process)
-        self._relays[rank] = [Relay(stream, target, prefix) for stream, target in streams if stream]
-        for relay in self._relays[rank]:
-            self._selector.register(relay.source, selectors.EVENT_READ, relay)
-
     def _turn(self, inbox: SignalInbox) -> None:
-        """Wait for whatever comes first, output, a signal or an end, and deal with it."""
-        for key, _ in self._selector.select(0.05 if self._failures else 1.0):
-            if key.data is not None and not key.data.pump():
-                self._selector.unregister(key.fileobj)
+        """Handle signals, exits and deadlines."""
         for received in inbox.read():
             if received != signal.SIGCHLD:
                 self._forward(received)
-        if self._stopped_by is None:
-            self._note_failures()
-        if self._failures:
-            self._end_the_others()
+        self._report(self._workers.poll())
+        now = time.monotonic()
+        self._coordinator.poll(now)
+        while self._coordinator.orders:
+            self._obey(self._coordinator.orders.pop(0)[1])
+        if now >= self._kill_at:
+            self._workers.kill()
+
+    def _wait(self) -> None:
+        """Wait for output, a signal or a deadline, and relay the output."""
+        soon = self._coordinator.next_deadline is not None or self._kill_at < math.inf
+        for key, _ in self._selector.select(_SOON_S if soon else _TICK_S):
+            if key.data is not None and not key.data.pump():
+                self._selector.unregister(key.fileobj)
+
+    def _report(self, exits: Sequence[RankExit]) -> None:
+        self._codes += [one.returncode for one in exits]
+        # A rank that fails once it was told to stop has not caused the end.
+        failures = self._workers.failures(exits) if self._stopped_by is None else []
+        left, now = tuple(self._workers.left), time.monotonic()
+        if failures:
+            report = WorkersFailed(restart_count=0, left=left, failures=tuple(failures))
+            self._coordinator.receive(0, report, now)
+        if exits and not self._workers:
+            self._coordinator.receive(0, WorkersDone(restart_count=0, left=left, code=EXIT_FINISHED), now)
+
+    def _obey(self, order: Message) -> None:
+        match order:
+            case StartWorkers():
+                self._workers.start(order)
+            case Fail():
+                self._is_over = True
+                self._workers.signal(signal.SIGTERM)
+                self._kill_at = time.monotonic() + _KILL_GRACE_S
+            case Leave():
+                self._is_over = True
 
     def _forward(self, received: signal.Signals) -> None:
-        again = self._stopped_by is not None and received == signal.SIGINT
+        if self._stopped_by is not None and received == signal.SIGINT:
+            self._workers.kill()
+        else:
+            self._workers.signal(received)
         self._stopped_by = self._stopped_by or received
-        for rank in self._ranks:
-            if rank.poll() is None:
-                if again:
-                    linux.signal_group(rank.pid, signal.SIGKILL)
-                else:
-                    rank.send_signal(received)
-
-    def _note_failures(self) -> None:
-        """Keep the failures that came by themselves, not those of ranks that were told to end."""
-        if self._kill_at is not None or self._stopped_by is not None:
-            return
-        for number, rank in enumerate(self._ranks):
-            code = rank.poll()
-            if code not in (None, EXIT_FINISHED, EXIT_STOPPED) and number not in self._failures:
-                self._failures[number] = self._failure_of(number, code or 1)
-
-    def _failure_of(self, rank: int, returncode: int) -> capture.Failure:
-        errors = self._relays[rank][-1]
-        errors.pump()
-        lines = capture.tail_of(errors.tail.decode("utf-8", errors="replace"))
-        oom = self._oom.verdict()
-        return capture.here(returncode, node_rank=0, rank=rank, local_rank=rank, lines=lines, oom=oom)
-
-    def _end_the_others(self) -> None:
-        """End the ranks that outlive a failed one, once its cause is likely known."""
-        now = time.monotonic()
-        self._end_at = self._end_at or now + _CAUSE_WAIT_S
-        if self._kill_at is None:
-            cause = capture.likely_first(self._failures.values())
-            if capture.is_consequence(cause) and now < self._end_at:
-                return
-            self._kill_at = now + _KILL_GRACE_S
-            self._signal_groups(signal.SIGTERM)
-        elif now > self._kill_at:
-            self._signal_groups(signal.SIGKILL)
-
-    def _signal_groups(self, sent: signal.Signals) -> None:
-        for rank in self._ranks:
-            if rank.poll() is None:
-                linux.signal_group(rank.pid, sent)
-
-    def _leave_nothing(self) -> None:
-        for number, rank in enumerate(self._ranks):
-            if rank.poll() is None or self._failures or self._stopped_by is not None:
-                linux.signal_group(rank.pid, signal.SIGKILL)  # Data loader workers are in the group as well.
-            rank.wait()
-            for relay in self._relays[number]:
-                relay.close()
-        self._selector.close()
 
     def _conclude(self) -> int:
-        if self._failures:
-            found = capture.likely_first(self._failures.values())
+        if (found := self._record.cause) is not None:
             lines = "".join(f"\n    {line}" for line in found.last_lines)
             said = " Its last lines:" + lines if lines else ""
             print(f"slurmddp: {capture.describe(found)}{said}", file=sys.stderr, flush=True)
             return found.exit_code or capture.node_code(found)
-        code = outcome.combine(rank.returncode for rank in self._ranks)
-        if self._stopped_by is not None and code not in (EXIT_FINISHED, EXIT_STOPPED):
+        code = outcome.combine(self._codes)
+        if self._stopped_by is not None and code not in GOOD_CODES:
             return 128 + self._stopped_by
         return code

@@ -1,7 +1,7 @@
-"""The pretended nodes of one attempt on this machine: an agent each, and none goes on alone.
+"""The pretended nodes of one attempt on this machine, each with an agent of its own.
 
-It does for them what srun does on a cluster: starts an agent per node, passes stops on, ends the others when
-one has failed, and makes one exit code of theirs.
+This does what srun does on a cluster: it starts an agent for each node, forwards signals, and kills agents
+that outlive a failed one for too long. The coordinator in node 0's agent decides everything else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slurmddp.batch import outcome
 from slurmddp.batch.attempt import said_if_not_recorded
 from slurmddp.environments.emit import emulated_step, scrub
 from slurmddp.environments.names import SECRET_VARIABLE
-from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED
+from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, GOOD_CODES
 from slurmddp.host import process
 from slurmddp.host.oom import OomWatch
 from slurmddp.host.orphans import Guardian
@@ -27,9 +27,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import Job
 
 _FORCE_AFTER_S = 30.0
-"""How long agents get once another node has failed: for a checkpoint, and the report; as SLURM's KillWait."""
-_LEFT_ALONE_S = 0.9
-"""How long the other agents may take to follow one that has stopped before they are told to."""
+"""Seconds for the agents to save a checkpoint and leave once an agent has failed; as SLURM's KillWait."""
 LEFT_BEHIND_S = 600.0
 """How long agents whose launcher was killed may take to save and leave; nobody else would end them."""
 
@@ -46,8 +44,6 @@ class LocalNodes:
         self._command, self._say = command, say
         self._killed = False
         self._force_at: float | None = None
-        self._left_at: float | None = None
-        self._told_others = False
         self._oom = OomWatch()
         self._guardian: Guardian | None = None
 
@@ -84,50 +80,31 @@ class LocalNodes:
         return self._folder.log_dir(self._attempt) / f"node-{node_rank}.log"
 
     def poll(self) -> int | None:
-        """Return the attempt's exit code once every agent has ended; the failure of one ends the others.
-
-        Where the job outlives nodes the first one's word stands for all: it decides whether the others go on.
-        """
+        """Return the attempt's exit code, which node 0's agent decides, once every agent has ended."""
         codes = [self._code_of(agent) for agent in self.agents]
-        told = codes[:1] if self._job.outlives_nodes else codes
-        for node_rank, code in enumerate(told):
-            if code not in (None, EXIT_FINISHED, EXIT_STOPPED) and self._force_at is None:
-                self._end_the_others(node_rank, code or EXIT_FAILED)
+        for node_rank, code in enumerate(codes[:1] if self._job.outlives_nodes else codes):
+            if code is not None and code not in GOOD_CODES and self._force_at is None:
+                self._note_failure(node_rank, code)
         if self._force_at is not None and time.monotonic() > self._force_at:
             self._signal(signal.SIGKILL)
-        ended = [code for code in codes if code is not None]
-        if len(ended) < len(codes):
-            self._pass_on_stop(told)
+        if None in codes:
             return None
         found = None if self._killed else capture.read(self._folder, self._attempt)
-        if found:
-            return capture.node_code(found)
-        return outcome.combine(ended[:1] if self._job.outlives_nodes else ended)
-
-    def _pass_on_stop(self, codes: Sequence[int | None]) -> None:
-        """Stop the agents that outlive one which stopped, as srun does with --kill-on-bad-exit."""
-        if EXIT_STOPPED not in codes or self._told_others or self.stopping:
-            return
-        self._left_at = self._left_at or time.monotonic()
-        if time.monotonic() - self._left_at > _LEFT_ALONE_S:
-            self._told_others = True
-            self._signal(signal.SIGTERM)
+        return capture.node_code(found) if found else outcome.combine([codes[0] or EXIT_FINISHED])
 
     def _code_of(self, agent: subprocess.Popen[bytes]) -> int | None:
         """Return an agent's code; one that our SIGTERM ended had no handler yet, so no ranks and no state."""
         code = self._poll(agent)
         return EXIT_STOPPED if self.stopping and code == -signal.SIGTERM else code
 
-    def _end_the_others(self, node_rank: int, returncode: int) -> None:
-        """Let the agents of the other nodes see why, then end them."""
+    def _note_failure(self, node_rank: int, returncode: int) -> None:
+        """Record the failure of an agent, so that the others end even if they have no link to it."""
         if not self._killed:
             lines = capture.last_lines(self.log(node_rank))
             found = capture.here(returncode, node_rank=node_rank, lines=lines, oom=self._oom.verdict())
             with said_if_not_recorded("the failure", self._say):
-                capture.record(
-                    self._folder, self._attempt, found
-                )  # The agent may have said more: that stands.
-        self._signal(signal.SIGTERM)
+                # A failure that the agent has recorded itself says more, and stands.
+                capture.record(self._folder, self._attempt, found)
         self._force_at = time.monotonic() + _FORCE_AFTER_S
 
     def stop(self) -> None:

@@ -1,15 +1,15 @@
-"""What node 0's agent makes of what the agents see: which rank of the job holds the others up, or slows them.
+"""Find the rank that holds up or slows the others, from the reports of all agents.
 
-A node that finds its ranks at a standstill says `stall`. All agents are then asked for a `report` of what
-their ranks do; from all of these follows which rank has stopped, or that none has. Twice a minute the agents
-send the `pace` of their ranks.
+An agent whose ranks are at a standstill sends `HangSuspected`. The coordinator then asks all agents what
+their ranks do. Their reports tell which rank has stopped, or that no rank has. The agents also send the pace
+of their ranks, twice a minute.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from slurmddp.launchers.watchdog.stragglers import (
     PACE_EVERY_S,
@@ -20,6 +20,7 @@ from slurmddp.launchers.watchdog.stragglers import (
     straggler,
 )
 from slurmddp.launchers.watchdog.stuck_rank import RankReport, first_stopped, why
+from slurmddp.runs.failures.model import Failure
 
 _REPORTS_S = 15.0
 """How long agents may take to report: each waits eight seconds at most for its ranks' stacks."""
@@ -32,6 +33,21 @@ class Verdict:
     report: RankReport
     reason: str
     """What to record as the cause of a failure."""
+
+    def failure(self, agents: Sequence[int], ranks_per_node: int) -> Failure:
+        """Return the failure of the stuck rank; `agents` run the ranks, in the order of the ranks."""
+        rank = self.report.rank
+        return Failure(
+            rank=rank,
+            local_rank=rank % ranks_per_node,
+            node_rank=agents[rank // ranks_per_node],
+            host=self.report.host,
+            exit_code=None,
+            signal=None,
+            time=round(time.time(), 3),
+            reason=self.reason,
+            last_lines=self.report.stack,
+        )
 
 
 class Inquiry:
@@ -49,17 +65,17 @@ class Inquiry:
         return self._until
 
     def begin(self, now: float) -> bool:
-        """Take note of a `stall`; return whether agents are to be asked for reports now."""
+        """Begin to collect reports; return False if reports are being collected already."""
         if self._until is not None:
             return False
         self._until, self._awaited, self._reports = now + _REPORTS_S, set(self._agents), []
         return True
 
-    def take(self, agent: int, message: Mapping[str, Any]) -> None:
-        """Take in an agent's `report`."""
+    def take(self, agent: int, reports: Sequence[RankReport]) -> None:
+        """Add the reports of an agent's ranks."""
         if self._until is not None and agent in self._awaited:
             self._awaited.discard(agent)
-            self._reports += [RankReport.from_json(values) for values in message["reports"]]
+            self._reports += reports
 
     def verdict(self, now: float) -> Verdict | None:
         """Return who has stopped, once; None while reports are awaited, and when nobody has."""
@@ -82,12 +98,12 @@ class Comparison:
         self._seen: int | None = None
         self._next_pace = 0.0
 
-    def take(self, message: Mapping[str, Any], now: float) -> tuple[str | None, Straggler | None]:
-        """Take in an agent's `pace`; return a line for the log and a straggler that was not told before.
+    def take(self, paces: Mapping[int, Pace], now: float) -> tuple[str | None, Straggler | None]:
+        """Add the paces of an agent's ranks; return a line for the log, and a straggler if it is a new one.
 
         One slow moment makes no straggler: it takes the same rank twice in a row.
         """
-        self._new |= {int(rank): Pace.from_json(values) for rank, values in message["paces"].items()}
+        self._new |= paces
         if len(self._new) < self._ranks:
             return None, None
         if self._before and not enough_steps(self._new, self._before):

@@ -204,6 +204,16 @@ def why(found: Iterable[RankReport], first: RankReport) -> str:
     return text + _stands_at(first)
 
 
+def hung_at_exit(found: RankReport) -> str:
+    """Return the warning that a rank hung at its exit and was ended, and that the others' result stands."""
+    stood = f" It stood at {place(found)} (stacks-rank-{found.rank}.txt)." if found.stack else ""
+    return (
+        f"rank {found.rank} on {found.host} hung at its exit: all other ranks had left, and for "
+        f"{found.seconds:.0f} s it used no CPU and read and wrote nothing. Its agent ended it; the result of "
+        f"the other ranks stands.{stood}"
+    )
+
+
 def _does(first: RankReport) -> str:
     if first.state == "T":
         return "stopped by a signal (SIGSTOP)"

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,55 @@ class Failure:
         if self.reason.startswith(causes.STALLED):
             return self.last_lines[:count]
         return causes.telling(self.last_lines, count)
+
+
+def lost_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
+    """Return the failure of a node that is gone, as another node sees it."""
+    return Failure(
+        rank=None,
+        node_rank=agent,
+        host=hosts[agent],
+        exit_code=None,
+        signal=None,
+        time=round(time.time(), 3),
+        reason=f"{causes.LOST_NODE}: {why}",
+    )
+
+
+def lost_agent(agent: int, hosts: Sequence[str], why: str, together: int, *, here: int) -> Failure:
+    """Return the failure of an agent whose link to the agent `here` has ended.
+
+    One end of a silent connection can't tell which end was cut off. If all others fell silent together, the
+    network of this end is the likely cause.
+
+    Args:
+        agent: the agent that was lost.
+        hosts: the hosts of all agents.
+        why: how the link ended.
+        together: how many agents fell silent together; 0 if this end still hears others.
+        here: the agent that has lost it.
+    """
+    if together > 1:
+        lost_all = (
+            f"it lost all {together} other nodes at once, so its own network is the likely cause ({why})"
+        )
+        return lost_node(here, hosts, lost_all)
+    if together == 1:
+        pair = ", ".join(hosts[one] for one in sorted((agent, here)))
+        lost = lost_node(agent, hosts, "")
+        return replace(lost, node_rank=None, host=pair, reason=f"{causes.LOST_CONTACT}: {why}")
+    return lost_node(agent, hosts, why)
+
+
+def unhealthy_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
+    """Return the failure of a node that did not pass the preflight, if the others go on without it."""
+    return replace(lost_node(agent, hosts, ""), reason=f"{causes.UNFIT_NODE}: {why.removesuffix('.')}")
+
+
+def unable_node(agent: int, hosts: Sequence[str], found: Failure) -> Failure:
+    """Return the failure of a node whose agent can't go on because of `found`, if the others may."""
+    why = (found.reason or found.sentence).removesuffix(".")
+    return replace(lost_node(agent, hosts, ""), reason=f"{causes.UNABLE_NODE}: {why}")
 
 
 def from_json(text: str) -> Failure | None:

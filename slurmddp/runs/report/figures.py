@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slurmddp.errors import SlurmddpError
 from slurmddp.host.atomic_file import replacing
 from slurmddp.runs.status.metrics import Curve, Metrics
 
@@ -49,8 +50,13 @@ def svg(metrics: Metrics, starts: Mapping[int, int], *, name: str, size: tuple[f
 @contextmanager
 def _own_style(salt: str = "") -> Iterator[None]:
     """Draw by matplotlib's defaults: a person's own matplotlibrc may ask for LaTeX, or for a dark page."""
-    import matplotlib
-
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise SlurmddpError(
+            "The report needs matplotlib, which is not installed.",
+            hint="Install it with `pip install 'slurmddp[report]'`.",
+        ) from error
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams["svg.fonttype"] = "none"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
@@ -14,12 +15,12 @@ import yaml
 
 import slurmddp
 from slurmddp.config.identity import relevant
-from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED
 from slurmddp.runs.failures.in_place import read_restarts
 from slurmddp.runs.failures.model import read_failure
 from slurmddp.runs.folder import hidden
 from slurmddp.runs.folder.history import Attempt, History, fold, why_stopped
 from slurmddp.runs.folder.layout import RunFolder, write_atomic
+from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.report import figures
 from slurmddp.runs.report.goodput import Ledger, read_ledger
 from slurmddp.runs.report.time_bars import TimeBars, time_bars
@@ -97,20 +98,40 @@ class Page:
     version: str = slurmddp.__version__
 
 
-def write_report(folder: RunFolder, *, exit_code: int | None = None) -> Path:
+def with_report(folder: RunFolder, found: RunStatus) -> RunStatus:
+    """Return the status of a run with its report, which is written first if the run has ended since.
+
+    A report that can't be written, without matplotlib or in another person's folder, is left out.
+    """
+    if found.state in ("finished", "failed"):
+        with suppress(Exception):  # Whatever is wrong with a report must not hide how the run stands.
+            refuse_foreign(folder.path, READ_ONLY)
+            if _is_due(folder):
+                return replace(found, report=write_report(folder))
+    return found
+
+
+def _is_due(folder: RunFolder) -> bool:
+    """Return whether the records of a run are newer than its report."""
+    times = [
+        path.stat().st_mtime_ns if path.exists() else 0
+        for path in (folder.report_file, folder.attempts_file, folder.metrics_file)
+    ]
+    return times[0] < max(times)
+
+
+def write_report(folder: RunFolder) -> Path:
     """Write `report.html` and `report.png` from what the run folder holds now; return the page's path.
 
-    `exit_code` is that of an attempt which is just ending, whose end is not in the folder yet.
+    Raises SlurmddpError without matplotlib.
     """
     moment, metrics = time.time(), read(folder)
-    events = folder.events()
-    ending = _ending(fold(events).newest, exit_code, moment)
-    history = fold([*events, *ending])
+    history = fold(folder.events())
     found = status(folder, None)
-    now = _as_of_now(found, exit_code)
-    # SLURM was not asked; that a job still runs is known to the attempt alone whose end this is.
-    seen = exit_code is not None or found.launcher == "local"
-    ledger = read_ledger(folder, found if seen else replace(found, state="unknown"), moment, ending)
+    now = _as_of_now(found)
+    # SLURM was not asked whether a job still runs.
+    seen = found.launcher == "local"
+    ledger = read_ledger(folder, found if seen else replace(found, state="unknown"), moment)
     starts = _starts(history)
     charts: dict[str, str] = {}
     if figures.has_points(metrics):
@@ -155,24 +176,14 @@ def _coded(text: str) -> Any:
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def _ending(newest: Attempt | None, exit_code: int | None, moment: float) -> list[dict[str, Any]]:
-    """Return the end of the attempt that is just ending as the event which is yet to be written."""
-    if exit_code is None or newest is None or not newest.is_open:
-        return []
-    outcome = {EXIT_FINISHED: "finished", EXIT_STOPPED: "stopped"}.get(exit_code, "failed")
-    return [{"event": "ended", "time": moment, "attempt": newest.number, "outcome": outcome}]
-
-
-def _as_of_now(found: RunStatus, exit_code: int | None) -> RunStatus:
-    """Judge a run whose last attempt has not written its end: the page is written just before that line."""
+def _as_of_now(found: RunStatus) -> RunStatus:
+    """Return how a run stands whose last attempt is about to record its end."""
     if found.state not in ("starting", "running"):
         return found
     if found.failure is not None:
         return replace(found, state="failed", detail=found.failure.short, advice="")
-    if exit_code not in (None, EXIT_FINISHED, EXIT_STOPPED):
-        return replace(found, state="failed", detail=f"it ended with exit code {exit_code}", advice="")
     done = found.step is not None and found.total_steps is not None and found.step >= found.total_steps
-    if done or exit_code == EXIT_FINISHED:
+    if done:
         return replace(found, state="finished", detail=finished_detail(found.total_steps), advice="")
     return found
 

@@ -22,7 +22,6 @@ from slurmddp.checkpoint.memory import shared_buffer, writer_process
 from slurmddp.checkpoint.memory.channel import Channel
 from slurmddp.checkpoint.memory.writer_process import conclude, error_of
 from slurmddp.checkpoint.state.staging import NoMemory, Snapshots
-from slurmddp.environments.names import CHANNEL_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import CheckpointError, SlurmddpError
 from slurmddp.runs.folder.run_context import RunContext
@@ -50,7 +49,7 @@ class Saves:
 
     def __init__(self, environ: Mapping[str, str], info: RankInfo | None = None) -> None:
         # Copies of what the agent handed down: a second Distributon in this process needs it too.
-        self._line = _agents_line(environ)
+        self._line = Channel.attach_copy(environ)
         self.has_agent = self._line is not None
         inherited = [os.dup(number) for number in shared_buffer.from_environment(environ)]
         self._snapshots = Snapshots(inherited, self._register)
@@ -255,11 +254,3 @@ class Saves:
     def _register(self, slot: int, descriptor: int) -> None:
         if self._line is not None:
             self._line.send({"kind": "memory", "slot": slot}, [descriptor])
-
-
-def _agents_line(environ: Mapping[str, str]) -> Channel | None:
-    number = environ.get(CHANNEL_VARIABLE, "")
-    try:
-        return Channel.attach({CHANNEL_VARIABLE: str(os.dup(int(number)))}) if number.isdecimal() else None
-    except OSError:
-        return None

@@ -18,10 +18,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from slurmddp.checkpoint.memory.channel import Channel
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import RankFailure, SlurmddpError, UnfitNodeError
 from slurmddp.runs.folder.excluded import exclude
@@ -120,6 +121,17 @@ def blame_devices(
     flight.conclude(found)
 
 
+class Verdict(NamedTuple):
+    """Rank 0's decision on the findings of all ranks."""
+
+    failed: list[str]
+    """Sentences of the findings that end the preflight."""
+    avoided: list[str]
+    """Names of the nodes that the next attempts avoid."""
+    unhealthy: Mapping[int, str]
+    """Node ranks of the nodes that a spare may replace, each with the reason."""
+
+
 class _Flight:
     """What the ranks do together: tell rank 0 what they have found, and hear from it whether to go on."""
 
@@ -139,26 +151,29 @@ class _Flight:
     def share(self, part: str, own: Answer) -> None:
         """Share what the ranks found in one part of the preflight; raise on all if a node is not fit."""
         if self._store is None:
-            failed, avoided = self._judge(part, [own])
+            verdict = self._judge(part, [own])
         elif self.info.rank == 0:
-            failed, avoided = self._judge(part, self._collect(self._store, part, own))
+            verdict = self._judge(part, self._collect(self._store, part, own))
             self._told = time.time()
-            self._store.set(_key(part), json.dumps([failed, avoided]))
+            self._store.set(_key(part), json.dumps(verdict))
         else:
-            failed, avoided = self._ask_zero(self._store, part, own)
-        if self._store is not None and (avoided or failed):
+            verdict = self._ask_zero(self._store, part, own)
+        if not (verdict.failed or verdict.avoided):
+            return
+        _report_unhealthy(verdict.unhealthy)
+        if self._store is not None:
             self._store.until_read(_key(part), self.info.rank, self.info.world_size)
-        if avoided:
-            raise _unfit(failed, avoided)
-        if failed:
-            hint = "No node was excluded for it. preflight=off starts without a look."
-            raise SlurmddpError(f"Preflight: {_said(failed)}", hint=hint)
+        if verdict.avoided:
+            raise _unfit(verdict.failed, verdict.avoided)
+        hint = "No node was excluded for it. preflight=off starts without a look."
+        raise SlurmddpError(f"Preflight: {_said(verdict.failed)}", hint=hint)
 
     def conclude(self, found: Sequence[Finding]) -> None:
         """Raise for findings that all ranks have already, if the next attempt avoids their nodes."""
         if self.info.rank == 0 and not self._run.is_superseded:
             self._record(found)
         failed, avoided = self._follows(found)
+        _report_unhealthy(self._replaceable(found))
         if avoided:
             raise _unfit(failed, avoided)
 
@@ -172,8 +187,8 @@ class _Flight:
         there = store.wait([_key(part, rank) for rank in range(1, self.info.world_size)], ANSWER_S)
         return [own, *(Answer.from_json(text) if text else None for text in there)]
 
-    def _ask_zero(self, store: SignedStore, part: str, own: Answer) -> tuple[list[str], list[str]]:
-        """Tell rank 0 what was found here; return its verdict: what failed, and which nodes are avoided."""
+    def _ask_zero(self, store: SignedStore, part: str, own: Answer) -> Verdict:
+        """Send rank 0 what was found here; return its verdict."""
         patience = ANSWER_S + _RANK_ZERO_S
         lost: RuntimeError | None = None
         try:
@@ -186,11 +201,10 @@ class _Flight:
                 f"Preflight: rank 0 on {self.names[0]} is gone, or told nothing for {patience:.0f} s.",
                 hint="Its log may say why.",
             ) from lost
-        failed, avoided = json.loads(told)
-        return failed, avoided
+        return Verdict(*json.loads(told))
 
-    def _judge(self, part: str, answers: Sequence[Answer | None]) -> tuple[list[str], list[str]]:
-        """Return what follows from all answers, written down already: who hears of it leaves at once."""
+    def _judge(self, part: str, answers: Sequence[Answer | None]) -> Verdict:
+        """Record and return the verdict on all answers: a rank that reads it leaves at once."""
         given = [answer for answer in answers if answer is not None]
         found = [finding for answer in given for finding in answer.findings]
         failed = {pair: why for answer in given for pair, why in answer.failed_pairs.items()}
@@ -201,7 +215,7 @@ class _Flight:
             found += judge_clocks(self.names, stamps, self._told, time.time())
         found += [self._silent(rank) for rank, answer in enumerate(answers) if answer is None]
         if self._run.is_superseded:
-            return [finding.sentence for finding in found if finding.blames != NOBODY], []
+            return Verdict([finding.sentence for finding in found if finding.blames != NOBODY], [], {})
         apart = [[self.names[node] for node in pair] for pair in failed]
         return self._record(found, apart)
 
@@ -210,10 +224,8 @@ class _Flight:
         text = f"rank {rank} did not tell what it found within {ANSWER_S:.0f} s."
         return Finding(check="answer", node=node, text=text, hint="Its log may say why.")
 
-    def _record(
-        self, found: Sequence[Finding], apart: Sequence[Sequence[str]] = ()
-    ) -> tuple[list[str], list[str]]:
-        """Write down what was found, and which nodes the next attempts avoid; return both."""
+    def _record(self, found: Sequence[Finding], apart: Sequence[Sequence[str]] = ()) -> Verdict:
+        """Record the findings, and the nodes that the next attempts avoid; return the verdict."""
         for finding in found:
             _log.warning("preflight: %s", finding.sentence)
             if finding.blames == NOBODY:
@@ -222,12 +234,17 @@ class _Flight:
         failed, avoided = self._follows(found)
         for node, why in avoided.items():
             exclude(self._folder, node, f"preflight: {why}", hours=self._hours)
+        unhealthy = self._replaceable(found)
         if failed:
-            unfit = self._unfit(found)
-            spared = unfit if others_may_do_better(unfit, self.info.nodes) else {}
-            facts = {"unfit": {self.names.index(node): why for node, why in spared.items()}, "pairs": apart}
+            facts = {"unfit": unhealthy, "pairs": apart}
             self._add_event(failed, **{name: fact for name, fact in facts.items() if fact})
-        return failed, list(avoided)
+        return Verdict(failed, list(avoided), unhealthy)
+
+    def _replaceable(self, found: Sequence[Finding]) -> dict[int, str]:
+        """Return the unhealthy nodes by node rank, with reasons, if other nodes may do better."""
+        unfit = self._unfit(found)
+        spared = unfit if others_may_do_better(unfit, self.info.nodes) else {}
+        return {self.names.index(node): why for node, why in spared.items()}
 
     def _follows(self, found: Sequence[Finding]) -> tuple[list[str], dict[str, str]]:
         """Return what has failed, and the nodes that the next attempts are to avoid, each with its reason."""
@@ -239,7 +256,7 @@ class _Flight:
         return {finding.node: finding.text for finding in found if finding.blames == NODE}
 
     def _add_event(self, failed: list[str], **facts: object) -> None:
-        """Record it; `unfit` by node rank (see `Records.unfit`), `pairs` by name (see `suspects`)."""
+        """Record the preflight; `unfit` holds node ranks, `pairs` names of nodes (see `suspects`)."""
         seconds = round(time.monotonic() - self._began, 3)
         _log.info("preflight: %d node(s), %.2f s", self.info.nodes, seconds)
         self._run.add_event(
@@ -250,6 +267,19 @@ class _Flight:
             failed=failed,
             **facts,
         )
+
+
+def _report_unhealthy(nodes: Mapping[int, str]) -> None:
+    """Report the nodes to the agent, before this rank exits: the coordinator starts no more ranks on them."""
+    channel = Channel.attach_copy(os.environ) if nodes else None
+    if channel is None:
+        return
+    try:
+        channel.send({"kind": "unhealthy", "nodes": nodes})
+    except OSError as error:
+        _log.warning("The agent could not be told which nodes are unhealthy: %s", error)
+    finally:
+        channel.close()
 
 
 def _said(failed: Sequence[str]) -> str:

@@ -1,18 +1,24 @@
 """An agent's watch over its own ranks: it looks at their pages, and asks for their stacks when it is told to.
 
-What it finds is told to node 0's agent (`inquiry.py`), since one node's ranks may only wait for another's. It
-never waits: the agent's loop calls `look`.
+It reports to the coordinator (see `inquiry.py`), since one node's ranks may only wait for another's. It never
+waits: the agent's loop calls `look`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from slurmddp.host.heartbeat_page import Beat, Pulse
+from slurmddp.launchers.coordinator.messages import (
+    HangSuspected,
+    HungAtExit,
+    PaceReported,
+    Report,
+    StacksReported,
+)
 from slurmddp.launchers.watchdog import stacks
 from slurmddp.launchers.watchdog.exit_watch import ExitWatch
 from slurmddp.launchers.watchdog.nccl_trace import FlightRecorder
@@ -21,7 +27,6 @@ from slurmddp.launchers.watchdog.stall import Watchdog
 from slurmddp.launchers.watchdog.stragglers import LINE_EVERY_S, Pace
 from slurmddp.launchers.watchdog.stuck_rank import reports
 
-Message = dict[str, Any]
 _LOOK_S = 1.0
 _ASKING_LOOK_S = 0.02
 _RECORDER_S = 3.0
@@ -59,38 +64,37 @@ class Watch:
         """Return when `look` is to be called at the latest, on the monotonic clock."""
         return time.monotonic() + _ASKING_LOOK_S if self._asked is not None else self._next_look
 
-    def look(self, now: float, *, left_in: int | None = None) -> list[Message]:
-        """Return what to tell node 0's agent; calls before `next_look` cost nothing.
+    def look(self, now: float, *, left_in: int | None = None) -> list[Report]:
+        """Return the reports for the coordinator; calls before `next_look` cost nothing.
 
         `left_in`: the generation, once some of its ranks have left well, so that the others are to follow.
         """
-        told = self._answer() if now >= self._answer_at else []
+        told: list[Report] = self._answer() if now >= self._answer_at else []
         if now < self._next_look:
             return told
         self._next_look = now + _LOOK_S
         beats = self._beats()
-        stall = self._watchdog.look(beats, now)
-        if stall is not None:
-            told.append({"kind": "stall", **asdict(stall)})
+        if self._watchdog.look(beats, now) is not None:
+            told.append(HangSuspected())
         if left_in is not None and self._asked is None:
             told += self._look_at_exits(beats, now, left_in)
         if now >= self._next_pace and beats:
             self._next_pace = now + LINE_EVERY_S
-            paces = {str(rank): Pace.of(beat, self._host).to_json() for rank, beat in beats.items()}
-            told.append({"kind": "pace", "paces": paces})
+            paces = {rank: Pace.of(beat, self._host) for rank, beat in beats.items()}
+            told.append(PaceReported(paces=paces))
         return told
 
-    def _look_at_exits(self, beats: Mapping[int, Beat], now: float, generation: int) -> list[Message]:
-        """Ask ranks that hang at their exit for their stacks; withdraw `hung` when they work again."""
+    def _look_at_exits(self, beats: Mapping[int, Beat], now: float, generation: int) -> list[Report]:
+        """Ask ranks that hang at their exit for their stacks; withdraw `HungAtExit` when they work again."""
         pids = {rank: pid for rank, (pid, _) in self._processes().items()}
         before = self._hung
         self._hung = self._exits.look({rank: (pids[rank], beat) for rank, beat in beats.items()}, now)
         if self._hung and not before:
             self.ask(generation)
-        return [{"kind": "hung", "reports": []}] if before and not self._hung else []
+        return [HungAtExit()] if before and not self._hung else []
 
     def ask(self, generation: int) -> None:
-        """Begin to gather what this node's ranks do, as node 0's agent has asked with `report`."""
+        """Begin to gather what this node's ranks do, as the coordinator has asked."""
         if self._asked is None:
             self._generation = generation
             self._asked = StackRequest(self._processes())
@@ -103,16 +107,16 @@ class Watch:
         self._asked, self._hung = None, False
         self._exits.forget()
 
-    def _answer(self) -> list[Message]:
+    def _answer(self) -> list[Report]:
         """Return the report once all stacks are there; they are also written beside the logs."""
         if self._asked is None or not self._asked.poll():
             return []
         found, self._asked = self._asked.stacks(), None
         own = reports(self._watchdog, self._beats(), found, self._host)
         stacks.write(self._log_dir, found, self._generation)
-        told: list[Message] = [{"kind": "report", "reports": [report.to_json() for report in own]}]
+        told: list[Report] = [StacksReported(reports=tuple(own))]
         if self._hung:
             self._exits.rebase()
-            hung = [replace(report, seconds=round(self._exits.silent_s, 1)) for report in own]
-            told.append({"kind": "hung", "reports": [report.to_json() for report in hung]})
+            silent_s = round(self._exits.silent_s, 1)
+            told.append(HungAtExit(reports=tuple(replace(report, seconds=silent_s) for report in own)))
         return told

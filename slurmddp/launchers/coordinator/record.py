@@ -1,0 +1,47 @@
+"""What the coordinator wants recorded; see `Records` for the files of a run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from slurmddp.launchers.coordinator.restart_policy import Assignment
+from slurmddp.runs.failures.capture import Failure
+
+if TYPE_CHECKING:
+    from slurmddp.launchers.watchdog.stragglers import Straggler
+    from slurmddp.launchers.watchdog.stuck_rank import RankReport
+
+
+class Record:
+    """Where the coordinator records what people and later attempts read; this one keeps nothing."""
+
+    def say(self, text: str) -> None:
+        """Write a line to the log."""
+
+    def warn(self, text: str) -> None:
+        """Warn a person of something after which the attempt goes on."""
+
+    def fell(self, cause: Failure, restart_count: int) -> None:
+        """Record the failure of a worker group after which the attempt goes on."""
+
+    def restarted(
+        self, assignment: Assignment, before: Assignment, cause: Failure, step: int, silent_s: float
+    ) -> None:
+        """Record a restart; the ranks `before` completed their last step, `step`, `silent_s` s ago."""
+
+    def go_on_without(self, agents: Collection[int]) -> None:
+        """Record that the attempt can finish without these nodes."""
+
+    def failed(self, cause: Failure) -> None:
+        """Record the failure that ends the attempt."""
+
+    def stalled(self, report: RankReport, restart_count: int) -> None:
+        """Record the rank that holds up all others."""
+
+    def slow(self, found: Straggler, restart_count: int) -> None:
+        """Record a rank that is slower than the others."""
+
+    def is_over(self) -> bool:
+        """Return whether a person has ended the run, or a later attempt has begun."""
+        return False
