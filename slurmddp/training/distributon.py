@@ -536,7 +536,7 @@ class Distributon:
                 self._opened = None
 
     def _root(self, root: str | Path | None) -> Path:
-        """Return `root`, or by default the checkpoints folder of the run, or `./checkpoints` outside of a run."""
+        """Return `root`, or by default the run's checkpoints folder, or `./checkpoints` outside of a run."""
         if root is not None:
             return Path(root)
         return self._run.folder.checkpoints_dir if self._run.folder else Path("checkpoints")
