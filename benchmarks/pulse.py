@@ -16,14 +16,14 @@ import torch
 from record import keep, parser
 
 from slurmddp.host.heartbeat_page import Pulse
-from slurmddp.training.heartbeat import Progress
-from slurmddp.training.startup_timer import StartUp
+from slurmddp.training.heartbeat import Heartbeat
+from slurmddp.training.startup_timer import StartupTimer
 
 STEPS = 100_000
 
 
 def steps() -> None:
-    progress = Progress(Pulse.create(), StartUp({}))
+    progress = Heartbeat(Pulse.create(), StartupTimer({}))
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     progress.follow(optimizer)
     (complete,) = optimizer._optimizer_step_post_hooks.values()
@@ -34,7 +34,7 @@ def steps() -> None:
 
 
 def signs() -> None:
-    progress = Progress(Pulse.create(), StartUp({}))
+    progress = Heartbeat(Pulse.create(), StartupTimer({}))
     for _ in range(STEPS):
         progress.alive("evaluating")
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from record import keep, parser
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.training.stopping.controller import StopPoll
+from slurmddp.training.stopping.controller import StopController
 
 VARIANTS = ("never asks", "should_stop", "all-reduce")
 
@@ -73,7 +73,7 @@ def rank_main(rank, options, port):
         "gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=options.ranks
     )
     info = RankInfo(environment="local", rank=rank, world_size=options.ranks, local_world_size=options.ranks)
-    place, poll = SimpleNamespace(store=store, info=info), StopPoll(None)
+    place, poll = SimpleNamespace(store=store, info=info), StopController(None)
     times = {variant: [] for variant in VARIANTS}
     idle = threads_share()
 

@@ -48,17 +48,17 @@ from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.strategies import Strategy, build
 from slurmddp.training import rng
 from slurmddp.training.checkpointing import restore
-from slurmddp.training.checkpointing.async_writer import Saves
+from slurmddp.training.checkpointing.async_writer import AsyncWriter
 from slurmddp.training.checkpointing.checkpointer import Checkpointer
-from slurmddp.training.checkpointing.snapshot_interval import MemoryPace
+from slurmddp.training.checkpointing.snapshot_interval import SnapshotInterval
 from slurmddp.training.data.loader import DistributedLoader, distribute
-from slurmddp.training.heartbeat import Progress, shown_as
+from slurmddp.training.heartbeat import Heartbeat, shown_as
 from slurmddp.training.process_group import collectives, setup
 from slurmddp.training.process_group.launch_check import refuse_to_multiply, require_devices
 from slurmddp.training.run_log import Milestones
-from slurmddp.training.startup_timer import StartUp
-from slurmddp.training.stopping.controller import StopPoll
-from slurmddp.training.stopping.exit_guard import Guard
+from slurmddp.training.startup_timer import StartupTimer
+from slurmddp.training.stopping.controller import StopController
+from slurmddp.training.stopping.exit_guard import ExitGuard
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
@@ -92,13 +92,13 @@ class Distributon:
         self._num_devices = num_devices
         self._strategy = build(strategy) if isinstance(strategy, str) else strategy
         self._backend, self._seed, self._config = backend, seed, config
-        self._place: setup.Place | None = None
+        self._place: setup.RankContext | None = None
         self._loaders: list[DistributedLoader] = []
         self._models: list[nn.Module] = []
         self._run = RunContext.read(os.environ)
-        self._stop = StopPoll(Guard.standing, self._run)
-        self._start_up = StartUp(os.environ)
-        self._progress = Progress(Pulse.attach(os.environ), self._start_up)
+        self._stop = StopController(ExitGuard.standing, self._run)
+        self._start_up = StartupTimer(os.environ)
+        self._progress = Heartbeat(Pulse.attach(os.environ), self._start_up)
         self._progress.on_step = self._step_taken
         self._milestones = Milestones(self._run, self._start_up)
         self._opened: Checkpointer | None = None
@@ -134,7 +134,7 @@ class Distributon:
         self._progress.enter("meeting")
         self._place = setup.start(info, backend=self._backend, stopped=lambda: self._stop.requested)
         self._pid = os.getpid()
-        StopPoll.is_leaving = False
+        StopController.is_leaving = False
         atexit.register(self._close_at_exit)
         if self._seed is not None:
             rng.seed_everything(self._seed)
@@ -159,7 +159,7 @@ class Distributon:
             self._leave(self._place)
         self._progress.enter("ending", watched=False)
 
-    def _leave(self, place: setup.Place) -> None:
+    def _leave(self, place: setup.RankContext) -> None:
         self._stop.close()
         setup.finish(place)
         if place.backend is not None:
@@ -188,7 +188,7 @@ class Distributon:
         code = error.code or EXIT_FINISHED if isinstance(error, SystemExit) else EXIT_FAILED
         if error is None:
             code = EXIT_FINISHED
-        stopped = self._stopped() if code == EXIT_FINISHED and StopPoll.is_leaving else None
+        stopped = self._stopped() if code == EXIT_FINISHED and StopController.is_leaving else None
         if code in (EXIT_FINISHED, EXIT_STOPPED) or self._is_alone:
             self.close()
         else:  # The others may be stuck in a collective that this rank will never join: don't wait for them.
@@ -199,7 +199,7 @@ class Distributon:
     # Where this process stands.
 
     @property
-    def _here(self) -> setup.Place:
+    def _here(self) -> setup.RankContext:
         if self._place is None:
             raise SlurmddpError(
                 "This Distributon has not been launched, or is closed already.",
@@ -310,7 +310,7 @@ class Distributon:
         With `parts` backward passes per optimizer step, the step uses the mean over all of them.
         """
         self._here  # noqa: B018 - raises before launch.
-        StopPoll.is_leaving = False
+        StopController.is_leaving = False
         self._progress.backward_begins()
         (loss / parts if parts != 1 else loss).backward()  # type: ignore[no-untyped-call]
 
@@ -408,7 +408,7 @@ class Distributon:
     def _checkpointer(self) -> Checkpointer:
         place = self._here
         if self._opened is None:
-            saves = Saves(os.environ, place.info)
+            saves = AsyncWriter(os.environ, place.info)
             saves.on_durable = self._stop.saved
             self._stop.is_writing = lambda: saves.busy
             self._opened = Checkpointer(
@@ -417,7 +417,7 @@ class Distributon:
                 seed=self._seed,
                 config=self._config,
                 saves=saves,
-                pace=MemoryPace(keeps=saves.has_agent),
+                pace=SnapshotInterval(keeps=saves.has_agent),
             )
         return self._opened
 

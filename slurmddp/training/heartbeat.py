@@ -20,17 +20,17 @@ from torch.optim import Optimizer
 
 from slurmddp.errors import ConfigError
 from slurmddp.host.heartbeat_page import PHASES, Pulse
-from slurmddp.training.startup_timer import StartUp
+from slurmddp.training.startup_timer import StartupTimer
 
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
 _IN_A_STEP = frozenset({"first_step", "step", "data"})
 
 
-class Progress:
+class Heartbeat:
     """This rank's page, and what is needed to keep it: the phase, and the times of the running step."""
 
-    def __init__(self, pulse: Pulse, start_up: StartUp) -> None:
+    def __init__(self, pulse: Pulse, start_up: StartupTimer) -> None:
         self._pulse, self._start_up = pulse, start_up
         self._phase, self._since = "starting", time.monotonic()
         self._watched = False

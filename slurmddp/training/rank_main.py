@@ -25,8 +25,8 @@ from slurmddp.training.preflight import preflight
 from slurmddp.training.process_group.cpu_affinity import share_threads
 from slurmddp.training.process_group.device_agreement import DevicesError
 from slurmddp.training.process_group.lost_rank import is_lost_rank
-from slurmddp.training.process_group.setup import Place
-from slurmddp.training.stopping.exit_guard import Guard
+from slurmddp.training.process_group.setup import RankContext
+from slurmddp.training.stopping.exit_guard import ExitGuard
 from slurmddp.training.stopping.signals import StopSignals
 from slurmddp.training.user_script import run_script
 
@@ -48,7 +48,7 @@ def main(run_dir: str) -> int:
         share_threads(detect(os.environ))
         # It says itself when it can be stopped, so no handlers are put in place for it.
         return run_script(folder, program["script"], program.get("args") or [])
-    with StopSignals() as signals, Guard(signals, read_limits(os.environ)) as guard:
+    with StopSignals() as signals, ExitGuard(signals, read_limits(os.environ)) as guard:
         try:
             _run(folder)
         except Exception as error:
@@ -94,7 +94,7 @@ def _launch(distributon: Distributon, info: RankInfo, config: dict[str, Any], fo
         _warn_of_cpus(distributon._here, folder)
 
 
-def _warn_of_cpus(place: Place, folder: RunFolder) -> None:
+def _warn_of_cpus(place: RankContext, folder: RunFolder) -> None:
     """Let `status` tell that a job with GPUs computes on CPUs: in a rank's log it is read too late."""
     run, granted = RunContext.read(os.environ, folder), place.info.gpus_on_node
     if place.info.rank == 0 and granted and place.device.type == "cpu" and not run.is_superseded:
@@ -102,7 +102,7 @@ def _warn_of_cpus(place: Place, folder: RunFolder) -> None:
         run.add_event("warned", about="device", text=text)
 
 
-def _code_after(error: Exception, guard: Guard) -> int:
+def _code_after(error: Exception, guard: ExitGuard) -> int:
     """Print the error and return the rank's exit code; a rank that stopping ranks have left stops too."""
     if isinstance(error, SlurmddpError):
         code = _report(error)

@@ -10,10 +10,10 @@ from typing import Any
 from slurmddp.checkpoint.files.manifest import folder_name, newest_step
 from slurmddp.runs.folder.layout import RunFolder, append_line, write_atomic
 from slurmddp.runs.folder.run_context import RunContext
-from slurmddp.training.startup_timer import StartUp
+from slurmddp.training.startup_timer import StartupTimer
 
 
-class Journal:
+class RunLog:
     """The records of one attempt in its run folder; with `active` False every call does nothing."""
 
     def __init__(self, run: RunContext, *, active: bool, unit: str = "samples") -> None:
@@ -57,9 +57,9 @@ class Milestones:
     Nothing is recorded before `open` was given the folder of the run's checkpoints.
     """
 
-    def __init__(self, run: RunContext, start_up: StartUp) -> None:
+    def __init__(self, run: RunContext, start_up: StartupTimer) -> None:
         self._run, self._start_up = run, start_up
-        self._journal: Journal | None = None
+        self._journal: RunLog | None = None
         self._has_step = self._has_stop = False
 
     def open(self, root: Path, rank: int) -> int | None:
@@ -67,7 +67,7 @@ class Milestones:
         self._start_up.lap("model")
         if not self._run.keeps(root):
             return None
-        self._journal = Journal(self._run, active=rank == 0)
+        self._journal = RunLog(self._run, active=rank == 0)
         with suppress(OSError):  # `loading.load` tries again, on all ranks.
             return newest_step(root) if rank == 0 else None
         return None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from slurmddp.environments.names import IMPORTS_VARIABLE
 
 
-class StartUp:
+class StartupTimer:
     """A stopwatch with one lap per phase, on the clock that nobody sets; a phase may have several laps."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:

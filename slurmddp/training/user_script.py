@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.training.stopping.controller import StopPoll
+from slurmddp.training.stopping.controller import StopController
 
 
 def run_script(folder: RunFolder, script: str, arguments: Sequence[object]) -> int:
@@ -37,4 +37,4 @@ def run_script(folder: RunFolder, script: str, arguments: Sequence[object]) -> i
     except SystemExit as end:
         if end.code:
             raise
-    return EXIT_STOPPED if StopPoll.is_leaving else EXIT_FINISHED
+    return EXIT_STOPPED if StopController.is_leaving else EXIT_FINISHED

@@ -12,7 +12,7 @@ from memory_jobs import Loop
 
 from slurmddp.checkpoint.state.staging import Snapshots
 from slurmddp.training.checkpointing import checkpointer, restore
-from slurmddp.training.checkpointing.async_writer import Saves
+from slurmddp.training.checkpointing.async_writer import AsyncWriter
 from slurmddp.training.distributon import Distributon
 
 _PLACES: dict[str, tuple[Any, str, int]] = {
@@ -20,10 +20,10 @@ _PLACES: dict[str, tuple[Any, str, int]] = {
     "test_save": (checkpointer, "of_this_rank", 1),
     "memory_save": (checkpointer, "of_this_rank", 1),
     "memory_save, collect": (checkpointer, "collect", 0),
-    "load, look": (Saves, "held", 1),
+    "load, look": (AsyncWriter, "held", 1),
     "load, give": (restore, "restore_data", 1),
-    "load, after": (Saves, "prepare", 1),
-    "load, forget": (Saves, "went_on_from", 1),
+    "load, after": (AsyncWriter, "prepare", 1),
+    "load, forget": (AsyncWriter, "went_on_from", 1),
 }
 
 

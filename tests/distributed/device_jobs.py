@@ -16,7 +16,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training import rank_main
 from slurmddp.training.preflight import preflight
 from slurmddp.training.process_group import setup
-from slurmddp.training.process_group.device_agreement import Claim, DevicesError, Refusal
+from slurmddp.training.process_group.device_agreement import DeviceConflict, DeviceReport, DevicesError
 
 Told = tuple[str, int, str, float]
 
@@ -54,10 +54,10 @@ def with_a_gpu_that_raises(rank: int) -> Told:
 def with_a_gpu_for_one(rank: int) -> Told:
     """Let one rank find a GPU: it would wait under NCCL for the others, and these under gloo for it."""
 
-    def claim(info: RankInfo, asked: str, undo: ExitStack) -> tuple[torch.device, str, Claim]:
+    def claim(info: RankInfo, asked: str, undo: ExitStack) -> tuple[torch.device, str, DeviceReport]:
         if info.rank == rank:
-            return torch.device("cpu"), "nccl", Claim(node=info.node_rank, kind="cuda", backend="nccl")
-        return torch.device("cpu"), "gloo", Claim(node=info.node_rank, backend="gloo")
+            return torch.device("cpu"), "nccl", DeviceReport(node=info.node_rank, kind="cuda", backend="nccl")
+        return torch.device("cpu"), "gloo", DeviceReport(node=info.node_rank, backend="gloo")
 
     setup._claim_device = claim
     return start()
@@ -71,8 +71,8 @@ def work_on_an_unfit_node(folder: str) -> tuple[int, list[tuple[int, ...]]]:
     """Run the worker of a rank whose GPU does not answer; return its code and the nodes that were blamed."""
     blamed = []
 
-    def claim(info: RankInfo, asked: str, undo: ExitStack) -> tuple[torch.device, str, Claim]:
-        raise DevicesError(Refusal(text="its GPU is gone.", hint="", nodes=[0]))
+    def claim(info: RankInfo, asked: str, undo: ExitStack) -> tuple[torch.device, str, DeviceReport]:
+        raise DevicesError(DeviceConflict(text="its GPU is gone.", hint="", nodes=[0]))
 
     def blame(info: RankInfo, run: RunFolder, config: dict[str, Any], refused: DevicesError) -> None:
         blamed.append(refused.nodes)

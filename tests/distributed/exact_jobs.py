@@ -28,7 +28,7 @@ from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.strategies import build
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.instantiate import instantiate, locate
-from slurmddp.training.run_log import Journal
+from slurmddp.training.run_log import RunLog
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class OwnLoop:
 def own_loop(d: Distributon, config: dict[str, Any], folder: RunFolder) -> None:
     """Train to `train.steps` with an `OwnLoop`."""
     training, train = OwnLoop(d, config), config["train"]
-    journal = Journal(RunContext.read(os.environ, folder), active=d.is_global_zero)
+    journal = RunLog(RunContext.read(os.environ, folder), active=d.is_global_zero)
     step = d.load(folder.checkpoints_dir, **training.objects) or 0
     stopped = False
     while step < train["steps"] and not stopped:

@@ -16,15 +16,15 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, SlurmddpError
 from slurmddp.runs.failures.causes import reads_like_a_lost_peer
 from slurmddp.training.process_group import cpu_affinity, device_agreement, setup
-from slurmddp.training.process_group.device_agreement import Claim, DevicesError, judge, settle
+from slurmddp.training.process_group.device_agreement import DeviceReport, DevicesError, judge, settle
 from slurmddp.training.process_group.signed_store import SignedStore
 
 pytestmark = [pytest.mark.distributed]
 
-GPU = Claim(node=0, host="n1", kind="cuda", backend="nccl")
+GPU = DeviceReport(node=0, host="n1", kind="cuda", backend="nccl")
 
 
-def on_gpus(*identities: str, each: int = 2) -> list[Claim]:
+def on_gpus(*identities: str, each: int = 2) -> list[DeviceReport]:
     return [
         replace(GPU, node=rank // each, host=f"n{rank // each + 1}", identity=identity)
         for rank, identity in enumerate(identities)
@@ -36,10 +36,10 @@ def on_gpus(*identities: str, each: int = 2) -> list[Claim]:
     [
         on_gpus("GPU-1", "GPU-2", "GPU-3", "GPU-4"),
         on_gpus("", "", "", ""),
-        [Claim(node=0, host="n1", backend="gloo")] * 3,
+        [DeviceReport(node=0, host="n1", backend="gloo")] * 3,
     ],
 )
-def test_devices_that_go_together(given: list[Claim]) -> None:
+def test_devices_that_go_together(given: list[DeviceReport]) -> None:
     assert judge(given) is None
 
 
@@ -53,7 +53,7 @@ def test_two_ranks_with_one_gpu_are_told_apart_by_nobody() -> None:
 
 @pytest.mark.parametrize("cpus", [1, 3])
 def test_ranks_on_cpus_beside_ranks_on_gpus_are_the_odd_ones(cpus: int) -> None:
-    odd = Claim(node=1, host="n2", backend="gloo", unfit=True)
+    odd = DeviceReport(node=1, host="n2", backend="gloo", unfit=True)
     found = judge([GPU] * 2 + [odd] * cpus)
     assert found is not None
     assert found.text.startswith("Rank 2 on n2: it computes on cpu with gloo, others on cuda with nccl.")
@@ -62,7 +62,7 @@ def test_ranks_on_cpus_beside_ranks_on_gpus_are_the_odd_ones(cpus: int) -> None:
 
 
 def test_who_has_no_device_comes_before_all_else() -> None:
-    lacks = Claim(node=1, host="n2", trouble="2 ranks see 1 GPU(s).", hint="Ask for more.", unfit=True)
+    lacks = DeviceReport(node=1, host="n2", trouble="2 ranks see 1 GPU(s).", hint="Ask for more.", unfit=True)
     found = judge([*on_gpus("GPU-1", "GPU-1"), lacks, replace(lacks, node=2, host="n3", unfit=False)])
     assert found is not None
     assert found.text == "Rank 2 on n2: 2 ranks see 1 GPU(s). So it is with 1 more rank(s), on n3."
@@ -70,7 +70,7 @@ def test_who_has_no_device_comes_before_all_else() -> None:
 
 
 def test_a_refusal_does_not_read_like_the_loss_of_a_peer() -> None:
-    odd = Claim(node=1, host="n2", backend="gloo")
+    odd = DeviceReport(node=1, host="n2", backend="gloo")
     error = DevicesError(judge([GPU, odd]))
     lines = f"DevicesError: {error.message}\n{error.hint}".splitlines()
     assert not reads_like_a_lost_peer(lines)

@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, S
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError
-from slurmddp.training.data.loader import CountedLoader, DistributedLoader, distribute
+from slurmddp.training.data.loader import DistributedLoader, PassthroughLoader, distribute
 
 SAMPLES = 12
 
@@ -54,7 +54,9 @@ class TurnedBatches(Turned):
         return iter(BatchSampler(super().__iter__(), 3, drop_last=False))
 
 
-def make(ranks: int = 1, data: Dataset[Any] | None = None, seed: int = 4, **options: Any) -> CountedLoader:
+def make(
+    ranks: int = 1, data: Dataset[Any] | None = None, seed: int = 4, **options: Any
+) -> PassthroughLoader:
     if "batch_sampler" not in options:
         options["batch_size"] = 3
     loader = distribute(
@@ -63,7 +65,7 @@ def make(ranks: int = 1, data: Dataset[Any] | None = None, seed: int = 4, **opti
         info=RankInfo(environment="local", rank=0, world_size=ranks, local_world_size=ranks),
         seed=seed,
     )
-    assert isinstance(loader, CountedLoader)
+    assert isinstance(loader, PassthroughLoader)
     return loader
 
 

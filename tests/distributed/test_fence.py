@@ -14,7 +14,7 @@ from slurmddp.checkpoint.files.manifest import WRITING
 from slurmddp.errors import SupersededError
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
-from slurmddp.training.run_log import Journal
+from slurmddp.training.run_log import RunLog
 
 STATE = {"weight": torch.ones(4)}
 
@@ -89,7 +89,7 @@ def test_files_that_the_later_attempt_took_away_are_no_failure_of_the_disk(
 
 
 def test_a_past_attempt_writes_no_events_no_metrics_and_no_sample(folder: RunFolder) -> None:
-    journal = Journal(RunContext.read(os.environ, folder), active=True)
+    journal = RunLog(RunContext.read(os.environ, folder), active=True)
     journal.event("first_step", step=1)
     journal.step(1, loss=1.0, lr=0.1, rate=1.0)
     folder.claim_attempt()
@@ -107,5 +107,5 @@ def test_a_past_attempt_writes_no_events_no_metrics_and_no_sample(folder: RunFol
 
 def test_other_ranks_of_a_past_attempt_stay_silent(folder: RunFolder) -> None:
     folder.claim_attempt()
-    Journal(RunContext.read(os.environ, folder), active=False).event("saved", step=2)
+    RunLog(RunContext.read(os.environ, folder), active=False).event("saved", step=2)
     assert not folder.attempts_file.exists()

@@ -66,7 +66,7 @@ def test_the_interface_is_named_for_that_address(monkeypatch):
     monkeypatch.setattr(setup, "_address_of_rank_zero", lambda info, store: THERE)
     monkeypatch.setattr(setup, "interface_towards", lambda text: f"to-{text}")
     with contextlib.ExitStack() as undo:
-        place = setup.Place(on_node(0), setup.torch.device("cpu"), "gloo", None, undo)
+        place = setup.RankContext(on_node(0), setup.torch.device("cpu"), "gloo", None, undo)
         setup._name_interface(place, dist.HashStore())
         assert os.environ["GLOO_SOCKET_IFNAME"] == f"to-{THERE}"
     assert "GLOO_SOCKET_IFNAME" not in os.environ
@@ -77,5 +77,5 @@ def test_loopback_is_refused_unless_the_meeting_point_is_loopback_by_its_name(mo
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     refused = contextlib.nullcontext() if taken else pytest.raises(MismatchError, match="loopback leads to")
     with contextlib.ExitStack() as undo, refused:
-        place = setup.Place(on_node(0, name), setup.torch.device("cpu"), "gloo", None, undo)
+        place = setup.RankContext(on_node(0, name), setup.torch.device("cpu"), "gloo", None, undo)
         setup._check_interfaces(place)

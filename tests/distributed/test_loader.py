@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError, SlurmddpError
 from slurmddp.training.checkpointing import training_state
-from slurmddp.training.data.loader import CountedLoader, DistributedLoader, distribute, to_device
+from slurmddp.training.data.loader import DistributedLoader, PassthroughLoader, distribute, to_device
 
 CPU = torch.device("cpu")
 
@@ -102,7 +102,7 @@ def test_a_loader_that_refuses_leaves_the_one_before_it_where_it_was() -> None:
 
 def test_a_sampler_of_ones_own_is_kept_and_counted() -> None:
     loader = make(numbers(6), sampler=[3, 1, 2, 0, 5, 4])
-    assert isinstance(loader, CountedLoader)
+    assert isinstance(loader, PassthroughLoader)
     assert epoch_of(loader) == [[3, 1, 2], [0, 5, 4]]
     assert loader.epoch == 1
     with pytest.raises(SlurmddpError, match="sampler of its own"):

@@ -19,7 +19,7 @@ from slurmddp.runs.folder.excluded import excluded_nodes
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training.preflight import preflight
 from slurmddp.training.preflight.checks import NOBODY, NODE, Surroundings, device
-from slurmddp.training.process_group.device_agreement import DevicesError, Refusal
+from slurmddp.training.process_group.device_agreement import DeviceConflict, DevicesError
 
 pytestmark = [pytest.mark.distributed]
 
@@ -32,7 +32,7 @@ INFO = RankInfo(
     launch_id="1.0.0",
     gpus_on_node=2,
 )
-GONE = Refusal(text="Rank 2 on n2: 2 ranks on this node see 1 GPU(s).", hint="Look at it.", nodes=[1])
+GONE = DeviceConflict(text="Rank 2 on n2: 2 ranks on this node see 1 GPU(s).", hint="Look at it.", nodes=[1])
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from slurmddp import Distributon
 from slurmddp.environments.names import HEARTBEAT_VARIABLE
 from slurmddp.errors import ConfigError
 from slurmddp.host.heartbeat_page import Pulse
-from slurmddp.training.heartbeat import Progress
-from slurmddp.training.startup_timer import StartUp
+from slurmddp.training.heartbeat import Heartbeat
+from slurmddp.training.startup_timer import StartupTimer
 from slurmddp.training.trainer.loop import train
 
 pytestmark = pytest.mark.distributed
@@ -225,7 +225,7 @@ def test_forward_passes_on_a_gpu_are_measured_without_waiting_for_it(
     monkeypatch.setattr("slurmddp.training.heartbeat._event", Event)
     monkeypatch.setattr(Event, "now", 0.0)
     monkeypatch.setattr(Event, "done", False)
-    progress = Progress(Pulse.attach({HEARTBEAT_VARIABLE: str(page.descriptor)}), StartUp({}))
+    progress = Heartbeat(Pulse.attach({HEARTBEAT_VARIABLE: str(page.descriptor)}), StartupTimer({}))
     for number, _ in enumerate(progress.batches(iter(range(7)), torch.device("cuda")), 1):
         Event.now += 0.25
         Event.done = number >= 4

@@ -17,7 +17,7 @@ from meetings import meet, rank
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training.preflight.preflight import Answer, _Flight
 from slurmddp.training.process_group import rendezvous
-from slurmddp.training.process_group.device_agreement import Claim, settle
+from slurmddp.training.process_group.device_agreement import DeviceReport, settle
 from slurmddp.training.process_group.rendezvous import open_store
 from slurmddp.training.process_group.signed_store import SignedStore
 from slurmddp.training.stopping.agreement import StopAgreement
@@ -122,7 +122,7 @@ def test_nobody_else_can_refuse_the_devices_of_a_run(secret: str) -> None:
     store = dist.HashStore()
     store.set("slurmddp/claims", json.dumps({"text": "no", "hint": "", "nodes": []}))
     store.set("slurmddp/claims/1", json.dumps({"node": 0, "trouble": "it is broken"}))
-    claim = Claim(node=0, backend="gloo")
+    claim = DeviceReport(node=0, backend="gloo")
     with ThreadPoolExecutor(2) as pool:
         told = [
             pool.submit(settle, SignedStore(store, "1.0.0"), number, 2, claim, patience_s=60.0)

@@ -18,9 +18,9 @@ from slurmddp.environments.time_limits import Limits
 from slurmddp.errors import ConfigError, SlurmddpError
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training import rank_main
-from slurmddp.training.stopping.controller import StopPoll
+from slurmddp.training.stopping.controller import StopController
 from slurmddp.training.stopping.deadline import Measured, last_safe_moment
-from slurmddp.training.stopping.exit_guard import Guard
+from slurmddp.training.stopping.exit_guard import ExitGuard
 from slurmddp.training.stopping.signals import StopSignals
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
@@ -167,7 +167,7 @@ BEHIND.__cause__ = LOST
 def test_only_a_lost_peer_during_a_stop_is_no_failure(
     error: Exception, signal: str | None, code: int
 ) -> None:
-    guard = Guard(StopSignals(), Limits())
+    guard = ExitGuard(StopSignals(), Limits())
     guard.begin()
     guard.signals.received = signal
     assert rank_main._code_after(error, guard) == code
@@ -175,7 +175,7 @@ def test_only_a_lost_peer_during_a_stop_is_no_failure(
 
 @pytest.mark.parametrize(("started", "asked"), [(0, []), (1, []), (2, ["the time limit"])])
 def test_the_end_of_the_job_waits_for_the_first_step(started: int, asked: list[str]) -> None:
-    poll, reasons = StopPoll(Guard(StopSignals(), Limits(end_time=1))), list[str]()
+    poll, reasons = StopController(ExitGuard(StopSignals(), Limits(end_time=1))), list[str]()
     poll._agreement = SimpleNamespace(request=reasons.append)  # type: ignore[assignment]
     poll._steps = started
     poll._mind_the_time(1000.0)
@@ -190,7 +190,7 @@ def test_a_save_counts_from_its_begin_until_it_was_durable(tmp_path: Path) -> No
         {"seconds": 1.0, "written_s": "long"},
     ):
         folder.add_event("saved", step=1, **facts)
-    poll = StopPoll(Guard(StopSignals(), Limits(end_time=1000, lead_s=5)))
+    poll = StopController(ExitGuard(StopSignals(), Limits(end_time=1000, lead_s=5)))
     poll._recall_saves(folder)
     assert poll._pace.measured.save_s == 6.5
     asked: list[str] = []

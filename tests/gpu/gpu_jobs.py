@@ -48,7 +48,7 @@ def choices() -> dict[str, Any]:
 
 def nccl_group_of_one() -> dict[str, Any]:
     """Train on a group of one NCCL rank, as a larger one would; return what came of its parts."""
-    place = setup.Place(
+    place = setup.RankContext(
         RankInfo(environment="single"), torch.device("cuda", 0), "nccl", None, contextlib.ExitStack()
     )
     torch.cuda.set_device(0)

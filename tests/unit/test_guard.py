@@ -6,7 +6,7 @@ import pytest
 from agent_runs import wait_until
 
 from slurmddp.environments.time_limits import Limits
-from slurmddp.training.stopping.exit_guard import PATIENCE_S, Guard
+from slurmddp.training.stopping.exit_guard import PATIENCE_S, ExitGuard
 from slurmddp.training.stopping.signals import StopSignals
 
 
@@ -28,7 +28,7 @@ class Watched:
         self.time = 1000.0
         self.said: list[str] = []
         self.signals = Signals()
-        self.guard = Guard(self.signals, Limits(**limits), now=lambda: self.time, leave=self.said.append)
+        self.guard = ExitGuard(self.signals, Limits(**limits), now=lambda: self.time, leave=self.said.append)
 
     def after(self, seconds: float) -> list[str]:
         self.time += seconds
@@ -83,7 +83,7 @@ def test_who_began_is_told_the_time() -> None:
 def test_the_thread_looks_by_itself_and_ends_with_the_guard() -> None:
     said: list[str] = []
     signals = Signals()
-    with Guard(signals, Limits(), leave=said.append) as guard:
+    with ExitGuard(signals, Limits(), leave=said.append) as guard:
         signals.send("SIGTERM")
         wait_until(lambda: said, "the thread looks")
         assert guard._thread.is_alive()

@@ -5,7 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmddp.training.checkpointing.snapshot_interval import FIRST_AFTER, SHARE, MemoryPace, steps_until_next
+from slurmddp.training.checkpointing.snapshot_interval import (
+    FIRST_AFTER,
+    SHARE,
+    SnapshotInterval,
+    steps_until_next,
+)
 
 durations = st.floats(1e-4, 100.0)
 
@@ -32,7 +37,7 @@ def test_dearer_copies_never_come_sooner(
 
 
 def test_it_settles_at_the_share() -> None:
-    pace = MemoryPace(keeps=True)
+    pace = SnapshotInterval(keeps=True)
     for _ in range(100_000):
         pace.step(0.01)
         if pace.is_due("auto"):
@@ -42,7 +47,7 @@ def test_it_settles_at_the_share() -> None:
 
 
 def test_ranks_that_measure_otherwise_copy_at_the_same_steps() -> None:
-    ranks = [MemoryPace(keeps=True) for _ in range(3)]
+    ranks = [SnapshotInterval(keeps=True) for _ in range(3)]
     due = []
     for step in range(2000):
         for number, pace in enumerate(ranks):
@@ -59,7 +64,7 @@ def test_ranks_that_measure_otherwise_copy_at_the_same_steps() -> None:
 
 
 def test_what_a_person_has_chosen_is_done() -> None:
-    fixed = MemoryPace(keeps=False)
+    fixed = SnapshotInterval(keeps=False)
     due = []
     for step in range(1, 10):
         fixed.step(0.001)

@@ -21,7 +21,7 @@ from slurmddp.checkpoint.state.staging import Snapshots
 from slurmddp.checkpoint.state.state_tree import flatten
 from slurmddp.environments.names import CHANNEL_VARIABLE
 from slurmddp.errors import CheckpointError
-from slurmddp.training.checkpointing.async_writer import Saves
+from slurmddp.training.checkpointing.async_writer import AsyncWriter
 
 
 class Agent:
@@ -56,22 +56,22 @@ class Agent:
 
 
 @pytest.fixture
-def both() -> Iterator[tuple[Saves, Agent]]:
+def both() -> Iterator[tuple[AsyncWriter, Agent]]:
     own, ranks = Channel.pair()
-    saves = Saves({CHANNEL_VARIABLE: str(ranks.fileno())})
+    saves = AsyncWriter({CHANNEL_VARIABLE: str(ranks.fileno())})
     yield saves, Agent(own)
     saves.close()
     own.close()
     ranks.close()
 
 
-def write(saves: Saves, root: Path, step: int) -> None:
+def write(saves: AsyncWriter, root: Path, step: int) -> None:
     state = {"weight": torch.full((1000,), float(step))}
     saves.write(root, step, 0, state, {}, keep_last=3, wait=False, began=time.monotonic())
 
 
 def test_a_write_beside_the_training_is_made_to_hurry_when_the_training_waits_for_its_end(
-    both: tuple[Saves, Agent], tmp_path: Path
+    both: tuple[AsyncWriter, Agent], tmp_path: Path
 ) -> None:
     saves, agent = both
     write(saves, tmp_path, 1)
@@ -83,7 +83,7 @@ def test_a_write_beside_the_training_is_made_to_hurry_when_the_training_waits_fo
 
 
 def test_a_write_is_made_to_hurry_when_the_next_copy_waits_for_its_memory(
-    both: tuple[Saves, Agent], tmp_path: Path
+    both: tuple[AsyncWriter, Agent], tmp_path: Path
 ) -> None:
     saves, agent = both
     for step in (1, 2):
@@ -99,7 +99,7 @@ def test_what_ranks_before_this_one_had_written_is_made_to_hurry_too(tmp_path: P
     before = shared_buffer.create()
     with shared_buffer.reserve(before, shared_buffer.PAGE_BYTES):
         shared_buffer.set_busy(before, True)
-    saves = Saves({CHANNEL_VARIABLE: str(ranks.fileno()), shared_buffer.MEMORY_VARIABLE: str(before)})
+    saves = AsyncWriter({CHANNEL_VARIABLE: str(ranks.fileno()), shared_buffer.MEMORY_VARIABLE: str(before)})
     own.send({"kind": "written", "step": 1, "written_s": 0.0, "error": None})
     write(saves, tmp_path, 1)
     assert not shared_buffer.is_awaited(before)
@@ -128,7 +128,7 @@ def test_a_writer_takes_nothing_of_the_standard_library_from_beside_this_package
     "error", [torch.OutOfMemoryError("CUDA out of memory."), OSError(24, "Too many files")]
 )
 def test_a_copy_that_fails_is_told_and_training_goes_on(
-    both: tuple[Saves, Agent],
+    both: tuple[AsyncWriter, Agent],
     tmp_path: Path,
     error: Exception,
     monkeypatch: pytest.MonkeyPatch,
@@ -144,7 +144,7 @@ def test_a_copy_that_fails_is_told_and_training_goes_on(
 
 
 def test_a_writer_that_has_ended_between_two_saves_is_replaced_by_another_one(tmp_path: Path) -> None:
-    saves = Saves({})
+    saves = AsyncWriter({})
     for step in (1, 2):
         write(saves, tmp_path, step)
         saves.finish()
@@ -159,7 +159,7 @@ def test_a_writer_that_has_ended_between_two_saves_is_replaced_by_another_one(tm
 def test_a_writer_that_ends_while_it_writes_is_an_error_of_the_next_save_and_of_no_other(
     tmp_path: Path,
 ) -> None:
-    saves = Saves({})
+    saves = AsyncWriter({})
     write(saves, tmp_path, 1)
     saves.finish()
     writer = saves._writer
@@ -177,7 +177,7 @@ def test_a_writer_that_ends_while_it_writes_is_an_error_of_the_next_save_and_of_
 
 
 def test_memory_taken_in_advance_has_room_for_what_is_told_beside_the_tensors(
-    both: tuple[Saves, Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    both: tuple[AsyncWriter, Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def reserve(descriptor: int, size: int) -> None:
         raise OSError(12, "Not taken in advance")

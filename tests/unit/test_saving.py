@@ -13,7 +13,7 @@ from torch import nn
 
 from slurmddp.checkpoint.state.packed import pack, unpack
 from slurmddp.training.checkpointing import checkpointer as saving
-from slurmddp.training.checkpointing.snapshot_interval import MemoryPace
+from slurmddp.training.checkpointing.snapshot_interval import SnapshotInterval
 from slurmddp.training.process_group import collectives
 
 
@@ -47,7 +47,7 @@ def keep(rank: int, averages: float, before: list[Any], monkeypatch: pytest.Monk
         seed=0,
         config=None,
         saves=holder,  # type: ignore[arg-type]
-        pace=MemoryPace(keeps=True),
+        pace=SnapshotInterval(keeps=True),
     )
     checkpointer.keep_in_memory(Path("/root"), 3, {"model": model, "plain": {"best": torch.ones(1)}})
     return told[0], holder.state

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurmddp.training import startup_timer
-from slurmddp.training.startup_timer import StartUp
+from slurmddp.training.startup_timer import StartupTimer
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_each_lap_takes_the_time_since_the_one_before(clock: list[float]) -> None:
-    started = StartUp({"SLURMDDP_IMPORTS_S": "2.5 99.875"})
+    started = StartupTimer({"SLURMDDP_IMPORTS_S": "2.5 99.875"})
     for phase, seconds in [("rendezvous", 0.25), ("data", 1.0), ("model", 0.5), ("data", 2.0)]:
         clock[0] += seconds
         started.lap(phase)
@@ -32,6 +32,6 @@ def test_each_lap_takes_the_time_since_the_one_before(clock: list[float]) -> Non
 
 @pytest.mark.parametrize("environ", [{}, {"SLURMDDP_IMPORTS_S": "long"}, {"SLURMDDP_IMPORTS_S": "2.5"}])
 def test_without_the_agent_nothing_is_said_of_imports(clock: list[float], environ: dict[str, str]) -> None:
-    started = StartUp(environ)
+    started = StartupTimer(environ)
     started.lap("rendezvous")
     assert started.seconds == {"rendezvous": 0.0}

@@ -44,7 +44,7 @@ class _Asked:
     stall_s: float
 
 
-class Saves:
+class AsyncWriter:
     """What one rank has saved, and what of it is durable."""
 
     def __init__(self, environ: Mapping[str, str], info: RankInfo | None = None) -> None:

@@ -20,23 +20,23 @@ from slurmddp.checkpoint.files.manifest import folder_name
 from slurmddp.checkpoint.state import config_match
 from slurmddp.checkpoint.state.safetensors_stream import encoded_size
 from slurmddp.checkpoint.state.state_tree import flatten
-from slurmddp.training.checkpointing.async_writer import Saves
+from slurmddp.training.checkpointing.async_writer import AsyncWriter
 from slurmddp.training.checkpointing.finite import require_finite
-from slurmddp.training.checkpointing.snapshot_interval import MemoryPace
+from slurmddp.training.checkpointing.snapshot_interval import SnapshotInterval
 from slurmddp.training.checkpointing.training_state import Loaders, Unwrap, collect, of_this_rank
 from slurmddp.training.process_group import collectives
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpointer:
-    """Saves the state of one training; all ranks call each method, in the same order."""
+    """Save the state of one training; all ranks call each method, in the same order."""
 
     loaders: Loaders
     unwrap: Unwrap
     seed: int | None
     config: Mapping[str, Any] | None
-    saves: Saves
-    pace: MemoryPace
+    saves: AsyncWriter
+    pace: SnapshotInterval
 
     def facts(self) -> dict[str, Any]:
         """Return what the checkpoint's manifest keeps of the training."""

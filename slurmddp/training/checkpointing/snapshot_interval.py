@@ -35,7 +35,7 @@ def steps_until_next(figures: Figures) -> int:
     return max(1, earned, math.ceil(cost_s / SHARE / step_s))
 
 
-class MemoryPace:
+class SnapshotInterval:
     """When the next copy is due; all ranks count the same steps, so they agree."""
 
     def __init__(self, *, keeps: bool) -> None:

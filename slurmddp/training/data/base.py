@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.training.data.seeding import LooksLike
-from slurmddp.training.heartbeat import Progress
+from slurmddp.training.data.seeding import DatasetProxy
+from slurmddp.training.heartbeat import Heartbeat
 from slurmddp.training.rng import derive
 from slurmddp.training.stopping.signals import hold_in_worker, signals_held
 
@@ -38,13 +38,13 @@ class DistributedLoader:
         self._seed, self._rank, self._world_size = seed, info.rank, info.world_size
         self._accumulate = accumulate
         self._entered = False
-        self.progress: Progress | None = None
+        self.progress: Heartbeat | None = None
         """Shows the waits for batches."""
 
     @property
     def dataset(self) -> Any:
         data = self._loader.dataset
-        return data._inner if isinstance(data, LooksLike) else data
+        return data._inner if isinstance(data, DatasetProxy) else data
 
     @property
     def accumulate(self) -> int:

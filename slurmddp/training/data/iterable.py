@@ -23,10 +23,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.training import rng
-from slurmddp.training.data.seeding import LooksLike, draws
+from slurmddp.training.data.seeding import DatasetProxy, draws
 
 
-class Stream(LooksLike, IterableDataset[Any]):
+class IterableShard(DatasetProxy, IterableDataset[Any]):
     """Reads `inner` in each of a rank's readers; to everybody else it looks like `inner`.
 
     `begin` says in the rank's own process what the next iteration is; loader workers that start after it have
@@ -116,11 +116,11 @@ class Stream(LooksLike, IterableDataset[Any]):
 class Stamp:
     """Collates a batch and says which reader it came from and where that stood then."""
 
-    def __init__(self, stream: Stream, collate: Callable[[Any], Any]) -> None:
+    def __init__(self, stream: IterableShard, collate: Callable[[Any], Any]) -> None:
         self._stream, self._collate = stream, collate
 
     def __call__(self, samples: Any) -> tuple[int, dict[str, Any], Any]:
         worker = get_worker_info()
-        stream: Stream = worker.dataset if worker else self._stream  # type: ignore[assignment]
+        stream: IterableShard = worker.dataset if worker else self._stream  # type: ignore[assignment]
         stream.put_back()
         return stream.reader, stream.place(), self._collate(samples)

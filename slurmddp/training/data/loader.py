@@ -25,12 +25,12 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError
 from slurmddp.spec import GlobalBatch
 from slurmddp.training.data.base import DistributedLoader, rebuild, to_device
-from slurmddp.training.data.passthrough import CountedLoader, StreamLoader
+from slurmddp.training.data.passthrough import PassthroughLoader, StreamLoader
 from slurmddp.training.data.permutation import DistributedOrder
-from slurmddp.training.data.seeding import Dealt, SeededSamples, draws
+from slurmddp.training.data.seeding import RankSampler, SeededSamples, draws
 from slurmddp.training.data.weighted import WeightedOrder
 
-__all__ = ["CountedLoader", "DistributedLoader", "OrderedLoader", "distribute", "to_device"]
+__all__ = ["PassthroughLoader", "DistributedLoader", "OrderedLoader", "distribute", "to_device"]
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class OrderedLoader(DistributedLoader):
 
     def _batches_between(self, start: int, end: int) -> int:
         """Return in how many batches this rank gets its part of the positions `start` to `end`."""
-        if isinstance(self._loader.sampler, Dealt) and self._loader.sampler.even:
+        if isinstance(self._loader.sampler, RankSampler) and self._loader.sampler.even:
             samples = (end - start) // self._world_size
         else:
             samples = len(range(start + self._rank, end, self._world_size))
@@ -130,7 +130,7 @@ def distribute(
             log.warning("%s is not divided among ranks: it has to look at the rank itself.", _owner(loader))
         if isinstance(loader.dataset, IterableDataset):
             return StreamLoader(loader, device, seed, info, accumulate)
-        return CountedLoader(rebuild(loader), device, seed, info, accumulate)
+        return PassthroughLoader(rebuild(loader), device, seed, info, accumulate)
     order = _order_of(loader, info, seed, accumulate)
     even = even and not loader.drop_last and info.world_size > 1
     if even and order.n < info.world_size:
@@ -140,7 +140,7 @@ def distribute(
         )
     data: Any = loader.dataset
     keyed = draws(data)
-    dealt = Dealt(
+    dealt = RankSampler(
         order,
         world_size=info.world_size,
         even=even,

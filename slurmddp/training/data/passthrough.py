@@ -21,12 +21,12 @@ from torch.utils.data import DataLoader
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import CheckpointError, MismatchError
 from slurmddp.training.data.base import DistributedLoader, rebuild
-from slurmddp.training.data.iterable import Stamp, Stream
+from slurmddp.training.data.iterable import IterableShard, Stamp
 
 log = logging.getLogger(__name__)
 
 
-class CountedLoader(DistributedLoader):
+class PassthroughLoader(DistributedLoader):
     """A loader that counts the batches it handed out, in the order that somebody else gives them."""
 
     def __init__(
@@ -94,7 +94,7 @@ class CountedLoader(DistributedLoader):
             )
 
 
-class StreamLoader(CountedLoader):
+class StreamLoader(PassthroughLoader):
     """A loader over iterable data, read by this rank or by its loader workers in turn.
 
     Ranks may have shares of different lengths, so each saves its own epoch and batches, and with them how far
@@ -104,7 +104,7 @@ class StreamLoader(CountedLoader):
     def __init__(
         self, loader: DataLoader[Any], device: torch.device, seed: int, info: RankInfo, accumulate: int
     ) -> None:
-        self._stream = Stream(loader.dataset, seed=seed, info=info, workers=loader.num_workers)
+        self._stream = IterableShard(loader.dataset, seed=seed, info=info, workers=loader.num_workers)
         # Workers that outlived an epoch would not hear of the next one.
         options = {"dataset": self._stream, "persistent_workers": False}
         own = rebuild(loader, **options, collate_fn=Stamp(self._stream, loader.collate_fn))

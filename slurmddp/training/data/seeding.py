@@ -23,7 +23,7 @@ def draws(data: Any) -> bool:
     return type(data) is not TensorDataset and not getattr(data, "deterministic", False)
 
 
-class Dealt(Sampler[Any]):
+class RankSampler(Sampler[Any]):
     """This rank's part of an order; cut for `even` so that all ranks get equally many samples.
 
     With `keyed` it yields keys for a `SeededSamples` in place of indices.
@@ -41,7 +41,7 @@ class Dealt(Sampler[Any]):
         return (item for item, _ in zip(items, range(len(self)), strict=False)) if self.even else items
 
 
-class LooksLike:
+class DatasetProxy:
     """A wrapper whose other attributes are those of `_inner`, read and set.
 
     A worker's own start finds the data set in `get_worker_info().dataset` and may open files in it.
@@ -61,7 +61,7 @@ class LooksLike:
             setattr(self._inner, name, value)
 
 
-class SeededSamples(LooksLike, Dataset[Any]):
+class SeededSamples(DatasetProxy, Dataset[Any]):
     """Reads samples of `inner` by (index, epoch, ...), each after seeding the generators from that key.
 
     In the rank's own process the generators are put back afterwards. Samples that `inner` reads by the batch,

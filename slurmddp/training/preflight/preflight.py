@@ -41,7 +41,7 @@ from slurmddp.training.preflight.verdicts import (
     suspects,
 )
 from slurmddp.training.process_group.device_agreement import DevicesError
-from slurmddp.training.process_group.setup import Place
+from slurmddp.training.process_group.setup import RankContext
 from slurmddp.training.process_group.signed_store import SignedStore
 
 _log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Answer:
 
 
 def run(
-    place: Place,
+    place: RankContext,
     folder: RunFolder,
     config: Mapping[str, Any],
     *,
@@ -295,7 +295,7 @@ def _key(part: str, rank: int | None = None) -> str:
     return f"slurmddp/preflight/{part}" + ("" if rank is None else f"/{rank}")
 
 
-def _meet_partners(place: Place, pair_s: float) -> dict[Pair, str]:
+def _meet_partners(place: RankContext, pair_s: float) -> dict[Pair, str]:
     """Meet one node after the other, as all nodes do; return with whom that failed, and why."""
     info, began, failed = place.info, time.monotonic(), {}
     for number, met in enumerate(pairs.rounds(info.nodes), 1):
@@ -313,7 +313,7 @@ def _meet_partners(place: Place, pair_s: float) -> dict[Pair, str]:
     return failed
 
 
-def _sum(place: Place, node: str, limit_s: float) -> list[Finding]:
+def _sum(place: RankContext, node: str, limit_s: float) -> list[Finding]:
     try:
         why = within(limit_s, partial(pairs.reduce_all, place.device), place.device)
     except (RuntimeError, TimeoutError) as error:

@@ -20,7 +20,7 @@ _KEY = "slurmddp/claims"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
+class DeviceReport:
     """What one rank says it computes on."""
 
     node: int
@@ -39,7 +39,7 @@ class Claim:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refusal:
+class DeviceConflict:
     """Why the ranks can't compute together, and which nodes (node ranks) are to blame; none: the job is."""
 
     text: str
@@ -50,14 +50,16 @@ class Refusal:
 class DevicesError(SlurmddpError):
     """The devices of the ranks don't go together; raised on all of them."""
 
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(self, refusal: DeviceConflict) -> None:
         super().__init__(refusal.text, hint=refusal.hint)
         self.nodes = tuple(refusal.nodes)
         # On other nodes the same job would do, so it is no wrong value.
         self.exit_code = EXIT_FAILED if self.nodes else EXIT_CONFIG
 
 
-def settle(store: SignedStore, rank: int, world_size: int, claim: Claim, *, patience_s: float = 60.0) -> None:
+def settle(
+    store: SignedStore, rank: int, world_size: int, claim: DeviceReport, *, patience_s: float = 60.0
+) -> None:
     """Tell all ranks what this one computes on; every rank calls it. Raises DevicesError on all or on none.
 
     RankFailure when a rank says nothing for `patience_s` seconds, or goes away.
@@ -76,12 +78,12 @@ def settle(store: SignedStore, rank: int, world_size: int, claim: Claim, *, pati
         raise DevicesError(refusal)
 
 
-def _verdict(store: SignedStore, patience_s: float) -> Refusal | None:
+def _verdict(store: SignedStore, patience_s: float) -> DeviceConflict | None:
     (told,) = store.wait([_KEY], patience_s + READ_S)
     if told is None:
         raise _silence(patience_s)
     facts = json.loads(told)
-    return Refusal(**facts) if facts else None
+    return DeviceConflict(**facts) if facts else None
 
 
 def _silence(patience_s: float) -> RankFailure:
@@ -91,7 +93,7 @@ def _silence(patience_s: float) -> RankFailure:
     )
 
 
-def _collect(store: SignedStore, world_size: int, patience_s: float) -> list[Claim]:
+def _collect(store: SignedStore, world_size: int, patience_s: float) -> list[DeviceReport]:
     told = store.wait([f"{_KEY}/{rank}" for rank in range(world_size)], patience_s)
     if missing := [str(rank) for rank, text in enumerate(told) if text is None]:
         raise RankFailure(
@@ -99,10 +101,10 @@ def _collect(store: SignedStore, world_size: int, patience_s: float) -> list[Cla
             f"say for {patience_s:g} s what it computes on.",
             hint="The log of that rank says why.",
         )
-    return [Claim(**json.loads(text)) for text in told if text is not None]
+    return [DeviceReport(**json.loads(text)) for text in told if text is not None]
 
 
-def judge(claims: Sequence[Claim]) -> Refusal | None:
+def judge(claims: Sequence[DeviceReport]) -> DeviceConflict | None:
     """Return why the ranks that claim these devices can't compute together; None where they can."""
     if troubled := [rank for rank, claim in enumerate(claims) if claim.trouble]:
         first = claims[troubled[0]]
@@ -118,7 +120,7 @@ def judge(claims: Sequence[Claim]) -> Refusal | None:
     return _shared(claims)
 
 
-def _shared(claims: Sequence[Claim]) -> Refusal | None:
+def _shared(claims: Sequence[DeviceReport]) -> DeviceConflict | None:
     owners: dict[str, int] = {}
     for rank, claim in enumerate(claims):
         owner = owners.setdefault(claim.identity, rank) if claim.identity else rank
@@ -129,10 +131,10 @@ def _shared(claims: Sequence[Claim]) -> Refusal | None:
     return None
 
 
-def _refusal(claims: Sequence[Claim], ranks: Sequence[int], text: str, hint: str) -> Refusal:
+def _refusal(claims: Sequence[DeviceReport], ranks: Sequence[int], text: str, hint: str) -> DeviceConflict:
     first = ranks[0]
     hosts = list(dict.fromkeys(claims[rank].host for rank in ranks[1:]))
     where = ", ".join(hosts[:8]) + (", ..." if len(hosts) > 8 else "")
     more = f" So it is with {len(ranks) - 1} more rank(s), on {where}." if hosts else ""
     nodes = sorted({claims[rank].node for rank in ranks if claims[rank].unfit})
-    return Refusal(text=f"Rank {first} on {claims[first].host}: {text}{more}", hint=hint, nodes=nodes)
+    return DeviceConflict(text=f"Rank {first} on {claims[first].host}: {text}{more}", hint=hint, nodes=nodes)

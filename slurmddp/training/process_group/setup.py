@@ -34,7 +34,7 @@ from slurmddp.training.process_group.device import (
     own_mig_device,
     visible_names,
 )
-from slurmddp.training.process_group.device_agreement import Claim, DevicesError, judge, settle
+from slurmddp.training.process_group.device_agreement import DeviceReport, DevicesError, judge, settle
 from slurmddp.training.process_group.rendezvous import open_store
 from slurmddp.training.process_group.signed_store import SignedStore
 from slurmddp.training.process_group.variable import set_variable
@@ -51,7 +51,7 @@ _joined: list[object] = []
 
 
 @dataclass(frozen=True)
-class Place:
+class RankContext:
     """Where this rank stands, what it computes on, and how it talks to the others."""
 
     info: RankInfo
@@ -70,7 +70,7 @@ def start(
     timeout_s: float = 1800.0,
     rendezvous_timeout_s: float = 60.0,
     stopped: Callable[[], bool] = lambda: False,
-) -> Place:
+) -> RankContext:
     """Prepare this process as the rank that `info` says; returns when all ranks have done so.
 
     `timeout_s` bounds collectives, `rendezvous_timeout_s` bounds the wait for ranks that do not come, which
@@ -83,7 +83,7 @@ def start(
     undo = contextlib.ExitStack()
     try:
         device, chosen, claim = _claim_device(info, group_backend or backend, undo)
-        place = Place(info, device, chosen if info.world_size > 1 else None, None, undo)
+        place = RankContext(info, device, chosen if info.world_size > 1 else None, None, undo)
         if not claim.trouble:
             take_cpus(info, place.undo)
         if place.backend is None:
@@ -135,7 +135,7 @@ def visible_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def finish(place: Place) -> None:
+def finish(place: RankContext) -> None:
     """Leave the process group and undo what `start` changed; calling it again does nothing.
 
     Meant for an orderly end: after an error a rank should exit at once, since its peers may be stuck in a
@@ -144,7 +144,9 @@ def finish(place: Place) -> None:
     place.undo.close()
 
 
-def _claim_device(info: RankInfo, asked: str, undo: contextlib.ExitStack) -> tuple[torch.device, str, Claim]:
+def _claim_device(
+    info: RankInfo, asked: str, undo: contextlib.ExitStack
+) -> tuple[torch.device, str, DeviceReport]:
     """Take this rank's device; return it with its backend, and what the other ranks are to know of it.
 
     A rank that gets none still meets the others, so that they hear of it; one that is alone raises.
@@ -162,17 +164,19 @@ def _claim_device(info: RankInfo, asked: str, undo: contextlib.ExitStack) -> tup
         if info.world_size == 1 and (refusal := judge([claim])):
             raise DevicesError(refusal) from error
         return torch.device("cpu"), "gloo", claim
-    claim = Claim(node=info.node_rank, kind=device.type, backend=chosen, identity=identity, unfit=lacks)
+    claim = DeviceReport(
+        node=info.node_rank, kind=device.type, backend=chosen, identity=identity, unfit=lacks
+    )
     return device, chosen, claim
 
 
-def _trouble(info: RankInfo, error: Exception, lacks: bool) -> Claim:
+def _trouble(info: RankInfo, error: Exception, lacks: bool) -> DeviceReport:
     """Return what a rank says that has got no device; a GPU that raises is its node's fault."""
     if isinstance(error, MismatchError):
-        return Claim(node=info.node_rank, trouble=error.message, hint=error.hint, unfit=lacks)
+        return DeviceReport(node=info.node_rank, trouble=error.message, hint=error.hint, unfit=lacks)
     said = str(error).splitlines()[0]
     hint = "Have the GPUs of that node looked at (`nvidia-smi`, the kernel's log)."
-    return Claim(node=info.node_rank, trouble=f"its GPU can't be used: {said}", hint=hint, unfit=True)
+    return DeviceReport(node=info.node_rank, trouble=f"its GPU can't be used: {said}", hint=hint, unfit=True)
 
 
 def _lacks_gpus(info: RankInfo) -> bool:
@@ -207,14 +211,14 @@ def _take_device(info: RankInfo, index: int | None) -> torch.device:
     return torch.device("cpu")
 
 
-def _find_others(place: Place, timeout_s: float, stopped: Callable[[], bool]) -> dist.Store:
+def _find_others(place: RankContext, timeout_s: float, stopped: Callable[[], bool]) -> dist.Store:
     _check_interfaces(place)
     store = open_store(place.info, timeout_s, stopped=stopped)
     _name_interface(place, store)
     return store
 
 
-def _check_interfaces(place: Place) -> None:
+def _check_interfaces(place: RankContext) -> None:
     """Refuse interfaces that a person named and that can't be right."""
     info = place.info
     # Nodes that share this machine meet on its loopback.
@@ -222,7 +226,7 @@ def _check_interfaces(place: Place) -> None:
     check_named(os.environ, place.backend, nodes, [name for _, name in socket.if_nameindex()])
 
 
-def _name_interface(place: Place, store: dist.Store) -> None:
+def _name_interface(place: RankContext, store: dist.Store) -> None:
     """Name gloo the interface that leads to the others, unless a person has named one."""
     address = _address_of_rank_zero(place.info, store)
     if os.environ.get(GLOO_VARIABLE) or address is None:
@@ -252,7 +256,7 @@ def _address_of_rank_zero(info: RankInfo, store: dist.Store) -> str | None:
     return found or None
 
 
-def _meet(place: Place, store: dist.Store, timeout_s: float) -> Place:
+def _meet(place: RankContext, store: dist.Store, timeout_s: float) -> RankContext:
     """Form the group with the ranks that share `store`."""
     met = replace(place, store=store)
     _join_group(met, store, timedelta(seconds=timeout_s))
@@ -267,7 +271,7 @@ def _identity(device: torch.device) -> str:
     return "" if uuid is None else device_identity(os.environ, device.index, uuid)
 
 
-def _join_group(place: Place, store: dist.Store, timeout: timedelta) -> None:
+def _join_group(place: RankContext, store: dist.Store, timeout: timedelta) -> None:
     info = place.info
     store.set_timeout(timeout)
     dist.init_process_group(

@@ -26,7 +26,7 @@ from types import TracebackType
 
 from slurmddp.errors import RankFailure
 from slurmddp.runs.folder.layout import is_there
-from slurmddp.training.stopping.agreement_store import DECISION_POLL_S, STORE_TIMEOUT_S, Board, Store
+from slurmddp.training.stopping.agreement_store import DECISION_POLL_S, STORE_TIMEOUT_S, AgreementStore, Store
 from slurmddp.training.stopping.signals import StopSignals
 
 __all__ = ["StopAgreement", "StopSignals"]
@@ -85,9 +85,9 @@ class StopAgreement:
         self._lost: RuntimeError | None = None
         self._settled = threading.Event()
         self._closing = threading.Event()
-        self._board: Board | None = None
+        self._board: AgreementStore | None = None
         if store and world_size > 1:
-            self._board = Board(store, rank, world_size, prefix, launch_id)
+            self._board = AgreementStore(store, rank, world_size, prefix, launch_id)
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         if self._board or stop_file:
@@ -153,7 +153,7 @@ class StopAgreement:
             except RuntimeError:
                 log.debug("The store is gone already.")
 
-    def _take_leave(self, board: Board) -> None:
+    def _take_leave(self, board: AgreementStore) -> None:
         undecided = self._posted and self._stop_at is None
         if not self._posted:
             self._posted = True
@@ -225,7 +225,7 @@ class StopAgreement:
         self._next_look = time.monotonic() + FILE_POLL_S
         return file_reason(self._stop_file)
 
-    def _await_decision(self, board: Board) -> None:
+    def _await_decision(self, board: AgreementStore) -> None:
         self._settled.wait(self._timeout_s)
         if self._stop_at is not None:
             return

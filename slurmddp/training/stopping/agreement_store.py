@@ -25,7 +25,7 @@ class Store(Protocol):
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
 
 
-class Board:
+class AgreementStore:
     """The keys of one agreement in the store, used through a connection of their own."""
 
     def __init__(self, store: Store, rank: int, world_size: int, prefix: str, launch_id: str = "") -> None:

@@ -17,10 +17,10 @@ from slurmddp.errors import SlurmddpError
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.process_group import collectives
-from slurmddp.training.process_group.setup import Place
+from slurmddp.training.process_group.setup import RankContext
 from slurmddp.training.stopping.agreement import StopAgreement, file_reason, signal_reason
 from slurmddp.training.stopping.deadline import Pace, last_safe_moment, shortfalls
-from slurmddp.training.stopping.exit_guard import Guard
+from slurmddp.training.stopping.exit_guard import ExitGuard
 from slurmddp.training.stopping.signals import StopSignals
 
 log = logging.getLogger(__name__)
@@ -29,13 +29,13 @@ _PAST_SAVES = 10
 """How many saves of earlier attempts are looked at for the longest."""
 
 
-class StopPoll:
+class StopController:
     """Asks once per step; `guard` is one that stands already, with its signals, and stays after `close`."""
 
     is_leaving: ClassVar[bool] = False
     """Whether this process got a stop and has computed nothing since; then its exit code is not 0."""
 
-    def __init__(self, guard: Guard | None, run: RunContext = RunContext()) -> None:  # noqa: B008 - frozen
+    def __init__(self, guard: ExitGuard | None, run: RunContext = RunContext()) -> None:  # noqa: B008 - frozen
         self._run = run
         self._guard, self._own_guard = guard, guard is None
         self._agreement: StopAgreement | None = None
@@ -51,13 +51,13 @@ class StopPoll:
         self.is_writing: Callable[[], bool] = lambda: False
         """Whether an earlier checkpoint is still being written, for which a stop has to wait."""
 
-    def tick(self, place: Place) -> bool:
+    def tick(self, place: RankContext) -> bool:
         """Return whether to stop now rather than begin the next optimizer step."""
         if self._agreement is None and self._found_at_start is None:
             self._begin(place)
         self._steps += self._agreement is not None
-        StopPoll.is_leaving = self._agreement is None or self._ask(self._agreement)
-        return StopPoll.is_leaving
+        StopController.is_leaving = self._agreement is None or self._ask(self._agreement)
+        return StopController.is_leaving
 
     def _ask(self, agreement: StopAgreement) -> bool:
         now = time.monotonic()
@@ -67,9 +67,9 @@ class StopPoll:
         self._ticked = time.monotonic()
         return stop
 
-    def _begin(self, place: Place) -> None:
+    def _begin(self, place: RankContext) -> None:
         if self._guard is None:
-            self._guard = Guard(StopSignals().__enter__(), read_limits(os.environ)).__enter__()
+            self._guard = ExitGuard(StopSignals().__enter__(), read_limits(os.environ)).__enter__()
         info = place.info
         if info.rank == 0 and self._run.folder is not None:
             self._folder = self._run.folder

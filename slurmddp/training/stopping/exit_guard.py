@@ -26,14 +26,14 @@ PATIENCE_S = 1.0
 """How long a rank that is told to stop before it trains may take to leave in good order."""
 
 
-class Guard:
+class ExitGuard:
     """Context manager: watches `signals` from another thread until it ends.
 
     Until `begin` a stop signal ends the process after a second, since nothing was trained that could be
     saved. From then on a rank that got SIGTERM leaves by itself shortly before SLURM, by `limits`, kills it.
     """
 
-    standing: ClassVar[Guard | None] = None
+    standing: ClassVar[ExitGuard | None] = None
     """The guard of this process, if it has one."""
 
     def __init__(
@@ -53,9 +53,9 @@ class Guard:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="slurmddp-guard", daemon=True)
 
-    def __enter__(self) -> Guard:
+    def __enter__(self) -> ExitGuard:
         self._thread.start()
-        Guard.standing = self
+        ExitGuard.standing = self
         return self
 
     def __exit__(
@@ -66,8 +66,8 @@ class Guard:
     def close(self) -> None:
         """End the watch; the rank leaves in its own way from here on."""
         self._closing.set()
-        if Guard.standing is self:
-            Guard.standing = None
+        if ExitGuard.standing is self:
+            ExitGuard.standing = None
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
 

@@ -37,7 +37,7 @@ def is_due(every: int, step: int) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class Components:
     """Everything that one training is made of, in the order in which it is built."""
 
     settings: TrainSettings
@@ -78,7 +78,7 @@ class Parts:
         )
 
 
-def build_parts(distributon: Distributon, config: Mapping[str, Any]) -> Parts:
+def build_parts(distributon: Distributon, config: Mapping[str, Any]) -> Components:
     """Build all parts that `config` describes; equal on all ranks but for the data that each will see."""
     settings = read_section(config["train"], TrainSettings, "train.")
     data = instantiate(config["data"], _key_="data")
@@ -97,7 +97,7 @@ def build_parts(distributon: Distributon, config: Mapping[str, Any]) -> Parts:
     bare_model = instantiate(config["model"], _key_="model")
     model = distributon.setup_model(_checked_model(bare_model, config))
     optimizer = instantiate(config["optimizer"], bare_model.parameters(), _key_="optimizer")
-    return Parts(
+    return Components(
         settings=settings,
         data=data,
         heldout=dataset.heldout_of(data),

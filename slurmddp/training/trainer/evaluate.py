@@ -14,10 +14,10 @@ from slurmddp.training.data.permutation import shard_range
 from slurmddp.training.data.seeding import SeededSamples, draws
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.process_group import collectives
-from slurmddp.training.trainer.components import Loss, Parts
+from slurmddp.training.trainer.components import Components, Loss
 
 
-def evaluate(distributon: Distributon, parts: Parts) -> float | None:
+def evaluate(distributon: Distributon, parts: Components) -> float | None:
     """Return the mean loss over the held-out samples of all ranks, or None when a stop cut it short.
 
     All ranks call it and get the same answer. It is that of rank 0's model, the one that a checkpoint holds:
@@ -44,12 +44,12 @@ def evaluate(distributon: Distributon, parts: Parts) -> float | None:
     return sum(total for total, _, _ in found) / sum(count for _, count, _ in found)
 
 
-def has_samples(parts: Parts) -> bool:
+def has_samples(parts: Components) -> bool:
     """Whether there is anything to evaluate on."""
     return parts.heldout is not None and len(parts.heldout) > 0 and parts.settings.eval_batches > 0  # type: ignore[arg-type]
 
 
-def _share(distributon: Distributon, parts: Parts, heldout: Dataset[object]) -> DataLoader[object]:
+def _share(distributon: Distributon, parts: Components, heldout: Dataset[object]) -> DataLoader[object]:
     """Return a loader over this rank's part of samples that lie evenly over the held-out data."""
     size: int = len(heldout)  # type: ignore[arg-type]
     count = min(size, parts.settings.eval_batches * parts.settings.batch_size)
@@ -65,7 +65,7 @@ def _share(distributon: Distributon, parts: Parts, heldout: Dataset[object]) -> 
 
 @torch.no_grad()
 def _sum_losses(
-    distributon: Distributon, parts: Parts, loader: DataLoader[object]
+    distributon: Distributon, parts: Components, loader: DataLoader[object]
 ) -> tuple[float, int, bool]:
     """Return the sum of sample losses, their number, and whether no stop came between."""
     # The bare model: a replica that synchronises would wait for ranks that have fewer batches.

@@ -24,8 +24,8 @@ from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.checkpointing.finite import gradient_norm
 from slurmddp.training.checkpointing.restore import set_aside
 from slurmddp.training.distributon import Distributon
-from slurmddp.training.run_log import Journal, Stopwatch
-from slurmddp.training.trainer.components import Parts, build_parts, is_due
+from slurmddp.training.run_log import RunLog, Stopwatch
+from slurmddp.training.trainer.components import Components, build_parts, is_due
 from slurmddp.training.trainer.evaluate import evaluate, has_samples
 
 
@@ -86,7 +86,7 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
 class Training:
     """The state of one training between two steps, and what can be done to it."""
 
-    def __init__(self, distributon: Distributon, parts: Parts, folder: RunFolder) -> None:
+    def __init__(self, distributon: Distributon, parts: Components, folder: RunFolder) -> None:
         self.distributon, self.parts = distributon, parts
         self.step = 0
         self._evaluated_at = -1
@@ -104,7 +104,7 @@ class Training:
         self._is_first = True
         self._root = folder.checkpoints_dir
         run = RunContext.read(os.environ, folder)
-        self._journal = Journal(run, active=distributon.is_global_zero, unit=parts.unit)
+        self._journal = RunLog(run, active=distributon.is_global_zero, unit=parts.unit)
         self._stopwatch = Stopwatch()
         self._sampled = folder.sample_file.exists()
 
