@@ -23,7 +23,6 @@ from slurmddp.slurm.script import settings
 
 PACKAGE = Path(__file__).parents[2]
 SOURCES = {name: PACKAGE.joinpath(*name.split(".")).with_suffix(".py") for name in MODULES}
-THIS = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def imported(path: Path) -> set[str]:
@@ -74,11 +73,15 @@ def run_it(folder: RunFolder, python: str, *arguments: str, **environ: str) -> D
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("version", dict.fromkeys(("3.8", "3.9", "3.12", THIS)))
-def test_a_python_runs_a_whole_attempt(folder: RunFolder, version: str) -> None:
-    python = sys.executable if version == THIS else shutil.which(f"python{version}")
-    if python is None or subprocess.run([python, "-c", ""], capture_output=True).returncode:
-        pytest.skip(f"there is no Python {version} here")
+def pythons() -> list[str]:
+    """Return this Python, and the others of this machine that start."""
+    found = filter(None, (shutil.which(f"python{version}") for version in ("3.8", "3.9", "3.12")))
+    others = [one for one in found if not subprocess.run([one, "-c", ""], capture_output=True).returncode]
+    return [sys.executable, *others]
+
+
+@pytest.mark.parametrize("python", pythons())
+def test_a_python_runs_a_whole_attempt(folder: RunFolder, python: str) -> None:
     job = {"SLURM_JOB_ID": "41", "PATH": "/nowhere"}
     begun = run_it(folder, python, "begin", **job)
     assert (begun.returncode, begun.stderr) == (0, "")
