@@ -63,10 +63,9 @@ def generation(number: int, folder: Path, keepers: list[Keeper], job: Job, *args
         for keeper in keepers:
             keeper.handle()
         ended = {pid: os.waitpid(pid, os.WNOHANG)[1] for pid in list(pids) if process.has_ended(pid)}
-        for pid, status in ended.items():
-            del pids[pid]
-            for other in pids if status else ():
-                os.kill(other, signal.SIGKILL)
+        pids = {pid: node_rank for pid, node_rank in pids.items() if pid not in ended}
+        for other in pids if any(ended.values()) else ():
+            os.kill(other, signal.SIGKILL)
         if not ended:
             time.sleep(0.005)
     for keeper in keepers:

@@ -106,8 +106,8 @@ def test_a_state_that_is_none_is_refused(state):
 
 def test_on_another_number_of_ranks_each_rank_seed_and_step_draws_anew(monkeypatch, caplog):
     def draws(seed, step, rank):
-        monkeypatch.setattr(training_state.collective, "world_size", lambda: 2)
-        monkeypatch.setattr(training_state.collective, "rank", lambda: rank)
+        monkeypatch.setattr(training_state.collectives, "world_size", lambda: 2)
+        monkeypatch.setattr(training_state.collectives, "rank", lambda: rank)
         training_state.restore_randomness(SimpleNamespace(state={"rng": [{}] * 3}, step=step), seed)
         return str(draw())
 
