@@ -1,9 +1,9 @@
-"""Composes the command line, the project's files and slurmddp's own into one checked configuration.
+"""Compose the command line, the project's files and slurmddp's own into one checked configuration.
 
-Groups (`model`, `data`, `loss`, `optimizer`, `scheduler`, `strategy`, `cluster`, and your own) are looked up
-in the project folder's `conf/` first, then in slurmddp's. A project's own defaults stand in its
-`conf/slurmddp.yaml`: the keys that it wants different, and under `defaults:` the choices of groups.
-A project's `conf/config.yaml`, if it has one, is another program's and not read.
+Hydra searches groups (`model`, `data`, `loss`, `optimizer`, `scheduler`, `strategy`, `cluster`, and your own)
+in the project folder's `conf/` first, then in slurmddp's. The project's `conf/slurmddp.yaml` holds the
+project's defaults: keys with other values, and under `defaults:` the choices of groups. A project's
+`conf/config.yaml` belongs to another program and is not read.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from slurmddp.config import hydra_errors, sbatch_environment, script_arguments, validate
-from slurmddp.config.check import check
+from slurmddp.config import check_paths, hydra_errors, sbatch_environment, script_arguments
+from slurmddp.config.check_values import check
 from slurmddp.config.identity import relevant
 from slurmddp.config.overrides import PROJECT_DEFAULTS, Plan, conf_roots, options, plan_from
 from slurmddp.errors import ConfigError
@@ -36,7 +36,7 @@ _LEFT_OUT = [
     {"override hydra/hydra_logging": "none"},
     *({f"override hydra/{part}": None} for part in ("help", "hydra_help", "launcher", "sweeper", "output")),
 ]
-"""Parts of Hydra that run programs; without them a configuration is composed in two thirds of the time."""
+"""Parts of Hydra that run programs; without them Hydra composes in two thirds of the time."""
 _TROUBLE = (
     HydraException,
     OmegaConfBaseException,
@@ -51,7 +51,7 @@ _TROUBLE = (
 def compose(overrides: Sequence[str], project_dir: Path) -> dict[str, Any]:
     """Return the whole configuration, resolved and checked; raises ConfigError."""
     project_dir = project_dir.absolute()
-    validate.check_project(project_dir)
+    check_paths.check_project(project_dir)
     roots = conf_roots(project_dir)
     plan = make_plan(overrides, roots)
     composed = compose_plan(plan, roots, overrides)
@@ -63,12 +63,12 @@ def compose(overrides: Sequence[str], project_dir: Path) -> dict[str, Any]:
         raise ConfigError("A key of `cluster` is set, but no cluster is chosen.", hint="Say +cluster=NAME.")
     config = sbatch_environment.fill(config, os.environ)
     elsewhere = bool(config["cluster"] and config["cluster"]["python"])
-    validate.check_targets(config, project_dir, here=not elsewhere)
-    validate.check_script(config, project_dir)
+    check_paths.check_targets(config, project_dir, here=not elsewhere)
+    check_paths.check_script(config, project_dir)
     config["name"] = config["name"] or _name(config)
-    validate.check_name(config["name"])
-    validate.check_data(relevant(config), project_dir)
-    validate.check_loss(config)
+    check_paths.check_name(config["name"])
+    check_paths.check_data(relevant(config), project_dir)
+    check_paths.check_loss(config)
     if config["program"].get("script"):
         config["program"]["args"] = script_arguments.composed(config["program"].get("args"))
     return {**config, "project_dir": str(project_dir), **({EXPRESSIONS: expressions} if expressions else {})}
@@ -101,18 +101,18 @@ def _name(config: Mapping[str, Any]) -> str:
     script = config["program"].get("script")
     if script is None:
         return str(config["model"]["_target_"].rpartition(".")[2].lower())
-    return validate.as_name(Path(script).stem) or "script"
+    return check_paths.as_name(Path(script).stem) or "script"
 
 
 def make_plan(overrides: Sequence[str], roots: Sequence[Path]) -> Plan:
-    """Return what Hydra is to compose; raises ConfigError for a file that can't be right."""
+    """Return the plan for Hydra; raises ConfigError for a file that can't be right."""
     own = roots[0] / PROJECT_DEFAULTS
     has_own = len(roots) > 1 and own.is_file()
     plan = plan_from(overrides, roots, _load_yaml(own) if has_own else {})
     files = {"defaults": own} if has_own else {}
-    if plan.cluster is not None:
-        files["cluster"] = options(roots, "cluster")[plan.cluster]
-    validate.check_clocks(files)
+    if (cluster := options(roots, "cluster").get(plan.cluster or "")) is not None:
+        files["cluster"] = cluster
+    check_paths.check_clocks(files)
     return plan
 
 
@@ -127,41 +127,26 @@ def _load_yaml(path: Path) -> dict[str, Any]:
 
 
 def compose_plan(plan: Plan, roots: Sequence[Path], typed: Sequence[str]) -> dict[str, Any]:
-    """Return what Hydra composes, resolved and not checked; raises ConfigError."""
+    """Let Hydra compose a plan, and resolve the result without checking it; raises ConfigError."""
     try:
         return _compose(plan, roots)
     except _TROUBLE as error:
-        key = hydra_errors.unknown_in_node(error)
-        if key is not None:
-            raise hydra_errors.no_such_key(key, _keys_beside(key, plan, roots)) from error
-        raise hydra_errors.explain(error, typed) from error
+        raise hydra_errors.explain(error, typed, roots) from error
 
 
-def _compose(plan: Plan, roots: Sequence[Path], *, resolve: bool = True) -> dict[str, Any]:
+def _compose(plan: Plan, roots: Sequence[Path]) -> dict[str, Any]:
     primary = {**plan.primary, "defaults": [*plan.primary["defaults"], *_LEFT_OUT]}
     if len(roots) > 1:
         primary["hydra"] = {"searchpath": ["pkg://slurmddp.conf"]}
     ConfigStore.instance().store(_PRIMARY, primary)
     with initialize_config_dir(str(roots[0]), job_name="slurmddp", version_base="1.3"):
         composed = hydra_compose(_PRIMARY, list(plan.overrides))
-    container: Any = OmegaConf.to_container(composed, resolve=resolve, throw_on_missing=resolve)
-    config = {str(key): value for key, value in container.items()}
-    if resolve:
-        raw: Any = OmegaConf.to_container(composed, resolve=False)
-        config[EXPRESSIONS] = hidden.expressions(raw, container)
-    return config
-
-
-def _keys_beside(key: str, plan: Plan, roots: Sequence[Path]) -> list[str]:
-    """Return the keys that the node of an unknown key does have."""
-    rest = tuple(text for text in plan.overrides if text.partition("=")[0] != key)
-    try:
-        node: Any = _compose(Plan(plan.primary, rest), roots, resolve=False)
-    except _TROUBLE:
-        return []
-    for part in key.split(".")[:-1]:
-        node = node.get(part) if isinstance(node, dict) else None
-    return [str(one) for one in node] if isinstance(node, dict) else []
+    container: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    raw: Any = OmegaConf.to_container(composed, resolve=False)
+    return {
+        **{str(key): value for key, value in container.items()},
+        EXPRESSIONS: hidden.expressions(raw, container),
+    }
 
 
 def _flat(error: Exception) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slurmddp.config import sizes, validate
+from slurmddp.config import check_paths, sizes
 from slurmddp.config.identity import fingerprint
 from slurmddp.config.schema import Cluster, Policy
 from slurmddp.errors import ConfigError
@@ -46,7 +46,7 @@ def to_job(
     if config["elastic"]:
         final = sizes.hold_global_batch(final, resources)
     run_dir = folder.path if folder else Path(os.path.normpath(project_dir / config["runs_dir"] / run_name))
-    validate.check_folder(run_dir)
+    check_paths.check_folder(run_dir)
     return Job(
         name=config["name"],
         run_name=run_name,

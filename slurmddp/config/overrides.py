@@ -1,7 +1,7 @@
-"""Turns the command line and a project's defaults into one plan for Hydra: group choices and values.
+"""Turn the command line and a project's defaults into one plan for Hydra: group choices and values.
 
-Hydra has a sign for each way to set a value (`+`, `++`, none); a person need not know them, since the schema
-decides afterwards whether a key is right. Group choices are looked up here: a wrong one lists the near ones.
+Hydra has a sign for each way to set a value (`+`, `++`, none). A person need not know the signs, because the
+schema decides afterwards whether a key is right.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurmddp.config import script_arguments
-from slurmddp.config.hydra_errors import quoted
 from slurmddp.config.schema import GROUPS, OPEN_NODES, OWN_TRAINER, TOP, defaults
+from slurmddp.config.script_arguments import quoted, typed, unquoted
 from slurmddp.errors import ConfigError, near_matches
 
 _FORM = re.compile(r"(?P<sign>\+\+|\+|~|)(?P<key>[^=]*)(?:=(?P<value>.*))?", re.DOTALL)
@@ -27,7 +26,7 @@ _WHERE = f"conf/{PROJECT_DEFAULTS}"
 
 @dataclass(frozen=True)
 class Plan:
-    """What Hydra is to compose: the primary configuration and the values on top of it."""
+    """A request to Hydra: the primary configuration and the values on top of it."""
 
     primary: dict[str, Any]
     overrides: tuple[str, ...]
@@ -43,7 +42,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Given:
-    """One argument of the command line, taken apart."""
+    """One argument of the command line: its sign, key and value."""
 
     text: str
     sign: str
@@ -88,7 +87,7 @@ def options(roots: Sequence[Path], group: str) -> dict[str, Path]:
 
 
 def take_apart(text: str) -> Given:
-    """Return one argument's sign, key and value; raises ConfigError when it has none of them."""
+    """Split one argument into sign, key and value; raises ConfigError for a text that is not a setting."""
     match = _FORM.fullmatch(text)
     if match is None or not _KEY.fullmatch(match["key"]):
         raise ConfigError(f"{text!r} is not a setting.", hint="Settings are written key=value.")
@@ -102,7 +101,7 @@ def take_apart(text: str) -> Given:
 
 
 def plan_from(overrides: Sequence[str], roots: Sequence[Path], project: Mapping[str, Any]) -> Plan:
-    """Return what Hydra is to compose from slurmddp's defaults, the project's, and the command line."""
+    """Return the plan that joins slurmddp's defaults, the project's defaults and the command line."""
     draft = _Draft(roots, dict(GROUPS), defaults())
     _lay_over(draft, project)
     given = [take_apart(text) for text in overrides]
@@ -136,11 +135,9 @@ def _choices_in(defaults: Any) -> dict[str, str | None]:
 
 def _lay_over(draft: _Draft, project: Mapping[str, Any]) -> None:
     """Put the project's `conf/slurmddp.yaml` over slurmddp's own defaults."""
-    for group, choice in _choices_in(project.get("defaults", [])).items():
-        if choice is not None:
-            _known_choice(draft.roots, group, choice, _WHERE)
-        draft.choices[group] = choice
-        draft.chosen.add(group)
+    chosen = _choices_in(project.get("defaults", []))
+    draft.choices |= chosen
+    draft.chosen |= chosen.keys()
     for key, value in project.items():
         if key == "defaults":
             continue
@@ -165,7 +162,9 @@ def _merged(below: Any, above: Any) -> Any:
 
 def _is_choice(given: Given, roots: Sequence[Path]) -> bool:
     """Tell whether an argument chooses a file of a group (`model=gpt`) rather than setting a value."""
-    if given.value is not None and not _PLAIN_CHOICE.fullmatch(_unquoted(given.value).replace(",", "")):
+    if given.value is not None and not _PLAIN_CHOICE.fullmatch(
+        unquoted(given.value.strip()).replace(",", "")
+    ):
         return False
     if given.key in GROUPS:
         return True
@@ -174,39 +173,17 @@ def _is_choice(given: Given, roots: Sequence[Path]) -> bool:
     )
 
 
-def _unquoted(value: str) -> str:
-    quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "'\""
-    return value[1:-1] if quoted else value.strip()
-
-
 def _choose(draft: _Draft, given: Given) -> None:
-    choice = None if given.sign == "~" else _unquoted(given.value or "")
-    if choice in (None, "null", "None"):
-        draft.choices[given.key] = None
-        draft.chosen.add(given.key)
-        return
-    choice = str(choice).removesuffix(".yaml")
+    choice = "null" if given.sign == "~" else unquoted((given.value or "").strip()).removesuffix(".yaml")
     if "," in choice:
         raise ConfigError(f"{given.text!r} names several choices.", hint="Start one run for each of them.")
-    _known_choice(draft.roots, given.key, choice, "the command line")
     draft.chosen.add(given.key)
-    if given.key in GROUPS:
+    if choice in ("null", "None"):
+        draft.choices[given.key] = None
+    elif given.key in GROUPS:
         draft.choices[given.key] = choice
     else:
         draft.overrides.append(f"+{given.key}={choice}")
-
-
-def _known_choice(roots: Sequence[Path], group: str, choice: str, where: str) -> None:
-    known = options(roots, group)
-    if choice in known:
-        return
-    places = " and ".join(str(root / group) for root in roots)
-    listed = f"{near_matches(choice, known)} " if known else ""
-    more = f"All: {', '.join(sorted(known))}. " if listed.startswith("Did") else ""
-    raise ConfigError(
-        f"There is no {group} {choice!r} (from {where}); looked in {places}.",
-        hint=f"{listed}{more}A file conf/{group}/{choice}.yaml in your project folder would be found.",
-    )
 
 
 def _start_afresh(draft: _Draft, given: Iterable[Given]) -> None:
@@ -230,7 +207,7 @@ def _with_sign(given: Given, draft: _Draft) -> str:
         known = near_matches(given.value, options(draft.roots, given.key))
         raise ConfigError(f"`{given.key}={given.value}` names no choice.", hint=known)
     if given.key == "program.args" and draft.content["program"].get("_target_") == OWN_TRAINER:
-        items = ",".join(quoted(one) for one in script_arguments.typed(given.value or ""))
+        items = ",".join(quoted(one) for one in typed(given.value or ""))
         return f"++program.args=[{items}]"
     strict = given.sign == "" and given.first in OPEN_NODES and "." in given.key
     fresh = draft.content.get(given.first) == {}

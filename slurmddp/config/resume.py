@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from slurmddp.config import hydra_errors, sbatch_environment, sizes
-from slurmddp.config.check import check
+from slurmddp.config.check_values import check
 from slurmddp.config.compose import compose_plan, make_plan
 from slurmddp.config.job import to_job
 from slurmddp.config.overrides import conf_roots, take_apart

@@ -1,6 +1,7 @@
-"""The arguments of a person's script: they reach it as they were typed, not as Hydra or YAML would read them.
+"""Hand the arguments of a script through as typed; quote and unquote values as Hydra does.
 
-`1e-3` stays `1e-3`, `true` stays `true`. They are a list, or one line that is split as a shell does.
+Hydra's grammar would turn `1e-3` into 0.001 and refuse `c;d`. The arguments are a list, or one line that is
+split as a shell does.
 """
 
 from __future__ import annotations
@@ -14,22 +15,23 @@ from slurmddp.errors import ConfigError
 _HINT = "Write them as in a shell: program.args='--epochs 20' (or as a list: program.args='[--epochs, 20]')."
 _ESCAPED = re.compile(r"\\([\\()\[\]{}:=, \t])")
 """Hydra's escapes outside quotes."""
+_TOKEN = re.compile(r"""\\.|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|.""", re.DOTALL)
+"""An escaped character, a text in quotes, or one character."""
+_UNCLOSED = ("'", '"', "\\")
 
 
 def typed(value: str) -> list[str]:
-    """Return the arguments in what a person typed after `program.args=`; raises ConfigError."""
-    text = _unquoted(value.strip())
+    """Return the arguments that were typed after `program.args=`; raises ConfigError."""
+    text = unquoted(value.strip())
     if text in ("", "null"):
         return []
     if not text.startswith("["):
         return _shell_words(text)
-    return [
-        _ESCAPED.sub(r"\1", item) if item == _unquoted(item) else _unquoted(item) for item in _items(text)
-    ]
+    return [_ESCAPED.sub(r"\1", item) if item == unquoted(item) else unquoted(item) for item in _items(text)]
 
 
 def composed(value: Any) -> list[str]:
-    """Return the arguments that a composed configuration holds, as texts in the spelling of YAML."""
+    """Return the arguments of a composed configuration as texts, spelled as in YAML."""
     if value is None or isinstance(value, str):
         return _shell_words(value or "")
     if not isinstance(value, list):
@@ -47,31 +49,25 @@ def _shell_words(text: str) -> list[str]:
 
 
 def _items(text: str) -> list[str]:
-    """Return what stands between the commas of a list; commas in quotes and brackets belong to an item."""
-    items, start, depth, quote, escaped = [], 1, 0, "", False
-    for place, character in enumerate(text):
-        if place and not depth:
+    """Return the texts between the commas of a list; commas in quotes and brackets belong to an item."""
+    items, depth = [""], 0
+    for token in _TOKEN.findall(text[1:-1]):
+        depth += (token in "[{(") - (token in "]})")
+        if depth < 0 or token in _UNCLOSED:
             break
-        if escaped or (quote and character not in ("\\", quote)):
-            escaped = False
-        elif character == "\\":
-            escaped = True
-        elif character in "'\"":
-            quote = "" if quote else character
-        elif depth == 1 and character in ",]":
-            items.append(text[start:place].strip())
-            start, depth = place + 1, 1 if character == "," else 0
-        elif character in "[{(":
-            depth += 1
-        elif character in "]})":
-            depth -= 1
-    if depth or quote or start != len(text):
-        raise ConfigError(f"`program.args` is {text}, a list that is not closed at its end.", hint=_HINT)
-    return [] if items == [""] else items
+        if token == "," and not depth:
+            items.append("")
+        else:
+            items[-1] += token
+    else:
+        if text.endswith("]") and not depth:
+            found = [item.strip() for item in items]
+            return [] if found == [""] else found
+    raise ConfigError(f"`program.args` is {text}, a list that is not closed at its end.", hint=_HINT)
 
 
-def _unquoted(text: str) -> str:
-    """Return a text without the quotes around it; within them a backslash counts only before such a quote."""
+def unquoted(text: str) -> str:
+    """Return a text without the quotes around it; inside, a backslash counts only before such a quote."""
     quote = text[:1]
     whole = (
         len(text) > 1
@@ -79,3 +75,9 @@ def _unquoted(text: str) -> str:
         and re.fullmatch(rf"{quote}(\\.|[^{quote}\\])*{quote}", text, re.DOTALL)
     )
     return re.sub(rf"\\({quote}|\\(?=\\*{quote}))", r"\1", text[1:-1]) if whole else text
+
+
+def quoted(value: str) -> str:
+    """Return `value` as Hydra's grammar quotes it: a backslash counts only before a quote, or at the end."""
+    inner = re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + (found[2] and '\\"'), value)
+    return f'"{inner}"'

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[2] / "slurmddp"
 # From the bottom to the top; a room may import itself and any room before it.
 # A room's own modules may stand beside its inner rooms: they are modules of the outer room.
 _ABOVE = """
-    errors config.schema config.check config.identity spec environments host slurm sandbox
+    errors config.schema config.check_values config.identity spec environments host slurm sandbox
     runs runs.folder runs.failures runs.status runs.report
     batch
     checkpoint checkpoint.files checkpoint.memory
@@ -29,7 +29,7 @@ _BELOW = """
 TORCH_FREE, WITH_TORCH = _ABOVE.split(), _BELOW.split()
 SHARED_WITH_TORCH = {"errors", "spec", "environments", "host", "runs", "runs.folder", "checkpoint"}
 SHARED_WITH_TORCH |= {"checkpoint.files", "checkpoint.memory"}
-SHARED_WITH_TORCH |= {"config.schema", "config.check", "config.identity"}
+SHARED_WITH_TORCH |= {"config.schema", "config.check_values", "config.identity"}
 PURE_PACKAGES = {"conf", "templates", "__main__"}
 
 # The one upward edge: a script's `launch()` starts processes, and imports the launcher when it does.

@@ -24,7 +24,7 @@ from slurmddp.config.compose import compose
 from slurmddp.config.job import build_job
 from slurmddp.config.schema import TrainSettings
 from slurmddp.errors import ConfigError
-from slurmddp.config.check import read_section
+from slurmddp.config.check_values import read_section
 
 def told(*arguments):
     try:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
-from slurmddp.config.check import read_section
+from slurmddp.config.check_values import read_section
 from slurmddp.config.schema import TrainSettings
 from slurmddp.errors import ConfigError
 from slurmddp.spec import GlobalBatch
