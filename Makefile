@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 SLURM_PACKAGES := slurm-wlm slurmdbd munge mariadb-server iproute2
 SLURM_PROGRAMS := slurmctld slurmd slurmdbd munged mariadbd ip
-# Half of what tests/slurm takes; the other half is whatever is not named here.
-SLURM_HALF := $(patsubst %,tests/slurm/test_%_real.py,accounting elastic node_fail place stop training)
+# Half of what tests/on_slurm takes; the other half is whatever is not named here.
+SLURM_HALF := $(patsubst %,tests/on_slurm/test_%.py,accounting elastic node_fail place stop training)
 BENCHMARKS := "startup.py --runs 5" "start.py --rounds 1" "restart.py --rounds 1" \
 	"checkpoint_stall.py --sizes 100 --rounds 2"
 
@@ -50,19 +50,19 @@ format: $(BIN)/.installed-test  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 
 unit: $(BIN)/.installed-test
-	$(PYTEST) tests/unit tests/architecture
+	$(PYTEST) tests -m "not distributed and not slurm and not gpu"
 
 distributed: $(BIN)/.installed-test
-	$(PYTEST) tests/distributed
+	$(PYTEST) tests -m distributed
 
 slurm-tests-1: $(BIN)/.installed-test slurm
 	$(PYTEST) $(SLURM_HALF) -m "not slow" --durations=15
 
 slurm-tests-2: $(BIN)/.installed-test slurm
-	$(PYTEST) tests/slurm $(addprefix --ignore=,$(SLURM_HALF)) -m "not slow" --durations=15
+	$(PYTEST) tests/on_slurm $(addprefix --ignore=,$(SLURM_HALF)) -m "not slow" --durations=15
 
 other-tests: $(BIN)/.installed-test
-	$(PYTEST) tests --ignore=tests/slurm -m "not slow and not gpu" --durations=15
+	$(PYTEST) tests --ignore=tests/on_slurm -m "not slow and not gpu" --durations=15
 
 gpu: $(BIN)/.installed-test
 	$(PYTEST) tests/gpu

@@ -12,6 +12,8 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["support.fixtures"]
+
 # The same examples in every run, none of them on the clock, and none from a file of an earlier run.
 settings.register_profile(
     "steady", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]

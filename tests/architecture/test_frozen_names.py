@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import re
 from importlib import import_module
-from pathlib import Path
 
 from slurmddp.cli.main import COMMANDS
+from support import ROOT
 
 FLAGS = {
     "train": "--cfg --dry-run --fresh overrides",
@@ -52,7 +52,7 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 
 
 def test_the_docs_describe_all_names_that_a_data_set_may_have() -> None:
-    described = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    described = (ROOT / "docs" / "data.md").read_text()
     assert [name for name in DATA.split() if f"`{name}" not in described] == []
 
 
@@ -66,7 +66,7 @@ def test_the_flags_of_the_sandbox() -> None:
 
 
 def test_one_table_names_the_environment_variables() -> None:
-    package = Path(__file__).parents[2] / "slurmddp"
+    package = ROOT / "slurmddp"
     table = package / "environments" / "names.py"
     files = [path for path in package.rglob("*.py") if path != table]
     assert [path.name for path in files if re.search(r'"SLURMDDP_[A-Z_]+"', path.read_text())] == []

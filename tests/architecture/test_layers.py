@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "slurmddp"
+from support import ROOT
+
+PACKAGE = ROOT / "slurmddp"
 
 # From the bottom to the top; a room may import itself and any room before it.
 # A room's own modules may stand beside its inner rooms: they are modules of the outer room.

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "slurmddp"
+from support import ROOT
+
+PACKAGE = ROOT / "slurmddp"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import ranks
+
+from support.distributed import ranks
 
 
 @pytest.fixture(scope="session")

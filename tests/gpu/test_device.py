@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import gpu_jobs
 import pytest
-from ranks import run_ranks
+
+from support.distributed import gpu_jobs
+from support.distributed.ranks import run_ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("rank_server")]
 

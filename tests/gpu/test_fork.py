@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent_runs import make_run
 
 from slurmddp.environments.emit import emulated_step, scrub
 from slurmddp.runs.folder.layout import RunFolder
+from support.runs.agent_runs import make_run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("rank_server")]
 

@@ -1,4 +1,4 @@
-"""The cases of tests/distributed/exact_cases.py on GPUs: those with no more ranks than GPUs."""
+"""The cases of tests/support/distributed/exact_cases.py on GPUs: those with no more ranks than GPUs."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import exact_jobs
 import pytest
 import torch
-from exact_cases import CASES, TRAINER, Case, assert_ended, config_of, shown, written
-from exact_jobs import Halt
-from ranks import place_environments, run_ranks
-from trainer_runs import assert_same, final_state
 
 from slurmddp.runs.folder.layout import RunFolder
+from support.distributed import exact_jobs
+from support.distributed.exact_cases import CASES, TRAINER, Case, assert_ended, config_of, shown, written
+from support.distributed.exact_jobs import Halt
+from support.distributed.ranks import place_environments, run_ranks
+from support.distributed.trainer_runs import assert_same, final_state
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("rank_server")]
 

@@ -1,0 +1,180 @@
+"""What the benchmarks measure here, what they are told, and that no run writes results unasked."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from support import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module
+
+
+@pytest.fixture
+def peers(benchmark):
+    return benchmark("peers")
+
+
+def test_a_gpu_adds_one_column_and_no_gpu_adds_none(peers):
+    on_cpus = [peers.Size(1, 2), peers.Size(1, 4)]
+    assert list(map(str, peers.sizes(None, on_cpus, 0))) == ["1x2", "1x4"]
+    assert list(map(str, peers.sizes(None, on_cpus, 1))) == ["1x2", "1x4", "1x1gpu"]
+    assert list(map(str, peers.sizes(None, on_cpus, 8))) == ["1x2", "1x4", "1x1gpu"]
+
+
+def test_sizes_that_are_named_are_measured_and_no_others(peers):
+    on_cpus, named = [peers.Size(1, 2)], [peers.Size(2, 2)]
+    assert peers.sizes(named, on_cpus, 1) == named
+
+
+def test_figures_of_a_cpu_are_never_told_as_those_of_a_gpu(peers):
+    with pytest.raises(SystemExit, match="torch sees none"):
+        peers.sizes([peers.Size.read("1x1gpu")], [], 0)
+
+
+@pytest.mark.parametrize(("size", "seen"), [("1x4", ""), ("1x1gpu", "0")])
+def test_only_a_training_on_the_gpu_sees_it(peers, tmp_path, size, seen):
+    text = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
+    training = peers.Training("a way", [([sys.executable, "-c", text], {})])
+    site = peers.Site({**os.environ, "CUDA_VISIBLE_DEVICES": "0"})
+    told = peers.measure(
+        training, peers.Size.read(size), tmp_path, site, lambda stamps: (stamps / "log").read_text()
+    )
+    assert told.strip() == seen
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "words", "expected"),
+    [
+        ("start", "ranks", [], None),
+        ("start", "ranks", ["--ranks", "2", "1gpu"], ["1x2", "1x1gpu"]),
+        ("restart", "sizes", [], None),
+        ("restart", "sizes", ["--sizes", "2x2", "1x1gpu"], ["2x2", "1x1gpu"]),
+    ],
+)
+def test_how_columns_are_named(benchmark, name, flag, words, expected):
+    found = getattr(benchmark(name).options().parse_args(words), flag)
+    assert (found and list(map(str, found))) == expected
+
+
+@pytest.mark.parametrize(("name", "words"), [("start", ["--ranks", "two"]), ("restart", ["--sizes", "4"])])
+def test_a_column_that_is_none_is_refused(benchmark, name, words, capsys):
+    with pytest.raises(SystemExit):
+        benchmark(name).options().parse_args(words)
+    assert "invalid" in capsys.readouterr().err
+
+
+def test_the_limit_of_the_start_is_for_cpus(benchmark):
+    found = {
+        "local": {"2": {"to_torchrun": {"slurmddp": 0.4}}, "1gpu": {"to_torchrun": {"slurmddp": 0.7}}},
+        "srun": {"4": {"to_torchrun": {"slurmddp": 0.3}}},
+    }
+    assert benchmark("start").on_cpus(found) == [0.4, 0.3]
+
+
+def test_what_is_started_at_each_site(peers):
+    words = ["python", "plain.py"]
+    assert peers.Site({}).command(words) == words
+    job = peers.Site({}, hosts=("a1", "a2"), job="7")
+    once_on_each = job.command(words)
+    assert once_on_each[:5] == ["srun", "--jobid=7", "--overlap", "--nodes=2", "--ntasks=2"]
+    assert "--overcommit" not in once_on_each
+    assert once_on_each[-2:] == words
+    assert job.command(words, tasks=4)[3:6] == ["--nodes=2", "--ntasks=4", "--overcommit"]
+
+
+def test_a_training_is_read_when_it_has_ended_and_told_when_it_fails(peers, tmp_path):
+    def training(text):
+        return peers.Training("a way", [([sys.executable, "-c", text], {})])
+
+    site, size = peers.Site(dict(os.environ)), peers.Size(1, 2)
+    stamp = "import os; open(os.environ['BENCHMARK_STAMPS'] + '/0', 'w').write('7')"
+    assert peers.measure(training(stamp), size, tmp_path, site, lambda s: float((s / "0").read_text())) == 7
+    with pytest.raises(SystemExit, match=r"a way, 1x2: it ended with \[3\]\n--- log\nbroken"):
+        peers.measure(training("print('broken'); raise SystemExit(3)"), size, tmp_path, site, float)
+
+
+def test_what_hangs_is_ended_with_what_it_has_put_into_another_session(peers, tmp_path, monkeypatch):
+    """As torchrun does with its ranks."""
+    monkeypatch.setattr(peers, "LIMIT_S", 3)
+    text = f"""
+import signal, subprocess, sys
+rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+open({str(tmp_path / "rank")!r}, "w").write(str(rank.pid))
+signal.signal(signal.SIGTERM, lambda *_: (rank.terminate(), rank.wait(), sys.exit(1)))
+signal.pause()
+"""
+    training = peers.Training("hangs", [([sys.executable, "-c", text], {})])
+    with pytest.raises(SystemExit, match="timed out"):
+        peers.measure(training, peers.Size(1, 1), tmp_path, peers.Site(dict(os.environ)), lambda _: 0.0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "rank").read_text()), 0)
+
+
+def test_a_workplace_goes_away_after_a_signal_too(tmp_path):
+    text = f"""
+import os, signal, sys
+sys.path.insert(0, {str(BENCHMARKS)!r})
+from peers import workplace
+with workplace("test", {{"plain.py": "pass"}}) as folder:
+    print(folder, (folder / "plain.py").read_text(), flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    signal.pause()
+"""
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", text], env=environ, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout.split()[1:]) == (1, ["pass"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_turns_are_taken_and_the_first_round_does_not_count(benchmark):
+    record, asked = benchmark("record"), []
+
+    def measure(name):
+        asked.append(name)
+        return float(len(asked))
+
+    assert record.in_turn(("a", "b"), 2, measure) == {"a": [3.0, 5.0], "b": [4.0, 6.0]}
+    assert asked == ["a", "b"] * 3
+
+
+def test_a_ratio_is_taken_round_by_round(benchmark):
+    # Medians of each (2 and 4) would say 0.5.
+    assert benchmark("record").ratio([1.0, 2.0, 30.0], [4.0, 2.0, 10.0]) == 1.0
+
+
+def test_nothing_is_written_unless_a_file_is_named(benchmark, tmp_path, monkeypatch):
+    record, file = benchmark("record"), tmp_path / "found.json"
+    monkeypatch.chdir(tmp_path)
+    assert record.parser("about").parse_args([]).output is None
+    record.keep(None, {"held": True})
+    assert list(tmp_path.iterdir()) == []
+    record.keep(record.parser("about").parse_args(["--output", "found.json"]).output, {"held": True})
+    told = json.loads(file.read_text())
+    assert told["held"] is True
+    assert {"command", "date", "torch", "cpus", "load_average"} <= set(told)
+
+
+@pytest.mark.parametrize("file", [".", "no/such/folder.json"])
+def test_a_file_that_cannot_be_is_refused_before_anything_is_measured(benchmark, file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        benchmark("record").parser("about").parse_args(["--output", file])
+
+
+def test_every_benchmark_keeps_results_in_the_same_way():
+    texts = {file.name: file.read_text() for file in sorted(BENCHMARKS.glob("*.py"))}
+    apart = {"peers.py", "record.py", "savers.py"}
+    assert [name for name, text in texts.items() if "parser(__doc__)" not in text] == sorted(apart)
+    assert [name for name, text in texts.items() if '"results"' in text] == []

@@ -1,0 +1,162 @@
+"""How a run goes on: its job is put back, or a new one is submitted, or it leaves the queue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurmddp.batch.slurm_job import Answer
+from support.slurm.batch_run import (
+    ENDING,
+    PREEMPTED,
+    RUNNING,
+    STOP,
+    STOP_ASKED,
+    TRAIN,
+    Run,
+    exits,
+    records,
+    refused,
+)
+
+NO_REQUEUE = RUNNING.replace("Requeue=1", "Requeue=0")
+GRANTED = ENDING.replace("Restarts=0", "Restarts=1")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def test_a_job_that_may_not_requeue_submits_a_new_one(run: Run) -> None:
+    run.slurm.job = NO_REQUEUE
+    leaked = {"SLURM_CPU_BIND": "x", "SBATCH_TIMELIMIT": "1", "SRUN_DEBUG": "1", "PMI_RANK": "1"}
+    run.start(STOP, SLURM_CONF="/c", **leaked)
+    assert run.end == ("stopped", "resubmit")
+    assert run.asked() == ["sbatch"]
+    (submitted,) = run.events("submitted")
+    assert submitted | {"time": 0} == {
+        "event": "submitted", "time": 0, "job_id": "1", "submitter": "sbatch", "resubmitted": True,
+    }  # fmt: skip
+    (call,) = run.submissions()
+    assert call[-2:] == [str(run.folder.script_file), "successor"]
+    assert "--dependency=afterany:41" in call
+    assert set(run.slurm.submitted_with) == {"SLURM_CONF"}
+
+
+def test_a_refused_requeue_becomes_a_new_submission(run: Run) -> None:
+    words = "Requested operation is presently disabled for job 41"
+    run.slurm.on["requeue"] = lambda: refused(words)
+    run.start(STOP)
+    assert run.asked()[-1] == "sbatch"
+    assert words in run.log()
+    assert [event["job_id"] for event in run.events("submitted")] == ["1"]
+
+
+@pytest.mark.parametrize("job", [GRANTED, "JobState=PENDING Restarts=0"], ids=["granted", "pending"])
+def test_a_request_that_was_granted_though_its_answer_was_lost_is_enough(run: Run, job: str) -> None:
+    def grant() -> Answer:
+        run.slurm.job = job
+        return refused()
+
+    run.slurm.on["requeue"] = grant
+    run.start(STOP)
+    assert run.asked() == ["requeue 41"]
+
+
+def test_a_requeue_that_is_seen_only_at_the_last_look_is_enough(run: Run) -> None:
+    def third() -> Answer:
+        if len(run.slurm.of("requeue")) == 3:
+            run.slurm.job = GRANTED
+        return refused()
+
+    run.slurm.on["requeue"] = third
+    run.start(STOP)
+    assert run.asked() == ["requeue 41"] * 3
+    assert run.end == ("stopped", "requeue")
+
+
+# --- A run that is over ---
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "after the look"])
+@pytest.mark.parametrize("why", ["stop", "no progress", "failed"])
+def test_a_job_that_slurm_put_back_leaves_the_queue_when_its_run_is_over(
+    run: Run, why: str, late: bool
+) -> None:
+    run.slurm.jobs["41"] = "PENDING||BeginTime|"
+    run.slurm.job = RUNNING + " PreemptTime=2026-01-01T00:00:00" if late else GRANTED
+    if why == "no progress":
+        run.start(TRAIN + exits(143))
+    if late:
+        asked = len(run.slurm.of("show", "job"))
+
+        def put_back() -> None:
+            if len(run.slurm.of("show", "job")) >= asked + 3:
+                run.slurm.job = GRANTED
+
+        run.slurm.on["show job"] = put_back
+    steps = {"stop": STOP_ASKED + STOP, "no progress": TRAIN + STOP}
+    run.start(steps.get(why, records({"exit_code": 78}) + exits(78)))
+    assert run.end[1] == "none"
+    assert run.slurm.jobs["41"].startswith("CANCELLED")
+
+
+def test_a_job_that_slurm_did_not_put_back_ends_by_itself(run: Run) -> None:
+    run.slurm.jobs["41"] = "RUNNING|n[1-2]||"
+    run.slurm.job = RUNNING + " PreemptTime=2026-01-01T00:00:00"
+    run.start(STOP_ASKED + STOP)
+    assert (run.end, run.slurm.jobs["41"]) == (("stopped", "none"), "RUNNING|n[1-2]||")
+
+
+# --- A successor ---
+
+
+def test_a_submission_that_timed_out_but_was_queued_is_found(run: Run) -> None:
+    run.slurm.job, run.slurm.lost_submissions, run.slurm.queued_anyway = NO_REQUEUE, 1, True
+    run.start(STOP)
+    assert len(run.submissions()) == 1
+    assert [event["job_id"] for event in run.events("submitted")] == ["1"]
+
+
+def test_a_submission_that_got_lost_is_made_again(run: Run) -> None:
+    run.slurm.job, run.slurm.lost_submissions = NO_REQUEUE, 1
+    run.start(STOP)
+    assert len(run.submissions()) == 2
+    assert [event["job_id"] for event in run.events("submitted")] == ["1"]
+
+
+def test_a_queue_that_cannot_be_read_gets_no_second_successor(run: Run) -> None:
+    run.slurm.job, run.slurm.lost_submissions, run.slurm.queued_anyway = NO_REQUEUE, 1, True
+
+    def falls_silent() -> None:
+        run.slurm.silent_queue = 9
+
+    run.on_sleep = falls_silent
+    run.start(STOP)
+    assert len(run.submissions()) == 1
+    assert run.end == ("stopped", "none")
+
+
+def test_a_banner_does_not_hide_the_new_job(run: Run) -> None:
+    run.slurm.job, run.slurm.banner, run.slurm.suffix = NO_REQUEUE, "Welcome\n", ";alpha"
+    run.start(STOP)
+    assert [event["job_id"] for event in run.events("submitted")] == ["1"]
+
+
+def test_when_slurm_takes_neither_the_run_says_that_nothing_will_start_it(run: Run) -> None:
+    run.slurm.on["requeue"] = refused
+    run.slurm.refusal = "sbatch: error: no"
+    run.start(STOP)
+    assert run.end == ("stopped", "none")
+    assert f"slurmddp resume {run.folder.name}" in run.log()
+    assert "sbatch: error: no" in run.log()
+
+
+def test_a_run_that_made_no_progress_leaves_the_queue(run: Run) -> None:
+    run.slurm.job = PREEMPTED
+    run.slurm.jobs["41"] = "PENDING||BeginTime|"
+    for _ in range(2):
+        run.start(TRAIN + exits(143))
+    assert run.slurm.jobs["41"].startswith("CANCELLED")

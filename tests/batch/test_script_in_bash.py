@@ -1,0 +1,338 @@
+"""Behaviour of the batch script that only bash can get wrong: signals, setup lines, variables, exit codes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurmddp.runs.folder import freeze
+from slurmddp.spec import Program
+from support.slurm.script_run import FINISH, PREEMPTED, SAVE, STOP, Script
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    return Script(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("step", "code", "end"),
+    [
+        (FINISH, 0, ("finished", "none")),
+        (STOP, 75, ("stopped", "requeue")),
+        (SAVE + "exit 137", 137, ("failed", "requeue")),
+        ('echo \'{"exit_code": 78}\' >"$logs/failure.json"; exit 143', 78, ("config", "none")),
+    ],
+    ids=["finished", "stopped", "killed", "refused"],
+)
+def test_the_script_ends_with_the_code_of_its_attempt(
+    script: Script, step: str, code: int, end: tuple[str, str]
+) -> None:
+    done = script.run(step)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+    assert script.end == end
+    assert script.requeued() == (end[1] == "requeue")
+
+
+# --- Signals ---
+
+
+def test_a_signal_does_not_end_the_wait_and_is_not_ignored_by_the_ranks(script: Script) -> None:
+    step = "kill -TERM $PPID; kill -USR2 $PPID; sleep 0.3\n"
+    step += 'grep SigIgn /proc/self/status >"$FAKE_SLURM/ignored"\n' + STOP
+    assert script.start(step) == 75
+    assert script.end == ("stopped", "requeue")
+    ignored = int(script.programs.read("ignored").split()[1], 16)
+    assert not ignored & (1 << 14 | 1 << 11)  # SIGTERM and SIGUSR2
+
+
+def test_signals_do_not_change_the_code_of_the_ranks(tmp_path: Path) -> None:
+    """The shell's `wait` says -1 or 143 for a child whose end and a signal come at one moment."""
+    program = Program(target="mine.train", config={})
+    script = Script(tmp_path, program=program, max_requeues_without_progress=99)
+    script.programs.write("step", 'touch "$logs/began"; sleep "0.0$((RANDOM % 9))"\n' + STOP)
+    for attempt in range(6):
+        began = script.folder.log_dir(attempt) / "began"
+        process = subprocess.Popen(["bash", str(script.folder.script_file)], env=script.environ)
+        while process.poll() is None:
+            if began.exists():
+                process.terminate()
+            time.sleep(0.001)
+    assert [event["exit_code"] for event in script.events("ended")] == [75] * 6
+
+
+@pytest.mark.parametrize("place", ["on-ask", "requeue", "update"])
+def test_a_signal_while_slurm_is_asked_ends_nothing(script: Script, place: str) -> None:
+    """SLURM sends SIGTERM to all processes of a job that it requeues, also to the next request."""
+    down = "NodeName=n2 State=DOWN SlurmdStartTime=2020-01-01T00:00:00\n"
+    script.programs.write("nodes", down)
+    script.programs.write(place, 'kill -TERM "$PPID" "$(cut -d " " -f 4 "/proc/$PPID/stat")"; touch went-on')
+    assert script.start(STOP) == 75
+    assert script.end == ("stopped", "requeue")
+    assert (script.programs.folder / "went-on").exists()
+    assert "update JobId=41 ExcNodeList=n2" in script.programs.read("scontrol.calls")
+
+
+def test_a_script_that_slurm_is_ending_does_not_wait_for_that(script: Script) -> None:
+    script.programs.write("job", "JobState=PENDING Reason=BeginTime Restarts=1 NodeList=")
+    parents = "parent=$PPID; while grep -q job.sbatch /proc/$parent/cmdline; do kill -TERM $parent;"
+    parents += " parent=$(cut -d ' ' -f 4 /proc/$parent/stat); done"
+    assert script.start(f"{parents}; sleep 0.3; exit 137", SLURMD_NODENAME="n1") == 137
+    assert "waiting to be ended" not in script.log()
+
+
+def test_on_a_host_that_slurm_has_given_up_the_script_waits_to_be_ended(script: Script) -> None:
+    script.programs.write("job", "JobState=PENDING Reason=BeginTime Restarts=1 NodeList=")
+    script.programs.write("step", "exit 137")
+    environ = {**script.environ, "SLURMD_NODENAME": "n1"}
+    process = subprocess.Popen(["bash", str(script.folder.script_file)], env=environ, start_new_session=True)
+    log = script.folder.log_dir(0) / "batch.log"
+    deadline = time.monotonic() + 60
+    while not log.exists() or "waiting to be ended by it" not in log.read_text():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    time.sleep(0.2)
+    subprocess.run(["kill", "-TERM", "--", f"-{process.pid}"], check=True)
+    assert process.wait(timeout=30) == 143
+
+
+# --- Setup lines ---
+
+
+def test_a_strict_mode_of_the_setup_lines_ends_with_them(tmp_path: Path) -> None:
+    script = Script(tmp_path, setup=("set -euo pipefail", "trap 'exit 9' TERM ERR EXIT"))
+    assert script.start("kill -TERM $PPID; sleep 0.1\n" + STOP) == 75
+    assert script.end == ("stopped", "requeue")
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [(("set -e", "false"), 1), (("exit 3",), 3), (("exit 0",), 1), (("set -u", "echo $UNSET"), 1)],
+)
+def test_setup_lines_that_end_the_script_are_a_failure(
+    tmp_path: Path, lines: tuple[str, ...], code: int
+) -> None:
+    script = Script(tmp_path, setup=lines)
+    assert script.start() == code
+    assert script.end == ("failed", "none")
+    assert script.events("ended")[0]["exit_code"] == code
+    assert "before any rank was started" in script.log()
+    assert not script.srun_began
+
+
+@pytest.mark.parametrize(
+    "lines", [("set -e", "false"), ("exit 75",), ("kill -TERM $BASHPID", "touch $HOME/x")]
+)
+def test_a_preemption_that_ends_a_setup_line_is_no_failure(tmp_path: Path, lines: tuple[str, ...]) -> None:
+    """SLURM signals all that the batch step has started, the commands of the setup lines too."""
+    script = Script(tmp_path, setup=lines)
+    script.programs.write("job", PREEMPTED)
+    assert script.start(HOME=str(tmp_path)) == 1
+    assert script.end == ("stopped", "requeue")
+    assert script.requeued() == 1
+    assert not script.srun_began and not (tmp_path / "x").exists()
+
+
+def test_setup_lines_that_are_no_shell_are_a_failure_with_an_end(tmp_path: Path) -> None:
+    script = Script(tmp_path, setup=("if true; then",))
+    assert script.start() == 1
+    assert script.end == ("failed", "none")
+    assert "no shell that bash can read" in script.log()
+
+
+def test_setup_lines_that_fail_after_another_attempt_began_leave_the_run_to_it(tmp_path: Path) -> None:
+    script = Script(tmp_path, setup=('mkdir "$SLURMDDP_RUN_DIR/logs/attempt-1"', "exit 3"))
+    assert script.start() == 79
+    assert script.events("ended") == []
+
+
+def warnings(script: Script) -> list[str]:
+    return [event["text"] for event in script.events("warned") if event["about"] == "setup"]
+
+
+def test_a_setup_line_that_fails_is_told_of_and_the_ranks_start(tmp_path: Path) -> None:
+    lines = ("source /nope/activate", "  load() { return 3; }", '  load "a\\b"', "true", "export A=1")
+    script = Script(tmp_path, setup=lines)
+    assert script.start() == 0
+    assert script.end == ("finished", "none")
+    first, second = warnings(script)
+    assert first.startswith("The setup line `source /nope/activate` failed with code 1.")
+    assert second.startswith('The setup line `load "a\\b"` failed with code 3.')
+    assert "`set -e`" in first
+    assert "The setup line `source /nope/activate` failed" in script.log()
+    assert all(event["attempt"] == 0 for event in script.events("warned"))
+
+
+def test_setup_lines_whose_failure_is_meant_are_not_told_of(tmp_path: Path) -> None:
+    sourced = tmp_path / "activate"
+    sourced.write_text("false\nreturn 0\n")
+    lines = (
+        "false || true",
+        "if false; then true; fi",
+        "[ -e /nope ] && true",
+        "! true",
+        f"source {sourced}",
+    )
+    script = Script(tmp_path, setup=lines)
+    assert script.start() == 0
+    assert warnings(script) == []
+
+
+def test_a_line_that_ends_the_setup_is_named(tmp_path: Path) -> None:
+    script = Script(tmp_path, setup=("set -e", "ls /nope/nope"))
+    assert script.start() == 2
+    assert "`ls /nope/nope` failed with code 2" in warnings(script)[0]
+
+
+OWN_NAMES = ("settings", "code", "job", "log", "run", "attempt", "nodes", "python", "batch_step", "finish")
+
+
+@pytest.mark.parametrize("where", ["env", "setup"])
+def test_no_name_that_the_script_uses_itself_can_be_taken(tmp_path: Path, where: str) -> None:
+    """The ranks see such a variable as it was given; the script decides by its own."""
+    lines = ("set -- a b", *(f"export {name}=999" for name in OWN_NAMES), "false")
+    names = dict.fromkeys(OWN_NAMES, "999")
+    script = Script(tmp_path, **({"env": names} if where == "env" else {"setup": lines}))
+    assert script.start(STOP) == 75
+    assert script.end == ("stopped", "requeue")
+    assert len(warnings(script)) == (where == "setup")
+    assert {f"{name}=999" for name in OWN_NAMES} <= set(script.programs.read("srun.env").splitlines())
+    words = script.programs.read("srun.argv").splitlines()
+    assert words[-3:] == ["-m", "slurmddp.launchers.agent", str(script.folder.path)]
+    output = str(script.folder.log_dir(0)).replace("%", "%%")
+    assert f"--output={output}/node-%n.log" in words
+
+
+def test_no_setup_line_prints_the_secret(tmp_path: Path) -> None:
+    script = Script(tmp_path, setup=("env", "set", "declare -p", "set -x; set -a"))
+    script.start(STOP)
+    (secret,) = re.findall(
+        r"^SLURMDDP_SECRET=([0-9a-f]{32})$", script.programs.read("srun.env"), re.MULTILINE
+    )
+    assert "SLURMDDP_ATTEMPT" in script.log()
+    assert secret not in script.log()
+
+
+# --- Around srun ---
+
+
+def test_the_step_is_one_agent_per_node(tmp_path: Path) -> None:
+    script = Script(tmp_path, cpus_per_node=8, srun={"gpu-bind": "none", "label_x": "a b"})
+    script.start()
+    logs = str(script.folder.log_dir(0)).replace("%", "%%")
+    assert script.programs.read("srun.argv").splitlines() == [
+        "--nodes=2",
+        "--ntasks=2",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=8",
+        "--gpu-bind=none",
+        "--label-x=a b",
+        "--kill-on-bad-exit=1",
+        "--wait=0",
+        "--mpi=none",
+        "--export=ALL",
+        f"--output={logs}/node-%n.log",
+        "/home/ada/env/bin/python",
+        "-m",
+        "slurmddp.launchers.agent",
+        str(script.folder.path),
+    ]
+
+
+def test_the_agents_find_their_run_and_a_clean_environment(tmp_path: Path) -> None:
+    script = Script(
+        tmp_path, cpus_per_node=8, env={"GREETING": "it's $HOME; `id`"}, setup=("export FROM_SETUP=$UNSET.",)
+    )
+    leaked = ("CPU_BIND", "CPU_BIND_LIST", "STEP_ID", "TRES_PER_TASK", "GPUS_PER_TASK", "MEM_PER_CPU")
+    kept = {"SLURM_CPUS_PER_TASK": "8"}  # as the header asks for it
+    script.start(FINISH, **{f"SLURM_{name}": "leaked" for name in leaked}, SLURMDDP_END_TIME="1", **kept)
+    environ = script.programs.read("srun.env")
+    for line in (
+        f"SLURMDDP_RUN_DIR={script.folder.path}",
+        "SLURMDDP_ATTEMPT=0",
+        "SLURMDDP_LEAD_S=120",
+        "SLURMDDP_END_TIME=",
+        "PYTHONUNBUFFERED=1",
+        "SLURM_EXPORT_ENV=ALL",
+        "SRUN_CPUS_PER_TASK=8",
+        "SLURM_CPUS_PER_TASK=8",
+        "GREETING=it's $HOME; `id`",
+        "FROM_SETUP=.",
+        f"PWD={tmp_path / 'project'}",
+    ):
+        assert line in environ.splitlines()
+    assert re.search("^SLURMDDP_SCRIPT_PID=[0-9]+$", environ, re.MULTILINE)
+    assert "leaked" not in environ
+
+
+def test_a_job_that_asks_for_no_cpus_has_none_of_the_job_around_it(script: Script) -> None:
+    script.start(FINISH, SLURM_CPUS_PER_TASK="1", SLURM_MEM_PER_NODE="1024")
+    environ = script.programs.read("srun.env")
+    assert "SLURM_CPUS_PER_TASK" not in environ and "SLURM_MEM_PER_NODE" not in environ
+
+
+@pytest.mark.parametrize(
+    ("environ", "code", "said"),
+    [
+        ({"SLURM_ARRAY_JOB_ID": "40"}, 78, "Job 40 is an array"),
+        ({"SLURM_JOB_ID": ""}, 1, "this script is for sbatch"),
+    ],
+    ids=["array", "no SLURM"],
+)
+def test_a_script_that_has_nothing_to_start_says_why(
+    script: Script, environ: dict[str, str], code: int, said: str
+) -> None:
+    before = sorted(script.folder.path.iterdir())
+    done = script.run(**environ)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr
+    assert sorted(script.folder.path.iterdir()) == before
+
+
+def test_a_run_that_a_person_stopped_starts_nothing(script: Script) -> None:
+    script.folder.stop_file.touch()
+    done = script.run()
+    assert done.returncode == 0 and "A person stopped this run" in done.stderr
+    assert not script.srun_began
+
+
+def test_a_host_without_python_starts_nothing(script: Script, tmp_path: Path) -> None:
+    bash = "/bin/bash"
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare/hostname").symlink_to("/bin/hostname")
+    environ = {**script.environ, "PATH": str(tmp_path / "bare")}
+    command = [bash, str(script.folder.script_file)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "There is no python3 on" in done.stderr
+    assert not script.folder.attempts_file.exists()
+
+
+def test_the_python_of_the_ranks_is_used_where_it_is_there(tmp_path: Path) -> None:
+    python = tmp_path / "it's python"
+    script = Script(tmp_path, python=str(python))
+    python.write_text(f'#!/bin/bash\ntouch "{tmp_path}/used"\nexec "{script.python}" "$@"\n')
+    python.chmod(0o755)
+    assert script.start() == 0
+    assert (tmp_path / "used").exists()
+
+
+def impatient(source: Callable[[str], bytes]) -> Callable[[str], bytes]:
+    return lambda module: source(module).replace(b"_LEFT_S = 60.0", b"_LEFT_S = 2.0")
+
+
+def test_an_srun_that_waits_for_agents_which_have_left_is_ended(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch gets the process that runs srun; here it is as impatient as a test."""
+    monkeypatch.setattr(freeze, "_source", impatient(freeze._source))
+    monkeypatch.setattr(freeze, "_compiled", lambda *_: b"")
+    script.folder.batch_file.write_bytes(freeze.batch_program())
+    assert script.start(FINISH.replace("exit 0", "exec sleep 600")) == 0
+    assert script.end == ("finished", "none")
+    assert "this script ends srun" in script.log()

@@ -1,0 +1,122 @@
+"""An srun that waits for agents which have left: the batch step ends srun after a bounded time."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slurmddp.batch.watch import SrunWatch, _children
+from support.slurm.batch_run import Run
+
+LEFT_S, SILENT_S = 60.0, 1200.0
+
+
+@pytest.fixture
+def srun() -> Iterator[subprocess.Popen[bytes]]:
+    """An srun in a shell function: the shell that is watched has it as its child."""
+    with subprocess.Popen(["bash", "-c", "sleep 600; true"]) as process:
+        while not _children(process.pid):
+            time.sleep(0.01)
+        yield process
+        process.kill()
+
+
+class Watched:
+    """A watch over srun, whose looks take no time."""
+
+    def __init__(self, tmp_path: Path, srun: subprocess.Popen[bytes], **changes: object) -> None:
+        self.run = Run(tmp_path, **changes)
+        self.srun = srun
+        self.looks = 0
+        self.run.attempt = 0
+        self.run.log_dir.mkdir(parents=True)
+        self.log = self.run.log_dir
+
+    def leave(self, *names: str) -> None:
+        for name in names:
+            (self.log / name).write_text("0\n")
+
+    def look(self, until: int, at: dict[int, Callable[[], None]] | None = None) -> bool:
+        """Look `until` times at most; return whether srun was ended."""
+
+        def has_ended() -> bool:
+            self.looks += 1
+            (at or {}).get(self.looks, lambda: None)()
+            return self.looks > until
+
+        self.watch = SrunWatch(self.run.attempt_of(self.run.job()), kill_wait_s=30)
+        self.watch.run(self.srun.pid, has_ended)
+        return "this script ends srun" in self.run.log()
+
+
+def test_srun_is_ended_after_a_minute_without_agents(tmp_path: Path, srun: subprocess.Popen[bytes]) -> None:
+    watched = Watched(tmp_path, srun)
+    (child,) = _children(srun.pid)
+    watched.leave("exit-node-0", "exit-node-1")
+    assert watched.look(until=99)
+    assert srun.wait(10) == -9
+    assert watched.looks == 30, "of two seconds each"
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{child}").exists() and Path(f"/proc/{child}/stat").read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_node_without_which_the_others_went_on_is_not_waited_for(
+    tmp_path: Path, srun: subprocess.Popen[bytes]
+) -> None:
+    watched = Watched(tmp_path, srun, elastic=True)
+    watched.leave("exit-node-0", "replaced-node-1")
+    assert watched.look(until=31)
+
+
+def test_an_agent_that_has_not_left_is_waited_for(tmp_path: Path, srun: subprocess.Popen[bytes]) -> None:
+    watched = Watched(tmp_path, srun)
+    watched.leave("exit-node-0")
+    assert not watched.look(until=500)
+    assert srun.poll() is None
+
+
+def test_an_agent_that_never_leaves_a_code_is_not_waited_for_without_a_bound(
+    tmp_path: Path, srun: subprocess.Popen[bytes]
+) -> None:
+    watched = Watched(tmp_path, srun)
+    watched.leave("exit-node-0")
+    assert watched.look(until=700)
+    assert watched.looks == SILENT_S / 2
+
+
+def test_nothing_is_counted_before_the_first_agent_has_left(
+    tmp_path: Path, srun: subprocess.Popen[bytes]
+) -> None:
+    watched = Watched(tmp_path, srun)
+    watched.leave("exit-node-1")
+    assert not watched.look(until=628, at={600: lambda: watched.leave("exit-node-0")})
+
+
+def test_a_watch_ends_with_its_srun(tmp_path: Path, srun: subprocess.Popen[bytes]) -> None:
+    watched = Watched(tmp_path, srun)
+    watched.leave("exit-node-0", "exit-node-1")
+    srun.kill()
+    srun.wait()
+    assert not watched.look(until=99)
+    assert watched.looks == 1
+
+
+def test_srun_is_ended_soon_when_slurm_ends_the_job(tmp_path: Path, srun: subprocess.Popen[bytes]) -> None:
+    """SLURM starts the job again a second after the kill wait, when the batch script must be gone."""
+    watched = Watched(tmp_path, srun)
+    watched.leave("exit-node-0")
+    assert watched.look(until=99, at={20: lambda: watched.watch.note_end(15, None)})
+    assert watched.looks == 20
+
+
+def test_srun_has_a_third_of_the_kill_wait(tmp_path: Path, srun: subprocess.Popen[bytes]) -> None:
+    watched = Watched(tmp_path, srun)
+    ends = {1: lambda: watched.watch.note_end(15, None), 4: lambda: watched.leave("exit-node-0")}
+    assert watched.look(until=99, at=ends)
+    assert watched.looks == 8, "ten seconds after the first agent had left"

@@ -1,0 +1,139 @@
+"""Checkpoints: what lies in a folder, how it is hashed, which are kept, and what a killed writer leaves."""
+
+import errno
+import json
+import math
+import os
+
+import pytest
+import torch
+import xxhash
+
+from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.files import durable
+from slurmddp.errors import CheckpointError, ConfigError
+from support.distributed.checkpoint_files import flip_bit, hidden_in, save, steps_in
+
+
+def test_folder_layout_and_manifest(tmp_path):
+    path = save(tmp_path / "deep" / "root", 1200, {"w": torch.ones(3)}, world_size=4, note=["x", None])
+    assert path == tmp_path / "deep" / "root" / "step-0000001200"
+    assert (path.parent / "latest").read_text() == "step-0000001200\n"
+    assert {file.name for file in path.iterdir()} == {"manifest.json", "state.json", "state.safetensors"}
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert manifest["step"] == 1200
+    assert manifest["versions"]["torch"] == torch.__version__
+    assert manifest["digest"] == "xxh3_128"
+    loaded = checkpoint.read(path)
+    assert (loaded.step, loaded.meta) == (1200, {"world_size": 4, "note": ["x", None]})
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_large_and_small_parts_are_hashed_in_their_order(tmp_path, held):
+    sizes = [9 << 20, 10, 3, 1 << 18, 7, 20 << 20, 1]
+    data = [bytes([index]) * size for index, size in enumerate(sizes)]
+    record = durable.write_hashed(tmp_path / "file", [memoryview(part) for part in data], held=held)
+    assert record == durable.record_of(tmp_path / "file")
+    assert record.digest == xxhash.xxh3_128_hexdigest(b"".join(data))
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_flush_that_fails_fails_the_write(tmp_path, monkeypatch, held):
+    def refuse(descriptor):
+        raise OSError(errno.EIO, "no")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="no"):
+        durable.write_hashed(tmp_path / "file", [memoryview(b"x")], held=held)
+
+
+def test_copies_are_not_held_in_memory_until_the_flush(tmp_path, monkeypatch):
+    held = []
+    real = durable.write_hashed
+
+    def spy(path, parts, *, expected=0, held=False):
+        asked[path.name] = held
+        return real(path, parts, expected=expected, held=held)
+
+    monkeypatch.setattr("slurmddp.checkpoint.state.writer.write_hashed", spy)
+    plain, turned = torch.ones(4, 5), torch.ones(4, 5).t()
+    conjugate = torch.ones(3, dtype=torch.complex64).conj()
+    for state, expected in (([plain], True), ([plain, turned], False), ([plain, conjugate], False)):
+        asked = {}
+        save(tmp_path, len(held), {"tensors": state})
+        held.append(asked["state.safetensors"])
+        assert held[-1] is expected
+        assert not asked["state.json"]
+
+
+def test_retention_keeps_the_last(tmp_path):
+    for step in range(1, 8):
+        save(tmp_path, step, keep_last=3)
+        assert steps_in(tmp_path) == list(range(step, max(0, step - 3), -1))
+    assert hidden_in(tmp_path) == []
+
+
+def test_two_always_stay(tmp_path):
+    for step in range(1, 5):
+        save(tmp_path, step, keep_last=1)
+    assert steps_in(tmp_path) == [4, 3]
+
+
+def test_later_steps_of_another_try_are_left_alone(tmp_path):
+    for step in (10, 20, 30):
+        save(tmp_path, step)
+    for step in (1, 2, 3, 4):
+        save(tmp_path, step, keep_last=2)
+    assert steps_in(tmp_path) == [30, 20, 10, 4, 3]
+
+
+def test_the_same_step_again(tmp_path):
+    first = save(tmp_path, 1, {"w": torch.ones(2)})
+    inode = first.stat().st_ino
+    assert save(tmp_path, 1, {"w": torch.ones(2)}) == first
+    assert first.stat().st_ino == inode, "an equal checkpoint is not replaced"
+    save(tmp_path, 1, {"w": torch.zeros(2)})
+    assert torch.equal(checkpoint.read(first).state["w"], torch.zeros(2))
+    flip_bit(first / "state.json")
+    save(tmp_path, 1, {"w": torch.zeros(2)})
+    assert torch.equal(checkpoint.read(checkpoint.latest(tmp_path)).state["w"], torch.zeros(2))
+    assert hidden_in(tmp_path) == []
+
+
+def test_leftovers_of_a_killed_writer_go_at_the_next_save(tmp_path):
+    save(tmp_path, 1)
+    for name in (".writing-step-0000000002-77", ".deleting-step-0000000000"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state.json").write_text("{")
+    (tmp_path / ".writing-latest-77").write_text("step")
+    assert checkpoint.latest(tmp_path).name == "step-0000000001"
+    save(tmp_path, 2)
+    assert hidden_in(tmp_path) == []
+    assert steps_in(tmp_path) == [2, 1]
+
+
+def test_one_moved_aside_by_a_killed_writer_is_put_back(tmp_path):
+    path = save(tmp_path, 1)
+    path.rename(tmp_path / ".replaced-step-0000000001")
+    assert checkpoint.latest(tmp_path) == path
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "step", "meta"), [(0, 1, {}), (3, -1, {}), (3, 1, {"a": (1,)}), (3, 1, {"x": math.nan})]
+)
+def test_impossible_arguments(tmp_path, keep_last, step, meta):
+    with pytest.raises((CheckpointError, ConfigError)):
+        checkpoint.write(tmp_path / "root", step, {}, meta=meta, keep_last=keep_last)
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_root_that_is_a_file(tmp_path):
+    (tmp_path / "root").write_text("mine")
+    with pytest.raises(CheckpointError, match="could not be written"):
+        save(tmp_path / "root", 1)
+    assert (tmp_path / "root").read_text() == "mine"
+
+
+def test_reading_what_is_no_checkpoint(tmp_path):
+    with pytest.raises(CheckpointError, match=r"manifest\.json is missing"):
+        checkpoint.read(tmp_path / "nowhere")

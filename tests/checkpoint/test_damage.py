@@ -1,0 +1,145 @@
+"""Damage to a checkpoint is noticed, and the one before it is used; nothing is ever unpickled."""
+
+import json
+import os
+import random
+
+import pytest
+import torch
+
+from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.files import manifest
+from slurmddp.errors import CheckpointError
+from support.distributed.checkpoint_files import flip_bit, save, steps_in
+
+
+@pytest.mark.parametrize("file", ["state.safetensors", "state.json", "manifest.json"])
+def test_one_flipped_bit_anywhere_is_noticed(tmp_path, file):
+    chance = random.Random(file)
+    size = (save(tmp_path / "x", 2, {"w": torch.randn(20)}) / file).stat().st_size
+    for position in [0, size - 2, *(chance.randrange(size) for _ in range(20))]:
+        root = tmp_path / str(position)
+        first = save(root, 1, {"w": torch.randn(20)})
+        path = save(root, 2, {"w": torch.randn(20)})
+        flip_bit(path / file, min(position, (path / file).stat().st_size - 2))
+        with pytest.raises(CheckpointError):
+            checkpoint.read(path)
+        assert checkpoint.latest(root) == first
+        assert steps_in(root) == [1]
+        assert (root / "bad-step-0000000002").is_dir()
+        assert (root / "latest").read_text() == "step-0000000001\n"
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def lengthen(path):
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+@pytest.mark.parametrize("file", ["state.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("damage", [cut, lengthen, os.unlink, lambda path: path.write_bytes(b"")])
+def test_files_cut_lengthened_emptied_or_missing(tmp_path, caplog, file, damage):
+    first = save(tmp_path, 1)
+    path = save(tmp_path, 2, {"w": torch.ones(9)})
+    damage(path / file)
+    if file == "manifest.json" and damage is cut:
+        damage(path / file)  # the last byte is a line break, which JSON does not need
+    with pytest.raises(CheckpointError):
+        checkpoint.read(path)
+    assert checkpoint.latest(tmp_path) == first
+    assert "damaged" in caplog.text and "step-0000000002" in caplog.text
+
+
+def test_a_manifest_of_another_checkpoint_is_noticed(tmp_path):
+    first, second = save(tmp_path, 1, {"w": torch.ones(2)}), save(tmp_path, 2, {"w": torch.zeros(2)})
+    (second / "manifest.json").write_bytes((first / "manifest.json").read_bytes())
+    assert checkpoint.latest(tmp_path) == first
+
+
+def test_nothing_there_or_nothing_whole_is_none(tmp_path, caplog):
+    assert checkpoint.latest(tmp_path / "missing") is None
+    assert checkpoint.latest(tmp_path) is None
+    for step in (1, 2):
+        (save(tmp_path, step) / "state.json").unlink()
+    assert checkpoint.latest(tmp_path) is None
+    assert caplog.text.count("damaged") == 2
+
+
+@pytest.mark.parametrize("pointer", [None, "step-0000000001\n", "step-0000009999\n", "", "\0garbage"])
+def test_a_missing_or_stale_pointer_does_not_matter(tmp_path, pointer):
+    save(tmp_path, 1)
+    newest = save(tmp_path, 2)
+    (tmp_path / "latest").unlink()
+    if pointer is not None:
+        (tmp_path / "latest").write_text(pointer)
+    assert checkpoint.latest(tmp_path) == newest
+
+
+def test_a_second_bad_checkpoint_of_one_step_is_kept_too(tmp_path):
+    for _ in range(2):
+        (save(tmp_path, 1) / "state.json").unlink()
+        assert checkpoint.latest(tmp_path) is None
+    assert (tmp_path / "bad-step-0000000001").is_dir()
+    assert (tmp_path / "bad-step-0000000001-2").is_dir()
+
+
+def rewrite_manifest(path, **changes):
+    """Write a manifest again as another version would have: with other content and the hash that fits it."""
+    content = json.loads((path / "manifest.json").read_text())
+    del content["sha256"]
+    content = {key: value for key, value in {**content, **changes}.items() if value is not None}
+    (path / "manifest.json").write_text(json.dumps({**content, "sha256": manifest._digest(content)}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format": 3, "digest": "blake9"}, "has format 3; this slurmddp reads format 2"),
+        ({"format": 1, "digest": None}, "has format 1; this slurmddp reads format 2"),
+        ({"digest": "blake9"}, "its files are hashed by 'blake9'; this slurmddp knows xxh3_128"),
+        ({"digest": ["x"]}, "hashed by \\['x'\\]"),
+    ],
+    ids=["later", "earlier", "unknown digest", "strange digest"],
+)
+def test_one_that_another_version_wrote_is_refused_and_not_taken_for_damaged(tmp_path, changes, words):
+    save(tmp_path, 1)
+    other = save(tmp_path, 2)
+    rewrite_manifest(other, **changes)
+    for act in (lambda: checkpoint.latest(tmp_path), lambda: checkpoint.read(other)):
+        with pytest.raises(CheckpointError, match=words) as caught:
+            act()
+        assert "slurmddp that wrote it" in caught.value.hint
+    assert steps_in(tmp_path) == [2, 1]
+
+
+def test_a_manifest_without_a_digests_name_is_damaged(tmp_path):
+    first, second = save(tmp_path, 1), save(tmp_path, 2)
+    rewrite_manifest(second, digest=None)
+    assert checkpoint.latest(tmp_path) == first
+
+
+def test_nothing_in_a_checkpoint_is_ever_unpickled(tmp_path):
+    import pickle
+
+    class Bomb:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "exploded"),))
+
+    path = save(tmp_path / "root", 1, {"w": torch.ones(2)})
+    for file in ("state.safetensors", "state.json", "manifest.json"):
+        (path / file).write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(CheckpointError):
+        checkpoint.read(path)
+    assert checkpoint.latest(tmp_path / "root") is None
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_damaged_one_does_not_count_as_kept(tmp_path):
+    for step in (1, 2, 3):
+        path = save(tmp_path, step)
+    flip_bit(path / "state.json")
+    save(tmp_path, 4, keep_last=2)
+    assert steps_in(tmp_path) == [4, 3, 2]
+    assert checkpoint.latest(tmp_path).name.endswith("4")

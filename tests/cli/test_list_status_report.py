@@ -1,0 +1,334 @@
+"""`slurmddp list | status | report`, by run name from any folder."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from slurmddp.cli.main import main
+from slurmddp.errors import EXIT_FAILED, EXIT_NO_RUN
+from slurmddp.runs.folder.layout import append_line
+from slurmddp.runs.table import clock
+from slurmddp.slurm.states import JobState
+from support.runs.cli_runs import end, start, submit
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+def test_list_shows_every_run(make_run, slurm, capsys):
+    first, second = make_run("gpt-00000001"), make_run("resnet-00000002")
+    submit(first)
+    slurm.set_state("7", "PENDING", reason="Priority")
+    submit(second, "8")
+    start(second, job_id="8")
+    end(second, "finished")
+    append_line(second.metrics_file, {"step": 400, "attempt": 0, "time": 1.0, "loss": 1.5})
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = {line.split()[0]: line for line in lines}
+    assert lines[0].split() == ["NAME", "STATE", "STEP", "LOSS", "JOB", "AGE", "SETTINGS", "FOLDER"]
+    assert "queued" in rows["gpt-00000001"]
+    assert "finished" in rows["resnet-00000002"]
+    assert "400/400" in rows["resnet-00000002"]
+    assert "1.5000" in rows["resnet-00000002"]
+
+
+def test_status_tells_how_each_attempt_ended(make_run, slurm, capsys):
+    folder = make_run()
+    submit(folder)
+    for attempt, signal in enumerate(("SIGUSR2", "SIGTERM")):
+        start(folder, attempt=attempt)
+        folder.add_event("signalled", attempt=attempt, signal=signal, rank=0)
+        end(folder, "stopped", attempt=attempt, code=75, next_="requeue")
+    start(folder, attempt=2)
+    slurm.set_state("7", "RUNNING")
+    assert main(["status", "-v", "gpt"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"\n +0  .*time limit, no save\n +1  .*preempted, no save\n +2  .*not ended yet\n", out)
+    assert "attempt 1 ended: preempted, no save" in out
+
+
+def test_list_tells_runs_of_one_name_apart_by_what_was_typed(make_run, slurm, capsys):
+    for seed in (1, 2):
+        folder = make_run(f"gpt-0000000{seed}")
+        typed = f"+cluster=big\nname=gpt\ntrain.steps=400\nseed={seed}\n'data.path=a b'\n"
+        folder.overrides_file.write_text(typed)
+    other = make_run("mlp-00000003")
+    other.overrides_file.write_text(f"optimizer.lr=0.1\ndata.path={'x' * 99}\n")
+    assert main(["list"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    for seed in (1, 2):
+        assert f"seed={seed}" in lines[f"gpt-0000000{seed}"]
+        assert "train.steps" not in lines[f"gpt-0000000{seed}"] and "big" not in lines[f"gpt-0000000{seed}"]
+    assert "optimizer.lr=0.1 data.path=xxx" in lines["mlp-00000003"] and "xxx..." in lines["mlp-00000003"]
+
+
+def test_list_as_json_is_for_programs(make_run, slurm, capsys):
+    submit(make_run())
+    assert main(["list", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["name"], row["state"], row["job_id"]) == ("gpt-0a1b2c3d", "cancelled", "7")
+
+
+def test_list_is_limited_and_says_so(make_run, slurm, capsys):
+    for number_ in range(3):
+        make_run(f"gpt-0000000{number_}")
+    assert main(["list", "-n", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 3
+    assert "1 more" in err
+    assert main(["list", "-n", "2", "--all"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+
+
+def test_list_without_runs_says_how_to_start_one(slurm, capsys):
+    assert main(["list"]) == 0
+    assert "slurmddp train" in capsys.readouterr().err
+    assert main(["list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_status_of_the_newest_run_by_default(make_run, slurm, capsys):
+    folder = make_run()
+    submit(folder)
+    slurm.set_state("7", "PENDING", reason="PartitionTimeLimit")
+    assert main(["status"]) == 0
+    out = capsys.readouterr().out
+    assert folder.name in out
+    assert re.search(r"state +queued: job 7 waits: it asks for more time", out)
+    assert "time_limit=" in out
+
+
+def test_status_shows_the_failing_rank(make_run, slurm, capsys):
+    folder = make_run()
+    submit(folder)
+    start(folder)
+    folder.rank_log(0, 3).write_text("boom\n")
+    left = {"rank": 3, "host": "node4", "exit_code": None, "signal": "SIGKILL", "last_lines": ["boom"]}
+    folder.failure_file(0).write_text(json.dumps(left))
+    end(folder, "failed", code=137)
+    assert main(["status", "gpt"]) == 0
+    out = capsys.readouterr().out
+    assert "rank 3 on node4 was killed by SIGKILL" in out
+    assert "| boom" in out
+    assert str(folder.rank_log(0, 3)) in out
+    assert "exit code 137 (failed)" in out
+
+
+def test_status_tells_why_and_what_to_do_also_of_restarts_in_place(make_run, slurm, capsys):
+    folder = make_run()
+    submit(folder)
+    start(folder)
+    left = {"rank": 3, "host": "node4", "exit_code": None, "signal": "SIGKILL", "reason": "out of memory: so"}
+    folder.failure_file(0).write_text(json.dumps(left))
+    for generation in range(7):
+        path = folder.log_dir(0) / f"failure-g{generation}.json"
+        path.write_text(json.dumps(left | {"rank": generation, "generation": generation, "time": 100.0}))
+        step = 140 if generation == 6 else -1
+        folder.add_event("restarted", attempt=0, generation=generation + 1, step=step)
+    (folder.log_dir(0) / "failure-g7.json").write_text(json.dumps(left | {"rank": 7, "generation": 7}))
+    end(folder, "failed", code=1)
+    assert main(["status", "gpt"]) == 0
+    out = capsys.readouterr().out
+    assert "rank 3 on node4 was killed by SIGKILL: out of memory: so\n" in out
+    assert "rank 7" not in out, "nobody began again after it"
+    assert "Ask for more with mem_gb=" in out
+    assert [f"rank {rank} on" in out for rank in range(7)] == [False] * 2 + [True] * 5
+    assert "(2 more before)" in out
+    assert f"{clock(100.0)} after step 140: rank 6 on" in out
+    assert f"{clock(100.0)}: rank 5 on" in out
+    assert main(["status", "--json", "gpt"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["failure"]["reason"] == "out of memory: so"
+    assert [one["generation"] for one in found["restarted"]] == list(range(7))
+    assert [one["reached"] for one in found["restarted"]] == [None] * 6 + [140]
+
+
+def test_status_names_the_nodes_that_the_run_avoids(make_run, slurm, capsys):
+    folder = make_run()
+    submit(folder)
+    append_line(folder.excluded_file, {"time": 1, "node": "node9", "reason": "", "expires": 2})
+    assert main(["status"]) == 0
+    assert "avoids" not in capsys.readouterr().out
+    append_line(folder.excluded_file, {"time": 1, "node": "node7", "reason": "", "expires": 9e9})
+    assert main(["status"]) == 0
+    assert "avoids     node7: failed under it\n" in capsys.readouterr().out
+
+
+def test_status_shows_why_no_rank_started(make_run, slurm, capsys):
+    folder = make_run()
+    submit(folder)
+    start(folder)
+    (folder.log_dir(0) / "node-1.log").write_text("execve(): /no/such/python: No such file or directory\n")
+    (folder.log_dir(0) / "batch.log").write_text("srun ended with code 2.\n")
+    end(folder, "failed", code=2)
+    assert main(["status", "gpt"]) == 0
+    out = capsys.readouterr().out
+    assert "| [node 1] execve(): /no/such/python" in out
+    assert "| [batch] srun ended with code 2." in out
+
+
+def test_a_job_of_another_run_that_has_the_same_id_is_left_alone(make_run, slurm, capsys):
+    folder = make_run()
+    submit(folder)
+    slurm.states["7"] = JobState(job_id="7", state="RUNNING", run="other-11111111")
+    assert main(["status", "gpt"]) == 0
+    assert "SLURM no longer knows job 7" in capsys.readouterr().out
+    folder.add_event("submitted", job_id="8", submitter="sbatch")
+    slurm.states["8"] = JobState(job_id="8", state="RUNNING", run=folder.name)
+    assert main(["cancel", "gpt"]) == 0
+    assert {job: slurm.states[job].state for job in "78"} == {"7": "RUNNING", "8": "CANCELLED"}
+
+
+def trained(folder):
+    """Two attempts: one that failed after a save, one that runs."""
+    facts = {"job_id": "7", "launcher": "slurm", "nodes": "node[1-2]"}
+    for event in (
+        {"event": "submitted", "time": 1000.0, "job_id": "7"},
+        {"event": "started", "time": 1010.0, "attempt": 0, **facts},
+        {"event": "first_step", "time": 1020.0, "attempt": 0, "step": 1},
+        {"event": "saved", "time": 1142.0, "attempt": 0, "step": 20, "seconds": 2.0},
+        {"event": "rank_failed", "time": 1160.0, "attempt": 0, "rank": 1, "host": "node1"},
+        {"event": "ended", "time": 1161.0, "attempt": 0, **facts, "outcome": "failed", "next": "requeue"},
+        {"event": "started", "time": 1170.0, "attempt": 1, **facts},
+        {"event": "resumed", "time": 1178.0, "attempt": 1, "step": 20},
+    ):
+        append_line(folder.attempts_file, event)
+    return {
+        "event": "first_step",
+        "time": 1180.0,
+        "attempt": 1,
+        "step": 21,
+        "phases": {"imports": 4.0, "rendezvous": 0.5, "first_step": 1.5, "odd": "x"},
+    }
+
+
+END = {"event": "ended", "attempt": 1, "job_id": "7", "exit_code": 0, "outcome": "finished", "next": "none"}
+
+
+def test_status_tells_what_the_time_went_into(make_run, slurm, capsys):
+    folder = make_run()
+    for event in (trained(folder), {**END, "time": 1240.0}):
+        append_line(folder.attempts_file, event)
+    assert main(["status", "gpt"]) == 0
+    out = capsys.readouterr().out
+    said = "75 % (81 % of the time on nodes): 3m 00s training, 20s starting, 19s queued, 18s lost, 2s saving"
+    assert re.search(r"goodput +(.*)", out)[1] == f"{said}, 1s ending"
+    assert "ATTEMPT" not in out
+    assert main(["status", "-v", "gpt"]) == 0
+    rows = [
+        line.split("  ") for line in capsys.readouterr().out.partition("Where the time went")[2].splitlines()
+    ]
+    table = [[cell.strip() for cell in row if cell] for row in rows]
+    assert ["ATTEMPT", "WHOLE", "TRAINING", "SAVING", "LOST", "STARTING", "ENDING", "QUEUED"] in table
+    assert ["0", "2m 41s", "2m 00s", "2.0s", "18s", "10s", "1.0s", "10s"] in table
+    assert ["1", "1m 19s", "1m 00s", "10s", "9.0s"] in table
+    assert ["all", "4m 00s", "3m 00s", "2.0s", "18s", "20s", "1.0s", "19s"] in table
+    assert ["Start of attempt 1, 10.00 s to its first step"] in table
+    for row in (["launch", "4.00"], ["imports", "4.00"], ["rendezvous", "0.50"], ["first step", "1.50"]):
+        assert row in table
+    assert not [row for row in table if "odd" in row]
+
+
+def test_the_phases_of_a_start_come_with_its_first_step(make_run, slurm, capsys):
+    folder = make_run()
+    first_step = trained(folder)
+    append_line(folder.attempts_file, {**first_step, "attempt": 0})
+    slurm.set_state("7", "RUNNING")
+    assert main(["status", "-v", "gpt"]) == 0
+    out = capsys.readouterr().out
+    assert "ATTEMPT" in out
+    assert "PHASE" not in out, "those of an earlier attempt would be taken for its own"
+    append_line(folder.attempts_file, first_step)
+    assert main(["status", "-v", "gpt"]) == 0
+    assert "Start of attempt 1" in capsys.readouterr().out
+
+
+def test_the_goodput_of_a_program_that_tells_nothing_is_not_known(make_run, slurm, capsys):
+    folder = make_run()
+    folder.config_file.write_text("name: gpt\nprogram: {script: train.py}\n")
+    append_line(folder.attempts_file, {"event": "started", "time": 1000.0, "attempt": 1, "job_id": "7"})
+    append_line(folder.attempts_file, {**END, "time": 1060.0})
+    assert main(["status", "-v", "gpt"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"goodput +not known, for the program does not tell its first step: 1m 00s untold", out)
+
+
+def test_status_of_a_damaged_record_says_nothing_of_its_time(make_run, slurm, capsys):
+    folder = make_run()
+    folder.attempts_file.write_text("no JSON\n")
+    assert main(["status", "-v", "gpt"]) == 0
+    out = capsys.readouterr().out
+    assert "unknown: the run folder can't be read" in out
+    assert "goodput" not in out
+    assert main(["status", "--json", "gpt"]) == 0
+    assert json.loads(capsys.readouterr().out)["ledger"]["parts"] == {}
+
+
+def test_the_times_as_json(make_run, slurm, capsys):
+    folder = make_run()
+    for event in (trained(folder), {**END, "time": 1240.0}):
+        append_line(folder.attempts_file, event)
+    assert main(["status", "gpt", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ledger"]["goodput"], found["ledger"]["whole"]) == (0.75, 240.0)
+    assert found["ledger"]["attempts"][0]["parts"]["lost"] == 18.0
+    assert found["phases"]["attempt"] == 1
+    assert list(found["phases"]["seconds"]) == ["launch", "imports", "rendezvous", "first_step"]
+
+
+def test_status_as_json(make_run, slurm, capsys):
+    submit(make_run())
+    assert main(["status", "gpt", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["state"] == "cancelled"
+    assert found["total_steps"] == 400
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "stop", "cancel", "resume", "report"])
+def test_an_unknown_run_is_an_error_with_near_names(make_run, slurm, command, capsys):
+    make_run()
+    assert main([command, "gtp-0a1b2c3d"]) == EXIT_NO_RUN
+    assert "Did you mean gpt-0a1b2c3d?" in capsys.readouterr().err
+
+
+def test_report_is_written_again(make_run, slurm, capsys):
+    folder = make_run()
+    assert main(["report", "gpt"]) == 0
+    assert capsys.readouterr().out == f"{folder.report_file}\n"
+    assert folder.report_file.exists()
+
+
+def test_a_report_that_cannot_be_written_is_an_error(make_run, slurm, capsys):
+    folder = make_run()
+    folder.report_file.mkdir()
+    assert main(["report", "gpt"]) == EXIT_FAILED
+    assert "can't be written" in capsys.readouterr().err
+
+
+def test_a_record_that_may_not_be_read_is_named_plainly(make_run, slurm, capsys):
+    folder = make_run()
+    folder.attempts_file.mkdir()
+    assert main(["status", "gpt"]) == 0
+    expected = f"can't be read: Is a directory ({folder.attempts_file})"
+    assert expected in capsys.readouterr().out
+    assert main(["report", "gpt"]) == EXIT_FAILED
+    assert f"report of gpt-0a1b2c3d can't be written: Is a directory ({folder.attempts_file})" in (
+        capsys.readouterr().err
+    )
+
+
+def test_finding_a_run_imports_no_torch():
+    code = (
+        "import sys\n"
+        "from slurmddp.cli.commands import cancel, list, logs, report, resume, status\n"
+        "import slurmddp.runs.report\n"
+        "heavy = {'torch', 'matplotlib', 'jinja2', 'hydra', 'rich', 'numpy'} & set(sys.modules)\n"
+        "print(sorted(heavy))\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out == "[]\n"

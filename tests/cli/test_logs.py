@@ -1,0 +1,92 @@
+"""`slurmddp logs`, once and following, by run name from any folder."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurmddp.cli.commands import logs as logs_command
+from slurmddp.cli.main import main
+from slurmddp.errors import EXIT_CONFIG, EXIT_USAGE
+from support.runs.cli_runs import end, start, submit
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+def logged(folder):
+    submit(folder)
+    start(folder)
+    for rank in range(2):
+        folder.rank_log(0, rank).write_text("".join(f"line {at} of {rank}\n" for at in range(100)))
+
+
+def test_logs_show_rank_0(make_run, slurm, capsys):
+    logged(make_run())
+    assert main(["logs", "gpt", "-n", "2"]) == 0
+    assert capsys.readouterr().out == "[rank 0] line 98 of 0\n[rank 0] line 99 of 0\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "count"), [([], 40), (["-n", "all"], 100), (["--all", "-n", "1"], 2), (["--rank", "1"], 40)]
+)
+def test_logs_of_the_wanted_lines_and_ranks(make_run, slurm, capsys, flags, count):
+    logged(make_run())
+    assert main(["logs", "gpt", *flags]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == count
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [(["--attempt", "3"], "no attempt 3"), (["--rank", "7"], "no log of rank 7")],
+)
+def test_logs_that_are_not_there(make_run, slurm, capsys, flags, said):
+    logged(make_run())
+    assert main(["logs", "gpt", *flags]) == EXIT_CONFIG
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("lines", ["many", "-3", "1.5", ""])
+def test_a_number_of_lines_that_is_none_is_of_the_wrong_kind(make_run, slurm, capsys, lines):
+    logged(make_run())
+    assert main(["logs", "gpt", f"--lines={lines}"]) == EXIT_USAGE
+    assert f"{lines!r} is neither a number of lines nor `all`" in capsys.readouterr().err
+
+
+def test_logs_before_the_first_attempt_say_what_it_waits_for(make_run, slurm, capsys):
+    submit(make_run())
+    slurm.set_state("7", "PENDING", reason="Resources")
+    assert main(["logs", "gpt"]) == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "nodes it needs are busy" in err
+
+
+def test_following_an_ended_run_shows_its_end(make_run, slurm, capsys):
+    folder = make_run()
+    logged(folder)
+    end(folder, "finished")
+    assert main(["logs", "-f", "gpt", "-n", "1"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "[rank 0] line 99 of 0",
+        "-- attempt 0: finished, exit code 0",
+        "-- finished: all steps are done",
+    ]
+
+
+def test_following_ends_when_slurm_has_lost_the_job(make_run, slurm, capsys):
+    logged(make_run())
+    assert main(["logs", "-f", "gpt", "-n", "1"]) == 0
+    assert "-- lost: SLURM no longer knows job 7" in capsys.readouterr().out
+
+
+def test_following_asks_slurm_seldom(make_run, slurm):
+    folder = make_run()
+    logged(folder)
+    slurm.set_state("7", "RUNNING")
+    now = 0.0
+    queries = []
+    slurm.jobs = lambda ids: queries.append(now) or {"7": slurm.states["7"]}
+    has_ended = logs_command.end_of(folder, slurm, clock=lambda: now)
+    while now < 300:
+        assert not has_ended()
+        now += 1.0
+    assert len(queries) == 10

@@ -1,0 +1,217 @@
+"""A run gets one job: commands at once, jobs that its folder does not name, filesystems without locks."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slurmddp.cli.main import main
+from slurmddp.errors import EXIT_RUN_STATE, EXIT_SLURM, RunNotFoundError
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.lock import RunLock
+from support.runs.cli_runs import start, submit
+from support.runs.projects import make_project
+from support.slurm.slurm_jobs import FakePrograms
+
+COMMAND = ("train", "+cluster=big", "nodes=1", "name=first", "snapshot=false")
+HOLDS = """
+import sys, time
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.lock import RunLock
+if "--no-locks" in sys.argv:
+    import errno, fcntl
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+    fcntl.flock = refuse
+assert RunLock(RunFolder(sys.argv[1])).acquire()
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return make_project(tmp_path / "project")
+
+
+def at_once(project: Path, *commands: tuple[str, ...]) -> list[tuple[int, str]]:
+    """Run commands in processes of their own, all at the same time; return exit codes and outputs."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    begun = [
+        subprocess.Popen([sys.executable, "-m", "slurmddp", *command], cwd=project, **pipes)
+        for command in commands
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in begun]
+    return [(process.returncode, output) for process, output in zip(begun, outputs, strict=True)]
+
+
+def submitted(folder: RunFolder) -> list[str]:
+    return [event["job_id"] for event in folder.events() if event["event"] == "submitted"]
+
+
+@pytest.mark.parametrize("folder_exists", [False, True])
+def test_the_same_command_four_times_at_once_gives_one_job(
+    project: Path, programs: FakePrograms, folder_exists: bool
+) -> None:
+    if folder_exists:
+        at_once(project, COMMAND)
+        (folder,) = (RunFolder(path) for path in (project / "runs").iterdir())
+        main(["cancel", str(folder.path)])
+    before = programs.calls("sbatch")
+    ends = at_once(project, *[COMMAND] * 4)
+    assert [code for code, _ in ends] == [0] * 4, ends
+    assert programs.calls("sbatch") == before + 1
+    (folder,) = (RunFolder(path) for path in (project / "runs").iterdir())
+    job_id = submitted(folder)[-1]
+    assert sum(f"job     {job_id}\n" in output for _, output in ends) == 1
+    assert sum(f"is queued already: job {job_id}" in output for _, output in ends) == 3
+
+
+def test_three_resumes_at_once_give_one_job(project: Path, programs: FakePrograms) -> None:
+    at_once(project, COMMAND)
+    (folder,) = (RunFolder(path) for path in (project / "runs").iterdir())
+    start(folder, job_id="1")
+    folder.add_event("ended", attempt=0, job_id="1", exit_code=75, outcome="stopped", next="none")
+    programs.write("jobs/1", "COMPLETED|||\n")
+    ends = at_once(project, *[("resume", "first")] * 3)
+    assert [code for code, _ in ends] == [0] * 3, ends
+    assert programs.calls("sbatch") == 2 and submitted(folder) == ["1", "2"]
+
+
+def test_a_job_whose_submission_was_not_recorded_is_taken_over(project: Path, programs: FakePrograms) -> None:
+    at_once(project, COMMAND)
+    (folder,) = (RunFolder(path) for path in (project / "runs").iterdir())
+    folder.attempts_file.unlink()
+    ((code, output),) = at_once(project, COMMAND)
+    assert code == 0 and "SLURM has job 1 of" in output and "is queued already: job 1" in output
+    assert programs.calls("sbatch") == 1 and submitted(folder) == ["1"]
+
+
+def test_a_job_that_slurm_put_back_after_a_stop_leaves_the_queue_before_the_next_is_submitted(
+    project: Path, programs: FakePrograms
+) -> None:
+    at_once(project, COMMAND)
+    (folder,) = (RunFolder(path) for path in (project / "runs").iterdir())
+    start(folder, job_id="1")
+    folder.add_event("ended", attempt=0, job_id="1", exit_code=75, outcome="stopped", next="none")
+    ((code, output),) = at_once(project, ("resume", "first"))
+    assert code == 0 and "Job 1 of an earlier attempt was still in the queue" in output
+    assert programs.read("jobs/1").startswith("CANCELLED") and programs.read("jobs/2").startswith("PENDING")
+
+
+def test_no_job_is_submitted_beside_one_that_runs(project: Path, programs: FakePrograms) -> None:
+    at_once(project, COMMAND)
+    (folder,) = (RunFolder(path) for path in (project / "runs").iterdir())
+    start(folder, job_id="1")
+    programs.write("jobs/1", "RUNNING|||\n")
+    submit(folder, "9")  # SLURM knows no such job
+    ((code, output),) = at_once(project, COMMAND)
+    assert code == EXIT_RUN_STATE and "Job 1 of" in output and "still runs" in output
+    assert programs.calls("sbatch") == 1
+
+
+def test_nothing_is_submitted_or_left_while_slurm_does_not_say_which_jobs_the_run_has(
+    project: Path, programs: FakePrograms
+) -> None:
+    programs.write("squeue-timeouts", "9")
+    ((code, output),) = at_once(project, COMMAND)
+    assert code == EXIT_SLURM and "Socket timed out" in output and "Nothing was submitted." in output
+    assert programs.calls("sbatch") == 0 and not (project / "runs").exists()
+
+
+@pytest.mark.parametrize("command", ["stop", "cancel"])
+@pytest.mark.parametrize("named", [True, False])
+def test_jobs_that_slurm_would_still_start_are_found_by(
+    project: Path, programs: FakePrograms, command: str, named: bool
+) -> None:
+    at_once(project, COMMAND)
+    (folder,) = (RunFolder(path) for path in (project / "runs").iterdir())
+    start(folder, job_id="1" if named else "77")
+    folder.attempts_file.write_text("".join(folder.attempts_file.read_text().splitlines(True)[1:]))
+    folder.add_event(
+        "ended", attempt=0, job_id="1" if named else "77", exit_code=75, outcome="stopped", next="none"
+    )
+    ((code, output),) = at_once(project, (command, "first"))
+    assert code == 0 and "job 1" in output
+    assert programs.read("jobs/1").startswith("CANCELLED")
+
+
+def test_the_jobs_of_another_run_with_the_same_name_are_left_alone(
+    project: Path, programs: FakePrograms, tmp_path: Path
+) -> None:
+    at_once(project, COMMAND)
+    other = make_project(tmp_path / "other")
+    ((code, output),) = at_once(other, COMMAND)
+    assert code == 0 and "job     2\n" in output
+    assert programs.read("jobs/1").startswith("PENDING")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "runs" / "gpt")
+    folder.path.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture(params=[False, True], ids=["locks", "no-locks"])
+def no_locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    if request.param:
+        monkeypatch.setattr(fcntl, "flock", refuse)
+    return bool(request.param)
+
+
+def test_a_lock_is_free_again_when_its_holder_is_killed(folder: RunFolder, no_locks: bool) -> None:
+    command = [sys.executable, "-c", HOLDS, str(folder.path), *["--no-locks"] * no_locks]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        assert not RunLock(folder).acquire()
+        holder.kill()
+        holder.wait()
+    with RunLock(folder) as lock:
+        assert lock.acquire()
+    with RunLock(folder) as lock:
+        assert lock.acquire()
+
+
+@pytest.mark.parametrize(
+    ("holder", "age_s", "free"),
+    [
+        ({"host": "elsewhere", "pid": 1, "process_start": "x"}, 10, False),
+        ({"host": "elsewhere", "pid": 1, "process_start": "x"}, 1000, True),
+        ("half a li", 0, False),
+        ("half a li", 60, True),
+    ],
+)
+def test_a_holder_that_can_not_be_seen_counts_for_a_while(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, holder: object, age_s: float, free: bool
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    (folder.path / ".lock-holder").write_text(holder if isinstance(holder, str) else json.dumps(holder))
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + age_s)
+    assert RunLock(folder).acquire() is free
+
+
+def test_the_lock_of_a_run_that_was_put_aside_is_not_the_lock_of_the_next(folder: RunFolder) -> None:
+    with RunLock(folder) as first:
+        assert first.acquire()
+        folder.path.rename(folder.path.with_name("gpt.old-1"))
+        with pytest.raises(RunNotFoundError, match="removed by another command"):
+            RunLock(folder).acquire()
+        folder.path.mkdir()
+        with RunLock(folder) as second:
+            assert second.acquire()

@@ -1,0 +1,121 @@
+"""The arguments of a person's script reach it as they were typed."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from slurmddp.cli.main import main
+from slurmddp.config.compose import compose
+from slurmddp.config.job import build_job
+from slurmddp.errors import ConfigError
+from slurmddp.spec import Job
+from support.runs.projects import make_project
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = make_project(tmp_path / "p")
+    (folder / "train.py").write_text("")
+    return folder
+
+
+def arguments(project: Path, typed: str) -> object:
+    return compose(["program.script=train.py", f"program.args={typed}"], project)["program"]["args"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "reaches"),
+    [
+        ("[--lr=1e-3,6,1]", ["--lr=1e-3", "6", "1"]),
+        ("[--lr, 1e-3, 1e5, 1_000, 007, 12:30, 0x10, .5]",
+         ["--lr", "1e-3", "1e5", "1_000", "007", "12:30", "0x10", ".5"]),
+        ("[true, True, null, None, off, nan]", ["true", "True", "null", "None", "off", "nan"]),
+        ("['two words', \"it's\", \"say \\\"hi\\\"\", ';']", ["two words", "it's", 'say "hi"', ";"]),
+        ("[--name=a b, {a: 1, b: 2}, [3, 4], x\\,y]", ["--name=a b", "{a: 1, b: 2}", "[3, 4]", "x,y"]),
+        ("[--out={run_dir}/x, 50%, a&b, c;d, #e, *.py]",
+         ["--out={run_dir}/x", "50%", "a&b", "c;d", "#e", "*.py"]),
+        ("[--width, ${model.width}]", ["--width", "64"]),
+        ("['', a]", ["", "a"]),
+        ("[]", []),
+        ("[ ]", []),
+        ("null", []),
+        ("", []),
+        ("--epochs", ["--epochs"]),
+        ("--lr 1e-3 --flag 'two words' --x=true", ["--lr", "1e-3", "--flag", "two words", "--x=true"]),
+        ("'--lr 1e-3'", ["--lr", "1e-3"]),
+        ('"[--lr=1e-3,6,1]"', ["--lr=1e-3", "6", "1"]),
+        ("a,b", ["a,b"]),
+        ("C:\\temp", ["C:temp"]),
+    ],
+)  # fmt: skip
+def test_arguments_reach_the_script_as_typed(project: Path, typed: str, reaches: list[str]) -> None:
+    assert arguments(project, typed) == reaches
+
+
+@pytest.mark.parametrize("typed", ["[--lr, 3", "['a]", "--name 'a", "[a]]", "[a],[b]"])
+def test_arguments_without_an_end_are_refused(project: Path, typed: str) -> None:
+    with pytest.raises(ConfigError, match=r"program\.args") as caught:
+        arguments(project, typed)
+    hinted = shlex.split(caught.value.hint.partition(": ")[2])[0]
+    assert arguments(project, hinted.removeprefix("program.args=")) == ["--epochs", "20"]
+
+
+def run_of(project: Path, *typed: str) -> Job:
+    composed = compose(["program.script=train.py", *typed], project)
+    return build_job(composed, project_dir=project)
+
+
+def test_the_run_of_a_script_is_named_after_it(project: Path) -> None:
+    assert run_of(project).run_name.startswith("train-")
+    (project / "my model (2).py").write_text("")
+    assert compose(["program.script='my model (2).py'"], project)["name"] == "my-model-2"
+    assert run_of(project, "name=mine").run_name.startswith("mine-")
+
+
+def test_what_a_script_never_sees_changes_no_name(project: Path) -> None:
+    name = run_of(project).run_name
+    for typed in ("model.width=3", "train.steps=7", "optimizer.lr=1", "loss=null", "+strategy.bucket_mb=3"):
+        assert run_of(project, typed).run_name == name, typed
+    for typed in ("program.args=--x", "seed=3", "nodes=2", "ranks_per_node=1"):
+        assert run_of(project, typed).run_name != name
+
+
+def test_a_script_is_shown_without_what_only_the_trainer_reads(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project)
+    assert main(["train", "--cfg", "program.script=train.py"]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert not {"model", "data", "loss", "optimizer", "scheduler", "strategy", "train"} & set(shown)
+    assert shown["program"]["script"] == "train.py" and shown["nodes"] == 1
+    assert main(["train", "--cfg"]) == 0
+    assert "model" in yaml.safe_load(capsys.readouterr().out)
+
+
+def test_arguments_without_a_script_are_refused(project: Path) -> None:
+    with pytest.raises(ConfigError, match=r"`program.args`.*no script") as caught:
+        compose(["program.args=--epochs 3"], project)
+    assert "program.script=" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "reaches"),
+    [
+        ("[--lr, 0.5, 3, true, null, 'x y']", ["--lr", "0.5", "3", "true", "null", "x y"]),
+        ("--lr 1e-3 --flag", ["--lr", "1e-3", "--flag"]),
+    ],
+)
+def test_arguments_of_a_file_are_texts(project: Path, text: str, reaches: list[str]) -> None:
+    (project / "conf" / "slurmddp.yaml").write_text(f"program:\n  script: train.py\n  args: {text}\n")
+    assert compose([], project)["program"]["args"] == reaches
+    assert compose(["program.args=[1e3]"], project)["program"]["args"] == ["1e3"]
+
+
+def test_the_own_function_of_a_person_gets_its_keys_in_their_types(project: Path) -> None:
+    (project / "mine.py").write_text("def train(distributon, config, folder):\n    pass\n")
+    composed = compose(["program._target_=mine.train", "program.args=[1, true]"], project)
+    assert composed["program"]["args"] == [1, True]

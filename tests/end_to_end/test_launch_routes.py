@@ -1,0 +1,211 @@
+"""One script, unchanged, started in every way: equal ranks, equal weights to the last bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from slurmddp.checkpoint import state as checkpoint
+from slurmddp.environments.detect import detect
+from slurmddp.environments.emit import emulated_step, rank_environment, scrub
+from support import ROOT
+from support.distributed import exact_jobs
+from support.distributed.ranks import run_ranks
+
+pytestmark = pytest.mark.distributed
+
+EXAMPLES = ROOT / "examples"
+SCRIPT = str(EXAMPLES / "02_distributon.py")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+def start(
+    command: Sequence[str], folder: Path, environ: Mapping[str, str], epochs: int
+) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*command, "--epochs", str(epochs), "--weights", "weights.pt"],
+        cwd=folder,
+        env={**scrub(os.environ), "OMP_NUM_THREADS": "1", **environ},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run_all(
+    commands: Sequence[tuple[Sequence[str], Mapping[str, str]]], folder: Path, epochs: int = 2
+) -> None:
+    """Run processes side by side; fail with what they wrote when one of them does not end well."""
+    folder.mkdir(exist_ok=True)
+    running = [start(command, folder, environ, epochs) for command, environ in commands]
+    try:
+        output = [process.communicate(timeout=400)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in running] == [0] * len(running), "\n".join(output)
+    assert sum(text.count(f"epoch {epochs - 1}: loss") for text in output) == 1, "one rank prints"
+
+
+def by_launch(folder: Path) -> None:
+    run_all([([sys.executable, SCRIPT, "--devices", "2"], {})], folder)
+
+
+def by_torchrun(folder: Path) -> None:
+    run_all([([*TORCHRUN, SCRIPT], {})], folder)
+
+
+def by_srun_one_task_per_rank(folder: Path) -> None:
+    step = emulated_step(1, 0, "77", folder, 0)
+    node = detect(step)
+    places = [{**step, **rank_environment(node, local_rank, 2)} for local_rank in range(2)]
+    for place in places:
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK"):
+            del place[name]  # srun knows nothing of torch's variables.
+    run_all([([sys.executable, SCRIPT], place) for place in places], folder)
+
+
+def by_srun_on_two_nodes(folder: Path) -> None:
+    steps = [emulated_step(2, node_rank, "78", folder, 0) for node_rank in range(2)]
+    run_all([([sys.executable, SCRIPT, "--devices", "1"], step) for step in steps], folder)
+
+
+def by_agent(folder: Path) -> None:
+    """A run of `slurmddp train`: the agent forks the ranks, and each runs the script."""
+    folder.mkdir(exist_ok=True)
+    arguments = "program.args=[--epochs,2,--weights,weights.pt,--checkpoints,'{run_dir}/checkpoints']"
+    subprocess.run(
+        [sys.executable, "-m", "slurmddp", "train", f"program.script={SCRIPT}", arguments, "name=script"],
+        cwd=folder,
+        env={**scrub(os.environ), "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        timeout=400,
+        check=True,
+    )
+    (run,) = (folder / "runs").glob("script-*")
+    assert (run / "checkpoints" / "latest").is_file()
+
+
+ROUTES: list[Callable[[Path], None]] = [
+    by_launch,
+    by_torchrun,
+    by_srun_one_task_per_rank,
+    by_srun_on_two_nodes,
+    by_agent,
+]
+
+
+def trained(folder: Path) -> dict[str, torch.Tensor]:
+    weights: dict[str, torch.Tensor] = torch.load(folder / "weights.pt", weights_only=True)
+    return weights
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    folder = tmp_path_factory.mktemp("launched")
+    by_launch(folder)
+    return trained(folder)
+
+
+@pytest.mark.parametrize("route", ROUTES[1:], ids=lambda route: route.__name__)
+def test_two_ranks_are_two_ranks(
+    tmp_path: Path, launched: dict[str, torch.Tensor], route: Callable[[Path], None]
+) -> None:
+    route(tmp_path)
+    found = trained(tmp_path)
+    assert found.keys() == launched.keys()
+    assert all(torch.equal(found[name], launched[name]) for name in found)
+    assert not any(name.startswith("module.") for name in found)
+
+
+PLAIN_TORCH = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([float(dist.get_rank() + 1)])
+dist.all_reduce(total)
+if dist.get_rank() == 0:
+    open("total", "w").write(f"{total.item():g} of {dist.get_world_size()}")
+dist.destroy_process_group()
+"""
+
+
+def test_a_script_of_plain_torch_meets_as_under_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(PLAIN_TORCH)
+    command = ["train", "program.script=plain.py", "name=plain", "nodes=2", "ranks_per_node=1"]
+    subprocess.run(
+        [sys.executable, "-m", "slurmddp", *command],
+        cwd=tmp_path,
+        env={**scrub(os.environ), "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        timeout=400,
+        check=True,
+    )
+    assert (tmp_path / "total").read_text() == "3 of 2"
+
+
+def test_plain_python_is_one_rank(tmp_path: Path, launched: dict[str, torch.Tensor]) -> None:
+    for number in (1, 2):
+        command = [sys.executable, SCRIPT, "--devices", "1"]
+        run_all([(command, {"CUDA_VISIBLE_DEVICES": ""})], tmp_path / str(number))
+    first, second = trained(tmp_path / "1"), trained(tmp_path / "2")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert first.keys() == launched.keys()
+    assert not all(torch.equal(first[name], launched[name]) for name in first), (
+        "two ranks take larger batches"
+    )
+
+
+def test_the_second_example_differs_from_the_first_where_it_must() -> None:
+    first, second = (
+        set((EXAMPLES / name).read_text().splitlines()) for name in ("01_single.py", "02_distributon.py")
+    )
+    assert len(second - first) <= 40
+    assert "torch.distributed" not in "".join(second)
+
+
+def test_the_first_example_runs(tmp_path: Path) -> None:
+    run_all([([sys.executable, str(EXAMPLES / "01_single.py")], {})], tmp_path)
+    assert trained(tmp_path)
+
+
+@pytest.mark.usefixtures("rank_server")
+def test_a_script_that_stops_at_the_end_of_an_epoch_goes_on(tmp_path: Path) -> None:
+    """20 steps of two ranks are an epoch; stopped after its last, then after the first of the next."""
+    for name, stops in (("whole", [None]), ("parts", [20, 1, None])):
+        options = ["--epochs", "3", "--checkpoints", str(tmp_path / name), "--devices", "2"]
+        for stop in stops:
+            arguments = [SCRIPT, *options, "--weights", str(tmp_path / f"{name}.pt")]
+            codes = run_ranks(exact_jobs.script_that_stops_after, 2, arguments, stop)
+            assert codes == ([75, 75] if stop else [0, 0])
+    whole, parts = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("whole", "parts"))
+    assert all(torch.equal(value, parts[name]) for name, value in whole.items())
+
+
+def test_a_script_stops_at_a_checkpoint_and_goes_on(tmp_path: Path) -> None:
+    command = [sys.executable, SCRIPT, "--devices", "2", "--checkpoints", "c"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    parts.mkdir()
+    with start(command, parts, {}, 1_000_000) as endless:
+        try:
+            assert endless.stdout
+            assert any(line.startswith("epoch 0") for line in endless.stdout)
+            endless.send_signal(signal.SIGTERM)
+            output, _ = endless.communicate(timeout=400)
+        finally:
+            endless.kill()
+    assert endless.returncode == 75, output
+    newest = checkpoint.latest(parts / "c")
+    assert newest
+    epochs = checkpoint.read(newest).state["loaders"][0]["epoch"] + 2
+    run_all([(command, {})], parts, epochs)
+    run_all([(command, {})], whole, epochs)
+    assert all(torch.equal(value, trained(parts)[name]) for name, value in trained(whole).items())

@@ -1,0 +1,110 @@
+"""A training whose ranks are killed goes on in place and ends with the numbers of an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from slurmddp.runs.folder.layout import RunFolder, read_lines
+from support import TESTS
+from support.distributed.trainer_runs import assert_same, final_state, trainer_config
+from support.runs.agent_runs import wait_until
+from support.runs.torch_agents import agents_of, codes_of, logs
+
+pytestmark = pytest.mark.distributed
+STEPS = 12
+
+
+def make(path: Path, nodes: int, in_memory: int, save_every: int, **changes: Any) -> RunFolder:
+    """Make the folder of a run on two ranks."""
+    settings = {"steps": STEPS, "batch_size": 2, "log_every": 1, "eval_every": 4, "eval_batches": 5}
+    config = trainer_config(
+        data={"_target_": "support.distributed.exact_jobs.Blurred", "size": 21, "heldout": 10},
+        train={**settings, "save_every": save_every, "memory_save_every": in_memory},
+        model={"_target_": "support.distributed.killed_jobs.Falling"},
+        **changes,
+    )
+    folder = RunFolder(path / "runs" / "test-00000000")
+    folder.path.mkdir(parents=True)
+    (path / "project").mkdir()
+    size = {"nodes": nodes, "ranks_per_node": 2 // nodes, "project_dir": str(path / "project")}
+    folder.config_file.write_text(yaml.safe_dump({**config, **size}))
+    return folder
+
+
+def attempt(folder: RunFolder, nodes: int, falls: dict[int, tuple[int, int]], number: int = 0) -> list[int]:
+    """Let the real agents train; `falls`: which rank of a generation dies in its which step."""
+    with agents_of(folder, nodes, attempt=number, **environment(falls)) as agents:
+        return codes_of(agents)
+
+
+def environment(falls: dict[int, tuple[int, int]]) -> dict[str, str]:
+    return {"PYTHONPATH": str(TESTS), "FALLS": json.dumps(falls), "OMP_NUM_THREADS": "1"}
+
+
+def train(
+    path: Path, nodes: int, falls: dict[int, tuple[int, int]], in_memory: int, save_every: int
+) -> RunFolder:
+    folder = make(path, nodes, in_memory, save_every)
+    assert attempt(folder, nodes, falls) == [0] * nodes, logs(folder)
+    return folder
+
+
+def steps_of(folder: RunFolder, event: str) -> list[int]:
+    return [one["step"] for one in folder.events() if one["event"] == event]
+
+
+def losses(folder: RunFolder) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in read_lines(folder.metrics_file) if "loss" in line}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return train(tmp_path_factory.mktemp("undisturbed"), nodes=1, falls={}, in_memory=0, save_every=0)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "in_memory", "save_every", "resumed"),
+    [(1, 0, 3, [6, 9]), (2, 1, 0, [7, 9])],
+    ids=["from-the-disk", "from-memory-on-two-nodes"],
+)
+def test_killed_ranks_cost_the_steps_since_the_newest_state_and_nothing_else(
+    tmp_path: Path, undisturbed: RunFolder, nodes: int, in_memory: int, save_every: int, resumed: list[int]
+) -> None:
+    # In step 8 and, by the ranks that went on from step 6 or 7, in step 10.
+    falls = {0: (1, 8), 1: (0, 10 - resumed[0])}
+    folder = train(tmp_path, nodes, falls, in_memory, save_every)
+    assert steps_of(folder, "resumed") == resumed
+    assert steps_of(folder, "restarted") == [7, 9]
+    assert folder.attempts() == [0]
+    assert not folder.failure_file(0).exists()
+    assert losses(folder) == losses(undisturbed)
+    assert_same(final_state(folder), final_state(undisturbed))
+
+
+def test_what_only_memory_holds_when_an_attempt_fails_is_on_the_disk_for_the_next(
+    tmp_path: Path, undisturbed: RunFolder
+) -> None:
+    folder = make(tmp_path, 2, in_memory=1, save_every=0, policy={"max_restarts_in_place": 0})
+    assert attempt(folder, 2, {0: (1, 8)}) == [1, 1], logs(folder)
+    assert steps_of(folder, "saved") == [7]
+    assert attempt(folder, 2, {}, number=1) == [0, 0], logs(folder)
+    assert [(one["attempt"], one["step"]) for one in folder.events() if one["event"] == "resumed"] == [(1, 7)]
+    assert_same(final_state(folder), final_state(undisturbed))
+
+
+def test_the_second_node_saves_what_memory_holds_when_the_first_is_lost(
+    tmp_path: Path, undisturbed: RunFolder
+) -> None:
+    folder = make(tmp_path, 2, in_memory=1, save_every=0)
+    with agents_of(folder, 2, **environment({0: (1, 8)}), FALL="stop") as agents:
+        wait_until(lambda: 7 in losses(folder), "step 7")
+        agents[0].kill()  # Rank 1, on the other node, stands still in its step 8.
+        assert agents[1].wait(timeout=400) == 1, logs(folder)
+    assert steps_of(folder, "saved") == [7]
+    assert attempt(folder, 2, {}, number=1) == [0, 0], logs(folder)
+    assert_same(final_state(folder), final_state(undisturbed))

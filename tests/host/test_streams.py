@@ -1,0 +1,109 @@
+"""What agents and ranks print is worth no run: on a full disk, or with nowhere to print to, all goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmddp.checkpoint.memory import shared_buffer, writer_process
+from slurmddp.checkpoint.memory.channel import Channel
+from slurmddp.environments.emit import emulated_step, scrub
+from slurmddp.host import streams
+from slurmddp.runs.folder.layout import RunFolder
+from support.runs.agent_runs import agent_command, make_run
+from support.runs.checkpoint_services import fill, request
+
+CLOSED = {"stdin": 0, "stdout": 1, "stderr": 2}
+
+
+def run_agent(folder: RunFolder, *, closed: tuple[str, ...] = (), **streams: Any) -> int:
+    folder.log_dir(0).mkdir(parents=True, exist_ok=True)
+    command = [*agent_command(folder.path.parent), str(folder.path)]
+    shut = " ".join(f"{CLOSED[name]}<&-" for name in closed)
+    return subprocess.run(
+        ["bash", "-c", f'exec "$@" {shut}', "bash", *command],
+        env=scrub(os.environ) | emulated_step(1, 0, "local-1", folder.path, 0),
+        timeout=120,
+        **streams,
+    ).returncode
+
+
+def exit_codes(folder: RunFolder) -> list[int]:
+    return [json.loads(file.read_text())["exit_code"] for file in sorted(folder.path.rglob("exit-rank-*"))]
+
+
+def test_an_agent_whose_log_is_on_a_full_disk_does_its_work(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "def main(run_dir): return 0")
+    with open("/dev/full", "wb") as full:
+        assert run_agent(folder, stdout=full, stderr=full) == 0
+    assert exit_codes(folder) == [0, 0]
+    assert (folder.log_dir(0) / "exit-node-0").read_text() == "0\n"
+
+
+def test_an_agent_that_fails_on_a_full_disk_leaves_its_code(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "")
+    folder.config_file.write_text("nodes: two\n")
+    with open("/dev/full", "wb") as full:
+        assert run_agent(folder, stdout=full, stderr=full) == 1
+    assert (folder.log_dir(0) / "exit-node-0").read_text() == "1\n"
+    assert folder.failure_file(0).exists()
+
+
+@pytest.mark.parametrize("closed", [("stdin",), ("stderr",), ("stdout", "stderr"), tuple(CLOSED)])
+def test_an_agent_with_closed_streams_does_its_work(tmp_path: Path, closed: tuple[str, ...]) -> None:
+    folder = make_run(tmp_path, "def main(run_dir): print('here', flush=True)")
+    assert run_agent(folder, closed=closed) == 0
+    assert exit_codes(folder) == [0, 0]
+    assert folder.rank_log(0, 1).read_text() == "here\n"
+
+
+def test_a_rank_whose_log_is_on_a_full_disk_goes_on_and_keeps_its_code(tmp_path: Path) -> None:
+    program = (
+        "import os\n"
+        "from slurmddp.errors import ConfigError\n"
+        "def main(run_dir):\n"
+        "    full = os.open('/dev/full', os.O_WRONLY)\n"
+        "    for own in (1, 2):\n"
+        "        os.dup2(full, own)\n"
+        "    print('line', flush=True)\n"
+        "    raise ConfigError('lr is 7 km.')\n"
+    )
+    folder = make_run(tmp_path, program, ranks_per_node=1)
+    assert run_agent(folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 78
+
+
+def test_a_writer_whose_log_is_on_a_full_disk_tells_what_went_wrong(tmp_path: Path) -> None:
+    (tmp_path / "no folder").touch()
+    own, theirs = Channel.pair()
+    with open("/dev/full", "wb") as full:
+        command = writer_process.command(theirs)
+        writer = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=full, stderr=full)
+    theirs.close()
+    descriptor = shared_buffer.create()
+    fill(descriptor, 7)
+    own.send({"kind": "memory", "slot": 0}, [descriptor])
+    own.send(request(tmp_path / "no folder", 0, 7))
+    try:
+        answer = own.receive(60)
+        assert answer is not None
+        assert "step 7 could not be written" in str(answer[0]["error"])
+    finally:
+        own.close()
+        os.close(descriptor)
+        assert writer.wait(60) == 0
+
+
+def test_lines_arrive_at_once_and_whole(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as file:
+        stream = streams.lines_to(file.fileno())
+        stream.write("\u00e9\udc80 one\n")
+        assert (tmp_path / "log").read_bytes() == b"\xc3\xa9\\udc80 one\n"
+        stream.write("x" * 100_000)
+        stream.close()
+        os.fstat(file.fileno())
+    assert (tmp_path / "log").read_bytes() == b"\xc3\xa9\\udc80 one\n" + b"x" * 100_000

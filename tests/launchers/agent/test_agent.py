@@ -1,0 +1,369 @@
+"""The agent: forks ranks, watches them, and tells how they ended; ranks here need no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from slurmddp.launchers.agent import preload
+from slurmddp.runs.failures import capture
+from slurmddp.runs.folder.layout import RunFolder
+from support import TESTS
+from support.runs.agent_runs import (
+    SAVING,
+    all_gone,
+    children_of,
+    events,
+    make_run,
+    runs,
+    start_agent,
+    wait_for_lines,
+    wait_until,
+)
+
+ENV = "import json, os, sys\nrank = int(os.environ['RANK'])\n"
+
+
+def run_agent(folder: RunFolder, **environ: Any) -> int:
+    with start_agent(folder, **environ) as process:
+        return process.wait(timeout=120)
+
+
+def run_agents(folder: RunFolder, nodes: int = 2, **environ: Any) -> list[int]:
+    agents = [start_agent(folder, nodes=nodes, node_rank=node, **environ) for node in range(nodes)]
+    return codes_of(agents)
+
+
+def codes_of(agents: list[subprocess.Popen[bytes]]) -> list[int]:
+    try:
+        return [agent.wait(timeout=120) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait()
+
+
+def test_ranks_get_their_place_the_run_folder_and_the_project(tmp_path: Path) -> None:
+    program = ENV + (
+        "def main(run_dir):\n"
+        "    names = 'RANK LOCAL_RANK WORLD_SIZE NODE_RANK SLURM_PROCID SLURMDDP_IMPORTS_S'.split()\n"
+        "    found = {name: os.environ[name] for name in names}\n"
+        "    print(json.dumps([run_dir, os.getcwd(), sys.path[0], found]))\n"
+        "    return 0\n"
+    )
+    folder = make_run(tmp_path, program, nodes=2)
+    assert run_agents(folder) == [0, 0]
+    run_dir, cwd, first_path, found = json.loads(folder.rank_log(0, 3).read_text())
+    assert run_dir == str(folder.path)
+    assert cwd == first_path == str(tmp_path / "project")
+    took, ready = map(float, found.pop("SLURMDDP_IMPORTS_S").split())
+    assert took >= 0, "the agent's imports, measured once for its ranks"
+    assert ready <= time.monotonic(), "from when on the ranks count themselves"
+    assert found == {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "NODE_RANK": "1", "SLURM_PROCID": "3"}
+    assert (folder.log_dir(0) / "exit-node-1").read_text() == "0\n"
+
+
+def test_the_snapshot_is_imported_instead_of_the_project(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "raise RuntimeError('the project as it is now')")
+    folder.code_dir.mkdir()
+    (folder.code_dir / "rank_program.py").write_text("def main(run_dir): print('as submitted'); return 0")
+    assert run_agent(folder) == 0
+    assert folder.rank_log(0, 1).read_text() == "as submitted\n"
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ((0, 0, 0), 0),
+        ((0, 75, 0), 75),
+        ((75, 75, 75), 75),
+        ((0, 3, 0), 1),
+        ((75, 1, 75), 1),
+        ((0, 78, 0), 78),
+        ((79, 0, 0), 79),
+        ((0, None, None), 0),
+    ],
+)
+def test_exit_codes_of_ranks_become_one(tmp_path: Path, codes: tuple[int | None, ...], expected: int) -> None:
+    program = ENV + f"def main(run_dir): return {codes!r}[rank]"
+    folder = make_run(tmp_path, program, ranks_per_node=3)
+    assert run_agent(folder) == expected
+    assert (folder.log_dir(0) / "exit-node-0").read_text() == f"{expected}\n"
+    assert folder.failure_file(0).exists() == (expected not in (0, 75))
+
+
+def test_a_rank_that_stops_alone_stops_the_others(tmp_path: Path) -> None:
+    """Before the training begins there is no agreement: the agent passes on a stop that one rank got."""
+    program = ENV + "import time\ndef main(run_dir):\n    time.sleep(600 * rank)\n    return 75 * (1 - rank)"
+    folder = make_run(tmp_path, program)
+    with start_agent(folder) as process:
+        assert process.wait(timeout=120) == 75
+
+
+def test_an_exception_names_rank_host_and_last_lines(tmp_path: Path) -> None:
+    program = SAVING.replace(
+        "    print(", "    if rank == 1:\n        raise ValueError('it is broken')\n    print(", 1
+    )
+    folder = make_run(tmp_path, program)
+    assert run_agent(folder) == 1
+    found = capture.read(folder, 0)
+    assert found is not None
+    assert (found.rank, found.local_rank, found.node_rank, found.exit_code) == (1, 1, 0, 1)
+    assert found.host == os.uname().nodename
+    assert found.last_lines[-1] == "ValueError: it is broken"
+    (event,) = events(folder, "rank_failed")
+    assert (event["attempt"], event["rank"], event["exit_code"], event["signal"]) == (0, 1, 1, None)
+
+
+def test_an_error_of_ours_ends_with_its_code_and_hint(tmp_path: Path) -> None:
+    program = (
+        "from slurmddp.errors import ConfigError\n"
+        "def main(run_dir): raise ConfigError('lr is 7 km.', hint='Give a number.')"
+    )
+    folder = make_run(tmp_path, program, ranks_per_node=1)
+    assert run_agent(folder) == 78
+    found = capture.read(folder, 0)
+    assert found is not None
+    assert found.exit_code == 78
+    assert found.last_lines == ("Error: lr is 7 km.", "Give a number.")
+
+
+def test_sys_exit_with_a_text_is_a_failure(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "import sys\ndef main(run_dir): sys.exit('no')", ranks_per_node=1)
+    assert run_agent(folder) == 1
+    assert folder.rank_log(0, 0).read_text() == "SystemExit: no\n"
+    found = capture.read(folder, 0)
+    assert found is not None
+    assert found.sentence.endswith("ended with exit code 1: no")
+
+
+def test_a_killed_rank_is_named_and_the_others_end(tmp_path: Path) -> None:
+    stubborn = SAVING.replace("while not stop:", "while True:")
+    folder = make_run(tmp_path, stubborn, ranks_per_node=3)
+    with start_agent(folder) as agent:
+        wait_for_lines(folder, "ready", 3)
+        ranks = children_of(agent.pid)
+        os.kill(ranks[1].pid, signal.SIGKILL)
+        assert agent.wait(timeout=120) == 1
+    assert all_gone(ranks)
+    found = capture.read(folder, 0)
+    assert found is not None
+    assert (found.signal, found.exit_code) == ("SIGKILL", None)
+    assert "was killed by SIGKILL" in capture.describe(found)
+    assert found.last_lines == (f"rank {found.rank} ready",)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_stop_signal_reaches_every_rank(tmp_path: Path, sent: signal.Signals) -> None:
+    folder = make_run(tmp_path, SAVING)
+    with start_agent(folder) as agent:
+        wait_for_lines(folder, "ready", 2)
+        agent.send_signal(sent)
+        assert agent.wait(timeout=120) == 75
+    for rank in range(2):
+        assert folder.rank_log(0, rank).read_text().endswith(f"saved after {sent.name}\n")
+    assert not folder.failure_file(0).exists()
+
+
+DEAF = """
+import ctypes, signal
+def main(run_dir):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    print("ready", flush=True)
+    ctypes.PyDLL(None).sleep(1000)  # no other thread of the rank runs meanwhile
+"""
+
+
+def test_ranks_that_do_not_leave_are_ended_before_slurm_kills_them(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, DEAF)
+    with start_agent(folder, SLURMDDP_KILL_WAIT_S="2") as agent:
+        wait_for_lines(folder, "ready", 2)
+        agent.terminate()
+        assert agent.wait(timeout=120) == 75
+    assert "SLURM is about to kill: ranks end here" in (folder.log_dir(0) / "node-0.log").read_text()
+    assert (folder.log_dir(0) / "exit-node-0").read_text() == "75\n"
+    assert not folder.failure_file(0).exists()
+
+
+def test_an_interrupt_is_a_stop_too(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, SAVING)
+    with start_agent(folder) as agent:
+        wait_for_lines(folder, "ready", 2)
+        agent.send_signal(signal.SIGINT)
+        assert agent.wait(timeout=120) == 75
+    assert folder.rank_log(0, 0).read_text().endswith("saved after SIGTERM\n")
+
+
+def test_a_stop_before_the_worker_is_ready_is_no_failure(tmp_path: Path) -> None:
+    program = ENV + "import time\ndef main(run_dir):\n    print('ready', flush=True)\n    time.sleep(60)"
+    folder = make_run(tmp_path, program)
+    with start_agent(folder) as agent:
+        wait_for_lines(folder, "ready", 2)
+        agent.terminate()
+        assert agent.wait(timeout=120) == 75
+    assert not folder.failure_file(0).exists()
+
+
+ONE_FAILS = """
+import os, signal, time
+rank = int(os.environ["RANK"])
+def main(run_dir):
+    signal.signal(signal.SIGTERM, lambda number, frame: print("asked", flush=True))
+    print("ready", flush=True)
+    while rank or not os.path.exists(run_dir + "/fail"):
+        time.sleep(0.01)
+    return {code}
+"""
+
+
+@pytest.mark.parametrize("code", [3, 78])
+def test_a_failure_on_one_node_ends_the_others_which_end_like_it(tmp_path: Path, code: int) -> None:
+    folder = make_run(tmp_path, ONE_FAILS.format(code=code), nodes=2)
+    agents = [start_agent(folder, nodes=2, node_rank=node) for node in range(2)]
+    wait_for_lines(folder, "ready", 4)
+    agents[1].terminate()
+    wait_until(lambda: "asked" in folder.rank_log(0, 2).read_text(), "the stop reaches the ranks of its node")
+    (folder.path / "fail").touch()
+    expected = 78 if code == 78 else 1
+    assert codes_of(agents) == [expected, expected], (
+        "ranks that are told to save don't wait for one that failed"
+    )
+    found = capture.read(folder, 0)
+    assert found is not None
+    assert (found.rank, found.exit_code) == (0, code)
+    assert len(events(folder, "rank_failed")) == 1
+    assert "the attempt has failed elsewhere" in (folder.log_dir(0) / "node-1.log").read_text()
+
+
+def test_nothing_outlives_a_killed_agent(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, SAVING, ranks_per_node=3)
+    with start_agent(folder) as agent:
+        wait_for_lines(folder, "ready", 3)
+        ranks = children_of(agent.pid)
+        agent.kill()
+        wait_until(lambda: not any(runs(rank) for rank in ranks), "the ranks of a killed agent end")
+    assert len(ranks) == 3
+
+
+def test_the_agent_stops_when_its_parent_dies(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, SAVING)
+    starter = tmp_path / "starter.py"
+    starter.write_text(
+        f"import sys, time\nsys.path.insert(0, {str(TESTS)!r})\n"
+        "from support.runs.agent_runs import RunFolder, start_agent\n"
+        f"print(start_agent(RunFolder({str(folder.path)!r})).pid, flush=True)\ntime.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, str(starter)], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        agent = psutil.Process(int(parent.stdout.readline()))
+        wait_for_lines(folder, "ready", 2)
+        parent.kill()
+        wait_until(lambda: not runs(agent), "the agent ends after its parent")
+    assert folder.rank_log(0, 0).read_text().endswith("saved after SIGTERM\n")
+
+
+@pytest.mark.parametrize("ending", ["return 0", "os.kill(os.getpid(), 9)"])
+def test_what_a_rank_started_ends_with_it(tmp_path: Path, ending: str) -> None:
+    program = (
+        "import os, subprocess\ndef main(run_dir):\n"
+        "    print(subprocess.Popen(['sleep', '600']).pid, flush=True)\n"
+        f"    {ending}"
+    )
+    folder = make_run(tmp_path, program, ranks_per_node=1)
+    run_agent(folder)
+    pid = int(folder.rank_log(0, 0).read_text().split()[0])
+    wait_until(lambda: not runs(pid), "the rank's own child ends")
+
+
+@pytest.mark.parametrize(("code", "output"), [(0, "closed\n"), (3, "")])
+def test_exit_handlers_run_after_a_good_end_only(tmp_path: Path, code: int, output: str) -> None:
+    program = f"import atexit\ndef main(run_dir):\n    atexit.register(print, 'closed')\n    return {code}"
+    folder = make_run(tmp_path, program, ranks_per_node=1)
+    run_agent(folder)
+    assert folder.rank_log(0, 0).read_text() == output
+
+
+def test_a_step_that_does_not_fit_is_refused_and_recorded(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "", nodes=3)
+    assert run_agent(folder, nodes=2) == 78, "it does not wait for the other one"
+    found = capture.read(folder, 0)
+    assert found is not None
+    assert found.rank is None
+    assert "nodes=3" in found.last_lines[0]
+
+
+def test_a_missing_project_folder_is_refused(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "")
+    (tmp_path / "project").rename(tmp_path / "elsewhere")
+    assert run_agent(folder) == 78
+    assert "can't be entered" in (folder.log_dir(0) / "node-0.log").read_text()
+
+
+def test_an_error_of_the_agent_itself_is_recorded_with_its_last_lines(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "def main(run_dir): return 0")
+    folder.config_file.write_text("ranks_per_node: many\n")
+    assert run_agent(folder) == 1
+    record = capture.read(folder, 0)
+    assert record is not None
+    assert (record.rank, record.node_rank, record.exit_code) == (None, 0, 1)
+    assert "ValueError" in "".join(record.last_lines)
+    assert (folder.log_dir(0) / "exit-node-0").read_text() == "1\n"
+
+
+def test_an_agent_that_does_not_find_its_place_is_recorded(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "def main(run_dir): return 0")
+    assert run_agent(folder, SLURM_NTASKS="5") == 78
+    record = capture.read(folder, 0)
+    assert record is not None
+    assert "SLURM_NTASKS=5" in record.last_lines[0]
+    assert record.rank is None
+
+
+def test_without_an_attempt_the_agent_says_who_claims_one(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "")
+    done = subprocess.run(
+        [sys.executable, "-m", "slurmddp.launchers.agent", str(folder.path)],
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 78
+    assert "SLURMDDP_ATTEMPT is ''" in done.stderr
+
+
+def test_a_missing_module_names_the_interpreter() -> None:
+    with pytest.raises(Exception, match="surely_not_there can't be imported by"):
+        preload.import_all(["surely_not_there"])
+
+
+def test_a_part_that_only_some_versions_have_is_left_out() -> None:
+    preload.import_all(["json.surely_not_there", "json.decoder"])
+    assert "json.decoder" in sys.modules
+
+
+def test_imports_leave_the_collector_on_and_their_objects_out_of_it(tmp_path: Path) -> None:
+    code = (
+        "import gc\nfrom slurmddp.launchers.agent import preload as node\n"
+        "node.import_for_all(['json'])\nprint(gc.isenabled(), gc.get_freeze_count() > 1000)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "True True\n"
+
+
+def test_all_modules_of_a_package_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "many_modules" / "room").mkdir(parents=True)
+    for name in ("__init__", "one", "two", "room/__init__", "room/three"):
+        (tmp_path / "many_modules" / f"{name}.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    preload.import_all(["many_modules.*"])
+    assert {"many_modules.one", "many_modules.two", "many_modules.room.three"} <= set(sys.modules)

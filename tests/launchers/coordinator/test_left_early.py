@@ -1,0 +1,82 @@
+"""A rank that ends with 0 while others go on: they lose it, or wait for it, and it is the one to name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurmddp.launchers.coordinator.messages import HangSuspected, StacksReported, StartWorkers, WorkersFailed
+from slurmddp.launchers.watchdog.stuck_rank import RankReport
+from slurmddp.runs.failures import capture
+from slurmddp.runs.failures.capture import Failure
+from support.runs.agent_runs import make_run, start_agent
+from support.runs.coordinator_attempts import LOST_PEER, Attempt, fallen, to_all
+
+PROGRAM = """
+import os, pathlib, time
+
+def main(run_dir):
+    left = pathlib.Path(run_dir, "left")
+    if os.environ["RANK"] == "1":
+        left.touch()
+        return 0
+    while not left.exists():
+        time.sleep(0.01)
+    time.sleep(0.3)
+    print("RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:4711")
+    return 1
+"""
+
+
+@pytest.mark.parametrize(("nodes", "ranks_per_node"), [(1, 2), (2, 1)])
+def test_a_rank_that_left_is_named_and_not_the_one_that_lost_it(
+    tmp_path: Path, nodes: int, ranks_per_node: int
+) -> None:
+    folder = make_run(tmp_path, PROGRAM, nodes=nodes, ranks_per_node=ranks_per_node)
+    agents = [start_agent(folder, nodes=nodes, node_rank=node) for node in range(nodes)]
+    try:
+        assert agents[0].wait(timeout=120) == 1
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait()
+    found = capture.read(folder, 0)
+    assert found is not None
+    assert (found.rank, found.exit_code) == (1, 0)
+    assert found.sentence.endswith("ended with exit code 0: left while others went on")
+    assert "same number of steps" in found.advice
+
+
+def left(rank: int) -> Failure:
+    return Failure(rank=rank, host=f"n{rank}", exit_code=0, signal=None, reason="left while others went on")
+
+
+def in_a_collective(rank: int) -> RankReport:
+    facts = {"rank": rank, "host": f"n{rank}", "phase": "step", "step": 7, "seconds": 400.0, "limit_s": 300.0}
+    stack = ("/x/torch/distributed/c10d.py:7 in all_reduce", "/home/me/a.py:1 in step")
+    return RankReport(**facts, stack=stack)  # type: ignore[arg-type]
+
+
+def test_of_a_standstill_the_rank_that_left_is_the_cause() -> None:
+    attempt = Attempt().begin()
+    attempt.hear(1, HangSuspected)
+    for node in (0, 1):
+        attempt.hear(node, StacksReported, reports=[in_a_collective(node)])
+    attempt.hear(2, StacksReported, reports=[], left=[left(5)])
+    attempt.stopped(0)
+    attempt.stopped(1)
+    assert attempt.stopped(2) == to_all(StartWorkers, 0, 1, 2)
+    assert ("fell", 0, 5) in attempt.notes.done
+
+
+def test_what_was_told_of_ranks_before_says_nothing_of_those_in_their_places() -> None:
+    attempt = Attempt().begin()
+    lost = [fallen(0, code=1, lines=LOST_PEER)]
+    for generation, gone, named in ((0, [left(5)], 5), (1, [], 0)):
+        attempt.hear(
+            0, WorkersFailed, failures=lost, restart_count=generation, step=7 + generation, left=gone
+        )
+        for node in (0, 1, 2):
+            attempt.stopped(node, restart_count=generation)
+        assert ("fell", generation, named) in attempt.notes.done

@@ -1,0 +1,302 @@
+"""A script that starts itself once per device: arguments, output, failures, Ctrl-C; no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from slurmddp.errors import ConfigError
+from slurmddp.launchers.local.launch import launch_script, rank_environment, rerun_command
+from support.runs.agent_runs import all_gone, children_of, runs, wait_until
+
+HEAD = """
+import json, os, pathlib, signal, sys, time
+from slurmddp.launchers.local.launch import launch_script
+if "RANK" not in os.environ:
+    launch_script(int(os.environ["DEVICES"]))
+rank = int(os.environ["RANK"])
+here = pathlib.Path(os.environ["HERE"])
+"""
+HOSTILE = [
+    "a b",
+    "",
+    "x=1",
+    "it's",
+    'say "hi"',
+    "$HOME",
+    "; rm -rf nothing",
+    "line\nline",
+    "--flag",
+    "-",
+    "\u00fc*?",
+]
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    return tmp_path / "my script.py"
+
+
+def start(program: Path, body: str, *arguments: str, devices: int = 2) -> subprocess.Popen[str]:
+    program.write_text(HEAD + body)
+    return start_command(program, str(program), *arguments, devices=devices)
+
+
+def start_command(program: Path, *arguments: str, devices: int = 2) -> subprocess.Popen[str]:
+    environ = dict(os.environ, DEVICES=str(devices), HERE=str(program.parent))
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        env=environ,
+        cwd=program.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    output, errors = process.communicate(timeout=120)
+    return process.returncode, output, errors
+
+
+def wait_for_ranks(program: Path, count: int) -> None:
+    wait_until(lambda: len(list(program.parent.glob("ready-*"))) == count, f"{count} ranks are ready")
+
+
+RECORD = "(here / f'argv-{rank}.json').write_text(json.dumps([sys.argv, __name__, sys.flags.optimize]))\n"
+READY = (
+    "(here / f'.{rank}').write_text(str(os.getpid())); (here / f'.{rank}').rename(here / f'ready-{rank}')\n"
+)
+WAIT = READY + "while True: time.sleep(0.01)\n"
+
+
+def recorded(program: Path, rank: int) -> list:
+    return json.loads((program.parent / f"argv-{rank}.json").read_text())
+
+
+def test_a_script_gets_its_arguments_and_options_intact(program: Path) -> None:
+    program.write_text(HEAD + RECORD)
+    assert finish(start_command(program, "-O", program.name, *HOSTILE)) == (0, "", "")
+    for rank in range(2):
+        assert recorded(program, rank) == [[program.name, *HOSTILE], "__main__", 1]
+
+
+def test_a_module_gets_its_arguments_intact(program: Path) -> None:
+    package = program.parent / "my_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "train.py").write_text(
+        HEAD + RECORD + "from . import __name__ as parent\nassert parent == 'my_package'\n"
+    )
+    assert finish(start_command(program, "-m", "my_package.train", *HOSTILE)) == (0, "", "")
+    assert recorded(program, 1) == [[str(package / "train.py"), *HOSTILE], "__main__", 0]
+
+
+def test_a_command_line_program_gets_its_arguments_intact(program: Path) -> None:
+    assert finish(start_command(program, "-c", HEAD + RECORD, *HOSTILE)) == (0, "", "")
+    assert recorded(program, 1) == [["-c", *HOSTILE], "__main__", 0]
+
+
+def test_a_script_that_has_changed_its_folder_is_found_again(program: Path) -> None:
+    elsewhere = program.parent / "elsewhere"
+    elsewhere.mkdir()
+    program.write_text("import os\nif 'RANK' not in os.environ: os.chdir('elsewhere')\n" + HEAD + RECORD)
+    code, _, errors = finish(start_command(program, program.name, "a b"))
+    assert (code, errors) == (0, "")
+    assert recorded(program, 1)[0] == [str(program), "a b"]
+
+
+def test_ranks_learn_their_place(program: Path) -> None:
+    names = [
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "NODE_RANK",
+        "SLURMDDP_LAUNCHER",
+        "SLURMDDP_LAUNCH_ID",
+    ]
+    body = (
+        f"(here / f'argv-{{rank}}.json').write_text(json.dumps([os.environ[name] for name in {names!r}]))\n"
+    )
+    assert finish(start(program, body, devices=3))[0] == 0
+    places = [recorded(program, rank) for rank in range(3)]
+    assert [place[:6] for place in places] == [
+        [str(rank), str(rank), "3", "3", "0", "local"] for rank in range(3)
+    ]
+    (launch_id,) = {place[6] for place in places}
+    assert finish(start(program, body, devices=1))[0] == 0
+    assert recorded(program, 0)[6] != launch_id
+
+
+def test_output_of_rank_0_is_untouched_and_others_are_named(program: Path) -> None:
+    body = (
+        "while rank == 1 and not (here / 'ready-0').exists(): time.sleep(0.01)\n"
+        "print(f'hello from {rank}', flush=True)\nprint(f'10%\\r90%\\rdone {rank}', file=sys.stderr)\n"
+        "sys.stderr.write('no end')\nsys.stderr.flush()\n" + READY
+    )
+    code, output, errors = finish(start(program, body))
+    assert code == 0
+    assert sorted(output.splitlines()) == ["[rank 1] hello from 1", "hello from 0"]
+    assert "10%\n90%\ndone 0\nno end" in errors, "universal newlines show the carriage returns"
+    assert "[rank 1] done 1\n[rank 1] no end\n" in errors
+
+
+def test_much_output_does_not_block(program: Path) -> None:
+    code, output, errors = finish(
+        start(program, "print('x' * 1_000_000)\nprint('y' * 1_000_000, file=sys.stderr)\n")
+    )
+    assert (code, output.count("x"), errors.count("y")) == (0, 2_000_000, 2_000_000)
+
+
+def test_a_reader_that_leaves_does_not_stop_the_training(program: Path) -> None:
+    body = (
+        "while rank == 0 and not (here / 'ready-1').exists(): time.sleep(0.01)\n"
+        "for _ in range(100 * rank): print('z' * 1000, flush=True)\n" + READY
+    )
+    process = start(program, body)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    with process.stderr:
+        assert process.wait(timeout=120) == 0
+    wait_for_ranks(program, 2)
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [((0, 0), 0), ((0, 75), 75), ((75, 75), 75), ((0, 3), 3), ((78, 0), 78), ((79, 75), 79)],
+)
+def test_exit_codes_become_one(program: Path, codes: tuple[int, int], expected: int) -> None:
+    assert finish(start(program, f"sys.exit({codes!r}[rank])"))[0] == expected
+
+
+def test_an_exception_ends_all_and_is_told_with_rank_host_and_lines(program: Path) -> None:
+    body = "if rank == 1:\n    raise ValueError('it is broken')\n" + WAIT
+    code, _, errors = finish(start(program, body, devices=3))
+    assert code == 1
+    told = errors[errors.index("slurmddp: ") :]
+    assert told.startswith(
+        f"slurmddp: Rank 1 on {os.uname().nodename} ended with exit code 1: "
+        "ValueError: it is broken (my script.py:9 in <module>). Its last lines:"
+    )
+    assert told.endswith("    ValueError: it is broken\n")
+
+
+def test_a_killed_rank_ends_all_even_deaf_ones(program: Path) -> None:
+    body = (
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('alive', file=sys.stderr, flush=True)\n" + WAIT
+    )
+    with start(program, body, devices=3) as process:
+        wait_for_ranks(program, 3)
+        ranks = children_of(process.pid)
+        os.kill(int((program.parent / "ready-2").read_text()), signal.SIGKILL)
+        code, _, errors = finish(process)
+    assert code == 1
+    assert f"Rank 2 on {os.uname().nodename} was killed by SIGKILL" in errors
+    assert errors.endswith("    alive\n")
+    wait_until(lambda: all_gone(ranks), "all ranks end")
+
+
+def test_ctrl_c_interrupts_every_rank_once(program: Path) -> None:
+    body = (
+        f"try:\n    {READY}    while True: time.sleep(0.01)\n"
+        "except KeyboardInterrupt:\n    (here / f'interrupted-{rank}').touch()\n    raise\n"
+    )
+    with start(program, body) as process:
+        wait_for_ranks(program, 2)
+        process.send_signal(signal.SIGINT)
+        code, _, errors = finish(process)
+    assert code == 130
+    assert len(list(program.parent.glob("interrupted-*"))) == 2
+    assert "slurmddp:" not in errors, "nobody failed"
+
+
+def test_ctrl_c_that_ranks_take_as_a_stop_keeps_their_code(program: Path) -> None:
+    body = "signal.signal(signal.SIGINT, lambda *_: sys.exit(75))\n" + WAIT
+    with start(program, body) as process:
+        wait_for_ranks(program, 2)
+        process.send_signal(signal.SIGINT)
+        assert finish(process)[0] == 75
+
+
+def test_a_second_ctrl_c_kills_deaf_ranks_and_their_children(program: Path) -> None:
+    body = (
+        "import subprocess\nsignal.signal(signal.SIGINT, lambda *_: (here / f'heard-{rank}').touch())\n"
+        "subprocess.Popen(['sleep', '600'])\n" + WAIT
+    )
+    with start(program, body) as process:
+        wait_for_ranks(program, 2)
+        left = children_of(process.pid)
+        process.send_signal(signal.SIGINT)
+        wait_until(lambda: len(list(program.parent.glob("heard-*"))) == 2, "the first Ctrl-C arrives")
+        process.send_signal(signal.SIGINT)
+        assert finish(process)[0] == 130
+    assert len(left) == 4
+    wait_until(lambda: not any(runs(one) for one in left), "ranks and their children end")
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR2])
+def test_stop_signals_are_passed_on(program: Path, sent: signal.Signals) -> None:
+    body = f"signal.signal(signal.{sent.name}, lambda *_: sys.exit(75))\n" + WAIT
+    with start(program, body) as process:
+        wait_for_ranks(program, 2)
+        process.send_signal(sent)
+        assert finish(process)[0] == 75
+
+
+def test_ranks_die_with_the_first_process(program: Path) -> None:
+    body = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
+    with start(program, body) as process:
+        wait_for_ranks(program, 2)
+        ranks = children_of(process.pid)
+        process.kill()
+        finish(process)
+    assert len(ranks) == 2
+    wait_until(lambda: not any(runs(one) for one in ranks), "the ranks end")
+
+
+@pytest.mark.parametrize(
+    ("orig_argv", "main_file", "interactive"),
+    [(["python"], None, True), (["python", "-i", "x.py"], "x.py", True), (["python", "-"], None, False)],
+)
+def test_what_was_typed_into_an_interpreter_is_refused(
+    orig_argv: list[str], main_file: str | None, interactive: bool
+) -> None:
+    with pytest.raises(ConfigError, match="typed into an interpreter"):
+        rerun_command(orig_argv, "", main_file, interactive)
+
+
+def test_a_thread_can_t_launch() -> None:
+    raised: list[ConfigError] = []
+
+    def call() -> None:
+        try:
+            launch_script(2)
+        except ConfigError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert "called in a thread" in raised[0].message
+
+
+def test_a_meeting_point_of_the_shell_is_not_handed_on() -> None:
+    assert "MASTER_PORT" not in rank_environment({"MASTER_PORT": "1"}, 0, 2, "x")
+
+
+@pytest.mark.parametrize(
+    ("rank", "given", "expected"), [(0, {}, None), (1, {}, "1"), (1, {"PYTHONUNBUFFERED": ""}, "")]
+)
+def test_what_goes_through_a_pipe_is_not_held_back(
+    rank: int, given: dict[str, str], expected: str | None
+) -> None:
+    assert rank_environment(given, rank, 2, "x").get("PYTHONUNBUFFERED") == expected

@@ -1,0 +1,305 @@
+"""A run on this machine: several pretended nodes, failures and restarts; ranks here need no torch."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmddp.batch.progress import latest_name, newest_step
+from slurmddp.config.schema import Policy
+from slurmddp.errors import ConfigError, NoProgressError, RankFailure
+from slurmddp.host import process as linux
+from slurmddp.launchers.local.run import LocalRun, agent_command, check_size
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.spec import Program, Resources
+from support.runs.agent_runs import (
+    SAVING,
+    all_gone,
+    children_of,
+    events,
+    make_run,
+    runs,
+    wait_for_lines,
+    wait_until,
+)
+from support.runs.local_runs import job_of, local_run, terminal
+
+CHECKPOINT = """
+import os, pathlib, sys
+attempt = int(os.environ["SLURMDDP_ATTEMPT"])
+def save(run_dir, step):
+    root = pathlib.Path(run_dir, "checkpoints")
+    root.mkdir(exist_ok=True)
+    (root / "latest").write_text(f"step-{step:010d}\\n")
+"""
+
+
+def test_pretended_nodes_train_as_one_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "17")
+    monkeypatch.setenv("RANK", "17")
+    program = (
+        "import json, os\ndef main(run_dir):\n"
+        "    names = ['RANK', 'NODE_RANK', 'WORLD_SIZE', 'SLURM_PROCID', "
+        "'SLURM_JOB_ID', 'FROM_CLUSTER', 'SLURMDDP_EMULATED', 'SLURMDDP_SECRET']\n"
+        "    print(json.dumps({name: os.environ.get(name) for name in names}))\n    return 0\n"
+    )
+    run = local_run(tmp_path, program, nodes=2)
+    run.start()
+    ticks: list[int] = []
+    assert run.wait(lambda: ticks.append(1), 0.02) == 0
+    assert ticks
+    (started,) = events(run.folder, "started")
+    found = [json.loads(run.folder.rank_log(0, rank).read_text()) for rank in range(4)]
+    assert [place["RANK"] for place in found] == [place["SLURM_PROCID"] for place in found] == list("0123")
+    assert [place["NODE_RANK"] for place in found] == list("0011")
+    (number,) = {place["SLURM_JOB_ID"] for place in found}
+    assert 1 << 26 < int(number) < 1 << 32, "SLURM would take it for an id, but has no such job"
+    assert started["job_id"] == f"local-{number}"
+    assert {(place["WORLD_SIZE"], place["FROM_CLUSTER"], place["SLURMDDP_EMULATED"]) for place in found} == {
+        ("4", "a b", "1")
+    }
+    (secret,) = {place["SLURMDDP_SECRET"] for place in found}
+    assert len(bytes.fromhex(secret)) == 16
+    (ended,) = events(run.folder, "ended")
+    assert (ended["exit_code"], ended["outcome"], ended["next"]) == (0, "finished", "none")
+    assert (started["pid"], started["launcher"]) == (os.getpid(), "local")
+
+
+STAND_INS = """
+import os, pathlib, signal, sys, time
+folder, node = pathlib.Path(sys.argv[1]), int(os.environ["SLURM_NODEID"])
+(folder / f"here-{node}").write_text(str(os.getpid()))
+while len(list(folder.glob("here-*"))) < 3:
+    time.sleep(0.01)
+if node == int(sys.argv[2]):
+    os.kill(os.getpid(), signal.SIGKILL)
+lost = folder / f"here-{sys.argv[2]}"
+while os.path.exists(f"/proc/{lost.read_text()}"):
+    time.sleep(0.01)
+time.sleep(0.3)  # Whoever ends the others because of it does so now.
+(folder / f"went-on-{node}").touch()
+"""
+
+
+@pytest.mark.parametrize("job", [{"spare_nodes": 1, "nodes": 2}, {"elastic": True, "nodes": 3}], ids=str)
+@pytest.mark.parametrize("lost", [0, 1])
+def test_who_goes_on_when_a_pretended_node_is_lost_is_for_the_first_agent_to_say(
+    tmp_path: Path, job: dict[str, int], lost: int
+) -> None:
+    folder = make_run(tmp_path, "")
+    resources = Resources(nodes=job["nodes"], spare_nodes=job.get("spare_nodes", 0), ranks_per_node=1)
+    described = job_of(folder, resources=resources, elastic=bool(job.get("elastic")))
+    command = [sys.executable, "-c", STAND_INS, str(folder.path), str(lost)]
+    run = LocalRun(described, folder, command=command, say=lambda text: None)
+    run.start()
+    if lost == 0:
+        with pytest.raises(RankFailure, match="SIGKILL"):
+            run.wait()
+    else:
+        assert run.wait() == 0
+        assert {path.name for path in folder.path.glob("went-on-*")} == {"went-on-0", "went-on-2"}
+
+
+def test_a_failure_that_got_further_starts_again(tmp_path: Path) -> None:
+    program = CHECKPOINT + (
+        "def main(run_dir):\n    save(run_dir, 10 * (attempt + 1))\n"
+        "    if attempt < 2:\n        raise ValueError('bad luck')\n    return 0\n"
+    )
+    run = local_run(tmp_path, program, ranks_per_node=1)
+    run.start()
+    assert run.wait() == 0
+    assert [(event["outcome"], event["next"]) for event in events(run.folder, "ended")] == [
+        ("failed", "requeue"),
+        ("failed", "requeue"),
+        ("finished", "none"),
+    ]
+    assert [event["attempt"] for event in events(run.folder, "started")] == [0, 1, 2]
+    assert [event["restart_count"] for event in events(run.folder, "started")] == [0, 1, 2]
+
+
+def test_files_that_a_program_of_ones_own_names_are_progress(tmp_path: Path) -> None:
+    program = CHECKPOINT + (
+        "def main(run_dir):\n    path = pathlib.Path('out/model.pt')\n    path.parent.mkdir(exist_ok=True)\n"
+        "    if attempt < 2:\n        path.write_text('x' * attempt)\n    raise ValueError('bad luck')\n"
+    )
+    config = {"program": {"_target_": "rank_program.main", "checkpoints": "out"}}
+    own = Program(target="rank_program.main", config=config)
+    run = local_run(tmp_path, program, ranks_per_node=1, program_spec=own)
+    run.start()
+    with pytest.raises(RankFailure):
+        run.wait()
+    assert [event["next"] for event in events(run.folder, "ended")] == ["requeue"] * 3 + ["none"]
+
+
+def test_a_failure_of_a_run_that_a_person_stopped_is_not_tried_again(tmp_path: Path) -> None:
+    program = CHECKPOINT + (
+        "def main(run_dir):\n    save(run_dir, attempt + 1)\n"
+        "    open(run_dir + '/stop', 'w').close()\n    return 3\n"
+    )
+    run = local_run(tmp_path, program, ranks_per_node=1)
+    run.start()
+    with pytest.raises(RankFailure, match="ended with exit code 3"):
+        run.wait()
+    assert [event["next"] for event in events(run.folder, "ended")] == ["none"]
+
+
+def test_a_run_that_another_machine_has_begun_meanwhile_is_left_to_it(tmp_path: Path) -> None:
+    program = CHECKPOINT + (
+        "def main(run_dir):\n    save(run_dir, attempt + 1)\n"
+        "    pathlib.Path(run_dir, 'logs', f'attempt-{attempt + 1}').mkdir()\n    return 1\n"
+    )
+    run = local_run(tmp_path, program, ranks_per_node=1)
+    run.start()
+    with pytest.raises(RankFailure):
+        run.wait()
+    assert events(run.folder, "ended") == []
+    assert [event["attempt"] for event in events(run.folder, "started")] == [0]
+
+
+def test_restarts_are_counted(tmp_path: Path) -> None:
+    program = CHECKPOINT + "def main(run_dir):\n    save(run_dir, attempt + 1)\n    return 3\n"
+    run = local_run(tmp_path, program, ranks_per_node=1, policy=Policy(max_restarts=1))
+    run.start()
+    with pytest.raises(RankFailure, match="ended with exit code 3"):
+        run.wait()
+    assert [event["next"] for event in events(run.folder, "ended")] == ["requeue", "none"]
+
+
+def test_a_failure_without_progress_is_tried_once_more_after_progress(tmp_path: Path) -> None:
+    program = CHECKPOINT + "def main(run_dir):\n    save(run_dir, 7)\n    return 3\n"
+    run = local_run(tmp_path, program, ranks_per_node=1, policy=Policy(max_restarts=9))
+    run.start()
+    with pytest.raises(RankFailure, match="ended with exit code 3"):
+        run.wait()
+    assert [event["next"] for event in events(run.folder, "ended")] == ["requeue", "requeue", "none"]
+
+
+def test_a_failure_without_progress_is_told_at_once(tmp_path: Path) -> None:
+    run = local_run(tmp_path, "def main(run_dir): raise ValueError('always')")
+    run.start()
+    with pytest.raises(RankFailure) as raised:
+        run.wait()
+    assert "ValueError: always" in raised.value.message
+    assert str(run.folder.log_dir(0) / "rank-") in raised.value.hint
+    assert [(event["outcome"], event["next"]) for event in events(run.folder, "ended")] == [
+        ("failed", "none")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "outcome"), [(78, ConfigError, "config"), (79, NoProgressError, "no_progress")]
+)
+def test_a_refusal_keeps_its_code(tmp_path: Path, code: int, kind: type[Exception], outcome: str) -> None:
+    run = local_run(
+        tmp_path, f"def main(run_dir): print('because'); return {code}", nodes=2, ranks_per_node=1
+    )
+    run.start()
+    with pytest.raises(kind, match="because"):
+        run.wait()
+    assert [event["outcome"] for event in events(run.folder, "ended")] == [outcome]
+
+
+def test_a_killed_agent_ends_the_other_node(tmp_path: Path) -> None:
+    run = local_run(tmp_path, SAVING, nodes=2)
+    others = children_of(os.getpid())
+    run.start()
+    wait_for_lines(run.folder, "ready", 4)
+    left = [process for process in children_of(os.getpid()) if process not in others]
+    agents = [process for process in left if process.ppid() == os.getpid()]
+    os.kill(agents[1].pid, signal.SIGKILL)
+    with pytest.raises(RankFailure, match=r"agent of node 1 on .* was killed by SIGKILL|Node 1 .* was lost"):
+        run.wait()
+    wait_until(lambda: not any(runs(one) for one in left), "all processes of both nodes end")
+
+
+def test_an_error_while_watching_leaves_nothing(tmp_path: Path) -> None:
+    def broken() -> None:
+        raise RuntimeError("the display broke")
+
+    run = local_run(tmp_path, SAVING)
+    others = children_of(os.getpid())
+    run.start()
+    wait_for_lines(run.folder, "ready", 2)
+    left = [process for process in children_of(os.getpid()) if process not in others]
+    with pytest.raises(RuntimeError, match="the display broke"):
+        run.wait(broken)
+    wait_until(lambda: all_gone(left), "agents and ranks end")
+
+
+def test_a_node_that_can_not_be_started_leaves_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if started:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        started.append(start_bound(*args, **options))
+        return started[0]
+
+    started: list[subprocess.Popen[bytes]] = []
+    start_bound = linux.start_bound
+    monkeypatch.setattr(linux, "start_bound", start)
+    run = local_run(tmp_path, SAVING, nodes=2)
+    try:
+        with pytest.raises(OSError, match="temporarily unavailable"):
+            run.start()
+        assert started[0].returncode == -signal.SIGKILL
+    finally:
+        started[0].kill()
+        started[0].wait()
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
+    with terminal(tmp_path, SAVING) as person:
+        folder = RunFolder(tmp_path / "runs" / "test-00000000")
+        wait_for_lines(folder, "ready", 2)
+        second = LocalRun(job_of(folder), folder, command=["false"])
+        with pytest.raises(ConfigError, match="is being trained by another process"):
+            second.start()
+        assert folder.attempts() == [0]
+        person.send_signal(signal.SIGINT)
+        assert person.wait(timeout=120) == 75
+    third = LocalRun(job_of(folder), folder, command=["true"])
+    third.start()
+    assert third.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cpus", "warns"), [(2, 2, False), (8, 2, False), (9, 2, True), (32, 2, True)]
+)
+def test_a_crowded_machine_is_pointed_out(ranks: int, cpus: int, warns: bool) -> None:
+    assert bool(check_size(ranks, cpus)) is warns
+
+
+def test_a_hopeless_size_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    run = local_run(tmp_path, "", nodes=1000, ranks_per_node=8)
+    with pytest.raises(ConfigError, match="8000 ranks can't be tried on this machine"):
+        run.start()
+    assert run.folder.attempts() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "step"), [("step-0000001200\n", 1200), ("step-0\n", 0), ("rubbish", 0), (None, 0)]
+)
+def test_the_newest_step_is_read_from_latest(tmp_path: Path, text: str | None, step: int) -> None:
+    folder = RunFolder(tmp_path)
+    if text is not None:
+        folder.checkpoints_dir.mkdir()
+        (folder.checkpoints_dir / "latest").write_text(text)
+    assert newest_step(latest_name(folder)) == step
+
+
+def test_the_agent_runs_under_the_same_interpreter(tmp_path: Path) -> None:
+    assert agent_command(RunFolder(tmp_path)) == [
+        sys.executable,
+        "-m",
+        "slurmddp.launchers.agent",
+        str(tmp_path),
+    ]

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import pickle
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slurmddp.errors import ConfigError, SlurmError
+from slurmddp.launchers.submit import sbatch
+from slurmddp.launchers.submit.sbatch import build
+from slurmddp.launchers.submit.submitit import RunScript
+from slurmddp.runs.folder.create import prepare
+from slurmddp.runs.folder.layout import RunFolder, append_line
+from slurmddp.slurm.options import sbatch_options
+from slurmddp.slurm.partitions import parse_limits
+from slurmddp.slurm.script import outline, render
+from slurmddp.spec import Job
+from support.slurm.slurm_in_memory import FakeSlurm
+from support.slurm.slurm_jobs import PARTITIONS, make_job
+
+# submitit looks for srun before it does anything.
+pytestmark = pytest.mark.usefixtures("programs")
+
+BOTH = pytest.mark.parametrize("name", ["sbatch", "submitit"])
+
+
+@pytest.fixture
+def slurm() -> FakeSlurm:
+    return FakeSlurm(site=parse_limits(PARTITIONS))
+
+
+def prepared(tmp_path: Path, **changes: object) -> Job:
+    values: dict[str, object] = {
+        "run_dir": tmp_path / "runs" / "gpt-0123abcd",
+        "project_dir": tmp_path,
+        **changes,
+    }
+    job = make_job(**values)
+    prepare(job, render(job))
+    return job
+
+
+@BOTH
+def test_a_submission_is_queued_recorded_and_marked(name: str, slurm: FakeSlurm, tmp_path: Path) -> None:
+    job = prepared(tmp_path)
+    assert build(name, slurm).submit(job) == "1"
+    (event,) = RunFolder(job.run_dir).events()
+    assert {key: event[key] for key in ("event", "job_id", "submitter")} == {
+        "event": "submitted",
+        "job_id": "1",
+        "submitter": name,
+    }
+    assert slurm.submissions[0].token.startswith("slurmddp:gpt-0123abcd:")
+
+
+@BOTH
+def test_each_submission_has_its_own_mark(name: str, slurm: FakeSlurm, tmp_path: Path) -> None:
+    job = prepared(tmp_path)
+    build(name, slurm).submit(job)
+    build(name, slurm).submit(job)
+    assert len({submission.token for submission in slurm.submissions}) == 2
+
+
+@BOTH
+def test_a_job_that_would_never_start_is_refused_before_it_is_queued(
+    name: str, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    job = prepared(tmp_path, nodes=9, time_limit_min=99999)
+    submitter = build(name, slurm)
+    with pytest.raises(ConfigError, match="nodes=9"):
+        submitter.submit(job)
+    assert slurm.submissions == []
+    assert RunFolder(job.run_dir).events() == []
+
+
+@BOTH
+def test_a_refusal_of_slurm_is_passed_on_and_not_recorded(
+    name: str, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    slurm.refusal = "sbatch: error: Invalid account"
+    job = prepared(tmp_path)
+    with pytest.raises(SlurmError, match="Invalid account"):
+        build(name, slurm).submit(job)
+    assert RunFolder(job.run_dir).events() == []
+
+
+def test_limits_that_slurm_does_not_tell_stop_nobody(slurm: FakeSlurm) -> None:
+    slurm.silence = "scontrol failed: Access denied"
+    sbatch.refuse_misfit(make_job(nodes=99), slurm)
+
+
+@BOTH
+def test_the_persons_own_comment_is_kept_beside_the_mark(name: str, slurm: FakeSlurm, tmp_path: Path) -> None:
+    build(name, slurm).submit(prepared(tmp_path, sbatch={"comment": "thesis, ch. 3"}))
+    assert slurm.submissions[0].options == ("--comment=thesis, ch. 3",)
+
+
+def test_sbatch_gets_the_script_of_the_run_folder(slurm: FakeSlurm, tmp_path: Path) -> None:
+    job = prepared(tmp_path)
+    build("sbatch", slurm).submit(job)
+    assert slurm.submissions[0].script == render(job)
+
+
+def submitit_script(slurm: FakeSlurm, job: Job) -> list[str]:
+    build("submitit", slurm).submit(job)
+    return slurm.submissions[-1].script.splitlines()
+
+
+def test_submitit_asks_slurm_for_the_same(slurm: FakeSlurm, tmp_path: Path) -> None:
+    job = prepared(
+        tmp_path,
+        partition="low",
+        account="a",
+        gpus_per_node=2,
+        gpu_request="gres",
+        gpu_type="a100",
+        mem_gb=8,
+        cpus_per_node=4,
+        time_limit_min=90,
+        signal_lead_s=33,
+        sbatch={"exclusive": True, "mail-type": "END", "nice": 5},
+    )
+    lines = submitit_script(slurm, job)
+    asked = dict(
+        shlex.split(line)[1].removeprefix("--").partition("=")[::2]
+        for line in lines
+        if line.startswith("#SBATCH")
+    )
+    wanted = {key: "" if value is True else str(value) for key, value in sbatch_options(job).items()}
+    assert {key.replace("_", "-"): value for key, value in asked.items()} == wanted
+
+
+def test_submitit_sends_no_workload_key_unless_it_is_set(slurm: FakeSlurm, tmp_path: Path) -> None:
+    assert "wckey" not in "\n".join(submitit_script(slurm, prepared(tmp_path)))
+    assert "#SBATCH --wckey=mine" in submitit_script(slurm, prepared(tmp_path, sbatch={"wckey": "mine"}))
+
+
+def test_a_dry_run_spells_the_time_limit_as_its_summary_does(slurm: FakeSlurm, tmp_path: Path) -> None:
+    job = prepared(tmp_path, time_limit_min=10)
+    line = "#SBATCH --time=00:10:00"
+    assert line in outline(job)
+    assert line in build("submitit", slurm).script(job).splitlines()
+    assert line in submitit_script(slurm, job)
+
+
+def test_submitit_asks_for_no_time_that_was_not_set(slurm: FakeSlurm, tmp_path: Path) -> None:
+    assert not [line for line in submitit_script(slurm, prepared(tmp_path)) if "--time" in line]
+
+
+def test_submitits_shell_outlives_signals_and_calls_the_interpreter_of_the_job(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    lines = submitit_script(slurm, prepared(tmp_path, python="/my env/bin/python"))
+    assert [line for line in lines if line.startswith("trap : TERM USR2")]
+    assert lines[-1].startswith("'/my env/bin/python' -u -m submitit.core._submit ")
+    assert not [line for line in lines if line.startswith("srun")]
+
+
+def test_submitits_files_stay_inside_the_run_folder_and_name_only_the_script(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    job = prepared(tmp_path)
+    build("submitit", slurm).submit(job)
+    names = {path.name for path in (job.run_dir / "submitit").iterdir() if not path.name.startswith(".")}
+    assert names == {"1_submitted.pkl", "1_submission.sh"}
+    task = pickle.loads((job.run_dir / "submitit/1_submitted.pkl").read_bytes())
+    assert isinstance(task.function, RunScript)
+    assert task.function.script == str(job.run_dir / "job.sbatch")
+
+
+@pytest.mark.parametrize("code", [0, 75, 78])
+def test_submitits_job_ends_with_the_code_of_the_script(tmp_path: Path, code: int) -> None:
+    """Started twice from one pickle, as SLURM does after a requeue, with the signals of a preemption."""
+    (tmp_path / "job.sbatch").write_text(
+        f"kill -TERM $PPID; kill -CONT $PPID; kill -USR2 $PPID; exit {code}\n"
+    )
+    folder = tmp_path / "submitit"
+    folder.mkdir()
+    probe = (
+        "import sys; from submitit.core.utils import DelayedSubmission as D\n"
+        "from slurmddp.launchers.submit.submitit import RunScript\n"
+        f"D(RunScript({str(tmp_path / 'job.sbatch')!r})).dump({str(folder / '7_submitted.pkl')!r})\n"
+    )
+    subprocess.run([sys.executable, "-c", probe], check=True)
+    environ = {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "7", "PATH": "/usr/bin:/bin"}
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-u", "-m", "submitit.core._submit", str(folder)],
+            env=environ,
+            capture_output=True,
+        )
+        assert done.returncode == code
+
+
+def test_without_slurm_submitit_says_where_to_go(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = prepared(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SlurmError, match="finds no SLURM") as caught:
+        build("submitit", slurm).submit(job)
+    assert "sandbox up" in caught.value.hint
+
+
+def test_an_unknown_submitter_is_refused_with_the_near_names() -> None:
+    with pytest.raises(ConfigError, match="'submitt'") as caught:
+        build("submitt")
+    assert "submitit" in caught.value.hint
+
+
+@BOTH
+def test_submitting_never_imports_torch(name: str, tmp_path: Path) -> None:
+    probe = (
+        "import sys\n"
+        "from slurmddp.launchers.submit.sbatch import build\n"
+        "from slurmddp.slurm.client import SlurmClient\n"
+        f"build({name!r}, SlurmClient())\n"
+        "import slurmddp.launchers.submit.submitit, slurmddp.runs.folder.create, submitit\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def fail(job: Job, node: str, *, lasts_s: float = 3600) -> None:
+    entry = {"time": 1, "node": node, "reason": "SLURM calls it DOWN", "expires": time.time() + lasts_s}
+    append_line(RunFolder(job.run_dir).excluded_file, entry)
+
+
+@BOTH
+def test_nodes_that_failed_under_the_run_are_excluded(name: str, slurm: FakeSlurm, tmp_path: Path) -> None:
+    job = prepared(tmp_path, sbatch={"comment": "thesis", "exclude": "n[7-8]"})
+    fail(job, "n2")
+    fail(job, "n1")
+    fail(job, "n1")
+    fail(job, "n3", lasts_s=-1)
+    build(name, slurm).submit(job)
+    assert slurm.submissions[0].options == ("--comment=thesis", "--exclude=n[7-8],n1,n2")
+
+
+def test_a_damaged_list_of_failed_nodes_stops_nobody(slurm: FakeSlurm, tmp_path: Path) -> None:
+    job = prepared(tmp_path)
+    RunFolder(job.run_dir).excluded_file.write_text("mended by hand: n1\n")
+    build("sbatch", slurm).submit(job)
+    assert slurm.submissions[0].options == ()
+
+
+@BOTH
+def test_nodes_that_failed_are_taken_where_slurm_has_no_others(
+    name: str, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    job = prepared(tmp_path)
+    fail(job, "n1")
+    slurm.lacks_nodes = True
+    assert build(name, slurm).submit(job) == "1"
+    assert slurm.submissions[0].options == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"exclude_failed_h": 0}, {"sbatch": {"exclude": "/home/ada/bad-nodes"}}],
+    ids=["policy", "file"],
+)
+def test_failed_nodes_are_not_excluded_against_a_persons_will(
+    slurm: FakeSlurm, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    job = prepared(tmp_path, **changes)
+    fail(job, "n1")
+    build("sbatch", slurm).submit(job)
+    assert slurm.submissions[0].options == ()

@@ -1,0 +1,34 @@
+"""The real SLURM that these tests run on: one sandbox of three nodes for the whole session.
+
+Without SLURM the tests fail, and the message says what to install: a test that is skipped tests nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from slurmddp.sandbox import Sandbox
+from support.slurm.sandboxes import bring_back, own_sandbox
+from support.slurm.stub_runs import slurm, start
+
+__all__ = ["slurm", "start"]
+
+
+@pytest.fixture(scope="session")
+def sandbox() -> Iterator[Sandbox]:
+    """A sandbox of three nodes that is up; as root each node is a host with an address of its own."""
+    with own_sandbox("t", nodes=3) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_in_the_sandbox(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Cancel the jobs that a test left, and bring back the nodes that it killed or cut off."""
+    if "sandbox" not in request.fixturenames:
+        yield
+        return
+    used: Sandbox = request.getfixturevalue("sandbox")
+    yield
+    bring_back(used)

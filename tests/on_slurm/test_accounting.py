@@ -1,0 +1,69 @@
+"""What became of a job that left no word: SLURM's memory where it has one, and never a guess."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurmddp.sandbox import Sandbox
+from support.slurm.run_processes import agent_of
+from support.slurm.sandboxes import own_sandbox
+from support.slurm.train_project import Command, Run, make_project
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def accounted() -> Iterator[Sandbox]:
+    """A sandbox with slurmdbd and a database of its own."""
+    with own_sandbox("a", nodes=1, accounting=True) as made:
+        yield made
+
+
+def state_of(run: Run) -> str:
+    return str(json.loads(run.command("status", "--json", run.folder.name, cwd=Path("/")))["state"])
+
+
+def forget_jobs(command: Command, folder: Path) -> None:
+    """Let squeue say what it says when slurmctld has forgotten a job, some minutes after its end."""
+    folder.mkdir()
+    (folder / "squeue").write_text(
+        '#!/bin/sh\necho "slurm_load_jobs error: Invalid job id specified" >&2\nexit 1\n'
+    )
+    (folder / "squeue").chmod(0o755)
+    command.environment["PATH"] = f"{folder}:{command.environment['PATH']}"
+
+
+def killed_run(command: Command) -> Run:
+    """A run whose agent and batch script were both killed, so that its folder holds no end."""
+    run = command.submit("silent", "nodes=1", "ranks_per_node=1", "train.steps=5000")
+    run.wait_step(3)
+    assert state_of(run) == "running"
+    agent = agent_of(run, 0, 0)
+    agent.suspend()  # A living agent puts the job of a killed script back.
+    command.slurm("scancel", "--signal=KILL", "--batch", run.job_id)
+    agent.kill()
+    run.wait("end of the job", lambda: command.slurm("squeue", "-h", "-j", run.job_id, "-t", "R,CG") == "")
+    assert not run.events("ended")
+    return run
+
+
+def test_with_accounting_a_forgotten_job_is_looked_up(accounted: Sandbox, tmp_path: Path) -> None:
+    command = Command(make_project(tmp_path / "project"), accounted.environment())
+    run = killed_run(command)
+    forget_jobs(command, tmp_path / "bin")
+    run.wait("verdict from sacct", lambda: state_of(run) == "failed")
+    listed = json.loads(command("list", "--json", cwd=Path("/")))
+    assert [(row["name"], row["state"]) for row in listed] == [(run.folder.name, "failed")]
+
+
+def test_without_accounting_a_forgotten_job_is_lost_not_finished(sandbox: Sandbox, tmp_path: Path) -> None:
+    command = Command(make_project(tmp_path / "project"), sandbox.environment())
+    run = killed_run(command)
+    assert state_of(run) == "failed", "slurmctld still remembers it"
+    forget_jobs(command, tmp_path / "bin")
+    assert state_of(run) == "lost"
+    assert "slurmddp resume" in command("status", run.folder.name)

@@ -1,0 +1,100 @@
+"""A short run of `make chaos`: faults of several kinds, survived with the undisturbed weights."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from chaos import disk
+from slurmddp.sandbox import Sandbox, processes
+from support import TESTS
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1000)]
+
+KINDS = "kill-rank,sigterm-rank,preempt-start,submit-at-once,restart-controller,flip-bit,kill-during-save"
+
+
+ENVIRON = {**os.environ, "PYTHONPATH": str(TESTS)}
+
+
+def chaos(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "chaos", *words],
+        cwd=folder,
+        env=ENVIRON,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+
+
+def test_faults_of_seven_kinds_end_with_the_undisturbed_weights(tmp_path: Path) -> None:
+    words = ["--faults=7", f"--kinds={KINDS}", "--steps=300", "--output=result.json"]
+    done = chaos(*words, folder=tmp_path)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert result["complete"]
+    assert result["weights_equal"]
+    assert {fault["kind"] for fault in result["faults"]} == set(KINDS.split(","))
+    came_back = {fault["kind"] for fault in result["faults"] if fault["outcome"] == "came back"}
+    assert came_back >= {
+        "kill-rank",
+        "sigterm-rank",
+        "preempt-start",
+        "submit-at-once",
+        "flip-bit",
+        "kill-during-save",
+    }
+    by_kind = result["by_kind"]
+    assert by_kind["sigterm-rank"]["lost_steps_most"] == 0
+    assert by_kind["preempt-start"]["lost_steps_most"] == 0
+    assert by_kind["submit-at-once"]["lost_steps_most"] == 0
+    assert by_kind["flip-bit"]["lost_steps_most"] > 0
+    assert "7 of 7 faults survived" in done.stdout
+
+
+def test_nothing_is_left_of_an_experiment_that_is_told_to_end() -> None:
+    # The paths of a sandbox's sockets must be short.
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        started = subprocess.Popen(
+            [sys.executable, "-m", "chaos", "--kinds=fill-disk"],
+            env={**ENVIRON, "TMPDIR": folder},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with started:
+            assert started.stderr is not None
+            first = started.stderr.readline()
+            mounts = Path("/proc/mounts").read_text()
+            started.terminate()
+            started.communicate(timeout=240)
+        assert "sandbox is up" in first
+        assert folder in mounts
+        assert started.returncode == 130
+        assert folder not in Path("/proc/mounts").read_text()
+        assert folder not in Path("/etc/hosts").read_text()
+        assert list(Path(folder).iterdir()) == []
+
+
+def test_the_controller_can_be_restarted(sandbox: Sandbox) -> None:
+    before = processes.recorded(sandbox.root)["slurmctld"]
+    job = sandbox.command("sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 600").strip()
+    sandbox.restart_controller()
+    after = processes.recorded(sandbox.root)["slurmctld"]
+    assert (before.alive(), after.alive()) == (False, True)
+    assert job in sandbox.jobs()
+
+
+def test_a_full_disk_is_full_and_then_free_again(tmp_path: Path) -> None:
+    with disk.mounted(tmp_path / "small", 2) as small:
+        with disk.full(small), pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            (small / "file").write_bytes(bytes(4096))
+        (small / "file").write_bytes(bytes(4096))
+    assert not (tmp_path / "small" / "file").exists()

@@ -1,0 +1,202 @@
+"""What is kept and shown of a process's last lines, and whose end was the first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slurmddp.launchers.watchdog.stacks import main_thread
+from slurmddp.runs.failures import capture
+from slurmddp.runs.failures.capture import Failure, here, tail_of
+from slurmddp.runs.failures.causes import advice, reason_of
+from slurmddp.runs.failures.model import is_consequence, read_failure
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.status.run_status import status
+
+LOGS = Path(__file__).parent / "last_lines"
+LOST = "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:4711"
+
+
+def died(rank: int, code: int | None, time: float = 0.0, line: str = "", reason: str = "") -> Failure:
+    lines = (line,) if line else ()
+    return Failure(
+        rank=rank, host="n1", exit_code=code, signal=None, time=time, last_lines=lines, reason=reason
+    )
+
+
+def crash(depth: int) -> list[str]:
+    """Return what faulthandler writes of a crash, some way down in a person's code, in a forked rank."""
+    own = [f'  File "/home/me/train.py", line {line} in level{line}' for line in range(depth)]
+    agents = [f'  File "/x/slurmddp/launchers/agent/loop.py", line {line} in _turn' for line in range(20)]
+    other = [
+        "Thread 0x01 (most recent call first):",
+        '  File "/usr/lib/python3.11/threading.py", line 3 in w',
+    ]
+    return [
+        "step 7", "terminate called", "  what():  bad device", "Fatal Python error: Aborted", *other,
+        "Current thread 0x02 (most recent call first):", *own, *agents, "Extension modules: numpy, torch",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("depth", [3, 60])
+def test_of_a_crash_the_innermost_frames_are_kept_and_shown(depth: int) -> None:
+    found = here(-6, node_rank=0, rank=1, lines=crash(depth))
+    own = [f'  File "/home/me/train.py", line {line} in level{line}' for line in range(depth)]
+    head = ["step 7", "terminate called", "  what():  bad device", "Fatal Python error: Aborted"]
+    kept = [*head, "Current thread 0x02 (most recent call first):", *own]
+    assert list(found.last_lines) == kept[: capture.LAST_LINES]
+    assert list(found.telling_lines(12)) == kept[:12]
+
+
+def test_a_crash_without_a_stack_of_python_keeps_what_is_there() -> None:
+    lines = ["Fatal Python error: Segmentation fault", "<no Python frame>"]
+    assert here(-11, node_rank=0, lines=lines).last_lines == tuple(lines)
+
+
+def test_of_a_stack_the_innermost_frames_are_shown_and_it_is_called_one() -> None:
+    stack = tuple(f"train.py:{line} in level{line}" for line in range(20))
+    found = replace(died(2, None, reason="stalled: in its step for 9 s"), last_lines=stack)
+    assert found.telling_lines(3) == stack[:3]
+    assert (found.short, found.sentence) == (
+        "rank 2 on n1 stalled",
+        "rank 2 on n1 stalled: in its step for 9 s",
+    )
+    assert "Its stack:\n    train.py:0 in level0" in capture.as_error(found, Path("rank-2.log")).message
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (
+            "RuntimeError: Error(s) in loading state_dict for Net:\n\tMissing key(s): 'a'.\n\tMore.",
+            "RuntimeError: Error(s) in loading state_dict for Net: Missing key(s): 'a'. (a.py:1 in f)",
+        ),
+        ("ValueError: \nno such sample", "ValueError: no such sample (a.py:1 in f)"),
+        ("ValueError: one\ntwo", "ValueError: one (a.py:1 in f)"),
+        ("ValueError:", "ValueError: (a.py:1 in f)"),
+    ],
+)
+def test_a_message_that_only_announces_is_told_with_its_next_line(said: str, reason: str) -> None:
+    text = f'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\n{said}\n'
+    assert reason_of(1, None, tail_of(text)) == reason
+
+
+def test_a_data_worker_that_left_is_told_with_its_code() -> None:
+    raised = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n'
+    text = (
+        f"{raised}RuntimeError: DataLoader worker (pid 7) exited unexpectedly with exit code 3. Details are "
+        "lost.\nThe above exception was the direct cause of the following exception:\n"
+        f"{raised}RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly\n"
+    )
+    reason = reason_of(1, None, tail_of(text))
+    assert reason == "a data worker ended by itself, with exit code 3"
+    assert "train.workers=0" in advice(reason)
+    assert "train.workers=0" in advice("crashed in a data worker: segmentation fault")
+    outlived = f"{text}step 7\n{raised}KeyError: 'lr'\n"
+    assert reason_of(1, None, tail_of(outlived)) == "KeyError: 'lr' (a.py:1 in f)"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "[rank3]: ConnectionRefusedError: [Errno 111] Connection refused",
+        "urllib3.exceptions.ProtocolError: ('Connection broken', ConnectionResetError('Connection reset'))",
+        "botocore.exceptions.ConnectionClosedError: Connection was closed before a valid response",
+    ],
+)
+def test_a_program_that_lost_its_storage_has_lost_no_rank(line: str) -> None:
+    assert not is_consequence(died(3, 1, line=line))
+    assert capture.likely_first([died(0, 1, line=LOST), died(3, 1, 5.0, line)]).rank == 3
+    text = f'Traceback (most recent call last):\n  File "a.py", line 1, in f\n{line}\n'
+    assert not reason_of(1, None, tail_of(text)).startswith("lost another rank")
+
+
+NCCL = """terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread ended with exception: {said}
+Exception raised from checkForNCCLErrorsInternal at ProcessGroupNCCL.cpp:2363 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x80 (0x7f in libc10.so)
+frame #1: c10d::ProcessGroupNCCL::WorkNCCL::checkAndSetException() + 0x21 (0x7f in libtorch_cuda.so)
+frame #2: c10d::ProcessGroupNCCL::Watchdog::runLoop() + 0x978 (0x7f in libtorch_cuda.so)
+frame #3: clone + 0x5f (0x7f in libc.so.6)
+Fatal Python error: Aborted
+Current thread 0x02 (most recent call first):
+  File "/home/me/train.py", line 7 in step
+Extension modules: numpy, torch
+"""
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "NCCL error: remote process exited or there was a network error, NCCL version 2.27.5",
+        "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)",
+    ],
+)
+def test_a_rank_that_nccl_ends_because_of_others_is_not_the_first(said: str) -> None:
+    found = here(-6, node_rank=0, rank=0, lines=tail_of(NCCL.format(said=said)))
+    assert found.reason.startswith("lost another rank: [PG ID 0")
+    assert is_consequence(found)
+    assert not is_consequence(here(-6, node_rank=0, rank=0, lines=crash(3))), "it aborted by itself"
+
+
+def test_of_failures_alike_the_earlier_is_the_cause() -> None:
+    assert capture.likely_first([died(0, 1, 7.2), died(3, 1, 7.1)]).rank == 3
+
+
+def test_who_left_with_0_is_the_cause_if_all_others_only_lost_a_peer() -> None:
+    left = died(1, 0, 7.0)
+    assert capture.likely_first([died(0, 1, 6.9, LOST), left, died(2, 1, 6.9, LOST)]) == left
+    raised = died(2, 1, 8.0, "ValueError: no")
+    assert capture.likely_first([died(0, 1, 6.9, LOST), left, raised]) == raised
+    assert is_consequence(left), "while nothing better is known"
+    assert capture.node_code(left) == 1
+
+
+def test_a_node_that_slurm_ended_for_want_of_memory_was_not_lost(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.log_dir(0).mkdir(parents=True)
+    lost = replace(died(0, None, reason="lost node: connection closed"), rank=None, node_rank=1, host="n2")
+    capture.record(folder, 0, lost)
+    (folder.log_dir(0) / "lost-node-1").write_text("n2\n")
+    assert read_failure(folder, 0) == lost
+    (folder.log_dir(0) / "batch.log").write_text(
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=4.0.\n"
+    )
+    found = read_failure(folder, 0)
+    assert found is not None
+    assert found.sentence == "the agent on n2 was killed by SIGKILL: out of memory: SLURM tells of it"
+
+
+def test_a_stall_stands_though_an_agent_could_not_end_its_ranks(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.log_dir(0).mkdir(parents=True)
+    stalled = died(3, None, reason="stalled: in a collective that not all have joined, at a.py:7 in step,")
+    capture.record(folder, 0, stalled)
+    (folder.log_dir(0) / "lost-node-1").write_text("n2\n")
+    assert read_failure(folder, 0) == stalled
+
+
+def test_a_stack_ends_where_the_rank_was_begun() -> None:
+    text = (
+        "Current thread 0x00008f (most recent call first):\n"
+        '  File "/home/me/train.py", line 41 in step\n'
+        '  File "/x/slurmddp/launchers/agent/worker.py", line 150 in _run_entry\n'
+        '  File "/x/slurmddp/launchers/agent/agent.py", line 105 in run\n'
+    )
+    assert main_thread(text) == ("/home/me/train.py:41 in step",)
+
+
+def test_the_log_of_a_lost_node_is_the_one_to_open(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.log_dir(0).mkdir(parents=True)
+    for name in ("rank-0.log", "node-0.log", "node-1.log"):
+        (folder.log_dir(0) / name).write_text("...\n")
+    folder.config_file.write_text("name: test\n")
+    folder.add_event("started", attempt=0, job_id="7", nodes="n[1-2]", launcher="slurm")
+    lost = replace(died(0, None, reason="lost node: connection closed"), rank=None, node_rank=1, host="n2")
+    capture.record(folder, 0, lost)
+    assert status(folder, None).log == folder.log_dir(0) / "node-1.log"

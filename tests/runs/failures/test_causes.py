@@ -1,0 +1,178 @@
+"""Why a process ended, read from what it wrote last; the logs are those of real processes.
+
+They were written by a small training on torch 2.13 that did the one thing its file is named for: `worker_shm`
+with /dev/shm as a mount of 64 MB, `disk` on one of 2 MB. `cuda_oom` and `peer` hold the text of such errors.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurmddp.runs.failures.capture import here, last_lines, tail_of
+from slurmddp.runs.failures.causes import advice, reason_of
+
+LOGS = Path(__file__).parent / "last_lines"
+SIGNALS = {"segv": -11, "bus": -7}
+AT_LIMIT = "at the limit of 4 GiB"
+
+REASONS = {
+    "torch_exception": "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5) "
+    "(train.py:16 in step)",
+    "worker_exception": "ValueError: bad sample 5 (train.py:8 in __getitem__)",
+    "memory_error": "out of memory: MemoryError (train.py:17 in step)",
+    "alloc": "out of memory: RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPU"
+    "Allocator: can't allocate memory: you tried to allocate 4503599627370496 bytes. Error code 12 (Cannot "
+    "allocate memory) (train.py:18 in step)",
+    "cuda_oom": "out of GPU memory: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. "
+    "GPU 0 has a total capacity of 79.15 GiB of which 1.06 GiB is free. Including non-PyTorch memory, this "
+    "process has 78.08 GiB m... (train.py:32 in step)",
+    "worker_killed": "out of memory, most likely: a data worker was killed",
+    "worker_segv": "crashed in a data worker: segmentation fault",
+    "worker_gone": "crashed in a data worker: illegal instruction (train.py:8 in __getitem__)",
+    "worker_shm": "shared memory (/dev/shm) is full: RuntimeError: unable to allocate shared memory(shm) for "
+    "file </torch_8256_1842347783_0>: No space left on device (28) (train.py:35 in main)",
+    "disk": "no space left: OSError: [Errno 28] No space left on device (train.py:23 in step)",
+    "torch_disk": "no space left, most likely: RuntimeError: [enforce fail at inline_container.cc:672] . "
+    "unexpected pos 576 vs 534 (train.py:24 in step)",
+    "files": "too many open files: OSError: [Errno 24] Too many open files: '/dev/null' "
+    "(train.py:31 in <listcomp>)",
+    "segv": "crashed (train.py:19 in step)",
+    "bus": "shared memory (/dev/shm) is full, or a file that was mapped is cut off or on a full disk "
+    "(train.py:29 in step)",
+    "peer": "lost another rank: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] "
+    "Connection closed by peer [10.0.0.1]:4711",
+}  # fmt: skip
+
+
+def read(name: str, oom: str | None = None) -> str:
+    found = here(SIGNALS.get(name, 1), node_rank=0, lines=last_lines(LOGS / f"{name}.log"), oom=oom)
+    assert len(found.last_lines) <= 30, "a failure keeps the last lines only, whatever was read"
+    return found.reason
+
+
+def test_every_recorded_log_is_told_apart() -> None:
+    assert {path.stem for path in LOGS.glob("*.log")} == set(REASONS)
+    assert {name: read(name) for name in REASONS} == REASONS
+
+
+@pytest.mark.parametrize(
+    ("oom", "reason"),
+    [
+        (None, ""),
+        ("", "by a person, the site or SLURM, for the kernel has killed nothing here for want of memory"),
+        (AT_LIMIT, "out of memory: the kernel killed it at the limit of 4 GiB"),
+    ],
+)
+def test_only_the_kernels_count_tells_one_kill_from_another(oom: str | None, reason: str) -> None:
+    assert reason_of(None, "SIGKILL", ["MemoryError"], oom) == reason
+
+
+def test_a_killed_data_worker_is_one_for_want_of_memory_if_the_kernel_says_so() -> None:
+    assert (
+        read("worker_killed", AT_LIMIT)
+        == "out of memory: the kernel killed a data worker at the limit of 4 GiB"
+    )
+    assert read("worker_killed", "").startswith("a data worker was killed by a person, the site or SLURM")
+
+
+BUS = "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory."
+
+
+@pytest.mark.parametrize(
+    ("before", "oom", "reason"),
+    [
+        (BUS, None, "shared memory (/dev/shm) is full: a data worker ended with a bus error"),
+        ("", AT_LIMIT, "out of memory: the kernel killed a data worker at the limit of 4 GiB"),
+        ("", "", "a data worker ended by itself, or was killed"),
+    ],
+)
+def test_a_data_worker_that_is_gone_while_its_batch_is_fetched_is_the_cause(
+    before: str, oom: str | None, reason: str
+) -> None:
+    """Then the rank has lost a connection to it, and torch does not say that it ended."""
+    lines = (LOGS / "worker_gone.log").read_text().splitlines()
+    fetching = lines[lines.index("Traceback (most recent call last):") :]
+    assert reason_of(1, None, [before, *fetching], oom) == reason
+
+
+def test_a_count_of_kills_says_nothing_of_a_plain_exception() -> None:
+    assert read("torch_exception", AT_LIMIT) == REASONS["torch_exception"]
+
+
+LOST = "RuntimeError: [pair.cc:5] Connection closed by peer"
+TRIED = "Traceback (most recent call last):\n  File \"a.py\", line 1, in f\nKeyError: 'tried'\n"
+
+
+@pytest.mark.parametrize("earlier", [TRIED, TRIED.replace("KeyError: 'tried'", LOST), ""])
+@pytest.mark.parametrize("code", [76, 78, 79])
+@pytest.mark.parametrize("said", ["lr is 7 km.", "MismatchError: nodes=2, and there is one."])
+def test_a_refusal_is_told_in_its_own_words(said: str, code: int, earlier: str) -> None:
+    line = said if "Error: " in said else f"Error: {said}"
+    assert reason_of(code, None, tail_of(f"{earlier}{line}\nGive a number.")) == said
+
+
+def test_an_error_of_ours_without_an_exception_behind_it_is_told() -> None:
+    text = "step 7\nCheckpointError: Rank 0 could not write it.\nMake room."
+    assert reason_of(1, None, tail_of(text)) == "CheckpointError: Rank 0 could not write it."
+    assert reason_of(1, None, tail_of(TRIED + text)) == "KeyError: 'tried' (a.py:1 in f)"
+
+
+@pytest.mark.parametrize("earlier", [TRIED, "", "Error: the first server is away\n"])
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("no data in /x", "no data in /x"),
+        ("these are missing:\na.txt\nb.txt", "these are missing: a.txt"),
+        ("a.pt: No space left on device", "no space left: a.pt: No space left on device"),
+    ],
+)
+def test_the_text_with_which_a_script_left_is_its_reason(said: str, reason: str, earlier: str) -> None:
+    assert reason_of(1, None, tail_of(f"{earlier}SystemExit: {said}\n")) == reason
+
+
+def test_an_exception_after_a_refusal_is_the_reason() -> None:
+    said = "Error: the first server is away\nSystemExit: tried\n"
+    assert reason_of(1, None, tail_of(said + TRIED)) == "KeyError: 'tried' (a.py:1 in f)"
+
+
+def test_lines_that_torch_marks_with_their_rank_are_read_as_well() -> None:
+    marked = (f"[rank3]: {line}" for line in (LOGS / "disk.log").read_text().splitlines())
+    assert reason_of(1, None, list(marked)) == REASONS["disk"]
+
+
+def test_an_abort_tells_what_the_library_said() -> None:
+    text = "terminate called after throwing an instance of 'c10::Error'\n  what():  bad device\nFatal error"
+    assert reason_of(None, "SIGABRT", tail_of(text)) == "crashed: bad device"
+    lost = "[c10d] sendBytes failed on SocketImpl(fd=3, addr=[n1]:1, remote=[n2]:2): Broken pipe"
+    assert reason_of(None, "SIGABRT", [lost]) == f"lost another rank: {lost}"
+
+
+@pytest.mark.parametrize(("code", "signal"), [(3, None), (1, None), (None, "SIGTERM"), (None, "signal 40")])
+def test_nothing_is_made_up_where_nothing_was_said(code: int | None, signal: str | None) -> None:
+    assert reason_of(code, signal, ["step 100, loss 2.0"]) == ""
+    assert reason_of(code, signal, TRIED.splitlines()[:-1]) == "", "a traceback that was cut off"
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("alloc", "mem_gb="),
+        ("cuda_oom", "train.batch_size"),
+        ("worker_killed", "train.workers"),
+        ("worker_shm", "--shm-size"),
+        ("bus", "--shm-size"),
+        ("disk", "quota"),
+        ("torch_disk", "quota"),
+        ("files", "ulimit -n"),
+        ("segv", "compiled code"),
+        ("peer", "another rank or node"),
+    ],
+)
+def test_a_reason_leads_to_what_can_be_done(name: str, word: str) -> None:
+    assert word in advice(REASONS[name])
+
+
+def test_a_persons_own_error_needs_no_advice() -> None:
+    assert advice(REASONS["torch_exception"]) == advice("") == ""

@@ -1,0 +1,90 @@
+"""Two attempts of one run alive at once: the later one has it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slurmddp.errors import EXIT_NO_PROGRESS, SupersededError
+from slurmddp.launchers.coordinator.records import Records
+from slurmddp.runs.folder.fence import superseded
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.run_context import RunContext
+from slurmddp.training.stopping.agreement import file_reason
+from support.runs.agent_runs import make_run, start_agent
+
+
+def environ(folder: RunFolder, attempt: int) -> dict[str, str]:
+    return {"SLURMDDP_RUN_DIR": str(folder.path), "SLURMDDP_ATTEMPT": str(attempt)}
+
+
+def test_the_attempt_claimed_last_has_the_run(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "gpt-1")
+    older, newer = folder.claim_attempt(), folder.claim_attempt()
+    assert superseded(folder, older)
+    assert not superseded(folder, newer)
+    RunContext.read(environ(folder, newer)).refuse_superseded()
+    with pytest.raises(
+        SupersededError, match=r"Attempt 0 of gpt-1 still runs.*a later one has begun"
+    ) as caught:
+        RunContext.read(environ(folder, older)).refuse_superseded()
+    assert caught.value.exit_code == EXIT_NO_PROGRESS
+
+
+def test_a_process_of_no_attempt_and_a_folder_without_logs_are_left_alone(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    RunContext.read({}).refuse_superseded()
+    RunContext.read(environ(folder, 0)).refuse_superseded()
+    assert not superseded(folder, 0)
+
+
+def test_a_new_attempt_is_never_taken_for_an_old_one_because_logs_were_deleted(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.log_dir(7).mkdir(parents=True)
+    folder.log_dir(7).with_name("attempt-of-mine").mkdir()
+    assert folder.claim_attempt() == 8
+    assert not superseded(folder, 8)
+
+
+def test_a_file_server_is_asked_for_marks_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client may remember that there is no such name; opening the folder asks the server."""
+    folder = RunFolder(tmp_path)
+    asked: list[Path] = []
+    real = os.open
+    monkeypatch.setattr(os, "open", lambda path, *rest: asked.append(Path(path)) or real(path, *rest))
+    assert file_reason(folder.stop_file) is None
+    assert not Records(folder, 0).is_over()
+    assert asked.count(tmp_path) >= 3, "once for a stop, and for a stop and a cancellation"
+    folder.stop_file.touch()
+    assert file_reason(folder.stop_file) == f"the file {folder.stop_file}"
+    assert Records(folder, 0).is_over()
+
+
+LATER = """
+import os
+
+def main(run_dir):
+    os.makedirs(run_dir + "/logs/attempt-1", exist_ok=True)
+    return 79
+"""
+"""A program during which a later attempt begins."""
+
+
+def test_an_attempt_after_which_another_has_begun_starts_no_ranks(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, LATER)
+    folder.log_dir(1).mkdir(parents=True)
+    with start_agent(folder) as agent:
+        assert agent.wait(timeout=60) == 0
+    assert not list(folder.log_dir(0).glob("rank-*.log"))
+    assert not folder.attempts_file.exists()
+
+
+def test_the_agent_of_a_past_attempt_leaves_events_alone(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, LATER)
+    with start_agent(folder) as agent:
+        assert agent.wait(timeout=60) == 0, "of a failure srun would end the step with the same number"
+    assert (folder.log_dir(0) / "exit-node-0").read_text() == "79\n"
+    assert (folder.log_dir(0) / "failure.json").exists()
+    assert not folder.attempts_file.exists()

@@ -1,0 +1,195 @@
+"""Folders of other accounts: nothing is written to them, and what they say is not obeyed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurmddp.cli.main import main
+from slurmddp.errors import EXIT_CONFIG, ConfigError
+from slurmddp.runs.folder import create, owner
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.spec import Job
+from support.runs.cli_runs import start, submit
+from support.slurm.slurm_jobs import make_job
+
+SCRIPT = "#!/bin/bash\n"
+VICTIM, ATTACKER = 54321, 54322
+
+as_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="NOT TESTED: only root can give files to other accounts; CI runs as root"
+)
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder for everybody, as /scratch often is."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o1777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def job_in(runs: Path) -> Job:
+    return make_job(project_dir=runs, run_dir=runs / "gpt-0123abcd", snapshot=False)
+
+
+def made_meanwhile(monkeypatch: pytest.MonkeyPatch, make: object) -> None:
+    """Let `make` act between the check of the owner and the rename, where another account would."""
+    fill = create._fill
+
+    def fill_slowly(*arguments: object) -> None:
+        fill(*arguments)  # type: ignore[arg-type]
+        make()  # type: ignore[operator]
+
+    monkeypatch.setattr(create, "_fill", fill_slowly)
+
+
+def test_a_folder_that_another_account_makes_meanwhile_gets_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_in(tmp_path)
+
+    def make() -> None:
+        (job.run_dir / "logs").mkdir(parents=True)
+        monkeypatch.setattr(owner.os, "geteuid", lambda: VICTIM)
+
+    made_meanwhile(monkeypatch, make)
+    with pytest.raises(ConfigError, match=r"belongs to .*Nothing was written"):
+        create.prepare(job, SCRIPT)
+    assert [path.name for path in job.run_dir.iterdir()] == ["logs"]
+
+
+@as_root
+def test_a_link_that_another_account_makes_meanwhile_is_not_followed(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, mine = job_in(shared), shared / "mine"
+    (mine / "code").mkdir(parents=True)
+    for path in (mine, mine / "code"):
+        os.chown(path, VICTIM, VICTIM)
+
+    def make() -> None:
+        job.run_dir.symlink_to(mine)
+        os.lchown(job.run_dir, ATTACKER, ATTACKER)
+        monkeypatch.setattr(owner.os, "geteuid", lambda: VICTIM)
+
+    made_meanwhile(monkeypatch, make)
+    with pytest.raises(ConfigError, match=f"belongs to account {ATTACKER}"):
+        create.prepare(job, SCRIPT)
+    assert [path.name for path in mine.iterdir()] == ["code"]
+
+
+@as_root
+def test_the_race_is_lost_without_harm_between_real_accounts(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_in(shared)
+
+    def make() -> None:
+        (job.run_dir / "theirs").mkdir(parents=True)
+        for path in (job.run_dir, job.run_dir / "theirs"):
+            os.chown(path, ATTACKER, ATTACKER)
+            path.chmod(0o777)
+        os.setresuid(VICTIM, VICTIM, 0)
+
+    made_meanwhile(monkeypatch, make)
+    child = os.fork()
+    if child == 0:
+        try:
+            create.prepare(job, SCRIPT)
+        except ConfigError:
+            os._exit(EXIT_CONFIG)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == EXIT_CONFIG
+    assert [path.name for path in job.run_dir.iterdir()] == ["theirs"]
+
+
+def test_a_link_of_ones_own_to_a_run_that_was_moved_is_followed(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    create.prepare(job, SCRIPT).path.rename(tmp_path / "elsewhere")
+    job.run_dir.symlink_to("elsewhere")
+    create.prepare(job, "#!/bin/bash\n# new\n")
+    assert (tmp_path / "elsewhere/job.sbatch").read_text() == "#!/bin/bash\n# new\n"
+
+
+@pytest.mark.parametrize("command", ["report", "cancel", "stop", "resume"])
+def test_commands_that_change_a_run_refuse_one_of_another_account(
+    command: str, make_run, slurm, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    folder: RunFolder = make_run()
+    submit(folder)
+    start(folder)
+    slurm.set_state("7", "RUNNING")
+    before = sorted(folder.path.rglob("*"))
+    monkeypatch.setattr(owner.os, "geteuid", lambda: VICTIM)
+    assert main([command, folder.name]) == EXIT_CONFIG
+    told = capsys.readouterr()
+    assert "belongs to" in told.err and "slurmddp logs" in told.err
+    assert sorted(folder.path.rglob("*")) == before
+    assert (slurm.states["7"].state, slurm.submissions) == ("RUNNING", [])
+
+
+def test_the_report_of_the_newest_run_is_refused_too(make_run, slurm, monkeypatch, capsys) -> None:
+    folder = make_run()
+    monkeypatch.setattr(owner.os, "geteuid", lambda: VICTIM)
+    assert main(["report"]) == EXIT_CONFIG
+    assert not folder.report_file.exists()
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {
+        str(path.relative_to(folder)): path.stat().st_mode & 0o777
+        for path in folder.rglob("*")
+        if not path.is_symlink()
+    }
+
+
+@pytest.mark.parametrize("umask", [0, 0o002, 0o022, 0o077])
+def test_a_run_folder_is_private_whatever_the_umask_is(tmp_path: Path, umask: int) -> None:
+    job = job_in(tmp_path / "runs")
+    before = os.umask(umask)
+    try:
+        folder = create.prepare(job, SCRIPT)
+        create.prepare(job, SCRIPT)
+        assert os.umask(umask) == umask
+    finally:
+        os.umask(before)
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    assert folder.path.parent.stat().st_mode & 0o022 == 0
+    assert {name: mode for name, mode in modes(folder.path).items() if mode & 0o022} == {}
+
+
+def test_what_a_command_starts_writes_nothing_that_everybody_may_write(make_run, slurm) -> None:
+    before = os.umask(0)
+    try:
+        main(["list"])
+        assert os.umask(before) == 0o002
+    finally:
+        os.umask(before)
+
+
+def test_a_run_that_was_opened_to_others_stays_open(tmp_path: Path) -> None:
+    folder = create.prepare(job_in(tmp_path), SCRIPT)
+    folder.path.chmod(0o750)
+    create.prepare(job_in(tmp_path), SCRIPT)
+    assert folder.path.stat().st_mode & 0o777 == 0o750
+
+
+@pytest.mark.parametrize(("mode", "words"), [(0o777, "everybody"), (0o755, ""), (0o1777, "")])
+def test_a_folder_in_which_others_can_replace_the_run_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, words: str
+) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    runs.chmod(mode)
+    with caplog.at_level(logging.WARNING):
+        create.prepare(job_in(runs), SCRIPT)
+    assert (f"{runs} is writable for {words}" in caplog.text) is bool(words)

@@ -1,0 +1,89 @@
+"""The ledger of a run in its folder: what its lines, its configuration and its status add to the events."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slurmddp.runs.folder.layout import RunFolder, append_line
+from slurmddp.runs.report.goodput import account, read_ledger
+from slurmddp.runs.status.run_status import RunStatus
+from support.runs.run_events import FAILED, ended, event, saved, started
+
+RUNNING = RunStatus(name="gpt", path=Path(), state="running", detail="", active=True)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    run = RunFolder(tmp_path / "gpt-0a1b2c3d")
+    run.path.mkdir()
+    run.config_file.write_text("name: gpt\ntrain: {steps: 40}\n")
+    return run
+
+
+def test_lines_of_metrics_are_looked_at_for_an_attempt_without_an_end(folder):
+    for one in (started(0), event("first_step", 10, 0, step=1), saved(32, 20), started(100, 1)):
+        append_line(folder.attempts_file, one)
+    append_line(folder.metrics_file, {"step": 25, "attempt": 0, "time": 37.0, "loss": 1.0})
+    found = read_ledger(folder, RUNNING, 110.0)
+    assert found.parts == {"training": 20, "saving": 2, "lost": 5, "starting": 20, "queued": 63}
+
+
+@pytest.mark.parametrize(("host", "training"), [("another-host", 20), (None, 88)])
+def test_a_local_run_that_is_not_seen_is_not_believed_to_train(folder, monkeypatch, host, training):
+    monkeypatch.setattr(
+        "slurmddp.runs.report.goodput.is_alive", lambda newest: newest.host != "another-host" or None
+    )
+    events = [
+        started(0, launcher="local", job_id="local-1", pid=1, host=host or socket.gethostname()),
+        event("first_step", 10, 0, step=1),
+        saved(32, 20),
+    ]
+    for one in events:
+        append_line(folder.attempts_file, one)
+    assert read_ledger(folder, RUNNING, 100.0).parts["training"] == training
+
+
+@pytest.mark.parametrize(
+    ("state", "active", "parts"),
+    [
+        ("running", True, {"training": 88}),
+        ("cancelled", True, {"training": 88}),
+        ("stopped", True, {"queued": 68}),
+        ("unknown", True, {}),
+        ("lost", False, {}),
+    ],
+)
+def test_what_goes_on_is_what_the_status_says(folder, state, active, parts):
+    for one in (started(0), event("first_step", 10, 0, step=1), saved(32, 20)):
+        append_line(folder.attempts_file, one)
+    found = read_ledger(folder, replace(RUNNING, state=state, active=active), 100.0)
+    assert found.parts == {"training": 20, "saving": 2, "starting": 10} | parts
+
+
+def test_a_script_that_has_told_a_first_step_is_starting_before_the_next_one(folder):
+    folder.config_file.write_text("name: gpt\nprogram: {script: train.py}\n")
+    first = [started(0), event("first_step", 10, 0, step=1), saved(32, 20), ended(34, "stopped")]
+    for one in (*first, started(34, 1), ended(40, "stopped", attempt=1)):
+        append_line(folder.attempts_file, one)
+    found = read_ledger(folder, replace(RUNNING, state="stopped", active=False), 40.0)
+    assert found.parts["starting"] == 16 and "untold" not in found.parts
+
+
+@pytest.mark.parametrize(
+    "program", ["{_target_: my.train}", "{script: train.py, _target_: slurmddp.training.trainer.train}"]
+)
+def test_a_program_of_ones_own_is_known_by_the_configuration(folder, program):
+    folder.config_file.write_text(f"name: gpt\nprogram: {program}\n")
+    append_line(folder.attempts_file, started(0))
+    assert read_ledger(folder, RUNNING, 5.0).parts == {"untold": 5}
+
+
+def test_the_ledger_for_programs_adds_up():
+    found = account([*FAILED, started(170, 1)], now=180, runs=True).as_json()
+    assert found["whole"] == sum(found["parts"].values()) == 80
+    assert found["goodput"] == 0.25
+    assert found["attempts"][1] == {"attempt": 1, "parts": {"queued": 9.0, "starting": 10.0}}

@@ -1,0 +1,400 @@
+"""The report page and what it is made of."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from slurmddp.errors import SlurmddpError
+from slurmddp.runs.folder import owner
+from slurmddp.runs.folder.layout import RunFolder, append_line
+from slurmddp.runs.report import figures
+from slurmddp.runs.report.html import with_report, write_report
+from slurmddp.runs.status import metrics
+from slurmddp.runs.status.metrics import Curve
+from slurmddp.runs.status.run_status import status
+from support.runs.run_events import add as event
+from support.runs.run_events import make_folder
+
+CONFIG = "name: gpt\nnodes: 2\nranks_per_node: 2\ntrain:\n  steps: 40\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make_folder(tmp_path, CONFIG)
+
+
+def train(folder, attempt, first, last, loss=2.0):
+    for step in range(first, last + 1, 10):
+        line = {"step": step, "attempt": attempt, "time": 100.0 + step, "loss": loss, "tokens_per_s": 50.0}
+        append_line(folder.metrics_file, line)
+
+
+def two_attempts(folder):
+    event(folder, "started", 100.0, attempt=0, job_id="7", nodes="node[1-2]", launcher="slurm")
+    event(folder, "first_step", 101.0, attempt=0, step=0)
+    train(folder, 0, 10, 30)
+    event(folder, "saved", 121.0, attempt=0, step=20)
+    event(folder, "ended", 160.0, attempt=0, job_id="7", exit_code=75, outcome="stopped", next="requeue")
+    event(folder, "started", 300.0, attempt=1, job_id="7", nodes="node[1-2]", launcher="slurm")
+    event(folder, "resumed", 301.0, attempt=1, step=20)
+    event(folder, "first_step", 303.0, attempt=1, step=21)
+    append_line(folder.metrics_file, {"step": 20, "attempt": 1, "time": 302.0, "eval_loss": 3.5})
+    train(folder, 1, 30, 40, loss=1.5)
+    append_line(folder.metrics_file, {"step": 40, "attempt": 1, "time": 330.0, "eval_loss": 1.75})
+
+
+def finish(folder):
+    event(folder, "ended", 360.0, attempt=1, job_id="7", exit_code=0, outcome="finished", next="none")
+
+
+class Page(HTMLParser):
+    """Collects text and checks that every element is closed where it should be."""
+
+    VOID = {"meta", "br", "link", "img"}  # noqa: RUF012
+
+    def __init__(self, html):
+        super().__init__()
+        self.open, self.texts, self.links, self.tags = [], [], [], set()
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.links += [value for name, value in attrs if name in ("href", "src", "xlink:href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.links += [value for name, value in attrs if name in ("href", "src", "xlink:href")]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("style", "script") and "svg" not in self.open:
+            self.texts.append(data)
+
+    @property
+    def text(self):
+        return re.sub(r"\s+", " ", " ".join(self.texts))
+
+
+def page_of(folder):
+    return Page(write_report(folder).read_text())
+
+
+def test_a_finished_run(folder):
+    two_attempts(folder)
+    finish(folder)
+    folder.overrides_file.write_text("+cluster=a100x8\n'name=it is'\n")
+    folder.sample_file.write_text("def main():\n    pass\n")
+    text = page_of(folder).text
+    for part in (
+        "finished",
+        "40",
+        "of 40",
+        "1.5000",
+        "1.7500",
+        "from 3.5000",
+        "tokens/s",
+        "Goodput 30 % of 4m 20s",
+        "node[1-2]",
+        "0 to 30",
+        "20 to 40",
+        "stopped at a checkpoint",
+        "def main():",
+        "slurmddp train +cluster=a100x8 'name=it is'",
+        "ranks_per_node: 2",
+    ):
+        assert part in text, part
+    assert folder.figure_file.read_bytes().startswith(b"\x89PNG")
+
+
+def bars_of(html):
+    """Return what each bar says, and how wide the words in it are, in thousandths."""
+    found = re.findall(r'<div class="bar" role="img" aria-label="([^"]*)"[^>]*>(.*?)</div>', html)
+    slices = [re.findall(r'<i class="(\w+)"[^>]*flex-grow: ([^"]*)"', inner) for _, inner in found]
+    widths = [{word: round(float(grow)) for word, grow in words} for words in slices]
+    return list(zip([label for label, _ in found], widths, strict=True))
+
+
+def test_what_the_time_went_into(folder):
+    two_attempts(folder)
+    finish(folder)
+    html = write_report(folder).read_text()
+    whole, first, second = bars_of(html)
+    assert whole[0] == (
+        "All of the time, 4m 20s: queued 2m 20s (54 %), starting 4s (2 %), training 1m 17s (30 %), "
+        "lost 39s (15 %)"
+    )
+    assert list(whole[1].items()) == [("queued", 538), ("starting", 15), ("training", 296), ("lost", 150)]
+    assert first[0].startswith("Attempt 0, 1m 00s: ")
+    assert second[0].startswith("Attempt 1, 3m 20s: queued 2m 20s (70 %)")
+    assert re.findall(r'class="bar"[^>]*style="width: max\(\d+px, ([\d.]+)%\)', html) == ["100", "30", "100"]
+    assert "Lost 15 % 39s in steps that had to be made again" in Page(html).text
+
+
+def test_one_attempt_has_one_bar(folder):
+    event(folder, "started", 100.0, attempt=0, job_id="7", nodes="node1", launcher="slurm")
+    event(folder, "first_step", 105.0, attempt=0, step=1)
+    event(folder, "ended", 160.0, attempt=0, job_id="7", exit_code=0, outcome="finished", next="none")
+    assert len(bars_of(write_report(folder).read_text())) == 1
+
+
+def test_the_time_of_a_program_that_tells_nothing(folder):
+    folder.config_file.write_text(CONFIG + "program: {script: train.py}\n")
+    event(folder, "started", 100.0, attempt=0, job_id="7", nodes="node1", launcher="slurm")
+    event(folder, "ended", 160.0, attempt=0, job_id="7", exit_code=0, outcome="finished", next="none")
+    text = page_of(folder).text
+    assert "Time 1m 00s training is not told" in text
+    assert "Untold 100 % 1m 00s" in text
+    assert "Goodput" not in text
+
+
+def test_the_page_needs_nothing_from_outside(folder):
+    two_attempts(folder)
+    html = write_report(folder).read_text()
+    page = Page(html)
+    assert all(link.startswith("#") for link in page.links)
+    assert page.links, "the curve refers to its own markers"
+    assert not page.tags & {"script", "link", "img", "iframe"}
+    assert not re.search(r"url\((?!#)|@import", html)
+    assert "svg" in page.tags
+
+
+def test_ids_are_unique_and_every_reference_is_met(folder):
+    two_attempts(folder)
+    html = write_report(folder).read_text()
+    ids = re.findall(r'\bid="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    used = re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', html)
+    assert used
+    assert {one or other for one, other in used} <= set(ids)
+
+
+HOSTILE = "</pre><script>alert(1)</script><b>\"&amp;'$x$ {{ 7 * 7 }}"
+
+
+def test_everything_is_escaped(tmp_path):
+    run = RunFolder(tmp_path / "a<b>&'$x$-00000000")
+    run.path.mkdir()
+    run.config_file.write_text(f"{CONFIG}# {HOSTILE}\n")
+    two_attempts(run)
+    run.sample_file.write_text(HOSTILE)
+    run.overrides_file.write_text(HOSTILE)
+    run.log_dir(1).mkdir(parents=True)
+    left = {"rank": 1, "host": HOSTILE, "exit_code": 1, "signal": None, "last_lines": [HOSTILE]}
+    run.failure_file(1).write_text(json.dumps(left))
+    html = write_report(run).read_text()
+    page = Page(html)
+    assert not page.tags & {"script", "b"}
+    assert page.text.count("{{ 7 * 7 }}") >= 4
+    assert "<script>alert(1)</script>" in page.text
+
+
+def test_a_failed_run_shows_rank_host_and_last_lines(folder):
+    two_attempts(folder)
+    folder.log_dir(1).mkdir(parents=True)
+    left = {"rank": 3, "host": "node4", "exit_code": None, "signal": "SIGKILL", "last_lines": ["boom"]}
+    folder.failure_file(1).write_text(json.dumps(left))
+    event(folder, "ended", 360.0, attempt=1, job_id="7", exit_code=137, outcome="failed", next="none")
+    text = page_of(folder).text
+    assert "What failed" in text
+    assert "Rank 3 on node4 was killed by SIGKILL" in text
+    assert "boom" in text
+
+
+def test_failures_after_which_the_ranks_began_again_are_listed(folder):
+    two_attempts(folder)
+    folder.log_dir(1).mkdir(parents=True)
+    assert "Begun again in place" not in page_of(folder).text
+    for generation, reason in enumerate(("out of memory: the kernel killed it", "")):
+        left = {"rank": generation, "host": "node4", "signal": "SIGKILL", "reason": reason, "time": 340.0}
+        path = folder.log_dir(1) / f"failure-g{generation}.json"
+        path.write_text(json.dumps(left | {"generation": generation}))
+        step = 40 if generation else -1
+        event(folder, "restarted", 340.5 + generation, attempt=1, generation=generation + 1, step=step)
+    text = " ".join(page_of(folder).text.split())
+    assert "Begun again in place" in text
+    assert "Rank 0 on node4 was killed by SIGKILL: out of memory: the kernel killed it. Ask for more" in text
+    assert "attempt 1, after step 40 Rank 1 on node4 was killed by SIGKILL" in text
+
+
+@pytest.mark.parametrize("first_resumed", [True, False])
+def test_an_attempt_begins_where_its_first_ranks_did(folder, first_resumed):
+    two_attempts(folder)
+    if not first_resumed:
+        lines = folder.attempts_file.read_text().splitlines(keepends=True)
+        folder.attempts_file.write_text("".join(line for line in lines if '"resumed"' not in line))
+    event(folder, "restarted", 331.0, attempt=1, generation=1, step=40)
+    event(folder, "resumed", 332.0, attempt=1, step=30)
+    event(folder, "first_step", 333.0, attempt=1, step=31)
+    assert f"{20 if first_resumed else 0} to 40" in page_of(folder).text
+
+
+def test_a_run_without_metrics_has_a_page_too(folder):
+    text = page_of(folder).text
+    assert "preparing" in text
+    assert "No step has been logged yet" in text
+    assert "No attempt has started yet" in text
+    assert not folder.figure_file.exists()
+
+
+def test_a_run_whose_last_step_is_done_counts_as_finished_before_its_end_is_recorded(folder):
+    two_attempts(folder)
+    text = page_of(folder).text
+    assert " finished " in text
+    assert "running" not in text
+
+
+@pytest.mark.parametrize(
+    ("program", "detail"),
+    [("", "all steps are done"), ("program: {script: mine.py}\n", "its program ended with exit code 0")],
+)
+def test_only_the_trainer_is_known_to_have_made_all_steps(folder, program, detail):
+    folder.config_file.write_text(CONFIG + program)
+    event(folder, "started", 100.0, attempt=0, job_id="7", nodes="node1", launcher="slurm")
+    event(folder, "ended", 150.0, attempt=0, job_id="7", exit_code=0, outcome="finished", next="none")
+    assert detail in page_of(folder).text
+
+
+def test_a_status_draws_the_report_of_a_run_that_has_ended_since(folder):
+    two_attempts(folder)
+    assert with_report(folder, status(folder, None)).report is None, "it still runs"
+    finish(folder)
+    assert with_report(folder, status(folder, None)).report == folder.report_file
+    drawn = folder.report_file.stat().st_mtime_ns
+    assert with_report(folder, status(folder, None)).report == folder.report_file
+    assert folder.report_file.stat().st_mtime_ns == drawn, "once"
+    os.utime(folder.metrics_file, ns=(drawn + 1, drawn + 1))
+    with_report(folder, status(folder, None))
+    assert folder.report_file.stat().st_mtime_ns != drawn
+
+
+@pytest.mark.parametrize("why", ["no matplotlib", "another account's"])
+def test_a_report_that_can_not_be_drawn_hides_no_status(folder, monkeypatch, why):
+    two_attempts(folder)
+    finish(folder)
+    if why == "no matplotlib":
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        with pytest.raises(SlurmddpError, match="needs matplotlib") as refused:
+            write_report(folder)
+        assert "slurmddp[report]" in refused.value.hint
+    else:
+        monkeypatch.setattr(owner.os, "geteuid", lambda: os.getuid() + 1)
+    found = with_report(folder, status(folder, None))
+    assert (found.state, found.report) == ("finished", None)
+    assert not folder.report_file.exists()
+
+
+def test_losses_that_are_no_numbers_are_left_out_of_the_picture(folder):
+    two_attempts(folder)
+    append_line(folder.metrics_file, {"step": 41, "attempt": 1, "time": 331.0, "loss": float("nan")})
+    append_line(folder.metrics_file, {"step": 42, "attempt": 1, "time": 332.0, "loss": float("inf")})
+    page = page_of(folder)
+    assert "inf" in page.text
+    assert "svg" in page.tags
+
+
+def test_only_nan_is_nothing_to_draw(folder):
+    append_line(folder.metrics_file, {"step": 1, "attempt": 0, "time": 1.0, "loss": float("nan")})
+    assert "nothing to draw" in page_of(folder).text
+
+
+def test_steps_that_ran_twice_count_once(folder):
+    two_attempts(folder)
+    curve = metrics.read(folder).train
+    assert curve.steps == (10, 20, 30, 40)
+    assert curve.values == (2.0, 2.0, 1.5, 1.5)
+    assert curve.attempts == (0, 0, 1, 1)
+
+
+def test_the_order_of_lines_does_not_matter_for_that(folder):
+    train(folder, 1, 10, 10, loss=1.0)
+    train(folder, 0, 10, 10, loss=9.0)
+    assert metrics.read(folder).train.values == (1.0,)
+
+
+def test_damaged_lines_are_passed_over(folder):
+    train(folder, 0, 10, 20)
+    with folder.metrics_file.open("a") as stream:
+        stream.write(
+            '{"step": 30, "lo\n[]\n3\n{"loss": 1}\n{"step": "x"}\n{"step": 30, "attempt": 0, "loss": 1.25}'
+        )
+    assert metrics.read(folder).train.steps == (10, 20)
+    assert metrics.latest(folder).loss == 1.25
+
+
+def test_the_newest_values_come_from_the_end_of_a_long_file(folder):
+    append_line(folder.metrics_file, {"step": 5, "attempt": 0, "time": 1.0, "eval_loss": 7.0})
+    for step in range(3000):
+        line = {"step": step, "attempt": 0, "time": 2.0, "loss": float(step), "samples_per_s": 3.0}
+        append_line(folder.metrics_file, line)
+    found = metrics.latest(folder)
+    assert (found.step, found.loss, found.held_out) == (2999, 2999.0, 7.0)
+    assert (found.rate, found.rate_unit) == (3.0, "samples/s")
+    assert metrics.latest(RunFolder(folder.path / "none")).step is None
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [[0.0], [2.0], [1000.0, 1.0, 0.01], [-1.0, 500.0], [3.0, 3.0]],
+    ids=lambda losses: str(len(losses)),
+)
+def test_curves_of_any_shape_can_be_drawn(folder, losses):
+    for step, loss in enumerate(losses):
+        append_line(folder.metrics_file, {"step": step, "attempt": 0, "time": 1.0, "loss": loss})
+    page = page_of(folder)
+    assert "svg" in page.tags
+    assert folder.figure_file.stat().st_size > 5000
+
+
+def test_a_style_of_ones_own_does_not_reach_the_report(folder, monkeypatch):
+    import matplotlib
+
+    two_attempts(folder)
+    write_report(folder)
+    plain = folder.figure_file.read_bytes()
+    with matplotlib.rc_context({"text.usetex": True, "figure.facecolor": "black", "lines.linewidth": 9}):
+        write_report(folder)
+        assert matplotlib.rcParams["text.usetex"]
+    assert folder.figure_file.read_bytes() == plain
+
+
+def test_long_curves_are_thinned_by_averaging():
+    curve = Curve(tuple(range(10_000)), tuple(float(step % 2) for step in range(10_000)), (0,) * 10_000)
+    xs, ys = figures.thin(curve)
+    assert len(xs) <= 800
+    assert abs(sum(ys) / len(ys) - 0.5) < 0.05
+    assert xs == sorted(xs)
+
+
+def test_writing_twice_gives_one_page(folder):
+    two_attempts(folder)
+    write_report(folder)
+    finish(folder)
+    write_report(folder)
+    left = {path.name for path in folder.path.iterdir()}
+    assert left == {"config.yaml", "attempts.jsonl", "metrics.jsonl", "report.html", "report.png"}
+
+
+def test_values_of_the_environment_and_for_it_are_not_on_the_page(tmp_path):
+    config = CONFIG + (
+        "data:\n  token: s3cret-1\n  size: 3\ncluster:\n  name: mine\n  env: {API_KEY: s3cret-2}\n"
+        "from_environment:\n  data:\n    token: ${oc.env:TOKEN}\n"
+    )
+    folder = make_folder(tmp_path, config)
+    typed = "+cluster=mine\n+cluster.env.OTHER=s3cret-3\ndata.size=3\n"
+    folder.overrides_file.write_text(typed)
+    page = write_report(folder).read_text()
+    assert "s3cret" not in page and "from_environment" not in page
+    assert "token: ${oc.env:TOKEN}" in page and "API_KEY: (not shown)" in page
+    assert "+cluster=mine" in page and "cluster.env.OTHER=(not shown)" in page and "data.size=3" in page
+    assert "size: 3" in page

@@ -1,0 +1,155 @@
+"""Every second of a run has one word, whatever the record looks like."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmddp.runs.report.goodput import WORDS, account, in_order
+from slurmddp.runs.report.timeline import Sign, moment_of, newest_phases, whole_number
+from support.runs.run_events import ended, event, saved, started, submitted
+
+KINDS = [
+    "submitted", "started", "first_step", "resumed", "saved", "signalled", "rank_failed", "ended",
+    "cancelled", "warned", None,
+]  # fmt: skip
+NUMBERS = st.one_of(
+    st.floats(), st.floats(0, 1000), st.floats(0, 1000), st.integers(0, 1000), st.none(), st.text(max_size=2)
+)
+ATTEMPTS = st.one_of(st.integers(0, 3), st.integers(0, 3), st.sampled_from([None, True, "1", -1, 1.5]))
+EVENTS = st.fixed_dictionaries(
+    {"event": st.sampled_from(KINDS)},
+    optional={
+        "time": NUMBERS,
+        "attempt": ATTEMPTS,
+        "step": st.one_of(st.integers(-1, 50), st.none(), st.floats()),
+        "seconds": NUMBERS,
+        "job_id": st.sampled_from(["1", "2", "3", None, 4]),
+        "launcher": st.sampled_from(["slurm", "local", None, 1]),
+        "outcome": st.sampled_from(["finished", "stopped", "failed", None]),
+        "next": st.sampled_from(["none", "requeue", "resubmit", None]),
+        "phases": st.one_of(st.dictionaries(st.text(max_size=2), NUMBERS, max_size=3), NUMBERS),
+    },
+)
+LIKELY = st.builds(
+    lambda event, step, seconds, **more: {"event": event, "step": step, "seconds": seconds, **more},
+    st.sampled_from([kind for kind in KINDS if kind] + ["saved", "started"]),
+    st.integers(0, 50),
+    st.integers(0, 100),
+    attempt=st.integers(0, 2),
+    job_id=st.sampled_from("123"),
+    next=st.sampled_from(["none", "requeue"]),
+    outcome=st.sampled_from(["finished", "failed"]),
+)
+
+
+@st.composite
+def likely_records(draw):
+    """Events as they are meant to be, mostly: attempt after attempt, and clocks that go on."""
+    time, events = 0, sorted(draw(st.lists(LIKELY, max_size=20)), key=lambda one: one["attempt"])
+    for one in events:
+        time += draw(st.integers(0, 50))
+        one["time"] = time
+        if one["event"] in ("submitted", "cancelled"):
+            del one["attempt"]
+    return events
+
+
+SIGNS = st.dictionaries(st.integers(0, 3), st.builds(Sign, st.integers(0, 50), st.floats(0, 1000)))
+
+
+@given(
+    st.one_of(
+        st.lists(st.one_of(EVENTS, EVENTS, EVENTS, st.none(), st.text(max_size=3)), max_size=25),
+        likely_records(),
+    ),
+    st.floats(0, 1000),
+    st.booleans(),
+    SIGNS,
+)
+def test_whatever_was_written_all_of_the_time_is_told_and_none_twice(events, now, tells, signs):
+    known = [one for one in events if isinstance(one, dict)]
+    times = in_order([moment_of(one.get("time")) for one in known])
+    end = max([now, *times[-1:]])
+    begun = [
+        time
+        for one, time in zip(known, times, strict=True)
+        if one["event"] == "submitted"
+        or (one["event"] != "cancelled" and whole_number(one.get("attempt")) is not None)
+    ]
+    for goes_on in (True, False):
+        found = account(events, now=now, runs=goes_on, waits=goes_on, tells=tells, signs=signs)
+        assert set(found.parts) <= set(WORDS)
+        assert all(seconds >= 0 for one in found.entries for seconds in one.parts.values())
+        whole = end - begun[0] if begun else 0.0
+        if goes_on:
+            assert math.isclose(found.whole, whole, rel_tol=1e-9, abs_tol=1e-6)
+        else:
+            assert found.whole <= whole + 1e-6
+        assert found.goodput is None or 0 <= found.goodput <= 1 + 1e-9
+    phases = newest_phases(events)
+    assert phases is None or all(seconds >= 0 for seconds in phases.seconds.values())
+    both = account([*events, *events], now=now, runs=True, waits=True, tells=tells, signs=signs)
+    assert all(seconds >= 0 for one in both.entries for seconds in one.parts.values())
+
+
+WHOLE_SECONDS = st.integers(1, 500).map(float)
+LIVES = st.fixed_dictionaries(
+    {
+        "queued": WHOLE_SECONDS,
+        "starting": WHOLE_SECONDS,
+        "rounds": st.lists(st.tuples(st.integers(1, 50), WHOLE_SECONDS), max_size=4),
+        "tail": st.tuples(st.integers(1, 50), st.just(1.0)),
+        "ending": WHOLE_SECONDS,
+        "how": st.sampled_from(["stopped", "failed", "vanished"]),
+    }
+)
+
+
+@given(st.lists(LIVES, min_size=1, max_size=5))
+def test_a_run_that_was_made_up_is_taken_apart_again(lives):
+    """A step takes a second. An attempt that fails or vanishes loses the steps of its tail."""
+    true = dict.fromkeys(WORDS, 0.0)
+    events, signs = [submitted(0.0)], {}
+    time, step = 0.0, 0
+    for attempt, life in enumerate(lives):
+        time += life["queued"]
+        true["queued"] += life["queued"]
+        events.append(started(time, attempt))
+        events += [event("resumed", time, attempt, step=step)] if step else []
+        time += life["starting"]
+        true["starting"] += life["starting"]
+        made = step + 1
+        events.append(event("first_step", time, attempt, step=made))
+        for steps, seconds in life["rounds"]:
+            made, time = made + steps, time + steps + seconds
+            step = made
+            true["training"] += steps
+            true["saving"] += seconds
+            events.append(saved(time, step, attempt, seconds))
+        steps, seconds = life["tail"]
+        time += steps
+        signs[attempt] = Sign(made + steps, time)
+        if life["how"] == "stopped":
+            events.append(event("signalled", time, attempt))
+            time, step = time + seconds, made + steps
+            events.append(saved(time, step, attempt, seconds))
+            true["training"] += steps
+            true["saving"] += seconds
+        else:
+            true["lost"] += steps
+        if life["how"] == "failed":
+            events.append(event("rank_failed", time, attempt))
+        if life["how"] == "vanished":
+            true["queued"] += life["ending"]  # Until SLURM noticed.
+        else:
+            true["ending"] += life["ending"]
+        time += life["ending"]
+        if life["how"] != "vanished":
+            events.append(ended(time, life["how"], attempt, next_="requeue"))
+    found = account(events, now=time, waits=True, signs=signs)
+    assert found.whole == time
+    assert found.parts == pytest.approx({word: seconds for word, seconds in true.items() if seconds})

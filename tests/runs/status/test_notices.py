@@ -1,0 +1,77 @@
+"""Stalls and slow ranks as a person sees them: in `status`, and while the run goes on."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from slurmddp.cli.live_view import RunView
+from slurmddp.cli.main import main
+from support.runs.cli_runs import start, submit
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+STALL = {"generation": 0, "rank": 3, "host": "n2", "phase": "data", "step": 120, "seconds": 94.2}
+
+
+def test_status_tells_of_a_stall_and_of_slow_ranks_of_the_newest_attempt(make_run, slurm, capsys):
+    run = make_run()
+    submit(run)
+    start(run)
+    run.add_event("straggler", attempt=0, rank=1, host="n1", text="slowest: rank 1 on n1")
+    start(run, attempt=1)
+    run.add_event("stalled", attempt=1, **STALL | {"rank": 2})
+    run.add_event("rank_failed", attempt=1, rank=2, host="n2", reason="stalled: waiting for data for 94 s")
+    run.add_event("stalled", attempt=1, **STALL)
+    run.add_event("straggler", attempt=1, rank=5, host="n2", text="slowest: rank 5 on n2")
+    slurm.set_state("7", "RUNNING")
+    assert main(["status", run.name]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "  stalled    rank 3 on n2 stood still for 94 s, waiting for data, after step 120; "
+        "the ranks are being ended\n"
+    ) in out
+    assert "  slow       slowest: rank 5 on n2\n" in out
+    assert "rank 1" not in out
+    run.add_event("rank_failed", attempt=1, rank=3, host="n2", reason="stalled: waiting for data for 94 s")
+    assert main(["status", run.name]) == 0
+    assert "stood still" not in capsys.readouterr().out, "it is told as a failure now, and once is enough"
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({"spare": [2, 3]}, "generation 2 of ranks runs with spare nodes 2, 3\n"),
+        ({"nodes": 1}, "generation 2 of ranks runs on 1 node\n"),
+    ],
+)
+def test_status_tells_on_which_nodes_ranks_began_again(make_run, slurm, capsys, facts, told):
+    run = make_run()
+    submit(run)
+    start(run)
+    run.add_event("restarted", attempt=0, generation=1, reason="", step=4)
+    run.add_event("restarted", attempt=0, generation=2, reason="", step=9, **facts)
+    slurm.set_state("7", "RUNNING")
+    assert main(["status", run.name]) == 0
+    out = capsys.readouterr().out
+    assert f"  places     {told}" in out
+    assert "generation 1" not in out
+
+
+def test_a_run_without_either_has_no_such_line(make_run, slurm, capsys):
+    run = make_run()
+    submit(run)
+    start(run)
+    assert main(["status", run.name]) == 0
+    assert "stalled" not in capsys.readouterr().out
+
+
+def test_who_watches_a_run_is_told_once(make_run):
+    run, out = make_run(), io.StringIO()
+    with RunView(run, 400, stream=out) as view:
+        run.add_event("stalled", attempt=0, **STALL | {"phase": "saving"})
+        view.tick()
+        assert view.reading.note == "rank 3 on n2 stands still: ending the ranks"
+        run.add_event("rank_failed", attempt=0, rank=3, host="n2", reason="stalled: saving for 94 s")
+        run.add_event("straggler", attempt=0, rank=5, host="n2", text="slowest: rank 5 on n2")
+    assert out.getvalue() == "rank 3 on n2 stalled: saving for 94 s\nslowest: rank 5 on n2\n"

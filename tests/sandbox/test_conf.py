@@ -1,0 +1,259 @@
+"""What a sandbox is made of, checked on its plan and on the text of its files, without starting anything."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+import support
+from slurmddp.config.schema import Cluster
+from slurmddp.errors import ConfigError, SlurmError
+from slurmddp.sandbox import Sandbox, conf, machine, network, plan, processes, shell
+
+ROOT = Path("/var/tmp/sandbox")
+
+
+def make_plan(*, namespaces: bool = True, version: tuple[int, int] = (22, 5), **request: object) -> plan.Plan:
+    asked = plan.Request(**{"name": "default", "root": ROOT, **request})  # type: ignore[arg-type]
+    ports = () if namespaces else tuple(range(21010, 21010 + asked.nodes))
+    found = plan.Machine(
+        host="laptop",
+        user="me",
+        memory_mb=8000,
+        slurm_version=version,
+        subnet=3,
+        controller_port=21000,
+        database_port=21001,
+        node_ports=ports,
+    )
+    return plan.Plan(request=asked, machine=found, namespaces=namespaces)
+
+
+def slurm_conf(made: plan.Plan) -> str:
+    return conf.render_files(made)[ROOT / "slurm.conf"]
+
+
+def settings(text: str) -> dict[str, str]:
+    skipped = ("#", "Node", "Partition")
+    lines = (line for line in text.splitlines() if "=" in line and not line.startswith(skipped))
+    return dict(line.split("=", 1) for line in lines)
+
+
+def node_lines(made: plan.Plan) -> list[str]:
+    return [line for line in slurm_conf(made).splitlines() if line.startswith("NodeName")]
+
+
+def test_slurm_conf_keeps_everything_inside_the_folder() -> None:
+    text = slurm_conf(make_plan())
+    values = settings(text)
+    assert values["SlurmctldHost"] == "laptop(10.77.3.1)"
+    assert values["AuthInfo"] == f"socket={ROOT}/munge.socket,cred_expire=5"
+    for name in ("StateSaveLocation", "SlurmdSpoolDir", "SlurmctldPidFile", "SlurmctldLogFile", "Epilog"):
+        assert values[name].startswith(f"{ROOT}/"), name
+    assert values["ProctrackType"] == "proctrack/linuxproc"
+    assert values["JobRequeue"] == "1"
+    assert values["AccountingStorageType"] == "accounting_storage/none"
+
+
+def test_partitions_let_high_preempt_low_with_the_given_grace() -> None:
+    text = slurm_conf(make_plan(grace_s=3))
+    (low,) = [line for line in text.splitlines() if line.startswith("PartitionName=low")]
+    (high,) = [line for line in text.splitlines() if line.startswith("PartitionName=high")]
+    assert "PriorityTier=1 PreemptMode=REQUEUE GraceTime=3" in low
+    assert "Default=YES" in low
+    assert "PriorityTier=10 PreemptMode=OFF" in high
+
+
+def test_nodes_are_hosts_with_namespaces_and_ports_without() -> None:
+    assert node_lines(make_plan(nodes=2, cpus=8)) == [
+        "NodeName=n1 NodeAddr=10.77.3.11 NodeHostname=n1 Port=6818 CPUs=8 RealMemory=8000 Gres=gpu:2",
+        "NodeName=n2 NodeAddr=10.77.3.12 NodeHostname=n2 Port=6818 CPUs=8 RealMemory=8000 Gres=gpu:2",
+    ]
+    assert node_lines(make_plan(namespaces=False, name="b", gpus=0)) == [
+        "NodeName=b-n1 NodeAddr=127.0.0.1 NodeHostname=laptop Port=21010 CPUs=4 RealMemory=8000",
+        "NodeName=b-n2 NodeAddr=127.0.0.1 NodeHostname=laptop Port=21011 CPUs=4 RealMemory=8000",
+    ]
+
+
+def test_gpus_and_accounting_bring_their_files_only_when_asked_for() -> None:
+    bare = conf.render_files(make_plan(gpus=0))
+    assert not {"gres.conf", "slurmdbd.conf"} & {path.name for path in bare}
+    full = conf.render_files(make_plan(gpus=1, nodes=1, accounting=True))
+    assert f"NodeName=n1 Name=gpu File={ROOT}/gpus/gpu0 Flags=nvidia_gpu_env" in full[ROOT / "gres.conf"]
+    database = settings(full[ROOT / "slurmdbd.conf"])
+    values = settings(full[ROOT / "slurm.conf"])
+    assert values["AccountingStoragePort"] == database["DbdPort"] == "21001"
+    assert values["AccountingStoragePass"] == f"{ROOT}/munge.socket"
+
+
+@pytest.mark.parametrize(
+    ("version", "plugin"), [((22, 5), "cgroup/v1"), ((23, 11), "disabled"), ((25, 5), "disabled")]
+)
+def test_cgroups_are_left_alone_in_each_version(version: tuple[int, int], plugin: str) -> None:
+    text = conf.render_files(make_plan(version=version))[ROOT / "cgroup.conf"]
+    assert text.strip() == f"CgroupPlugin={plugin}"
+
+
+def test_the_shell_scripts_parse_and_mark_a_task_with_folder_node_and_job(tmp_path: Path) -> None:
+    files = conf.render_files(make_plan())
+    for path in (ROOT / "task-prolog.sh", ROOT / "epilog.sh"):
+        subprocess.run(["sh", "-n"], input=files[path], text=True, check=True)
+    environment = {"SLURMD_NODENAME": "n2", "SLURM_JOB_ID": "7", "PATH": os.environ["PATH"]}
+    command = ["sh", "-c", files[ROOT / "task-prolog.sh"]]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert said == f"export SLURMDDP_SANDBOX_JOB={ROOT}/n2/7\n"
+
+
+def test_a_plan_survives_its_file() -> None:
+    for made in (make_plan(accounting=True), make_plan(namespaces=False, nodes=5)):
+        assert plan.from_json(json.loads(json.dumps(plan.to_json(made)))) == made
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"name": "Big"}, "'Big'"),
+        ({"name": "a b"}, "'a b'"),
+        ({"name": ""}, "''"),
+        ({"root": Path("/tmp/with blank")}, "with blank"),
+        ({"root": Path("/tmp/100%")}, "100%"),
+        ({"root": Path("relative")}, "relative"),
+        ({"root": Path("/tmp") / ("x" * 80)}, "85 characters"),
+        ({"nodes": 0}, "--nodes 0"),
+        ({"nodes": 201}, "--nodes 201"),
+        ({"cpus": 0}, "--cpus 0"),
+        ({"gpus": -1}, "--gpus -1"),
+        ({"grace_s": -1}, "--grace -1"),
+    ],
+)
+def test_an_impossible_request_is_refused_with_the_value(change: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan.check(make_plan(**change).request)
+    assert named in caught.value.message
+    assert caught.value.hint
+
+
+def test_missing_programs_are_told_with_their_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "SYSTEM_FOLDERS", ())
+    request = make_plan(accounting=True).request
+    with pytest.raises(SlurmError) as caught:
+        machine.require_programs(request, True, machine.search_path({"PATH": str(tmp_path)}))
+    assert "slurmctld, slurmd" in caught.value.message
+    assert caught.value.hint.endswith("hostname iproute2 mariadb-server munge slurm-wlm slurmdbd util-linux")
+    assert "apt-get install" in caught.value.hint
+
+
+def test_the_first_network_that_no_route_touches_is_taken(tmp_path: Path) -> None:
+    ip = tmp_path / "ip"
+    routes = "default via 192.0.2.1 dev eth0\n10.77.0.0/24 dev a\n10.77.1.7 dev b\nblackhole 10.77.2.0/23\n"
+    ip.write_text(f"#!/bin/sh\ncat <<'E'\n{routes}E\n")
+    ip.chmod(0o755)
+    assert machine.free_subnet(str(tmp_path)) >= 4
+    ip.write_text("#!/bin/sh\necho 10.0.0.0/8 dev vpn\n")
+    with pytest.raises(SlurmError, match=r"No network 10\.77"):
+        machine.free_subnet(str(tmp_path))
+
+
+PRINTABLE = st.characters(codec="ascii", exclude_categories=["Cc"])
+HOSTS_LINES = st.lists(st.text(PRINTABLE, max_size=30), max_size=8)
+
+
+@given(lines=HOSTS_LINES, names=st.integers(1, 4))
+def test_adding_and_removing_the_hosts_block_gives_the_file_back(lines: list[str], names: int) -> None:
+    before = "".join(f"{line}\n" for line in lines)
+    block = [f"10.77.0.{number}\tn{number}" for number in range(names)]
+    written = network.with_block(before, ROOT, block)
+    assert written.startswith(before)
+    assert network.without_block(written, ROOT) == before
+    assert network.with_block(written, ROOT, block) == written
+    assert network.without_block(written, ROOT / "other") == written
+
+
+def test_a_hosts_file_whose_end_mark_is_lost_keeps_its_lines() -> None:
+    text = f"# >>> slurmddp sandbox {ROOT}\n10.77.0.11\tn1\n127.0.0.1 localhost\n"
+    assert network.without_block(text, ROOT) == text
+
+
+def test_hosts_blocks_of_folders_that_are_gone_are_dropped(tmp_path: Path) -> None:
+    living = tmp_path / "living"
+    living.mkdir()
+    (living / "sandbox.json").touch()
+    own = "127.0.0.1 localhost\n"
+    kept = network.with_block(own, living, ["10.77.0.11\tn1"])
+    assert network.without_stale(network.with_block(kept, tmp_path / "gone", ["10.77.1.11\tm1"])) == kept
+    assert network.without_stale(own) == own
+
+
+def test_the_environment_of_a_shell_can_be_undone() -> None:
+    plain = make_plan(namespaces=False)
+    before = {"PATH": "/usr/bin:/bin"}
+    wanted = shell.variables(plain, ["/usr/bin", "/usr/sbin"], before)
+    assert wanted == {
+        "SLURM_CONF": f"{ROOT}/slurm.conf",
+        "SLURMDDP_MASTER_ADDR": "127.0.0.1",
+        "PATH": "/usr/bin:/bin:/usr/sbin",
+        "SLURMDDP_SANDBOX_PATH": "/usr/sbin",
+    }
+    lines = [*shell.export_lines(wanted), *shell.unset_lines({**before, **wanted})]
+    script = "\n".join([*lines, 'echo "$PATH${SLURM_CONF-none}"'])
+    said = subprocess.run(["sh", "-c", script], env=before, capture_output=True, text=True, check=True)
+    assert said.stdout == "/usr/bin:/binnone\n"
+
+
+def test_with_namespaces_a_master_address_of_another_sandbox_is_unset() -> None:
+    wanted = shell.variables(make_plan(), ["/usr/bin"], {"PATH": "/usr/bin"})
+    assert wanted == {"SLURM_CONF": f"{ROOT}/slurm.conf"}
+    assert "unset SLURMDDP_MASTER_ADDR" in shell.export_lines(wanted)
+
+
+def test_a_recorded_pid_that_was_given_to_another_process_is_not_alive() -> None:
+    mine = processes.start_time(os.getpid())
+    assert mine is not None
+    assert processes.Recorded("me", os.getpid(), mine).alive()
+    assert not processes.Recorded("me", os.getpid(), mine + "0").alive()
+
+
+def test_a_sandbox_that_does_not_exist_is_told_with_near_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    record = tmp_path / "slurmddp/sandbox/training/sandbox.json"
+    record.parent.mkdir(parents=True)
+    record.write_text("{}")
+    with pytest.raises(SlurmError, match="No sandbox 'traning' is up") as caught:
+        Sandbox("traning").status()
+    assert "Did you mean training?" in caught.value.hint
+    assert not Sandbox("traning").down()
+    with pytest.raises(SlurmError, match="damaged"):
+        Sandbox("training").status()
+
+
+def test_a_port_that_is_free_while_its_daemon_restarts_is_not_given_to_another_sandbox() -> None:
+    mine, other = (machine.free_ports(4, Path(root)) for root in ("/tmp/mine", "/tmp/other"))
+    assert len({*mine, *other}) == 8
+    assert all(machine.FIRST_PORT <= port <= machine.LAST_PORT for port in (*mine, *other))
+
+
+def test_a_folder_with_other_things_in_it_is_never_touched(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("dear reader")
+    sandbox = Sandbox("other", root=tmp_path)
+    assert not sandbox.down()
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_the_shipped_cluster_has_only_fields_of_a_cluster() -> None:
+    text = (support.ROOT / "slurmddp/conf/cluster/sandbox.yaml").read_text(encoding="utf-8")
+    fields = yaml.safe_load(text)
+    assert fields.keys() <= {field.name for field in dataclasses.fields(Cluster)}
+    cluster = Cluster(**fields)
+    assert (cluster.partition, cluster.ranks_per_node, cluster.account) == ("low", 2, None)

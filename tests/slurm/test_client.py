@@ -1,0 +1,301 @@
+"""The client of the real SLURM: its commands and their many ways to answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurmddp.errors import SlurmError
+from slurmddp.slurm import client
+from slurmddp.slurm.client import RETRY_DELAYS_S, SlurmClient, parse_job_id
+from support.slurm.slurm_jobs import PROGRAMS, FakePrograms
+
+
+@pytest.fixture
+def sleeps() -> list[float]:
+    return []
+
+
+@pytest.fixture
+def slurm(programs: FakePrograms, sleeps: list[float]) -> SlurmClient:
+    return SlurmClient(sleep=sleeps.append)
+
+
+@pytest.mark.parametrize(
+    "stdout",
+    [
+        "42\n",
+        "42;alpha\n",
+        "Submitted batch job 42\n",
+        "Submitted batch job 42 on cluster alpha\n",
+        "*** Maintenance on 1 May: 17 racks down ***\n42\n",
+        "sbatch: 3 GPU hours left\n42;alpha\n\nThank you.\n",
+    ],
+)
+def test_the_job_id_is_found_among_what_a_site_prints(stdout: str) -> None:
+    assert parse_job_id(stdout) == "42"
+
+
+@pytest.mark.parametrize("stdout", ["", "no job\n", "job 12 is fine\n", "1.5\n"])
+def test_no_job_id_is_guessed(stdout: str) -> None:
+    assert parse_job_id(stdout) is None
+
+
+def test_a_banner_does_not_hide_the_job(programs: FakePrograms, slurm: SlurmClient, script: Path) -> None:
+    programs.write("banner", "Welcome to 9 nodes of joy\n")
+    programs.write("suffix", ";alpha")
+    assert slurm.submit(script, token="t:1") == "1"
+
+
+def test_sbatch_gets_options_token_and_script_in_this_order(
+    programs: FakePrograms, slurm: SlurmClient, script: Path
+) -> None:
+    slurm.submit(script, token="t:1", options=["--comment=my words", "--hold"])
+    assert programs.read("sbatch.argv").splitlines() == [
+        "--parsable",
+        "--comment=my words",
+        "--hold",
+        "--comment=t:1 my words",
+        str(script),
+    ]
+
+
+def test_a_job_submitted_from_inside_another_inherits_nothing_of_it(
+    programs: FakePrograms, slurm: SlurmClient, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SLURM_CPU_BIND", "SLURM_STEP_ID", "SBATCH_TIMELIMIT", "PMIX_RANK", "RANK"):
+        monkeypatch.setenv(name, "leaked")
+    monkeypatch.setenv("SLURM_CONF", "/etc/other.conf")
+    slurm.submit(script, token="t:1")
+    environment = programs.read("sbatch.env")
+    assert "leaked" not in environment
+    assert "SLURM_CONF=/etc/other.conf" in environment
+
+
+def test_queries_do_not_see_the_persons_formats(
+    programs: FakePrograms, slurm: SlurmClient, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SQUEUE_FORMAT", "%A")
+    monkeypatch.setenv("SACCT_FORMAT", "User")
+    programs.write("accounting", "7|COMPLETED|0:0|n1\n")
+    job_id = slurm.submit(script, token="t:1")
+    assert set(slurm.jobs([job_id, "7"])) == {job_id, "7"}
+
+
+def test_a_timeout_is_retried_until_sbatch_answers(
+    programs: FakePrograms, slurm: SlurmClient, sleeps: list[float], script: Path
+) -> None:
+    programs.write("timeouts", "2")
+    assert slurm.submit(script, token="t:1") == "1"
+    assert programs.calls("sbatch") == 3
+    assert sleeps == list(RETRY_DELAYS_S[:2])
+
+
+def test_a_job_that_was_queued_although_sbatch_timed_out_is_not_queued_again(
+    programs: FakePrograms, slurm: SlurmClient, script: Path
+) -> None:
+    programs.write("timeouts", "1")
+    programs.write("queued-anyway", "")
+    assert slurm.submit(script, token="t:1", options=["--comment=mine"]) == "1"
+    assert programs.calls("sbatch") == 1
+
+
+def test_another_runs_token_is_not_taken_for_ours(
+    programs: FakePrograms, slurm: SlurmClient, script: Path
+) -> None:
+    programs.write("jobs/90", "RUNNING|n1||t:10 x\n")
+    programs.write("timeouts", "1")
+    assert slurm.submit(script, token="t:1") == "1"
+
+
+def test_nothing_is_queued_again_while_slurm_does_not_say_what_it_has(
+    programs: FakePrograms, slurm: SlurmClient, script: Path
+) -> None:
+    programs.write("timeouts", "1")
+    programs.write("squeue-timeouts", "99")
+    with pytest.raises(SlurmError, match="did not say whether the job is in its queue") as caught:
+        slurm.submit(script, token="t:1")
+    assert caught.value.may_be_queued
+    assert programs.calls("sbatch") == 1
+
+
+def test_retries_end(programs: FakePrograms, slurm: SlurmClient, script: Path) -> None:
+    programs.write("timeouts", "99")
+    with pytest.raises(SlurmError, match="Socket timed out"):
+        slurm.submit(script, token="t:1")
+    assert programs.calls("sbatch") == len(RETRY_DELAYS_S)
+
+
+def test_a_refusal_is_not_retried(programs: FakePrograms, slurm: SlurmClient, script: Path) -> None:
+    programs.write("refusal", "sbatch: error: Invalid qos specification")
+    with pytest.raises(SlurmError, match="Invalid qos") as caught:
+        slurm.submit(script, token="t:1")
+    assert not caught.value.may_be_queued
+    assert programs.calls("sbatch") == 1
+    assert "qos=" in caught.value.hint
+
+
+def test_a_program_that_hangs_is_no_answer(
+    tmp_path: Path, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "squeue").write_text("#!/bin/sh\nexec sleep 30\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(SlurmError, match=r"squeue gave no answer within 0\.2 s"):
+        SlurmClient(timeout_s=0.2).jobs(["1"])
+
+
+def test_a_person_is_told_of_a_wait_and_a_query_gives_up_before_a_submission_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "squeue").write_text("#!/bin/sh\nexec sleep 30\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(client, "QUERY_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(client, "_SILENT_S", 0.1)
+    said: list[str] = []
+    with pytest.raises(SlurmError, match=r"squeue gave no answer within 0\.4 s"):
+        SlurmClient(say=said.append).jobs(["1"])
+    assert said == ["squeue has not answered yet; waiting up to 0.4 s for it."]
+
+
+def test_a_person_learns_why_a_job_is_submitted_without_its_exclusion(
+    programs: FakePrograms, script: Path
+) -> None:
+    said: list[str] = []
+    slurm = SlurmClient(say=said.append)
+    assert slurm.would_take(script, ["--exclude=n1"])
+    assert said == []
+    words = "allocation failure: Requested node configuration is not available"
+    programs.write("test-only", f'echo "{words}" >&2; exit 1')
+    assert not slurm.would_take(script, ["--exclude=n1"])
+    assert said == [f"sbatch failed: {words}. The job is submitted without --exclude=n1."]
+
+
+def test_a_waiting_job_says_when_it_starts(programs: FakePrograms, slurm: SlurmClient, script: Path) -> None:
+    job_id = slurm.submit(script, token="t:1")
+    assert slurm.jobs([job_id])[job_id].start == ""
+    programs.write("start", "2026-11-22T23:03:10\n")
+    assert slurm.jobs([job_id])[job_id].start == "2026-11-22 23:03:10"
+    programs.write(f"jobs/{job_id}", "RUNNING|n1||\n")
+    assert slurm.jobs([job_id])[job_id].start == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("sbatch: error: Batch job submission failed: Invalid feature specification", "`constraint`"),
+        ("sbatch: fatal: Could not establish a configuration source", "launcher=local"),
+        ("sbatch: error: Memory specification can not be satisfied", "mem_request"),
+    ],
+)
+def test_a_refusal_is_a_sentence_and_its_hint_another(
+    programs: FakePrograms, slurm: SlurmClient, script: Path, words: str, hint: str
+) -> None:
+    programs.write("refusal", words + "\n")
+    with pytest.raises(SlurmError) as caught:
+        slurm.submit(script, token="t:1")
+    assert f"{words}. " in str(caught.value) and hint in caught.value.hint
+
+
+def test_accounting_answers_for_what_squeue_has_forgotten(
+    programs: FakePrograms, slurm: SlurmClient, script: Path
+) -> None:
+    programs.write("jobs/1", "RUNNING|n1||\n")
+    lines = [
+        "2|CANCELLED by 1000|0:15|n[1-2]",
+        "3|FAILED|78:0|n3",
+        "4|PENDING|0:0|None assigned",
+        "33|FAILED|1:0|n",
+    ]
+    programs.write("accounting", "\n".join(lines) + "\n")
+    jobs = slurm.jobs(["1", "2", "3", "4"])
+    assert {job_id: job.state for job_id, job in jobs.items()} == {
+        "1": "RUNNING",
+        "2": "CANCELLED",
+        "3": "FAILED",
+        "4": "PENDING",
+    }
+    assert (jobs["2"].exit_code, jobs["2"].signal, jobs["2"].nodes) == (0, 15, "n[1-2]")
+    assert (jobs["3"].exit_code, jobs["3"].signal) == (78, None)
+    assert jobs["4"].nodes == ""
+
+
+def test_without_accounting_unknown_jobs_are_left_out(programs: FakePrograms, slurm: SlurmClient) -> None:
+    programs.write("jobs/1", "RUNNING|n1||\n")
+    assert set(slurm.jobs(["1", "2"])) == {"1"}
+
+
+def test_a_broken_accounting_is_an_error(programs: FakePrograms, slurm: SlurmClient) -> None:
+    programs.write("accounting-down", "")
+    with pytest.raises(SlurmError, match="Problem talking to the database"):
+        slurm.jobs(["2"])
+
+
+def test_a_missing_sacct_is_an_accounting_that_is_off(
+    programs: FakePrograms, slurm: SlurmClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only = tmp_path / "bin"
+    only.mkdir()
+    (only / "squeue").symlink_to(PROGRAMS / "squeue")
+    for tool in ("bash", "cat"):
+        (only / tool).symlink_to(f"/bin/{tool}")
+    monkeypatch.setenv("PATH", str(only))
+    assert slurm.jobs(["2"]) == {}
+
+
+def test_many_jobs_are_asked_for_in_portions(
+    programs: FakePrograms, slurm: SlurmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_IDS_PER_QUERY", 2)
+    for number in range(1, 6):
+        programs.write(f"jobs/{number}", "RUNNING|n1||\n")
+    assert set(slurm.jobs(["1", "2", "3", "4", "5", "5"])) == {"1", "2", "3", "4", "5"}
+
+
+def test_without_slurm_the_error_says_where_to_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not client.on_path()
+    with pytest.raises(SlurmError, match="no squeue") as caught:
+        SlurmClient().jobs(["1"])
+    assert "slurmddp sandbox up" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (
+            "Batch job submission failed: Invalid account or account/partition combination specified",
+            "account=",
+        ),
+        ("Batch job submission failed: Invalid qos specification", "qos="),
+        ("invalid partition specified: gpuu", "partition="),
+        ("Batch job submission failed: Invalid generic resource (gres) specification", "gpu_request"),
+        ("Batch job submission failed: Memory specification can not be satisfied", "mem_request"),
+        ("Batch job submission failed: Requested node configuration is not available", "cpus_per_node"),
+        (
+            "Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)",
+            "time_limit=",
+        ),
+        ("Batch job submission failed: Job violates accounting/QOS policy (job submit limit ...)", "QOS"),
+        ("Batch job submission failed: Invalid wckey specification", "wckey"),
+        ("Batch job submission failed: Invalid feature specification", "constraint"),
+        ("Batch job submission failed: Requested reservation is invalid", "reservation"),
+        ("Batch job submission failed: Access denied to requested reservation", "reservation"),
+        ("Batch job submission failed: Invalid license specification", "licenses"),
+        ("error: Use of --mem is not allowed here: memory comes with the CPUs", "mem_request: none"),
+        ("sbatch: unrecognized option '--exclusiv'", "`sbatch:`"),
+        ("Unable to contact slurm controller (connect failure)", "scontrol ping"),
+        ("something new", "SLURM's own words"),
+    ],
+)
+def test_common_rejections_come_with_advice(
+    programs: FakePrograms, slurm: SlurmClient, script: Path, words: str, advice: str
+) -> None:
+    programs.write("refusal", f"sbatch: error: {words}\n")
+    with pytest.raises(SlurmError) as caught:
+        slurm.submit(script, token="t:1")
+    assert words in caught.value.message
+    assert advice in caught.value.hint
+    assert caught.value.message[-1] in ".!?"

@@ -1,0 +1,106 @@
+"""How replicas agree: equal weights, mean gradients, and a bucket layout that a resumed run shares."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slurmddp.errors import ConfigError
+from slurmddp.strategies import STRATEGIES, Strategy, build
+from support.distributed import strategy_jobs
+from support.distributed.ranks import run_ranks
+
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
+
+
+def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_replicas_are_equal_after_every_step() -> None:
+    first, second = run_ranks(strategy_jobs.replicas_after_each_step, 2, True)
+    assert [equal(a, b) for a, b in zip(first, second, strict=True)] == [True] * 5
+    assert not equal(first[0], first[1]), "the weights change"
+
+
+def test_without_the_exchange_they_are_not() -> None:
+    first, second = run_ranks(strategy_jobs.replicas_after_each_step, 2, False)
+    assert [equal(a, b) for a, b in zip(first, second, strict=True)] == [True, False, False, False, False]
+
+
+def test_two_ranks_have_the_gradient_of_the_joined_batch() -> None:
+    joined = run_ranks(strategy_jobs.mean_gradient, 1, 8)[0]
+    for halves in run_ranks(strategy_jobs.mean_gradient, 2, 4):
+        for name, gradient in joined.items():
+            torch.testing.assert_close(halves[name], gradient, rtol=1e-5, atol=1e-7)
+
+
+def test_a_resumed_run_reduces_in_the_same_order_on_four_ranks() -> None:
+    assert run_ranks(strategy_jobs.resumed_with_stock_ddp, 4, True) == [True] * 4
+
+
+def test_stock_ddp_does_not() -> None:
+    # When a newer torch passes without it, `fix_bucket_layout` can go.
+    assert run_ranks(strategy_jobs.resumed_with_stock_ddp, 4, False) == [False] * 4
+
+
+def test_fixing_the_layout_runs_no_hooks_and_no_optimizer_in_the_backward_pass() -> None:
+    for found in run_ranks(strategy_jobs.layout_runs_no_hooks, 2):
+        assert found == dict.fromkeys(("weights", "states", "hooks", "later", "stepped"), True)
+
+
+def test_fixing_the_layout_leaves_no_trace() -> None:
+    for trace in run_ranks(strategy_jobs.layout_leaves_no_trace, 2):
+        assert trace == dict.fromkeys(trace, True)
+
+
+def test_gradients_are_exchanged_in_the_last_of_several_passes_only() -> None:
+    every_time = run_ranks(strategy_jobs.exchanges, 2, 3, 1)
+    assert run_ranks(strategy_jobs.exchanges, 2, 3, 4) == every_time
+    assert every_time[0] >= 3
+
+
+def test_buckets_have_the_size_that_was_asked_for() -> None:
+    assert run_ranks(strategy_jobs.bucket_bytes, 2, 0.5) == [1 << 19] * 2
+
+
+@pytest.mark.parametrize("size", [0, -1.0])
+def test_a_bucket_without_room_is_refused(size: float) -> None:
+    with pytest.raises(ConfigError, match=r"strategy\.bucket_mb is"):
+        build("ddp", bucket_mb=size)
+
+
+def test_a_model_without_anything_to_train_is_refused() -> None:
+    for error in run_ranks(strategy_jobs.error_of_frozen_model, 2):
+        assert "Net has no parameter that requires a gradient" in error
+
+
+def test_single_refuses_several_ranks() -> None:
+    for error in run_ranks(strategy_jobs.error_of_single_strategy, 2):
+        assert "2 ranks" in error
+        assert "strategy=ddp" in error
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_leaves_a_single_process_alone(name: str) -> None:
+    strategy, model = build(name), torch.nn.Linear(2, 2)
+    assert isinstance(strategy, Strategy)
+    wrapped = strategy.wrap(model, Standing())
+    assert strategy.unwrap(wrapped) is model
+    with strategy.no_sync(wrapped):
+        wrapped(torch.ones(1, 2)).sum().backward()
+    assert model.weight.grad is not None
+
+
+class Standing:
+    device = torch.device("cpu")
+
+
+def test_an_unknown_strategy_names_the_near_ones() -> None:
+    with pytest.raises(ConfigError, match=r"'dpp'.*Did you mean ddp"):
+        build("dpp")
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(ConfigError, match="bucket_size"):
+        build("ddp", bucket_size=3)

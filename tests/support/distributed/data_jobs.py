@@ -1,0 +1,81 @@
+"""Data sets of test_dataset: iterable ones, and one whose samples have weights."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def pair(number: int) -> Pair:
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn(6, generator=generator) + random.random(), torch.randint(3, (), generator=generator)
+
+
+class Unshared(IterableDataset[Any]):
+    """An epoch of `count` pairs, augmented; says nothing of readers or of where it is."""
+
+    def __init__(self, count: int = 83) -> None:
+        self.count, self.passed, self.epoch, self.share = count, 0, 0, (0, 1)
+
+    def __iter__(self) -> Iterator[Pair]:
+        part, parts = self.share
+        self.passed = 0
+        while (number := self.passed * parts + part) < self.count:
+            self.passed += 1
+            yield pair(number + 1000 * self.epoch)
+
+
+class Shared(Unshared):
+    def set_share(self, part: int, parts: int) -> None:
+        self.share = part, parts
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+class Placed(Shared):
+    """Says where it is; then it does not read again what was trained."""
+
+    start = 0
+
+    def __iter__(self) -> Iterator[Pair]:
+        part, parts = self.share
+        self.passed, self.start = self.start, 0
+        while (number := self.passed * parts + part) < self.count:
+            self.passed += 1
+            yield pair(number + 1000 * self.epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"passed": self.passed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.start = state["passed"]
+
+
+class HeldoutStream(Unshared):
+    def heldout(self) -> Unshared:
+        return Unshared()
+
+
+class Weighted(Dataset[Any]):
+    """Of a hundred samples, the last ninety have no weight."""
+
+    def __init__(self, weights: Any = (1.0,) * 4 + (3.0,) * 6 + (0.0,) * 90) -> None:
+        self.sample_weights = weights
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> Pair:
+        assert index < 10, "a sample without weight was read"
+        return pair(index)
+
+
+class WeightedStream(Unshared):
+    sample_weights = (1.0,)

@@ -1,0 +1,161 @@
+"""The trainings that are interrupted and compared with undisturbed ones, and how they are looked at.
+
+`test_exact_resume.py` says what is compared; on GPUs the same cases are those of `tests/gpu/`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from slurmddp.runs.folder.layout import RunFolder, read_lines
+from slurmddp.runs.status.metrics import read
+from support.distributed.exact_jobs import Halt
+from support.distributed.trainer_runs import trainer_config
+
+STEPS, EPOCH, EVAL_EVERY, BATCH, HELDOUT = 12, 5, 4, 2, 10
+TRAINER, OWN_LOOP = "slurmddp.training.trainer.train", "exact_jobs.own_loop"
+
+SCHEDULERS: dict[str, dict[str, Any]] = {
+    "cosine": {"_target_": "slurmddp.training.builtin.schedules.cosine", "steps": STEPS, "warmup_steps": 2},
+    "constant": {"_target_": "slurmddp.training.builtin.schedules.constant", "warmup_steps": 7},
+    "one-cycle": {
+        "_target_": "torch.optim.lr_scheduler.OneCycleLR",
+        "max_lr": 0.02,
+        "total_steps": STEPS + 1,
+    },
+    "restarts": {"_target_": "torch.optim.lr_scheduler.CosineAnnealingWarmRestarts", "T_0": 4},
+    "exponential": {"_target_": "torch.optim.lr_scheduler.ExponentialLR", "gamma": 0.9},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    ranks: int
+    interrupted: str
+    """Where, in turn; the steps are drawn, see `PLACES`."""
+    workers: int = 0
+    accumulate: int = 1
+    scheduler: str = "cosine"
+    program: str = TRAINER
+    log_every: int = 1
+    strategy: tuple[tuple[str, Any], ...] = (("name", "ddp"),)
+
+    def __str__(self) -> str:
+        return self.name.replace(" ", "-")
+
+    @property
+    def places(self) -> list[str]:
+        return self.interrupted.split()
+
+    @property
+    def halts(self) -> list[Halt]:
+        """The same in every run of this test."""
+        source = random.Random(self.name)
+        while True:
+            halts = [PLACES[place](source, self) for place in self.places]
+            # A signal lets the ranks take one or two steps more.
+            earliest = [halt.step + (3 if halt.how == "signal" else 1) for halt in halts]
+            if all(halt.step >= least for halt, least in zip(halts[1:], earliest, strict=False)):
+                return halts
+
+
+PLACES: dict[str, Callable[[random.Random, Case], Halt]] = {
+    **{str(step): lambda source, case, step=step: Halt("told", step) for step in range(1, STEPS)},
+    "start": lambda source, case: Halt("told", 0),
+    "first": lambda source, case: Halt("told", 1),
+    "middle": lambda source, case: Halt("told", source.choice([2, 3, 4, 7, 8, 9])),
+    "epoch-end": lambda source, case: Halt("told", source.choice([EPOCH, 2 * EPOCH])),
+    "next-epoch": lambda source, case: Halt("told", source.choice([EPOCH + 1, 2 * EPOCH + 1])),
+    "evaluation": lambda source, case: Halt(
+        "evaluation",
+        source.choice([0, EVAL_EVERY, 2 * EVAL_EVERY, STEPS]),
+        source.randrange(-(-(HELDOUT // case.ranks) // BATCH)),
+    ),
+    "accumulation": lambda source, case: Halt(
+        "signal", source.randrange(1, STEPS - 3), source.randrange(1, case.accumulate)
+    ),
+    "killed": lambda source, case: Halt(
+        "killed", source.randrange(1, STEPS), source.randrange(case.accumulate)
+    ),
+}
+
+CASES = [
+    # One interruption.
+    Case("after the first step", 2, "first", workers=2, scheduler="one-cycle"),
+    Case("in the middle of an epoch", 4, "middle", scheduler="constant"),
+    Case("at the end of an epoch", 1, "epoch-end", workers=2, accumulate=2, scheduler="restarts"),
+    Case("after the first step of an epoch", 2, "next-epoch", workers=2, accumulate=2),
+    Case("in an evaluation", 2, "evaluation", scheduler="exponential"),
+    Case("in an accumulation", 4, "accumulation", workers=2, accumulate=2),
+    Case("killed", 4, "killed", scheduler="constant", log_every=3),
+    # Two.
+    Case("two on one rank", 1, "killed next-epoch", workers=2, scheduler="restarts"),
+    Case("two on two ranks", 2, "first accumulation", accumulate=3, scheduler="constant"),
+    Case(
+        "two on two ranks with workers", 2, "middle epoch-end", workers=2, scheduler="one-cycle", log_every=5
+    ),
+    Case("two on four ranks", 4, "evaluation next-epoch", workers=2, accumulate=2),
+    # Five.
+    Case("five on one rank", 1, "first middle evaluation accumulation epoch-end", accumulate=2, log_every=3),
+    Case("five on two ranks", 2, "start killed epoch-end next-epoch evaluation"),
+    Case("five on four ranks", 4, "first middle killed accumulation epoch-end", workers=2, accumulate=2),
+    # Other ways to build the same.
+    Case("after every step", 1, "1 2 3 4 5 6 7 8 9 10 11", log_every=5),
+    Case("small buckets", 4, "middle", strategy=(("name", "ddp"), ("bucket_mb", 0.02))),
+    Case("unused parameters", 4, "middle", strategy=(("name", "ddp"), ("find_unused_parameters", True))),
+    Case("an own loop on one rank", 1, "middle killed", program=OWN_LOOP),
+    Case("an own loop on two ranks", 2, "first middle killed epoch-end next-epoch", program=OWN_LOOP),
+    Case("an own loop on four ranks", 4, "epoch-end middle", workers=2, program=OWN_LOOP),
+]
+
+
+def config_of(case: Case, **train: Any) -> dict[str, Any]:
+    settings = {
+        "steps": STEPS,
+        "batch_size": BATCH,
+        "accumulate": case.accumulate,
+        "log_every": case.log_every,
+        "eval_every": EVAL_EVERY,
+        "eval_batches": HELDOUT,
+        "save_every": 0,
+        "workers": 0,
+    }
+    # The one sample that is left over belongs to no step.
+    size = EPOCH * BATCH * case.accumulate * case.ranks + 1
+    return trainer_config(
+        data={"_target_": "support.distributed.exact_jobs.Blurred", "size": size, "heldout": HELDOUT},
+        train={**settings, **train},
+        model={"_target_": "support.distributed.exact_jobs.Noisy"},
+        scheduler=SCHEDULERS[case.scheduler],
+        strategy=dict(case.strategy),
+        program={"_target_": case.program},
+    )
+
+
+def shown(folder: RunFolder) -> tuple[Any, ...]:
+    """Return the series of losses as the report and a reader see them."""
+    metrics = read(folder)
+    return metrics.train.steps, metrics.train.values, metrics.held_out.steps, metrics.held_out.values
+
+
+def written(folder: RunFolder) -> list[tuple[Any, ...]]:
+    """Return all that was written down about steps, line by line, but for times and rates."""
+    return [
+        tuple(line.get(key) for key in ("step", "loss", "eval_loss", "lr"))
+        for line in read_lines(folder.metrics_file)
+    ]
+
+
+def assert_ended(ends: list[str], halt: Halt | None) -> None:
+    """All ranks have ended in the way that was brought about, after the same step."""
+    assert len(set(ends)) == 1, ends
+    if halt is None or halt.how == "killed":
+        assert ends[0] == ("killed" if halt else "finished")
+        return
+    # Where a signal comes inside a step, the ranks take it back, or finish it, or one more.
+    steps = [halt.step, halt.step + 1, halt.step + 2] if halt.how == "signal" else [halt.step]
+    assert ends[0].startswith(tuple(f"Stopped at step {step} " for step in steps)), ends[0]

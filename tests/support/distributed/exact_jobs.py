@@ -1,0 +1,255 @@
+"""What the ranks of test_exact_resume run: a training that draws from all generators and ends as told."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import os
+import random
+import runpy
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import lr_scheduler, swa_utils
+from torch.utils.data import DataLoader, Dataset
+
+from slurmddp.errors import StoppedAtCheckpoint
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.run_context import RunContext
+from slurmddp.strategies import build
+from slurmddp.training.distributon import Distributon
+from slurmddp.training.instantiate import instantiate, locate
+from slurmddp.training.run_log import RunLog
+from support.distributed.rank_jobs import batch_of
+
+
+@dataclass(frozen=True)
+class Halt:
+    """Where an attempt ends; `step` counts the optimizer steps of the whole training, whoever took them."""
+
+    how: str
+    """told: between two steps; evaluation: one rank learns of it there, and the ranks never agree on a step;
+    signal: SIGTERM to one rank; killed: nothing is saved any more."""
+    step: int
+    part: int = 0
+    """The backward pass of the step, or the batch of the evaluation, in which it comes."""
+
+    def __str__(self) -> str:
+        return f"{self.how} {self.step}" + f".{self.part}" * (self.how != "told")
+
+
+class Killed(Exception):
+    """Stands for the end of the process: what comes after it never happens."""
+
+
+class Halting(Distributon):
+    """Brings about a halt, and leaves what follows from it to the API."""
+
+    def __init__(self, halt: Halt | None, **options: Any) -> None:
+        super().__init__(**options)
+        self._halt = halt or Halt("never", 0)
+        self._steps = self._passes = self._batches = 0
+        """Steps of the whole training; backward passes, and evaluated batches, since the last of them."""
+
+    def load(self, *args: Any, **options: Any) -> int | None:
+        step = super().load(*args, **options)
+        self._steps = step or 0
+        return step
+
+    def should_stop(self) -> bool:
+        told = self._halt.how == "told" and self._steps >= self._halt.step
+        return super().should_stop() or told
+
+    def backward(self, loss: torch.Tensor, *, parts: int = 1) -> None:
+        if (self._steps, self._passes) == (self._halt.step, self._halt.part):
+            if self._halt.how == "killed":
+                raise Killed
+            if self._halt.how == "signal":
+                self._be_signalled()
+        super().backward(loss, parts=parts)
+        self._passes, self._batches = (self._passes + 1) % parts, 0
+        self._steps += self._passes == 0
+
+    def _be_signalled(self) -> None:
+        """Wait for the word to get round: these steps are too short for the ranks to look at the store."""
+        if self._is_last:
+            os.kill(os.getpid(), signal.SIGTERM)
+        while not super().stop_requested:
+            time.sleep(0.001)
+
+    @property
+    def stop_requested(self) -> bool:
+        here = (self._steps, self._batches) == (self._halt.step, self._halt.part)
+        self._batches += 1
+        told = self._halt.how == "evaluation" and self._is_last and here
+        return told or super().stop_requested
+
+    @property
+    def _is_last(self) -> bool:
+        return self.rank == self.world_size - 1
+
+
+def attempt(config: dict[str, Any], folder: str, number: int, halt: Halt | None) -> str:
+    """Run the program of `config` as attempt `number`; return how it ended."""
+    os.environ["SLURMDDP_ATTEMPT"] = str(number)
+    program = locate(config["program"]["_target_"], key="program._target_")
+    strategy = build(**config["strategy"])
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            with Halting(halt, seed=config["seed"], strategy=strategy) as d:
+                program(d.launch(), config, RunFolder(folder))
+        except StoppedAtCheckpoint as stopped:
+            return str(stopped)
+        except Killed:
+            return "killed"
+    return "finished"
+
+
+class Blurred(Dataset[Any]):
+    """Classes of six numbers, blurred by draws from three generators; the number before them is the index."""
+
+    def __init__(self, size: int, heldout: int = 10) -> None:
+        self._size, self._heldout = size, heldout
+
+    def __len__(self) -> int:
+        return self._size
+
+    def heldout(self) -> Dataset[Any]:
+        return Blurred(self._heldout)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = batch_of(index, 1)
+        noise = torch.randn(6) + random.random() + float(np.random.rand())
+        return torch.cat([torch.tensor([float(index)]), x[0] + 0.3 * noise]), y[0]
+
+
+class Noisy(nn.Module):
+    """Wide enough for gradients to be summed in parts; draws its noise, too, from three generators.
+
+    With `notes` it writes down, for each rank, the samples that it is trained on.
+    """
+
+    def __init__(
+        self, width: int = 64, dropout: float = 0.2, norm: bool = True, notes: str | None = None
+    ) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, width)
+        self.norm = nn.BatchNorm1d(width) if norm else nn.Identity()
+        self.hidden = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+        self.drop, self.last = nn.Dropout(dropout), nn.Linear(width, 3)
+        self._noisy, self._notes = dropout > 0, Path(notes) if notes else None
+
+    def forward(self, samples: torch.Tensor) -> torch.Tensor:
+        if self.training and self._notes is not None:
+            with (self._notes / f"rank-{os.environ['RANK']}").open("a") as file:
+                file.write(" ".join(str(int(index)) for index in samples[:, 0]) + "\n")
+        x = self.norm(torch.tanh(self.first(samples[:, 1:])))
+        for layer in self.hidden:
+            scale = 1 + random.random() + float(np.random.rand()) if self._noisy else 1
+            x = x + self.drop(torch.tanh(layer(x))) * scale
+        logits: torch.Tensor = self.last(x)
+        return logits
+
+
+class Best:
+    """An object of the user's own: the lowest loss so far, and when it was seen."""
+
+    def __init__(self) -> None:
+        self.loss, self.seen = float("inf"), []
+
+    def look(self, step: int, loss: float) -> None:
+        if loss < self.loss:
+            self.loss = loss
+            self.seen.append((step, loss))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"loss": self.loss, "seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loss, self.seen = state["loss"], state["seen"]
+
+
+class OwnLoop:
+    """A loop of one's own on the API: two schedulers, averaged weights, a gradient scaler, an own object."""
+
+    def __init__(self, d: Distributon, config: dict[str, Any]) -> None:
+        batch_size, workers = config["train"]["batch_size"], config["train"]["workers"]
+        data = instantiate(config["data"], _key_="data")
+        loader = DataLoader(data, batch_size=batch_size, shuffle=True, drop_last=True, num_workers=workers)
+        self.loader = d.setup_dataloader(loader)
+        self.model = d.setup_model(Noisy())
+        self.average = swa_utils.AveragedModel(
+            d.unwrap(self.model), multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9), use_buffers=True
+        )
+        self.optimizer = d.setup_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9))
+        self.falling = lr_scheduler.SequentialLR(
+            self.optimizer,
+            [
+                lr_scheduler.LinearLR(self.optimizer, 0.2, 1, 3),
+                lr_scheduler.ExponentialLR(self.optimizer, 0.9),
+            ],
+            [3],
+        )
+        self.plateau = lr_scheduler.ReduceLROnPlateau(self.optimizer, factor=0.5, patience=1)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=3)
+        self.best = Best()
+        self.d = d
+
+    @property
+    def objects(self) -> dict[str, Any]:
+        names = ("model", "average", "optimizer", "falling", "plateau", "scaler", "best")
+        return {name: getattr(self, name) for name in names}
+
+    def take_step(self, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+        loss = nn.functional.cross_entropy(self.model(inputs), targets)
+        self.d.backward(self.scaler.scale(loss))
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        self.average.update_parameters(self.d.unwrap(self.model))
+        mean = float(self.d.all_reduce_mean(loss.detach()))
+        self.best.look(step, mean)
+        self.falling.step()
+        self.plateau.step(mean)
+        return {"loss": mean, "lr": self.optimizer.param_groups[0]["lr"], "rate": self.scaler.get_scale()}
+
+
+def own_loop(d: Distributon, config: dict[str, Any], folder: RunFolder) -> None:
+    """Train to `train.steps` with an `OwnLoop`."""
+    training, train = OwnLoop(d, config), config["train"]
+    journal = RunLog(RunContext.read(os.environ, folder), active=d.is_global_zero)
+    step = d.load(folder.checkpoints_dir, **training.objects) or 0
+    stopped = False
+    while step < train["steps"] and not stopped:
+        for inputs, targets in training.loader:
+            step += 1
+            journal.step(step, **training.take_step(step, inputs, targets))
+            stopped = d.should_stop()
+            if stopped or step == train["steps"]:
+                break
+            if train["save_every"] and step % train["save_every"] == 0:
+                d.save(folder.checkpoints_dir, step, **training.objects)
+    d.save(folder.checkpoints_dir, step, **training.objects)
+    if step < train["steps"]:
+        raise StoppedAtCheckpoint(f"Stopped at step {step} of {train['steps']}.", hint="")
+
+
+def script_that_stops_after(arguments: list[str], steps: int | None) -> int:
+    """Run a script that calls `should_stop` after each of its steps; return its exit code."""
+    counted = itertools.count(1)
+    Distributon.should_stop = lambda self: next(counted) == steps  # type: ignore[method-assign]
+    sys.argv = arguments
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            runpy.run_path(arguments[0], run_name="__main__")
+        except SystemExit as exit:
+            return int(str(exit.code))
+    return 0

@@ -1,0 +1,160 @@
+"""What the ranks of the GPU tests run; each in a process of its own, which alone touches CUDA."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slurmddp.checkpoint.memory import shared_buffer
+from slurmddp.checkpoint.state import staging
+from slurmddp.checkpoint.state.staging import Snapshots
+from slurmddp.checkpoint.state.staging_copy import View
+from slurmddp.environments.detect import detect
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.strategies import build
+from slurmddp.training.distributon import Distributon
+from slurmddp.training.preflight import checks, pairs, preflight
+from slurmddp.training.process_group import setup
+from slurmddp.training.process_group.device import choose_backend, choose_device
+from support.distributed.rank_jobs import Net, batch_of, step_on, weights
+
+
+def place_of_a_rank(visible: str | None) -> dict[str, Any]:
+    """Return what a rank computes on when the visible GPUs are named like that."""
+    if visible is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    with Distributon() as d:
+        d.launch()
+        made = torch.ones(3, device=d.device) * 2
+        return {"device": str(d.device), "current": torch.cuda.is_available(), "sum": float(made.sum())}
+
+
+def name_of_gpu() -> str:
+    """Return what nvidia-smi calls the first GPU."""
+    return "GPU-" + str(torch.cuda.get_device_properties(0).uuid).removeprefix("GPU-")
+
+
+def choices() -> dict[str, Any]:
+    """Return what is chosen for one rank, from what torch really sees."""
+    info = detect(os.environ)
+    index = choose_device(info, os.environ, torch.cuda.device_count())
+    return {"index": index, "backend": choose_backend("auto", index)}
+
+
+def nccl_group_of_one() -> dict[str, Any]:
+    """Train on a group of one NCCL rank, as a larger one would; return what came of its parts."""
+    place = setup.RankContext(
+        RankInfo(environment="single"), torch.device("cuda", 0), "nccl", None, contextlib.ExitStack()
+    )
+    torch.cuda.set_device(0)
+    met = setup._meet(place, torch.distributed.HashStore(), 60)
+    torch.manual_seed(0)
+    net = Net().to(place.device)
+    alone = Net().to(place.device)
+    alone.load_state_dict(weights(net))
+    strategy = build("ddp")
+    model = strategy.wrap(net, met)
+    for one, module in ((model, net), (alone, alone)):
+        optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
+        for step in range(4):
+            x, y = batch_of(step)
+            step_on(one, optimizer, x.cuda(), y.cuda())
+    found = {
+        "backend": torch.distributed.get_backend(),
+        "same": all(
+            torch.equal(a, b) for a, b in zip(weights(net).values(), weights(alone).values(), strict=True)
+        ),
+        "sum": pairs.reduce_all(place.device),
+    }
+    setup.finish(place)
+    return found
+
+
+def preflight_of_one(folder: str) -> dict[str, Any]:
+    """Go through a preflight on the GPU."""
+    os.environ["SLURMDDP_ATTEMPT"] = "0"
+    with Distributon() as d:
+        d.launch()
+        preflight.run(d._here, RunFolder(folder), {})
+        kinds = (torch.float32, torch.bfloat16, torch.float16)
+        return {str(kind): checks.multiplies_right(d.device, kind) for kind in kinds}
+
+
+# Copies into kept memory.
+
+
+def state_on_device() -> dict[str, Any]:
+    generator = torch.Generator(device="cuda").manual_seed(3)
+    wide = torch.randn(257, 129, generator=generator, device="cuda")
+    return {
+        "model": {
+            "wide": wide,
+            "turned": wide.t(),
+            "half": wide.bfloat16(),
+            "whole": torch.arange(1000, device="cuda"),
+            "one": torch.tensor(7.0, device="cuda"),
+            "none": torch.empty(0, 4, device="cuda"),
+            "conjugated": torch.complex(wide, wide * 2).conj(),
+            "here": torch.arange(5),
+        },
+        "step": 3,
+    }
+
+
+def copies_into_memory(root: str) -> dict[str, Any]:
+    """Copy a state twice while it changes in between; return whether each copy holds what was there."""
+    snapshots, found = Snapshots(), {}
+    state = state_on_device()
+    for step in (1, 2):
+        expected = {name: value.cpu().resolve_conj().clone() for name, value in state["model"].items()}
+        snapshots.take(Path(root), step, step, state, {})
+        state["model"]["wide"].add_(1)  # the next step, queued on the device right after the copy
+        newest = snapshots.newest(Path(root))
+        assert newest is not None
+        with shared_buffer.mapped(*newest) as parts:
+            read = staging.read_parts(step, parts).state["model"]
+        found[f"step {step}"] = all(torch.equal(read[name], value) for name, value in expected.items())
+        found[f"dtypes {step}"] = all(read[name].dtype == value.dtype for name, value in expected.items())
+    found["pinned"] = [slot.view is not None and slot.view.is_pinned for slot in snapshots._slots]
+    snapshots.close()
+    torch.cuda.synchronize()
+    found["after"] = float(torch.ones(4, device="cuda").sum())
+    return found
+
+
+def copies_what_another_stream_still_computes(root: str) -> list[bool]:
+    """Copy a tensor that another stream is changing; return whether the change is in each copy."""
+    snapshots, found = Snapshots(), []
+    weight, side = torch.zeros(1 << 20, device="cuda"), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    for step in (1, 2, 3):
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(200_000_000)
+            weight.fill_(step)
+        snapshots.take(Path(root), step, step, {"weight": weight}, {})
+        newest = snapshots.newest(Path(root))
+        assert newest is not None
+        with shared_buffer.mapped(*newest) as parts:
+            found.append(bool((staging.read_parts(step, parts).state["weight"] == step).all()))
+    snapshots.close()
+    return found
+
+
+def copies_into_memory_that_cuda_refuses() -> dict[str, Any]:
+    """Copy into memory that is registered already, which CUDA does not do twice; then go on computing."""
+    descriptor = shared_buffer.create()
+    view = View(shared_buffer.reserve(descriptor, 1 << 20))
+    torch.cuda.cudart().cudaHostRegister(view.bytes.data_ptr(), len(view.bytes), 0)
+    weight = torch.arange(9.0, device="cuda")
+    view.copy([weight], 0)
+    copied = view.bytes[:36].view(torch.float32).tolist()
+    found = {"pinned": view.is_pinned, "copied": copied, "after": (weight + 1).tolist()}
+    torch.cuda.cudart().cudaHostUnregister(view.bytes.data_ptr())
+    view.close()
+    os.close(descriptor)
+    return found

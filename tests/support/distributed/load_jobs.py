@@ -1,0 +1,50 @@
+"""What ranks do in test_restore.py: load what does not belong here, or is not seen by all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slurmddp.checkpoint.state import visibility
+from slurmddp.errors import SlurmddpError
+from slurmddp.training.distributon import Distributon
+from support.distributed.rank_jobs import Net, weights
+
+
+def _said_by(attempt: Any) -> str:
+    try:
+        attempt()
+    except SlurmddpError as error:
+        return str(error)
+    return ""
+
+
+def load_that_one_rank_refuses(root: str) -> dict[str, Any]:
+    """Return what each rank hears when only rank 1 has another model, and whether its model is as before."""
+    with Distributon(seed=1) as d:
+        d.launch()
+        d.save(root, 1, model=d.setup_model(Net()))
+        torch.manual_seed(5)
+        model = Net() if d.rank == 0 else Net(width=5)
+        before = weights(model)
+        said = _said_by(lambda: d.load(root, model=model))
+        after = weights(model)
+        return {"said": said, "unchanged": all(torch.equal(before[name], after[name]) for name in before)}
+
+
+def load_from_an_own_folder(root: str) -> str:
+    """Return what each rank hears when each looks into a folder of its own and only rank 0's is filled."""
+    visibility.WAITS_S = (0.01, 0.02)
+    with Distributon(seed=1) as d:
+        d.launch()
+        d.save(Path(root, "0"), 1, progress={})
+        return _said_by(lambda: d.load(Path(root, str(d.rank)), progress={}))
+
+
+def save_onto_a_file(root: str) -> str:
+    with Distributon(seed=1) as d:
+        d.launch()
+        Path(root, "file").touch()
+        return _said_by(lambda: d.test_save(Path(root, "file"), progress={}))

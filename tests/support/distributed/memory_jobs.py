@@ -1,0 +1,166 @@
+"""What ranks do in test_memory.py: save beside the training, die, and resume from what is left in memory."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from slurmddp.checkpoint.state import staging, staging_copy
+from slurmddp.errors import SlurmddpError
+from slurmddp.training.distributon import Distributon
+from support.distributed.rank_jobs import Net, batch_of, weights
+
+
+class Loop:
+    """A training of a few steps with batch normalisation, dropout and a loader."""
+
+    def __init__(self, d: Distributon) -> None:
+        self.d, self.step = d, 0
+        net = nn.Sequential(Net(dropout=0.3), nn.BatchNorm1d(3))
+        self.model = d.setup_model(net)
+        self.optimizer = d.setup_optimizer(torch.optim.AdamW(self.model.parameters(), lr=0.01))
+        x, y = batch_of(0, 64)
+        self.loader = d.setup_dataloader(DataLoader(TensorDataset(x, y), batch_size=2, shuffle=True))
+        self.progress: dict[str, Any] = {"note": "begun"}
+        self._batches = self._endless()
+
+    @property
+    def objects(self) -> dict[str, Any]:
+        return {"model": self.model, "optimizer": self.optimizer, "progress": self.progress}
+
+    def _endless(self) -> Iterator[Any]:
+        while True:
+            yield from self.loader
+
+    def train(self, until: int) -> None:
+        while self.step < until:
+            inputs, targets = next(self._batches)
+            self.d.backward(nn.functional.cross_entropy(self.model(inputs), targets))
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.step += 1
+            self.progress["note"] = f"step {self.step}"
+
+    def result(self) -> dict[str, Any]:
+        model = self.d.unwrap(self.model)
+        # The buffers of a replica are its own until the next step begins.
+        kept = {key: item for key, item in weights(model).items() if self.d.rank == 0 or "running" not in key}
+        optimizer = self.optimizer.state_dict()["state"]
+        return {"weights": kept, "optimizer": optimizer, "note": self.progress["note"], "draw": torch.rand(3)}
+
+
+def killed_after_the_copy(root: str, step: int) -> None:
+    """Save without a wait, and be killed at once."""
+    with Distributon(seed=1) as d:
+        d.launch()
+        loop = Loop(d)
+        loop.train(step)
+        d.save(root, step, wait=False, **loop.objects)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_in_the_copy(root: str, step: int) -> None:
+    """Copy the state of `step` into memory; be killed in the middle of the copy of a later one."""
+    with Distributon(seed=1) as d:
+        d.launch()
+        loop = Loop(d)
+        loop.train(step - 1)
+        d.memory_save(root, step - 1, **loop.objects)
+        if d._opened is not None:
+            d._opened.saves._snapshots._join()  # The first time, the memory is taken beside the training.
+        d.memory_save(root, step - 1, **loop.objects)
+        loop.train(loop.step + 1)
+        d.memory_save(root, step, **loop.objects)
+        loop.train(loop.step + 1)
+        d.barrier()
+        real, left = staging_copy.View._copy, [3]
+
+        def copy(*words: Any) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            real(*words)
+
+        staging_copy.View._copy = copy
+        d.memory_save(root, step + 1, **loop.objects)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_on(root: str, until: int) -> dict[str, Any]:
+    """Resume from what is there, train to `until`, and say where it came from."""
+    with Distributon(seed=1) as d:
+        d.launch()
+        loop = Loop(d)
+        loop.step = d.load(root, **loop.objects) or 0
+        begun = loop.step
+        loop.train(until)
+        return {"begun": begun, "from": d.resumed_from, "result": loop.result()}
+
+
+def train_and_save(root: str, steps: list[int], wait: bool) -> dict[str, Any]:
+    """Save at each of `steps`, and leave in good order."""
+    with Distributon(seed=1) as d:
+        d.launch()
+        loop = Loop(d)
+        for step in steps:
+            loop.train(step)
+            d.save(root, step, wait=wait, **loop.objects)
+        return loop.result()
+
+
+def errors_beside(root: str) -> dict[str, str]:
+    """Return what each rank hears of a save that fails in the writer, and what comes after it."""
+    said: dict[str, str] = {}
+    with Distributon(seed=1) as d:
+        d.launch()
+        loop = Loop(d)
+        for name in ("finish", "next", "after"):
+            file = Path(root, name)
+            d.barrier()
+            if d.is_global_zero:
+                file.touch()
+            d.barrier()
+            try:
+                if name == "after":
+                    d.save(Path(root, "good"), 1, wait=False, **loop.objects)
+                    d.finish_saving()
+                    said[name] = "good"
+                    continue
+                d.save(file, 1, wait=False, **loop.objects)
+                if name == "finish":
+                    d.finish_saving()
+                else:
+                    while d.is_global_zero and d._opened is not None and d._opened.saves.busy:
+                        d._opened.saves.poll()
+                        time.sleep(0.01)
+                    d.save(Path(root, "good"), 2, wait=True, **loop.objects)
+            except SlurmddpError as error:
+                said[name] = f"{type(error).__name__}: {error}"
+    return said
+
+
+def saves_with_little_memory(root: str, available: int) -> dict[str, Any]:
+    """Save without a wait where so many bytes of memory are left; say what was kept, and what was told."""
+    told = io.StringIO()
+    logging.getLogger("slurmddp.training.checkpointing.async_writer").addHandler(logging.StreamHandler(told))
+    logging.getLogger("slurmddp.checkpoint.state.staging").addHandler(logging.StreamHandler(told))
+    staging.available_bytes = lambda: available
+    with Distributon(seed=1) as d:
+        d.launch()
+        loop = Loop(d)
+        for step in (1, 2, 3):
+            loop.train(step)
+            d.save(root, step, wait=False, **loop.objects)
+        slots = len(d._opened.saves._snapshots.descriptors) if d._opened is not None else -1
+        d.finish_saving()
+        return {"slots": slots, "weights": weights(loop.model), "said": told.getvalue()}

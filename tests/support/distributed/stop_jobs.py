@@ -1,0 +1,169 @@
+"""What the ranks of test_stop_paths run: whole workers that are asked to stop in one way or another."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slurmddp.host import process
+from slurmddp.training import rank_main
+from slurmddp.training.stopping import exit_guard
+from support.distributed import rank_jobs
+
+
+def all_have_come(place: str) -> None:
+    """Wait until all ranks have come to this place, each in its own time."""
+    folder = Path(os.environ["SLURMDDP_RUN_DIR"])
+    (folder / f"{place}-{os.environ['RANK']}").touch()
+    deadline = time.monotonic() + 60
+    while len(list(folder.glob(f"{place}-*"))) < int(os.environ["WORLD_SIZE"]):
+        assert time.monotonic() < deadline, f"not all ranks came to {place}"
+        time.sleep(0.01)
+
+
+class Countdown(torch.utils.data.Dataset[Any]):
+    """Random classes; the sample read as number `at` on rank `rank` (-1: on all) does what `act` says."""
+
+    act = ""
+    at = 0
+    rank = 0
+    _read = 0
+
+    def __init__(self) -> None:
+        # For loader workers, which may be started afresh and know nothing of the class's values here.
+        self.plan = (self.act, self.at if self.rank in (-1, int(os.environ["RANK"])) else -1)
+
+    def __len__(self) -> int:
+        return 4000
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        type(self)._read += 1
+        act, at = self.plan
+        if type(self)._read == at:
+            getattr(self, act)()
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(6, generator=generator), torch.randint(3, (), generator=generator)
+
+    def write_stop_file(self) -> None:
+        Path(os.environ["SLURMDDP_RUN_DIR"], "stop").touch()
+
+    def terminate_all(self) -> None:
+        all_have_come("terminate")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def nothing(self) -> None:
+        pass
+
+    def be_late(self) -> None:
+        """Long after the step before: ranks that have data are in this step, the others wait for it."""
+        metrics = Path(os.environ["SLURMDDP_RUN_DIR"], "metrics.jsonl")
+        deadline = time.monotonic() + 60
+        while not (metrics.exists() and '"step": 9,' in metrics.read_text()):
+            assert time.monotonic() < deadline, "the ninth step was never logged"
+            time.sleep(0.05)
+        time.sleep(2)
+        rank = multiprocessing.parent_process()
+        assert rank is not None and rank.pid is not None
+        os.kill(rank.pid, signal.SIGTERM)
+        time.sleep(1)
+
+
+class WithHeldout(Countdown):
+    def heldout(self) -> Countdown:
+        return Countdown()
+
+
+def work(folder: str, act: str, at: int, rank: int, environ: dict[str, str]) -> int:
+    """Run a worker in which `act` happens when sample `at` is read on `rank`; return its exit code."""
+    os.environ.update({"SLURMDDP_RUN_DIR": folder, "SLURMDDP_ATTEMPT": "0", **environ})
+    Countdown.act, Countdown.at, Countdown.rank = act, at, rank
+    return rank_main.main(folder)
+
+
+def isolated(folder: str, act: str, at: int, rank: int, environ: dict[str, str]) -> tuple[int, str]:
+    """Do as `work` in a child process, which may leave without a word; return its exit code and output."""
+    reader, writer = os.pipe()
+    parent = os.getpid()
+    if (pid := os.fork()) == 0:
+        process.die_with_parent(signal.SIGKILL, parent)
+        os.dup2(writer, 1)
+        os.dup2(writer, 2)
+        try:
+            code = work(folder, act, at, rank, environ)
+        except BaseException:
+            traceback.print_exc()
+            code = 99
+        sys.stderr.flush()
+        os._exit(code)
+    os.close(writer)
+    with open(reader, errors="replace") as output:
+        said = output.read()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said
+
+
+class SlowToBuild(rank_jobs.Net):
+    """A model that takes a minute to build; rank 0 is told to stop meanwhile, the others a moment later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        all_have_come("build")
+        time.sleep(0.1 * int(os.environ["RANK"]))
+        os.kill(os.getpid(), signal.SIGTERM)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            time.sleep(1)
+
+
+class Early(rank_jobs.Net):
+    """A model whose rank is told to stop while it is built, and begins to train all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+class EarlyOnOne(rank_jobs.Net):
+    """A model whose last rank alone is told to stop while it is built."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        exit_guard.PATIENCE_S = 600  # The start may be slow here.
+        if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class StopFile(rank_jobs.Net):
+    """A model during whose construction a person asks for a stop by `slurmddp stop`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        Path(os.environ["SLURMDDP_RUN_DIR"], "stop").touch()
+
+
+class SlowToStart(rank_jobs.Net):
+    """A model that rank 0 leaves for good while the others wait for it, and hear of the stop only later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        all_have_come("start")
+        if os.environ["RANK"] == "0":
+            os._exit(75)
+        threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGTERM]).start()
+
+
+class SlowToSave(rank_jobs.Net):
+    """A model whose state takes a minute to collect once a sample has asked for a stop."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        if Countdown._read >= Countdown.at:
+            time.sleep(60)
+        return super().state_dict(*args, **kwargs)

@@ -1,0 +1,170 @@
+"""What ranks do in test_strategies.py: steps of which weights, gradients or exchanges are told."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from slurmddp.errors import SlurmddpError
+from slurmddp.strategies import build
+from slurmddp.strategies.ddp import fix_bucket_layout
+from slurmddp.training.distributon import Distributon
+from support.distributed.rank_jobs import Net, batch_of, step_on, weights
+
+
+def replicas_after_each_step(synchronise: bool) -> list[dict[str, torch.Tensor]]:
+    """Train on different data from different first weights; return this rank's weights after every step."""
+    with Distributon() as d:
+        d.launch()
+        torch.manual_seed(d.rank)
+        model = d.setup_model(Net())
+        optimizer = d.setup_optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+        history = [weights(d.unwrap(model))]
+        for step in range(4):
+            with d.accumulating(model, last=synchronise):
+                step_on(model, optimizer, *batch_of(100 * step + d.rank))
+            history.append(weights(d.unwrap(model)))
+        return history
+
+
+def mean_gradient(size: int) -> dict[str, torch.Tensor]:
+    """Return the gradients of this rank's part of a batch of 8, averaged over the ranks by the strategy."""
+    with Distributon(seed=5) as d:
+        d.launch()
+        model = d.setup_model(Net())
+        x, y = batch_of(1, 8)
+        own = slice(d.rank * size, (d.rank + 1) * size)
+        d.backward(nn.functional.cross_entropy(model(x[own]), y[own]))
+        return {name: p.grad.clone() for name, p in d.unwrap(model).named_parameters() if p.grad is not None}
+
+
+def resumed_with_stock_ddp(fixed: bool) -> bool:
+    """Return whether a run that resumes at step 3 ends with the weights of the undisturbed one."""
+    with Distributon() as d:
+        d.launch()
+
+        def start() -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
+            torch.manual_seed(0)
+            net = Net(width=96)
+            wrapped = nn.parallel.DistributedDataParallel(net)
+            if fixed:
+                fix_bucket_layout(wrapped)
+            return net, wrapped, torch.optim.AdamW(net.parameters(), lr=0.01)
+
+        net, wrapped, optimizer = start()
+        for step in range(8):
+            if step == 3:
+                again, again_wrapped, again_optimizer = start()
+                again.load_state_dict(weights(net))
+                again_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            step_on(wrapped, optimizer, *batch_of(100 * step + d.rank))
+        for step in range(3, 8):
+            step_on(again_wrapped, again_optimizer, *batch_of(100 * step + d.rank))
+        return all(
+            torch.equal(a, b) for a, b in zip(weights(net).values(), weights(again).values(), strict=True)
+        )
+
+
+def layout_leaves_no_trace() -> dict[str, bool]:
+    with Distributon() as d:
+        d.launch()
+        torch.manual_seed(d.rank)
+        net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 3))
+        calls: list[int] = []
+        net.register_forward_hook(lambda *_: calls.append(1))
+        with torch.no_grad():
+            for value in net.state_dict().values():
+                torch.distributed.broadcast(value, 0)
+        before, random = weights(net), torch.get_rng_state()
+        model = build("ddp").wrap(net, d._here)
+        after = weights(net)
+        return {
+            "weights and buffers": all(torch.equal(before[name], after[name]) for name in before),
+            "random": torch.equal(random, torch.get_rng_state()),
+            "gradients": all(p.grad is None for p in net.parameters()),
+            "hooks": not calls,
+            "model": build("ddp").unwrap(model) is net,
+        }
+
+
+def layout_runs_no_hooks() -> dict[str, bool]:
+    """Wrap a model whose parameters step by themselves; tell what moved, and whether the hooks run later."""
+    with Distributon() as d:
+        d.launch()
+        torch.manual_seed(0)
+        net = Net()
+        optimizers = {p: torch.optim.AdamW([p], lr=0.01, weight_decay=0.1) for p in net.parameters()}
+        calls: list[str] = []
+
+        def step(parameter: torch.Tensor) -> None:
+            calls.append("accumulated")
+            optimizers[parameter].step()
+
+        for parameter in net.parameters():
+            parameter.register_post_accumulate_grad_hook(step)
+        net.first.weight.register_hook(lambda gradient: calls.append("tensor"))
+        torch.autograd.graph.register_multi_grad_hook(list(net.parameters()), lambda _: calls.append("all"))
+        net.register_full_backward_hook(lambda *_: calls.append("module"))
+        before = weights(net)
+        model = build("ddp").wrap(net, d._here)
+        moved = [name for name, value in weights(net).items() if not torch.equal(value, before[name])]
+        found = {
+            "weights": not moved,
+            "states": not any(optimizer.state for optimizer in optimizers.values()),
+            "hooks": not calls,
+        }
+        x, y = batch_of(0)
+        nn.functional.cross_entropy(model(x), y).backward()
+        found["later"] = set(calls) == {"accumulated", "tensor", "all", "module"}
+        found["stepped"] = all(optimizer.state for optimizer in optimizers.values())
+        return found
+
+
+def exchanges(steps: int, parts: int) -> int:
+    """Return how many times gradients were exchanged in `steps` steps of `parts` backward passes."""
+    with Distributon(seed=0) as d:
+        d.launch()
+        model = d.setup_model(Net())
+        counted: list[int] = []
+
+        def hook(state, bucket):
+            counted.append(1)
+            done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            done.set_result(bucket.buffer())
+            return done
+
+        model.register_comm_hook(None, hook)  # type: ignore[operator]
+        optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+        for _ in range(steps):
+            for part in range(parts):
+                with d.accumulating(model, last=part == parts - 1):
+                    x, y = batch_of(part)
+                    d.backward(nn.functional.cross_entropy(model(x), y), parts=parts)
+            optimizer.step()
+            optimizer.zero_grad()
+        return len(counted)
+
+
+def bucket_bytes(size_mb: float) -> int:
+    with Distributon(strategy=build("ddp", bucket_mb=size_mb)) as d:
+        return d.launch().setup_model(Net()).bucket_bytes_cap
+
+
+def error_of_frozen_model() -> str:
+    with Distributon() as d:
+        try:
+            d.launch().setup_model(Net().requires_grad_(False))
+        except SlurmddpError as error:
+            return str(error)
+    return ""
+
+
+def error_of_single_strategy() -> str:
+    d = Distributon(strategy="single").launch()
+    try:
+        d.setup_model(Net())
+    except SlurmddpError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,133 @@
+"""What ranks do in the tests of the trainer: its default program, perhaps told to stop, or a part of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import signal
+from typing import Any
+
+import torch
+
+from slurmddp.errors import SlurmddpError, StoppedAtCheckpoint
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.training import rank_main
+from slurmddp.training.distributon import Distributon
+from slurmddp.training.process_group import collectives
+from slurmddp.training.trainer import loop
+from slurmddp.training.trainer.components import build_parts
+from slurmddp.training.trainer.evaluate import evaluate
+from support.distributed.rank_jobs import batch_of
+
+
+class StopsAfter(Distributon):
+    """Is told to stop, on all ranks, before the n-th step that it would take."""
+
+    def __init__(self, after: int | None, **options: Any) -> None:
+        super().__init__(**options)
+        self._left = after
+
+    def should_stop(self) -> bool:
+        if self._left is None:
+            return False
+        self._left -= 1
+        return self._left < 0
+
+    @property
+    def stop_reason(self) -> str | None:
+        return "SIGTERM on rank 0 (here)"
+
+
+def train_once(config: dict[str, Any], folder: str, stop_after: int | None) -> str:
+    """Run the default program, perhaps with a stop; return how it ended."""
+    output = io.StringIO()
+    os.environ.update({"SLURMDDP_RUN_DIR": folder, "SLURMDDP_ATTEMPT": "0"})
+    with contextlib.redirect_stdout(output):
+        try:
+            with StopsAfter(stop_after, seed=config["seed"]) as d:
+                d.launch()
+                loop.train(d, config, RunFolder(folder))
+        except StoppedAtCheckpoint as stopped:
+            return str(stopped)
+    return "finished"
+
+
+def error_of_training(config: dict[str, Any], folder: str) -> str:
+    try:
+        train_once(config, folder, None)
+    except SlurmddpError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+class Drawing(torch.utils.data.Dataset[Any]):
+    """Samples whose reading draws a random number, as augmentation does."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> Any:
+        torch.rand(())
+        return self._data[index]
+
+
+def heldout_loss(config: dict[str, Any]) -> tuple[float | None, bool]:
+    """Return the held-out loss of a fresh model, and whether evaluating left random states as they were."""
+    with Distributon(seed=0) as d:
+        d.launch()
+        parts = build_parts(d, config)
+        parts = dataclasses.replace(parts, heldout=Drawing(parts.heldout))
+        before = torch.get_rng_state()
+        loss = evaluate(d, parts)
+        return loss, torch.equal(before, torch.get_rng_state()) and parts.bare_model.training
+
+
+def heldout_loss_of_drifted(config: dict[str, Any]) -> float | None:
+    """Return the held-out loss where each rank has running averages of its own."""
+    with Distributon(seed=0) as d:
+        d.launch()
+        parts = build_parts(d, config)
+        for buffer in parts.bare_model.buffers():
+            buffer += d.rank
+        return evaluate(d, parts)
+
+
+def shared_buffer() -> list[list[float]]:
+    """Return a buffer that is a transposed view, after rank 0 has given its own to all ranks."""
+    with Distributon() as d:
+        d.launch()
+        model = torch.nn.Module()
+        model.register_buffer("turned", (torch.arange(6.0).reshape(2, 3) + d.rank).t())
+        collectives.share_buffers(model)
+        return model.turned.tolist()
+
+
+def train_until_signalled(config: dict[str, Any], folder: str, at_step: int) -> int:
+    """Let rank 1 get a SIGTERM of its own in step `at_step`; return the worker's exit code."""
+    run = RunFolder(folder)
+    os.environ.update({"SLURMDDP_RUN_DIR": folder, "SLURMDDP_ATTEMPT": "0"})
+    if os.environ["RANK"] == "1":
+        SignalText.at = at_step * config["train"]["batch_size"]
+    return rank_main.main(str(run.path))
+
+
+class SignalText(torch.utils.data.Dataset[Any]):
+    """Random classes that ask their own process to stop when a certain number of samples has been read."""
+
+    at: int | None = None
+    _read = 0
+
+    def __len__(self) -> int:
+        return 4000
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        type(self)._read += 1
+        if type(self)._read == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        x, y = batch_of(index, 1)
+        return x[0], y[0]

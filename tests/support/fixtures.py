@@ -1,0 +1,109 @@
+"""Fixtures of several rooms: named run folders, a SLURM, links, checkpoint services, forked ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from functools import partial
+
+import pytest
+
+from slurmddp.checkpoint.memory.service import Keeper
+from slurmddp.runs.folder import index
+from slurmddp.runs.folder.layout import RunFolder
+from support.distributed import ranks
+from support.runs.checkpoint_services import Rank, fork_writer
+from support.slurm.slurm_in_memory import FakeSlurm
+from support.slurm.slurm_jobs import FakePrograms
+
+CONFIG = """\
+name: gpt
+nodes: 2
+ranks_per_node: 2
+train:
+  steps: 400
+"""
+
+
+@pytest.fixture
+def slurm(monkeypatch):
+    fake = FakeSlurm()
+    for command in ("list", "status", "logs", "stop", "cancel", "resume"):
+        monkeypatch.setattr(f"slurmddp.cli.commands.{command}.SlurmClient", lambda: fake)
+    return fake
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    """Put SLURM's programs on the PATH as those of `fake_slurm/`, steered by the folder that is returned."""
+    fake = FakePrograms(tmp_path / "slurm")
+    for name, value in fake.environ.items():
+        monkeypatch.setenv(name, value)
+    return fake
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "job.sbatch"
+    path.write_text("#!/bin/bash\n")
+    return path
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    def make(name="gpt-0a1b2c3d"):
+        folder = RunFolder(tmp_path / "project" / "runs" / name)
+        folder.path.mkdir(parents=True)
+        folder.config_file.write_text(CONFIG)
+        index.remember(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def star():
+    """Take stars of links between agents (`support.runs.links`) and close them afterwards."""
+    with contextlib.ExitStack() as open_stars:
+
+        def make(made):
+            open_stars.callback(made.close)
+            return made
+
+        yield make
+
+
+@pytest.fixture
+def make_keeper():
+    """Make keepers with a writer as agents start it, or with one that is forked and does what a test says."""
+    keepers = []
+
+    def make(perform=None):
+        keepers.append(Keeper() if perform is None else Keeper(partial(fork_writer, perform)))
+        return keepers[-1]
+
+    yield make
+    for keeper in keepers:
+        keeper.finish(0.0)
+        keeper.close()
+    while Rank.lines:
+        Rank.lines.pop().close()
+
+
+@pytest.fixture(scope="session")
+def rank_server():
+    """Fork ranks from a server that has imported torch, so that a test of four ranks costs one import.
+
+    The server starts before any test looks for processes that are left.
+    """
+    importlib.import_module("torch._dynamo")  # It sets a variable; the first optimizer would import it.
+    ranks.start_server()
+    yield
+    ranks.stop_server()

@@ -1,0 +1,1 @@
+"""Run folders, agents and coordinators whose ranks need no torch."""

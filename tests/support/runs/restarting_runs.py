@@ -1,0 +1,90 @@
+"""Ranks without torch that their agents start again in place, and what they tell of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+
+import yaml
+
+from slurmddp.runs.folder.layout import RunFolder
+from support.runs.agent_runs import make_run, start_agent
+
+STEPPING = """
+import json, os, signal, sys, time
+from slurmddp.environments.detect import detect
+from slurmddp.host.heartbeat_page import Pulse
+
+rank, generation = int(os.environ["RANK"]), int(os.environ["SLURMDDP_GENERATION"])
+stop = []
+
+def main(run_dir):
+    signal.signal(signal.SIGTERM, lambda number, frame: stop.append(number))
+    pulse = Pulse.attach(os.environ)
+    info = detect(os.environ)
+    resumed = 10 * generation
+    pulse.resumed(resumed)
+    pulse.completed(resumed + 5, 0.1, 0.0)
+    print(json.dumps([generation, os.getpid(), rank, info.world_size, info.launch_id]), flush=True)
+    while not os.path.exists(f"{run_dir}/finish"):
+        if stop:
+            return 75
+        if os.path.exists(f"{run_dir}/fail-{generation}-{rank}"):
+            raise ValueError("it is broken")
+        time.sleep(0.01)
+    return 0
+"""
+"""Ranks that have made some steps, more in each generation, and then wait for a file that ends them."""
+
+
+def run_folder(tmp_path: Path, *, nodes: int = 1, program: str = STEPPING, **config: object) -> RunFolder:
+    folder = make_run(tmp_path, program, nodes=nodes)
+    stored = yaml.safe_load(folder.config_file.read_text())
+    folder.config_file.write_text(yaml.safe_dump({**stored, **config}))
+    return folder
+
+
+@contextmanager
+def agents_of(
+    folder: RunFolder,
+    nodes: int,
+    first: int = 0,
+    commands: Mapping[int, Sequence[str]] = MappingProxyType({}),
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Start the agents of the nodes from `first` on; some by other `commands` than the usual one."""
+    agents = [
+        start_agent(folder, nodes=nodes, node_rank=node, command=commands.get(node, ()))
+        for node in range(first, nodes)
+    ]
+    try:
+        yield agents
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait()
+
+
+def lines_of(folder: RunFolder, rank: int) -> list[list]:
+    log = folder.rank_log(0, rank)
+    text = log.read_text() if log.exists() else ""
+    return [json.loads(line) for line in text.splitlines() if line.startswith("[") and line.endswith("]")]
+
+
+def begun(folder: RunFolder, generation: int, ranks: int) -> bool:
+    return all([one for one in lines_of(folder, rank) if one[0] == generation] for rank in range(ranks))
+
+
+def pid_of(folder: RunFolder, rank: int, line: int = -1) -> int:
+    return lines_of(folder, rank)[line][1]
+
+
+def node_log(folder: RunFolder, node: int = 0) -> str:
+    return (folder.log_dir(0) / f"node-{node}.log").read_text()
+
+
+def codes(agents: list[subprocess.Popen[bytes]]) -> list[int]:
+    return [agent.wait(timeout=120) for agent in agents]

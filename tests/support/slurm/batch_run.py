@@ -1,0 +1,308 @@
+"""A run folder, the SLURM around it, and the batch step in between, all in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmddp.batch.attempt import Attempt, read_settings
+from slurmddp.batch.begin import begin
+from slurmddp.batch.end import AttemptEnd
+from slurmddp.batch.first_node import first_node_lost
+from slurmddp.batch.slurm_job import Answer, SlurmJob
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.slurm.script import settings
+from support.slurm.slurm_jobs import make_job
+
+RUNNING = "JobId=41 JobState=RUNNING Reason=None Requeue=1 Restarts=0 RunTime=00:05:00 TimeLimit=01:00:00"
+ENDING = RUNNING.replace("RUNNING", "COMPLETING")
+PREEMPTED = ENDING.replace("Restarts=0", "Restarts=9")
+GIVEN_UP = "JobState=PENDING Reason=BeginTime Restarts=1 NodeList="
+PARTITION = "PartitionName=low AllowGroups=ALL GraceTime=15 MaxTime=1-00:00:00 State=UP TotalNodes=4"
+LONG_AGO = "2020-01-01T00:00:00"
+SILENCE = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+
+
+def node(
+    name: str, state: str = "ALLOCATED", began: str = LONG_AGO, *, address: str = "", port: int = 0
+) -> str:
+    """Return what SLURM says of a node."""
+    where = f"NodeAddr={address} NodeHostName={name} " + (f"Port={port} " if port else "") if address else ""
+    return f"NodeName={name} Arch=x86_64 {where}State={state} SlurmdStartTime={began} LastBusyTime=None\n"
+
+
+class Killed(Exception):
+    """SIGTERM while the batch step waits for it."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """The part of the ranks: what they leave in the attempt's folder, and the code of srun."""
+
+    actions: tuple[Callable[[Run], object], ...] = ()
+    code: int = 0
+
+    def __add__(self, other: Step) -> Step:
+        return Step(self.actions + other.actions, other.code)
+
+
+def do(action: Callable[[Run], object]) -> Step:
+    return Step((action,))
+
+
+def exits(code: int) -> Step:
+    """srun ends with `code`, and no agent has left any."""
+    return Step(code=code)
+
+
+def leave(codes: Mapping[int, int], code: int) -> Step:
+    """Agents leave exit codes; srun ends with `code`."""
+
+    def write(run: Run) -> None:
+        for number, left in codes.items():
+            (run.log_dir / f"exit-node-{number}").write_text(f"{left}\n")
+
+    return Step((write,), code)
+
+
+def leaves(*names: str) -> Step:
+    """The attempt's log folder gets files of these names."""
+    return do(lambda run: [(run.log_dir / name).touch() for name in names])
+
+
+def records(failure: Mapping[str, Any]) -> Step:
+    """An agent records the first failure."""
+    return do(lambda run: (run.log_dir / "failure.json").write_text(json.dumps(failure, indent=1)))
+
+
+def touches(name: str) -> Step:
+    """A file appears in the run folder."""
+    return do(lambda run: (run.folder.path / name).touch())
+
+
+def saves(step: int) -> Step:
+    def write(run: Run) -> None:
+        run.folder.checkpoints_dir.mkdir(exist_ok=True)
+        (run.folder.checkpoints_dir / "latest").write_text(f"step-{step}\n")
+
+    return do(write)
+
+
+FINISH = leave({0: 0, 1: 0}, 0)
+STOP = leave({0: 75, 1: 75}, 75)
+SAVE = saves(9)
+TRAIN = do(lambda run: run.folder.add_event("first_step", attempt=run.attempt, step=1))
+STOP_ASKED = touches("stop")
+
+
+class FakeSlurm:
+    """SLURM's commands for one job. Each attribute is an answer, and a callable in `on` may come before."""
+
+    def __init__(self) -> None:
+        self.job = RUNNING
+        """Of `scontrol show job`; `down` stands for no answer."""
+        self.nodes = self.config = self.partition = ""
+        self.silence = ""
+        self.refusal = ""
+        """Of sbatch."""
+        self.jobs: dict[str, str] = {}
+        """State, nodes, reason and comment of each job in the queue, with bars between them."""
+        self.lost_submissions = 0
+        """Submissions that get no answer; with `queued_anyway` they are carried out."""
+        self.queued_anyway = False
+        self.silent_queue = 0
+        self.banner = self.suffix = ""
+        self.on: dict[str, Callable[[], Answer | None]] = {}
+        """By the first words of a command: `show job`, `requeue`, `update`, `test-only`, `sbatch`."""
+        self.calls: list[list[str]] = []
+        self.submitted_with: Mapping[str, str] = {}
+
+    def __call__(self, command: Sequence[str], environ: Mapping[str, str]) -> Answer:
+        self.calls.append([*command])
+        if self.silence and command[0] in ("scontrol", "squeue"):
+            return Answer(1, err=self.silence)
+        return getattr(self, f"_{command[0]}")([*command[1:]], environ)
+
+    def _hook(self, name: str) -> Answer | None:
+        return self.on[name]() if name in self.on else None
+
+    def _scontrol(self, words: list[str], environ: Mapping[str, str]) -> Answer:
+        if words[0] in ("requeue", "update"):
+            return self._hook(words[0]) or Answer(0)
+        what = [word for word in words if not word.startswith("-")][1]
+        if what == "job":
+            found = self._hook("show job")
+            return found or (Answer(1) if self.job.startswith("down") else Answer(0, self.job + "\n"))
+        if what == "nodes":
+            return Answer(0, self.nodes)
+        return Answer(0, {"config": self.config, "partition": self.partition}[what])
+
+    def _squeue(self, words: list[str], environ: Mapping[str, str]) -> Answer:
+        if self.silent_queue:
+            self.silent_queue -= 1
+            return Answer(1, err="slurm_load_jobs error: Socket timed out on send/recv operation")
+        asked = words[words.index("--jobs") + 1].split(",") if "--jobs" in words else list(self.jobs)
+        if len(asked) == 1 and asked[0] not in self.jobs and "--jobs" in words:
+            return Answer(1, err="slurm_load_jobs error: Invalid job id specified")
+        rows = [[one, *self.jobs[one].split("|")] for one in asked if one in self.jobs]
+        if words[-1] == "%i %k":
+            return Answer(0, "".join(f"{row[0]} {row[4]}\n" for row in rows))
+        return Answer(0, "".join("|".join(row) + "\n" for row in rows))
+
+    def _scancel(self, words: list[str], environ: Mapping[str, str]) -> Answer:
+        self.jobs[words[0]] = "CANCELLED|||"
+        return Answer(0)
+
+    def _sbatch(self, words: list[str], environ: Mapping[str, str]) -> Answer:
+        assert "SLURM_JOB_ID" not in environ
+        if "--test-only" in words:
+            return self._hook("test-only") or Answer(1 if self.refusal else 0, err=self.refusal)
+        self.submitted_with = environ
+        found = self._hook("sbatch")
+        if found or self.refusal:
+            return found or Answer(1, err=self.refusal)
+        if self.lost_submissions:
+            self.lost_submissions -= 1
+            if self.queued_anyway:
+                self._queue(words)
+            return Answer(1, err="sbatch: error: Batch job submission failed: Socket timed out")
+        return Answer(0, f"{self.banner}{self._queue(words)}{self.suffix}\n")
+
+    def _queue(self, words: list[str]) -> str:
+        comment = next(word.partition("=")[2] for word in words if word.startswith("--comment="))
+        new = str(len([one for one in self.jobs if int(one) < 40]) + 1)
+        self.jobs[new] = f"PENDING||Priority|{comment}"
+        return new
+
+    def of(self, *words: str) -> list[list[str]]:
+        """Return the calls that hold all these words."""
+        return [call for call in self.calls if set(words) <= set(call)]
+
+
+def refused(text: str = "") -> Answer:
+    return Answer(1, err=text)
+
+
+class Run:
+    """One run folder; `start` begins an attempt, lets the ranks do a step, and ends it."""
+
+    def __init__(self, tmp_path: Path, **changes: Any) -> None:
+        self.slurm = FakeSlurm()
+        self.folder = RunFolder(tmp_path / "runs" / "it's 50%j")
+        self.folder.path.mkdir(parents=True)
+        self.project = tmp_path / "project"
+        self.project.mkdir()
+        own = {"run_dir": self.folder.path, "project_dir": self.project, "run_name": self.folder.name}
+        self.folder.job_file.write_text(json.dumps(settings(make_job(**{**own, **changes}))))
+        self.environ = {"SLURM_JOB_ID": "41", "SLURM_JOB_NODELIST": "n[1-2]"}
+        self.attempt = -1
+        self.said: list[str] = []
+        """Before an attempt was claimed."""
+        self.told: dict[str, str] = {}
+        """What `begin` printed for the shell."""
+        self.slept: list[float] = []
+        self.on_sleep: Callable[[], object] = lambda: None
+
+    @property
+    def log_dir(self) -> Path:
+        return self.folder.log_dir(self.attempt)
+
+    def log(self, attempt: int = 0) -> str:
+        path = self.folder.log_dir(attempt) / "batch.log"
+        return path.read_text() if path.exists() else ""
+
+    def _say(self, text: str) -> None:
+        with (self.log_dir / "batch.log").open("a") as stream:
+            stream.write(f"{text}\n")
+
+    def _sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.on_sleep()
+
+    def job(self, say: Callable[[str], None] | None = None, **environ: str) -> SlurmJob:
+        return SlurmJob({**self.environ, **environ}, self.slurm, self._sleep, say or self._say)
+
+    def attempt_of(self, job: SlurmJob) -> Attempt:
+        return Attempt(self.folder, self.attempt, read_settings(self.folder), job.id, job.say)
+
+    def begin(self, *, is_successor: bool = False, **environ: str) -> int:
+        """Begin an attempt and return the exit code; `told` holds what the shell gets."""
+        with _signals_kept(), contextlib.redirect_stdout(io.StringIO()) as printed:
+            code = begin(self.folder, self.job(self.said.append, **environ), is_successor=is_successor)
+        self.told = dict(re.findall(r"^export SLURMDDP_(\w+)=(.*)$", printed.getvalue(), re.MULTILINE))
+        self.told = {name: value.strip("'") for name, value in self.told.items()}
+        return code
+
+    def start(
+        self, step: Step = FINISH, *, is_successor: bool = False, terminated: bool = False, **environ: str
+    ) -> int:
+        """Run an attempt with `step` in place of the ranks and return the exit code of the script."""
+        code = self.begin(is_successor=is_successor, **environ)
+        if not self.told:
+            return code
+        self.attempt = int(self.told["ATTEMPT"])
+        for action in step.actions:
+            action(self)
+        job = self.job(**environ)
+        try:
+            with _signals_kept():
+                return AttemptEnd(self.attempt_of(job), job, terminated=terminated).conclude(step.code)
+        except Killed:
+            return -signal.SIGTERM
+
+    def succeed(self) -> int:
+        """Run the script as a successor that another job has submitted, with ranks that finish."""
+        return self.start(is_successor=True, SLURM_JOB_ID="42")
+
+    def lose_first_node(self, **environ: str) -> list[str]:
+        """Let an agent ask for its lost batch script, and return what was asked of SLURM then."""
+        self.slurm.jobs["41"] = "RUNNING|||"
+        self.attempt = 0
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        job = self.job(**environ)
+        first_node_lost(self.attempt_of(job), job)
+        return [*self.asked(), *(["scancel"] if "CANCELLED" in self.slurm.jobs["41"] else [])]
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [event for event in self.folder.events() if event["event"] == name]
+
+    @property
+    def end(self) -> tuple[str, str]:
+        return self.ends[-1]
+
+    @property
+    def ends(self) -> list[tuple[str, str]]:
+        return [(event["outcome"], event["next"]) for event in self.events("ended")]
+
+    def asked(self) -> list[str]:
+        """Return the changes that were asked of SLURM."""
+        changes = [call[1:] for call in self.slurm.calls if {"requeue", "update"} & {*call[1:2]}]
+        return [" ".join(words) for words in changes] + ["sbatch"] * len(self.submissions())
+
+    def submissions(self) -> list[list[str]]:
+        return [call for call in self.slurm.calls if call[0] == "sbatch" and "--test-only" not in call]
+
+    def tests(self) -> list[list[str]]:
+        """Return the questions whether SLURM would take the job."""
+        return self.slurm.of("--test-only")
+
+    def excluded(self) -> list[dict[str, Any]]:
+        path = self.folder.excluded_file
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Give this process back the handler of SIGTERM that the batch step changes."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,66 @@
+"""Sandboxes that tests start, the nodes that they lose there, and how all nodes come back."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmddp.environments.hostlist import expand
+from slurmddp.errors import SlurmddpError
+from slurmddp.sandbox import Sandbox
+from slurmddp.sandbox.machine import search_path, slurm_version
+from support.slurm import stub_runs, train_project
+
+
+@contextmanager
+def own_sandbox(letter: str, nodes: int, **options: Any) -> Iterator[Sandbox]:
+    """A SLURM that is up; `letter` is one that no other file's sandbox has. Its sockets need a short path."""
+    with tempfile.TemporaryDirectory(prefix="slurmddp-") as folder:
+        made = Sandbox(f"{letter}{os.getpid()}", root=Path(folder) / "sandbox", nodes=nodes, **options)
+        try:
+            made.up()
+        except SlurmddpError as error:
+            pytest.fail(f"{error.message} {error.hint}", pytrace=False)
+        try:
+            yield made
+        finally:
+            made.down()
+
+
+def bring_back(used: Sandbox, timeout_s: float = 180) -> None:
+    """Cancel all jobs, restore the nodes that were killed or cut off, and wait until each can take a job."""
+    assert used.cancel_jobs(), f"jobs that can't be cancelled: {used.jobs()}"
+    for node in used.nodes:
+        used.restore_node(node)
+    deadline = time.monotonic() + timeout_s
+    while set((states := used.status().nodes).values()) != {"idle"}:
+        assert time.monotonic() < deadline, f"nodes did not come back: {states}"
+        time.sleep(0.1)
+
+
+def shortest_timeout_s() -> int:
+    """Return the shortest SlurmdTimeout in seconds at which SLURM gives up dead nodes only.
+
+    SLURM 24.11 counts the answers to a ping only once a dead node among them has timed out, after 12 s.
+    """
+    return 30 if slurm_version(search_path(os.environ)) >= (23, 2) else 10
+
+
+def lose(used: Sandbox, node: str) -> None:
+    """Make SLURM lose a node on which everything lives on."""
+    if used.plan.namespaces:
+        used.cut_link(node)
+    else:
+        used.kill_node(node)
+
+
+def nodes_of(run: stub_runs.Run | train_project.Run, attempt: int) -> list[str]:
+    """Return the nodes on which an attempt has started."""
+    return list(expand(run.events("started")[attempt]["nodes"]))

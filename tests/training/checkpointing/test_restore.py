@@ -1,0 +1,380 @@
+"""A checkpoint that does not belong here: it is said what differs, and nothing of it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.state import config_match
+from slurmddp.checkpoint.state.state_tree import flatten
+from slurmddp.config.identity import part_of
+from slurmddp.config.schema import Identity
+from slurmddp.errors import CheckpointError, ConfigError
+from slurmddp.runs.folder.layout import RunFolder, read_lines
+from slurmddp.training.distributon import Distributon
+from slurmddp.training.trainer.loop import Training
+from support.distributed import load_jobs
+from support.distributed.ranks import run_ranks
+
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
+
+
+@pytest.fixture
+def alone() -> Iterator[Distributon]:
+    with Distributon(1, seed=0) as d:
+        yield d.launch()
+
+
+class Counter:
+    """An object of a person's own, which refuses states that it does not like."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = torch.tensor(count)
+
+    def state_dict(self) -> dict[str, object]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self.count = state["count"]
+        if self.count > 5:
+            raise ValueError("more than five")
+
+
+def parts(width: int = 4, depth: int = 1) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(3, width), *(nn.Linear(width, width) for _ in range(depth)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def bits(*objects: object) -> str:
+    return str([flatten({"it": one.state_dict()}).tree for one in objects]) + str(
+        [value.tolist() for one in objects for value in flatten(one.state_dict()).tensors.values()]
+    )
+
+
+# Another model.
+
+
+@pytest.mark.parametrize(
+    ("width", "depth", "words"),
+    [
+        (6, 1, ["4 tensors of another shape (0.weight is 4x3 in the checkpoint, 6x3 here, ", ", ...)"]),
+        (4, 3, ["4 keys missing from the checkpoint (2.weight, 2.bias, 3.weight, ...)"]),
+        (4, 0, ["2 keys that this model does not have (1.weight, 1.bias)"]),
+        (5, 0, ["2 keys that", "2 tensors of another shape (0.weight is 4x3 in the checkpoint, 5x3 here"]),
+    ],
+)
+def test_another_model_is_explained_and_nothing_is_loaded(alone, tmp_path, width, depth, words) -> None:
+    model, optimizer = parts()
+    alone.save(tmp_path, 9, model=model, optimizer=optimizer, progress={"at": 9}, mine=Counter(3))
+    here, its = parts(width, depth)
+    mine, progress = Counter(1), {"at": 0}
+    before, draw = bits(here, its, mine), torch.get_rng_state()
+    with pytest.raises(CheckpointError) as caught:
+        alone.load(tmp_path, mine=mine, progress=progress, optimizer=its, model=here)
+    assert "does not fit this" in caught.value.message and caught.value.message.count("\n") == 0
+    with pytest.raises(CheckpointError) as caught:
+        alone.load(tmp_path, mine=mine, progress=progress, model=here)
+    assert all(word in caught.value.message for word in words), caught.value.message
+    assert "does not fit this Sequential" in caught.value.message
+    assert "Nothing was loaded" in caught.value.message
+    assert (bits(here, its, mine), progress) == (before, {"at": 0})
+    assert torch.equal(torch.get_rng_state(), draw)
+
+
+def test_an_optimizer_over_other_groups(alone, tmp_path) -> None:
+    model, optimizer = parts()
+    alone.save(tmp_path, 9, model=model, optimizer=optimizer)
+    halves = [{"params": list(model[0].parameters())}, {"params": list(model[1].parameters())}]
+    other = torch.optim.AdamW(halves, lr=0.5)
+    with torch.no_grad():
+        model[0].weight.zero_()
+    with pytest.raises(
+        CheckpointError, match=r"4 parameters in 1 group in the checkpoint, .* in 2 groups here"
+    ):
+        alone.load(tmp_path, model=model, optimizer=other)
+    assert not model[0].weight.any()
+    with pytest.raises(CheckpointError, match="holds no optimizer's state"):
+        alone.load(tmp_path, model=optimizer)
+
+
+def test_an_object_that_refuses_leaves_everything_as_it_was(alone, tmp_path) -> None:
+    model, _ = parts()
+    alone.save(tmp_path, 9, first=Counter(2), model=model, second=Counter(7))
+    with torch.no_grad():
+        model[0].weight.zero_()
+    first, second = Counter(1), Counter(0)
+    with pytest.raises(
+        CheckpointError, match="checkpoint's second does not fit this Counter: more than five"
+    ):
+        alone.load(tmp_path, first=first, model=model, second=second)
+    assert (int(first.count), int(second.count)) == (1, 0)
+    assert not model[0].weight.any()
+
+
+class Renamed(nn.Linear):
+    """A model that still takes what was saved under an older name."""
+
+    def _load_from_state_dict(self, state: dict, prefix: str, *args: object) -> None:
+        if f"{prefix}kernel" in state:
+            state[f"{prefix}weight"] = state.pop(f"{prefix}kernel")
+        super()._load_from_state_dict(state, prefix, *args)
+
+
+def test_a_model_that_translates_old_names_may(alone, tmp_path) -> None:
+    old = nn.Module()
+    old.kernel, old.bias = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2))
+    alone.save(tmp_path, 9, model=old)
+    model = Renamed(2, 2)
+    assert alone.load(tmp_path, model=model) == 9
+    assert torch.equal(model.weight, torch.ones(2, 2))
+    wider = Renamed(3, 3)
+    before = bits(wider)
+    with pytest.raises(CheckpointError, match="size mismatch"):
+        alone.load(tmp_path, model=wider)
+    assert bits(wider) == before
+
+
+class Unpacking(nn.Linear):
+    """A model that finds what it wants in a state of another form."""
+
+    def load_state_dict(self, state: dict, *args: object, **options: object) -> object:
+        return super().load_state_dict({"weight": state["kernel"], "bias": self.bias}, *args, **options)
+
+
+def test_a_model_that_loads_in_a_way_of_its_own_may(alone, tmp_path) -> None:
+    old = nn.Module()
+    old.kernel = nn.Parameter(torch.ones(2, 2))
+    alone.save(tmp_path, 9, model=old)
+    model = Unpacking(2, 2)
+    assert alone.load(tmp_path, model=model) == 9
+    assert torch.equal(model.weight, torch.ones(2, 2))
+
+
+class Regrouping(torch.optim.SGD):
+    """An optimizer that takes what was saved over other groups."""
+
+    def load_state_dict(self, state: dict) -> None:
+        super().load_state_dict(state if len(state["param_groups"]) == 2 else self.state_dict())
+
+
+def test_an_optimizer_that_translates_other_groups_may(alone, tmp_path) -> None:
+    model, optimizer = parts()
+    alone.save(tmp_path, 9, optimizer=optimizer)
+    halves = [{"params": list(model[0].parameters())}, {"params": list(model[1].parameters())}]
+    assert alone.load(tmp_path, optimizer=Regrouping(halves, lr=0.5)) == 9
+
+
+def test_what_a_refusal_found_already_written_is_taken_back(alone, tmp_path) -> None:
+    alone.save(tmp_path, 9, model=nn.Linear(2, 2))
+    wider = Renamed(3, 2)  # The bias fits, and is written before the weight is refused.
+    before = bits(wider)
+    with pytest.raises(CheckpointError, match="size mismatch"):
+        alone.load(tmp_path, model=wider)
+    assert bits(wider) == before
+
+
+def test_a_model_whose_hooks_translate_old_names_may(alone, tmp_path) -> None:
+    old = nn.Module()
+    old.kernel = nn.Parameter(torch.ones(2, 2))
+    alone.save(tmp_path, 9, model=old)
+
+    def rename(state: dict, prefix: str, *_: object) -> None:
+        state[f"{prefix}weight"] = state.pop(f"{prefix}kernel")
+
+    def forgive(module: nn.Module, found: SimpleNamespace) -> None:
+        found.missing_keys.clear()
+        found.unexpected_keys.clear()
+
+    renaming, forgiving = nn.Linear(2, 2, bias=False), nn.Linear(2, 2)
+    renaming._register_load_state_dict_pre_hook(rename)
+    forgiving.register_load_state_dict_post_hook(forgive)
+    for model in (renaming, forgiving):
+        assert alone.load(tmp_path, model=model) == 9
+    assert torch.equal(renaming.weight, torch.ones(2, 2))
+
+
+def test_one_ranks_misfit_leaves_all_ranks_as_they_were(tmp_path: Path) -> None:
+    first, second = run_ranks(load_jobs.load_that_one_rank_refuses, 2, str(tmp_path))
+    assert "Rank 1 on" in first["said"]
+    assert "does not fit this Net" in second["said"]
+    assert first["unchanged"] and second["unchanged"]
+
+
+def test_a_rank_that_never_sees_the_checkpoint_names_its_host(tmp_path: Path) -> None:
+    first, second = run_ranks(load_jobs.load_from_an_own_folder, 2, str(tmp_path))
+    assert "Rank 1 on" in first and "does not exist on" in first
+    assert "does not exist on" in second
+
+
+# Another configuration.
+
+CONFIG = {"seed": 1, "model": {"width": 4, "path": Path("data")}, "betas": (0.9, 0.95), "none": None}
+
+
+def saved_under(config: dict, root: Path) -> None:
+    with Distributon(1, config=config) as d:
+        d.launch().save(root, 3, progress={"at": 3})
+
+
+def load_under(config: dict | None, root: Path, **options: bool) -> int | None:
+    with Distributon(1, config=config) as d:
+        return d.launch().load(root, progress={}, **options)
+
+
+def test_a_configuration_is_kept_with_its_hash(tmp_path) -> None:
+    saved_under(CONFIG, tmp_path)
+    meta = checkpoint.read(checkpoint.latest(tmp_path)).meta
+    assert meta["config"] == {
+        "seed": 1, "model": {"width": 4, "path": "data"}, "betas": [0.9, 0.95], "none": None,
+    }  # fmt: skip
+    assert len(meta["config_hash"]) == 16
+    reordered = {key: CONFIG[key] for key in reversed(CONFIG)}
+    assert load_under(reordered, tmp_path) == 3
+
+
+def test_a_value_of_the_environment_is_not_in_the_manifest_and_still_compared(tmp_path) -> None:
+    def bound(token: str) -> dict[str, object]:
+        marks = {"data": {"token": "${oc.env:TOKEN}"}}
+        return config_match.bound_to({"seed": 1, "data": {"token": token}, "from_environment": marks})
+
+    saved_under(bound("s3cret"), tmp_path)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"s3cret" in path.read_bytes()]
+    assert load_under(bound("s3cret"), tmp_path) == 3
+    with pytest.raises(ConfigError, match=r"data\.token: .*oc\.env:TOKEN.* in the checkpoint"):
+        load_under(bound("0ther"), tmp_path)
+
+
+def test_another_one_is_explained_key_by_key(tmp_path) -> None:
+    saved_under(CONFIG, tmp_path)
+    other = {"seed": 1, "model": {"width": 8, "path": Path("data"), "new": "x"}, "betas": (0.9, 0.99)}
+    with pytest.raises(ConfigError) as caught:
+        load_under(other, tmp_path)
+    assert caught.value.message.splitlines() == [
+        "Checkpoint step-0000000003 is of another configuration; 4 keys differ:",
+        "  betas: [0.9, 0.95] in the checkpoint, [0.9, 0.99] here",
+        '  model.new: not there in the checkpoint, "x" here',
+        "  model.width: 4 in the checkpoint, 8 here",
+        "  none: null in the checkpoint, not there here",
+    ]
+    assert "allow_other_config=True" in caught.value.hint
+    assert config_match.ALLOW_OTHER_CONFIG_VARIABLE in caught.value.hint
+
+
+def test_many_differences_are_cut_short(tmp_path) -> None:
+    saved_under({str(key): 0 for key in range(30)}, tmp_path)
+    with pytest.raises(ConfigError, match="30 keys differ") as caught:
+        load_under({str(key): 1 for key in range(30)}, tmp_path)
+    assert caught.value.message.endswith("and 20 more")
+    assert len(caught.value.message.splitlines()) == 12
+
+
+def test_it_is_loaded_when_a_person_says_so(tmp_path, monkeypatch, caplog) -> None:
+    saved_under(CONFIG, tmp_path)
+    other = {**CONFIG, "seed": 2}
+    assert load_under(other, tmp_path, allow_other_config=True) == 3
+    assert "seed: 1 in the checkpoint, 2 here" in caplog.text
+    monkeypatch.setenv(config_match.ALLOW_OTHER_CONFIG_VARIABLE, "1")
+    assert load_under(other, tmp_path) == 3
+
+
+def test_without_a_configuration_there_is_nothing_to_compare(tmp_path) -> None:
+    saved_under(CONFIG, tmp_path / "with")
+    assert load_under(None, tmp_path / "with") == 3
+    with Distributon(1) as d:
+        d.launch().save(tmp_path / "without", 3, progress={})
+    assert load_under(CONFIG, tmp_path / "without") == 3
+
+
+def test_what_a_run_is_named_by_is_what_its_checkpoints_are_bound_to() -> None:
+    train = {"batch_size": 4, "log_every": 5, "steps": 9}
+    whole = {"seed": 1, "train": train, "nodes": 3, "time_limit": 5}
+    named = part_of(whole, Identity.COMPUTED, Identity.EXTENT)
+    assert named == {"seed": 1, "train": {"batch_size": 4, "steps": 9}, "nodes": 3}
+    assert config_match.bound_to(whole) == {"seed": 1, "train": {"batch_size": 4}}
+
+
+# The test save.
+
+
+def test_a_test_save_counts_what_the_optimizer_will_need(alone, tmp_path, monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr(
+        checkpoint, "rehearse", lambda root, state, **options: asked.append(options["growth"])
+    )
+    model = nn.Linear(99, 10, bias=False)
+    frozen = nn.Parameter(torch.ones(50), requires_grad=False)
+    params = [*model.parameters(), frozen]
+    for optimizer in (
+        torch.optim.AdamW(params), torch.optim.SGD(params), torch.optim.SGD(params, momentum=0.9), parts()[1],
+    ):  # fmt: skip
+        assert alone.test_save(tmp_path, model=model, optimizer=optimizer) >= 0
+    assert asked == [2 * 3960, 0, 3960, 0]
+
+
+def test_a_test_save_that_fails_is_heard_by_all_ranks(tmp_path: Path) -> None:
+    for said in run_ranks(load_jobs.save_onto_a_file, 2, str(tmp_path)):
+        assert "test save" in said and "failed" in said
+
+
+# A damaged one.
+
+
+@pytest.mark.parametrize(
+    ("damaged", "found", "words"),
+    [
+        ((), 30, None),
+        ((30,), 20, "step-0000000030 can't be used; it resumes from step 20, the newest that verifies."),
+        ((30, 20, 10), None, "step-0000000030 can't be used, nor can any before it: it starts at step 0."),
+    ],
+)
+def test_a_run_records_that_its_newest_checkpoint_was_of_no_use(
+    request, tmp_path, monkeypatch, damaged, found, words
+) -> None:
+    folder, model = RunFolder(tmp_path), nn.Linear(2, 2)
+    monkeypatch.setenv("SLURMDDP_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("SLURMDDP_ATTEMPT", "0")
+    alone = request.getfixturevalue("alone")
+    for step in (10, 20, 30):
+        progress = {"evaluated_at": -1, "losses": []}
+        path = alone.save(folder.checkpoints_dir, step, progress=progress, model=model)
+        if step in damaged:
+            (path / "state.json").unlink()
+    settings = SimpleNamespace(keep_last=3)
+    parts = SimpleNamespace(settings=settings, saved_objects={"model": model}, unit="samples")
+    training = Training(alone, parts, folder)
+    training.resume()
+    assert training.step == (found or 0)
+    events = list(read_lines(folder.attempts_file))
+    assert [event["text"] for event in events if event["event"] == "warned"] == (
+        [f"Checkpoint {words} `slurmddp checkpoints RUN` lists them, the log says why."] if words else []
+    )
+    assert [event["step"] for event in events if event["event"] == "resumed"] == ([found] if found else [])
+
+
+@pytest.mark.parametrize("where", ["its run", "another folder", "no attempt", "no run"])
+def test_only_checkpoints_of_the_run_give_events(request, tmp_path, monkeypatch, where) -> None:
+    folder, model = RunFolder(tmp_path), nn.Linear(2, 2)
+    if where != "no run":
+        monkeypatch.setenv("SLURMDDP_RUN_DIR", str(tmp_path))
+    if where in ("its run", "another folder"):
+        monkeypatch.setenv("SLURMDDP_ATTEMPT", "3")
+    alone = request.getfixturevalue("alone")
+    root = tmp_path / "elsewhere" if where == "another folder" else folder.checkpoints_dir
+    alone.save(root, 10, model=model)
+    alone.load(root, model=model)
+    optimizer = alone.setup_optimizer(torch.optim.SGD(alone.setup_model(model).parameters()))
+    for _ in range(2):
+        optimizer.step()
+    events = [(event["event"], event["step"], event["attempt"]) for event in read_lines(folder.attempts_file)]
+    wanted = [("saved", 10, 3), ("resumed", 10, 3), ("first_step", 11, 3)] if where == "its run" else []
+    assert events == wanted

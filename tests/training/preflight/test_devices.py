@@ -1,0 +1,121 @@
+"""A node whose GPUs are gone is avoided by the next attempt, also where its ranks find it before the look."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import EXIT_FAILED, UnfitNodeError
+from slurmddp.runs.folder.excluded import excluded_nodes
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.training.preflight import preflight
+from slurmddp.training.preflight.checks import NOBODY, NODE, Surroundings, device
+from slurmddp.training.process_group.device_agreement import DeviceConflict, DevicesError
+from support.distributed import device_jobs, worker_jobs
+from support.distributed.ranks import run_ranks
+
+pytestmark = [pytest.mark.distributed]
+
+INFO = RankInfo(
+    environment="slurm",
+    world_size=6,
+    local_world_size=2,
+    nodes=3,
+    hosts=("n1", "n2", "n3"),
+    launch_id="1.0.0",
+    gpus_on_node=2,
+)
+GONE = DeviceConflict(text="Rank 2 on n2: 2 ranks on this node see 1 GPU(s).", hint="Look at it.", nodes=[1])
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    monkeypatch.setenv("SLURMDDP_ATTEMPT", "0")
+    folder = RunFolder(tmp_path / "run")
+    folder.log_dir(0).mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_node_is_written_down_once_and_all_ranks_ask_for_others(run: RunFolder, rank: int) -> None:
+    with pytest.raises(UnfitNodeError) as caught:
+        preflight.blame_devices(replace(INFO, rank=rank), run, {}, DevicesError(GONE))
+    assert GONE.text in caught.value.message
+    assert caught.value.hint == "The next attempt runs on other nodes than n2."
+    assert excluded_nodes(run) == (["n2"] if rank == 0 else [])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "config", "unfit"),
+    [([], {}, []), ([0, 1], {}, []), ([1], {"policy": {"exclude_failed_h": 0}}, ["1"])],
+    ids=["the job's own fault", "most nodes", "no exclusion"],
+)
+def test_where_other_nodes_would_do_no_better_the_refusal_stands(
+    run: RunFolder, nodes: list[int], config: dict[str, Any], unfit: list[str]
+) -> None:
+    preflight.blame_devices(INFO, run, config, DevicesError(replace(GONE, nodes=nodes)))
+    assert excluded_nodes(run) == []
+    told = run.events() if run.attempts_file.exists() else []
+    assert [list(event.get("unfit", {})) for event in told] == ([unfit] if nodes else []), (
+        "whose place a spare may take"
+    )
+
+
+@pytest.mark.usefixtures("rank_server")
+@pytest.mark.parametrize(
+    ("asked", "told", "blamed"), [(True, "1", [(0,)]), (False, "1", []), (True, "0", [])]
+)
+def test_the_worker_blames_the_node_where_it_was_asked_to_look(
+    run: RunFolder, asked: bool, told: str, blamed: list[tuple[int, ...]]
+) -> None:
+    program = {"program": {"_target_": "support.distributed.worker_jobs.program_that_notes"}}
+    size = {"nodes": 1, "ranks_per_node": 1}
+    run.config_file.write_text(json.dumps({"seed": 3, **size, **program, "preflight": asked}))
+    place = {"SLURMDDP_LOOK": told}
+    (answer,) = run_ranks(device_jobs.work_on_an_unfit_node, 1, str(run.path), environments=[place])
+    assert answer == (EXIT_FAILED, blamed)
+
+
+@pytest.mark.parametrize(
+    ("built_with", "info", "visible", "blames"),
+    [
+        ("12.8", INFO, "0,1", NODE),
+        (None, INFO, "0,1", NOBODY),
+        ("12.8", INFO, "", None),
+        ("12.8", replace(INFO, gpus_on_node=None), "0,1", None),
+        ("12.8", replace(INFO, rank=1, local_rank=1), "0,1", None),
+    ],
+)
+def test_gpus_that_torch_does_not_show_are_told(
+    run: RunFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    built_with: str | None,
+    info: RankInfo,
+    visible: str,
+    blames: str | None,
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", built_with)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = list(device(Surroundings(info=info, device=torch.device("cpu"), node="n1", folder=run)))
+    assert [one.blames for one in found] == ([blames] if blames else [])
+    assert all("SLURM has given 2 GPU(s), and torch shows none" in one.text for one in found)
+
+
+@pytest.mark.usefixtures("rank_server")
+@pytest.mark.parametrize(("granted", "warned"), [("2", 1), ("", 0)])
+def test_without_a_preflight_a_run_with_gpus_says_that_it_computes_on_cpus(
+    run: RunFolder, granted: str, warned: int
+) -> None:
+    program = {"program": {"_target_": "support.distributed.worker_jobs.program_that_notes"}}
+    run.config_file.write_text(json.dumps({"seed": 3, "nodes": 1, "ranks_per_node": 1, **program}))
+    place = {"SLURM_GPUS_ON_NODE": granted, "CUDA_VISIBLE_DEVICES": ""}
+    ((code, _),) = run_ranks(worker_jobs.work, 1, str(run.path), environments=[place])
+    assert code == 0
+    told = run.events() if run.attempts_file.exists() else []
+    assert [event["event"] for event in told] == ["warned"] * warned

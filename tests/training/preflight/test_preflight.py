@@ -1,0 +1,303 @@
+"""The look at all nodes before a training: what it finds, whom it names, what the next attempt avoids."""
+
+from __future__ import annotations
+
+import json
+import resource
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmddp.environments.emit import emulated_step, rank_environment
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.runs.folder.excluded import excluded_nodes
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.training.preflight import verdicts
+from slurmddp.training.preflight.checks import NOBODY, NODE, RUN, judge_limits
+from slurmddp.training.preflight.pairs import rounds, to_blame
+from support.distributed import preflight_jobs, worker_jobs
+from support.distributed.ranks import run_ranks
+
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
+
+
+def ranks_on(nodes: int, each: int, folder: Path) -> list[dict[str, str]]:
+    """Return the environments of ranks on pretended nodes, which meet on loopback."""
+    places = []
+    for node in range(nodes):
+        step = emulated_step(nodes, node, "1", folder, 0)
+        info = RankInfo(environment="slurm", node_rank=node, nodes=nodes, hosts=("localhost",) * nodes)
+        places += [
+            {**step, **rank_environment(info, local, each), "OMP_NUM_THREADS": "1"} for local in range(each)
+        ]
+    return places
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    folder.log_dir(0).mkdir(parents=True)
+    return folder
+
+
+def fly(run: RunFolder, job: Any, *given: Any, nodes: int = 2, each: int = 1) -> list[Any]:
+    places = ranks_on(nodes, each, run.path)
+    return run_ranks(job, len(places), str(run.path), *given, environments=places)
+
+
+def events(run: RunFolder, kind: str) -> list[dict[str, Any]]:
+    return [event for event in run.events() if event["event"] == kind]
+
+
+def avoided(run: RunFolder) -> list[dict[str, Any]]:
+    if not run.excluded_file.exists():
+        return []
+    return [json.loads(line) for line in run.excluded_file.read_text().splitlines()]
+
+
+# On ranks.
+
+
+def test_healthy_nodes_pass_and_it_is_recorded(run: RunFolder) -> None:
+    assert fly(run, preflight_jobs.healthy, {"train": {"workers": 0}}, nodes=3) == [("", 0, "")] * 3
+    (event,) = events(run, "preflight")
+    assert (event["attempt"], event["nodes"], event["failed"]) == (0, 3, [])
+    assert event["seconds"] > 0
+    assert avoided(run) == []
+    assert not [event for event in events(run, "warned") if "clock" in event["text"]]
+
+
+def test_a_rank_alone_looks_at_itself(run: RunFolder) -> None:
+    assert run_ranks(preflight_jobs.healthy, 1, str(run.path), {}) == [("", 0, "")]
+    assert run_ranks(preflight_jobs.checks_of_one_rank, 1, str(run.path)) == [[]]
+    assert len(events(run, "preflight")) == 1
+
+
+def test_a_device_that_is_wrong_excludes_its_node(run: RunFolder) -> None:
+    """Rank 3 is the second one of n2; all four leave, with the code that asks for other nodes."""
+    answers = fly(run, preflight_jobs.with_a_bad_device, 3, 5, nodes=2, each=2)
+    for kind, code, said in answers:
+        assert (kind, code) == ("UnfitNodeError", 76)
+        assert said == (
+            "Preflight: n2: cpu of rank 3 multiplies matrices wrongly in torch.float32. "
+            "Have the device examined. The next attempt runs on other nodes than n2."
+        )
+    (entry,) = avoided(run)
+    assert list(entry) == ["time", "node", "reason", "expires"]
+    assert (entry["node"], entry["expires"] - entry["time"]) == ("n2", 5 * 3600)
+    assert entry["reason"].startswith("preflight: cpu of rank 3 multiplies")
+    assert excluded_nodes(run) == ["n2"]
+    (event,) = events(run, "preflight")
+    assert event["failed"] == [answers[0][2].removeprefix("Preflight: ").partition(" The next")[0]]
+    assert (event["generation"], list(event["unfit"])) == (0, ["1"])
+    assert event["unfit"]["1"].startswith("cpu of rank 3 multiplies")
+
+
+def test_where_no_node_may_be_excluded_the_run_fails(run: RunFolder) -> None:
+    for kind, code, said in fly(run, preflight_jobs.with_a_bad_device, 1, 0):
+        assert (kind, code) == ("SlurmddpError", 1)
+        assert "n2: cpu of rank 1" in said
+        assert "No node was excluded" in said
+    assert avoided(run) == []
+    (event,) = events(run, "preflight")
+    assert list(event["unfit"]) == ["1"], "a spare of this job may take its place all the same"
+
+
+def test_a_device_that_hangs_is_named_also_where_it_is_rank_zeros(run: RunFolder) -> None:
+    for kind, _, said in fly(run, preflight_jobs.with_a_device_that_hangs, 0):
+        assert kind == "UnfitNodeError"
+        assert "n1: looking at its device failed on rank 0: TimeoutError: it did not end within" in said
+    assert excluded_nodes(run) == ["n1"]
+
+
+def test_a_check_that_raises_has_found_something(run: RunFolder) -> None:
+    for kind, _, said in fly(run, preflight_jobs.with_a_check_that_raises, 1):
+        assert kind == "UnfitNodeError"
+        assert "n2: looking at its device failed on rank 1: MemoryError: no more of it." in said
+
+
+def test_a_disk_that_refuses_is_the_nodes_and_a_full_run_folder_everybodys(run: RunFolder) -> None:
+    for kind, _, said in fly(run, preflight_jobs.with_tmpdir, 1, "/proc"):
+        assert kind == "UnfitNodeError"
+        assert "n2: /proc (TMPDIR) can't be written to" in said
+    for kind, _, said in fly(run, preflight_jobs.with_a_full_run_disk):
+        assert kind == "SlurmddpError"
+        assert "17 bytes are free in the run folder; a training should find 104.9 MB." in said
+
+
+def test_a_tmp_that_is_full_is_seen_where_python_would_pass_over_it(run: RunFolder) -> None:
+    for kind, _, said in fly(run, preflight_jobs.with_a_full_tmp, 1, "/proc"):
+        assert kind == "UnfitNodeError"
+        assert "n2: /proc (TMPDIR) can't be written to" in said
+    assert fly(run, preflight_jobs.with_a_full_tmp, 1, "/nowhere") == [("", 0, "")] * 2
+
+
+def test_a_tmpdir_that_is_not_there_is_warned_of(run: RunFolder) -> None:
+    assert fly(run, preflight_jobs.with_tmpdir, 1, "/login/node") == [("", 0, "")] * 2
+    told = [event["text"] for event in events(run, "warned")]
+    assert any("n2: TMPDIR is /login/node, which is no folder there" in text for text in told)
+
+
+def test_a_node_from_which_other_numbers_come_is_named(run: RunFolder) -> None:
+    """Two of three pairs fail, and n2 is in both."""
+    for kind, code, said in fly(run, preflight_jobs.with_a_node_that_damages, 1, nodes=3):
+        assert (kind, code) == ("UnfitNodeError", 76)
+        assert "n2: it does not exchange data with n1, n3: other numbers came than were sent." in said
+    assert excluded_nodes(run) == ["n2"]
+
+
+def test_of_two_that_fail_with_each_other_it_may_be_either(run: RunFolder) -> None:
+    for kind, _, said in fly(run, preflight_jobs.with_a_silent_node, 0):
+        assert kind == "UnfitNodeError"
+        assert "n2: it does not exchange data with n1: it did not end within" in said
+        assert "It may be n1 as well." in said
+    (event,) = events(run, "preflight")
+    assert event["pairs"] == [["n1", "n2"]]
+
+
+def test_which_of_two_it_is_shows_in_the_pair_with_a_spare(run: RunFolder) -> None:
+    """The node that the spare has replaced was wrongly blamed; the first one is the sick one."""
+    run.add_event("preflight", attempt=1, generation=0, pairs=[["n2", "n7"]])
+    run.add_event("preflight", attempt=0, generation=0, pairs=[["n1", "n7"]])
+    for kind, _, said in fly(run, preflight_jobs.with_a_silent_node, 0):
+        assert kind == "UnfitNodeError"
+        assert "n1: it does not exchange data with n2: it did not end within" in said
+        assert "So it was with another node before." in said
+        assert "as well" not in said
+    assert excluded_nodes(run) == ["n1"]
+    event = events(run, "preflight")[-1]
+    assert (list(event["unfit"]), event["pairs"]) == (["0"], [["n1", "n2"]])
+
+
+@pytest.mark.parametrize(("ahead_s", "kind"), [(-3600.0, ""), (3600.0, ""), (3600.0, "UnfitNodeError")])
+def test_a_clock_that_is_off_is_warned_of_and_far_off_refused(
+    run: RunFolder, ahead_s: float, kind: str
+) -> None:
+    refused_s = verdicts.SKEW_REFUSED_S if kind else 7200.0
+    answers = fly(run, preflight_jobs.with_a_clock, 1, ahead_s, refused_s, nodes=3)
+    assert {answer[0] for answer in answers} == {kind}
+    told = [event["text"] for event in events(run, "warned")] if not kind else [answers[0][2]]
+    (said,) = [text for text in told if "clock" in text]
+    assert "n2: its clock is " in said
+    assert f"s {'ahead of' if ahead_s > 0 else 'behind'} most others." in said
+    assert excluded_nodes(run) == (["n2"] if kind else [])
+
+
+@pytest.mark.parametrize(
+    ("config", "told", "looks"),
+    [
+        ({}, "1", 0),
+        ({"preflight": False}, "1", 0),
+        ({"preflight": True}, "1", 1),
+        ({"preflight": True}, "0", 0),
+    ],
+)
+def test_the_worker_looks_where_it_was_asked_to_and_the_agent_lets_it(
+    run: RunFolder, config: dict[str, Any], told: str, looks: int
+) -> None:
+    program = {"program": {"_target_": "support.distributed.worker_jobs.program_that_notes"}}
+    run.config_file.write_text(json.dumps({"seed": 3, "nodes": 1, "ranks_per_node": 1, **program, **config}))
+    place = {"SLURMDDP_GENERATION": "1", "SLURMDDP_LOOK": told}
+    ((code, said),) = run_ranks(worker_jobs.work, 1, str(run.path), environments=[place])
+    assert code == 0
+    assert "seed 3" in said
+    assert len(events(run, "preflight") if run.attempts_file.exists() else []) == looks
+
+
+# Decisions.
+
+
+@pytest.mark.parametrize("nodes", range(1, 9))
+def test_few_nodes_meet_each_other_once_and_one_at_a_time(nodes: int) -> None:
+    met = rounds(nodes)
+    assert sorted(pair for pairs in met for pair in pairs) == list(combinations(range(nodes), 2))
+    for pairs in met:
+        assert len({node for pair in pairs for node in pair}) == 2 * len(pairs)
+
+
+@pytest.mark.parametrize("nodes", [9, 16, 17, 100, 1024])
+def test_many_nodes_meet_neighbours_in_few_rounds(nodes: int) -> None:
+    met = rounds(nodes)
+    assert len(met) == (nodes - 1).bit_length()
+    for pairs in met:
+        assert len({node for pair in pairs for node in pair}) == 2 * len(pairs)
+    assert {node for pairs in met for pair in pairs for node in pair} == set(range(nodes))
+
+
+def test_the_node_that_is_in_most_failed_pairs_is_to_blame() -> None:
+    assert to_blame([]) == []
+    assert to_blame([(0, 2), (1, 2), (2, 3)]) == [2]
+    assert to_blame([(0, 1)]) == [1]
+    assert to_blame([(0, 2), (1, 2), (3, 5), (3, 4)]) == [3, 2]
+    assert to_blame([(0, 1)], {0}) == [0]
+    assert to_blame([(0, 2), (1, 2)], {0}) == [2]
+
+
+def test_who_failed_with_one_that_failed_with_all_is_no_suspect() -> None:
+    told = {"event": "preflight", "attempt": 2}
+    events = [
+        {**told, "generation": 0, "pairs": [["a", "c"], ["b", "c"]]},
+        {**told, "generation": 1, "pairs": [["b", "d"]]},
+        {**told, "generation": 2},
+    ]
+    assert verdicts.suspects(events, 2, ["a", "b", "e"]) == {1}
+    assert verdicts.suspects(events, 3, ["a", "b", "e"]) == set()
+
+
+def test_when_most_nodes_fail_it_is_no_single_one() -> None:
+    names = ["a", "b", "c"]
+    (found,) = verdicts.blame({(0, 1): "silent", (1, 2): "silent"}, names)
+    assert (found.node, found.blames) == ("b", NODE)
+    everywhere = verdicts.blame(dict.fromkeys(combinations(range(3), 2), "silent"), names)
+    assert {finding.blames for finding in everywhere} == {RUN}
+
+
+@pytest.mark.parametrize(
+    ("changes", "known"),
+    [
+        ({}, True),
+        ({"emulated": True}, False),
+        ({"environment": "torchrun"}, False),
+        ({"hosts": ("a", "b", "x")}, False),
+        ({"nodes": 1, "hosts": ("c",)}, True),
+        ({"nodes": 2, "hosts": ("b", "c")}, True),
+    ],
+)
+def test_only_nodes_that_slurm_knows_are_excluded(changes: dict[str, Any], known: bool) -> None:
+    given = {"environment": "slurm", "nodes": 3, "hosts": ("a", "b", "c"), **changes}
+    assert verdicts.can_be_avoided({"c": "why"}, RankInfo(**given)) is known
+
+
+def test_a_bad_cluster_is_not_excluded_node_by_node() -> None:
+    info = RankInfo(environment="slurm", nodes=3, hosts=("a", "b", "c"))
+    assert not verdicts.can_be_avoided({"a": "why", "c": "why"}, info)
+
+
+def test_a_slow_machine_warns_of_no_clock() -> None:
+    """What a stamp says counts only where it lies outside of what rank 0 itself needed."""
+    names = ["a", "b", "c"]
+    assert verdicts.judge_clocks(names, [100.0, 119.0, 101.0], 100.0, 120.0) == []
+    (found,) = verdicts.judge_clocks(names, [100.0, 123.5, 101.0], 100.0, 120.0)
+    assert (found.node, found.blames) == ("b", NOBODY)
+    assert "3.5 s ahead of" in found.text
+    found_zero = verdicts.judge_clocks(names, [100.0, 190.0, 191.0], 100.0, 101.0)
+    assert [(one.node, one.blames) for one in found_zero] == [("a", NODE)], (
+        "rank 0's own may be the wrong one"
+    )
+
+
+def test_limits_that_are_tight_are_warned_of() -> None:
+    unlimited = resource.RLIM_INFINITY
+    fine = {"files": 4096, "locked": unlimited, "shm": 10 << 30, "workers": 8}
+    assert list(judge_limits("n1", **fine)) == []
+    assert list(judge_limits("n1", **{**fine, "files": unlimited, "shm": None})) == []
+    for name, value, check in (
+        ("files", 1024, "nofile"),
+        ("locked", 65536, "memlock"),
+        ("shm", 64 << 20, "shm"),
+    ):
+        (found,) = judge_limits("n1", **{**fine, name: value})
+        assert (found.check, found.blames) == (check, NOBODY)
+        assert found.sentence.startswith("n1: ")

@@ -1,0 +1,260 @@
+"""Real processes that learn their place from what a launcher set, form a gloo group, and leave it."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from slurmddp.environments.detect import detect
+from slurmddp.environments.emit import emulated_step, rank_environment, scrub
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import ConfigError, MismatchError, SlurmddpError
+from slurmddp.host.cpus import read_cpus, share_of
+from slurmddp.host.ports import candidate_ports
+from slurmddp.training.process_group import cpu_affinity, setup
+from support import TESTS
+
+pytestmark = pytest.mark.distributed
+
+
+PROBE = [sys.executable, "-W", "error", str(TESTS / "support/distributed/place_probe.py")]
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def clean(**changes):
+    kept = {name: value for name, value in scrub(os.environ).items() if name != "OMP_NUM_THREADS"}
+    return {**kept, **NO_GPU, **changes}
+
+
+def run_all(environments):
+    """Run one probe per environment, all at once, and return what each of them found."""
+    ranks = [
+        subprocess.Popen(PROBE, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for environ in environments
+    ]
+    outputs = [process.communicate(timeout=400) for process in ranks]
+    assert [process.returncode for process in ranks] == [0] * len(ranks), [errors for _, errors in outputs]
+    return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+
+
+def agent_ranks(run_dir, nodes=2, ranks_per_node=2, **changes):
+    """Return the environments that the agents of `nodes` pretended nodes give to their ranks."""
+    environments = []
+    for node_rank in range(nodes):
+        environ = clean(**emulated_step(nodes, node_rank, "77", run_dir, 0, 2), **changes)
+        node = detect(environ)
+        environments += [
+            {**environ, **rank_environment(node, local_rank, ranks_per_node)}
+            for local_rank in range(ranks_per_node)
+        ]
+    return environments
+
+
+def local_ranks(launch_id, world_size=2):
+    return [
+        clean(
+            SLURMDDP_LAUNCHER="local",
+            SLURMDDP_LAUNCH_ID=launch_id,
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(world_size),
+            LOCAL_WORLD_SIZE=str(world_size),
+            NODE_RANK="0",
+        )
+        for rank in range(world_size)
+    ]
+
+
+def test_two_nodes_with_two_ranks_each():
+    found = run_all(agent_ranks("/runs/a"))
+    assert [rank["rank"] for rank in found] == [0, 1, 2, 3]
+    assert {rank["total"] for rank in found} == {10.0}
+    assert {(rank["environment"], rank["backend"], rank["device"]) for rank in found} == {
+        ("slurm", "gloo", "cpu")
+    }
+    assert {rank["interface"] for rank in found} == {"lo"}
+    assert {rank["threads"] for rank in found} == {1}
+    assert all(rank["undone"] for rank in found)
+
+
+def test_two_runs_of_one_job_id_at_once_on_one_machine():
+    found = run_all(agent_ranks("/runs/a", 2, 1) + agent_ranks("/runs/b", 2, 1))
+    assert [rank["total"] for rank in found] == [3.0] * 4
+
+
+def test_ranks_that_launch_started():
+    found = run_all(local_ranks("once"))
+    assert {(rank["environment"], rank["total"], rank["undone"]) for rank in found} == {("local", 3.0, True)}
+
+
+def test_what_a_person_has_set_is_left_alone():
+    changes = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "3"}
+    found = run_all([{**environ, **changes} for environ in local_ranks("set")])
+    assert {(rank["interface"], rank["omp"]) for rank in found} == {("lo", "3")}
+    assert all(rank["threads"] == rank["threads_before"] for rank in found)
+
+
+def test_a_process_on_its_own_needs_no_group():
+    (found,) = run_all([clean()])
+    assert (found["backend"], found["environment"], found["undone"]) == (None, "single", True)
+
+
+def test_torchrun_brings_its_own_meeting_point():
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", PROBE[-1]]
+    done = subprocess.run(
+        command, env=clean(OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=400, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert sorted(rank["rank"] for rank in found) == [0, 1]
+    assert {(rank["environment"], rank["total"], rank["undone"]) for rank in found} == {
+        ("torchrun", 3.0, True)
+    }
+
+
+def free_port():
+    """Return a free port that the kernel gives to nobody by itself meanwhile."""
+    for port in candidate_ports(f"test {os.getpid()}"):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise LookupError("no free port")
+
+
+def test_variables_set_by_hand_meet_at_the_given_port():
+    port = free_port()
+    found = run_all(
+        [
+            clean(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+            for rank in range(2)
+        ]
+    )
+    assert {(rank["environment"], rank["total"]) for rank in found} == {("torchrun", 3.0)}
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
+def alone(**changes):
+    return RankInfo(environment="single", **changes)
+
+
+def pair(rank=0):
+    return RankInfo(
+        environment="slurm", rank=rank, local_rank=rank, world_size=2, local_world_size=2, launch_id="never"
+    )
+
+
+def test_one_rank_takes_the_cpus_it_was_given_and_gives_the_thread_count_back(no_gpu):
+    before = torch.get_num_threads()
+    place = setup.start(alone(cpus=1))
+    assert torch.get_num_threads() == 1
+    assert os.environ["OMP_NUM_THREADS"] == "1"
+    assert (place.device.type, place.backend, place.store) == ("cpu", None, None)
+    setup.finish(place)
+    assert torch.get_num_threads() == before
+    assert "OMP_NUM_THREADS" not in os.environ
+
+
+def test_an_unknown_backend_is_refused_before_anybody_is_waited_for(no_gpu):
+    with pytest.raises(ConfigError, match="'gllo'"):
+        setup.start(pair(rank=1), backend="gllo", rendezvous_timeout_s=600)
+
+
+def test_a_start_that_fails_leaves_nothing_changed(no_gpu):
+    before, threads = dict(os.environ), torch.get_num_threads()
+    with pytest.raises(SlurmddpError, match="rank 1"):
+        setup.start(pair(), rendezvous_timeout_s=0.2)
+    assert dict(os.environ) == before
+    assert torch.get_num_threads() == threads
+    assert not dist.is_initialized()
+
+
+def test_a_group_of_another_size_is_refused(no_gpu):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(SlurmddpError, match="says rank 0 of 1, but the environment"):
+            setup.start(pair())
+    finally:
+        dist.destroy_process_group()
+
+
+def test_granted_gpus_that_torch_does_not_see_are_worth_a_warning(no_gpu, caplog):
+    setup.finish(setup.start(alone(gpus_on_node=4)))
+    assert "SLURM granted 4 GPU(s), but torch sees none" in caplog.text
+
+
+MIG = "MIG-a,MIG-b"
+TWO_LOCAL = RankInfo(environment="torchrun", rank=1, local_rank=1, world_size=2, local_world_size=2)
+
+
+def test_a_mig_device_is_alone_before_cuda_is_asked(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", MIG)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    seen = []
+
+    def device_count():
+        seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
+        return 1
+
+    monkeypatch.setattr(torch.cuda, "device_count", device_count)
+    assert setup.visible_gpus() == 2, "as many as the ranks of the node can share"
+    assert seen == []
+    with contextlib.ExitStack() as undo:
+        assert setup._choose_device(TWO_LOCAL, undo) == 0
+        assert seen == ["MIG-b"]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == MIG, "finish puts it back"
+
+
+def test_whole_gpus_are_counted_by_torch(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert setup.visible_gpus() == 2
+    with contextlib.ExitStack() as undo:
+        assert setup._choose_device(TWO_LOCAL, undo) == 1
+
+
+@pytest.mark.parametrize(("local_rank", "warnings"), [(0, 1), (1, 0)])
+def test_a_node_that_shows_the_gpus_of_other_jobs_warns_once(monkeypatch, caplog, local_rank, warnings):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    info = RankInfo(environment="slurm", local_rank=local_rank, local_world_size=2, gpus_on_node=2)
+    assert setup._take_device(info, local_rank) == torch.device("cuda", local_rank)
+    assert caplog.text.count("8 can be seen") == warnings
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_ranks_of_an_agent_take_their_share_of_the_cpus_and_give_it_back(monkeypatch, together, caplog):
+    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", str(len(before)))
+    if together:
+        monkeypatch.setenv("SLURMDDP_GENERATION", "0")
+    else:
+        monkeypatch.delenv("SLURMDDP_GENERATION", raising=False)
+    info = RankInfo(environment="slurm", world_size=2, local_world_size=2, cpus=4 * len(before))
+    with contextlib.ExitStack() as undo:
+        cpu_affinity.take_cpus(info, undo)
+        own = share_of(read_cpus(allowed=before), 0, 2) if together else before
+        assert os.sched_getaffinity(0) == own
+        assert int(os.environ["OMP_NUM_THREADS"]) == torch.get_num_threads() <= len(own)
+    assert os.sched_getaffinity(0) == before
+    assert (torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")) == (threads, None)
+    (warned,) = caplog.messages
+    assert f"SLURM promises {len(before) * (8 if together else 4)} CPU(s)" in warned
+
+
+def test_an_interface_that_is_not_there_is_refused_before_anybody_waits(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "surely0")
+    info = RankInfo(environment="slurm", world_size=2, local_world_size=2, launch_id="1.0.0")
+    with pytest.raises(MismatchError, match=r"GLOO_SOCKET_IFNAME='surely0' can't be used on .*no surely0"):
+        setup.start(info, backend="gloo", rendezvous_timeout_s=600)

@@ -1,0 +1,383 @@
+"""Stopping: flags only, one step for all ranks, whoever is signalled and whenever."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from slurmddp.errors import ConfigError, RankFailure
+from slurmddp.training.stopping import agreement as stop
+from slurmddp.training.stopping.agreement import StopAgreement, StopSignals
+from slurmddp.training.stopping.signals import hold_in_worker, signals_held
+from support import TESTS
+
+PROGRAM = TESTS / "support/distributed/stop_ranks.py"
+ENVIRONMENT = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+WORLD_SIZE = 4
+
+
+def run_ranks(tmp_path, rounds):
+    """Return the JSON lines of all ranks, grouped by round."""
+    commands = [
+        [sys.executable, str(PROGRAM), str(rank), str(WORLD_SIZE), str(tmp_path / "port"), str(rounds)]
+        for rank in range(WORLD_SIZE)
+    ]
+    ranks = [
+        subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for command in commands
+    ]
+    try:
+        ends = [rank.communicate(timeout=400) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0] * WORLD_SIZE, "\n".join(end[1] for end in ends)
+    lines = [json.loads(line) for end in ends for line in end[0].splitlines()]
+    return [[line for line in lines if line["round"] == number] for number in range(rounds)]
+
+
+@pytest.mark.distributed
+def test_all_ranks_stop_after_the_same_step(tmp_path):
+    """24 seeded rounds: one signal, two at once, twice, before the first step, in an evaluation, none."""
+    for lines in run_ranks(tmp_path, 24):
+        kind = lines[0]["kind"]
+        assert len(lines) == WORLD_SIZE
+        assert len({line["stopped"] for line in lines}) == 1, lines
+        assert all(line["again"] for line in lines), "once stopped, stopped for good"
+        if kind == "finished":
+            assert all(line["reason"] is None and line["stopped"] == 20 for line in lines)
+        elif kind == "evaluation":
+            evaluated = lines[0]["stopped"] > 5
+            assert sum(line["left_early"] for line in lines) == evaluated
+        named = {line["reason"] for line in lines}
+        assert len(named) == 1, "all ranks give the same reason"
+        word = {"usr2": "SIGUSR2", "request": "the test", "finished": ""}.get(kind, "SIGTERM")
+        assert word in (named.pop() or "")
+
+
+class Rank(threading.Thread):
+    """A rank pretended by a thread: steps of random length, in step with the others or not."""
+
+    def __init__(self, store, rank, world_size, steps, pace, together=None, asks_at=None):
+        super().__init__(daemon=True)
+        self.agreement = StopAgreement(store, rank, world_size, poll_s=0.005, timeout_s=60)
+        self.steps, self.pace, self.together, self.asks_at = steps, pace, together, asks_at
+        self.done = 0
+        self.error = None
+
+    def run(self):
+        try:
+            while self.done < self.steps and not self.agreement.tick():
+                if self.done == self.asks_at:
+                    self.agreement.request("a wish")
+                time.sleep(self.pace.uniform(0, 0.003))
+                if self.together:
+                    self.together.wait(timeout=60)
+                self.done += 1
+        except Exception as error:  # told by the test in the main thread
+            self.error = error
+        finally:
+            self.agreement.close()
+
+
+@pytest.mark.parametrize("in_step", [True, False])
+def test_agreement_over_many_seeds(in_step):
+    for seed in range(25):
+        chance, store = random.Random(seed), dist.HashStore()
+        world_size = chance.randint(2, 6)
+        together = threading.Barrier(world_size) if in_step else None
+        asking = chance.sample(range(world_size), chance.randint(1, 2))
+        ranks = [
+            Rank(store, rank, world_size, 40, random.Random(seed * 10 + rank), together,
+                 chance.randint(0, 42) if rank in asking else None)
+            for rank in range(world_size)
+        ]  # fmt: skip
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(60)
+        assert [rank.error for rank in ranks] == [None] * world_size
+        assert len({rank.done for rank in ranks}) == 1, (seed, [rank.done for rank in ranks])
+
+
+def test_a_new_agreement_on_the_same_store_knows_nothing_of_the_last():
+    store = dist.HashStore()
+    for _ in range(3):
+        ranks = [
+            Rank(store, rank, 2, 100_000, random.Random(rank), None, 3 if rank else None) for rank in range(2)
+        ]
+        assert not any(rank.agreement.tick() for rank in ranks)
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(60)
+        assert ranks[0].done == ranks[1].done
+        assert ranks[0].agreement.reason == "a wish on rank 1"
+
+
+def test_ranks_that_do_not_answer_are_named():
+    with (
+        StopAgreement(dist.HashStore(), 0, 4, poll_s=0.005, timeout_s=0.3) as agreement,
+        pytest.raises(RankFailure, match="rank 1, 2, 3"),
+    ):
+        agreement.request("a wish")
+        while not agreement.tick():
+            time.sleep(0.005)
+
+
+HOST = """
+import sys, time, torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def store_host():
+    """A store whose host the test can kill."""
+    host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True)
+    try:
+        port = int(host.stdout.readline())
+        yield host, dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    finally:
+        host.kill()
+        host.wait()
+        host.stdout.close()
+
+
+def watchers():
+    return [thread for thread in threading.enumerate() if thread.name == "slurmddp-stop"]
+
+
+@pytest.mark.distributed
+def test_when_the_store_dies_the_watcher_says_so_and_the_rank_still_obeys_its_own_signal(
+    store_host, caplog, monkeypatch
+):
+    monkeypatch.setattr(stop, "_LEAVING_S", 0.01)
+    host, store = store_host
+    with StopSignals() as signals, StopAgreement(store, 1, 2, poll_s=0.01, signals=signals) as agreement:
+        assert not agreement.tick()
+        host.kill()
+        host.wait()
+        for thread in watchers():
+            thread.join(60)
+        assert not agreement.tick() and agreement.reason is None
+        (said,) = caplog.messages
+        assert "Rank 1" in said and "store" in said
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(
+            RankFailure, match=r"SIGTERM on rank 1 .* store on the first rank went away"
+        ) as raised:
+            agreement.tick()
+        assert isinstance(raised.value.__cause__, RuntimeError), "so that the rank's exit code is a stop's"
+
+
+@pytest.mark.distributed
+def test_a_store_that_goes_when_the_rank_leaves_too_is_not_warned_of(store_host, caplog):
+    host, store = store_host
+    agreement = StopAgreement(store, 1, 2, poll_s=0.01)
+    host.kill()
+    host.wait()
+    time.sleep(0.1)
+    agreement.close()
+    assert not caplog.messages
+
+
+def kill_when_posted(host, store):
+    """Kill the store's host when the one rank there is has told the others how far it is."""
+    while not store.check(["slurmddp/stop/1/posted"]):
+        time.sleep(0.005)
+    host.kill()
+
+
+@pytest.mark.distributed
+def test_when_the_store_dies_during_the_agreement_it_is_said(store_host):
+    _, store = store_host
+    with StopAgreement(store, 1, 2, poll_s=0.01, timeout_s=60) as agreement:
+        agreement.request("a wish")
+        threading.Thread(target=kill_when_posted, args=store_host).start()
+        with pytest.raises(RankFailure, match="store on the first rank went away"):
+            while not agreement.tick():
+                time.sleep(0.005)
+
+
+@pytest.mark.distributed
+def test_a_blocking_call_on_the_main_connection_does_not_hold_up_the_watcher(store_host):
+    _, store = store_host
+    blocked = threading.Thread(target=store.get, args=("late",), daemon=True)
+    with StopAgreement(store, 0, 2, poll_s=0.01) as first, StopAgreement(store, 1, 2, poll_s=0.01) as second:
+        blocked.start()
+        second.request("a wish")
+        deadline = time.monotonic() + 60
+        while not (first.tick() and second.tick()) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert blocked.is_alive() and first.reason == second.reason == "a wish on rank 1"
+    other = dist.TCPStore(store.host, store.port, is_master=False, wait_for_workers=False)
+    other.set("late", "now")
+    blocked.join(60)
+
+
+def test_alone_a_signal_stops_at_the_next_step():
+    with StopSignals() as signals, StopAgreement(None, signals=signals) as agreement:
+        assert [agreement.tick(), agreement.requested, agreement.reason] == [False, False, None]
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert [agreement.tick(), agreement.tick(), agreement.requested] == [True, True, True]
+        assert agreement.started == 1
+        assert "SIGTERM on rank 0" in agreement.reason
+        assert watchers() == []
+
+
+def test_alone_a_file_stops(tmp_path):
+    with StopAgreement(None, stop_file=tmp_path / "stop", poll_s=0.005) as agreement:
+        assert not agreement.tick()
+        (tmp_path / "stop").touch()
+        deadline = time.monotonic() + 60
+        while not agreement.tick() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert agreement.tick() and "stop" in agreement.reason
+    assert watchers() == []
+
+
+def test_a_file_seen_by_one_rank_stops_all(tmp_path):
+    store, file = dist.HashStore(), tmp_path / "stop"
+    with (
+        StopAgreement(store, 0, 2, poll_s=0.005, stop_file=file) as first,
+        StopAgreement(store, 1, 2, poll_s=0.005) as second,
+    ):
+        assert not (first.tick() or second.tick())
+        file.touch()
+        deadline = time.monotonic() + 60
+        while not second.requested and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert first.tick() and second.tick()
+        assert first.reason == second.reason == f"the file {file}"
+
+
+def test_an_agreement_that_nobody_closes_does_not_keep_the_process(store_host):
+    program = (
+        "import sys, torch.distributed as dist\n"
+        "from slurmddp.training.stopping.agreement import StopAgreement\n"
+        "store = dist.TCPStore('127.0.0.1', int(sys.argv[1]), is_master=False, wait_for_workers=False)\n"
+        "agreement = StopAgreement(store, 0, 2, poll_s=0.0)\n"
+        "print(agreement.tick())\n"
+    )
+    command = [sys.executable, "-c", program, str(store_host[1].port)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_signals_only_set_a_flag_and_handlers_come_back(number):
+    def mine(*_):
+        raise AssertionError("the earlier handler ran")
+
+    before = signal.signal(number, mine)
+    try:
+        with StopSignals() as signals:
+            assert signals.received is None
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGUSR2)
+            assert signals.received == signal.Signals(number).name, "the first one counts"
+        assert signal.getsignal(number) is mine
+    finally:
+        signal.signal(number, before)
+
+
+def test_a_signal_that_comes_while_the_main_thread_is_busy_is_seen_by_another_thread():
+    with StopSignals() as signals:
+        sender = subprocess.Popen(["sh", "-c", f"sleep 0.2; kill -s USR2 {os.getpid()}"])
+        blocked = dist.HashStore()
+        blocked.set_timeout(timedelta(seconds=120))
+        looking = threading.Thread(target=lambda: blocked.set("seen", str(look_until(signals))))
+        looking.start()
+        # One C call that does not come back to the interpreter until the other thread has looked.
+        seen = blocked.get("seen")
+        sender.wait()
+        looking.join()
+    assert seen == b"SIGUSR2"
+
+
+def look_until(signals):
+    deadline = time.monotonic() + 60
+    while signals.look() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return signals.received
+
+
+def test_handlers_outside_the_main_thread_are_refused():
+    caught = []
+
+    def enter():
+        try:
+            with StopSignals():
+                caught.append(None)
+        except ConfigError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert "main thread" in str(caught[0])
+
+
+def signal_from_elsewhere(pid, name):
+    subprocess.run(["sh", "-c", f"kill -s {name} {pid}; exit 0"], check=True)
+
+
+@pytest.mark.distributed
+@pytest.mark.filterwarnings("default::DeprecationWarning")  # Python 3.12 warns of any fork beside threads
+def test_loader_workers_outlive_the_jobs_signals_and_obey_their_rank():
+    loader = torch.utils.data.DataLoader(
+        range(4000), batch_size=4, num_workers=2, worker_init_fn=hold_in_worker, prefetch_factor=1
+    )
+    with signals_held():
+        batches = iter(loader)
+    seen = next(batches).tolist()
+    workers = batches._workers
+    for worker in workers:
+        for name in ("TERM", "USR2", "TERM"):
+            signal_from_elsewhere(worker.pid, name)
+    for batch in batches:
+        seen.extend(batch.tolist())
+    assert seen == list(range(4000))
+
+    batches = iter(loader)
+    next(batches)
+    workers = batches._workers
+    del batches
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+
+
+@pytest.mark.distributed
+@pytest.mark.filterwarnings("default::DeprecationWarning")
+def test_a_worker_ends_when_its_own_rank_terminates_it():
+    context = torch.multiprocessing.get_context("fork")
+    ready = context.Event()
+
+    def work():
+        hold_in_worker(0)
+        ready.set()
+        time.sleep(600)
+
+    worker = context.Process(target=work, daemon=True)
+    worker.start()
+    assert ready.wait(60)
+    signal_from_elsewhere(worker.pid, "TERM")
+    worker.join(0.2)
+    assert worker.is_alive()
+    worker.terminate()
+    worker.join(60)
+    assert worker.exitcode == 0

@@ -1,0 +1,208 @@
+"""Every way to stop a run, through a whole worker: file, signal, deadline, also at the wrong time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slurmddp.checkpoint import state as checkpoint
+from slurmddp.environments.time_limits import Limits
+from slurmddp.errors import ConfigError, SlurmddpError
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.training import rank_main
+from slurmddp.training.stopping.controller import StopController
+from slurmddp.training.stopping.deadline import Measured, last_safe_moment
+from slurmddp.training.stopping.exit_guard import ExitGuard
+from slurmddp.training.stopping.signals import StopSignals
+from support.distributed import stop_jobs, trainer_runs
+from support.distributed.ranks import run_ranks
+from support.distributed.trainer_runs import trainer_config
+
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return make_run(tmp_path / "run")
+
+
+def make_run(
+    path: Path,
+    ranks: int = 2,
+    model: str = "support.distributed.rank_jobs.Net",
+    data: str = "Countdown",
+    **train: Any,
+) -> RunFolder:
+    settings = {"steps": 100_000, "batch_size": 2, "log_every": 1000, "eval_every": 0, "save_every": 0}
+    config = trainer_config(
+        data={"_target_": f"support.distributed.stop_jobs.{data}"},
+        train={**settings, **train},
+        model={"_target_": model},
+        optimizer={"_target_": "torch.optim.SGD", "lr": 0.01},
+    )
+    return trainer_runs.make_run(path, ranks, config)
+
+
+def work(
+    folder: RunFolder, act: str, at: int = 20, rank: int = 0, ranks: int = 2, **environ: str
+) -> list[int]:
+    return run_ranks(stop_jobs.work, ranks, str(folder.path), act, at, rank, environ)
+
+
+def newest(folder: RunFolder) -> checkpoint.Checkpoint:
+    path = checkpoint.latest(folder.checkpoints_dir)
+    assert path is not None
+    return checkpoint.read(path)
+
+
+def events(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
+    return [event for event in folder.events() if event["event"] == kind]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_stop_file_stops_all_at_a_checkpoint(tmp_path: Path, ranks: int) -> None:
+    run = make_run(tmp_path / "run", ranks)
+    assert work(run, "write_stop_file", ranks=ranks) == [75] * ranks
+    (saved,), (signalled,) = events(run, "saved"), events(run, "signalled")
+    assert saved["step"] >= 10
+    assert signalled["signal"] == f"the file {run.stop_file}"
+
+
+def isolated(
+    folder: RunFolder, act: str, at: int = 20, rank: int = 0, **environ: str
+) -> list[tuple[int, str]]:
+    return run_ranks(stop_jobs.isolated, 2, str(folder.path), act, at, rank, environ)
+
+
+def test_a_signal_before_the_training_ends_the_rank_without_a_save(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", model="support.distributed.stop_jobs.SlowToBuild")
+    for code, said in isolated(run, "nothing"):
+        assert code == 75
+        assert "SIGTERM came before the training began: there is nothing to save." in said
+    assert run.events() == [] and not run.checkpoints_dir.exists()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("model", ["StopFile", "EarlyOnOne"])
+def test_a_stop_during_the_start_comes_before_any_evaluation_and_step(
+    tmp_path: Path, model: str, ranks: int
+) -> None:
+    run = make_run(tmp_path / "run", ranks, f"support.distributed.stop_jobs.{model}", "WithHeldout")
+    assert work(run, "nothing", ranks=ranks) == [75] * ranks
+    (signalled,) = run.events()
+    assert signalled["signal"] == (f"the file {run.stop_file}" if model == "StopFile" else "SIGTERM")
+    assert not run.metrics_file.exists() and not any(run.checkpoints_dir.iterdir())
+
+
+def test_an_attempt_that_trained_nothing_saves_nothing(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 1, model="support.distributed.stop_jobs.Early")
+    assert work(run, "nothing", ranks=1) == [75]
+    assert len(events(run, "signalled")) == 1 and events(run, "saved") == []
+
+
+def test_a_job_without_time_takes_a_step_all_the_same(run: RunFolder) -> None:
+    """Otherwise it would come back for ever and get nowhere."""
+    assert work(run, "nothing", SLURMDDP_END_TIME="1") == [75, 75]
+    assert events(run, "saved")[-1]["step"] >= 1
+
+
+def test_a_rank_that_stopping_ranks_have_left_stops_too(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", model="support.distributed.stop_jobs.SlowToStart")
+    assert [code for code, _ in isolated(run, "nothing")] == [75, 75]
+
+
+def test_a_rank_whose_save_hangs_leaves_before_it_is_killed(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", model="support.distributed.stop_jobs.SlowToSave", save_every=3)
+    ends = isolated(run, "terminate_all", rank=-1, SLURMDDP_KILL_WAIT_S="4")
+    assert [code for code, _ in ends] == [75, 75]
+    assert any("s after SIGTERM this rank has not left" in said for _, said in ends)
+    assert [event["step"] for event in events(run, "saved")] == [3, 6, 9]
+
+
+def test_the_end_of_the_job_stops_all_without_any_signal(run: RunFolder) -> None:
+    """Of the hour that is left, a save that takes 2872 s needs all but the first five seconds."""
+    run.add_event("saved", attempt=0, step=0, seconds=2872.0)
+    assert work(run, "nothing", SLURMDDP_END_TIME=str(int(time.time()) + 3600)) == [75, 75]
+    (signalled,) = events(run, "signalled")
+    assert signalled["signal"].startswith("the time limit")
+    assert events(run, "saved")[-1]["step"] > 0
+
+
+def test_a_grace_too_short_for_the_saves_is_warned_of(run: RunFolder) -> None:
+    run.add_event("saved", attempt=0, step=3, seconds=40.0)
+    assert work(run, "write_stop_file", SLURMDDP_KILL_WAIT_S="30") == [75, 75]
+    (warned,) = events(run, "warned")
+    assert warned["about"] == "grace" and "A save takes 40 s" in warned["text"]
+
+
+def test_a_grace_that_a_save_of_this_attempt_exceeds_is_warned_of(run: RunFolder) -> None:
+    assert work(run, "write_stop_file", SLURMDDP_KILL_WAIT_S="1") == [75, 75]
+    assert [event["about"] for event in events(run, "warned")] == ["grace"]
+
+
+def test_a_rank_whose_data_is_late_follows_the_others_into_the_step(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", workers=1, log_every=1)
+    assert work(run, "be_late", rank=1) == [75, 75]
+    assert newest(run).step >= 10
+
+
+LOST = RuntimeError("[/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:1234")
+BEHIND = SlurmddpError("Rank 0 went away.")
+BEHIND.__cause__ = LOST
+
+
+@pytest.mark.parametrize(
+    ("error", "signal", "code"),
+    [
+        (LOST, "SIGTERM", 75),
+        (LOST, None, 1),
+        (BEHIND, "SIGUSR2", 75),
+        (BEHIND, None, 1),
+        (ValueError("Connection closed by peer"), "SIGTERM", 1),
+        (RuntimeError("shapes do not match"), "SIGTERM", 1),
+        (ConfigError("lr is 7 km."), "SIGTERM", 78),
+    ],
+)
+def test_only_a_lost_peer_during_a_stop_is_no_failure(
+    error: Exception, signal: str | None, code: int
+) -> None:
+    guard = ExitGuard(StopSignals(), Limits())
+    guard.begin()
+    guard.signals.received = signal
+    assert rank_main._code_after(error, guard) == code
+
+
+@pytest.mark.parametrize(("started", "asked"), [(0, []), (1, []), (2, ["the time limit"])])
+def test_the_end_of_the_job_waits_for_the_first_step(started: int, asked: list[str]) -> None:
+    poll, reasons = StopController(ExitGuard(StopSignals(), Limits(end_time=1))), list[str]()
+    poll._agreement = SimpleNamespace(request=reasons.append)  # type: ignore[assignment]
+    poll._steps = started
+    poll._mind_the_time(1000.0)
+    assert reasons == asked
+
+
+def test_a_save_counts_from_its_begin_until_it_was_durable(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for facts in (
+        {"seconds": 3.0},
+        {"seconds": 0.5, "written_s": 6.0},
+        {"seconds": 1.0, "written_s": "long"},
+    ):
+        folder.add_event("saved", step=1, **facts)
+    poll = StopController(ExitGuard(StopSignals(), Limits(end_time=1000, lead_s=5)))
+    poll._recall_saves(folder)
+    assert poll._pace.measured.save_s == 6.5
+    asked: list[str] = []
+    poll._agreement = SimpleNamespace(request=asked.append)  # type: ignore[assignment]
+    poll._steps = 2
+    moment = last_safe_moment(Limits(end_time=1000), Measured(save_s=6.5))
+    assert moment is not None
+    poll._mind_the_time(moment - 1)
+    assert asked == []
+    poll.is_writing = lambda: True
+    poll._mind_the_time(moment - 1)
+    assert asked == ["the time limit"], "the write under way has to end before the last one begins"

@@ -1,0 +1,291 @@
+"""The API on one process and on several: order of calls, equal numbers, checkpoints all agree on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from slurmddp.errors import ConfigError, MismatchError, SlurmddpError, StoppedAtCheckpoint
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.run_context import RunContext
+from slurmddp.training.distributon import Distributon
+from support.distributed import rank_jobs
+from support.distributed.ranks import place_environments, run_ranks
+
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
+
+
+@pytest.fixture
+def alone() -> Iterator[Distributon]:
+    with Distributon(1, seed=0) as d:
+        yield d.launch()
+
+
+# Order of calls.
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda d: d.setup_model(nn.Linear(1, 1)),
+        lambda d: d.setup_optimizer(torch.optim.SGD(nn.Linear(1, 1).parameters())),
+        lambda d: d.setup_dataloader(DataLoader([1, 2])),
+        lambda d: d.backward(torch.ones(())),
+        lambda d: d.save("x", 1),
+        lambda d: d.load("x"),
+        lambda d: d.should_stop(),
+        lambda d: d.barrier(),
+        lambda d: d.print("x"),
+        lambda d: d.rank,
+        lambda d: d.device,
+    ],
+)
+def test_everything_before_launch_says_to_launch(call) -> None:
+    with pytest.raises(SlurmddpError, match=r"not been launched.*launch\(\) first"):
+        call(Distributon())
+
+
+def test_a_second_launch_is_refused(alone: Distributon) -> None:
+    with pytest.raises(SlurmddpError, match="second time"):
+        alone.launch()
+
+
+def test_it_is_of_no_use_after_close() -> None:
+    d = Distributon(1).launch()
+    d.close()
+    d.close()
+    with pytest.raises(SlurmddpError, match="closed"):
+        d.barrier()
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5, "four"])
+def test_a_number_of_devices_that_is_none(number) -> None:
+    with pytest.raises(ConfigError, match="num_devices"):
+        Distributon(number)
+
+
+def _launch_two(end) -> None:
+    try:
+        Distributon(2).launch()
+    except SlurmddpError as error:
+        end.send(str(error))
+
+
+def test_launch_in_a_process_of_multiprocessing_is_refused() -> None:
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=_launch_two, args=(theirs,))
+    child.start()
+    assert ours.poll(60)
+    assert "multiprocessing" in ours.recv()
+    child.join()
+
+
+def test_a_launched_child_that_forgets_its_place_starts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURMDDP_LAUNCHER", "local")
+    monkeypatch.setenv("SLURMDDP_ENVIRONMENT", "single")
+    with pytest.raises(SlurmddpError, match="SLURMDDP_ENVIRONMENT"):
+        Distributon(2).launch()
+
+
+@pytest.mark.parametrize(
+    ("environ", "flag"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, "--nproc-per-node=3"),
+        ({"SLURMDDP_LAUNCHER": "local", "SLURMDDP_LAUNCH_ID": "x"}, "num_devices"),
+    ],
+)
+def test_another_number_of_ranks_than_asked_for(monkeypatch: pytest.MonkeyPatch, environ, flag: str) -> None:
+    place = place_environments(2)[0]
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK"):
+        monkeypatch.setenv(name, place[name])
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(MismatchError, match=r"num_devices is 3.*started 2") as caught:
+        Distributon(3).launch()
+    assert flag in caught.value.hint
+
+
+# On one process it is plain PyTorch.
+
+
+def data_loader(shuffle: bool = False) -> DataLoader:
+    x, y = rank_jobs.batch_of(0, 30)
+    # Without a generator, plain torch draws its workers' seed from the global one, even without workers.
+    return DataLoader(TensorDataset(x, y), batch_size=4, shuffle=shuffle, generator=torch.Generator())
+
+
+def test_one_process_computes_what_plain_pytorch_does() -> None:
+    torch.manual_seed(3)
+    plain = rank_jobs.Net(dropout=0.3)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01)
+    for inputs, targets in data_loader():
+        rank_jobs.step_on(plain, optimizer, inputs, targets)
+
+    with Distributon(1, seed=3) as d:
+        d.launch()
+        model = d.setup_model(rank_jobs.Net(dropout=0.3))
+        optimizer = d.setup_optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+        for inputs, targets in d.setup_dataloader(data_loader()):
+            d.backward(nn.functional.cross_entropy(model(inputs), targets))
+            optimizer.step()
+            optimizer.zero_grad()
+    for name, value in plain.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+
+
+def test_setup_loader_draws_nothing_from_the_global_generator(alone: Distributon) -> None:
+    loader = alone.setup_dataloader(data_loader(shuffle=True))
+    before = torch.get_rng_state()
+    assert len(list(loader)) == 8
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_an_optimizer_of_another_model_is_refused(alone: Distributon) -> None:
+    alone.setup_model(nn.Linear(2, 2))
+    with pytest.raises(ConfigError, match="2 of the 2 parameters of this SGD"):
+        alone.setup_optimizer(torch.optim.SGD(nn.Linear(2, 2).parameters()))
+
+
+def test_parts_make_the_mean(alone: Distributon) -> None:
+    whole, parts = rank_jobs.Net(), rank_jobs.Net()
+    parts.load_state_dict(whole.state_dict())
+    x, y = rank_jobs.batch_of(0, 8)
+    alone.backward(nn.functional.cross_entropy(whole(x), y))
+    for part in range(4):
+        own = slice(2 * part, 2 * part + 2)
+        with alone.accumulating(parts, last=part == 3):
+            alone.backward(nn.functional.cross_entropy(parts(x[own]), y[own]), parts=4)
+    for a, b in zip(whole.parameters(), parts.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+# Several processes.
+
+
+def test_equal_first_weights_and_different_draws() -> None:
+    (built, draw), (built_too, draw_too) = run_ranks(rank_jobs.own_draws, 2)
+    assert torch.equal(built, built_too)
+    assert not torch.equal(draw, draw_too)
+
+
+def test_a_mean_is_the_same_alone_and_among_others() -> None:
+    found = run_ranks(rank_jobs.means, 4)
+    for together, one_by_one in found:
+        assert torch.equal(together, one_by_one)
+        assert torch.equal(together, found[0][0])
+    values = [torch.randn(37, generator=torch.Generator().manual_seed(rank)) for rank in range(4)]
+    torch.testing.assert_close(found[0][0], torch.stack(values).mean(dim=0))
+
+
+@pytest.mark.parametrize(
+    ("count", "batch_size", "drop_last", "even", "missing"),
+    [(26, 3, True, True, 2), (26, 3, False, True, 0), (27, 3, False, True, 1), (27, 3, False, False, 0)],
+)
+def test_each_sample_once_in_every_epoch(count, batch_size, drop_last, even, missing) -> None:
+    ranks = run_ranks(rank_jobs.samples_seen, 2, count, batch_size, drop_last, even, 2)
+    orders = []
+    for epoch in range(2):
+        batches = [rank[epoch] for rank in ranks]
+        seen = Counter(sample for rank in batches for batch in rank for sample in batch)
+        assert set(seen.values()) == {1}
+        assert len(seen) == count - missing
+        assert not even or len(batches[0]) == len(batches[1])
+        orders.append(batches)
+    assert orders[0] != orders[1], "every epoch has an order of its own"
+
+
+# Checkpoints.
+
+
+def test_a_save_says_where_it_is_and_a_load_fills_dictionaries(tmp_path: Path) -> None:
+    run_ranks(rank_jobs.train_and_save, 2, str(tmp_path), 2, 0.3, False)
+    for rank in run_ranks(rank_jobs.train_and_save, 2, str(tmp_path), 3, 0.3, True):
+        assert rank["note"] == "saved at 2"
+        assert rank["folder"] == tmp_path / "step-0000000003"
+
+
+def test_a_checkpoint_loads_at_another_world_size(tmp_path: Path) -> None:
+    saved = run_ranks(rank_jobs.train_and_save, 2, str(tmp_path), 7, 0.3, False)
+    loaded = run_ranks(rank_jobs.train_and_save, 1, str(tmp_path), 7, 0.3, True)
+    assert all(torch.equal(value, loaded[0]["weights"][name]) for name, value in saved[0]["weights"].items())
+    assert not any(name.startswith("module.") for name in saved[0]["weights"])
+
+
+def test_what_is_wrong_on_one_rank_is_said_on_all(tmp_path: Path) -> None:
+    first, second = run_ranks(rank_jobs.errors_of_save_and_load, 2, str(tmp_path))
+    assert "could not be written" in first["no folder"]
+    assert second["no folder"].startswith("CheckpointError: Rank 0 on ")
+    assert "can't be saved" in first["no state"]
+    assert "can't be saved" in second["no state"]
+    assert "Did you mean optimizer" in first["not saved"]
+    assert "does not fit this Net" in first["other model"]
+    assert "Rank 1 on" in first["one rank"]
+    assert "does not fit this Net" in second["one rank"]
+    assert first["none"] == second["none"] == "None"
+
+
+def test_a_loader_missing_before_load_is_told(alone: Distributon, tmp_path: Path) -> None:
+    alone.setup_dataloader(data_loader())
+    alone.save(tmp_path, 1)
+    with Distributon(1) as other:
+        other._place = alone._place
+        with pytest.raises(SlurmddpError, match="position of 1 data loaders, and 0 were set up"):
+            other.load(tmp_path)
+        other._place = None
+
+
+def test_stop_is_quiet_until_asked(alone: Distributon) -> None:
+    assert not alone.stop_requested
+    assert alone.stop_reason is None
+    assert [alone.should_stop() for _ in range(3)] == [False] * 3
+
+
+def test_signal_handlers_are_back_afterwards() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)]
+    with pytest.raises(StoppedAtCheckpoint), Distributon(1) as d:
+        d.launch().should_stop()
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert d.stop_requested
+        assert d.should_stop()
+        assert str(d.stop_reason).startswith("SIGUSR2 on rank 0")
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)] == before
+
+
+def test_leaving_by_a_stop_closes_it() -> None:
+    with pytest.raises(StoppedAtCheckpoint), Distributon(1) as d:
+        d.launch()
+        raise StoppedAtCheckpoint("Enough.")
+    with pytest.raises(SlurmddpError, match="closed"):
+        d.barrier()
+
+
+def test_save_and_load_find_the_checkpoints_of_the_run(
+    alone: Distributon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert alone.load(progress={"at": 0}) is None
+    assert alone.save(3, progress={"at": 3}).parent == tmp_path / "checkpoints"
+    assert alone.save(step=4, progress={"at": 4}).parent == tmp_path / "checkpoints"
+    monkeypatch.setattr(alone, "_run", RunContext(RunFolder(tmp_path / "run")))
+    assert alone.load(progress={"at": 0}) is None
+    assert alone.save(5, wait=False, progress={"at": 5}).parent == tmp_path / "run/checkpoints"
+    alone.finish_saving()
+    assert alone.load(progress={"at": 0}) == 5
+    assert alone.load("checkpoints", progress={"at": 0}) == 4
+    assert alone.test_save(progress={"at": 0}) > 0
+
+
+@pytest.mark.parametrize("given", [(), ("folder",), (3, 4), (None,)])
+def test_a_save_without_a_step_is_refused(alone: Distributon, given: tuple[Any, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"save\(step, model=model\)"):
+        alone.save(*given, progress={})

@@ -1,0 +1,235 @@
+"""What a rank shows its agent: the phases of the shipped trainer, and those of a loop of one's own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from slurmddp import Distributon
+from slurmddp.environments.names import HEARTBEAT_VARIABLE
+from slurmddp.errors import ConfigError
+from slurmddp.host.heartbeat_page import Pulse
+from slurmddp.training.heartbeat import Heartbeat
+from slurmddp.training.startup_timer import StartupTimer
+from slurmddp.training.trainer.loop import train
+from support.distributed.trainer_runs import make_run, trainer_config
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pulse]:
+    page = Pulse.create()
+    monkeypatch.setenv(HEARTBEAT_VARIABLE, str(page.descriptor))
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Collect the phases that are entered, one after the other."""
+    phases: list[str] = []
+    enter = Pulse.enter
+
+    def note(self: Pulse, phase: str) -> float:
+        phases.append(phase)
+        return enter(self, phase)
+
+    monkeypatch.setattr(Pulse, "enter", note)
+    return phases
+
+
+def in_turn(phases: list[str]) -> list[str]:
+    return [phase for phase, _ in itertools.groupby(phases)]
+
+
+class Data(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """Eight samples; says what the page shows while one is read."""
+
+    def __init__(self, page: Pulse) -> None:
+        self.page, self.seen = page, []
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.seen.append(self.page.read().phase)
+        return torch.ones(2)
+
+
+def set_up(data: Data) -> tuple[Distributon, nn.Module, torch.optim.Optimizer, DataLoader]:  # type: ignore[type-arg]
+    distributon = Distributon(strategy="single", seed=0).launch()
+    model = distributon.setup_model(nn.Linear(2, 1))
+    optimizer = distributon.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = distributon.setup_dataloader(DataLoader(data, batch_size=2))
+    return distributon, model, optimizer, loader
+
+
+def test_the_shipped_trainer_shows_all_that_it_does(page: Pulse, shown: list[str], tmp_path: Path) -> None:
+    for number in range(8):
+        (tmp_path / f"{number}.py").write_text("def f(x):\n    return x\n" * 20)
+    config = trainer_config(
+        {
+            "_target_": "slurmddp.training.builtin.text.SourceText",
+            "path": str(tmp_path),
+            "context": 8,
+            "heldout_percent": 30,
+        },
+        {"steps": 3, "batch_size": 2, "save_every": 2, "eval_every": 2, "eval_batches": 2, "log_every": 1},
+        model={
+            "_target_": "slurmddp.training.builtin.gpt.GPT",
+            "vocab_size": 98,
+            "context": 8,
+            "width": 8,
+            "layers": 1,
+            "heads": 1,
+        },
+    )
+    folder = make_run(tmp_path / "run", 1, config)
+    with Distributon(strategy="single", seed=0) as distributon:
+        distributon.launch()
+        assert not page.read().watched
+        train(distributon, config, folder)
+        beat = page.read()
+    assert (beat.step, beat.steps, beat.resumed, beat.watched) == (3, 3, 0, True)
+    assert 0 < beat.wait_s + beat.forward_s < beat.step_s
+    phases = in_turn(shown)
+    assert phases[:18] == [
+        *("meeting", "loading", "saving", "loading"),  # The test save.
+        *("first_step", "evaluating", "data", "first_step", "step"),
+        *("data", "step", "saving", "step", "evaluating"),
+        *("data", "step", "evaluating", "saving"),
+    ]
+    assert phases[-1] == "ending"
+
+
+def test_a_loop_of_ones_own_shows_its_steps_and_waits(page: Pulse, tmp_path: Path) -> None:
+    data = Data(page)
+    distributon, model, optimizer, loader = set_up(data)
+    assert (page.read().phase, page.read().watched, page.read().step) == ("loading", False, -1)
+    assert distributon.load(tmp_path / "checkpoints", model=model) is None
+    seen = []
+    for batch in loader:
+        seen.append((page.read().phase, page.read().step))
+        distributon.backward(model(batch).sum())
+        optimizer.step()
+        seen.append((page.read().phase, page.read().step))
+        assert page.read().watched
+    assert data.seen == ["data"] * 8
+    assert seen[:4] == [("first_step", -1), ("step", 1), ("step", 1), ("step", 2)]
+    beat = page.read()
+    assert (beat.step, beat.steps, beat.resumed) == (4, 4, 0)
+    assert 0 < beat.wait_s < beat.step_s
+    assert not beat.watched, "what comes after the loop is not known"
+    distributon.close()
+    assert (page.read().phase, page.read().watched) == ("ending", False)
+
+
+def test_a_loop_that_is_left_early_or_evaluates_is_known_for_it(page: Pulse) -> None:
+    data = Data(page)
+    distributon, model, optimizer, loader = set_up(data)
+    for batch in loader:
+        if distributon.should_stop():
+            break
+        distributon.backward(model(batch).sum())
+        optimizer.step()
+        if page.read().step == 2:
+            break
+    assert not page.read().watched
+    data.seen.clear()
+    with torch.no_grad():
+        for _ in loader:
+            pass
+    assert set(data.seen) == {"evaluating"}
+    assert page.read().step == 2
+    distributon.close()
+
+
+def test_steps_are_counted_without_an_optimizer_that_was_set_up(page: Pulse) -> None:
+    with Distributon(strategy="single", seed=0) as distributon:
+        distributon.launch()
+        model = distributon.setup_model(nn.Linear(2, 1))
+        for step in range(3):
+            distributon.should_stop()
+            assert page.read().step == (step or -1)
+            distributon.backward(model(torch.ones(1, 2)).sum())
+        assert page.read().watched
+
+
+def test_accumulated_batches_are_one_step(page: Pulse) -> None:
+    distributon, model, optimizer, loader = set_up(Data(page))
+    for number, batch in enumerate(loader, 1):
+        distributon.backward(model(batch).sum())
+        if number % 2 == 0:
+            optimizer.step()
+    assert page.read().steps == 2
+    distributon.close()
+
+
+def test_a_checkpoint_is_shown_and_the_phase_before_comes_back(
+    page: Pulse, shown: list[str], tmp_path: Path
+) -> None:
+    distributon, model, optimizer, loader = set_up(Data(page))
+    for batch in loader:
+        distributon.backward(model(batch).sum())
+        optimizer.step()
+        distributon.save(tmp_path, page.read().step, model=model)
+        assert (page.read().phase, page.read().watched) == ("step", True)
+    assert in_turn(shown)[-10:].count("saving") >= 2
+    distributon.close()
+    with Distributon(strategy="single", seed=0) as again:
+        again.launch()
+        other = again.setup_model(nn.Linear(2, 1))
+        again.setup_dataloader(DataLoader(Data(page), batch_size=2))
+        assert again.load(tmp_path, model=other) == 4
+        assert (page.read().resumed, page.read().phase, page.read().watched) == (4, "loading", False)
+
+
+def test_work_of_ones_own_can_show_that_it_gets_on(page: Pulse) -> None:
+    with Distributon(strategy="single", seed=0) as distributon:
+        distributon.launch()
+        distributon.heartbeat("loading")
+        first = page.read()
+        distributon.heartbeat("loading")
+        assert first.watched
+        assert page.read().since > first.since
+        with pytest.raises(ConfigError, match="Unknown phase 'thinking'"):
+            distributon.heartbeat("thinking")
+
+
+class Event:
+    """One of a GPU's events: what it is asked of that is not done yet would make the rank wait."""
+
+    now, done = 0.0, False
+
+    def record(self) -> None:
+        self.at = Event.now
+
+    def query(self) -> bool:
+        return Event.done
+
+    def elapsed_time(self, end: Event) -> float:
+        assert Event.done
+        return 1000 * (end.at - self.at)
+
+
+def test_forward_passes_on_a_gpu_are_measured_without_waiting_for_it(
+    page: Pulse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slurmddp.training.heartbeat._event", Event)
+    monkeypatch.setattr(Event, "now", 0.0)
+    monkeypatch.setattr(Event, "done", False)
+    progress = Heartbeat(Pulse.attach({HEARTBEAT_VARIABLE: str(page.descriptor)}), StartupTimer({}))
+    for number, _ in enumerate(progress.batches(iter(range(7)), torch.device("cuda")), 1):
+        Event.now += 0.25
+        Event.done = number >= 4
+        progress.backward_begins()
+        progress.backward_begins()  # A second loss of the same batch is no further pass.
+    # The first was done when the fourth ended, and stands for four; the fifth for itself and the sixth.
+    assert page.read().forward_s == pytest.approx(6 * 0.25)

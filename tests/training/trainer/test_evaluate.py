@@ -1,0 +1,116 @@
+"""The held-out loss: the mean over samples, whatever the batches, and a model that is left as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from slurmddp.training.distributon import Distributon
+from slurmddp.training.trainer.evaluate import evaluate
+from support.distributed import trainer_jobs
+from support.distributed.ranks import run_ranks
+from support.distributed.trainer_runs import trainer_config
+
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
+
+
+@pytest.fixture
+def alone() -> Iterator[Distributon]:
+    with Distributon(1, seed=0) as d:
+        yield d.launch()
+
+
+def make_parts(model: nn.Module, samples: int = 10, **settings: int) -> Any:
+    generator = torch.Generator().manual_seed(3)
+    x, y = torch.randn(samples, 6, generator=generator), torch.randint(3, (samples,), generator=generator)
+    return SimpleNamespace(
+        heldout=TensorDataset(x, y),
+        bare_model=model,
+        loss=nn.functional.cross_entropy,
+        settings=SimpleNamespace(**({"eval_batches": 3, "batch_size": 4} | settings)),
+    )
+
+
+def make_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
+
+
+def test_a_layer_that_was_frozen_stays_frozen(alone: Distributon) -> None:
+    """A resumed run does not evaluate first: it would train another model than the undisturbed one."""
+    model = make_model()
+    model[1].eval()
+    evaluate(alone, make_parts(model))
+    assert [module.training for module in model.modules()] == [True, True, False, True]
+
+
+def test_every_sample_weighs_the_same_however_full_the_last_batch_is(alone: Distributon) -> None:
+    model = make_model()
+    parts = make_parts(model)
+    x, y = parts.heldout.tensors
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = evaluate(alone, parts)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    expected = nn.functional.cross_entropy(model.eval()(x), y).item()
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+class Named(TensorDataset):
+    """Targets with names, which default collation keeps as a dict."""
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = super().__getitem__(index)
+        return x, {"class": y, "again": y}
+
+
+def test_targets_may_be_of_any_kind(alone: Distributon) -> None:
+    model = make_model()
+    plain, named = make_parts(model), make_parts(model)
+    named.heldout = Named(*plain.heldout.tensors)
+    named.loss = lambda logits, targets: nn.functional.cross_entropy(logits, targets["class"])
+    assert evaluate(alone, named) == evaluate(alone, plain)
+
+
+class Draws(nn.Linear):
+    """Draws at random in every mode."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs) + torch.rand(())
+
+
+def test_what_the_model_draws_leaves_the_training_alone(alone: Distributon) -> None:
+    parts, before = make_parts(Draws(6, 3)), torch.get_rng_state()
+    evaluate(alone, parts)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Noted(TensorDataset):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        self.read = [*getattr(self, "read", []), index]
+        return super().__getitem__(index)
+
+
+def test_the_samples_lie_evenly_over_the_heldout_data(alone: Distributon) -> None:
+    parts = make_parts(make_model(), samples=20, eval_batches=2)
+    parts.heldout = Noted(*parts.heldout.tensors)
+    evaluate(alone, parts)
+    assert parts.heldout.read == [0, 2, 5, 7, 10, 12, 15, 17]
+
+
+def test_replicas_with_running_means_of_their_own_measure_the_model_of_rank_0() -> None:
+    train = {"batch_size": 2, "eval_batches": 5}
+    data = {"_target_": "support.distributed.exact_jobs.Blurred", "size": 40}
+    config = trainer_config(
+        data, train, model={"_target_": "support.distributed.exact_jobs.Noisy", "dropout": 0.0}
+    )
+    found = [run_ranks(trainer_jobs.heldout_loss_of_drifted, ranks, config) for ranks in (1, 3)]
+    assert found[1] == pytest.approx(found[0] * 3, rel=1e-6)
+
+
+def test_a_buffer_that_is_a_view_is_shared_too() -> None:
+    assert run_ranks(trainer_jobs.shared_buffer, 2) == [[[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]] * 2
