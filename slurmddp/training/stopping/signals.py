@@ -10,70 +10,46 @@ import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from multiprocessing import connection
-from types import FrameType, TracebackType
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from slurmddp.errors import ConfigError
 from slurmddp.host.process import die_with_parent
-from slurmddp.host.signals import STOP_SIGNALS
+from slurmddp.host.signals import STOP_SIGNALS, SignalInbox
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _RANK_LOOK_S = 0.2
 
 
-class StopSignals:
+class StopSignals(SignalInbox):
     """Context manager: SIGTERM and SIGUSR2 set a flag, and do nothing else, until it ends.
 
-    `received` is the name of the first signal that came, or None; `terminated` says whether SIGTERM was among
-    them. Enter it in the main thread. While that thread is inside a collective Python runs no handler; other
-    threads learn of a signal by `look`.
+    While the main thread is inside a collective, Python runs no handler. Other threads call `look` then.
+
+    Attributes:
+        received: the name of the first signal that arrived; None before.
+        terminated: whether SIGTERM was among the signals.
     """
 
     def __init__(self, signals: Collection[signal.Signals] = STOP_SIGNALS) -> None:
+        super().__init__(signals)
         self.received: str | None = None
         self.terminated = False
-        self._signals = signals
-        self._previous: dict[signal.Signals, Any] = {}
-        self._pipe: tuple[int, int] | None = None
-        self._previous_fd = -1
-        self._lock = threading.Lock()
 
-    def __enter__(self) -> StopSignals:
+    def __enter__(self) -> Self:
         if threading.current_thread() is not threading.main_thread():
             raise ConfigError(
                 "Stop signals can be handled in the main thread only.", hint="Start the training from there."
             )
-        self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._previous_fd = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-        for number in self._signals:
-            self._previous[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._previous.items():
-            # None stands for a handler that was not set from Python; it can't be put back.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._previous.clear()
-        signal.set_wakeup_fd(self._previous_fd)
-        with self._lock:  # not under the hands of a thread that looks
-            pipe, self._pipe = self._pipe, None
-            for descriptor in pipe or ():
-                os.close(descriptor)
+        return super().__enter__()
 
     def look(self) -> str | None:
-        """Return `received`, noting first what came while the main thread could not; for other threads."""
-        for number in self._pending():
-            if number in self._signals:
-                self._note(number, None)
+        """Return `received`, including signals that arrived while the main thread could run no handler."""
+        for number in self.read():
+            self._note(number, None)
         return self.received
-
-    def _pending(self) -> bytes:
-        with self._lock:
-            try:
-                return os.read(self._pipe[0], 4096) if self._pipe else b""
-            except BlockingIOError:
-                return b""
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is None:
