@@ -94,6 +94,7 @@ def test_train_lines_in_the_docs_compose(tmp_path: Path) -> None:
     from slurmddp.config.compose import compose
     from slurmddp.config.job import build_job
 
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     seen = 0
     for _, line in shell_lines():
         words = shlex.split(line, comments=True)
