@@ -27,8 +27,8 @@ from slurmddp.config.check_values import check
 from slurmddp.config.identity import relevant
 from slurmddp.config.overrides import PROJECT_DEFAULTS, Plan, conf_roots, options, plan_from
 from slurmddp.errors import ConfigError
-from slurmddp.runs.folder import hidden
-from slurmddp.runs.folder.hidden import EXPRESSIONS
+from slurmddp.runs.folder import config_secrets
+from slurmddp.runs.folder.config_secrets import EXPRESSIONS
 
 _PRIMARY = "slurmddp_primary"
 _LEFT_OUT = [
@@ -145,7 +145,7 @@ def _compose(plan: Plan, roots: Sequence[Path]) -> dict[str, Any]:
     raw: Any = OmegaConf.to_container(composed, resolve=False)
     return {
         **{str(key): value for key, value in container.items()},
-        EXPRESSIONS: hidden.expressions(raw, container),
+        EXPRESSIONS: config_secrets.expressions(raw, container),
     }
 
 

@@ -18,7 +18,7 @@ from slurmddp.config.job import to_job
 from slurmddp.config.overrides import conf_roots, take_apart
 from slurmddp.config.schema import FREE, TOP, every_key
 from slurmddp.errors import ConfigError
-from slurmddp.runs.folder.hidden import EXPRESSIONS
+from slurmddp.runs.folder.config_secrets import EXPRESSIONS
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import Job
 

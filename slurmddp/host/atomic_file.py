@@ -33,3 +33,9 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write `text` to `path` so that a reader sees the old content or the new one, never a part."""
+    with replacing(path) as stream:
+        stream.write(text.encode())

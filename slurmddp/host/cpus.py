@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurmddp.environments.names import BIND_VARIABLE, GENERATION_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
+from slurmddp.host.cgroups import cpu_quota
 
 _PERSONAL = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """Whoever sets one of these places threads alone."""
@@ -143,7 +144,7 @@ _ROOT = Path("/")
 def read_cpus(root: Path = _ROOT, allowed: Iterable[int] | None = None) -> Cpus:
     """Return the processors of this process; what the machine does not tell is left out."""
     own = frozenset(os.sched_getaffinity(0) if allowed is None else allowed)
-    return Cpus(own, _numa_nodes(root), _cores(root, own), _quota(root))
+    return Cpus(own, _numa_nodes(root), _cores(root, own), cpu_quota(root))
 
 
 def numa_node_of(pci_address: str, root: Path = _ROOT) -> int | None:
@@ -170,33 +171,3 @@ def _cores(root: Path, allowed: Iterable[int]) -> dict[int, int]:
         with suppress(OSError, ValueError):
             found[cpu] = min(parse_cpu_list(file.read_text()))
     return found
-
-
-def _quota(root: Path) -> float | None:
-    """Return the smallest limit on processor time in the control groups of this process."""
-    limits = []
-    for file in _quota_files(root):
-        with suppress(OSError, ValueError, ZeroDivisionError):
-            limit = file.read_text().split()  # v2: both numbers in one file; v1: `-1` for none
-            period = limit[1] if len(limit) > 1 else file.with_name("cpu.cfs_period_us").read_text()
-            if float(limit[0]) > 0:
-                limits.append(float(limit[0]) / float(period))
-    return min(limits, default=None)
-
-
-def _quota_files(root: Path) -> Iterator[Path]:
-    """Yield the files that may limit this process, of its group and of those around it.
-
-    A container shows its own group as the top, and may name it by a path that leads nowhere: the top counts.
-    """
-    with suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text(errors="surrogateescape").splitlines():
-            number, controllers, name = line.split(":", 2)
-            if number == "0":
-                top, limit = root / "sys/fs/cgroup", "cpu.max"
-            elif "cpu" in controllers.split(","):
-                top, limit = root / "sys/fs/cgroup/cpu", "cpu.cfs_quota_us"
-            else:
-                continue
-            group = top / name.strip("/")
-            yield from (folder / limit for folder in (group, *group.parents) if folder.is_relative_to(top))

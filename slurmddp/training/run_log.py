@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.checkpoint.files.manifest import folder_name, newest_step
-from slurmddp.runs.folder.layout import RunFolder, append_line, write_atomic
+from slurmddp.host.atomic_file import write_atomic
+from slurmddp.runs.folder.jsonl import append_line
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.startup_timer import StartupTimer
 

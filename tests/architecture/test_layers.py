@@ -15,7 +15,7 @@ PACKAGE = ROOT / "slurmddp"
 # A room's own modules may stand beside its inner rooms: they are modules of the outer room.
 _ABOVE = """
     errors config.schema config.check_values config.identity spec environments host slurm sandbox
-    runs runs.folder runs.failures runs.status runs.report
+    runs runs.folder runs.index runs.failures runs.status runs.report
     batch
     checkpoint checkpoint.files checkpoint.memory
     launchers launchers.link launchers.watchdog launchers.coordinator launchers.agent launchers.local

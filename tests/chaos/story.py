@@ -15,7 +15,8 @@ from chaos.faults import FAULTS, Fault, Scene, Struck
 from chaos.recovery import Outcome, strike
 from chaos.schedule import Planned
 from chaos.training import Shape, Training
-from slurmddp.runs.folder.layout import RunFolder, append_line
+from slurmddp.runs.folder.jsonl import append_line
+from slurmddp.runs.folder.layout import RunFolder
 
 PLANNED = Planned(0, "made-up", 1, "0/0")
 

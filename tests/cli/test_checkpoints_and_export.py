@@ -17,7 +17,7 @@ from slurmddp.checkpoint.files.durable import write_hashed
 from slurmddp.checkpoint.files.manifest import FORMAT, TENSORS_FILE, TREE_FILE, Manifest, _digest, folder_name
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_NO_RUN
-from slurmddp.runs.folder import index
+from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
 
 WEIGHT = np.arange(12, dtype="<f4").reshape(3, 4)

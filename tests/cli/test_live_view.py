@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from slurmddp.cli.live_view import Reading, RunView, Tail, clock
-from slurmddp.runs.folder.layout import RunFolder, append_line
+from slurmddp.runs.folder.jsonl import append_line
+from slurmddp.runs.folder.layout import RunFolder
 
 
 class Clock:

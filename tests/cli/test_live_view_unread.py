@@ -13,7 +13,8 @@ import pytest
 
 from slurmddp.cli.live_view import RunView
 from slurmddp.cli.main import main
-from slurmddp.runs.folder.layout import RunFolder, append_line
+from slurmddp.runs.folder.jsonl import append_line
+from slurmddp.runs.folder.layout import RunFolder
 from support.runs.cli_runs import end, start
 
 

@@ -25,8 +25,9 @@ from slurmddp.errors import (
     SlurmError,
 )
 from slurmddp.launchers.local import run as local
-from slurmddp.runs.folder import index
-from slurmddp.runs.folder.layout import RunFolder, append_line
+from slurmddp.runs import index
+from slurmddp.runs.folder.jsonl import append_line
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm import client
 from slurmddp.slurm.partitions import Limits, Partition
 from slurmddp.slurm.script import render

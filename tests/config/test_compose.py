@@ -18,7 +18,7 @@ from slurmddp.config.overrides import options
 from slurmddp.config.resume import free_keys, job_of_run
 from slurmddp.config.schema import TOP, Cluster, keys
 from slurmddp.errors import ConfigError
-from slurmddp.runs.folder import create, hidden
+from slurmddp.runs.folder import config_secrets, create
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import GlobalBatch, Job, Resources
 from support import ROOT
@@ -233,7 +233,7 @@ def test_values_of_the_environment_are_known_as_such(project: Path, monkeypatch:
     }  # fmt: skip
     assert config_["from_environment"] == marks
     assert (config_["data"]["token"], config_["model"]["width"]) == ("s3cret", 32)
-    shown = hidden.without_environment(config_)
+    shown = config_secrets.without_environment(config_)
     assert shown["data"]["url"] == "https://x/${data.token}" and shown["program"]["args"][0] == "--token"
     assert "s3cret" not in yaml.safe_dump(shown) and "from_environment" not in shown
     folder = create.prepare(job, None)

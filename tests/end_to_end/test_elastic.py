@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError
-from slurmddp.runs.folder.layout import RunFolder, read_lines
+from slurmddp.runs.folder.jsonl import read_lines
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import GlobalBatch
 from slurmddp.training.data.loader import DistributedLoader, distribute
 from support.distributed import elastic_jobs, trainer_jobs

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from slurmddp.runs.folder.layout import RunFolder, read_lines
+from slurmddp.runs.folder.jsonl import read_lines
+from slurmddp.runs.folder.layout import RunFolder
 from support import TESTS
 from support.distributed.trainer_runs import assert_same, final_state, trainer_config
 from support.runs.agent_runs import wait_until

@@ -183,7 +183,6 @@ def write(root: Path, files: dict[str, str]) -> Path:
 
 
 SYS = "sys/devices/system"
-V1, V2 = "sys/fs/cgroup/cpu", "sys/fs/cgroup"
 
 
 def test_a_machine_is_read(tmp_path: Path) -> None:
@@ -205,46 +204,18 @@ def test_a_machine_is_read(tmp_path: Path) -> None:
     assert [numa_node_of(f"0000:{bus}:00.0", root) for bus in ("3b", "3c", "3d")] == [1, None, None]
 
 
-@pytest.mark.parametrize(
-    ("files", "quota"),
-    [
-        (
-            {
-                "proc/self/cgroup": "0::/job/step\n",
-                f"{V2}/job/cpu.max": "350000 100000\n",
-                f"{V2}/job/step/cpu.max": "max 100000\n",
-            },
-            3.5,
-        ),
-        ({"proc/self/cgroup": "0::/\n", f"{V2}/cpu.max": "200000 100000\n"}, 2.0),  # in a container
-        ({"proc/self/cgroup": "0::/../other\n", f"{V2}/cpu.max": "200000 100000\n"}, 2.0),
-        (
-            {
-                "proc/self/cgroup": "3:cpu,cpuacct:/j\n",
-                f"{V1}/j/cpu.cfs_quota_us": "50000\n",
-                f"{V1}/j/cpu.cfs_period_us": "100000\n",
-            },
-            0.5,
-        ),
-        (
-            {
-                "proc/self/cgroup": "3:cpu,cpuacct:/j\n",
-                f"{V1}/j/cpu.cfs_quota_us": "-1\n",
-                f"{V1}/j/cpu.cfs_period_us": "100000\n",
-            },
-            None,
-        ),
-        ({"proc/self/cgroup": "0::/j\udcf6b\n", f"{V2}/j\udcf6b/cpu.max": "200000 100000\n"}, 2.0),
-        ({"proc/self/cgroup": "0::/gone\n"}, None),
-        ({}, None),
-    ],
-)
-def test_the_limit_of_control_groups_is_read(
-    tmp_path: Path, files: dict[str, str], quota: float | None
-) -> None:
+def test_a_quota_limits_the_usable_processors(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/job\n",
+        "proc/self/mountinfo": "41 31 0:38 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+        "sys/fs/cgroup/job/cpu.max": "350000 100000\n",
+    }
     found = read_cpus(write(tmp_path, files), {0, 1, 2, 3})
-    assert found.quota == quota
-    assert found.usable == (4 if quota is None else max(1, int(quota)))
+    assert (found.quota, found.usable) == (3.5, 3)
+    (tmp_path / "sys/fs/cgroup/job/cpu.max").write_text("50000 100000\n")
+    assert read_cpus(tmp_path, {0, 1}).usable == 1
+    (tmp_path / "sys/fs/cgroup/job/cpu.max").write_text("max 100000\n")
+    assert read_cpus(tmp_path, {0, 1}).usable == 2
 
 
 def test_this_machine_is_read() -> None:

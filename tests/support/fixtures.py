@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from slurmddp.checkpoint.memory.service import Keeper
-from slurmddp.runs.folder import index
+from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
 from support.distributed import ranks
 from support.runs.checkpoint_services import Rank, fork_writer

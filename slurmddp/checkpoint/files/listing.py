@@ -18,7 +18,7 @@ from slurmddp.checkpoint.files.manifest import (
     verify,
 )
 from slurmddp.errors import CheckpointError, RunNotFoundError
-from slurmddp.runs.folder import index
+from slurmddp.runs import index
 
 OTHER_VERSION = "other version"
 _BAD_FOLDER = re.compile(re.escape(BAD) + r"step-(\d{10,})(-\d+)?")

@@ -12,7 +12,7 @@ from slurmddp.config.identity import part_of
 from slurmddp.config.schema import Identity
 from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
 from slurmddp.errors import ConfigError
-from slurmddp.runs.folder.hidden import without_environment
+from slurmddp.runs.folder.config_secrets import without_environment
 
 _SHOWN = 10
 

@@ -27,7 +27,7 @@ from slurmddp.checkpoint.state.safetensors_stream import decode, layout
 from slurmddp.checkpoint.state.staging_copy import View
 from slurmddp.checkpoint.state.state_tree import flatten, unflatten
 from slurmddp.errors import CheckpointError
-from slurmddp.host.memory_limit import available_bytes, copies_that_fit
+from slurmddp.host.cgroups import available_bytes, copies_that_fit
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,11 @@ import socket
 from collections.abc import Sequence
 
 from slurmddp.errors import SlurmError
+from slurmddp.host.atomic_file import write_atomic
 from slurmddp.launchers.submit.sbatch import leftovers, live_jobs
-from slurmddp.runs.folder import index
+from slurmddp.runs import index
 from slurmddp.runs.folder.history import History, read_history
-from slurmddp.runs.folder.layout import RunFolder, write_atomic
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.status.alive import is_alive, is_here
 from slurmddp.runs.status.run_status import status

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurmddp.errors import ConfigError
-from slurmddp.runs.folder import hidden, index
+from slurmddp.runs import index
+from slurmddp.runs.folder import config_secrets
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import RunStatus, statuses
 from slurmddp.runs.table import STATE_STYLES, duration, number, print_table
@@ -87,7 +88,7 @@ def _typed(folder: RunFolder) -> list[str]:
     except (OSError, ValueError):
         return []
     shown = [word for word in words if word.lstrip("+").partition("=")[0] not in ("name", "cluster")]
-    return [hidden.word_for_readers(word) for word in shown]
+    return [config_secrets.word_for_readers(word) for word in shown]
 
 
 def steps(one: RunStatus) -> str:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from slurmddp.errors import ConfigError
-from slurmddp.runs.folder import index
+from slurmddp.runs import index
 from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status import logs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from slurmddp.errors import SlurmddpError, plain
-from slurmddp.runs.folder import index
+from slurmddp.runs import index
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 
 

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from slurmddp.errors import ConfigError, RunStateError, SlurmError
-from slurmddp.runs.folder import index
+from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.status.run_status import RunStatus, status

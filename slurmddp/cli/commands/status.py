@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from slurmddp.errors import SlurmddpError
-from slurmddp.runs.folder import index
+from slurmddp.runs import index
 from slurmddp.runs.folder.excluded import excluded_nodes
 from slurmddp.runs.folder.history import how_ended, read_history
 from slurmddp.runs.folder.layout import RunFolder

@@ -13,10 +13,11 @@ import argparse
 
 from slurmddp.cli.commands.cancel import cancel_jobs
 from slurmddp.errors import SlurmError
+from slurmddp.host.atomic_file import write_atomic
 from slurmddp.launchers.submit.sbatch import leftovers
-from slurmddp.runs.folder import index
+from slurmddp.runs import index
 from slurmddp.runs.folder.history import read_history
-from slurmddp.runs.folder.layout import RunFolder, write_atomic
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.status.run_status import RunStatus, status
 from slurmddp.slurm.client import Slurm, SlurmClient

@@ -230,7 +230,7 @@ def _submit(job: Job, *, is_new: bool) -> int:
     from slurmddp.launchers.submit import sbatch
     from slurmddp.runs.folder.create import prepare
     from slurmddp.runs.folder.history import UNANSWERED
-    from slurmddp.runs.folder.index import remember
+    from slurmddp.runs.index import remember
     from slurmddp.slurm import client
 
     slurm, folder, asked = client.SlurmClient(), RunFolder(job.run_dir), False
@@ -289,7 +289,7 @@ def _train_here(job: Job, lock: RunLock, *, is_new: bool) -> int:
     from slurmddp.cli.live_view import RunView
     from slurmddp.launchers.local import run as local
     from slurmddp.runs.folder.create import prepare
-    from slurmddp.runs.folder.index import remember
+    from slurmddp.runs.index import remember
 
     folder = RunFolder(job.run_dir) if is_new else prepare(job, _script(job))
     remember(folder)

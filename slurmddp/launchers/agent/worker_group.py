@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from slurmddp.errors import EXIT_FINISHED, GOOD_CODES, SlurmddpError
 from slurmddp.host import process
-from slurmddp.host.oom import OomWatch
+from slurmddp.host.cgroups import OomWatch
 from slurmddp.launchers.coordinator.messages import StartWorkers
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.capture import Failure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import secrets
 import select
 import socket
@@ -15,7 +16,7 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.host.ports import candidate_ports, listen_as_rank_zero
 from slurmddp.launchers.link.session import ALL, Awake, Clock, Join, Message, Session, copied
 from slurmddp.launchers.link.wire import CLOSED, Secret, Wire
-from slurmddp.runs.folder.port_file import publish
+from slurmddp.runs.folder.run_context import RunContext
 
 _log = logging.getLogger(__name__)
 
@@ -285,6 +286,7 @@ class Hub:
 
 def _listen(info: RankInfo) -> socket.socket:
     identity = f"control of {info.launch_id}"
-    listener = listen_as_rank_zero(info, candidate_ports(identity), partial(publish, identity))
+    publish = partial(RunContext.read(os.environ).publish_port, identity)
+    listener = listen_as_rank_zero(info, candidate_ports(identity), publish)
     listener.setblocking(False)
     return listener

@@ -8,6 +8,7 @@ the old one waits for its next retransmission.
 from __future__ import annotations
 
 import errno
+import os
 import secrets
 import select
 import socket
@@ -21,7 +22,7 @@ from slurmddp.host.address import Address, find_rank_zero
 from slurmddp.host.ports import candidate_ports
 from slurmddp.launchers.link.session import ALL, Awake, Clock, Join, Message, Session, copied
 from slurmddp.launchers.link.wire import CLOSED, Secret, Wire
-from slurmddp.runs.folder.port_file import published
+from slurmddp.runs.folder.run_context import RunContext
 
 Place = tuple[Address, int]
 
@@ -147,7 +148,7 @@ class Member:
         """Return where else the hub may listen; the disk is asked only if the hub is long in coming."""
         if self._arrived or self._awake.now < _PUBLISHED_S:
             return []
-        return list(product(self._addresses, published(self._looks_for)))
+        return list(product(self._addresses, RunContext.read(os.environ).published_ports(self._looks_for)))
 
     def _connect(self, place: Place, now: float) -> None:
         address, port = place

@@ -20,7 +20,7 @@ from slurmddp.environments.emit import emulated_step, scrub
 from slurmddp.environments.names import SECRET_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, GOOD_CODES
 from slurmddp.host import process
-from slurmddp.host.oom import OomWatch
+from slurmddp.host.cgroups import OomWatch
 from slurmddp.host.orphans import Guardian
 from slurmddp.runs.failures import capture
 from slurmddp.runs.folder.layout import RunFolder

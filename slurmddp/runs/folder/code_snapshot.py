@@ -1,8 +1,8 @@
-"""The project's code as it was at submission, so that a job that waits or comes back runs what was meant.
+"""Copy the project's code at submission, so that a job that waits or is requeued runs this code.
 
-Copied are the files that git tracks or would offer to track, so uncommitted work comes along. Data that git
-ignores and untracked files with secrets are linked: a script finds them beside its `__file__`, and the run
-folder holds no copy of them. The commit and the difference from it are kept beside the files.
+The snapshot copies the files that git tracks or would offer to track, uncommitted work included. It links
+data that git ignores and untracked files with secrets: a script finds them beside its `__file__`, and the run
+folder holds no copy of them. The snapshot records the commit and the difference from it.
 """
 
 from __future__ import annotations
@@ -11,19 +11,28 @@ import filecmp
 import json
 import os
 import shutil
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 from slurmddp.errors import ConfigError
-from slurmddp.runs.folder.project_files import git, git_trouble, list_files
 
 SIZE_CAP_MB = 200
 RECORD = ".slurmddp"
 """Folder inside the snapshot with `commit.txt`, `diff.patch` and `files.json`, the names of its files."""
 _MOST_LINKS = 1000
-"""Of more ignored entries only the folders are linked."""
+"""If git ignores more entries, only folders are linked."""
+_SECRETS = (".env*", "*.pem", "*.key", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".netrc", ".pypirc")
+"""Patterns for names of files that hold passwords and keys."""
+_CACHES = frozenset({
+    "__pycache__", ".git", ".hg", ".venv", "venv", ".tox", ".nox", ".eggs", "node_modules", ".mypy_cache",
+    ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".idea", ".vscode", ".DS_Store",
+})  # fmt: skip
+"""Names of ignored entries that no training reads."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +47,17 @@ class Snapshot:
 def take(
     project_dir: Path, target: Path, *, exclude: Sequence[Path] = (), size_cap_mb: float = SIZE_CAP_MB
 ) -> Snapshot:
-    """Copy the code of `project_dir` into the new folder `target`, less the folders in `exclude`.
+    """Copy the code of `project_dir` into the new folder `target`, without the folders in `exclude`.
 
-    Outside a git repository nothing is created and the note says so; ConfigError when it is too large.
+    Outside a git repository nothing is created, and the note says so.
+
+    Raises:
+        ConfigError: the code is larger than `size_cap_mb`.
     """
-    trouble = git_trouble(project_dir)
+    trouble = _git_trouble(project_dir)
     if trouble:
         return Snapshot(0, None, f"No snapshot of the code: {trouble}. Jobs import it from {project_dir}.")
-    found = list_files(project_dir, exclude)
+    found = _list_files(project_dir, exclude)
     _refuse_large(project_dir, found.code, size_cap_mb)
     ignored = found.ignored
     if len(ignored) > _MOST_LINKS:
@@ -58,8 +70,8 @@ def take(
     for path in found.code:
         _keep_leading(path, target / path.relative_to(project_dir), project_dir)
     names = [str(path.relative_to(project_dir)) for path in (*found.code, *links)]
-    commit, what = _record(project_dir, target, names)
-    note = f"Snapshot of {len(found.code)} files of {project_dir}: {what}."
+    commit, state = _record(project_dir, target, names)
+    note = f"Snapshot of {len(found.code)} files of {project_dir}: {state}."
     linked = _links_note(names[len(found.code) :], len(found.ignored) - len(ignored))
     return Snapshot(len(found.code), commit, note + linked)
 
@@ -77,7 +89,7 @@ def _link(path: Path, link: Path) -> None:
 
 
 def _keep_leading(path: Path, copy: Path, project_dir: Path) -> None:
-    """Let the copy of a relative link lead to the project's file where the snapshot does not hold that."""
+    """Let the copy of a relative link lead to the project's file if the snapshot lacks that file."""
     if not path.is_symlink() or path.readlink().is_absolute():
         return
     target = os.path.normpath(path.parent.resolve() / path.readlink())
@@ -95,20 +107,20 @@ def _links_note(links: Sequence[str], left_out: int) -> str:
 
 def _record(project_dir: Path, target: Path, names: Sequence[str]) -> tuple[str | None, str]:
     """Record the copied files; return the commit, and a description of the state of the code."""
-    commit = git(project_dir, "rev-parse", "--verify", "--quiet", "HEAD").stdout.decode().strip() or None
+    commit = _git(project_dir, "rev-parse", "--verify", "--quiet", "HEAD").stdout.decode().strip() or None
     record = target / RECORD
     record.mkdir(parents=True, exist_ok=True)
     (record / "files.json").write_text(json.dumps(names), encoding="utf-8")
     (record / "commit.txt").write_text(f"{commit or 'no commit yet'}\n", encoding="utf-8")
     if not commit:
         return None, "no commit yet"
-    diff = git(project_dir, "diff", "--no-ext-diff", "--no-color", "--binary", "HEAD", "--", ".").stdout
+    diff = _git(project_dir, "diff", "--no-ext-diff", "--no-color", "--binary", "HEAD", "--", ".").stdout
     (record / "diff.patch").write_bytes(diff)
     return commit, f"commit {commit}{', with uncommitted changes' if diff else ''}"
 
 
 def differences(old: Path, new: Path) -> list[str]:
-    """Return the names of the files that differ between two snapshots; none where one has no record."""
+    """Return the names of the files that differ between two snapshots; empty if a snapshot has no record."""
     before, after = _names(old), _names(new)
     if before is None or after is None:
         return []
@@ -123,7 +135,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def written_beside(code: Path) -> list[Path]:
-    """Return the files that a job has written into the folder of a snapshot, relative to it."""
+    """Return the paths, relative to the snapshot, of the files that a job has written into it."""
     names, found = _names(code), []
     for folder, folders, files in os.walk(code) if names is not None else ():
         inside = Path(folder).relative_to(code)
@@ -134,20 +146,20 @@ def written_beside(code: Path) -> list[Path]:
 
 
 def carry_over(old: Path, new: Path) -> None:
-    """Give a new snapshot the files that a job has written into the folder of the old one."""
+    """Link the files that a job has written into the old snapshot into the new one."""
     for name in written_beside(old):
-        with suppress(FileExistsError, NotADirectoryError):  # The project has that name now.
+        with suppress(FileExistsError, NotADirectoryError):  # The project now has a file of that name.
             (new / name).parent.mkdir(parents=True, exist_ok=True)
             try:
                 os.link(old / name, new / name, follow_symlinks=False)
             except FileExistsError:
                 raise
-            except OSError:  # Another filesystem, or one without hard links.
+            except OSError:  # A different filesystem, or a filesystem without hard links.
                 shutil.copy2(old / name, new / name, follow_symlinks=False)
 
 
 def _names(code: Path) -> set[str] | None:
-    """Return the names of the files of a snapshot; None for a folder without that record."""
+    """Return the names of the files of a snapshot; None if the folder has no record of them."""
     try:
         return set(json.loads((code / RECORD / "files.json").read_text(encoding="utf-8")))
     except (OSError, ValueError):
@@ -165,4 +177,91 @@ def _refuse_large(project_dir: Path, files: Sequence[Path], size_cap_mb: float) 
         f"The code in {project_dir} comes to {total_mb:.0f} MB, more than a snapshot may hold "
         f"({size_cap_mb:g} MB). Largest: {named}.",
         hint="Name data and results in .gitignore, or switch the snapshot off with snapshot=false.",
+    )
+
+
+@dataclass(frozen=True)
+class _ProjectFiles:
+    """The entries of a project, sorted by what git says of them; each path exists."""
+
+    code: list[Path]
+    """Files that git tracks, and new ones that it does not ignore."""
+    secrets: list[Path]
+    """New files whose names match `_SECRETS`."""
+    ignored: list[Path]
+    """Files and whole folders that git ignores, without caches and Python environments."""
+
+
+def _git_trouble(project_dir: Path) -> str:
+    """Return why git can't list the files of `project_dir`; empty when it can."""
+    if shutil.which("git") is None:
+        return "there is no git on this machine"
+    answer = _git(project_dir, "rev-parse", "--is-inside-work-tree")
+    if answer.returncode == 0 and answer.stdout.strip() == b"true":
+        return ""
+    words = answer.stderr.decode(errors="replace").strip().splitlines()
+    if words and "not a git repository" not in words[0]:
+        return f"git says {words[0]!r}"
+    return f"{project_dir} is not in a git repository"
+
+
+def _list_files(project_dir: Path, exclude: Sequence[Path]) -> _ProjectFiles:
+    """Return the entries of a project, without run folders and without entries of the folders `exclude`."""
+    tracked, new, ignored = _entries(project_dir)
+    secrets = [path for path in new if any(fnmatch(path.name, pattern) for pattern in _SECRETS)]
+
+    is_run = cache(_is_run)  # Many files lie in one folder.
+
+    def is_left_out(path: Path) -> bool:
+        if any(path.is_relative_to(folder) for folder in exclude):
+            return True
+        return any(is_run(folder) for folder in (path, *path.parents) if folder.is_relative_to(project_dir))
+
+    def taken(paths: set[Path]) -> list[Path]:
+        return sorted(path for path in paths if not is_left_out(path))
+
+    # git also lists the entries of an ignored folder if that folder has a .gitignore.
+    topmost = {path for path in ignored if not ignored.intersection(path.parents)}
+    return _ProjectFiles(
+        code=taken({*tracked, *new}.difference(secrets)),
+        secrets=taken(set(secrets)),
+        ignored=[path for path in taken(topmost) if not _is_cache(path, project_dir)],
+    )
+
+
+def _entries(repository: Path) -> tuple[set[Path], set[Path], set[Path]]:
+    """Return the tracked, new and ignored entries of a repository and of the repositories nested in it."""
+    tracked = {path for path in _listed(repository, "--cached") if os.path.lexists(path)}
+    new = set(_listed(repository, "--others", "--exclude-standard"))
+    ignored = set(_listed(repository, "--others", "--ignored", "--exclude-standard", "--directory"))
+    for path in sorted(tracked | new):
+        if path.is_dir() and not path.is_symlink():
+            tracked.discard(path)
+            new.discard(path)
+            if (path / ".git").exists():
+                for all_of, some in zip((tracked, new, ignored), _entries(path), strict=True):
+                    all_of.update(some)
+    return tracked, new, ignored
+
+
+def _listed(repository: Path, *which: str) -> Iterator[Path]:
+    for entry in _git(repository, "ls-files", "-z", *which).stdout.split(b"\0"):
+        if entry:
+            yield repository / os.fsdecode(entry)
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "overrides.txt").exists() and (folder / "config.yaml").exists()
+
+
+def _is_cache(path: Path, project_dir: Path) -> bool:
+    is_environment = (path / "pyvenv.cfg").exists() or (path / "conda-meta").exists()
+    named = _CACHES.intersection(path.relative_to(project_dir).parts)
+    return is_environment or bool(named) or path.suffix in (".pyc", ".pyo", ".egg-info")
+
+
+def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """Run git in `folder`."""
+    return subprocess.run(
+        ["git", "-C", str(folder), *arguments], stdin=subprocess.DEVNULL, capture_output=True, check=False
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from slurmddp.errors import SlurmddpError
-from slurmddp.runs.folder.layout import RunFolder, append_line, read_lines
+from slurmddp.runs.folder.jsonl import append_line, read_lines
+from slurmddp.runs.folder.layout import RunFolder
 
 
 def excluded_nodes(folder: RunFolder, now: float | None = None, *, since: float = 0.0) -> list[str]:

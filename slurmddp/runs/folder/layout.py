@@ -1,26 +1,14 @@
-"""Paths and plain-text records of one run; the only place that knows the layout of a run folder."""
+"""The files of one run: the only module that knows where they lie."""
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import json
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import RunNotFoundError, SlurmddpError
-from slurmddp.host.atomic_file import replacing
-
-_warned: set[str] = set()
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Write `text` to `path` so that a reader sees the old content or the new one, never a part."""
-    with replacing(path) as stream:
-        stream.write(text.encode())
+from slurmddp.runs.folder.jsonl import append_line, read_lines
 
 
 def is_there(path: Path) -> bool:
@@ -40,98 +28,6 @@ def is_there(path: Path) -> bool:
     finally:
         os.close(folder)
     return True
-
-
-def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Append one JSON line with a single write, so that lines of several writers do not mix.
-
-    Raises OSError when not all of it could be written; the next one then starts a line of its own.
-    """
-    line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        _lock_a_moment(descriptor)
-        size = os.fstat(descriptor).st_size
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            line = b"\n" + line
-        while line:
-            line = line[os.write(descriptor, line) :]
-    finally:
-        os.close(descriptor)
-
-
-def _lock_a_moment(descriptor: int) -> None:
-    """Lock a file against other writers until it is closed; after a second write without the lock.
-
-    Appending is not atomic on NFS. Training goes on without the lock if the lock cannot be taken.
-    """
-    deadline = time.monotonic() + 1.0
-    while True:
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno != errno.EWOULDBLOCK or time.monotonic() > deadline:
-                return None
-        time.sleep(0.01)
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON records of `path`; leave out broken lines, and a last line that is still being written.
-
-    A broken line is warned of once. Raises SlurmddpError for a file with broken lines and no record.
-    """
-    if not path.exists():
-        return
-    broken: list[tuple[int, str]] = []
-    found = False
-    with path.open(encoding="utf-8", errors="replace") as stream:
-        for number, line in enumerate(stream, 1):
-            if not line.endswith("\n"):
-                break
-            try:
-                records = _records_in(line.replace("\0", ""))
-            except ValueError:
-                records = []
-                broken.append((number, line.strip()[:80]))
-            else:
-                if "\0" in line:  # A hole, as a server's crash leaves it; a record may stand behind it.
-                    broken.append((number, "zeros"))
-            found = found or bool(records)
-            yield from records
-    if broken and not found:
-        raise SlurmddpError(
-            f"{path}, line {broken[0][0]} is not JSON: {broken[0][1]!r}.",
-            hint="The file was damaged from outside; remove that line to go on.",
-        )
-    for number, text in broken:
-        _warn_once(f"{path}, line {number} is no record and is left out: {text!r}.")
-
-
-def _warn_once(text: str) -> None:
-    if text not in _warned:
-        _warned.add(text)
-        import logging  # Not needed by the batch step, which has seconds to live.
-
-        logging.getLogger(__name__).warning(text)
-
-
-def _records_in(line: str) -> list[dict[str, Any]]:
-    """Return the record of a line; of one that was torn by a full disk, what the next writer glued to it."""
-    if not line.strip():
-        return []
-    try:
-        record = json.loads(line)
-        if not isinstance(record, dict):
-            raise ValueError
-        return [record]
-    except ValueError:
-        if not line.startswith('{"'):
-            raise
-    glued = line.rfind(line[: line.find('"', 2) + 1])  # records of one file begin with the same key
-    try:
-        return [json.loads(line[glued:])] if glued > 0 else []
-    except ValueError:
-        return []
 
 
 class RunFolder:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from slurmddp.environments.names import ATTEMPT_VARIABLE, GENERATION_VARIABLE, RUN_DIR_VARIABLE
 from slurmddp.errors import SupersededError
+from slurmddp.host.atomic_file import write_atomic
 from slurmddp.runs.folder.fence import superseded
 from slurmddp.runs.folder.layout import RunFolder
 
@@ -60,3 +63,30 @@ class RunContext:
         """Add an event of this attempt to `attempts.jsonl`; do nothing outside a run."""
         if self.folder is not None:
             self.folder.add_event(event, attempt=self.attempt, **facts)
+
+    def publish_port(self, identity: str, port: int) -> bool:
+        """Write the port of `identity` into the attempt's folder; return False without a folder.
+
+        A process needs this only if other programs hold all ports that follow from the launch's id.
+        """
+        path = self._port_file(identity)
+        try:
+            if path is not None:
+                write_atomic(path, f"{port}\n")
+        except OSError:
+            return False
+        return path is not None
+
+    def published_ports(self, identity: str) -> list[int]:
+        """Return the port that `identity` has published; empty if there is none."""
+        path = self._port_file(identity)
+        with suppress(OSError):
+            # Because a network file system caches look-ups, the folder is listed: that asks the server.
+            if path is not None and path in path.parent.iterdir():
+                text = path.read_text(encoding="utf-8").strip()
+                return [int(text)] if text.isdecimal() else []
+        return []
+
+    def _port_file(self, identity: str) -> Path | None:
+        name = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        return None if self.folder is None else self.folder.log_dir(self.attempt) / f"port-{name}"

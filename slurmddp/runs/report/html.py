@@ -15,11 +15,12 @@ import yaml
 
 import slurmddp
 from slurmddp.config.identity import relevant
+from slurmddp.host.atomic_file import write_atomic
 from slurmddp.runs.failures.in_place import read_restarts
 from slurmddp.runs.failures.model import read_failure
-from slurmddp.runs.folder import hidden
+from slurmddp.runs.folder import config_secrets
 from slurmddp.runs.folder.history import Attempt, History, fold, why_stopped
-from slurmddp.runs.folder.layout import RunFolder, write_atomic
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.report import figures
 from slurmddp.runs.report.goodput import Ledger, read_ledger
@@ -294,11 +295,11 @@ def _command(folder: RunFolder) -> str:
         words = shlex.split(typed)  # Quoted words, one per line; a word may hold a line break.
     except ValueError:
         words = typed.split()
-    return shlex.join(["slurmddp", "train", *map(hidden.word_for_readers, words)])
+    return shlex.join(["slurmddp", "train", *map(config_secrets.word_for_readers, words)])
 
 
 def _config(folder: RunFolder) -> str:
-    shown = hidden.for_readers(relevant(folder.config()))
+    shown = config_secrets.for_readers(relevant(folder.config()))
     return str(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True))
 
 

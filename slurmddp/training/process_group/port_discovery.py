@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from slurmddp.environments.names import SECRET_VARIABLE
 from slurmddp.host.address import Address
 from slurmddp.host.ports import candidate_ports, listen
-from slurmddp.runs.folder.port_file import publish, published
+from slurmddp.runs.folder.run_context import RunContext
 
 _HELLO = b"slurmddp-1 "
 _LINE_BYTES = 192
@@ -51,11 +51,11 @@ class Words:
 
     def publish(self, port: int) -> bool:
         """Write the port at which rank 0 answers, if `ports` lacks it; return False if that fails."""
-        return publish(self._published_as, port)
+        return RunContext.read(os.environ).publish_port(self._published_as, port)
 
     def published(self) -> list[int]:
         """Return the port that rank 0 has left, if it has."""
-        return published(self._published_as)
+        return RunContext.read(os.environ).published_ports(self._published_as)
 
     @property
     def _published_as(self) -> str:

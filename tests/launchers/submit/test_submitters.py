@@ -14,7 +14,8 @@ from slurmddp.launchers.submit import sbatch
 from slurmddp.launchers.submit.sbatch import build
 from slurmddp.launchers.submit.submitit import RunScript
 from slurmddp.runs.folder.create import prepare
-from slurmddp.runs.folder.layout import RunFolder, append_line
+from slurmddp.runs.folder.jsonl import append_line
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.options import sbatch_options
 from slurmddp.slurm.partitions import parse_limits
 from slurmddp.slurm.script import outline, render

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.runs.folder.layout import RunFolder, append_line
+from slurmddp.runs.folder.jsonl import append_line
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.report.goodput import account, read_ledger
 from slurmddp.runs.status.run_status import RunStatus
 from support.runs.run_events import FAILED, ended, event, saved, started

@@ -12,7 +12,8 @@ import pytest
 
 from slurmddp.errors import SlurmddpError
 from slurmddp.runs.folder import owner
-from slurmddp.runs.folder.layout import RunFolder, append_line
+from slurmddp.runs.folder.jsonl import append_line
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.report import figures
 from slurmddp.runs.report.html import with_report, write_report
 from slurmddp.runs.status import metrics

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from slurmddp.runs.failures.causes import KILLED
-from slurmddp.runs.folder.layout import append_line
+from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.report.html import _coded, write_report
 from support.runs.run_events import add as event
 from support.runs.run_events import make_folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmddp.runs.folder.layout import append_line
+from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.status.run_status import status
 from support.runs.run_events import ended, event, make_folder, saved, started, write
 

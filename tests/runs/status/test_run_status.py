@@ -11,7 +11,8 @@ import sys
 import pytest
 
 from slurmddp.runs.folder.history import fold, read_history
-from slurmddp.runs.folder.layout import RunFolder, append_line
+from slurmddp.runs.folder.jsonl import append_line
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import status, statuses
 from slurmddp.runs.status.verdict import STATES, decide
 from slurmddp.slurm.reasons import explain

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from slurmddp.runs.folder.layout import RunFolder, read_lines
+from slurmddp.runs.folder.jsonl import read_lines
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.metrics import read
 from support.distributed.exact_jobs import Halt
 from support.distributed.trainer_runs import trainer_config

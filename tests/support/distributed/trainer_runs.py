@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from slurmddp.checkpoint import state as checkpoint
-from slurmddp.runs.folder.layout import RunFolder, read_lines
+from slurmddp.runs.folder.jsonl import read_lines
+from slurmddp.runs.folder.layout import RunFolder
 
 
 def trainer_config(data: dict[str, Any], train: dict[str, Any], **changes: Any) -> dict[str, Any]:

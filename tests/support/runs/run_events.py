@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from slurmddp.runs.folder.layout import RunFolder, append_line
+from slurmddp.runs.folder.jsonl import append_line
+from slurmddp.runs.folder.layout import RunFolder
 
 
 def make_folder(tmp_path, config):

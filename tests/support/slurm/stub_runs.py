@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from slurmddp.config.schema import Cluster, Policy
+from slurmddp.host.atomic_file import write_atomic
 from slurmddp.launchers.submit.sbatch import build
 from slurmddp.runs.folder.create import prepare
-from slurmddp.runs.folder.layout import RunFolder, write_atomic
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.sandbox import Sandbox
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.script import render

@@ -16,7 +16,8 @@ from slurmddp.checkpoint.state.state_tree import flatten
 from slurmddp.config.identity import part_of
 from slurmddp.config.schema import Identity
 from slurmddp.errors import CheckpointError, ConfigError
-from slurmddp.runs.folder.layout import RunFolder, read_lines
+from slurmddp.runs.folder.jsonl import read_lines
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.trainer.loop import Training
 from support.distributed import load_jobs

@@ -11,7 +11,7 @@ import torch
 
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.errors import ConfigError
-from slurmddp.runs.folder.layout import read_lines
+from slurmddp.runs.folder.jsonl import read_lines
 from slurmddp.training.run_log import signal_and_rank
 from slurmddp.training.trainer.components import is_due
 from slurmddp.training.trainer.loop import token_cross_entropy

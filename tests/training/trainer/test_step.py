@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from slurmddp.runs.folder.layout import RunFolder, read_lines
+from slurmddp.runs.folder.jsonl import read_lines
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training import run_log
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.trainer.loop import Training

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import SlurmddpError
-from slurmddp.runs.folder.layout import append_line, read_lines
+from slurmddp.runs.folder.jsonl import append_line, read_lines
 
 
 def test_a_line_after_a_torn_one_is_whole(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurmddp.runs.folder.hidden import expressions, without_environment
+from slurmddp.runs.folder.config_secrets import expressions, without_environment
 
 
 def config(token: object) -> dict[str, object]:

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurmddp.errors import RunNotFoundError
-from slurmddp.runs.folder.layout import RunFolder, append_line
+from slurmddp.runs.folder.jsonl import append_line
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import account
 
 log = logging.getLogger(__name__)

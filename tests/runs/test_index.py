@@ -7,7 +7,7 @@ import os
 import pytest
 
 from slurmddp.errors import RunNotFoundError
-from slurmddp.runs.folder import index
+from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
 
 

@@ -1,0 +1,347 @@
+"""Control groups of both versions: the group of a process, its limits, and the count of kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from slurmddp.host.cgroups import (
+    OomCounter,
+    OomWatch,
+    available_bytes,
+    copies_that_fit,
+    cpu_quota,
+    oom_counters,
+    own_group,
+)
+from slurmddp.runs.failures import capture
+from support.runs.agent_runs import make_run, start_agent, wait_until
+
+GB = 10**9
+MEMORY_V1 = "35 31 0:32 {first} /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
+CPU_V1 = "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
+V2 = "41 31 0:38 {first} {mount} rw,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
+ALL_OF_V2 = V2.format(first="/", mount="/sys/fs/cgroup")
+OTHER = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n" + CPU_V1
+SLURM_V1 = "9:memory:/slurm/uid_1000/job_7/step_0/task_0\n3:cpu,cpuacct:/slurm\n1:name=systemd:/x\n"
+SLURM_V2 = "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n"
+
+
+def host(root: Path, cgroup: str, mounts: str = ALL_OF_V2, available_gb: int = 90) -> Path:
+    """Write the files by which a host below `root` says where a process lives, and what is free."""
+    (root / "proc/self").mkdir(parents=True)
+    text = f"MemTotal: 99 kB\nMemAvailable: {available_gb * GB // 1024} kB\n"
+    (root / "proc/meminfo").write_text(text)
+    (root / "proc/self/cgroup").write_bytes(os.fsencode(cgroup))
+    (root / "proc/self/mountinfo").write_text(mounts)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "mounts", "folder", "version"),
+    [
+        (
+            SLURM_V1,
+            MEMORY_V1.format(first="/"),
+            "sys/fs/cgroup/memory/slurm/uid_1000/job_7/step_0/task_0",
+            1,
+        ),
+        (SLURM_V2, ALL_OF_V2, "sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/step_0/user/task_0", 2),
+        # Both are mounted, and memory is counted by the first.
+        (
+            SLURM_V1 + "0::/\n",
+            MEMORY_V1.format(first="/") + V2.format(first="/", mount="/sys/fs/cgroup/unified"),
+            "sys/fs/cgroup/memory/slurm/uid_1000/job_7/step_0/task_0",
+            1,
+        ),
+        # A container that sees its own group as the top, by its namespace or by what is mounted.
+        ("0::/\n", ALL_OF_V2, "sys/fs/cgroup", 2),
+        ("4:memory:/docker/ab12\n", MEMORY_V1.format(first="/docker/ab12"), "sys/fs/cgroup/memory", 1),
+    ],
+)
+def test_the_group_of_a_process(tmp_path: Path, cgroup: str, mounts: str, folder: str, version: int) -> None:
+    found = own_group("memory", host(tmp_path, cgroup, OTHER + mounts))
+    assert found is not None and found.visible
+    assert (found.folders[0], found.version) == (tmp_path / folder, version)
+    assert found.folders[-1] == tmp_path / ("sys/fs/cgroup/memory" if version == 1 else "sys/fs/cgroup")
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "mounts"),
+    [
+        ("0::/../../elsewhere\n", ALL_OF_V2),
+        ("4:memory:/docker/ab12\n", MEMORY_V1.format(first="/docker/other")),
+        (SLURM_V2, ""),
+        ("", MEMORY_V1.format(first="/")),
+    ],
+)
+def test_a_group_that_is_not_visible_counts_no_kills(tmp_path: Path, cgroup: str, mounts: str) -> None:
+    root = host(tmp_path, cgroup, OTHER + mounts)
+    found = own_group("memory", root)
+    assert found is None or not found.visible
+    assert oom_counters(root) == [OomCounter(root / "proc/vmstat", whole_host=True)]
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "quota"),
+    [
+        ("0::/job/step\n", {"job/cpu.max": "350000 100000\n", "job/step/cpu.max": "max 100000\n"}, 3.5),
+        ("0::/\n", {"cpu.max": "200000 100000\n"}, 2.0),  # in a container
+        ("0::/../other\n", {"cpu.max": "200000 100000\n"}, 2.0),
+        (
+            "3:cpu,cpuacct:/j\n",
+            {"cpu/j/cpu.cfs_quota_us": "50000\n", "cpu/j/cpu.cfs_period_us": "100000\n"},
+            0.5,
+        ),
+        (
+            "3:cpu,cpuacct:/j\n",
+            {"cpu/j/cpu.cfs_quota_us": "-1\n", "cpu/j/cpu.cfs_period_us": "100000\n"},
+            None,
+        ),
+        ("0::/j\udcf6b\n", {"j\udcf6b/cpu.max": "200000 100000\n"}, 2.0),
+        ("0::/gone\n", {}, None),
+        ("", {}, None),
+    ],
+)
+def test_the_smallest_limit_on_processor_time(
+    tmp_path: Path, cgroup: str, files: dict[str, str], quota: float | None
+) -> None:
+    root = host(tmp_path, cgroup, CPU_V1 + ALL_OF_V2)
+    for name, text in files.items():
+        file = root / "sys/fs/cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    assert cpu_quota(root) == quota
+
+
+def test_a_machine_without_control_groups_limits_nothing(tmp_path: Path) -> None:
+    assert cpu_quota(tmp_path) is None and own_group("memory", tmp_path) is None
+
+
+def group(folder: Path, names: tuple[str, str, str], limit: str, used_gb: int, cache_gb: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names[0]).write_text(f"{limit}\n")
+    (folder / names[1]).write_text(f"{used_gb * GB}\n")
+    (folder / "memory.stat").write_text(f"anon 5\n{names[2]} {cache_gb * GB}\n")
+
+
+FILES_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+FILES_V2 = ("memory.max", "memory.current", "inactive_file")
+
+
+@pytest.mark.parametrize(
+    ("names", "mount", "line"),
+    [
+        (FILES_V1, "sys/fs/cgroup/memory", "5:cpu:/\n4:memory,hugetlb:/slurm/job_7/step_0\n"),
+        (FILES_V2, "sys/fs/cgroup", "0::/slurm/job_7/step_0\n"),
+    ],
+    ids=["v1", "v2"],
+)
+def test_the_tightest_group_counts_with_what_it_would_give_back(
+    tmp_path: Path, names: tuple[str, str, str], mount: str, line: str
+) -> None:
+    host(tmp_path, line, MEMORY_V1.format(first="/") + ALL_OF_V2)
+    top = tmp_path / mount
+    group(top / "slurm/job_7/step_0", names, "9223372036854771712" if names is FILES_V1 else "max", 3, 0)
+    group(top / "slurm/job_7", names, str(16 * GB), 12, 2)
+    group(top / "slurm", names, str(64 * GB), 60, 1)
+    assert available_bytes(tmp_path) == 5 * GB
+    group(top / "slurm/job_7", names, str(16 * GB), 12, 0)
+    assert available_bytes(tmp_path) == 4 * GB
+    group(top / "slurm/job_7", names, str(8 * GB), 12, 0)
+    assert available_bytes(tmp_path) == 0
+
+
+@pytest.mark.parametrize(("limit", "left"), [("max", 5), (str(16 * GB), 5), (str(6 * GB), 3)])
+def test_above_memory_high_training_would_crawl(tmp_path: Path, limit: str, left: int) -> None:
+    host(tmp_path, "0::/job\n")
+    job = tmp_path / "sys/fs/cgroup/job"
+    group(job, FILES_V2, limit, 3, 0)
+    (job / "memory.high").write_text(f"{8 * GB}\n")
+    assert available_bytes(tmp_path) == left * GB
+    (job / "memory.high").write_text("max\n")
+    assert available_bytes(tmp_path) == (90 * GB // 1024 * 1024 if limit == "max" else int(limit) - 3 * GB)
+
+
+def test_without_groups_the_host_counts(tmp_path: Path) -> None:
+    host(tmp_path, "0::/nowhere\n", available_gb=7)
+    assert available_bytes(tmp_path) == 7 * GB // 1024 * 1024
+    (tmp_path / "proc/self/cgroup").unlink()
+    assert available_bytes(tmp_path) == 7 * GB // 1024 * 1024
+
+
+def test_this_host_has_some() -> None:
+    assert available_bytes() > 0
+
+
+@pytest.mark.parametrize(
+    ("size", "available", "copies"),
+    [(10, 100, 2), (10, 39, 1), (10, 40, 2), (10, 20, 1), (10, 19, 0), (10, 0, 0)],
+)
+def test_copies_leave_half(size: int, available: int, copies: int) -> None:
+    assert copies_that_fit(size, available) == copies
+
+
+def test_a_host_that_tells_nothing_leaves_the_groups(tmp_path: Path) -> None:
+    host(tmp_path, "0::/\n", available_gb=7)
+    (tmp_path / "proc/meminfo").unlink()
+    group(tmp_path / "sys/fs/cgroup", FILES_V2, str(5 * GB), 1, 0)
+    assert available_bytes(tmp_path) == 4 * GB
+
+
+def test_groups_with_names_in_no_encoding_are_read(tmp_path: Path) -> None:
+    name = "j\udcf6b"
+    host(tmp_path, f"0::/{name}\n")
+    group(tmp_path / "sys/fs/cgroup" / name, FILES_V2, str(8 * GB), 5, 0)
+    assert available_bytes(tmp_path) == 3 * GB
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 1\n", 2),
+        ("oom_kill_disable 0\nunder_oom 0\noom_kill 4\n", 4),
+        ("nr_free_pages 1\noom_kill 0\n", 0),
+        ("oom_kill_disable 0\nunder_oom 0\n", None),
+        ("", None),
+    ],
+)
+def test_the_count_of_kills_in_each_of_its_files(tmp_path: Path, text: str, count: int | None) -> None:
+    (tmp_path / "count").write_text(text)
+    assert OomCounter(tmp_path / "count").read() == count
+
+
+def counting_host(root: Path, kills: int) -> Path:
+    """Return a host with a process in group job/step of a hierarchy where only the job counts memory."""
+    host(root, "0::/job/step\n")
+    top = root / "sys/fs/cgroup"
+    (top / "job/step").mkdir(parents=True)
+    (root / "proc/vmstat").write_text("oom_kill 100\n")
+    (top / "job/memory.events").write_text(f"oom_kill {kills}\n")
+    (top / "job/memory.max").write_text(f"{3 << 30}\n")
+    (top / "memory.max").write_text("max\n")
+    return root
+
+
+def test_a_rise_is_told_with_the_limit_of_the_group_that_counts(tmp_path: Path) -> None:
+    root = counting_host(tmp_path, 5)
+    watch = OomWatch(oom_counters(root))
+    assert watch.verdict() == ""
+    (root / "sys/fs/cgroup/job/memory.events").write_text("oom_kill 6\n")
+    assert watch.verdict() == "at the limit of 3 GiB"
+    watch.begin()
+    assert watch.verdict() == "", "what an earlier generation of ranks died of is no reason of the next"
+    (root / "sys/fs/cgroup/job/memory.events").unlink()
+    assert watch.verdict() is None
+
+
+def test_without_groups_the_whole_host_is_counted(tmp_path: Path) -> None:
+    root = counting_host(tmp_path, 5)
+    (root / "proc/self/cgroup").unlink()
+    watch = OomWatch(oom_counters(root))
+    (root / "proc/vmstat").write_text("oom_kill 101\n")
+    assert watch.verdict() == "when this host was short of it"
+    (root / "proc/vmstat").write_text("nothing\n")
+    assert OomWatch(oom_counters(root)).verdict() is None
+
+
+def test_the_name_of_another_mount_is_bytes_of_any_encoding(tmp_path: Path) -> None:
+    root = counting_host(tmp_path, 5)
+    with (root / "proc/self/mountinfo").open("ab") as stream:
+        stream.write(b"91 29 0:50 / /home/M\xfcller\x0c rw - tmpfs tmpfs rw\n")
+    watch = OomWatch(oom_counters(root))
+    (root / "sys/fs/cgroup/job/memory.events").write_text("oom_kill 6\n")
+    assert watch.verdict() == "at the limit of 3 GiB"
+
+
+HUNGRY = """
+import os, time
+def main(run_dir):
+    if os.environ["RANK"] == "0":
+        time.sleep(1000)
+    kept = []
+    for _ in range(400):
+        kept.append(b"x" * 1_000_000)
+    {instead}
+"""
+LIMIT = 200_000_000
+AGENT = """
+import os, sys
+from pathlib import Path
+group, run_dir = sys.argv[1:]
+if group:
+    Path(group, "cgroup.procs").write_text("0")
+from slurmddp.host import cgroups
+if not group:
+    count = Path(run_dir, "count")
+    count.write_text("oom_kill 0")
+    limit = Path(run_dir, "limit")
+    limit.write_text("{limit}")
+    cgroups.oom_counters = lambda: [cgroups.OomCounter(count, (limit,))]
+from slurmddp.launchers.agent.agent import run
+os._exit(run(run_dir, entry="rank_program:main", preload=()))
+"""
+
+
+@pytest.fixture
+def limited_group() -> Iterator[Path | None]:
+    """A memory control group with a limit below this process's own; None where it may make none."""
+    own = own_group("memory")
+    group = own and own.visible and own.folders[0] / f"slurmddp-test-{os.getpid()}"
+    try:
+        assert own and group
+        group.mkdir()
+        limit = {1: "memory.limit_in_bytes", 2: "memory.max"}[own.version]
+        (group / limit).write_text(str(LIMIT))
+    except (AssertionError, OSError):
+        if group:
+            with suppress(OSError):
+                group.rmdir()
+        yield None
+        return
+    yield group
+    wait_until(lambda: not (group / "cgroup.procs").read_text(), "the group is empty")
+    group.rmdir()
+
+
+def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_told_as_that(
+    tmp_path: Path, limited_group: Path | None
+) -> None:
+    """Really so, where control groups may be made; elsewhere a rank kills itself and raises the count."""
+    instead = "return 0"
+    if limited_group is None:
+        instead = "open(run_dir + '/count', 'w').write('oom_kill 1'); os.kill(os.getpid(), 9)"
+    folder = make_run(tmp_path, HUNGRY.format(instead=instead))
+    script = tmp_path / "limited_agent.py"
+    script.write_text(AGENT.format(limit=LIMIT))
+    command = [sys.executable, str(script), str(limited_group or "")]
+    with start_agent(folder, command=command) as agent:
+        assert agent.wait(timeout=120) == 1
+    found = capture.read(folder, 0)
+    assert found is not None
+    assert (found.rank, found.signal) == (1, "SIGKILL")
+    assert found.reason == "out of memory: the kernel killed it at the limit of 0.186 GiB"
+    assert "mem_gb=" in capture.describe(found)
+
+
+def test_a_rank_that_somebody_killed_is_not_called_out_of_memory(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "import os\ndef main(run_dir): os.kill(os.getpid(), 9)", ranks_per_node=1)
+    with start_agent(folder) as agent:
+        assert agent.wait(timeout=120) == 1
+    found = capture.read(folder, 0)
+    assert found is not None
+    assert found.signal == signal.SIGKILL.name
+    counted = OomWatch().verdict() is not None
+    assert ("by a person, the site or SLURM" in found.reason) == counted
+
+
+def test_a_limit_that_is_none_is_not_told(tmp_path: Path) -> None:
+    limit = tmp_path / "limit"
+    limit.write_text("9223372036854771712\n")
+    assert OomCounter(tmp_path / "count", (limit, tmp_path / "missing")).limit_bytes() is None
