@@ -17,7 +17,7 @@ from support.distributed.exact_jobs import Halt
 from support.distributed.trainer_runs import trainer_config
 
 STEPS, EPOCH, EVAL_EVERY, BATCH, HELDOUT = 12, 5, 4, 2, 10
-TRAINER, OWN_LOOP = "slurmddp.training.trainer.train", "exact_jobs.own_loop"
+TRAINER, OWN_LOOP = "slurmddp.training.trainer.train", "support.distributed.exact_jobs.own_loop"
 
 SCHEDULERS: dict[str, dict[str, Any]] = {
     "cosine": {"_target_": "slurmddp.training.builtin.schedules.cosine", "steps": STEPS, "warmup_steps": 2},
