@@ -1,4 +1,4 @@
-"""What holds for every test: nothing that it started or set may outlive it."""
+"""Rules for every test: each process and variable that a test starts or sets ends with it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ settings.load_profile("steady")
 VOLATILE = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
 
 
-def told(process: psutil.Process) -> str:
+def command_line(process: psutil.Process) -> str:
     """Return the command line of a process, and nothing of one that has ended meanwhile."""
     try:
         return "" if process.status() == psutil.STATUS_ZOMBIE else " ".join(process.cmdline())[:120]
@@ -34,7 +34,7 @@ def told(process: psutil.Process) -> str:
 
 def children() -> dict[psutil.Process, str]:
     """Return the children that run; multiprocessing's tracker of resources stays as long as pytest does."""
-    running = {child: told(child) for child in psutil.Process().children()}
+    running = {child: command_line(child) for child in psutil.Process().children()}
     return {child: line for child, line in running.items() if line and "resource_tracker" not in line}
 
 
@@ -55,7 +55,7 @@ def nothing_is_left_behind() -> Iterator[None]:
     deadline = time.monotonic() + 30
     while (left := children().keys() - processes) and time.monotonic() < deadline:
         time.sleep(0.05)
-    lines = [told(process) for process in left]
+    lines = [command_line(process) for process in left]
     end(left)
     changed = {key for key, _ in set(environment.items()) ^ set(os.environ.items())} - VOLATILE
     assert not left, f"processes left running: {lines}"
@@ -69,5 +69,5 @@ def nothing_is_left_behind() -> Iterator[None]:
 def own_state_home(
     nothing_is_left_behind: None, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keep the index of runs of the person who tests out of the tests, and theirs out of it."""
+    """Give each test an index of runs of its own, so that it never touches the developer's index."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))

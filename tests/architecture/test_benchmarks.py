@@ -1,4 +1,4 @@
-"""What the benchmarks measure here, what they are told, and that no run writes results unasked."""
+"""The benchmarks' measurements and arguments; no run of a benchmark writes results unasked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line pulls in: the light start-up is a promise, and torch is never part of it."""
+"""The modules that the command line imports: few, and never torch."""
 
 from __future__ import annotations
 

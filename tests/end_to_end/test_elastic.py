@@ -1,4 +1,4 @@
-"""Runs that go on with more or fewer ranks: each sample once, and no size that can't share a step."""
+"""Runs that resume with more or fewer ranks: each sample once, and no size that can't share a step."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ chains = st.lists(
 def test_each_sample_is_trained_once_over_any_chain_of_world_sizes(
     n: int, drop_last: bool, chain: list[tuple[int, int, int]]
 ) -> None:
-    """Stopped anywhere, on the real loaders; the steps are those of an undisturbed run on one rank."""
+    """Stop anywhere, on the real loaders; the steps equal the steps of an undisturbed run on one rank."""
     options = {"drop_last": drop_last}
     expected = some_steps(loaders(1, n, batch_size=GLOBAL_BATCH, **options), n)
     state, seen = None, []

@@ -1,4 +1,4 @@
-"""A preflight that finds a node unfit goes on with a spare in the same attempt, on pretended nodes."""
+"""A spare takes the place of an unhealthy node in the same attempt, on pretended nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training whose ranks are killed goes on in place and ends with the numbers of an undisturbed one."""
+"""A training whose ranks are killed restarts in place and ends with the numbers of an undisturbed one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every scheduler of torch goes on, after a save and a load, as if there had been none."""
+"""Every scheduler of torch resumes from a checkpoint as if it had never been interrupted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank that hangs: it is named, all stacks are there, and the ranks begin again or the attempt ends."""
+"""A rank that hangs is named with all stacks, and the ranks restart or the attempt ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks for a machine with a GPU; where there is none these tests fail, and `make test` leaves them out."""
+"""Ranks on a machine with a GPU. Without a GPU these tests fail, and `make test` leaves them out."""
 
 from __future__ import annotations
 

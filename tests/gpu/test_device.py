@@ -1,4 +1,4 @@
-"""Where a rank computes on a machine with GPUs, NCCL in a group of one, and the preflight's look at a GPU."""
+"""The device of a rank on a machine with GPUs, NCCL in a group of one, and the preflight's check of a GPU."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_an_interrupted_training_on_gpus_ends_as_an_undisturbed_one(tmp_path: Pa
 
 
 def _has_cuda_state(state: Any) -> bool:
-    """Whether the randomness of a GPU is in it, so that the training was on one."""
+    """Return whether the state holds a GPU's random state, so that the training ran on a GPU."""
     if isinstance(state, dict):
         return "cuda" in state or any(_has_cuda_state(value) for value in state.values())
     return isinstance(state, list | tuple) and any(_has_cuda_state(value) for value in state)

@@ -1,4 +1,4 @@
-"""What became of a job that left no word: SLURM's memory where it has one, and never a guess."""
+"""A job that left no record: `status` asks SLURM's accounting where there is one, and never guesses."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 @pytest.fixture(autouse=True)
 def nothing_left_in_the_sandbox() -> None:
-    """Instead of the one that cancels all jobs: here one goes on from test to test."""
+    """Replace the fixture that cancels all jobs: one job runs from test to test here."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,8 +39,8 @@ def partitions(sandbox: Sandbox) -> Iterator[None]:
 def long_chain(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory, partitions: None) -> Iterator[Run]:
     """A run whose jobs may last a minute.
 
-    SLURM looks every half minute whose time to be told has come, here in ten seconds or later: what it tells
-    a job that has no step yet is lost.
+    SLURM checks every half minute which job to signal, here ten seconds ahead or more. A signal to a job
+    without a step is lost.
     """
     with pytest.MonkeyPatch.context() as patch:
         for name, value in sandbox.environment().items():

@@ -1,4 +1,4 @@
-"""A training with `elastic=true` that loses a node goes on with fewer in the same job, on a real SLURM."""
+"""A training with `elastic=true` loses a node and continues on fewer nodes in the same job."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def log_of(run: Run, name: str, attempt: int = 0) -> str:
 def test_one_attempt_outlives_a_late_agent_a_killed_rank_and_ranks_that_stand_still(
     command: Command, tmp_path: Path
 ) -> None:
-    """A rank is killed; one hangs in its data, one in Python, one in a receive; each time all begin again."""
+    """A rank is killed; one hangs in its data, one in Python, one in a receive; all restart each time."""
     whole, trap = tmp_path / "whole", tmp_path / "trap"
     for folder in (whole, trap):
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""Lightning on a real SLURM of two nodes with two ranks each; a stopped Trainer goes on."""
+"""Lightning on a real SLURM of two nodes with two ranks each; a stopped Trainer resumes."""
 
 from __future__ import annotations
 

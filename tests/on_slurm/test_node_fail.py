@@ -1,4 +1,4 @@
-"""Nodes that fail under a run, on a real SLURM: its next attempts run elsewhere, or the job goes on."""
+"""Nodes that fail under a run: the next attempt runs on other nodes, or the job continues."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def finish(run: Run) -> None:
 
 
 def test_the_next_attempt_of_a_run_that_lost_a_node_runs_on_others(failing: Sandbox, tmp_path: Path) -> None:
-    """One run is put back by SLURM, the other submits a new job; the nodes are soon back."""
+    """SLURM requeues one run, the other run submits a new job; the nodes soon return."""
     start = starter(tmp_path, SlurmClient())
     requeued = start(goal=ENDLESS, nodes=2, name="requeued", sbatch=ALONE)
     resubmitted = start(goal=ENDLESS, nodes=2, name="resubmitted", sbatch=ALONE, refused=True)
@@ -76,7 +76,7 @@ def test_the_next_attempt_of_a_run_that_lost_a_node_runs_on_others(failing: Sand
 def test_a_job_with_a_spare_and_one_that_goes_on_with_fewer_outlive_a_node(
     failing: Sandbox, tmp_path: Path
 ) -> None:
-    """The step goes on, srun ends with 0 (24.11: 1), and the node is known to have failed."""
+    """The step continues, srun exits with 0 (24.11: 1), and the run folder names the failed node."""
     slurm = SlurmClient()
     start = starter(tmp_path, slurm)
     common: dict[str, Any] = {"goal": ENDLESS, "sbatch": ALONE, "env": {"STUB_REPLACED": "1"}}
@@ -124,7 +124,7 @@ def test_a_run_whose_only_node_failed_does_not_stay_on_it_when_it_is_given_it_ag
 def test_trainings_outlive_a_node_whose_place_a_spare_takes_and_the_first_node(
     failing: Sandbox, tmp_path: Path
 ) -> None:
-    """The second job is put back by the agent that is left: SLURM would leave it as it is."""
+    """The remaining agent requeues the second job: SLURM would leave the job as it is."""
     command = Command(make_project(tmp_path / "project"), failing.environment())
     common = ["nodes=2", "ranks_per_node=1", "train.steps=30", "train.save_every=5"]
     common += ["+data.delay_s=0.05", "+cluster.sbatch.exclusive=true"]

@@ -1,7 +1,7 @@
-"""Preemption at sites of every kind: whatever SLURM does to the job, the run goes on in its folder.
+"""Preemption at sites of every kind: the run resumes in its folder, whatever SLURM does to the job.
 
-The partitions differ in what becomes of a preempted job and how long it is given. In each of them one run may
-be requeued, and one has met a site that takes `--requeue` away. A single job of higher priority preempts all.
+The partitions differ in the fate of a preempted job and in its grace time. In each partition SLURM may
+requeue one run, and refuses to requeue another. A single job of higher priority preempts all runs.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def test_a_preempted_run_goes_on_at_every_site(
 def test_a_preemption_while_the_setup_lines_run_is_none_of_their_failures(
     configure: Configure, start: Start, sandbox: Sandbox
 ) -> None:
-    """SLURM signals their commands too, then starts no rank any more, and kills what goes on."""
+    """SLURM signals the setup lines' commands too, starts no rank, and kills commands that continue."""
     configure(user_signal=False)
     touch = 'touch "$SLURMDDP_RUN_DIR/set-up-$SLURMDDP_ATTEMPT"'
     setup = ("set -e", touch, '[ "$SLURMDDP_ATTEMPT" != 0 ] || sleep 1000')

@@ -1,4 +1,4 @@
-"""A batch script that is gone while the agents live, on a real SLURM: the run goes on by itself."""
+"""A batch script dies while the agents live: the run continues without help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests share: run folders and agents without torch, SLURM and its fakes, ranks of torch."""
+"""Support for tests: run folders and agents without torch, SLURM and its fakes, ranks of torch."""
 
 from pathlib import Path
 

@@ -35,7 +35,7 @@ def slurm(monkeypatch):
 
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
-    """Put SLURM's programs on the PATH as those of `fake_slurm/`, steered by the folder that is returned."""
+    """Put the programs of `fake_slurm/` on the PATH; the returned folder steers them."""
     fake = FakePrograms(tmp_path / "slurm")
     for name, value in fake.environ.items():
         monkeypatch.setenv(name, value)

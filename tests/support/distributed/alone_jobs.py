@@ -1,4 +1,4 @@
-"""Rank programs of test_fails_alone: one of them fails within a save or a load, and the others go on."""
+"""Rank programs of test_fails_alone: one rank fails within a save or a load, and the others continue."""
 
 from __future__ import annotations
 

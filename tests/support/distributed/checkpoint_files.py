@@ -1,4 +1,4 @@
-"""What the tests of checkpoints share: small saves, damage, and a comparison down to bits and types."""
+"""Checkpoints for tests: small saves, damage, and a comparison down to bits and types."""
 
 import struct
 

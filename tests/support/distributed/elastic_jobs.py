@@ -1,4 +1,4 @@
-"""What the ranks of the elastic tests run: a training that notes which samples each step read."""
+"""Rank programs of the elastic tests: a training that notes which samples each step reads."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Endless(IterableDataset[Any]):
 
 
 def read_stream(root: str, batches: int) -> list[list[int]]:
-    """Go on reading from the newest checkpoint and save after `batches` more; return what was read."""
+    """Resume reading from the newest checkpoint, save after `batches` more, and return the samples read."""
     with Distributon(seed=0) as d:
         d.launch()
         loader = d.setup_dataloader(DataLoader(Endless(), batch_size=3))

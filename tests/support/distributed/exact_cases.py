@@ -1,6 +1,6 @@
-"""The trainings that are interrupted and compared with undisturbed ones, and how they are looked at.
+"""The interrupted trainings that tests compare with undisturbed ones, and the comparison.
 
-`test_exact_resume.py` says what is compared; on GPUs the same cases are those of `tests/gpu/`.
+`tests/end_to_end/test_exact_resume.py` runs the cases on CPUs, `tests/gpu/` on GPUs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the ranks of test_exact_resume run: a training that draws from all generators and ends as told."""
+"""Rank programs of test_exact_resume: a training that draws from all generators and ends at a given step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from support.distributed.rank_jobs import batch_of
 
 @dataclass(frozen=True)
 class Halt:
-    """Where an attempt ends; `step` counts the optimizer steps of the whole training, whoever took them."""
+    """The end of an attempt; `step` counts the optimizer steps of the whole training."""
 
     how: str
     """told: between two steps; evaluation: one rank learns of it there, and the ranks never agree on a step;
@@ -178,7 +178,7 @@ class Best:
 
 
 class OwnLoop:
-    """A loop of one's own on the API: two schedulers, averaged weights, a gradient scaler, an own object."""
+    """A user's loop on the API: two schedulers, averaged weights, a gradient scaler, a user's object."""
 
     def __init__(self, d: Distributon, config: dict[str, Any]) -> None:
         batch_size, workers = config["train"]["batch_size"], config["train"]["workers"]

@@ -1,4 +1,4 @@
-"""What the ranks of the GPU tests run; each in a process of its own, which alone touches CUDA."""
+"""Rank programs of the GPU tests. Each runs in a separate process, and only that process touches CUDA."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def copies_what_another_stream_still_computes(root: str) -> list[bool]:
 
 
 def copies_into_memory_that_cuda_refuses() -> dict[str, Any]:
-    """Copy into memory that is registered already, which CUDA does not do twice; then go on computing."""
+    """Copy into memory that is registered already, which CUDA does not do twice; then compute again."""
     descriptor = shared_buffer.create()
     view = View(shared_buffer.reserve(descriptor, 1 << 20))
     torch.cuda.cudart().cudaHostRegister(view.bytes.data_ptr(), len(view.bytes), 0)

@@ -1,4 +1,4 @@
-"""The model of test_restart_in_place: a rank that runs it may be told to die in the middle of a step."""
+"""The model of test_restart_in_place: its rank may be ordered to die in the middle of a step."""
 
 from __future__ import annotations
 

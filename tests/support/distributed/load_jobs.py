@@ -1,4 +1,4 @@
-"""What ranks do in test_restore.py: load what does not belong here, or is not seen by all."""
+"""Rank programs of test_restore: loads of checkpoints that do not fit, or that not all ranks see."""
 
 from __future__ import annotations
 

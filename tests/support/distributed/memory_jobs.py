@@ -1,4 +1,4 @@
-"""What ranks do in test_memory.py: save beside the training, die, and resume from what is left in memory."""
+"""Rank programs of test_memory: ranks save beside the training, die, and resume from the state in memory."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def errors_beside(root: str) -> dict[str, str]:
 
 
 def saves_with_little_memory(root: str, available: int) -> dict[str, Any]:
-    """Save without a wait where so many bytes of memory are left; say what was kept, and what was told."""
+    """Save without a wait when `available` bytes of memory are left; return the saved steps and the log."""
     told = io.StringIO()
     logging.getLogger("slurmddp.training.checkpointing.async_writer").addHandler(logging.StreamHandler(told))
     logging.getLogger("slurmddp.checkpoint.state.staging").addHandler(logging.StreamHandler(told))

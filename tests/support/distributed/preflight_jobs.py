@@ -79,7 +79,7 @@ def with_tmpdir(folder: str, rank: int, named: str) -> tuple[str, int, str]:
 
 
 def with_a_full_tmp(folder: str, rank: int, full: str) -> tuple[str, int, str]:
-    """Let one rank have no TMPDIR, and a /tmp that is full; Python itself would go on to /var/tmp."""
+    """Give one rank no TMPDIR and a full /tmp; Python itself would fall back to /var/tmp."""
     if _is_me(rank):
         os.environ.pop("TMPDIR", None)
         checks.TMP = Path(full)
@@ -113,7 +113,7 @@ def with_a_clock(folder: str, rank: int, ahead_s: float, refused_s: float) -> tu
 
 
 def checks_of_one_rank(folder: str) -> list[str]:
-    """Return what all checks of a rank by itself say here, beside limits that differ from place to place."""
+    """Return the findings of all single-rank checks here, except limits that differ between machines."""
     with Distributon() as d:
         d.launch()
         here = Surroundings(info=d._here.info, device=d.device, node="n1", folder=RunFolder(folder))

@@ -1,6 +1,6 @@
-"""What the ranks of the tests run: a small model, and trainings of it on the public API.
+"""A small model, and trainings of it on the public API, for the ranks of the tests.
 
-Each function returns plain values. Those for one subject alone stand in the other modules named `..._jobs`.
+Each function returns plain values. The other modules named `..._jobs` serve one subject each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ranks run that write a checkpoint together: files of torch.distributed.checkpoint, by all of them."""
+"""Rank programs of test_sharded: all ranks write one checkpoint with torch.distributed.checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of test_stop_paths run: whole workers that are asked to stop in one way or another."""
+"""Rank programs of test_stop_paths: whole ranks that are asked to stop in one way or another."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def isolated(folder: str, act: str, at: int, rank: int, environ: dict[str, str])
 
 
 class SlowToBuild(rank_jobs.Net):
-    """A model that takes a minute to build; rank 0 is told to stop meanwhile, the others a moment later."""
+    """A model that takes a minute to build; rank 0 is asked to stop first, the others a moment later."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class SlowToBuild(rank_jobs.Net):
 
 
 class Early(rank_jobs.Net):
-    """A model whose rank is told to stop while it is built, and begins to train all the same."""
+    """A model whose rank is asked to stop during the build and still begins to train."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Early(rank_jobs.Net):
 
 
 class EarlyOnOne(rank_jobs.Net):
-    """A model whose last rank alone is told to stop while it is built."""
+    """A model whose last rank alone is asked to stop during the build."""
 
     def __init__(self) -> None:
         super().__init__()

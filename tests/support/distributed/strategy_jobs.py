@@ -1,4 +1,4 @@
-"""What ranks do in test_strategies.py: steps of which weights, gradients or exchanges are told."""
+"""Rank programs of test_strategies: steps that report their weights, gradients or exchanges."""
 
 from __future__ import annotations
 

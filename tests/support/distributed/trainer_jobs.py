@@ -1,4 +1,4 @@
-"""What ranks do in the tests of the trainer: its default program, perhaps told to stop, or a part of it."""
+"""Rank programs of the trainer's tests: the default program, stopped on request, or a part of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.distributed.rank_jobs import batch_of
 
 
 class StopsAfter(Distributon):
-    """Is told to stop, on all ranks, before the n-th step that it would take."""
+    """Stops all ranks before the n-th step."""
 
     def __init__(self, after: int | None, **options: Any) -> None:
         super().__init__(**options)

@@ -1,4 +1,4 @@
-"""What ranks do in the tests of the worker, and the programs that it is given there."""
+"""Rank programs of test_rank_main, and the user programs that it runs."""
 
 from __future__ import annotations
 

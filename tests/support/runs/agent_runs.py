@@ -106,7 +106,7 @@ def children_of(pid: int) -> list[psutil.Process]:
 
 
 def runs(process: psutil.Process | int) -> bool:
-    """Whether a process still does anything; an orphan's zombie is for pid 1 to collect."""
+    """Return whether a process runs; a zombie does not, since pid 1 collects an orphan's zombie."""
     try:
         found = psutil.Process(process) if isinstance(process, int) else process
         return found.is_running() and found.status() != psutil.STATUS_ZOMBIE
@@ -115,5 +115,5 @@ def runs(process: psutil.Process | int) -> bool:
 
 
 def all_gone(processes: list[psutil.Process]) -> bool:
-    """Whether none of the processes is left, not even as a zombie."""
+    """Return whether all processes are gone, zombies included."""
     return not any(process.is_running() for process in processes)

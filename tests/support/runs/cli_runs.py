@@ -1,4 +1,4 @@
-"""What the batch script writes into a run folder, for tests of the commands that read it."""
+"""Records of the batch step, for tests of the commands that read them."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ RULES = Rules(nodes=3)
 
 
 class Notes:
-    """What the coordinator would have recorded."""
+    """The records of a coordinator, kept in memory."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -93,7 +93,7 @@ class Attempt:
         return self
 
     def receive(self, sender: int, kind: type[Message], now: float = 1.0, **facts: Any) -> None:
-        """Send a message as over the link; by default a report tells of step 7 of the first worker group."""
+        """Send a message as over the link; a report names step 7 of the first worker group by default."""
         usual = {"restart_count": 0, "step": 7, "silent_s": 0.0} if issubclass(kind, Report) else {}
         message = decode(json.loads(json.dumps(encode(kind(**usual | facts)))))
         assert message is not None

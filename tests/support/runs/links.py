@@ -107,7 +107,7 @@ class Star:
         self.came.remove((to, sender, mark))
 
     def met(self, *nodes):
-        """Whether these members and the hub have met."""
+        """Return whether these members and the hub have met."""
         met = {at for at, sender in self.arrivals if (sender, at) in self.arrivals}
         return met >= set(nodes or range(1, self.nodes))
 

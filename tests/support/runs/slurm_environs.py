@@ -1,4 +1,4 @@
-"""What SLURM tells a task of a step, and a batch script, as mappings that tests change."""
+"""SLURM's variables of a task and of a batch script, as mappings that tests change."""
 
 FOUR_ON_TWO = {
     "SLURM_JOB_ID": "100",

@@ -35,7 +35,7 @@ def slurm(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> SlurmClient:
 
 
 class Run:
-    """One job with the stub inside, and what its folder tells."""
+    """One job with the stub inside, and its run folder."""
 
     def __init__(self, folder: Path, job: Job, job_id: str) -> None:
         self.folder = RunFolder(folder)
@@ -65,7 +65,7 @@ class Run:
             time.sleep(0.2)
 
     def story(self) -> str:
-        """Return all that the run folder tells, for the message of an assertion."""
+        """Return the events and logs of the run folder, for the message of an assertion."""
         logs = {path.name: path.read_text() for path in self.folder.path.glob("logs/**/*.*")}
         return f"{self.folder.events()} {logs}"
 

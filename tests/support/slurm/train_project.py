@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: a project folder, the `slurmddp` command, waiting for a run."""
+"""Runs of the `slurmddp` command on the sandbox: a project folder, the command, waiting for a run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SMALL = [
 
 
 def make_project(folder: Path) -> Path:
-    """Write a project of one's own: a data set in a module, named by a config file in `conf/`."""
+    """Write a user's project: a data set in a module, named by a config file in `conf/`."""
     (folder / "conf" / "data").mkdir(parents=True)
     (folder / "slow_data.py").write_text(SLOW_DATA)
     (folder / "conf/data/slow.yaml").write_text("_target_: slow_data.SlowDigits\ncontext: 16\n")
