@@ -1,10 +1,22 @@
-"""One attempt of a run: its record, the traces that its agents left, and the settings of its run."""
+"""One attempt of a run: its records, and the settings of its run.
+
+Three records tell how an attempt ended. Each has one writer and a fact that no other record holds:
+
+- `failure.json`: the first failure. The agent that sees it first writes it, with or without a link to node 0.
+- `exit-node-N`: the exit code of one agent. The agent writes it last, after its checkpoints.
+- the event `ended`: the outcome, and the agents that were lost. The batch step writes it at the very end.
+
+Node 0's agent can't write one record for all nodes. It leaves first, and the other agents follow it, so it
+never learns whether they came to their ends. The batch step must know. An agent without an exit code was
+killed, or its host failed. And the watch ends srun a minute after the last agent has left, but gives an agent
+that may still write a checkpoint twenty minutes.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +32,7 @@ _LATE_S = (1, 2, 3)
 
 
 class Settings(NamedTuple):
-    """What the batch step needs to know of the job: `job.json`, written at submission."""
+    """The facts and rules of a job that the batch step follows: `job.json`, written at submission."""
 
     name: str = ""
     """The job's name in the tokens of its submissions."""
@@ -116,11 +128,7 @@ class Attempt:
 
     def exit_code_of(self, node: int) -> int | None:
         """Return the exit code that the agent of a node left; None without one."""
-        try:
-            text = (self.log_dir / f"exit-node-{node}").read_text(encoding="utf-8").strip()
-        except OSError:
-            return None
-        return int(text) if text.isdigit() else None
+        return self.folder.exit_code_of(self.number, node)
 
     def common_exit_code(self, sleep: Callable[[float], None]) -> int | None:
         """Return 0 or 75 if every agent left with one of these, 75 if any did; None otherwise."""
@@ -155,51 +163,78 @@ class Attempt:
             return 0
         return code if isinstance(code, int) else 0
 
-    def silent_nodes(self, trace: str = "") -> list[int]:
-        """Return the nodes whose agents left no exit code, and that have a file `TRACE-node-N` if asked."""
-        return [
-            node
-            for node in range(self.settings.nodes)
-            if not (self.log_dir / f"exit-node-{node}").exists()
-            and (not trace or (self.log_dir / f"{trace}-node-{node}").exists())
-        ]
+    def silent_nodes(self) -> list[int]:
+        """Return the nodes whose agents left no exit code."""
+        nodes = range(self.settings.nodes)
+        return [node for node in nodes if not self.folder.exit_file(self.number, node).exists()]
 
-    def note_lost_agents(self, hosts: list[str]) -> None:
-        """Note the agents that began and left no exit code: they were killed, or their hosts are gone."""
-        for node in self.silent_nodes():
-            if not (self.log_dir / f"node-{node}.log").exists():
-                continue
-            host = hosts[node] if node < len(hosts) else ""
-            self.say(f"The agent of node {node} ({host or 'unknown host'}) left no exit code.")
-            self.note_lost(node, host)
+    def replaced_nodes(self) -> list[int]:
+        """Return the silent nodes without which node 0's agent let the ranks continue."""
+        without = {node for event in self._events("continued") for node in event["without"]}
+        return [node for node in self.silent_nodes() if node in without]
 
-    def note_lost(self, node: int, host: str) -> None:
-        """Note for readers of the run that the agent of a node is gone."""
-        with said_if_not_recorded("lost node", self.say):
-            (self.log_dir / f"lost-node-{node}").write_text(f"{host}\n", encoding="utf-8")
+    def lost_agents(self, hosts: Sequence[str]) -> dict[int, str]:
+        """Return the host of each agent that began and left no exit code, by node; empty if not known.
 
-    def end(self, code: int, fate: str, has_progressed: bool) -> outcome.End:
-        """Return the end of this attempt, to be judged."""
-        latest = latest_name(self.folder)
-        events = events_of(self.folder)
-        began = any(one.get("event") == "first_step" and one.get("attempt") == self.number for one in events)
+        Such an agent was killed, or its host is gone.
+        """
+        lost = [node for node in self.silent_nodes() if (self.log_dir / f"node-{node}.log").exists()]
+        return {node: hosts[node] if node < len(hosts) else "" for node in lost}
+
+    def _events(self, kind: str) -> list[dict[str, Any]]:
+        """Return the events of one kind since this attempt started; deleted logs may have had its number."""
+        events = [one for one in events_of(self.folder) if one.get("attempt") == self.number]
+        starts = [at for at, one in enumerate(events) if one.get("event") == "started"]
+        return [one for one in events[max(starts, default=0) :] if one.get("event") == kind]
+
+    def recorded_end(self) -> outcome.Outcome | None:
+        """Return the outcome in the `ended` event of this attempt; None without the event."""
+        ended = self._events("ended")
+        if not ended:
+            return None
+        end = ended[-1]
+        return outcome.Outcome(str(end.get("outcome")), str(end.get("next")), int(end.get("exit_code") or 0))
+
+    def decide(self, code: int, fate: str, has_progressed: bool) -> outcome.Outcome:
+        """Return what the end of this attempt means.
+
+        Args:
+            code: the exit code of the attempt.
+            fate: the job's state for SLURM.
+            has_progressed: whether the run has saved anything new since the start.
+        """
         # A preemption may come while the training starts. The time limit has to leave the start enough time.
         at_limit = fate in (outcome.RUNNING, outcome.TIMEOUT)
-        return outcome.End(
+        end = outcome.End(
             code,
             fate,
             has_progressed,
-            latest,
-            trained=self.settings.saves_at_stop and (began or at_limit),
+            latest_name(self.folder),
+            trained=self.settings.saves_at_stop and (at_limit or bool(self._events("first_step"))),
             cancelled=self.folder.cancelled_file.exists(),
             stop_asked=self.folder.stop_file.exists(),
         )
+        return outcome.decide(end, outcome.count_all(events_of(self.folder)), self.settings.policy)
 
-    def record_end(self, decision: outcome.Outcome, has_progressed: bool, *, refused: bool = False) -> None:
-        """Append the `ended` event; `refused` says that SLURM neither put the job back nor took a new one."""
+    def record_end(
+        self,
+        decision: outcome.Outcome,
+        has_progressed: bool,
+        *,
+        lost: Mapping[int, str],
+        is_revised: bool = False,
+    ) -> None:
+        """Append the `ended` event.
+
+        Args:
+            decision: what the end means.
+            has_progressed: whether the run has saved anything new since the start.
+            lost: the hosts of lost agents, by node.
+            is_revised: whether this attempt has an `ended` event already, and nothing starts the run again.
+        """
         facts: dict[str, Any] = {"exit_code": decision.code, "outcome": decision.outcome}
-        if refused:
-            facts["put_back"] = False  # Should SLURM start the job again after all, it goes on.
+        if is_revised:
+            facts["put_back"] = False  # Should SLURM start the job again after all, the run goes on.
         facts["next"] = decision.next
         if decision.stalled_at is not None:
             facts["stalled_at"] = decision.stalled_at
@@ -207,5 +242,7 @@ class Attempt:
             facts["without_progress"] = decision.without_progress
         if has_progressed:
             facts["progressed"] = True
+        if lost:
+            facts["lost"] = lost
         with said_if_not_recorded("ended", self.say):
             self.folder.add_event("ended", attempt=self.number, job_id=self.job_id, **facts)

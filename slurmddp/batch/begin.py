@@ -1,4 +1,4 @@
-"""Before the ranks: leave a run that is over or another job's, or claim an attempt and print what it gets."""
+"""Before the ranks: leave a run that is over or another job's, or claim an attempt and print its settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from slurmddp.batch.attempt import Attempt, Settings, events_of, read_settings
 from slurmddp.batch.exclusions import Exclusions, note_vanished
-from slurmddp.batch.slurm_job import SlurmJob
+from slurmddp.batch.slurm_job import SlurmJob, side_by_side
 from slurmddp.environments.names import (
     ATTEMPT_VARIABLE,
     END_TIME_VARIABLE,
@@ -21,18 +21,18 @@ from slurmddp.environments.names import (
 )
 from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_FINISHED
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.slurm.output import parse_facts, parse_time
+from slurmddp.slurm.output import parse_time
 
 _LAST_WORDS = ("submitted", "started", "ended")
 _OVER = ("finished", "failed", "config", "no_progress")
 
 
 def begin(folder: RunFolder, job: SlurmJob, *, is_successor: bool = False) -> int:
-    """Claim an attempt and print its settings for the shell; nothing is printed where none is to start.
+    """Claim an attempt and print its settings for the shell; print nothing if no attempt may start.
 
     Args:
-        folder: of the run.
-        job: that starts.
+        folder: the run folder.
+        job: the job that starts.
         is_successor: whether another job of the run submitted this one.
 
     Returns:
@@ -124,8 +124,7 @@ def _leaves_failed_nodes(
     folder: RunFolder, job: SlurmJob, settings: Settings, events: list[dict[str, Any]]
 ) -> bool:
     """Put the job back if it was given a failed node, and may soon have others; return whether it was."""
-    hours = settings.exclude_failed_h
-    exclusions = Exclusions(folder, job, began=int(time.time()), hours=hours, persons=settings.exclude)
+    exclusions = Exclusions(folder, job, settings, began=int(time.time()))
     found = note_vanished(exclusions, folder, events)
     if not (found and settings.requeue and exclusions.others_are_free()):
         return False
@@ -134,7 +133,7 @@ def _leaves_failed_nodes(
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     answer = job.scontrol("requeue", job.id)
     if answer.code == 0:
-        exclusions.tell()
+        exclusions.send()
         return True
     job.say(answer.err.strip())
     signal.signal(signal.SIGTERM, before)
@@ -144,16 +143,19 @@ def _leaves_failed_nodes(
 def limits(job: SlurmJob, settings: Settings) -> dict[str, str]:
     """Return when SLURM ends the job and how long it then waits before it kills; empty where not known.
 
-    SLURM is asked once, here, for all ranks: a thousand that asked would be too many.
+    The batch step asks SLURM once for all ranks: a thousand ranks that ask would be too many.
     """
-    facts = parse_facts(job.scontrol("-o", "show", "job", job.id).out)
-    end = parse_time(facts.get("EndTime", ""))
-    kill_wait, grace = str(settings.grace_s), "0"
+
+    def end_time() -> str:
+        job.poll()
+        end = parse_time(job.facts.get("EndTime", ""))
+        return "" if end is None else f"{end:.0f}"
+
+    values = {LEAD_VARIABLE: str(settings.signal_lead_s)}
+    questions = {END_TIME_VARIABLE: end_time}
     if settings.grace_s is None:
-        kill_wait, grace = job.config("KillWait"), job.partition("GraceTime")
-    return {
-        LEAD_VARIABLE: str(settings.signal_lead_s),
-        END_TIME_VARIABLE: "" if end is None else f"{end:.0f}",
-        KILL_WAIT_VARIABLE: kill_wait,
-        PREEMPT_GRACE_VARIABLE: grace,
-    }
+        questions[KILL_WAIT_VARIABLE] = lambda: job.config("KillWait")
+        questions[PREEMPT_GRACE_VARIABLE] = lambda: job.partition("GraceTime")
+    else:
+        values.update({KILL_WAIT_VARIABLE: str(settings.grace_s), PREEMPT_GRACE_VARIABLE: "0"})
+    return {**values, **side_by_side(questions)}

@@ -1,11 +1,12 @@
-"""After the ranks: find out how the attempt ended, record it, and let the run go on or end."""
+"""After the ranks: find out how the attempt ended, record it, and run the job again if the rules say so."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Collection, Mapping
 
 from slurmddp.batch import outcome
-from slurmddp.batch.attempt import Attempt, events_of
+from slurmddp.batch.attempt import Attempt
 from slurmddp.batch.exclusions import Exclusions
 from slurmddp.batch.requeue import leave_queue, requeue, resubmit
 from slurmddp.batch.slurm_job import SlurmJob, hosts_of
@@ -20,26 +21,19 @@ class AttemptEnd:
     """The end of one attempt, in the seconds that SLURM leaves."""
 
     def __init__(self, attempt: Attempt, job: SlurmJob, *, terminated: bool = False) -> None:
-        """Take what has ended.
+        """Prepare the end of `attempt`, which ran in `job`.
 
         Args:
             attempt: the attempt.
-            job: that ran it.
+            job: the job of the attempt.
             terminated: whether SLURM has sent SIGTERM to the batch script.
         """
         self._attempt, self._job, self._terminated = attempt, job, terminated
         self._ranks_began = False
-        settings = attempt.settings
-        self._exclusions = Exclusions(
-            attempt.folder,
-            job,
-            began=attempt.began,
-            hours=settings.exclude_failed_h,
-            persons=settings.exclude,
-        )
+        self._exclusions = Exclusions(attempt.folder, job, attempt.settings, began=attempt.began)
 
     def conclude(self, code: int | None) -> int:
-        """Decide what comes next and let it happen; return the exit code of the batch script.
+        """Find out how the ranks ended and carry out what follows; return the exit code of the batch script.
 
         Args:
             code: of the subshell with the setup lines and srun; None if bash could not read it.
@@ -64,85 +58,115 @@ class AttemptEnd:
 
     def _conclude(self, srun_code: int) -> int:
         attempt, job = self._attempt, self._job
-        job.ask()
-        self._look_at_nodes()
+        job.poll_patiently()
+        self._find_failed_nodes()
         if job.fate == outcome.REQUEUED:  # At once: SLURM ends this process soon.
             self._exclusions.choose()
-            self._exclusions.tell()
-        progressed = attempt.has_progressed()
-        code = self._exit_code(srun_code, progressed)
-        end = attempt.end(code, job.fate, progressed)
-        decision = outcome.decide(end, self._counts(), attempt.settings.policy)
-        if decision.outcome == "failed":
-            attempt.note_lost_agents(job.hosts)
-        if decision.next == "requeue" and job.facts.get("Requeue") == "0":
-            decision = decision._replace(next="resubmit")
-        if decision.advice:
-            job.say(decision.advice.format(run=attempt.folder.path.name))
-        return self._carry_out(decision, progressed)
-
-    def _counts(self) -> outcome.Counts:
-        return outcome.count_all(events_of(self._attempt.folder))
-
-    def _exit_code(self, srun_code: int, progressed: bool) -> int:
-        attempt, job = self._attempt, self._job
+            self._exclusions.send()
+        has_progressed = attempt.has_progressed()
         failure = attempt.recorded_failure()
-        may_tell = failure is None and self._ranks_began
-        agents = attempt.common_exit_code(job.sleep) if may_tell else None
+        ask_agents = failure is None and self._ranks_began
+        agents = attempt.common_exit_code(job.sleep) if ask_agents else None
         code = outcome.exit_code(
-            srun_code, failure=failure, agents=agents, fate=job.fate, progressed=progressed
+            srun_code, failure=failure, agents=agents, fate=job.fate, progressed=has_progressed
         )
-        if code is not None:
-            return code
-        job.ask()  # SLURM may have learned meanwhile what became of the node of an agent that is gone.
-        self._look_at_nodes()
-        return EXIT_FAILED
+        if code is None:
+            # SLURM may have learned meanwhile what became of the node of an agent that is gone.
+            job.poll_patiently()
+            self._find_failed_nodes()
+            code = EXIT_FAILED
+        return self.carry_out(code, has_progressed).code
 
-    def _look_at_nodes(self) -> None:
+    def _find_failed_nodes(self) -> None:
         """Note the nodes that failed; SLURM may not know yet of a node whose loss ended the attempt."""
         attempt, job = self._attempt, self._job
-        hosts = job.hosts
-        silent = {hosts[node] for node in attempt.silent_nodes() if node < len(hosts)}
-        replaced = {hosts[node] for node in attempt.silent_nodes("replaced") if node < len(hosts)}
-        self._exclusions.note_failed(
-            job.node_list,
-            began=attempt.began,
-            batch_log=attempt.log_dir / "batch.log",
-            silent=silent,
-            replaced=replaced,
-        )
+        hosts = dict(enumerate(job.hosts))
+        replaced = {hosts[node] for node in attempt.replaced_nodes() if node in hosts}
+        silent = {hosts[node] for node in attempt.silent_nodes() if node in hosts}
+        self.note_failed_nodes(silent, replaced)
         if job.fate == outcome.RUNNING and (silent - replaced) & self._exclusions.failed:
             job.fate = outcome.NODE_FAIL
 
-    def _carry_out(self, decision: outcome.Outcome, progressed: bool) -> int:
+    def note_failed_nodes(self, silent: Collection[str], replaced: Collection[str]) -> None:
+        """Note the nodes that failed under the attempt, so that the next attempt avoids them.
+
+        Args:
+            silent: nodes whose agents left no exit code.
+            replaced: nodes without which the attempt continued.
+        """
+        log = self._attempt.log_dir / "batch.log"
+        self._exclusions.note_failed(
+            self._job.node_list, began=self._attempt.began, batch_log=log, silent=silent, replaced=replaced
+        )
+
+    def carry_out(
+        self,
+        code: int,
+        has_progressed: bool,
+        *,
+        lost: Mapping[int, str] | None = None,
+        may_requeue: bool = True,
+    ) -> outcome.Outcome:
+        """Decide what follows by the job's fate, record it, and do it.
+
+        Args:
+            code: the exit code of the attempt.
+            has_progressed: whether the run has saved anything new since the start.
+            lost: the hosts of lost agents, by node; None: the agents that left no code, after a failure.
+            may_requeue: whether SLURM may requeue the job; otherwise a new job is submitted.
+
+        Returns:
+            The outcome, whose `next` is what was done: `none`, `requeue` or `resubmit`.
+        """
         attempt, job = self._attempt, self._job
-        if decision.next != "none" and job.fate != outcome.REQUEUED:
-            self._exclusions.choose()
         if attempt.is_superseded:
             job.say(
-                f"Attempt {attempt.number} is over (code {decision.code}) and a later one has begun: "
+                f"Attempt {attempt.number} is over (code {code}) and a later one has begun: "
                 "the run is left to that one."
             )
-            return EXIT_NO_PROGRESS
+            return outcome.Outcome("superseded", "none", EXIT_NO_PROGRESS)
+        recorded = attempt.recorded_end()  # By the batch script, before it was killed.
+        decision = recorded or attempt.decide(code, job.fate, has_progressed)
+        if decision.next == "requeue" and (job.facts.get("Requeue") == "0" or not may_requeue):
+            decision = decision._replace(next="resubmit")
+        if decision.advice:
+            job.say(decision.advice.format(run=attempt.folder.path.name))
+        if lost is None:
+            lost = attempt.lost_agents(job.hosts) if decision.outcome == "failed" else {}
+        for node, host in lost.items():
+            job.say(f"The agent of node {node} ({host or 'unknown host'}) left no exit code.")
+        if decision.next != "none" and job.fate != outcome.REQUEUED:
+            self._exclusions.choose()
         job.say(f"Attempt {attempt.number}: {decision.outcome}, next: {decision.next}.")
-        # Before the request: SLURM ends this process when it grants it.
-        attempt.record_end(decision, progressed)
+        if recorded is None:
+            # Before the request: SLURM ends this process when it grants it.
+            attempt.record_end(decision, has_progressed, lost=lost)
         if decision.next == "none":
             leave_queue(job)
-        elif not self._run_again(decision.next):
-            job.say(
-                "SLURM neither puts the job back nor takes a new one; go on with: "
-                f"slurmddp resume {attempt.folder.path.name}"
-            )
-            attempt.record_end(decision._replace(next="none", stalled_at=None), progressed, refused=True)
-        return decision.code
+            return decision
+        done = self._run_again(decision)
+        if done.next == "none":
+            attempt.record_end(done._replace(stalled_at=None), has_progressed, lost=lost, is_revised=True)
+        return done
 
-    def _run_again(self, by: str) -> bool:
-        attempt, job = self._attempt, self._job
-        if by == "requeue" and requeue(job):
-            self._exclusions.tell()
-            return True
-        return resubmit(attempt.folder, job, attempt.number, self._exclusions.choice)
+    def _run_again(self, decision: outcome.Outcome) -> outcome.Outcome:
+        """Put the job back or submit a new one; return the outcome, with what was done as `next`."""
+        folder, job = self._attempt.folder, self._job
+        if decision.next == "requeue" and requeue(job):
+            self._exclusions.send()
+            return decision
+        # A person may have ended the run while SLURM refused to put the job back.
+        if job.fate == outcome.CANCELLED or folder.cancelled_file.exists():
+            return decision._replace(outcome="cancelled", next="none")
+        if folder.stop_file.exists():
+            return decision._replace(next="none")
+        if resubmit(folder, job, self._attempt.number, self._exclusions.choice):
+            return decision._replace(next="resubmit")
+        job.say(
+            "SLURM neither puts the job back nor takes a new one; go on with: "
+            f"slurmddp resume {folder.path.name}"
+        )
+        return decision._replace(next="none")
 
     def _await_slurm(self) -> None:
         """Wait to be ended on a host that SLURM has given up while it put the job back.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from slurmddp.batch.attempt import said_if_not_recorded
+from slurmddp.batch.attempt import Settings, said_if_not_recorded
 from slurmddp.batch.slurm_job import SlurmJob, hosts_of
 from slurmddp.runs.folder.excluded import exclude, excluded_nodes
 from slurmddp.runs.folder.layout import RunFolder
@@ -30,11 +30,11 @@ def why_failed(
     """Return why a node counts as failed; empty if it does not.
 
     Args:
-        node: what SLURM says of it.
+        node: the facts of SLURM about the node.
         began: when the attempt began, in epoch seconds.
-        lost: nodes that srun said SLURM had given up.
+        lost: nodes that SLURM gave up, according to srun.
         silent: nodes whose agents left no exit code.
-        replaced: nodes without which the attempt went on.
+        replaced: nodes without which the attempt continued.
         unanswering: nodes whose slurmd takes no connection.
     """
     name, state = node["NodeName"], node.get("State", "")
@@ -50,7 +50,7 @@ def why_failed(
 
 
 def lost_nodes(batch_log: Path) -> set[str]:
-    """Return the nodes that srun has said SLURM gave up."""
+    """Return the nodes that SLURM gave up, according to srun's messages in `batch_log`."""
     try:
         text = batch_log.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -59,27 +59,24 @@ def lost_nodes(batch_log: Path) -> set[str]:
 
 
 class Exclusions:
-    """The nodes that a run avoids, and what SLURM is told of them."""
+    """The nodes that the next attempts avoid: noted in the run folder, then sent to SLURM."""
 
-    def __init__(
-        self, folder: RunFolder, job: SlurmJob, *, began: float, hours: int, persons: str = ""
-    ) -> None:
-        """Take the exclusions of a run.
+    def __init__(self, folder: RunFolder, job: SlurmJob, settings: Settings, *, began: float) -> None:
+        """Prepare the exclusions of a run.
 
         Args:
-            folder: of the run.
-            job: that runs now.
+            folder: the run folder.
+            job: the job that runs now.
+            settings: the rules of the run.
             began: when the attempt began, in epoch seconds; the nodes noted since then are the newest.
-            hours: for which a failed node is avoided; 0: never.
-            persons: nodes that a person excludes, as a host list.
         """
         self.failed: set[str] = set()
         """The nodes that failed under the attempt."""
         self.choice = ""
-        """The nodes that the next attempt is not to get."""
-        self._folder, self._job, self._hours, self._persons = folder, job, hours, persons
-        self._began = began
-        self._told = False
+        """The nodes that the next attempt must not get."""
+        self._folder, self._job, self._began = folder, job, began
+        self._hours, self._by_person = settings.exclude_failed_h, settings.exclude
+        self._is_sent = False
 
     @property
     def _any(self) -> bool:
@@ -100,9 +97,9 @@ class Exclusions:
         Args:
             node_list: the attempt's nodes.
             began: when the attempt began, in epoch seconds.
-            batch_log: of the attempt.
-            silent: nodes whose agents left no exit code; these are asked whether they answer.
-            replaced: nodes without which the attempt went on.
+            batch_log: the log of the attempt's batch script.
+            silent: nodes whose agents left no exit code; the batch step probes them.
+            replaced: nodes without which the attempt continued.
         """
         nodes = self._job.nodes(node_list)
         quiet, away, lost = set(silent), set(replaced), lost_nodes(batch_log)
@@ -123,16 +120,16 @@ class Exclusions:
         self._job.say(f"Node {node} has failed: {why}.")
         return True
 
-    def _of_a_person(self) -> set[str]:
+    def _chosen_by_person(self) -> set[str]:
         asked = set(hosts_of(self._job.facts.get("ExcNodeList", "")))
-        own = set() if "/" in self._persons else set(hosts_of(self._persons))
+        own = set() if "/" in self._by_person else set(hosts_of(self._by_person))
         return asked - set(excluded_nodes(self._folder, now=0.0)) | own
 
     def choose(self) -> None:
         """Choose all failed nodes, or the newest, or none, as the cluster can spare them."""
         if not self._any:
             return
-        own, answer, failed = self._of_a_person(), "", ""
+        own, answer, failed = self._chosen_by_person(), "", ""
         for since in (0.0, self._began):
             found = excluded_nodes(self._folder, since=since)
             failed, self.choice = ",".join(found), ",".join(sorted(own.union(found)))
@@ -147,28 +144,28 @@ class Exclusions:
             f"The next attempt may run on {failed} again: SLURM would not take the job without ({answer})."
         )
 
-    def tell(self) -> None:
-        """Tell SLURM the choice; SLURM takes it only while the job is pending."""
-        if not self._any or self._told:
+    def send(self) -> None:
+        """Send the choice to SLURM, which takes it only while the job is pending."""
+        if not self._any or self._is_sent:
             return
         known = self._job.facts.get("ExcNodeList", "")
         if known == self.choice or (known == "(null)" and not self.choice):
             return
         answer = self._job.scontrol("update", f"JobId={self._job.id}", f"ExcNodeList={self.choice}")
         if answer.code == 0:
-            self._told = True
+            self._is_sent = True
             self._job.say(f"The next attempt runs on other nodes than {self.choice or '(none)'}.")
         else:
             self._job.say(answer.err.strip())
             self._job.say(f"SLURM does not let this job exclude {self.choice or 'no node'}.")
 
     def others_are_free(self) -> bool:
-        """Return whether the job got a failed node, may be put back, and would soon get others instead."""
+        """Return whether the job got a failed node, may be requeued, and would soon get others instead."""
         mine, noted = self._job.hosts, excluded_nodes(self._folder, now=self._began)
         bad = set(mine) & set(noted)
-        if not bad or not self._job.look() or self._job.facts.get("Requeue") != "1":
+        if not bad or self._job.poll().code or self._job.facts.get("Requeue") != "1":
             return False
-        away = ",".join(sorted({*self._of_a_person(), *noted, *mine}))
+        away = ",".join(sorted({*self._chosen_by_person(), *noted, *mine}))
         tried = self._job.sbatch(
             "--test-only", f"--nodes={len(bad)}", f"--exclude={away}", str(self._folder.script_file)
         )
@@ -178,7 +175,7 @@ class Exclusions:
 
 
 def note_vanished(exclusions: Exclusions, folder: RunFolder, events: Iterable[Mapping[str, object]]) -> bool:
-    """Note failed nodes of an attempt that left no end: if it lost its first host, nobody could write one."""
+    """Note failed nodes of an attempt without an `ended` event: its first host may be gone."""
     last: Mapping[str, object] | None = None
     for event in events:
         if event.get("event") in ("started", "ended"):

@@ -21,7 +21,7 @@ def requeue(job: SlurmJob) -> bool:
             return True
         job.say(answer.err.strip())
         job.sleep(delay)
-        job.ask()
+        job.poll_patiently()
     return job.fate == outcome.REQUEUED
 
 
@@ -61,6 +61,6 @@ def _bearer(queue: str, token: str) -> str | None:
 def leave_queue(job: SlurmJob) -> None:
     """Take a job out of the queue that SLURM has put back, of a run that is over."""
     if job.fate in (outcome.PREEMPTED, outcome.NODE_FAIL):
-        job.ask()  # SLURM may have put it back since.
+        job.poll_patiently()  # SLURM may have put it back since.
     if job.fate == outcome.REQUEUED:
         job.scancel()

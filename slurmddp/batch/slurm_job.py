@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from slurmddp.batch import outcome
 from slurmddp.environments.hostlist import expand
@@ -21,11 +21,16 @@ _CONNECT_S = 5.0
 _PATIENCE = 40
 """Questions to a controller that is away: with the waits between them, a quarter of an hour."""
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
+_SCRIPT_KILLED = ("JobLaunchFailure", "NonZeroExitCode", "RaisedSignal")
+"""SLURM's reasons for the end of a job whose batch script was killed."""
 _OF_A_JOB = ("SLURM_", "SBATCH_", "SRUN_", "PMI")
 
 
+_Answer = TypeVar("_Answer")
+
+
 class Answer(NamedTuple):
-    """What one command said."""
+    """The exit code and the output of one command."""
 
     code: int
     out: str = ""
@@ -81,7 +86,7 @@ def answers(address: str, port: str) -> bool:
 
 
 class SlurmJob:
-    """This job. `ask` refreshes `facts` and `fate`; everything else asks SLURM at each call."""
+    """This job. `poll` refreshes `facts`, `poll_patiently` also `fate`; all else asks SLURM at each call."""
 
     def __init__(
         self,
@@ -122,17 +127,21 @@ class SlurmJob:
     def scancel(self) -> Answer:
         return self._command(["scancel", self.id], self.environ)
 
-    def look(self) -> bool:
-        """Ask SLURM about this job once; return False, with no facts, without an answer."""
+    @property
+    def script_was_killed(self) -> bool:
+        """Whether SLURM says that the batch script of the job was killed, alone or with its node."""
+        return self.facts.get("Reason", "").startswith(_SCRIPT_KILLED)
+
+    def poll(self) -> Answer:
+        """Ask SLURM about this job once and keep the facts, none without an answer."""
         answer = self.scontrol("-o", "show", "job", self.id)
         self.facts = parse_facts(answer.out) if answer.code == 0 else {}
-        return answer.code == 0
+        return answer
 
-    def ask(self) -> None:
-        """Ask what SLURM has done with the job; a controller that is away is waited for."""
+    def poll_patiently(self) -> None:
+        """Ask SLURM what it has done with the job; wait for a controller that is away."""
         for attempt in range(1, _PATIENCE + 1):
-            answer = self.scontrol("-o", "show", "job", self.id)
-            self.facts = parse_facts(answer.out) if answer.code == 0 else {}
+            answer = self.poll()
             if answer.code == 0 or (attempt >= 3 and not answer.is_silence):
                 break
             if attempt < _PATIENCE:
@@ -164,23 +173,32 @@ class SlurmJob:
 
     def unanswering(self, nodes: Iterable[Mapping[str, str]]) -> set[str]:
         """Return the nodes that do not answer, asked side by side: SLURM may kill this process soon."""
-        import threading
-
-        answered: set[str] = set()
         asked = [*nodes]
         default = "" if all(node.get("Port") for node in asked) else self.config("SlurmdPort")
 
-        def probe(node: Mapping[str, str]) -> None:
-            if answers(node.get("NodeAddr", ""), node.get("Port") or default):
-                answered.add(node["NodeName"])
+        def probe(node: Mapping[str, str]) -> Callable[[], bool]:
+            return lambda: answers(node.get("NodeAddr", ""), node.get("Port") or default)
 
-        probes = [threading.Thread(target=probe, args=(node,), daemon=True) for node in asked]
-        for one in probes:
-            one.start()
-        until = time.monotonic() + _CONNECT_S + 1.0
-        for one in probes:
-            one.join(max(0.0, until - time.monotonic()))
-        return {node["NodeName"] for node in asked} - answered
+        found = side_by_side({node["NodeName"]: probe(node) for node in asked}, limit_s=_CONNECT_S + 1.0)
+        return {node["NodeName"] for node in asked if not found.get(node["NodeName"])}
+
+
+def side_by_side(questions: Mapping[str, Callable[[], _Answer]], limit_s: float = 60.0) -> dict[str, _Answer]:
+    """Ask all questions at once; return the answers that came within the limit."""
+    import threading
+
+    found: dict[str, _Answer] = {}
+
+    def ask(name: str) -> None:
+        found[name] = questions[name]()
+
+    threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in questions]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + limit_s
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    return {**found}
 
 
 def hosts_of(node_list: str) -> list[str]:
@@ -218,7 +236,7 @@ def fate_of(facts: Mapping[str, str], restart_count: int, preemption_requeues: C
     if state.startswith("PREEMPTED") or preempted:
         return outcome.PREEMPTED
     # While a job is being ended, its state is COMPLETING and no longer says why.
-    if state.startswith("NODE_FAIL") or facts.get("Reason") == "NodeDown":
+    if state.startswith("NODE_FAIL") or facts.get("Reason", "").startswith(("NodeDown", *_SCRIPT_KILLED)):
         return outcome.NODE_FAIL
     limit = parse_seconds(facts.get("TimeLimit", "").lower())
     ran = parse_seconds(facts.get("RunTime", "").lower()) or 0

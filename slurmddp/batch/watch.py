@@ -77,8 +77,8 @@ class SrunWatch:
         if self._is_ending:
             # If SLURM starts the job here again before this script has ended, it drains the host.
             return self._kill_wait_s // 3
-        replaced = set(self._attempt.silent_nodes("replaced"))
-        return _SILENT_S if set(self._attempt.silent_nodes()) - replaced else _LEFT_S
+        attempt = self._attempt
+        return _LEFT_S if attempt.silent_nodes() == attempt.replaced_nodes() else _SILENT_S
 
 
 def _kill(pid: int) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from slurmddp.runs.failures.model import read_failure
-from support.slurm.batch_run import ENDING, RUNNING, SAVE, Run, Step, leave, leaves, node, records
+from support.slurm.batch_run import ENDING, RUNNING, SAVE, Run, Step, do, leave, node, records
 
 PUT_BACK = ["requeue 41", "update JobId=41 ExcNodeList=n1"]
 """Requests to SLURM for a job that has lost its first node."""
-WENT_ON = leaves("replaced-node-1")
+WENT_ON = do(lambda run: run.folder.add_event("continued", attempt=run.attempt, without=[1]))
 """Node 2 took the place of node 1."""
 KILLED = ENDING.replace("Reason=None", "Reason=JobLaunchFailure")
 
@@ -185,6 +185,38 @@ def test_an_agent_that_was_cut_off_itself_leaves_it_to_others_to_ask_again(
     assert run.lose_first_node() == PUT_BACK
 
 
+@pytest.mark.parametrize("port", [0, 1], ids=["script", "node"])
+def test_an_end_that_another_agent_records_holds_the_progress(run: Run, refusing: int, port: int) -> None:
+    run.begin()
+    first_is_lost(run, port=port * refusing)
+    run.slurm.job = RUNNING if port else KILLED
+    if not port:
+        (run.folder.log_dir(0) / "exit-node-0").write_text("1\n")
+    for action in SAVE.actions:
+        action(run)
+    run.lose_first_node(SLURM_NODEID=str(port))
+    (end,) = run.events("ended")
+    assert (end["outcome"], end["next"], end.get("progressed")) == (
+        "stopped" if port else "failed",
+        "requeue",
+        True,
+    )
+
+
+def test_an_end_that_the_script_recorded_is_not_recorded_again(run: Run, refusing: int) -> None:
+    """The node was lost before the script had asked SLURM."""
+    first_is_lost(run, port=refusing)
+    run.folder.add_event("ended", attempt=0, job_id="41", exit_code=75, outcome="stopped", next="requeue")
+    assert run.lose_first_node() == PUT_BACK
+    assert len(run.ends) == 1
+
+
+def test_an_agent_of_an_older_attempt_leaves_the_run_alone(run: Run, refusing: int) -> None:
+    run.folder.log_dir(1).mkdir(parents=True)
+    assert first_is_lost(run, port=refusing).lose_first_node() == []
+    assert run.ends == []
+
+
 @pytest.mark.parametrize("file", ["stop", "cancelled"])
 def test_a_run_that_a_person_ended_is_only_taken_out_of_slurm(run: Run, refusing: int, file: str) -> None:
     (run.folder.path / file).touch()
@@ -232,7 +264,12 @@ def test_a_run_whose_live_first_node_was_set_down_goes_on_without_that_node(
     (run.folder.log_dir(0) / "batch.log").write_text(words)
     assert [one for one in run.lose_first_node() if one != "scancel"] == asked
     assert [name for name, _ in noted(run)] == ["n1"]
-    assert (run.folder.log_dir(0) / "lost-node-0").read_text() == "n1\n"
+    (end,) = run.events("ended")
+    assert (end["outcome"], end["next"], end["lost"]) == (
+        "stopped",
+        asked[0].split()[0].replace("sbatch", "resubmit"),
+        {"0": "n1"},
+    )
 
 
 @pytest.mark.parametrize(
@@ -271,8 +308,8 @@ def test_a_script_that_was_killed_alone_is_put_back_and_no_host_is_blamed(
     (log_dir / "exit-node-0").write_text(f"{code}\n")
     assert [one for one in run.lose_first_node(SLURM_NODEID="0") if one != "scancel"] == asked
     assert run.end == end
-    assert not (log_dir / "lost-node-0").exists()
     assert run.events("ended")[0]["exit_code"] == code
+    assert "lost" not in run.events("ended")[0]
 
 
 def test_a_state_that_slurm_has_not_seen_yet_is_waited_for(run: Run) -> None:

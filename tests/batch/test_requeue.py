@@ -77,6 +77,27 @@ def test_a_requeue_that_is_seen_only_at_the_last_look_is_enough(run: Run) -> Non
     assert run.end == ("stopped", "requeue")
 
 
+@pytest.mark.parametrize(
+    ("mark", "outcome"), [("stop", "stopped"), ("cancelled", "cancelled"), (None, "cancelled")]
+)
+def test_a_run_that_a_person_ends_while_slurm_refuses_is_not_submitted_again(
+    run: Run, mark: str | None, outcome: str
+) -> None:
+    """None: by `scancel`."""
+
+    def refuse() -> Answer:
+        if mark is None:
+            run.slurm.job = ENDING
+        else:
+            (run.folder.path / mark).touch()
+        return refused()
+
+    run.slurm.on["requeue"] = refuse
+    assert run.start(STOP) == 75
+    assert run.submissions() == []
+    assert run.ends == [("stopped", "requeue"), (outcome, "none")]
+
+
 # --- A run that is over ---
 
 

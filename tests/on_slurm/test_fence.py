@@ -102,9 +102,9 @@ def test_a_killed_agent_takes_its_ranks_along_is_named_and_the_job_is_tried_agai
     victim.kill()
     run.wait("end", lambda: run.events("ended"))
     run.wait("end of every process", lambda: not processes_of(run, 0))
-    assert [(end["outcome"], end["next"]) for end in run.events("ended")] == [("failed", "requeue")]
+    (end,) = run.events("ended")
+    assert (end["outcome"], end["next"], end["lost"]) == ("failed", "requeue", {"1": host})
     logs = run.folder / "logs" / "attempt-0"
-    assert (logs / "lost-node-1").read_text() == f"{host}\n"
     assert f"The agent of node 1 ({host}) left no exit code." in (logs / "batch.log").read_text()
     failure = read_failure(RunFolder(run.folder), 0)
     assert failure is not None

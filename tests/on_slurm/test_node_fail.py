@@ -136,12 +136,14 @@ def test_trainings_outlive_a_node_whose_place_a_spare_takes_and_the_first_node(
     for node in (lost, first):
         failing.kill_node(node, with_jobs=True)
     for run in (spared, headless):
-        run.wait("end", lambda run=run: run.events("ended"))
+        run.wait_finished()
     for node in (lost, first):
         failing.restore_node(node)
 
-    for run, attempt in ((spared, 0), (headless, 1)):
-        assert [(end["attempt"], end["outcome"]) for end in run.events("ended")] == [(attempt, "finished")]
+    assert [(end["attempt"], end["outcome"]) for end in spared.events("ended")] == [(0, "finished")]
+    begun, finished = headless.events("ended")
+    assert (begun["outcome"], begun["next"], begun["lost"]) == ("stopped", "requeue", {"0": first})
+    assert (finished["attempt"], finished["outcome"]) == (1, "finished")
     assert spared.checkpoint()["state.safetensors"] == headless.checkpoint()["state.safetensors"]
     assert spared.losses() == headless.losses()
     assert [(event["generation"], event["spare"]) for event in spared.events("restarted")] == [(1, [2])]

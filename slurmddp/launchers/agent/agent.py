@@ -225,7 +225,7 @@ def _refusal(error: SlurmddpError, *, node_rank: int) -> capture.Failure:
 
 
 def _write_exit_file(folder: RunFolder, attempt: int, node_rank: int, code: int) -> None:
-    path = folder.log_dir(attempt) / f"exit-node-{node_rank}"
+    path = folder.exit_file(attempt, node_rank)
     try:
         path.write_text(f"{code}\n", encoding="utf-8")
     except OSError as error:

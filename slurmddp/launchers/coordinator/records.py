@@ -60,11 +60,7 @@ class Records(Record):
 
     def code_of_first_node(self) -> int | None:
         """Return how node 0's agent has left, if it has."""
-        try:
-            text = (self._folder.log_dir(self._attempt) / "exit-node-0").read_text(encoding="utf-8").strip()
-        except OSError:
-            return None
-        return int(text) if text.isdecimal() else None
+        return self._folder.exit_code_of(self._attempt, 0)
 
     def has_ended(self) -> bool:
         """Whether the attempt has failed, or node 0's agent has left."""
@@ -185,9 +181,6 @@ class Records(Record):
             say(f"{event} was not recorded: {error}")
 
     def go_on_without(self, agents: Collection[int]) -> None:
-        """Note for the batch script that the attempt can finish without these nodes, which are gone."""
-        try:
-            for agent in agents:
-                (self._folder.log_dir(self._attempt) / f"replaced-node-{agent}").touch()
-        except OSError as error:
-            say(f"nodes that are gone were not noted: {error}")
+        """Record for the batch step that the attempt can finish without these nodes."""
+        if agents:
+            self._add("continued", without=sorted(agents))

@@ -11,11 +11,19 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from slurmddp.errors import EXIT_CONFIG, EXIT_FINISHED, EXIT_NO_PROGRESS, EXIT_STOPPED, EXIT_UNFIT_NODE
+from slurmddp.errors import (
+    EXIT_CONFIG,
+    EXIT_FINISHED,
+    EXIT_NO_PROGRESS,
+    EXIT_STOPPED,
+    EXIT_UNFIT_NODE,
+    SlurmddpError,
+)
 from slurmddp.runs.failures import causes
 from slurmddp.runs.failures.causes import reads_like_a_lost_peer
 from slurmddp.runs.folder.layout import RunFolder
@@ -169,9 +177,10 @@ def from_facts(found: Mapping[str, Any]) -> Failure:
 
 
 def read_failure(folder: RunFolder, attempt: int) -> Failure | None:
-    """Return the first failure of an attempt, or None; an agent that is gone leaves nothing.
+    """Return the first failure of an attempt, or None.
 
-    Then others fail because they lost it, and the batch script has noted which one left no exit code.
+    An agent that was killed leaves no failure, and the other agents fail because they lost it. The batch step
+    names such an agent in the `ended` event.
     """
     left = _read(folder.failure_file(attempt)) or _first_bad_exit(folder, attempt)
     if left is not None and _stands(left, folder, attempt):
@@ -250,15 +259,15 @@ def _read(path: Path) -> Failure | None:
 
 def _hosts_of_lost_agents(folder: RunFolder, attempt: int) -> dict[int, str]:
     """Return the hosts of the agents that left no exit code, by node."""
-    logs = folder.log_dir(attempt)
+    lost: dict[str, str] = {}
+    with suppress(SlurmddpError, OSError):
+        for event in folder.events():
+            if event.get("event") == "ended" and event.get("attempt") == attempt:
+                lost |= event.get("lost") or {}
+    hosts = {int(node): host or f"node-{node}" for node, host in lost.items()}
     # A shared file system may have shown an exit code late.
-    lost = [
-        path for path in logs.glob("lost-node-*") if not (logs / path.name.replace("lost", "exit")).exists()
-    ]
     return {
-        int(path.name.removeprefix("lost-node-")): path.read_text(encoding="utf-8").strip()
-        or path.name.removeprefix("lost-")
-        for path in sorted(lost)
+        node: host for node, host in sorted(hosts.items()) if not folder.exit_file(attempt, node).exists()
     }
 
 

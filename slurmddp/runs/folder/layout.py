@@ -116,6 +116,18 @@ class RunFolder:
         """What the first failing rank of an attempt left: rank, host, cause, last lines."""
         return self.log_dir(attempt) / "failure.json"
 
+    def exit_file(self, attempt: int, node: int) -> Path:
+        """The exit code of a node's agent: the agent writes it last, so a killed agent leaves none."""
+        return self.log_dir(attempt) / f"exit-node-{node}"
+
+    def exit_code_of(self, attempt: int, node: int) -> int | None:
+        """Return the exit code that a node's agent left; None without one."""
+        try:
+            text = self.exit_file(attempt, node).read_text(encoding="utf-8").strip()
+        except OSError:
+            return None
+        return int(text) if text.isdecimal() else None
+
     def claim_attempt(self) -> int:
         """Create the log folder of the next attempt and return its number, higher than any before.
 

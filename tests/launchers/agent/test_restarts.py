@@ -152,7 +152,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(tmp_path: Path) -> None:
         assert codes([agents[0], agents[2]]) == [0, 0]
     (event,) = events(folder, "restarted")
     assert (event["node"], event["rank"], event["spare"]) == (1, None, [2])
-    assert (folder.log_dir(0) / "replaced-node-1").exists()
+    assert [event["without"] for event in events(folder, "continued")] == [[1]]
     assert not folder.failure_file(0).exists()
     assert (folder.log_dir(0) / "exit-node-2").read_text() == "0\n"
 

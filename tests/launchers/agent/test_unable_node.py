@@ -13,7 +13,7 @@ import pytest
 
 from slurmddp.runs.failures import capture
 from slurmddp.runs.folder.layout import RunFolder
-from support.runs.agent_runs import AGENT, wait_until
+from support.runs.agent_runs import AGENT, events, wait_until
 from support.runs.restarting_runs import agents_of, codes, lines_of, node_log, run_folder
 
 UNABLE = AGENT.replace("preload=()", "preload=('surely_not_there',)")
@@ -40,7 +40,7 @@ def test_the_others_begin_without_it(tmp_path: Path, config: dict[str, Any]) -> 
         (folder.path / "finish").touch()
         assert codes(agents) == [0, 1, 0]
     assert not folder.failure_file(0).exists()
-    assert (folder.log_dir(0) / "replaced-node-1").exists()
+    assert [event["without"] for event in events(folder, "continued")] == [[1]]
     assert "surely_not_there can't be imported" in node_log(folder)
     told = [event for event in folder.events() if event["event"] in ("warned", "restarted")]
     assert all("surely_not_there" in event.get("text", event.get("reason", "")) for event in told)
@@ -116,7 +116,7 @@ def test_a_node_that_refuses_before_it_has_a_link_does_not_end_the_others(tmp_pa
         (folder.path / "finish").touch()
         assert codes(agents)[::2] == [0, 0]
     assert not folder.failure_file(0).exists()
-    assert (folder.log_dir(0) / "replaced-node-1").exists()
+    assert [event["without"] for event in events(folder, "continued")] == [[1]]
     (told,) = [event for event in folder.events() if event["event"] == "warned"]
     assert REFUSALS[kind][2] in told["text"]
 

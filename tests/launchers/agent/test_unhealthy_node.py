@@ -64,7 +64,7 @@ def test_the_ranks_begin_again_on_the_spare_and_look_until_they_have_made_a_step
     assert "this node was found unfit" in node_log(folder, 1)
     assert "this node waits" not in node_log(folder, 1)
     assert "this node waits" in node_log(folder, 3)
-    assert not list(folder.log_dir(0).glob("replaced-node-*")), "its agent is there to the end"
+    assert events(folder, "continued") == [], "its agent is there to the end"
 
 
 def test_without_a_spare_the_attempt_ends_with_76(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_a_node_that_slurm_ended_for_want_of_memory_was_not_lost(tmp_path: Path)
     folder.log_dir(0).mkdir(parents=True)
     lost = replace(died(0, None, reason="lost node: connection closed"), rank=None, node_rank=1, host="n2")
     capture.record(folder, 0, lost)
-    (folder.log_dir(0) / "lost-node-1").write_text("n2\n")
+    folder.add_event("ended", attempt=0, lost={1: "n2"})
     assert read_failure(folder, 0) == lost
     (folder.log_dir(0) / "batch.log").write_text(
         "slurmstepd: error: Detected 1 oom_kill event in StepId=4.0.\n"
@@ -176,7 +176,7 @@ def test_a_stall_stands_though_an_agent_could_not_end_its_ranks(tmp_path: Path) 
     folder.log_dir(0).mkdir(parents=True)
     stalled = died(3, None, reason="stalled: in a collective that not all have joined, at a.py:7 in step,")
     capture.record(folder, 0, stalled)
-    (folder.log_dir(0) / "lost-node-1").write_text("n2\n")
+    folder.add_event("ended", attempt=0, lost={1: "n2"})
     assert read_failure(folder, 0) == stalled
 
 

@@ -111,7 +111,7 @@ def test_the_ends_of_ranks_that_began_again_are_no_failure_of_the_attempt(folder
 def test_an_agent_that_left_no_word_ran_out_of_memory_if_slurm_says_so(
     folder: RunFolder, log: str, words: str
 ) -> None:
-    (folder.log_dir(0) / "lost-node-1").write_text("n1\n")
+    folder.add_event("ended", attempt=0, lost={1: "n1"})
     (folder.log_dir(0) / log).write_text(f"{words}\n")
     found = read_failure(folder, 0)
     assert found is not None

@@ -22,8 +22,7 @@ NO_PYTHON = "slurmstepd-n2: error: execve(): /no/python: No such file or directo
 def folder(tmp_path: Path) -> RunFolder:
     run = RunFolder(tmp_path)
     run.log_dir(0).mkdir(parents=True)
-    for node in (0, 1):
-        (run.log_dir(0) / f"lost-node-{node}").write_text(f"n{node + 1}\n")
+    run.add_event("ended", attempt=0, lost={0: "n1", 1: "n2"})
     return run
 
 

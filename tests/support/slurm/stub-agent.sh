@@ -19,7 +19,7 @@ while [ "$step" != "$crash" ] && [ "$step" -lt "$(cat "$run/goal")" ] && [ -z "$
     step=$((step + 1))
 done
 if [ "$SLURM_NODEID" = 0 ] && [ -n "${STUB_REPLACED:-}" ]; then
-    touch "$run/logs/attempt-$SLURMDDP_ATTEMPT/replaced-node-$STUB_REPLACED"
+    echo "{\"event\": \"continued\", \"attempt\": $SLURMDDP_ATTEMPT, \"without\": [$STUB_REPLACED]}" >>"$run/attempts.jsonl"
 fi
 if [ "$SLURM_NODEID" = 0 ] && [ -z "${STUB_STUCK:-}" ]; then
     until mkdir -p "$run/checkpoints"; do sleep 0.1; done # a signal for the step ends its commands too
