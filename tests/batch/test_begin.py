@@ -9,11 +9,6 @@ import pytest
 from support.slurm.batch_run import ENDING, PARTITION, RUNNING, STOP, Run, exits, refused
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return Run(tmp_path)
-
-
 def test_each_start_claims_the_next_attempt(run: Run) -> None:
     run.folder.log_dir(0).mkdir(parents=True)
     run.start(STOP)

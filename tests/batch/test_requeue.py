@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from slurmddp.batch.slurm_job import Answer
@@ -22,11 +20,6 @@ from support.slurm.batch_run import (
 
 NO_REQUEUE = RUNNING.replace("Requeue=1", "Requeue=0")
 GRANTED = ENDING.replace("Restarts=0", "Restarts=1")
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return Run(tmp_path)
 
 
 def test_a_job_that_may_not_requeue_submits_a_new_one(run: Run) -> None:

@@ -1,6 +1,6 @@
-"""Submission of a prepared run to SLURM: by sbatch, or through submitit.
+"""Submission of a prepared run to SLURM, by sbatch or through submitit.
 
-Both ways refuse a job that SLURM would never start, and leave out the nodes that failed under the run.
+Both submitters exclude the nodes that failed under the run, if the cluster has others.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from slurmddp.spec import Job
 
 
 class Submitter(Protocol):
-    """Hands a prepared run folder to SLURM; the folder and all that happens later are the same for each."""
+    """Hands a prepared run folder to SLURM; the job later does the same, whichever submitter queued it."""
 
     def script(self, job: Job) -> str:
-        """Return the text that `submit` sends, byte for byte; nothing is written, and SLURM is not asked."""
+        """Return the text that `submit` sends, byte for byte, without writing it or asking SLURM."""
 
     def submit(self, job: Job) -> str:
         """Queue the prepared `job`, record it in the run folder, and return the job's id."""
@@ -43,7 +43,6 @@ class SbatchSubmitter:
 
     def submit(self, job: Job) -> str:
         """Queue `job.sbatch`, record the job in the run folder and return its id."""
-        refuse_misfit(job, self._slurm)
         folder = RunFolder(job.run_dir)
         job_id = submit(job, folder.script_file, self._slurm)
         folder.add_event("submitted", job_id=job_id, submitter="sbatch")
@@ -67,11 +66,11 @@ _SUBMITTERS: dict[str, Callable[[Slurm], Submitter]] = {"sbatch": SbatchSubmitte
 
 
 def refuse_misfit(job: Job, slurm: Slurm) -> None:
-    """Raise ConfigError if SLURM would take `job` but never start it."""
+    """Raise ConfigError if SLURM would queue `job` but never start it; call this before `submit`."""
     try:
         found = check(job, slurm.limits())
     except SlurmError:
-        return  # sbatch is asked next and gives its own, better, reason.
+        return  # sbatch, which runs next, gives a better reason.
     if found:
         reasons = " ".join(found)
         raise ConfigError(f"This SLURM would never start the job: {reasons}", hint="Nothing was queued.")
@@ -85,7 +84,7 @@ def live_jobs(folder: RunFolder, slurm: Slurm) -> dict[str, JobState]:
 
 
 def leftovers(folder: RunFolder, slurm: Slurm) -> list[str]:
-    """Return the jobs that SLURM may still start of a run that is over; none if SLURM is silent."""
+    """Return the jobs of a run that is over and that SLURM may still start; empty without an answer."""
     try:
         live = live_jobs(folder, slurm)
     except SlurmError:
@@ -97,11 +96,11 @@ def leftovers(folder: RunFolder, slurm: Slurm) -> list[str]:
 def settle(folder: RunFolder, slurm: Slurm, say: Callable[[str], None]) -> str | None:
     """Settle the jobs that SLURM still has of a run which is over by its folder.
 
-    A job that SLURM has requeued is cancelled. A job that the folder does not name is taken
-    over: its submission is recorded.
+    A job that SLURM has requeued is cancelled. A job that the folder does not name is adopted: its submission
+    is recorded.
 
     Returns:
-        The id of the job that was taken over, so that no other is needed; None if the run has no job now.
+        The id of the adopted job, which makes another submission unnecessary; None without such a job.
 
     Raises:
         RunStateError: a job of the run still holds nodes.
@@ -132,17 +131,20 @@ def _named(history: History) -> set[str | None]:
 
 
 def submit(job: Job, script: Path, slurm: Slurm) -> str:
-    """Submit `script`, without the nodes that failed under the run where it has others; return the id."""
-    comment, theirs = job.cluster.sbatch.get("comment"), job.cluster.sbatch.get("exclude")
+    """Submit `script` and return the job's id.
+
+    The job excludes the nodes that failed under the run, if SLURM has enough others.
+    """
+    comment, by_person = job.cluster.sbatch.get("comment"), job.cluster.sbatch.get("exclude")
     options = [f"--comment={comment}"] if comment else []
     failed = excluded_nodes(RunFolder(job.run_dir)) if job.policy.exclude_failed_h else []
-    if failed and "/" not in str(theirs):  # with a slash it is the name of a file with nodes
-        exclude = f"--exclude={','.join([*([str(theirs)] if theirs else []), *failed])}"
+    if failed and "/" not in str(by_person):  # With a slash it is the name of a file with nodes.
+        exclude = f"--exclude={','.join([*([str(by_person)] if by_person else []), *failed])}"
         if slurm.would_take(script, [exclude]):
             options.append(exclude)
     return slurm.submit(script, token=new_token(job), options=options)
 
 
 def new_token(job: Job) -> str:
-    """Return the word that marks one submission in SLURM's queue, so that it can be found there."""
+    """Return a unique word for the comment of a submission, so that its job can be found in the queue."""
     return f"slurmddp:{job_name(job.run_name)}:{secrets.token_hex(6)}"

@@ -1,9 +1,11 @@
-"""Submission through submitit's executor, for people whose tools and habits stand on it.
+"""Submission through submitit's executor, for people whose tools and habits depend on submitit.
 
-submitit's job runs the same `job.sbatch`, with bash, so attempts, signals and requeueing are the very same.
-Three things of submitit are set aside: its default workload key, which strict sites reject; its own sbatch
-call, in favour of ours, which retries without queueing twice; and its signal handler, which would save and
-requeue from inside the handler.
+submitit's job runs the same `job.sbatch` with bash, so attempts, signals and requeues are the same. Three
+things of submitit are replaced:
+
+- the default workload key, which strict sites reject, is left out;
+- our client calls sbatch, because it retries without queueing a job twice;
+- submitit's signal handler, which would save and requeue from inside the handler, does nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from slurmddp.errors import SlurmError
-from slurmddp.launchers.submit.sbatch import refuse_misfit, submit
+from slurmddp.launchers.submit.sbatch import submit
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.client import Slurm
 from slurmddp.slurm.options import Option, sbatch_options
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class RunScript:
-    """What submitit pickles: the path of the batch script, and nothing of the run itself."""
+    """The object that submitit pickles: the path of the batch script, and nothing of the run."""
 
     def __init__(self, script: str) -> None:
         self.script = script
@@ -44,11 +46,11 @@ class RunScript:
 
 
 def _leave_it_to_the_script(_number: int, _frame: object) -> None:
-    """Do nothing: the ranks get their own signals and the script waits for them."""
+    """Do nothing: SLURM signals the ranks itself, and the script waits for them."""
 
 
 class SubmititSubmitter:
-    """The run's script inside a submitit job; submitit keeps its files in `submitit/` of the run folder."""
+    """Runs the run's script inside a submitit job; submitit's files lie in `submitit/` of the run folder."""
 
     def __init__(self, slurm: Slurm) -> None:
         self._slurm = slurm
@@ -59,7 +61,6 @@ class SubmititSubmitter:
 
     def submit(self, job: Job) -> str:
         """Queue the run's script through submitit, record the job and return its id."""
-        refuse_misfit(job, self._slurm)
         folder = RunFolder(job.run_dir)
         executor = _executor(job, self._slurm)
         job_id = str(executor.submit(RunScript(str(folder.script_file))).job_id)
@@ -68,13 +69,13 @@ class SubmititSubmitter:
 
 
 def _parameters(job: Job, known: set[str]) -> dict[str, Any]:
-    """Return the job's sbatch options in submitit's terms: its own names, and the rest by theirs."""
+    """Return the job's sbatch options as submitit's parameters, and the others as `additional_parameters`."""
     own: dict[str, Option | None] = {}
     rest: dict[str, Option] = {}
     for name, value in sbatch_options(job).items():
-        theirs = name.replace("-", "_")
-        if theirs in known:
-            own[theirs] = value
+        parameter = name.replace("-", "_")
+        if parameter in known:
+            own[parameter] = value
         else:
             rest[name] = value
     own.setdefault("wckey", None)  # submitit's default is the word "submitit"; None leaves the line out.
@@ -90,7 +91,7 @@ def _parameters(job: Job, known: set[str]) -> dict[str, Any]:
 
 
 def _executor(job: Job, slurm: Slurm, *, sends: bool = True) -> SlurmExecutor:
-    """Return submitit's SLURM executor for the job. Our client submits; `sends` needs a SLURM here."""
+    """Return submitit's executor for the job, with our client as its sbatch; `sends` needs a SLURM here."""
     import submitit
     from submitit.core.utils import JobPaths
 

@@ -66,16 +66,9 @@ def test_each_submission_has_its_own_mark(name: str, slurm: FakeSlurm, tmp_path:
     assert len({submission.token for submission in slurm.submissions}) == 2
 
 
-@BOTH
-def test_a_job_that_would_never_start_is_refused_before_it_is_queued(
-    name: str, slurm: FakeSlurm, tmp_path: Path
-) -> None:
-    job = prepared(tmp_path, nodes=9, time_limit_min=99999)
-    submitter = build(name, slurm)
+def test_a_job_that_would_never_start_is_refused(slurm: FakeSlurm) -> None:
     with pytest.raises(ConfigError, match="nodes=9"):
-        submitter.submit(job)
-    assert slurm.submissions == []
-    assert RunFolder(job.run_dir).events() == []
+        sbatch.refuse_misfit(make_job(nodes=9, time_limit_min=99999), slurm)
 
 
 @BOTH
@@ -89,9 +82,12 @@ def test_a_refusal_of_slurm_is_passed_on_and_not_recorded(
     assert RunFolder(job.run_dir).events() == []
 
 
-def test_limits_that_slurm_does_not_tell_stop_nobody(slurm: FakeSlurm) -> None:
+def test_a_slurm_that_does_not_answer_refuses_no_job(slurm: FakeSlurm) -> None:
+    job = make_job(nodes=99)
+    with pytest.raises(ConfigError):
+        sbatch.refuse_misfit(job, slurm)
     slurm.silence = "scontrol failed: Access denied"
-    sbatch.refuse_misfit(make_job(nodes=99), slurm)
+    assert sbatch.refuse_misfit(job, slurm) is None
 
 
 @BOTH
