@@ -13,7 +13,7 @@ import pytest
 
 from slurmddp.config.schema import Cluster, Policy
 from slurmddp.host.atomic_file import write_atomic
-from slurmddp.launchers.submit.sbatch import build
+from slurmddp.launchers.submit.sbatch import build, refuse_misfit
 from slurmddp.runs.folder.create import prepare
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.sandbox import Sandbox
@@ -151,6 +151,7 @@ def starter(tmp_path: Path, slurm: SlurmClient) -> Start:
             snapshot=False,
             elastic=elastic,
         )
+        refuse_misfit(job, slurm)
         prepare(job, refuse_requeue(render(job)) if refused else render(job))
         (folder / "goal").write_text(str(goal))
         client = _WithOptions(options) if options else slurm
