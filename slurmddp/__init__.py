@@ -1,6 +1,6 @@
 """slurmddp trains PyTorch models on a SLURM cluster as easily as on a laptop.
 
-The names below load on first use, so that `import slurmddp` and the command line never import torch.
+The names of `__all__` load on first use, so that `import slurmddp` and the command line never import torch.
 """
 
 from __future__ import annotations

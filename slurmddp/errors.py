@@ -1,19 +1,19 @@
-"""Every error that a person is meant to read, each with its exit code and a hint.
+"""Errors that a person reads, each with its exit code and a hint.
 
     SlurmddpError             1   the job failed
-    +-- ConfigError          78   a wrong value: do not run me again
-    |   +-- MismatchError    78   what was asked for and what was found here do not fit
+    +-- ConfigError          78   a wrong value; the batch step does not run the job again
+    |   +-- MismatchError    78   the job asks for other tasks, GPUs or hosts than this process finds
     +-- RunNotFoundError     66   no run of that name
-    +-- RunStateError        73   the run has finished, still stops, or runs: nothing was changed
+    +-- RunStateError        73   the run has finished, is ending, or is active: nothing was changed
     +-- SlurmError           69   SLURM is missing, does not answer, or refused
-    +-- CheckpointError       1   a checkpoint can be neither written nor read
-    +-- RankFailure           1   a rank died; says which one, where, and its last lines
-    +-- UnfitNodeError       76   a node is not fit for training: run me again on others
-    +-- StoppedAtCheckpoint  75   stopped on request: run me again and I go on
-    +-- NoProgressError      79   two attempts got no further: do not run me again
-    +-- SupersededError      79   a later attempt has the run: do not run me again
+    +-- CheckpointError       1   a checkpoint can't be written or read
+    +-- RankFailure           1   a rank failed
+    +-- UnhealthyNodeError   76   the preflight found an unhealthy node; the job runs again on others
+    +-- StoppedAtCheckpoint  75   stopped on request; the same command resumes
+    +-- NoProgressError      79   two attempts made no progress; the job does not run again
+    +-- SupersededError      79   a later attempt owns the run; this attempt does not run again
 
-The command line itself exits with 2 for an unknown command or flag, as argparse does.
+The command line exits with 2 for an unknown command or flag, as argparse does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXIT_NO_RUN = 66
 EXIT_SLURM = 69
 EXIT_RUN_STATE = 73
 EXIT_STOPPED = 75
-EXIT_UNFIT_NODE = 76
+EXIT_UNHEALTHY_NODE = 76
 EXIT_CONFIG = 78
 EXIT_NO_PROGRESS = 79
 GOOD_CODES = frozenset({EXIT_FINISHED, EXIT_STOPPED})
@@ -35,7 +35,12 @@ GOOD_CODES = frozenset({EXIT_FINISHED, EXIT_STOPPED})
 
 
 class SlurmddpError(Exception):
-    """Base of all errors raised on purpose: `message` says what was given and found, `hint` what to do."""
+    """Base of all errors raised on purpose.
+
+    Args:
+        message: what was given and what was found.
+        hint: what to do.
+    """
 
     exit_code = EXIT_FAILED
 
@@ -49,53 +54,53 @@ class SlurmddpError(Exception):
 
 
 class ConfigError(SlurmddpError):
-    """A value that can't be right, found before anything was started or queued."""
+    """A value can't be right. Most are found before anything is started or queued."""
 
     exit_code = EXIT_CONFIG
 
 
 class MismatchError(ConfigError):
-    """What was asked for (tasks, GPUs, hosts) is not what this process finds around it."""
+    """The job asks for other tasks, GPUs or hosts than this process finds."""
 
 
 class RunNotFoundError(SlurmddpError):
-    """No run folder goes by the given name."""
+    """No run folder has the given name."""
 
     exit_code = EXIT_NO_RUN
 
 
 class RunStateError(SlurmddpError):
-    """The run has finished, still stops, or is queued or runs, so the command changed nothing."""
+    """The run has finished, is ending, or is active, so the command changed nothing."""
 
     exit_code = EXIT_RUN_STATE
 
 
 class SlurmError(SlurmddpError):
-    """SLURM is not there, did not answer, or refused a request; its own words are in the message."""
+    """SLURM is missing, did not answer, or refused a request. The message holds the words of SLURM."""
 
     exit_code = EXIT_SLURM
     may_be_queued = False
-    """Whether sbatch may have queued a job in spite of the error: then its run folder must stay."""
+    """Whether sbatch may have queued the job all the same. The run folder then stays."""
 
 
 class CheckpointError(SlurmddpError):
-    """A checkpoint could not be written, or none could be read."""
+    """A checkpoint can't be written or read."""
 
 
 class RankFailure(SlurmddpError):
-    """A rank ended badly; the message names the rank, its host, the cause and its last lines."""
+    """A rank failed. The message names the rank, its host, the cause and its last lines."""
 
 
-class UnfitNodeError(SlurmddpError):
-    """The preflight found a node that is not fit for training, and the next attempt will not get it."""
+class UnhealthyNodeError(SlurmddpError):
+    """The preflight found an unhealthy node, and the next attempt avoids it."""
 
-    exit_code = EXIT_UNFIT_NODE
+    exit_code = EXIT_UNHEALTHY_NODE
 
 
 class StoppedAtCheckpoint(SlurmddpError, SystemExit):
-    """The training stopped at a checkpoint on request and goes on when it is run again.
+    """The training stopped at a checkpoint on request, and resumes when it is run again.
 
-    A program that does not catch it exits with 75 and without a traceback, as after `sys.exit(75)`.
+    A program that does not catch the error exits with 75 and without a traceback, as after `sys.exit(75)`.
     """
 
     exit_code = EXIT_STOPPED
@@ -106,23 +111,30 @@ class StoppedAtCheckpoint(SlurmddpError, SystemExit):
 
 
 class NoProgressError(SlurmddpError):
-    """The attempts of a run end where they began; running it again would not help."""
+    """The attempts of a run end where they began, so another attempt would not help."""
 
     exit_code = EXIT_NO_PROGRESS
 
 
 class SupersededError(SlurmddpError):
-    """A later attempt of the run has begun; this one must write nothing more and not be run again."""
+    """A later attempt owns the run. This attempt writes nothing more and does not run again."""
 
     exit_code = EXIT_NO_PROGRESS
 
 
 def near_matches(given: str, known: Iterable[str], *, prefix: str = "", else_all: bool = True) -> str:
-    """Return a sentence with the names nearest to `given`; when none is near with all of them, or none.
+    """Return a sentence that suggests the names nearest to `given`.
 
-    `prefix` is what a person types before the name that was meant.
+    Args:
+        given: the name that a person typed.
+        known: the names that exist.
+        prefix: text to put before each suggested name.
+        else_all: whether to list all known names if no name is near.
+
+    Returns:
+        `Did you mean a or b?`, or `Known: a, b, c.`, or an empty text.
     """
-    import difflib  # The batch step never needs it, and has seconds to live.
+    import difflib  # Imported late: the batch step never needs it.
 
     names = sorted(known)
     near = difflib.get_close_matches(given, names, n=3, cutoff=0.6)
@@ -132,6 +144,6 @@ def near_matches(given: str, known: Iterable[str], *, prefix: str = "", else_all
 
 
 def plain(error: OSError) -> str:
-    """Return what the system refused, in its words and without its number, and for which file."""
+    """Return the reason and the file of an OSError, without the error number."""
     where = f" ({error.filename})" if error.filename else ""
     return f"{error.strerror or error}{where}"

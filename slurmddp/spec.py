@@ -1,7 +1,7 @@
-"""The frozen values that describe a job; they hold no behaviour beyond arithmetic on themselves.
+"""Frozen values that describe a job, with no behaviour beyond arithmetic.
 
-`config/` builds a `Job` from Hydra configs. `slurm/script.py` turns it into text. `launchers/` start it.
-Nothing here reads files, the environment or the clock.
+`config/` builds a `Job`. `slurm/script.py` renders its script. `launchers/` start it.
+This module reads no files, no environment and no clock.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from slurmddp.errors import MismatchError
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """How much of a cluster one job takes."""
+    """The share of a cluster that one job takes."""
 
     nodes: int
     spare_nodes: int = 0
-    """Nodes beyond `nodes` that wait, and take the place of lost ones."""
+    """Further nodes that wait, and replace lost ones."""
     ranks_per_node: int
     gpus_per_node: int = 0
     cpus_per_node: int | None = None
@@ -35,7 +35,7 @@ class Resources:
 
     @property
     def all_nodes(self) -> int:
-        """What SLURM is asked for: the nodes that train and those that wait."""
+        """The nodes that SLURM is asked for: training nodes and spares."""
         return self.nodes + self.spare_nodes
 
 
@@ -46,24 +46,24 @@ SPECIAL_KEYS: Mapping[str, str] = {
     "_recursive_": "true or false",
     "_convert_": "none, partial, object or all",
 }
-"""Keys of Hydra's `instantiate`, which control how an object is built, with the value that each takes."""
+"""Keys that control how Hydra's `instantiate` builds an object, each with the value that it takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What every rank runs: the import path of a function, and the whole resolved configuration."""
+    """The function that every rank runs, and the whole resolved configuration."""
 
     target: str
     config: Mapping[str, Any]
 
     @property
     def is_own_trainer(self) -> bool:
-        """Whether it is slurmddp's, which records its steps; of any other program nothing is known."""
+        """Whether the function is slurmddp's trainer, which records its steps."""
         return self.target == OWN_TRAINER and is_own_trainer(self.config.get("program"))
 
 
 def is_own_trainer(program: Any) -> bool:
-    """Tell the same from what a configuration holds under `program`."""
+    """Return whether the section `program` of a configuration names slurmddp's trainer."""
     if not isinstance(program, Mapping):
         return True
     return program.get("_target_", OWN_TRAINER) == OWN_TRAINER and not program.get("script")
@@ -71,27 +71,27 @@ def is_own_trainer(program: Any) -> bool:
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """The samples of one optimizer step, over all ranks."""
+    """The number of samples of one optimizer step, over all ranks."""
 
     samples: int
 
     def world_sizes(self, near: int, shown: int = 12) -> str:
-        """Return the numbers of ranks that can share it evenly, as text; of many those closest to `near`."""
+        """Return the numbers of ranks that can share a step, as text: at most `shown`, closest to `near`."""
         sizes = [ranks for ranks in range(1, self.samples + 1) if self.samples % ranks == 0]
         closest = sorted(sorted(sizes, key=lambda size: abs(size - near))[:shown])
         return ", ".join(map(str, closest)) + (", ..." if len(sizes) > shown else "")
 
     def most_nodes(self, nodes: int, ranks_per_node: int) -> int:
-        """Return how many of `nodes` can share it evenly, all with `ranks_per_node`; 0: none can."""
+        """Return the largest number of nodes, up to `nodes`, that can share a step evenly, or 0."""
         sizes = range(nodes, 0, -1)
         return next((size for size in sizes if self.samples % (size * ranks_per_node) == 0), 0)
 
     def share(self, world_size: int, most: int) -> tuple[int, int]:
-        """Split the step among `world_size` ranks, each in as few batches as possible, all of one size.
+        """Split a step among `world_size` ranks: as few batches per rank as possible, all of one size.
 
         Args:
             world_size: the number of ranks.
-            most: the samples that a rank can take at once.
+            most: the largest number of samples in a batch.
 
         Returns:
             Samples per batch, and batches per step, of each rank.
@@ -111,18 +111,18 @@ class GlobalBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One training job, complete: the same Job always gives the same script, byte for byte."""
+    """A complete training job. Equal jobs give the same script, byte for byte."""
 
     name: str
     run_name: str
-    """`<name>-<8 hex digits>`; the digits are a hash of what is computed, not of where."""
+    """`<name>-<8 hex digits>`; the digits hash the keys that decide the computation."""
     run_dir: Path
     project_dir: Path
-    """The folder the person stood in: its `conf/` and modules are found there, relative paths start there."""
+    """The folder of the command: it holds `conf/` and modules, and relative paths start there."""
     launcher: str
     """`slurm` or `local`."""
     submitter: str
-    """`sbatch` or `submitit`; only read when the launcher is `slurm`."""
+    """`sbatch` or `submitit`; read only if the launcher is `slurm`."""
     python: str
     cluster: Cluster
     resources: Resources
@@ -132,16 +132,16 @@ class Job:
     """The command line as typed."""
     snapshot: bool = True
     elastic: bool = False
-    """Whether it goes on with fewer nodes when one is lost and no spare is left."""
+    """Whether the job continues with fewer nodes if a node is lost and no spare is left."""
 
     @property
     def saved_files(self) -> str:
-        """The glob of the files that the program saves, from the project folder; empty: none is named."""
+        """The glob of the program's own checkpoints, from the project folder; empty if not configured."""
         program = self.program.config.get("program")
         named = program.get("checkpoints") if isinstance(program, Mapping) else None
         return str(named or "").replace("{run_dir}", glob.escape(str(self.run_dir)))
 
     @property
     def outlives_nodes(self) -> bool:
-        """Whether a node can be lost and the job goes on."""
+        """Whether the job continues after the loss of a node."""
         return self.elastic or self.resources.spare_nodes > 0

@@ -11,12 +11,12 @@ from slurmddp.errors import (
     EXIT_FINISHED,
     EXIT_NO_PROGRESS,
     EXIT_STOPPED,
-    EXIT_UNFIT_NODE,
+    EXIT_UNHEALTHY_NODE,
 )
 
 _STALLS = 2
 """After this many stopped attempts at one checkpoint, another attempt would stop there as well."""
-_DELIBERATE = (EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNFIT_NODE)
+_DELIBERATE = (EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNHEALTHY_NODE)
 
 RUNNING, TIMEOUT, PREEMPTED = "running", "timeout", "preempted"
 CANCELLED, REQUEUED, NODE_FAIL = "cancelled", "requeued", "node_fail"
@@ -144,7 +144,7 @@ def decide(end: End, before: Counts, policy: Policy) -> Outcome:
         return _stopped(end, before, policy, again)
     # The preflight found an unhealthy node before the first step, and the next attempt gets another one.
     # A run that had progressed may have met a bad node: its first failure without progress is tried again.
-    hopeful = end.progressed or before.progressed or end.code == EXIT_UNFIT_NODE
+    hopeful = end.progressed or before.progressed or end.code == EXIT_UNHEALTHY_NODE
     again = again and hopeful and before.failures < policy.max_restarts
     return Outcome("failed", "requeue" if again else "none", end.code)
 
@@ -175,7 +175,7 @@ def _stopped(end: End, before: Counts, policy: Policy, again: bool) -> Outcome:
 def combine(codes: Iterable[int]) -> int:
     """Return the exit code of a group from those of its members: a refusal, else a failure, else a stop."""
     found = set(codes)
-    for deliberate in (EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNFIT_NODE):
+    for deliberate in (EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNHEALTHY_NODE):
         if deliberate in found:
             return deliberate
     if found - {EXIT_FINISHED, EXIT_STOPPED}:

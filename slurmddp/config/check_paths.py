@@ -1,4 +1,4 @@
-"""Looks on disk for the data and the code that a configuration names, and imports none of it."""
+"""Check names, folders, files and import paths of a configuration, without importing any code."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 _CLOCK_WITHOUT_QUOTES = re.compile(r"^\s*time_limit:\s*([0-9]+(?::[0-9]+)+)\s*(?:#.*)?$", re.MULTILINE)
 _ON_THE_NODES = ("torch",)
-"""Packages that a login node may lack: the nodes can't do without them."""
+"""Packages that only the nodes need; a login node may lack them."""
 _PATH_KEYS = ("path", "root")
 
 
 def check_name(name: str) -> None:
-    """Refuse a run name that can't be a folder's and a SLURM job's name everywhere."""
+    """Refuse a run name that is not valid for both a folder and a SLURM job."""
     if _NAME.fullmatch(name):
         return
     plain = as_name(name)
@@ -39,12 +39,12 @@ def check_name(name: str) -> None:
 
 
 def as_name(text: str) -> str:
-    """Return `text` with what a run's name can't hold replaced by dashes; it may be empty."""
+    """Return `text` with dashes in place of characters that a run name can't hold; may be empty."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:100]
 
 
 def check_folder(run_dir: Path) -> None:
-    """Refuse a run folder whose path SLURM can't be told."""
+    """Refuse a run folder with a control character in its path, because a script can't hold it."""
     if any(ord(character) < 32 for character in str(run_dir)):
         raise ConfigError(
             f"The run folder would be {str(run_dir)!r}, which holds a line break or a control character.",
@@ -53,7 +53,7 @@ def check_folder(run_dir: Path) -> None:
 
 
 def check_project(project_dir: Path) -> None:
-    """Refuse a project folder that Hydra takes for a reference to another value."""
+    """Refuse a project folder whose path Hydra would read as a reference to another value."""
     if "${" in str(project_dir):
         raise ConfigError(
             f"The path {project_dir} holds '${{', which Hydra reads.", hint="Rename the folder."
@@ -61,7 +61,7 @@ def check_project(project_dir: Path) -> None:
 
 
 def check_clocks(files: Mapping[str, Path]) -> None:
-    """Refuse `time_limit: 24:00:00` without quotes, which YAML reads as the number 86400."""
+    """Refuse `time_limit: 24:00:00` without quotes, because YAML reads it as the number 86400."""
     for path in files.values():
         match = _CLOCK_WITHOUT_QUOTES.search(path.read_text(encoding="utf-8", errors="replace"))
         if match:
@@ -72,7 +72,7 @@ def check_clocks(files: Mapping[str, Path]) -> None:
 
 
 def check_data(config: Mapping[str, Any], project_dir: Path) -> None:
-    """Refuse a data set whose `path` or `root` is not there, before anything waits in a queue for it."""
+    """Refuse a data set whose `path` or `root` does not exist, before a job waits in the queue for it."""
     for key, value, node in _entries(config.get("data"), "data"):
         if key.rpartition(".")[2] in _PATH_KEYS and isinstance(value, str) and not node.get("download"):
             path = project_dir / Path(value).expanduser()
@@ -81,7 +81,7 @@ def check_data(config: Mapping[str, Any], project_dir: Path) -> None:
 
 
 def check_script(config: Mapping[str, Any], project_dir: Path) -> None:
-    """Refuse a `program.script` that is not there, and arguments without a script."""
+    """Refuse a `program.script` that does not exist, and arguments without a script."""
     script = config["program"].get("script")
     if script is None and config["program"].get("args") and is_own_trainer(config["program"]):
         raise ConfigError(
@@ -98,7 +98,7 @@ def check_script(config: Mapping[str, Any], project_dir: Path) -> None:
 
 
 def check_loss(config: Mapping[str, Any]) -> None:
-    """Refuse to train without a loss; a program of a person's own may do without."""
+    """Refuse a training without a loss function; other programs may have none."""
     if config["loss"] is None and is_own_trainer(config["program"]):
         raise ConfigError(
             "`loss` is empty, but the trainer needs a loss function.",
@@ -107,7 +107,11 @@ def check_loss(config: Mapping[str, Any]) -> None:
 
 
 def check_targets(config: Mapping[str, Any], project_dir: Path, *, here: bool = True) -> None:
-    """Refuse `_target_`s that name no importable place; `here` is False for another interpreter."""
+    """Refuse a `_target_` that can't be imported.
+
+    Args:
+        here: whether this interpreter runs the ranks. Packages of another interpreter can't be seen here.
+    """
     for node in OPEN_NODES:
         value = config.get(node)
         if value is None:
@@ -142,7 +146,7 @@ def check_special_keys(key: str, node: Mapping[str, Any]) -> None:
 
 
 def check_target(key: str, target: Any, project_dir: Path, *, here: bool = True) -> None:
-    """Refuse an import path that is misspelled or whose package can't be found; imports nothing."""
+    """Refuse an import path that is misspelled or whose package does not exist; imports nothing."""
     if not isinstance(target, str) or not _IMPORT_PATH.fullmatch(target):
         raise ConfigError(
             f"`{key}` is {target!r}, which is not an import path.",
@@ -166,7 +170,7 @@ def check_target(key: str, target: Any, project_dir: Path, *, here: bool = True)
 
 def _find(top: str, project_dir: Path) -> importlib.machinery.ModuleSpec | None:
     spec = importlib.machinery.PathFinder.find_spec(top, [str(project_dir)])
-    if top == "__main__":  # it is this very command here, and another program in the ranks
+    if top == "__main__":  # Here it is this command; in the ranks it is another program.
         return None
     return spec or importlib.util.find_spec(top)
 
@@ -174,7 +178,7 @@ def _find(top: str, project_dir: Path) -> importlib.machinery.ModuleSpec | None:
 def _check_inside(
     key: str, target: str, spec: importlib.machinery.ModuleSpec, rest: list[str], project_dir: Path
 ) -> None:
-    """Look for the name in the project's own source; other packages are left to the import itself."""
+    """Search the name in the project's source. Names in other packages are checked by their import."""
     file = _source(spec, rest)
     if file is None or not file.is_relative_to(project_dir):
         return
@@ -187,7 +191,7 @@ def _check_inside(
 
 
 def _source(spec: importlib.machinery.ModuleSpec, rest: list[str]) -> Path | None:
-    """Return the file that should define the next name, and take the modules on the way off `rest`."""
+    """Return the file that should define the next name; removes the modules on the way from `rest`."""
     folders = list(spec.submodule_search_locations or [])
     file = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
     while folders and rest:
@@ -204,7 +208,7 @@ def _source(spec: importlib.machinery.ModuleSpec, rest: list[str]) -> Path | Non
 
 
 def _names_in(file: Path) -> set[str] | None:
-    """Return the names that a module's source binds at its top, or None when only running it can tell."""
+    """Return the names that a module binds; None if only running it can tell."""
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError) as error:
@@ -227,7 +231,7 @@ def _modules_here(project_dir: Path) -> list[str]:
 
 
 def _entries(node: Any, key: str) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
-    """Yield every value below `node` with its full key and the mapping it stands in."""
+    """Yield every value below `node` with its full key and the mapping that holds it."""
     if isinstance(node, Mapping):
         for name, value in node.items():
             yield f"{key}.{name}", value, node
@@ -238,7 +242,7 @@ def _entries(node: Any, key: str) -> Iterator[tuple[str, Any, Mapping[str, Any]]
 
 
 def _near_path(path: Path) -> str:
-    """Say where the path stops being there, and what is there instead."""
+    """Return a hint with the first part of a path that does not exist, and the names nearest to it."""
     parent = next((folder for folder in path.parents if folder.exists()), Path("/"))
     wanted = path.relative_to(parent).parts[0]
     try:

@@ -1,6 +1,6 @@
-"""Holds values against the schema, and refuses a wrong one with its key, what was given, and what to say.
+"""Check values against the schema; an error names the key, the value that was given, and a right one.
 
-OmegaConf's own types are too generous for this: they take 2 for true, true for the text "True", and NaN.
+OmegaConf's structured configs are too generous: they accept 2 as true, true as the text "True", and NaN.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ _EXPECTED: dict[Any, tuple[str, str]] = {
     (Mapping[str, str],): ("a mapping of names to texts", ""),
     (Mapping[str, str | int | bool],): ("a mapping of options to texts, numbers or true", ""),
 }
-"""For each kind of value its name and an example."""
+"""The name and an example of each kind of value."""
 _SECTION = ("a mapping of keys to values", "")
 
 
 def check(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration whole, with every value in its own type; ConfigError on the first wrong one."""
+    """Return a whole configuration with typed values; raises ConfigError for the first wrong value."""
     return check_section(config, Config)
 
 
 def read_section(given: Mapping[str, Any], section: type[Section], prefix: str) -> Section:
-    """Return the dataclass `section` with the checked values of `given`."""
+    """Return the dataclass `section` with the checked values of `given`; raises ConfigError."""
     return section(**check_section(given, section, prefix))
 
 
 def check_section(
     given: Mapping[str, Any], section: type, prefix: str = "", *, is_open: bool = False
 ) -> dict[str, Any]:
-    """Return `given` in the order of the schema, each value in its own type, missing ones by default.
+    """Return the typed values of `given` in the order of the schema, with defaults for missing keys.
 
-    An open section also keeps its unknown keys, and lacks the known ones that nobody gives.
+    An open section keeps unknown keys, and gets no defaults.
     """
     known = keys(section, prefix)
     if unknown := [key for key in given if key not in known and not is_open]:
         raise unknown_key(str(unknown[0]), known, prefix)
-    if section is Cluster:  # A cluster file names keys that the site leaves open.
+    if section is Cluster:  # Cluster files list keys without a value.
         given = {key: value for key, value in given.items() if value is not None}
     if is_open:
         return {
@@ -64,7 +64,7 @@ def check_section(
 
 
 def check_value(value: Any, key: Key) -> Any:
-    """Return one value in its own type; raises ConfigError when it can't be what the key needs."""
+    """Return one value in the type of its key; raises ConfigError for a value that does not fit."""
     if value is None or value is MISSING:
         if key.optional:
             return None
@@ -81,7 +81,7 @@ def check_value(value: Any, key: Key) -> Any:
 
 
 def unknown_key(key: str, known: Mapping[str, Key], prefix: str) -> ConfigError:
-    """Return the error for a key that the schema doesn't have."""
+    """Return the error for a key that the schema does not have."""
     inner = [f"{name}.{key}" for name in ("train", "policy") if f"{name}.{key}" in every_key()]
     if inner and not prefix:
         return ConfigError(f"`{key}` is not a key of the configuration.", hint=f"Did you mean {inner[0]}?")
@@ -92,7 +92,7 @@ def unknown_key(key: str, known: Mapping[str, Key], prefix: str) -> ConfigError:
 
 
 def _check_inner(value: Any, key: Key) -> dict[str, Any]:
-    """Return the checked keys of a section; of several, `name` says which one is meant."""
+    """Return the checked keys of a section. If a key has several sections, `name` selects one."""
     given = _as_mapping(value)
     if given is None:
         raise _wrong(key.name, value, key.types, key.doc)
@@ -127,7 +127,7 @@ def _check_bounds(value: Any, converted: Any, key: Key) -> None:
 
 
 def _converted(name: str, value: Any, types: tuple[Any, ...]) -> Any:
-    """Return `value` in the first of `types` that it fits, or None if it fits none."""
+    """Return `value` in the first type that fits, or None."""
     for kind in types:
         if get_origin(kind) is Literal and len(types) == 1 and value not in get_args(kind):
             raise _no_choice(name, value, get_args(kind))
@@ -174,7 +174,7 @@ def _as_number(value: Any) -> float | int | None:
 
 
 def _as_flag(value: Any) -> bool | None:
-    """Return a flag; a command line's `on` and `off` come as texts, where YAML reads them as flags itself."""
+    """Return a flag. YAML reads `on` and `off` as flags, but Hydra's command line leaves them as texts."""
     if isinstance(value, str):
         return {"on": True, "off": False}.get(value)
     return value if isinstance(value, bool) else None
@@ -207,7 +207,7 @@ def _variables(value: Any, name: str) -> dict[str, str] | None:
 
 
 def _options(value: Any, name: str) -> dict[str, Any] | None:
-    """Return the options that are not null."""
+    """Return the options without those that are null."""
     if (mapping := _as_mapping(value)) is None:
         return None
     given = {key: one for key, one in mapping.items() if one is not None}
@@ -237,7 +237,7 @@ def _with_control(name: str, value: str) -> ConfigError:
 
 
 def _wrong(name: str, value: Any, expected: tuple[Any, ...] | str, doc: str) -> ConfigError:
-    """Return the error for a value of another type; `expected` is the types, or their name for an entry."""
+    """Return the error for a value of another type; `expected` holds the types, or the name of a type."""
     words, example = (expected, "") if isinstance(expected, str) else _EXPECTED.get(expected, _SECTION)
     given = "empty" if value in (None, "") else f"{_shortened(value)} ({_kind_of(value)})"
     hint = "See `slurmddp train --cfg` for the shape."

@@ -75,7 +75,7 @@ def compose(overrides: Sequence[str], project_dir: Path) -> dict[str, Any]:
 
 
 def unread(config: Mapping[str, Any], project_dir: Path) -> list[str]:
-    """Return a note for each setting or file that a person gives and that has no effect."""
+    """Return a note for each setting or file that has no effect."""
     return [*_unread_file(config, project_dir), *_unasked_memory(config)]
 
 
@@ -92,12 +92,12 @@ def _unread_file(config: Mapping[str, Any], project_dir: Path) -> list[str]:
     if config["program"].get("script") or not has_conf or not other.is_file() or own.is_file():
         return []
     return [
-        f"conf/config.yaml is not read; a project's defaults for slurmddp stand in conf/{PROJECT_DEFAULTS}."
+        f"conf/config.yaml is not read: a project's defaults for slurmddp belong in conf/{PROJECT_DEFAULTS}."
     ]
 
 
 def _name(config: Mapping[str, Any]) -> str:
-    """Return the first part of a run's name: the script's, or the model's class."""
+    """Return the default of `name`: the name of the script, or of the model's class."""
     script = config["program"].get("script")
     if script is None:
         return str(config["model"]["_target_"].rpartition(".")[2].lower())

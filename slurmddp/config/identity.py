@@ -1,4 +1,4 @@
-"""Which keys of a configuration a run's name holds, a checkpoint is bound to, and a script sees."""
+"""Select the keys that decide a run's name, a checkpoint's identity, and the input of a program."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from slurmddp.config.schema import TOP, Identity, every_key
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:
-    """Return eight hex digits that follow from the computation and its extent, as a run's name holds them."""
+    """Return the eight hex digits of a run's name: a hash of the computation and its extent."""
     named = part_of(config, Identity.COMPUTED, Identity.EXTENT)
     text = json.dumps(named, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def part_of(config: Mapping[str, Any], *identities: Identity) -> dict[str, Any]:
-    """Return the keys of a configuration that its program sees and that have one of the `identities`.
+    """Return the keys that the program sees and that have one of the `identities`.
 
-    A key that the schema does not know belongs to a person's own code, and so to the computation.
+    A key that the schema does not know belongs to the user's code, and so to the computation.
     """
     known = every_key()
 
@@ -37,7 +37,7 @@ def part_of(config: Mapping[str, Any], *identities: Identity) -> dict[str, Any]:
 
 
 def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration without the keys that its program never sees."""
+    """Return a configuration without the keys that the program never sees."""
     program = config.get("program")
     has_script = isinstance(program, Mapping) and program.get("script")
     return {

@@ -1,4 +1,4 @@
-"""Turns a checked configuration into a `Job`: its size, where it runs, and its name."""
+"""Turn a checked configuration into a `Job`: size, launcher and name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slurmddp.spec import Job, Program
 def build_job(
     config: Mapping[str, Any], *, project_dir: Path, overrides: Sequence[str] = (), gpus_here: int = 0
 ) -> Job:
-    """Return the job that a composed configuration describes, with every size a plain number."""
+    """Return the job of a composed configuration; raises ConfigError for an impossible size."""
     return to_job(config, project_dir.absolute(), overrides, gpus_here, None)
 
 
@@ -66,7 +66,7 @@ def to_job(
 
 
 def _cluster(config: Mapping[str, Any]) -> Cluster | None:
-    """Return the chosen cluster with the partition, account and qos that the run asks for."""
+    """Return the chosen cluster with the partition, account and qos of the run."""
     if config["cluster"] is None:
         return None
     fields = {**config["cluster"], "setup": tuple(config["cluster"]["setup"])}

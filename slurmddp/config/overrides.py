@@ -31,11 +31,11 @@ class Plan:
     primary: dict[str, Any]
     overrides: tuple[str, ...]
     cluster: str | None = None
-    """The chosen file of the group, if one is chosen."""
+    """The chosen file of the group `cluster`, if any."""
 
     @property
     def has_cluster(self) -> bool:
-        """Tell whether a cluster is chosen, or written out in the project's defaults or by the person."""
+        """Whether a cluster is chosen, or written out in the project's defaults or on the command line."""
         whole = any(text.startswith("++cluster=") for text in self.overrides)
         return self.cluster is not None or bool(self.primary.get("cluster")) or whole
 
@@ -64,7 +64,7 @@ class _Draft:
 
 
 def conf_roots(project_dir: Path) -> list[Path]:
-    """Return the folders that hold configuration groups, the project's own `conf/` first."""
+    """Return the folders with configuration groups, the project's `conf/` first."""
     spec = importlib.util.find_spec("slurmddp.conf")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
@@ -77,7 +77,7 @@ def conf_roots(project_dir: Path) -> list[Path]:
 
 
 def options(roots: Sequence[Path], group: str) -> dict[str, Path]:
-    """Return the choices of a group with their files; the first folder that has one wins."""
+    """Return the choices of a group with their files. The first folder that has a choice wins."""
     found: dict[str, Path] = {}
     for root in roots:
         folder = root / group
@@ -134,7 +134,7 @@ def _choices_in(defaults: Any) -> dict[str, str | None]:
 
 
 def _lay_over(draft: _Draft, project: Mapping[str, Any]) -> None:
-    """Put the project's `conf/slurmddp.yaml` over slurmddp's own defaults."""
+    """Lay the project's `conf/slurmddp.yaml` over slurmddp's defaults."""
     chosen = _choices_in(project.get("defaults", []))
     draft.choices |= chosen
     draft.chosen |= chosen.keys()
@@ -161,7 +161,7 @@ def _merged(below: Any, above: Any) -> Any:
 
 
 def _is_choice(given: Given, roots: Sequence[Path]) -> bool:
-    """Tell whether an argument chooses a file of a group (`model=gpt`) rather than setting a value."""
+    """Return whether an argument chooses a file of a group (`model=gpt`) instead of setting a value."""
     if given.value is not None and not _PLAIN_CHOICE.fullmatch(
         unquoted(given.value.strip()).replace(",", "")
     ):
@@ -187,7 +187,7 @@ def _choose(draft: _Draft, given: Given) -> None:
 
 
 def _start_afresh(draft: _Draft, given: Iterable[Given]) -> None:
-    """Empty a node whose `_target_` is set: keys meant for another class would only be in its way."""
+    """Empty a node whose `_target_` is set, because its keys are arguments of another class."""
     for one in given:
         node = one.first
         names_class = one.key == f"{node}._target_" and one.sign != "~"
@@ -198,7 +198,7 @@ def _start_afresh(draft: _Draft, given: Iterable[Given]) -> None:
 
 
 def _with_sign(given: Given, draft: _Draft) -> str:
-    """Return the argument with the sign that makes Hydra take it; the schema judges the key afterwards."""
+    """Return the argument with the sign that Hydra needs. The schema checks the key afterwards."""
     if given.value is None and given.sign != "~":
         raise _no_value(given, draft.roots)
     if given.sign == "~" or "@" in given.key:

@@ -1,4 +1,4 @@
-"""Builds the job of an existing run, with changes of its size, where it runs and how long."""
+"""Build the job of an existing run, with changes of size, place and time limit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ from slurmddp.spec import Job
 
 
 def job_of_run(folder: RunFolder, changes: Sequence[str] = ()) -> Job:
-    """Return the job of an existing run; `changes` may touch its size, where it runs and how long, only."""
+    """Return the job of an existing run; raises ConfigError for a change of the computation.
+
+    Args:
+        folder: the run folder.
+        changes: arguments `key=value`, for keys of `free_keys()` only.
+    """
     stored = folder.config()
     project_dir = Path(stored.pop("project_dir", folder.path.parent.parent))
     expressions = {EXPRESSIONS: stored.pop(EXPRESSIONS)} if EXPRESSIONS in stored else {}
@@ -39,7 +44,7 @@ def job_of_run(folder: RunFolder, changes: Sequence[str] = ()) -> Job:
 
 
 def free_keys() -> list[str]:
-    """Return the keys that an existing run may change; a section stands for all keys in it."""
+    """Return the keys that an existing run may change; a section stands for all its keys."""
     free = [name for name, one in every_key().items() if one.identity is FREE]
     whole = [f"{name}." for name in free if TOP.get(name) and TOP[name].sections]
     return [
@@ -53,7 +58,7 @@ def _changes(changes: Sequence[str], folder: RunFolder) -> list[tuple[str, Any]]
     for one in given:
         if (one.first not in free and one.key not in free) or one.sign == "~":
             raise ConfigError(
-                f"{one.text!r} changes what {folder.name} computes; a run that goes on may only change "
+                f"{one.text!r} changes what {folder.name} computes; an existing run may only change "
                 f"{', '.join(free)}.",
                 hint="Start a new run for it with `slurmddp train`.",
             )
@@ -87,7 +92,7 @@ def _cluster_named(name: str, project_dir: Path) -> dict[str, Any]:
 
 
 def _typed(folder: RunFolder, changes: Sequence[str]) -> tuple[str, ...]:
-    """Return the command line of a run: as it was first typed, and the changes since."""
+    """Return the command line of a run: the first one, and the changes since."""
     file = folder.overrides_file
     first = shlex.split(file.read_text(encoding="utf-8")) if file.exists() else []
     return (*first, *changes)

@@ -1,7 +1,8 @@
-"""Settings of sbatch that a person or a site keeps in the environment, such as `SBATCH_ACCOUNT`.
+"""Read sbatch options from the environment, such as `SBATCH_ACCOUNT`.
 
-sbatch lets them win over the header of a script. Here they fill in only what the configuration leaves open.
-They stand in the header, so a dry run shows them, and a requeued or resumed job keeps them.
+sbatch prefers these variables to the header of a script. Here they only fill in options that the
+configuration leaves open. The script's header holds the result, so that a dry run shows the options, and a
+requeued or resumed job keeps them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ CLUSTER_KEYS = {
     "SBATCH_RESERVATION": "reservation",
     "SBATCH_TIMELIMIT": "time_limit",
 }
-"""Variables for which the configuration has a key."""
+"""Variables with a key of the configuration."""
 OPTIONS = {
     "SBATCH_ACCTG_FREQ": "acctg-freq",
     "SBATCH_CORE_SPEC": "core-spec",
@@ -38,11 +39,11 @@ OPTIONS = {
     "SBATCH_WAIT_ALL_NODES": "wait-all-nodes",
     "SBATCH_WCKEY": "wckey",
 }
-"""Variables of other options; they go where the cluster file has them, under `sbatch:`."""
+"""Variables of other options, which go under `sbatch:` of the cluster."""
 
 
 def fill(config: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the configuration, its missing values filled in from the SBATCH_* of `environ`."""
+    """Return the configuration with missing values filled in from the SBATCH_* variables of `environ`."""
     cluster = config["cluster"]
     if not _applies(config, environ):
         return dict(config)
@@ -72,7 +73,7 @@ def _check_time(limit: str) -> None:
 
 
 def unused(config: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
-    """Return one sentence for each SBATCH_* of `environ` that the filled-in `config` does not follow."""
+    """Return one sentence for each SBATCH_* variable that the filled-in `config` does not follow."""
     if not _applies(config, environ):
         return []
     cluster = config["cluster"]
@@ -91,7 +92,7 @@ def unused(config: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
 
 
 def _applies(config: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
-    """Return whether a job is asked for; inside a job the variables may be those of that job."""
+    """Return whether the variables apply: inside a job they may belong to that job."""
     return config["cluster"] is not None and config["launcher"] != "local" and "SLURM_JOB_ID" not in environ
 
 

@@ -1,10 +1,10 @@
-"""Every key of the configuration: its type, default, meaning, bounds, and its part in a run's identity.
+"""Describe every key of the configuration: type, default, meaning, bounds, and part in a run's identity.
 
-A field of these dataclasses is the only description of a key. The defaults that Hydra composes, the checks,
-`slurmddp train --help`, `docs/configuration.md`, a run's name, a checkpoint's identity and the trainer's
-settings follow from it. To add a key, add a field.
+A field of these dataclasses is the only description of a key. Defaults, checks, `slurmddp train --help`,
+`docs/configuration.md`, a run's name, a checkpoint's identity and the trainer's settings follow from it.
+To add a key, add a field.
 
-Annotations are real objects here: this module does without `from __future__ import annotations`.
+Because the checks read annotations as objects, the module has no `from __future__ import annotations`.
 """
 
 import functools
@@ -20,16 +20,16 @@ Node: TypeAlias = Mapping[str, Any]
 
 
 class Identity(Enum):
-    """What another value of a key means for an existing run."""
+    """The effect of another value of a key on an existing run."""
 
     COMPUTED = "another run"
-    """The key decides numbers: a run's name and its checkpoints' identity hold it."""
+    """The key decides numbers. It is part of the run's name and of the checkpoints' identity."""
     EXTENT = "another run, with checkpoints that fit"
-    """The key says how long or how much: a run's name holds it, and a checkpoint fits any value."""
+    """The key says how long or how much. It is part of the run's name; a checkpoint fits any value."""
     FREE = "the same run"
-    """The key changes no number: an existing run may change it."""
+    """The key changes no number. An existing run may change it."""
     FIXED = "only for a new run folder"
-    """The key changes no number, and is used when the run folder is created."""
+    """The key changes no number. It is used once, when the run folder is created."""
 
 
 COMPUTED, EXTENT, FREE, FIXED = Identity
@@ -49,14 +49,14 @@ def section(doc: str, identity: Identity = COMPUTED, **facts: bool) -> Any:
 
 
 def group(choice: str | None, doc: str, identity: Identity = COMPUTED, *, trainer: bool = True) -> Any:
-    """Declare a folder of `conf/`, with the file that is chosen when nobody chooses another one."""
+    """Declare a folder of `conf/`, with the file that is the default choice."""
     facts = {"doc": doc, "identity": identity, "trainer": trainer, "choice": choice, "is_group": True}
     return field(metadata=facts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramSettings:
-    """What every rank runs; a function's own arguments may stand beside these keys."""
+    """The program of every rank. Arguments of the function may stand beside these keys."""
 
     _target_: str = key(OWN_TRAINER, "import path of the function that every rank runs")
     script: str | None = key(None, "a Python script of your own, run unchanged instead of the function")
@@ -102,7 +102,7 @@ class TrainSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What happens when the job is stopped or fails."""
+    """The reaction to stops and failures of the job."""
 
     max_restarts: int = key(
         3, "failures after which the job is tried again; preemptions and time limits don't count", minimum=0
@@ -147,7 +147,7 @@ class Single:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """What a site has, and how its SLURM is asked; null leaves the option out."""
+    """The nodes of a site, and its way to request them; null leaves an option out."""
 
     name: str = key("unnamed", "the cluster's name")
     partition: str | None = key(None, "SLURM partition")
@@ -225,12 +225,12 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """The description of one key, as its field gives it."""
+    """The description of one key, read from its field."""
 
     name: str
-    """With the section that holds it: `train.steps`."""
+    """The full name: `train.steps`."""
     types: tuple[Any, ...]
-    """The types that a value may have, without None."""
+    """The types of a value, without None."""
     optional: bool
     """Whether null is a value."""
     default: Any
@@ -240,18 +240,18 @@ class Key:
     minimum: float | None = None
     maximum: float | None = None
     above: float | None = None
-    """A bound that a value must exceed; null switches off the limit that the key sets."""
+    """A bound that a value must exceed; null means no limit."""
     trainer: bool = False
-    """Whether only slurmddp's trainer reads the key, so that a script never sees it."""
+    """Whether only slurmddp's trainer reads the key; a script never sees it."""
     is_open: bool = False
-    """Whether any other key may stand beside those of the section."""
+    """Whether other keys may stand beside the keys of the section."""
     is_group: bool = False
     choice: str | None = None
-    """The file of the group that is chosen when nobody chooses another one."""
+    """The default choice of a group."""
 
     @property
     def shown_default(self) -> str:
-        """The default as YAML writes it, and the other choices; empty for null, a section and a list."""
+        """The default as YAML writes it, or all choices; empty for null, a section and a list."""
         if get_origin(self.types[-1]) is Literal and len(self.types) == 1:
             return " | ".join(get_args(self.types[0]))
         if isinstance(self.default, bool):
@@ -261,13 +261,13 @@ class Key:
 
     @property
     def sections(self) -> tuple[type, ...]:
-        """The dataclasses of which one describes the keys below this one."""
+        """The dataclasses that may describe the keys below this key."""
         return tuple(one for one in self.types if isinstance(one, type) and is_dataclass(one))
 
 
 @functools.cache
 def keys(section: type, prefix: str = "") -> dict[str, Key]:
-    """Return the keys of a dataclass, in the order of its fields; `prefix` is where it stands."""
+    """Return the keys of a dataclass in the order of its fields; `prefix` is put before their names."""
     return {one.name: _key_of(one, prefix) for one in fields(section)}
 
 
@@ -285,12 +285,12 @@ def _key_of(one: Field[Any], prefix: str) -> Key:
 TOP = keys(Config)
 GROUPS = {name: one.choice for name, one in TOP.items() if one.is_group}
 OPEN_NODES = tuple(name for name, one in TOP.items() if one.is_open or Node in one.types)
-"""Keys that a person's own code is built from: any key may stand beside `_target_`."""
+"""Keys that build the user's code: any key may stand beside `_target_`."""
 
 
 @functools.cache
 def every_key() -> dict[str, Key]:
-    """Return all keys by their full names: the top ones, then those of each section."""
+    """Return all keys by their full names: top keys first, then the keys of each section."""
     found = {one.name: one for one in TOP.values()}
     for outer in TOP.values():
         for kind in outer.sections:
@@ -301,7 +301,7 @@ def every_key() -> dict[str, Key]:
 
 
 def defaults() -> dict[str, Any]:
-    """Return the values of all keys that nobody sets, without those of groups."""
+    """Return the default values of all keys except groups."""
     plain = {name: one.default for name, one in TOP.items() if one.default is not MISSING}
     inner = {name: keys(one.sections[0]) for name, one in TOP.items() if one.sections and not one.is_group}
     return plain | {name: {key: one.default for key, one in table.items()} for name, table in inner.items()}

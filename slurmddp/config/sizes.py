@@ -1,4 +1,4 @@
-"""How many nodes, ranks and GPUs a job gets, and for how long; refuses what cannot be."""
+"""Resolve the size of a job: nodes, ranks, GPUs, CPUs, memory and time; refuse impossible sizes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from slurmddp.spec import GlobalBatch, Resources
 
 LAPTOP_RANKS = 2
 SIZE = ("nodes", "ranks_per_node", "gpus_per_node")
-"""The keys that say how many ranks a run has."""
+"""The keys that decide the number of ranks."""
 
 
 def resolve(
     config: Mapping[str, Any], cluster: Cluster | None, launcher: str, gpus_here: int = 0
 ) -> Resources:
-    """Return the size of the job: what was asked, else the cluster's, else what this machine has."""
+    """Return the size of a job, from the request, else the cluster, else this machine; raises ConfigError."""
     if cluster is not None:
         _within(config, cluster)
     if config["spare_nodes"] and launcher == "local" and config["nodes"] == 1:
@@ -49,7 +49,12 @@ def resolve(
 
 
 def resize(stored: dict[str, Any], changed: Collection[str]) -> None:
-    """Prepare a run's configuration for other values of the keys `changed`: its steps keep their samples."""
+    """Prepare the configuration of a run for another size: its steps keep their number of samples.
+
+    Args:
+        stored: the configuration, which is changed in place.
+        changed: the keys of `SIZE` that get another value.
+    """
     train = stored["train"]
     if train.get("global_batch") is None and stored.get("ranks_per_node"):
         ranks = stored["nodes"] * stored["ranks_per_node"]
@@ -60,14 +65,14 @@ def resize(stored: dict[str, Any], changed: Collection[str]) -> None:
 
 
 def hold_global_batch(config: Mapping[str, Any], resources: Resources) -> dict[str, Any]:
-    """Return the configuration with the samples of a step written out, for a run that may lose nodes."""
+    """Return the configuration with `train.global_batch` set, for a run that may lose nodes."""
     train = config["train"]
     samples = train["global_batch"] or train["batch_size"] * train["accumulate"] * resources.world_size
     return {**config, "train": {**train, "global_batch": samples}}
 
 
 def check_global_batch(config: Mapping[str, Any], resources: Resources) -> None:
-    """Refuse a number of ranks that can't share the samples of one step evenly."""
+    """Refuse a number of ranks that can't share the samples of a step evenly."""
     samples = config["train"].get("global_batch")
     ranks = resources.nodes * resources.ranks_per_node
     if samples is None or samples % ranks == 0:
@@ -127,7 +132,7 @@ def _ranks(config: Mapping[str, Any], cluster: Cluster | None, gpus: int, launch
 
 
 def _share_of_cpus(asked: int | None, cluster: Cluster | None, share: float, ranks: int) -> int | None:
-    """Return the CPUs to ask for; a job that takes part of a node's GPUs takes that part of its CPUs."""
+    """Return the CPUs to request: a job with a part of a node's GPUs gets the same part of its CPUs."""
     if asked is not None or cluster is None or cluster.cpus_per_node is None:
         return asked
     if share in (0, 1):

@@ -1,1 +1,1 @@
-"""Who am I? Pure functions from a mapping of environment variables to a `RankInfo`."""
+"""Find the rank of this process: pure functions from environment variables to a `RankInfo`."""

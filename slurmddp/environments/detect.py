@@ -1,9 +1,8 @@
-"""Who am I? One pure function from environment variables to a `RankInfo`.
+"""Detect the rank, world size and node of this process from environment variables; pure.
 
-The innermost launcher wins: a person's own word first, then processes that `Distributon.launch` or torchrun
-started, then the SLURM step, then MPI, then a process of its own. What does not fit together is refused
-here, in the first milliseconds, with the flag to change: a wrong world size otherwise shows up as a
-rendezvous that nobody joins, minutes later on every GPU of the job.
+The innermost launcher wins. The order is: `SLURMDDP_ENVIRONMENT`, `Distributon.launch` or torchrun, the
+SLURM step, MPI, a single process. Variables that contradict each other are refused at once.
+Otherwise a wrong world size would show up minutes later, as a rendezvous that no rank joins.
 """
 
 from __future__ import annotations
@@ -18,7 +17,14 @@ from slurmddp.errors import ConfigError, MismatchError, near_matches
 
 
 def detect(environ: Mapping[str, str]) -> RankInfo:
-    """Return this process's place; raises MismatchError when the variables contradict each other."""
+    """Return rank, world size and node of this process.
+
+    Args:
+        environ: the environment variables.
+
+    Raises:
+        MismatchError: the variables contradict each other.
+    """
     forced = environ.get(ENVIRONMENT_VARIABLE, "")
     if forced:
         return _forced(forced, environ)
@@ -41,7 +47,7 @@ def detect(environ: Mapping[str, str]) -> RankInfo:
 
 
 def _single(environ: Mapping[str, str]) -> RankInfo:
-    """Return the place of a process on its own, with what SLURM says about the allocation around it."""
+    """Return the info of a single process, with the CPUs and GPUs of an allocation around it."""
     return RankInfo(
         environment="single",
         launch_id=environ.get(LAUNCH_ID_VARIABLE, "single"),
@@ -61,7 +67,7 @@ _FORCED: dict[str, Callable[[Mapping[str, str]], RankInfo]] = {
 def _forced(name: str, environ: Mapping[str, str]) -> RankInfo:
     if name not in _FORCED:
         raise ConfigError(
-            f"SLURMDDP_ENVIRONMENT={name!r} is no environment that I know.", hint=near_matches(name, _FORCED)
+            f"SLURMDDP_ENVIRONMENT={name!r} is not a known launcher.", hint=near_matches(name, _FORCED)
         )
     return _FORCED[name](environ)
 
@@ -73,10 +79,13 @@ def require(
     ranks_per_node: int | None = None,
     gpus_per_node: int | None = None,
 ) -> None:
-    """Raise MismatchError unless this place is as large as configured; None leaves a number unchecked.
+    """Raise MismatchError unless the launch has the configured size; None leaves a number unchecked.
 
-    `ranks_per_node` counts the tasks on this node, which is 1 for an agent. More GPUs than configured are
-    no mistake; fewer are.
+    Args:
+        info: the rank of this process.
+        nodes: the number of nodes.
+        ranks_per_node: the number of tasks on this node, which is 1 for an agent.
+        gpus_per_node: the least number of GPUs on this node.
     """
     where = f"{'step' if info.environment == 'slurm' else info.environment} {info.launch_id}"
     if nodes is not None and info.nodes != nodes:

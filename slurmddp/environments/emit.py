@@ -1,8 +1,7 @@
-"""The environments that slurmddp gives to processes it starts, as plain mappings.
+"""Build the environment variables of processes that slurmddp starts; pure.
 
-A rank that the agent forks finds the variables that srun would have set had it started one task per rank,
-so a training script learns its place in one way however it was started. Local runs pretend the node's step
-as well, and go through the same code. Nothing here reads or changes the environment of this process.
+A forked rank finds the variables that srun sets for one task per rank, so that a script reads its rank in one
+way under every launcher. Local runs emulate the SLURM step of a node, and use the same code.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from slurmddp.environments.task_counts import render_counts
 from slurmddp.errors import ConfigError
 
 LOCAL_JOB_IDS = range(0xFC000000, 0xFFFFFF00)
-"""SLURM_JOB_ID of local runs. Libraries read a number; SLURM gives its own jobs numbers below 0x04000000."""
+"""SLURM_JOB_ID of local runs. Libraries expect a number; SLURM uses numbers below 0x04000000."""
 _JOB_PREFIXES = (
     "SLURM_",
     "SLURMD_",
@@ -81,11 +80,11 @@ _JOB_NAMES = frozenset(
     }
 )
 _KEPT = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"})
-"""Which SLURM to talk to, and by which token, are settings of the person, not traces of a job."""
+"""Settings of the user, not of a job: the SLURM to talk to, and the token for it."""
 
 
 def scrub(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `environ` without anything that describes a job, a step or a rank that runs already."""
+    """Return `environ` without variables that describe a job, a step or a rank."""
     return {name: value for name, value in environ.items() if not _describes_a_job(name)}
 
 
@@ -103,7 +102,7 @@ def emulated_step(
     attempt: int,
     cpus_per_node: int | None = None,
 ) -> dict[str, str]:
-    """Return what srun sets on one of `nodes` nodes, one task on each, all pretended on this machine."""
+    """Return the variables of srun for one task on each of `nodes` nodes, all emulated on this machine."""
     if not 0 <= node_rank < nodes:
         raise ConfigError(f"node_rank={node_rank} with nodes={nodes}.", hint="It runs from 0 to nodes - 1.")
     hosts = ["localhost"] * nodes
@@ -132,12 +131,17 @@ def emulated_step(
 def rank_environment(
     node: RankInfo, local_rank: int, ranks_per_node: int, inherited: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return what to lay over the agent's environment for one of its ranks.
+    """Return the variables that an agent adds to its environment for one of its ranks.
 
-    `node` is what the agent found about itself: one task on each node. Under SLURM (or a pretended step)
-    the result shows a step with one task per rank; RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and
-    NODE_RANK are set in any case. `inherited` is the agent's environment: each variable there that tells
-    the CPUs of a task gets the rank's share, because srun refuses two that differ.
+    RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and NODE_RANK are always set. Under SLURM, real or
+    emulated, the result also describes a step with one task per rank.
+
+    Args:
+        node: the agent's own info: one task on each node.
+        local_rank: the number of the rank on the node, from 0.
+        ranks_per_node: the number of ranks on each node.
+        inherited: the agent's environment. Each variable with the CPUs of a task gets the rank's share,
+            because srun refuses two that differ.
     """
     if not 0 <= local_rank < ranks_per_node:
         raise ConfigError(
@@ -171,7 +175,7 @@ def _cpus_per_task(cpus: int, inherited: Mapping[str, str]) -> dict[str, str]:
 def _task(
     hosts: tuple[str, ...] | list[str], counts: tuple[int, ...], node_rank: int, local_rank: int, rank: int
 ) -> dict[str, str]:
-    """Return the variables in which srun tells a task about its step, ranks in blocks of nodes."""
+    """Return the variables with which srun describes its step to a task, ranks in blocks of nodes."""
     nodes, tasks, layout = str(len(counts)), str(sum(counts)), render_counts(counts)
     first = sum(counts[:node_rank])
     return {

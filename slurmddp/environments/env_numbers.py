@@ -1,4 +1,4 @@
-"""Reading numbers out of environment variables, with errors that name the variable."""
+"""Read numbers from environment variables; errors name the variable."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from slurmddp.errors import MismatchError
 
 
 def integer(environ: Mapping[str, str], *names: str, least: int = 0) -> int | None:
-    """Return the first of `names` that is set, as a number of at least `least`; None when none is set."""
+    """Return the first set variable of `names` as a number of at least `least`; None if all are unset."""
     for name in names:
         text = environ.get(name, "").strip()
         if not text:
@@ -17,13 +17,13 @@ def integer(environ: Mapping[str, str], *names: str, least: int = 0) -> int | No
             return int(text)
         raise MismatchError(
             f"{name}={text!r} is not a whole number of at least {least}.",
-            hint=f"The launcher sets it, and something has changed it. Unset {name} or start the job again.",
+            hint=f"A launcher sets it, and something has changed it. Unset {name} or start the job again.",
         )
     return None
 
 
 def needed(environ: Mapping[str, str], *names: str, least: int = 0) -> int:
-    """Return the first of `names` that is set, as a number; raises MismatchError when none is set."""
+    """Return the first set variable of `names` as a number; raises MismatchError if all are unset."""
     value = integer(environ, *names, least=least)
     if value is None:
         raise MismatchError(

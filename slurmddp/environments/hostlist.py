@@ -1,10 +1,9 @@
-"""SLURM's host lists (`rack[1-2]n[08-10],login`) read and written without asking SLURM.
+"""Read and write SLURM's host lists (`rack[1-2]n[08-10],login`) without SLURM.
 
-`scontrol show hostnames` does the same, but it is missing in many containers, and a rank that asks a
-program for its peers at start-up is one more thing that can hang on a thousand nodes. The grammar is that
-of SLURM's own parser: separators are commas and blanks outside brackets, several brackets multiply with
-the leftmost one slowest, the written lower bound of a range gives the number of digits, order and
-repetitions are kept. Text after the last bracket is read too (SLURM does so from 23.02.5 on).
+`scontrol show hostnames` does the same, but many containers lack it, and a call per rank can hang on a
+thousand nodes. The grammar follows SLURM's parser: commas and blanks outside brackets separate. Several
+brackets multiply, the leftmost one slowest. The lower bound of a range gives the number of digits. Order and
+repetitions are kept. Text after the last bracket is read, as SLURM does from 23.02.5 on.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from itertools import groupby, product
 from slurmddp.errors import ConfigError
 
 MAX_HOSTS = 1 << 16
-"""SLURM's own bound on the hosts of one range; here it also bounds a whole list."""
+"""The most hosts of a list. SLURM has the same bound for one range."""
 
 _TOKEN = re.compile(r"(?P<gap>[\s,]+)|(?P<bracket>\[[^\[\]]*\])|(?P<text>[^\s,\[\]]+)", re.ASCII)
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
@@ -25,7 +24,7 @@ _PLAIN = re.compile(r"[^\s,\[\]]+")
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """Return the names that a SLURM host list stands for, in its order; raises ConfigError on nonsense."""
+    """Return the host names of a SLURM host list, in its order; raises ConfigError for another text."""
     hosts: list[str] = []
     for pieces in _elements(text):
         hosts.extend(_multiply(text, pieces, MAX_HOSTS - len(hosts)))
@@ -33,7 +32,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def _elements(text: str) -> Iterator[list[list[str]]]:
-    """Yield each element between separators as a list of pieces, each piece a list of choices."""
+    """Yield each element between separators as a list of pieces; a piece is a list of choices."""
     pieces: list[list[str]] = []
     position = 0
     while position < len(text):
@@ -54,7 +53,7 @@ def _elements(text: str) -> Iterator[list[list[str]]]:
 
 
 def _choices(text: str, inside: str) -> list[str]:
-    """Return the numbers, as text, that the inside of one bracket stands for."""
+    """Return the numbers of one bracket, as texts."""
     numbers: list[str] = []
     for part in inside.split(","):
         match = _RANGE.fullmatch(part)
@@ -69,11 +68,11 @@ def _choices(text: str, inside: str) -> list[str]:
     return numbers
 
 
-def _multiply(text: str, pieces: list[list[str]], room: int) -> Iterator[str]:
+def _multiply(text: str, pieces: list[list[str]], free: int) -> Iterator[str]:
     total = 1
     for choices in pieces:
         total *= len(choices)
-    if total > room:
+    if total > free:
         raise _nonsense(text, f"it names more than {MAX_HOSTS} hosts")
     return ("".join(parts) for parts in product(*pieces))
 
@@ -82,12 +81,12 @@ def _nonsense(text: str, why: str) -> ConfigError:
     shown = text if len(text) <= 80 else text[:77] + "..."
     return ConfigError(
         f"{shown!r} is not a SLURM host list: {why}.",
-        hint="It looks like `node[01-04,7],login`; `scontrol show hostnames LIST` shows how SLURM reads it.",
+        hint="Write it as `node[01-04,7],login`; `scontrol show hostnames LIST` shows how SLURM reads it.",
     )
 
 
 def compress(names: Sequence[str]) -> str:
-    """Write names, in their order, as a SLURM host list that `expand` turns back into the same names."""
+    """Return names as a SLURM host list. `expand` turns the list into the same names again."""
     if len(names) > MAX_HOSTS:
         raise ConfigError(
             f"{len(names)} hosts are more than one list of {MAX_HOSTS} holds.", hint="Split it."
@@ -100,7 +99,7 @@ def compress(names: Sequence[str]) -> str:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Return what stands before the digits at the end of a name, and those digits."""
+    """Split a name into its prefix and the digits at its end."""
     if _PLAIN.fullmatch(name) is None:
         raise ConfigError(
             f"{name!r} can't be a host name in a SLURM list.",
@@ -124,5 +123,5 @@ def _bracketed(prefix: str, digits: list[str]) -> str:
 
 
 def _next(low: str, high: str) -> str:
-    """Return the number after `high` as a range that begins at `low` would write it."""
+    """Return the number after `high`, with as many digits as `low`."""
     return f"{int(high) + 1:0{len(low)}d}"

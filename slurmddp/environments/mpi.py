@@ -1,4 +1,4 @@
-"""A process's place as mpirun tells it: Open MPI (OMPI_*), or a Hydra such as Intel MPI and MPICH (PMI_*)."""
+"""Read the rank of a process from mpirun's variables: Open MPI (OMPI_*), Intel MPI and MPICH (PMI_*)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _LAUNCH_IDS = (LAUNCH_ID_VARIABLE, "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", 
 
 
 def started_by_mpirun(environ: Mapping[str, str]) -> bool:
-    """Whether the variables of an MPI launcher are here."""
+    """Return whether the variables of an MPI launcher are set."""
     return "OMPI_COMM_WORLD_SIZE" in environ or ("PMI_SIZE" in environ and "PMI_RANK" in environ)
 
 
 def refuse_inside_step(environ: Mapping[str, str]) -> None:
-    """Raise MismatchError when mpirun and a SLURM step both claim this process with different sizes.
+    """Raise MismatchError if mpirun and a SLURM step give different world sizes.
 
-    mpirun reaches other nodes through steps of its own, and mpirun's variables also leak into jobs that
-    are submitted from under it: either may be the outer one, and a guess could train N worlds of one.
+    mpirun reaches other nodes through SLURM steps, and mpirun's variables also leak into jobs that are
+    submitted under it. So either may be the outer launcher. A wrong guess could train N worlds of one rank.
     """
     tasks, size = integer(environ, "SLURM_STEP_NUM_TASKS"), integer(environ, "OMPI_COMM_WORLD_SIZE")
     if size is None:
@@ -34,14 +34,14 @@ def refuse_inside_step(environ: Mapping[str, str]) -> None:
 
 
 def place(environ: Mapping[str, str]) -> RankInfo:
-    """Return the place that mpirun gives; ranks are taken to fill one node after the other."""
+    """Return the rank that mpirun gives, as if ranks fill one node after the other."""
     rank = needed(environ, "OMPI_COMM_WORLD_RANK", "PMI_RANK")
     world_size = needed(environ, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", least=1)
     local_world_size = needed(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", least=1)
     local_rank = needed(environ, "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
     if rank >= world_size or local_rank >= local_world_size or local_world_size > world_size:
         raise MismatchError(
-            f"MPI says rank {rank} of {world_size}, here {local_rank} of {local_world_size}: that can't be.",
+            f"mpirun says: rank {rank} of {world_size}, {local_rank} of {local_world_size} here.",
             hint="Unset the OMPI_* and PMI_* variables if no mpirun is around this process.",
         )
     address = environ.get(MASTER_ADDR_VARIABLE) or environ.get("MASTER_ADDR")
@@ -71,7 +71,7 @@ def _launch_id(environ: Mapping[str, str], world_size: int) -> str:
     known = [environ[name] for name in _LAUNCH_IDS if environ.get(name)]
     if not known and world_size > 1:
         raise MismatchError(
-            "mpirun gives its ranks no name of their launch, by which they could find each other.",
+            "mpirun gives its ranks no id of the launch, by which they could find each other.",
             hint="Pass one on: `mpirun -x SLURMDDP_LAUNCH_ID=$(uuidgen) ...` (Open MPI), or "
             "`-genv SLURMDDP_LAUNCH_ID $(uuidgen)` (Intel MPI, MPICH).",
         )

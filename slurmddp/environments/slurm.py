@@ -1,8 +1,8 @@
-"""A process's place in a SLURM step.
+"""Read the rank of a process from the variables of its SLURM step.
 
-The step's own variables (SLURM_STEP_*) are the only safe source: SLURM_JOB_NODELIST is the whole job's even
-in a step on one of its nodes, SLURM_NTASKS_PER_NODE is often missing, and SLURM_PROCID=0 is set in the batch
-script as well, where nothing was started by srun. Job-wide names serve only where a step's is missing.
+Only the variables SLURM_STEP_* are safe. SLURM_JOB_NODELIST names all nodes of the job, even in a step on one
+node. SLURM_NTASKS_PER_NODE is often missing. The batch script has SLURM_PROCID=0 too, without any srun.
+So variables of the job are used only if the variable of the step is missing.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from slurmddp.environments.task_counts import parse_counts
 from slurmddp.errors import MismatchError
 
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""Steps from here on are no srun of a person: interactive (salloc's shell), batch, extern."""
+"""Step ids from here on do not come from srun: interactive (salloc's shell), batch, extern."""
 
 _SINGLE_HINT = "For one process that ignores SLURM, set SLURMDDP_ENVIRONMENT=single."
 
 
 def in_allocation(environ: Mapping[str, str]) -> bool:
-    """Whether a SLURM job is around this process, step or not."""
+    """Return whether this process runs inside a SLURM job, in a step or not."""
     return bool(environ.get("SLURM_JOB_ID"))
 
 
 def in_step(environ: Mapping[str, str]) -> bool:
-    """Whether srun started this process as a task, rather than a batch script or salloc's shell."""
+    """Return whether srun started this process as a task; False in a batch script and in salloc's shell."""
     step = environ.get("SLURM_STEP_ID", "")
     started = step.isascii() and step.isdigit() and int(step) < _FIRST_SPECIAL_STEP
     return started and in_allocation(environ) and "SLURM_PROCID" in environ
 
 
 def job_id(environ: Mapping[str, str]) -> str | None:
-    """Return the id that scontrol takes: `<array>_<task>` for an element of an array; None outside SLURM."""
+    """Return the id that scontrol takes: `<array>_<task>` in a job array; None outside SLURM."""
     array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     if array and task:
         return f"{array}_{task}"
@@ -48,7 +48,7 @@ def job_id(environ: Mapping[str, str]) -> str | None:
 
 
 def refuse_tasks_without_srun(environ: Mapping[str, str]) -> None:
-    """Raise MismatchError when the job asks for several tasks but srun has not started this process."""
+    """Raise MismatchError if the job asks for several tasks but srun has not started this process."""
     tasks = integer(environ, "SLURM_NTASKS", "SLURM_NPROCS")
     nodes = integer(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1
     if (tasks or nodes) <= 1:
@@ -62,7 +62,7 @@ def refuse_tasks_without_srun(environ: Mapping[str, str]) -> None:
 
 
 def place(environ: Mapping[str, str]) -> RankInfo:
-    """Return this task's place in its step; raises MismatchError when the variables don't agree."""
+    """Return the rank of this task in its step; raises MismatchError if variables contradict each other."""
     _refuse_het_job(environ)
     world_size = needed(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS", least=1)
     rank = needed(environ, "SLURM_PROCID")
@@ -150,10 +150,10 @@ def _refuse_het_job(environ: Mapping[str, str]) -> None:
 
 
 def refuse_leaked_step(environ: Mapping[str, str]) -> None:
-    """Raise MismatchError when the step's variables are not those of the job around this process.
+    """Raise MismatchError if the variables of the step do not fit the job around this process.
 
-    A job submitted from inside a step inherits SLURM_STEP_* and would take itself for that step: a batch
-    script of eight tasks would train alone, as a world of one.
+    A job that is submitted inside a step inherits SLURM_STEP_*. Without this check, a batch script of eight
+    tasks would train alone, as a world of one rank.
     """
     hosts = _hosts(environ)
     here = environ.get("SLURMD_NODENAME")
@@ -171,7 +171,7 @@ def refuse_leaked_step(environ: Mapping[str, str]) -> None:
 
 def _leaked(found: str) -> MismatchError:
     return MismatchError(
-        f"The SLURM_STEP_* variables are those of another step: {found}.",
+        f"The SLURM_STEP_* variables belong to another step: {found}.",
         hint="A job submitted from inside a job inherits them: put srun before the command, or submit "
         "with SLURM_* unset. If srun did start this (`--preserve-env`), set SLURMDDP_ENVIRONMENT=slurm.",
     )
@@ -182,9 +182,9 @@ def _short(hosts: tuple[str, ...]) -> str:
 
 
 def _launch_id(environ: Mapping[str, str]) -> str:
-    """Return a text that only the ranks of this launch share.
+    """Return an id that only the ranks of this launch share.
 
-    A requeue changes it, as does a new step, and ranks that an agent starts in the place of others.
+    A requeue, a new step, and a restart of the worker group each give another id.
     """
     restart = integer(environ, "SLURM_RESTART_COUNT") or 0
     parts = [environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_STEP_ID", "0"), str(restart)]
@@ -194,7 +194,7 @@ def _launch_id(environ: Mapping[str, str]) -> str:
 
 
 def _cpus(environ: Mapping[str, str], tasks: int) -> int | None:
-    """Return the CPUs of one task, from the node's share where `--cpus-per-task` was not given."""
+    """Return the CPUs of one task: `--cpus-per-task`, else an equal share of the node's CPUs."""
     each = integer(environ, "SLURM_CPUS_PER_TASK", least=1)
     if each is not None:
         return each

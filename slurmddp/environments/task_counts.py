@@ -1,7 +1,7 @@
-"""How SLURM writes one number per node (`4(x2),2`), read and written without SLURM.
+"""Read and write SLURM's form for one number per node: `4(x2),2`.
 
-The same form serves SLURM_TASKS_PER_NODE, SLURM_STEP_TASKS_PER_NODE and SLURM_JOB_CPUS_PER_NODE; the order
-is that of the node list which goes with it.
+SLURM_TASKS_PER_NODE, SLURM_STEP_TASKS_PER_NODE and SLURM_JOB_CPUS_PER_NODE have this form. The order follows
+the node list.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MOST_NODES = 1 << 20
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
-    """Return one number per node: `4(x2),2` is (4, 4, 2); raises ConfigError on anything else."""
+    """Return one number per node: `4(x2),2` gives (4, 4, 2); raises ConfigError for another text."""
     counts: list[int] = []
     for part in text.strip().split(","):
         match = _PART.fullmatch(part)
@@ -34,7 +34,7 @@ def parse_counts(text: str) -> tuple[int, ...]:
 
 
 def render_counts(counts: Iterable[int]) -> str:
-    """Write one number per node as SLURM does: (4, 4, 2) is `4(x2),2`."""
+    """Return one number per node as SLURM writes it: (4, 4, 2) gives `4(x2),2`."""
     parts = []
     for count, group in groupby(counts):
         times = len(list(group))

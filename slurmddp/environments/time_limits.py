@@ -1,7 +1,7 @@
-"""What SLURM leaves to a job, and when to leave before it kills: pure, for ranks and agents alike.
+"""Compute how long a job may run, and when a rank must leave before SLURM kills it; pure.
 
-The batch step asks SLURM once and hands the answers down in the environment; a rank could not ask: there may
-be no scontrol in its container, and a thousand that asked would be too many.
+The batch step asks SLURM once and hands the answers down in the environment. A rank does not ask, because its
+container may have no scontrol, and a thousand requests would load the controller.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from slurmddp.environments.names import (
 )
 
 RESERVE_S = 5.0
-"""For all but the save: the ranks agree and leave, and the batch script requeues the job.
+"""Seconds kept free after the save: the ranks agree and leave, and the batch step requeues the job.
 
-At most half of KillWait.
+At most half of KillWait is kept free.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What SLURM leaves to this job; None means not known, and so no promise is built on it."""
+    """The time limits of this job; None means not known."""
 
     end_time: float | None = None
-    """When the job's time is over, in seconds since the epoch."""
+    """The end of the job, in seconds since the epoch."""
     lead_s: float = 120.0
-    """How long before that SLURM sends USR2 (`policy.signal_lead_s`)."""
+    """Seconds from SIGUSR2 to the end of the job (`policy.signal_lead_s`)."""
     kill_wait_s: float | None = None
-    """Between SIGTERM and SIGKILL."""
+    """Seconds from SIGTERM to SIGKILL."""
     preempt_grace_s: float = 0.0
-    """How much longer that is when the job is preempted."""
+    """Further seconds before SIGKILL if the job is preempted."""
 
 
 def read_limits(environ: Mapping[str, str]) -> Limits:
-    """Return what the batch step has found out; SLURM itself tells the end of a job from 23.02 on."""
+    """Return the limits that the batch step found. SLURM itself sets SLURM_JOB_END_TIME from 23.02 on."""
     lead = _seconds(environ, LEAD_VARIABLE)
     return Limits(
         end_time=_seconds(environ, END_TIME_VARIABLE) or _seconds(environ, "SLURM_JOB_END_TIME"),
@@ -54,13 +54,18 @@ def _seconds(environ: Mapping[str, str], name: str) -> float | None:
 
 
 def leave_at(limits: Limits, terminated: float | None, share: float = 1.0) -> float | None:
-    """Return when a rank that got SIGTERM at `terminated` should leave by itself, just before it is killed.
+    """Return the time at which a rank should leave, just before SIGKILL.
 
-    None where that is not known, or no SIGTERM has come. A smaller `share` of the time kept free gives a
-    later moment.
+    SLURM adds the preemption grace only at a preemption. Other senders of SIGTERM before the end either end
+    the job for good or requeue it, so a later time does no harm there.
 
-    Only at a preemption does SLURM add the grace; what else sends SIGTERM before the time is over either
-    kills a job that is to end for good or puts it back itself, so the later moment does no harm there.
+    Args:
+        limits: the limits of the job.
+        terminated: the time of SIGTERM, in seconds since the epoch; None if no SIGTERM has come.
+        share: the part of `RESERVE_S` to keep free.
+
+    Returns:
+        Seconds since the epoch; None if the time is not known.
     """
     if limits.kill_wait_s is None or terminated is None:
         return None

@@ -1,4 +1,4 @@
-"""A process's place as torchrun tells it, or as `Distributon.launch` does, in the same five variables."""
+"""Read the rank of a process from the variables of torchrun, or of `Distributon.launch`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 
 
 def place(environ: Mapping[str, str]) -> RankInfo:
-    """Return the place that RANK, WORLD_SIZE and their companions give; MASTER_PORT is needed to meet."""
+    """Return the rank that torchrun gives; raises MismatchError if a needed variable is missing."""
     rank, world_size, local_rank, local_world_size = _numbers(environ)
     node_rank = integer(environ, "GROUP_RANK", "NODE_RANK")
     address = environ.get("MASTER_ADDR")
@@ -49,7 +49,7 @@ def place(environ: Mapping[str, str]) -> RankInfo:
 
 
 def local_place(environ: Mapping[str, str]) -> RankInfo:
-    """Return the place of a process that `Distributon.launch` started on this machine."""
+    """Return the rank of a process that `Distributon.launch` started on this machine."""
     rank, world_size, local_rank, local_world_size = _numbers(environ)
     launch_id = environ.get(LAUNCH_ID_VARIABLE)
     if not launch_id:
@@ -77,13 +77,13 @@ def _numbers(environ: Mapping[str, str]) -> tuple[int, int, int, int]:
     if rank >= world_size or local_rank >= local_world_size or local_world_size > world_size:
         raise MismatchError(
             f"RANK={rank} of WORLD_SIZE={world_size} with LOCAL_RANK={local_rank} of "
-            f"LOCAL_WORLD_SIZE={local_world_size} can't be.",
+            f"LOCAL_WORLD_SIZE={local_world_size} contradict each other.",
             hint="Start with torchrun, or set all four: ranks count from 0 and stay below their size.",
         )
     return rank, world_size, local_rank, local_world_size
 
 
-def _launch_id(environ: Mapping[str, str], meeting_point: str) -> str:
+def _launch_id(environ: Mapping[str, str], address_and_port: str) -> str:
     restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    run = environ.get(LAUNCH_ID_VARIABLE) or environ.get("TORCHELASTIC_RUN_ID") or meeting_point
+    run = environ.get(LAUNCH_ID_VARIABLE) or environ.get("TORCHELASTIC_RUN_ID") or address_and_port
     return f"{run}.{restart}"

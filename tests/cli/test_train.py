@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from slurmddp.cli.commands import train
+from slurmddp.cli import start_run
 from slurmddp.cli.main import main
 from slurmddp.cli.messages import EXIT_INTERRUPTED
 from slurmddp.config.compose import compose
@@ -42,7 +42,7 @@ BIG = ("+cluster=big", "nodes=3", "name=first")
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     project = make_project(tmp_path / "project")
     monkeypatch.chdir(project)
-    monkeypatch.setattr(train, "gpus_here", lambda environ: 0)
+    monkeypatch.setattr(start_run, "gpus_here", lambda environ: 0)
     monkeypatch.setattr(client, "on_path", lambda: False)
     return project
 
@@ -498,10 +498,10 @@ def test_cfg_prints_yaml_that_gives_the_run_again(project: Path, capsys: pytest.
 def test_gpus_are_counted_without_torch(tmp_path: Path) -> None:
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
         (tmp_path / name).touch()
-    assert train.gpus_here({}, tmp_path) == 2
-    assert train.gpus_here({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == 0
-    assert train.gpus_here({"CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == 1
-    assert train.gpus_here({}, tmp_path / "none") == 0
+    assert start_run.gpus_here({}, tmp_path) == 2
+    assert start_run.gpus_here({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == 0
+    assert start_run.gpus_here({"CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == 1
+    assert start_run.gpus_here({}, tmp_path / "none") == 0
 
 
 def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

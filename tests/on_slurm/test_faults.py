@@ -175,7 +175,7 @@ def test_a_node_that_the_preflight_finds_unfit_is_left_out_of_the_next_attempt(
     assert [(end["exit_code"], end["next"]) for end in run.events("ended")] == [(76, "requeue"), (0, "none")]
     unfit = nodes_of(run, 0)[1]
     assert unfit not in nodes_of(run, 1), run.story()
-    assert all("UnfitNodeError" in log_of(run, f"rank-{rank}.log") for rank in range(4)), run.story()
+    assert all("UnhealthyNodeError" in log_of(run, f"rank-{rank}.log") for rank in range(4)), run.story()
     (entry,) = run.records("excluded.jsonl")
     assert (entry["node"], "TMPDIR" in entry["reason"]) == (unfit, True)
     first, second = run.events("preflight")

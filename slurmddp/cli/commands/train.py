@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slurmddp.cli import start_run
 from slurmddp.cli.messages import EXIT_CODES
-from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError, SlurmError
+from slurmddp.errors import EXIT_FINISHED
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.table import counted
 
 if TYPE_CHECKING:
-    from slurmddp.runs.folder.lock import RunLock
     from slurmddp.runs.status.run_status import RunStatus
     from slurmddp.spec import Job
 
@@ -52,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
     project_dir = Path.cwd()
     composed = compose(args.overrides, project_dir)
-    here = 0 if composed["cluster"] else gpus_here(os.environ)
+    here = 0 if composed["cluster"] else start_run.gpus_here(os.environ)
     job = build_job(composed, project_dir=project_dir, overrides=args.overrides, gpus_here=here)
     for note in [*unread(composed, project_dir), *unused(composed, os.environ)]:
         print(f"slurmddp: note: {note}", file=sys.stderr)
@@ -63,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         from slurmddp.cli.dry_run import show
 
         if job.launcher == "local":
-            _fits_here(job)
+            start_run.fits_here(job)
         return show(job)
     return _begin(job, fresh=args.fresh)
 
@@ -81,136 +77,61 @@ def _default(text: str) -> str:
     return f" ({text})" if text else ""
 
 
-def gpus_here(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
-    """Return how many GPUs this machine shows, without asking torch."""
-    present = sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in devices.glob("nvidia*"))
-    chosen = environ.get("CUDA_VISIBLE_DEVICES")
-    return present if chosen is None else min(present, len([one for one in chosen.split(",") if one.strip()]))
-
-
 def _yaml(config: Mapping[str, object]) -> str:
     import yaml
 
     return str(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
 
 
-def _fits_here(job: Job) -> None:
-    """Refuse a local run of far more ranks than this machine can carry, before anything is written."""
-    from slurmddp.host import process
-    from slurmddp.launchers.local import run as local
-
-    local.check_size(job.resources.world_size, process.usable_cpus())
-
-
 def _begin(job: Job, *, fresh: bool) -> int:
+    """Create the run folder or take the one that is there, and start the job unless the run has one."""
     from slurmddp.runs.folder.create import create
     from slurmddp.runs.folder.history import is_unanswered
 
     folder = RunFolder(job.run_dir)
-    is_new = not folder.path.exists() and create(job, _script(job))
-    with hold(folder) as lock:
-        status = _status(folder)
-        untold = status.state == "unknown" and status.job_id is None
-        if lock.fileno < 0 or (status.active and not (fresh and untold) and not is_unanswered(folder)):
-            return already_active(status)
+    is_new = not folder.path.exists() and create(job, start_run.script_of(job))
+    with start_run.hold(folder) as lock:
+        found = start_run.status_of(folder)
         if fresh and not is_new:
-            aside = put_aside(folder)
-            print(f"The run so far is kept as {aside}.")
+            refuse_fresh(folder, found, is_held_elsewhere=lock.fileno < 0)
+            print(f"The run so far is kept as {put_aside(folder)}.")
             return _begin(job, fresh=False)
-        if status.state == "finished":
-            return _already_finished(status)
-        if status.attempts:
-            print(_goes_on(status))
-        return start_job(job, lock, is_new=is_new)
+        if lock.fileno < 0 or (found.active and not is_unanswered(folder)):
+            return start_run.already_active(found)
+        if found.state == "finished":
+            return _already_finished(found)
+        if found.attempts:
+            print(_goes_on(found))
+        return start_run.start_job(job, lock, is_new=is_new)
 
 
-def hold(folder: RunFolder) -> RunLock:
-    """Return the lock of a run, taken, so that only this command decides on it until the lock is released.
-
-    A launcher that trains the run here holds the lock all the time; then the lock is returned without it.
-    """
-    from slurmddp.launchers.local import run as local
-    from slurmddp.runs.folder.lock import RunLock
-    from slurmddp.runs.folder.owner import refuse_foreign
-    from slurmddp.runs.status.run_status import status
-
-    def is_taken() -> bool:
-        found = status(folder, None)
-        return found.active and found.launcher == "local"
-
-    def waiting() -> None:
-        said = f"Another command is at work on {folder.name}; waiting for it."
-        if status(folder, None).launcher == "local":
-            said = local.still_ending(folder)
-        print(said, file=sys.stderr, flush=True)
-
-    if not folder.config_file.is_file():
-        raise ConfigError(
-            f"{folder.path} is there but is no run folder: it has no config.yaml.",
-            hint="Remove it, or choose another name= or runs_dir=.",
-        )
-    refuse_foreign(folder.path)
-    lock = RunLock(folder)
-    lock.wait(is_taken, waiting=waiting)
-    return lock
-
-
-def start_job(job: Job, lock: RunLock, *, is_new: bool = False) -> int:
-    """Submit a job, or run it on this machine to its end, and return the exit code.
-
-    Args:
-        lock: the run's lock, which the caller holds.
-        is_new: whether the run folder was just created for this job, and is removed if SLURM refuses the job.
-    """
-    return _submit(job, is_new=is_new) if job.launcher == "slurm" else _train_here(job, lock, is_new=is_new)
-
-
-def _script(job: Job) -> str | None:
-    """Return the batch script of a job for SLURM; raises SlurmddpError if the job can't be started."""
-    if job.launcher != "slurm":
-        _fits_here(job)
-        return None
+def refuse_fresh(folder: RunFolder, found: RunStatus, *, is_held_elsewhere: bool = False) -> None:
+    """Raise an error if a run that is to be put aside has, or may have, a job or process."""
+    from slurmddp.cli.refusals import refuse_active
     from slurmddp.launchers.submit import sbatch
+    from slurmddp.runs.folder.history import is_unanswered
     from slurmddp.slurm import client
-    from slurmddp.slurm.script import render
 
-    script = render(job)
-    if not client.on_path():
-        raise SlurmError(
-            "There is no sbatch on this machine's PATH, so the job can't be submitted from here.",
-            hint="Go to a login node of the cluster, start a SLURM here with `slurmddp sandbox up`, or train "
-            "here with launcher=local. Nothing was written.",
+    if is_unanswered(folder) and sbatch.settle(folder, client.SlurmClient(), print) is not None:
+        found = start_run.status_of(folder)
+    is_unreadable = found.state == "unknown" and found.job_id is None
+    if is_held_elsewhere or not (is_unreadable or is_unanswered(folder)):
+        refuse_active(
+            found,
+            unchanged="An active run can't be put aside; nothing was changed.",
+            hint=f"First `slurmddp cancel {found.name}`, then start it again with --fresh.",
         )
-    sbatch.refuse_misfit(job, client.SlurmClient())
-    return script
 
 
-def _status(folder: RunFolder) -> RunStatus:
-    from slurmddp.runs.status.run_status import status
-    from slurmddp.slurm import client
-
-    return status(folder, client.SlurmClient() if client.on_path() else None)
+def _goes_on(found: RunStatus) -> str:
+    where = f"resumes from step {found.saved_step}" if found.saved_step else "starts again"
+    return f"{found.name} is there already ({found.state}); it {where}."
 
 
-def _goes_on(status: RunStatus) -> str:
-    where = f"resumes from step {status.saved_step}" if status.saved_step else "starts again"
-    return f"{status.name} is there already ({status.state}); it {where}."
-
-
-def already_active(status: RunStatus) -> int:
-    """Print the job or process that a run has already; return the exit code."""
-    from slurmddp.cli.commands.resume import refuse_unclear
-
-    refuse_unclear(status)
-    print(f"{status.name} is {status.state} already: {status.detail}. Nothing was started twice.")
-    print(_how_to_follow(status.name))
-    return EXIT_FINISHED
-
-
-def _already_finished(status: RunStatus) -> int:
-    print(f"{status.name} is finished: {status.detail}.")
-    if status.report is not None:
-        print(f"report  {status.report}")
+def _already_finished(found: RunStatus) -> int:
+    print(f"{found.name} is finished: {found.detail}.")
+    if found.report is not None:
+        print(f"report  {found.report}")
     print("Start it again from step 0 with --fresh; another seed, model or train.steps is another run.")
     return EXIT_FINISHED
 
@@ -224,119 +145,3 @@ def put_aside(folder: RunFolder) -> Path:
     aside = free_name(folder.path)
     folder.path.rename(aside)
     return aside
-
-
-def _submit(job: Job, *, is_new: bool) -> int:
-    from slurmddp.launchers.submit import sbatch
-    from slurmddp.runs.folder.create import prepare
-    from slurmddp.runs.folder.history import UNANSWERED
-    from slurmddp.runs.index import remember
-    from slurmddp.slurm import client
-
-    slurm, folder, asked = client.SlurmClient(), RunFolder(job.run_dir), False
-    try:
-        if (found := sbatch.settle(folder, slurm, print)) is not None:
-            remember(folder)
-            print(f"SLURM has job {found} of {folder.name}, which its folder did not name; it is recorded.")
-            return already_active(_status(folder))
-        if not is_new:
-            prepare(job, _script(job))
-        asked = True
-        job_id = sbatch.build(job.submitter, slurm).submit(job)
-    except BaseException as error:
-        if asked and (not isinstance(error, SlurmddpError) or getattr(error, "may_be_queued", False)):
-            with suppress(OSError):
-                folder.add_event(UNANSWERED, submitter=job.submitter)
-            remember(folder)
-        elif is_new:
-            _take_away(folder)
-        raise
-    remember(folder)
-    spares = f" and {counted(job.resources.spare_nodes, 'spare')}" if job.resources.spare_nodes else ""
-    where = f"{counted(job.resources.nodes, 'node')}{spares} of {job.cluster.name}"
-    print(f"run     {folder.name}  ({counted(job.resources.world_size, 'rank')} on {where})")
-    print(f"job     {job_id}")
-    print(f"folder  {folder.path}")
-    if unseen := _unseen_progress(job):
-        print(f"note    {unseen}")
-    print(_how_to_follow(folder.name))
-    return EXIT_FINISHED
-
-
-def _unseen_progress(job: Job) -> str:
-    """Print how to name the files that a script saves, if a time limit may end the job."""
-    program, most = job.program.config.get("program") or {}, job.policy.max_requeues_without_progress
-    if not program.get("script") or job.saved_files or job.resources.time_limit_min is None:
-        return ""
-    return (
-        f"name the files that {program['script']} saves with program.checkpoints=PATH, unless Distributon "
-        f"saves them: after {counted(most + 1, 'time limit')} without a newer checkpoint the run ends."
-    )
-
-
-def _take_away(folder: RunFolder) -> None:
-    """Leave nothing of a run that was refused, nor the folder of runs if it was made for it."""
-    shutil.rmtree(folder.path, ignore_errors=True)
-    with suppress(OSError):
-        folder.path.parent.rmdir()
-
-
-def _how_to_follow(name: str) -> str:
-    return f"follow  slurmddp status {name}\n        slurmddp logs -f {name}"
-
-
-def _train_here(job: Job, lock: RunLock, *, is_new: bool) -> int:
-    from slurmddp.cli.live_view import RunView
-    from slurmddp.launchers.local import run as local
-    from slurmddp.runs.folder.create import prepare
-    from slurmddp.runs.index import remember
-
-    folder = RunFolder(job.run_dir) if is_new else prepare(job, _script(job))
-    remember(folder)
-    print(f"run     {folder.name}  ({counted(job.resources.world_size, 'rank')} on this machine)")
-    print(f"folder  {folder.path}", flush=True)
-    if job.resources.gpus_per_node and not gpus_here(os.environ):
-        print("This machine shows no GPU: the training runs on its CPUs.")
-    # Of another program than the trainer, what rank 0 prints is all that there is to show.
-    steps, output = job.program.config["train"]["steps"], not job.program.is_own_trainer
-    with RunView(folder, steps, output=output) as view:
-        training = local.LocalRun(job, folder, say=view.say, lock=lock)
-        training.start()
-        code = training.wait(view.tick)
-    return _conclude(folder, code)
-
-
-def _conclude(folder: RunFolder, code: int) -> int:
-    """Say how a local run ended and where its results are."""
-    from slurmddp.runs.report.html import with_report
-    from slurmddp.runs.status.run_status import status
-
-    stands = with_report(folder, status(folder, None))
-    program = folder.config().get("program") or {}
-    saved = (folder.checkpoints_dir / "latest").exists() or not program.get("script")
-    unseen = "The same command starts the script again; there is no checkpoint of it in the run folder."
-    if code == EXIT_STOPPED:
-        at = f" at step {stands.saved_step}" if stands.saved_step is not None else ""
-        print(f"Stopped{at}; the same command resumes from there." if saved else f"Stopped. {unseen}")
-    elif code == EXIT_FINISHED:
-        print("\n".join(_results(folder, stands)))
-    else:
-        print("Killed; the same command resumes from the last checkpoint." if saved else f"Killed. {unseen}")
-    return code
-
-
-def _results(folder: RunFolder, stands: RunStatus) -> Sequence[str]:
-    from slurmddp.runs.status.metrics import read
-
-    held_out = read(folder).held_out.values
-    fell = f", held-out loss {held_out[0]:.3f} -> {held_out[-1]:.3f}" if len(held_out) > 1 else ""
-    lines = ["Finished." if stands.step is None else f"Finished: {stands.step} steps{fell}."]
-    if folder.sample_file.exists():
-        sample = folder.sample_file.read_text(encoding="utf-8", errors="replace").strip()
-        lines += ["", "What the model writes:", *(f"    {line}" for line in sample.splitlines()), ""]
-    if stands.report is not None:
-        lines.append(f"report      {stands.report}")
-    latest = folder.checkpoints_dir / "latest"
-    if latest.exists():
-        lines.append(f"checkpoint  {folder.checkpoints_dir / latest.read_text(encoding='utf-8').strip()}")
-    return lines

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurmddp.errors import EXIT_UNFIT_NODE
+from slurmddp.errors import EXIT_UNHEALTHY_NODE
 from slurmddp.runs.failures.capture import DELIBERATE_CODES
 from slurmddp.spec import GlobalBatch
 
@@ -140,7 +140,7 @@ def decide(facts: Facts, rules: Rules) -> Decision:
     A lost or unfit node says nothing about the program, so it needs no step in between, only somebody to go
     on.
     """
-    accepted = {None, EXIT_UNFIT_NODE} if facts.unfit else {None}
+    accepted = {None, EXIT_UNHEALTHY_NODE} if facts.unfit else {None}
     if DELIBERATE_CODES.intersection(code for code in facts.codes if code not in accepted):
         return Decision(False, "a rank refused to go on")
     if facts.stopping:

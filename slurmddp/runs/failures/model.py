@@ -21,14 +21,14 @@ from slurmddp.errors import (
     EXIT_FINISHED,
     EXIT_NO_PROGRESS,
     EXIT_STOPPED,
-    EXIT_UNFIT_NODE,
+    EXIT_UNHEALTHY_NODE,
     SlurmddpError,
 )
 from slurmddp.runs.failures import causes
 from slurmddp.runs.failures.causes import reads_like_a_lost_peer
 from slurmddp.runs.folder.layout import RunFolder
 
-DELIBERATE_CODES = frozenset({EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNFIT_NODE})
+DELIBERATE_CODES = frozenset({EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNHEALTHY_NODE})
 """Codes with which a rank says why it must not be run again, or not here; they are passed on as they are."""
 ENDED_BY_AGENT = "ended by its agent"
 """The reason of a rank that its own agent has ended: another one's end has caused it."""

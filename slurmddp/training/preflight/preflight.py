@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from slurmddp.checkpoint.memory.channel import Channel
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import RankFailure, SlurmddpError, UnfitNodeError
+from slurmddp.errors import RankFailure, SlurmddpError, UnhealthyNodeError
 from slurmddp.runs.folder.excluded import exclude
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
@@ -92,7 +92,7 @@ def run(
 ) -> None:
     """Look at all nodes; every rank calls it. Raises on all ranks when one node is not fit for training.
 
-    That is UnfitNodeError when the next attempt gets other nodes, else SlurmddpError.
+    That is UnhealthyNodeError when the next attempt gets other nodes, else SlurmddpError.
     """
     flight = _Flight(place.info, place.store, folder, config)
     workers = int((config.get("train") or {}).get("workers") or 0)
@@ -109,7 +109,7 @@ def run(
 def blame_devices(
     info: RankInfo, folder: RunFolder, config: Mapping[str, Any], refused: DevicesError
 ) -> None:
-    """Raise UnfitNodeError if what the ranks found when they met lies on nodes that can be avoided.
+    """Raise UnhealthyNodeError if what the ranks found when they met lies on nodes that can be avoided.
 
     Every rank calls it, after the same refusal: what was looked at first has come before the preflight.
     """
@@ -286,9 +286,9 @@ def _said(failed: Sequence[str]) -> str:
     return " ".join(failed[:_SAID]) + (f" And {len(failed) - _SAID} more." if len(failed) > _SAID else "")
 
 
-def _unfit(failed: Sequence[str], avoided: Iterable[str]) -> UnfitNodeError:
+def _unfit(failed: Sequence[str], avoided: Iterable[str]) -> UnhealthyNodeError:
     hint = f"The next attempt runs on other nodes than {', '.join(avoided)}."
-    return UnfitNodeError(f"Preflight: {_said(failed)}", hint=hint)
+    return UnhealthyNodeError(f"Preflight: {_said(failed)}", hint=hint)
 
 
 def _key(part: str, rank: int | None = None) -> str:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import EXIT_FAILED, UnfitNodeError
+from slurmddp.errors import EXIT_FAILED, UnhealthyNodeError
 from slurmddp.runs.folder.excluded import excluded_nodes
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training.preflight import preflight
@@ -44,7 +44,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_the_node_is_written_down_once_and_all_ranks_ask_for_others(run: RunFolder, rank: int) -> None:
-    with pytest.raises(UnfitNodeError) as caught:
+    with pytest.raises(UnhealthyNodeError) as caught:
         preflight.blame_devices(replace(INFO, rank=rank), run, {}, DevicesError(GONE))
     assert GONE.text in caught.value.message
     assert caught.value.hint == "The next attempt runs on other nodes than n2."

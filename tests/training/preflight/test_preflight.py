@@ -79,7 +79,7 @@ def test_a_device_that_is_wrong_excludes_its_node(run: RunFolder) -> None:
     """Rank 3 is the second one of n2; all four leave, with the code that asks for other nodes."""
     answers = fly(run, preflight_jobs.with_a_bad_device, 3, 5, nodes=2, each=2)
     for kind, code, said in answers:
-        assert (kind, code) == ("UnfitNodeError", 76)
+        assert (kind, code) == ("UnhealthyNodeError", 76)
         assert said == (
             "Preflight: n2: cpu of rank 3 multiplies matrices wrongly in torch.float32. "
             "Have the device examined. The next attempt runs on other nodes than n2."
@@ -107,20 +107,20 @@ def test_where_no_node_may_be_excluded_the_run_fails(run: RunFolder) -> None:
 
 def test_a_device_that_hangs_is_named_also_where_it_is_rank_zeros(run: RunFolder) -> None:
     for kind, _, said in fly(run, preflight_jobs.with_a_device_that_hangs, 0):
-        assert kind == "UnfitNodeError"
+        assert kind == "UnhealthyNodeError"
         assert "n1: looking at its device failed on rank 0: TimeoutError: it did not end within" in said
     assert excluded_nodes(run) == ["n1"]
 
 
 def test_a_check_that_raises_has_found_something(run: RunFolder) -> None:
     for kind, _, said in fly(run, preflight_jobs.with_a_check_that_raises, 1):
-        assert kind == "UnfitNodeError"
+        assert kind == "UnhealthyNodeError"
         assert "n2: looking at its device failed on rank 1: MemoryError: no more of it." in said
 
 
 def test_a_disk_that_refuses_is_the_nodes_and_a_full_run_folder_everybodys(run: RunFolder) -> None:
     for kind, _, said in fly(run, preflight_jobs.with_tmpdir, 1, "/proc"):
-        assert kind == "UnfitNodeError"
+        assert kind == "UnhealthyNodeError"
         assert "n2: /proc (TMPDIR) can't be written to" in said
     for kind, _, said in fly(run, preflight_jobs.with_a_full_run_disk):
         assert kind == "SlurmddpError"
@@ -129,7 +129,7 @@ def test_a_disk_that_refuses_is_the_nodes_and_a_full_run_folder_everybodys(run: 
 
 def test_a_tmp_that_is_full_is_seen_where_python_would_pass_over_it(run: RunFolder) -> None:
     for kind, _, said in fly(run, preflight_jobs.with_a_full_tmp, 1, "/proc"):
-        assert kind == "UnfitNodeError"
+        assert kind == "UnhealthyNodeError"
         assert "n2: /proc (TMPDIR) can't be written to" in said
     assert fly(run, preflight_jobs.with_a_full_tmp, 1, "/nowhere") == [("", 0, "")] * 2
 
@@ -143,14 +143,14 @@ def test_a_tmpdir_that_is_not_there_is_warned_of(run: RunFolder) -> None:
 def test_a_node_from_which_other_numbers_come_is_named(run: RunFolder) -> None:
     """Two of three pairs fail, and n2 is in both."""
     for kind, code, said in fly(run, preflight_jobs.with_a_node_that_damages, 1, nodes=3):
-        assert (kind, code) == ("UnfitNodeError", 76)
+        assert (kind, code) == ("UnhealthyNodeError", 76)
         assert "n2: it does not exchange data with n1, n3: other numbers came than were sent." in said
     assert excluded_nodes(run) == ["n2"]
 
 
 def test_of_two_that_fail_with_each_other_it_may_be_either(run: RunFolder) -> None:
     for kind, _, said in fly(run, preflight_jobs.with_a_silent_node, 0):
-        assert kind == "UnfitNodeError"
+        assert kind == "UnhealthyNodeError"
         assert "n2: it does not exchange data with n1: it did not end within" in said
         assert "It may be n1 as well." in said
     (event,) = events(run, "preflight")
@@ -162,7 +162,7 @@ def test_which_of_two_it_is_shows_in_the_pair_with_a_spare(run: RunFolder) -> No
     run.add_event("preflight", attempt=1, generation=0, pairs=[["n2", "n7"]])
     run.add_event("preflight", attempt=0, generation=0, pairs=[["n1", "n7"]])
     for kind, _, said in fly(run, preflight_jobs.with_a_silent_node, 0):
-        assert kind == "UnfitNodeError"
+        assert kind == "UnhealthyNodeError"
         assert "n1: it does not exchange data with n2: it did not end within" in said
         assert "So it was with another node before." in said
         assert "as well" not in said
@@ -171,7 +171,7 @@ def test_which_of_two_it_is_shows_in_the_pair_with_a_spare(run: RunFolder) -> No
     assert (list(event["unfit"]), event["pairs"]) == (["0"], [["n1", "n2"]])
 
 
-@pytest.mark.parametrize(("ahead_s", "kind"), [(-3600.0, ""), (3600.0, ""), (3600.0, "UnfitNodeError")])
+@pytest.mark.parametrize(("ahead_s", "kind"), [(-3600.0, ""), (3600.0, ""), (3600.0, "UnhealthyNodeError")])
 def test_a_clock_that_is_off_is_warned_of_and_far_off_refused(
     run: RunFolder, ahead_s: float, kind: str
 ) -> None:
