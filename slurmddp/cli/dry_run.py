@@ -1,4 +1,4 @@
-"""What `slurmddp train --dry-run` prints: the script or the commands, and what is to be known of them."""
+"""Print the script or the commands of a job, with notes, for `slurmddp train --dry-run`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHOSEN = "The lines of the script that follow from your settings:"
 
 
 def show(job: Job) -> int:
-    """Print what would be done, and send nothing."""
+    """Print the script or the commands of a job; submit nothing."""
     if job.launcher == "local":
         print(_local_commands(job))
         return EXIT_FINISHED
@@ -39,7 +39,7 @@ def _sent_by_submitit(job: Job) -> list[str]:
 
 
 def _left_idle(job: Job) -> list[str]:
-    """Return what is to be known of an elastic job whose steps one node less could not share."""
+    """Return a note about an elastic job whose steps can't be shared by one node less."""
     left, samples = job.resources.nodes - 1, job.program.config["train"]["global_batch"]
     if not job.elastic or not left:
         return []
@@ -47,13 +47,13 @@ def _left_idle(job: Job) -> list[str]:
     if used == left:
         return []
     return [
-        f"When this job loses a node, {used} of the other {left} go on: {left} nodes can't share the "
+        f"When this job loses a node, {used} of the other {left} continue: {left} nodes can't share the "
         f"{samples} samples of a step evenly. Another train.global_batch may let them."
     ]
 
 
 def _limits(job: Job) -> list[str]:
-    """Return whether the SLURM at hand would take the job, in sentences; nothing where there is none."""
+    """Return notes about limits of this machine's SLURM that the job exceeds; none without SLURM."""
     from slurmddp.slurm import client, partitions
 
     if not client.on_path():
@@ -61,12 +61,12 @@ def _limits(job: Job) -> list[str]:
     try:
         found = partitions.check(job, client.SlurmClient(timeout_s=10).limits())
     except SlurmError:
-        return ["SLURM does not answer here, so nobody knows whether it would take this job."]
+        return ["SLURM does not answer here, so its limits are not checked."]
     return [f"This SLURM would never start the job: {problem}" for problem in found]
 
 
 def _local_commands(job: Job) -> str:
-    """Return the shell lines that do what a local run does: one agent per pretended node."""
+    """Return the shell lines of a local run: one agent per emulated node."""
     from slurmddp.environments.emit import LOCAL_JOB_IDS, emulated_step
 
     nodes = job.resources.all_nodes

@@ -1,7 +1,7 @@
-"""What a person sees of a training while it runs: a progress bar on a terminal, plain lines elsewhere.
+"""Show a running training: a progress bar on a terminal, plain lines elsewhere.
 
-Everything comes from the run folder (`metrics.jsonl`, `attempts.jsonl`), so the same view serves a run on
-this machine and one on a cluster. It starts no thread: whoever owns it calls `tick` a few times per second.
+The view reads only the run folder (`metrics.jsonl`, `attempts.jsonl`), and so serves local and remote runs.
+It starts no thread: the caller calls `tick` a few times per second.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 PLAIN_EVERY_S = 5.0
+"""Seconds between two plain lines."""
 _RATE_WINDOW = 12
 
 
 class Tail:
-    """Reads the JSON lines that a growing file has gained since the last call."""
+    """A reader of the JSON lines that a file gained since the last call."""
 
     def __init__(self, path: Path, *, from_start: bool = False) -> None:
         self.path = path
@@ -64,7 +65,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 class Reading:
-    """The newest facts of a run, kept up to date record by record."""
+    """The newest facts of a run, updated record by record."""
 
     def __init__(self, total_steps: int) -> None:
         self.total_steps = total_steps
@@ -74,7 +75,7 @@ class Reading:
         self.rate: float | None = None
         self.rate_unit = "tokens/s"
         self.note = ""
-        """What happens while no step is being made: waiting, importing, saving."""
+        """The current activity between steps: waiting, importing, saving."""
         self._points: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
         self._is_local = False
 
@@ -96,11 +97,11 @@ class Reading:
                 self.rate, self.rate_unit = value, f"{key.removesuffix('_per_s')}/s"
 
     def add_event(self, record: dict[str, Any]) -> str:
-        """Take in one event and return the line that tells a person of it, or an empty text."""
-        line, self.note = _tell(record, self.note)
+        """Add one event; return the line to print about it, or an empty text."""
+        line, self.note = _describe(record, self.note)
         self._is_local = record.get("launcher", "local" if self._is_local else "") == "local"
         if self._is_local and record.get("event") == "signalled":
-            line = ""  # the person who pressed Ctrl-C here has been answered
+            line = ""  # The command has already answered the Ctrl-C.
         if record.get("event") in ("started", "resumed"):
             self._points.clear()
             self.step = int(record.get("step", self.step))
@@ -108,7 +109,7 @@ class Reading:
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds to go at the pace of the last few logged steps, or None before there is a pace."""
+        """Seconds to go at the pace of the last logged steps; None before two steps are logged."""
         if len(self._points) < 2:
             return None
         (first_time, first_step), (last_time, last_step) = self._points[0], self._points[-1]
@@ -117,7 +118,7 @@ class Reading:
         return (self.total_steps - last_step) * (last_time - first_time) / (last_step - first_step)
 
     def facts(self) -> list[str]:
-        """Return loss, held-out loss, speed and time to go, as far as they are known."""
+        """Return the known facts of loss, held-out loss, speed and time to go."""
         known = [f"loss {self.loss:.3f}" if self.loss is not None else ""]
         known.append(f"held-out {self.held_out:.3f}" if self.held_out is not None else "")
         known.append(f"{_short(self.rate)} {self.rate_unit}" if self.rate is not None else "")
@@ -126,8 +127,8 @@ class Reading:
         return [fact for fact in known if fact]
 
 
-def _tell(record: dict[str, Any], note: str) -> tuple[str, str]:
-    """Return the line for an event and what to say until the next step."""
+def _describe(record: dict[str, Any], note: str) -> tuple[str, str]:
+    """Return the line for an event, and the note to show until the next step."""
     event, attempt = record.get("event"), record.get("attempt", 0)
     if event == "submitted":
         return f"submitted as job {record.get('job_id')}", "waiting in the queue"
@@ -141,16 +142,16 @@ def _tell(record: dict[str, Any], note: str) -> tuple[str, str]:
     if event == "signalled":
         return f"stopping at a checkpoint ({stop_reason(record.get('signal'))})", "saving"
     if event == "stalled":
-        return "", f"rank {record.get('rank')} on {record.get('host')} stands still: ending the ranks"
+        return "", f"rank {record.get('rank')} on {record.get('host')} hangs: ending the ranks"
     if event == "rank_failed":
         return from_facts(record).sentence, "ending the other ranks"
     if event == "restarted":
         step = record.get("step", -1)
-        reached = f"; they had come to step {step}" if isinstance(step, int) and step >= 0 else ""
+        reached = f"; they had reached step {step}" if isinstance(step, int) and step >= 0 else ""
         which = ", ".join(filter(None, [f"generation {record.get('generation')}", other_places(record)]))
-        return f"the ranks begin again in place ({which}){reached}", "starting"
+        return f"the ranks restart in place ({which}){reached}", "starting"
     if event == "ended":
-        again = {"requeue": ", goes on", "resubmit": ", goes on in a new job"}.get(record.get("next", ""), "")
+        again = {"requeue": ", requeued", "resubmit": ", resubmitted"}.get(record.get("next", ""), "")
         finished = record.get("outcome") == "finished"
         return ("" if finished else f"attempt {attempt} ended: {record.get('outcome')}{again}"), ""
     return "", "" if event == "first_step" else note
@@ -171,11 +172,16 @@ def _short(number: float) -> str:
 
 
 class RunView:
-    """Shows one run as it goes on; a context manager, to be ticked by its owner.
+    """A view of one run; a context manager whose `tick` is called by its owner.
 
-    `live` chooses the progress bar (None: when `stream` is a terminal); `from_start` also shows what the
-    folder already holds, for a person who comes later; `output` shows what rank 0 prints, for a program of
-    one's own that may write no metrics.
+    Args:
+        folder: the run folder.
+        total_steps: the number of optimizer steps of the run.
+        stream: the output (default: stdout).
+        live: whether to draw a progress bar (None: if `stream` is a terminal).
+        from_start: whether to show records from before the view began.
+        output: whether to show the output of rank 0, for a program that may write no metrics.
+        now: the clock, in seconds.
     """
 
     def __init__(
@@ -204,7 +210,7 @@ class RunView:
     def __enter__(self) -> RunView:
         if self._live:
             bar = _progress(self._stream)
-            with _read_or_not(self._stream):
+            with _discard_if_unread(self._stream):
                 self._task = bar.add_task("", total=None, step="", facts="")
                 bar.start()
                 self._bar = bar
@@ -220,7 +226,7 @@ class RunView:
             self._bar = None
 
     def tick(self) -> None:
-        """Take in what the run has written and show it."""
+        """Read new records of the run and show them."""
         records = [*self._events.read(), *self._metrics.read()]
         for record in sorted(records, key=_written_at):
             if "event" not in record:
@@ -240,8 +246,8 @@ class RunView:
                 self.say(line)
 
     def say(self, text: str) -> None:
-        """Print one line for good, above the bar if there is one; the run goes on when nobody reads it."""
-        with _read_or_not(self._stream):
+        """Print one line, above the bar if there is one. An output that nobody reads is no error."""
+        with _discard_if_unread(self._stream):
             if self._bar is not None:
                 self._bar.console.print(text, markup=False, highlight=False)
             else:
@@ -267,15 +273,15 @@ class RunView:
             step=f"{reading.step}/{reading.total_steps}" if begun else "",
             facts=reading.note or "  ".join(reading.facts()),
         )
-        with _read_or_not(self._stream):
+        with _discard_if_unread(self._stream):
             self._bar.refresh()
 
 
 @contextmanager
-def _read_or_not(stream: TextIO) -> Iterator[None]:
-    """Send what is still to be written to nowhere once it can't be written where it should be.
+def _discard_if_unread(stream: TextIO) -> Iterator[None]:
+    """Discard all further output after the stream can't be written any more.
 
-    So it is after `slurmddp train | head -1`, with a terminal that was closed, and on a full disk.
+    Examples are `slurmddp train | head -1`, a closed terminal, and a full disk.
     """
     try:
         yield

@@ -1,6 +1,6 @@
-"""The `slurmddp` command: finds the sub-command, loads only that one, and turns errors into exit codes.
+"""Run the `slurmddp` command: load the module of one command, and turn errors into exit codes.
 
-What is imported here is paid for by `slurmddp --help`, so it is the standard library and the error tree.
+Because `slurmddp --help` waits for the imports, this module imports only the standard library and errors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slurmddp.cli.messages import (
     EXIT_BROKEN_PIPE,
     EXIT_CODES,
     EXIT_INTERRUPTED,
-    NOT_OURS,
+    OF_THE_MACHINE,
     paragraph,
     report,
     report_bug,
@@ -28,31 +28,31 @@ from slurmddp.cli.messages import (
 from slurmddp.environments.names import DEBUG_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, EXIT_USAGE, SlurmddpError, near_matches
 
-# Each module has `add_arguments(parser)` and `run(args) -> int`; the line is the first of its docstring.
+# A command's module has `add_arguments(parser)`, `run(args) -> int`, and a docstring that begins so.
 COMMANDS = {
     "train": "Train here, or submit to a cluster with +cluster=NAME.",
-    "list": "List the runs of this account, the last one touched first.",
-    "status": "Show how a run stands, where it runs, and what to do when it does not.",
-    "logs": "Print the logs of a run, merged and labelled; with -f follow them across restarts.",
-    "stop": "Let a run save and leave; it stays stopped until a person goes on with it.",
-    "cancel": "End a run for good: nothing of it stays queued, and nothing puts it back.",
-    "resume": "Go on with a run that was stopped, cancelled or lost, or that failed, in the same folder.",
-    "checkpoints": "List a run's checkpoints, bad ones included; with --verify read every byte of them.",
-    "export": "Write a run's weights to a plain safetensors file, for use elsewhere.",
-    "report": "Write a run's report again and print where it is.",
-    "sandbox": "A SLURM of one's own on this machine, to try jobs on before there is a cluster.",
+    "list": "List the runs of this account, the newest activity first.",
+    "status": "Show the state of a run, where it runs, and what to do if it does not.",
+    "logs": "Print the logs of a run, merged and labelled; -f follows them across restarts.",
+    "stop": "Let a run save and stop; it stays stopped until `slurmddp resume`.",
+    "cancel": "End a run: its jobs leave the queue, and it is not requeued.",
+    "resume": "Resume a stopped, cancelled, lost or failed run in the same folder.",
+    "checkpoints": "List the checkpoints of a run, damaged ones too; --verify reads every byte.",
+    "export": "Write the weights of a run to a plain safetensors file.",
+    "report": "Write the report of a run and print its path.",
+    "sandbox": "Start a SLURM of your own on this machine, to try jobs without a cluster.",
 }
 SETTINGS = ("nodes", "cluster", "name", "model", "data", "time_limit", "partition", "account", "launcher")
-"""Settings that people first type as flags; they get told how to write them."""
+"""Settings that are often typed as flags; the error shows how to write them."""
 _INVALID_CHOICE = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
 
 
 class UsageError(Exception):
-    """The command line itself is wrong."""
+    """An unknown command or flag, or a wrong argument."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are exceptions, so that all of them read alike."""
+    """An argument parser that raises its errors, so that all errors look alike."""
 
     def error(self, message: str) -> NoReturn:
         if choice := _INVALID_CHOICE.search(message):
@@ -64,14 +64,14 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # sbatch hands it on to the job: no file of a run is writable for everybody.
+    # sbatch hands the umask on to the job, so that no file of a run is writable for everybody.
     os.umask(os.umask(0o077) | 0o002)
     debug = os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
     if "--debug" in arguments:
         debug = True
         arguments.remove("--debug")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # What a rank prints, not every terminal can show.
+        sys.stdout.reconfigure(errors="backslashreplace")  # Some terminals can't show the output of a rank.
     try:
         code = _run(arguments)
         sys.stdout.flush()
@@ -85,11 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has left; Python would complain once more when it closes stdout.
+        # The reader of stdout has closed it. Without this, Python would print another error at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in NOT_OURS:
+        if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
             return report_machine(error)
         return report_bug(error)
 
@@ -114,17 +114,17 @@ def _run(arguments: list[str]) -> int:
     module.add_arguments(parser)
     try:
         parsed = _parse(parser, arguments[1:])
-    except SystemExit as left:  # argparse leaves this way after --help
+    except SystemExit as left:  # argparse exits after --help.
         return int(left.code or 0)
     code: int = module.run(parsed)
     return code
 
 
 def _parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
-    """Parse with flags and other arguments in any order; unknown flags name the near ones."""
+    """Parse flags and other arguments in any order; the error for an unknown flag names near ones."""
     try:
         parsed, rest = parser.parse_known_intermixed_args(arguments)
-    except TypeError:  # a command with sub-commands of its own can't be mixed
+    except TypeError:  # A command with sub-commands can't be mixed.
         parsed, rest = parser.parse_known_args(arguments)
     if rest:
         setting = rest[0].lstrip("-")
@@ -146,7 +146,7 @@ def _parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Na
 
 
 def _flags(parser: argparse.ArgumentParser) -> set[str]:
-    """Return the long flags of a command, those of its sub-commands included."""
+    """Return the long flags of a command and of its sub-commands."""
     found: set[str] = set()
     for action in parser._actions:
         found.update(flag for flag in action.option_strings if flag.startswith("--"))
@@ -177,7 +177,7 @@ Train PyTorch models on a SLURM cluster as easily as on a laptop.
 commands:
 {commands}
 
-`slurmddp COMMAND --help` says more about one of them.
+`slurmddp COMMAND --help` describes a command.
 
 flags:
   --help     show this

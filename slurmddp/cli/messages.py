@@ -1,4 +1,4 @@
-"""How an error reads on the terminal, and what the exit codes mean; must stay light to import."""
+"""Print errors on the terminal, and describe the exit codes; light to import."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ import traceback
 
 from slurmddp.errors import EXIT_FAILED, SlurmddpError
 
-NOT_OURS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 EXIT_CODES = """exit codes:
-  0   finished, or submitted; of `train` and `resume` also: the run is queued or runs already
+  0   finished, or submitted; with `train` and `resume` also: the run is active already
   1   the training failed: rank, host and last lines are shown; or a checkpoint is bad, missing or not written
-  2   unknown command or flag, or an argument that is missing or of the wrong kind
+  2   unknown command or flag, or a missing or wrong argument
   66  no run of that name, or several
   69  SLURM is missing, does not answer, or refused
-  73  the run has finished, still stops, or runs and can't take the changes: nothing was changed
-  75  stopped at a checkpoint: run it again and it goes on
-  76  the preflight found a node that is not fit; a job is tried again on others
-  78  a wrong value of a setting or flag; if it was seen at once, nothing was started, queued or written
-  79  no progress since the last attempt
-  130 interrupted; a local run that is killed resumes from its last checkpoint
+  73  the run has finished, is ending, or is active, so it can't be changed or put aside; nothing was done
+  75  stopped at a checkpoint; the same command resumes
+  76  the preflight found an unhealthy node; the job runs again on others
+  78  a wrong value of a setting or flag; if it was found at once, nothing was started, queued or written
+  79  no progress since the last attempt, so the job does not run again
+  130 interrupted; a killed local run resumes from its last checkpoint
 """
 
 
 def paragraph(message: str, hint: str = "") -> str:
-    """Return an error as it stands on the terminal: who speaks, what is wrong, what to do."""
+    """Return the text of an error on the terminal: the program, the problem, the remedy."""
     between = "" if message.endswith("\n") else " "
     return f"slurmddp: error: {message}{between}{hint}".strip()
 
 
 def report(error: SlurmddpError, *, debug: bool) -> int:
-    """Print an error that a person is meant to read, and return its exit code."""
+    """Print an error of slurmddp and return its exit code."""
     if debug:
         traceback.print_exception(error)
     print(paragraph(error.message, error.hint), file=sys.stderr)
@@ -41,7 +41,7 @@ def report(error: SlurmddpError, *, debug: bool) -> int:
 
 
 def report_machine(error: OSError) -> int:
-    """Print what the machine refuses (a full disk, a folder that may not be written); not our fault."""
+    """Print an error of the machine, such as a full disk; return the exit code."""
     where = f" ({error.filename})" if error.filename else ""
     print(
         paragraph(f"{error.strerror}{where}.", "Free space or correct the permissions, then run it again."),
@@ -51,12 +51,12 @@ def report_machine(error: OSError) -> int:
 
 
 def report_bug(error: BaseException) -> int:
-    """Print an error that nobody foresaw, with all that is needed to find it."""
+    """Print an unexpected error with its traceback; return the exit code."""
     traceback.print_exception(error)
     print(
         paragraph(
             f"{type(error).__name__}: {error}.",
-            "This is a fault of slurmddp, not of your input; please report it with the lines above.",
+            "This is a bug of slurmddp, not of your input; please report it with the lines above.",
         ),
         file=sys.stderr,
     )

@@ -25,9 +25,13 @@ if TYPE_CHECKING:
 
 
 def hold(folder: RunFolder) -> RunLock:
-    """Return the lock of a run, taken, so that only this command decides on it until the lock is released.
+    """Acquire the lock of a run, so that no other command starts the run meanwhile.
 
-    A launcher that trains the run here holds the lock all the time; then the lock is returned without it.
+    Returns:
+        The lock. Its `fileno` is negative if a launcher on this machine trains the run and keeps the lock.
+
+    Raises:
+        ConfigError: the folder is not a run folder.
     """
     from slurmddp.launchers.local import run as local
     from slurmddp.runs.folder.lock import RunLock
@@ -39,14 +43,14 @@ def hold(folder: RunFolder) -> RunLock:
         return found.active and found.launcher == "local"
 
     def waiting() -> None:
-        said = f"Another command is at work on {folder.name}; waiting for it."
+        said = f"Another command is starting {folder.name}; waiting for it."
         if status(folder, None).launcher == "local":
             said = local.still_ending(folder)
         print(said, file=sys.stderr, flush=True)
 
     if not folder.config_file.is_file():
         raise ConfigError(
-            f"{folder.path} is there but is no run folder: it has no config.yaml.",
+            f"{folder.path} exists but is no run folder: it has no config.yaml.",
             hint="Remove it, or choose another name= or runs_dir=.",
         )
     refuse_foreign(folder.path)
@@ -56,6 +60,7 @@ def hold(folder: RunFolder) -> RunLock:
 
 
 def status_of(folder: RunFolder) -> RunStatus:
+    """Return the state of a run; SLURM is asked if this machine has one."""
     from slurmddp.runs.status.run_status import status
     from slurmddp.slurm import client
 
@@ -63,7 +68,7 @@ def status_of(folder: RunFolder) -> RunStatus:
 
 
 def already_active(status: RunStatus) -> int:
-    """Print the job or process that a run has already; return the exit code."""
+    """Print the job or process of an active run; return the exit code."""
     from slurmddp.cli.refusals import refuse_unclear
 
     refuse_unclear(status)
@@ -77,13 +82,13 @@ def start_job(job: Job, lock: RunLock, *, is_new: bool = False) -> int:
 
     Args:
         lock: the run's lock, which the caller holds.
-        is_new: whether the run folder was just created for this job, and is removed if SLURM refuses the job.
+        is_new: whether the run folder was created for this job; it is removed if SLURM refuses the job.
     """
     return _submit(job, is_new=is_new) if job.launcher == "slurm" else _train_here(job, lock, is_new=is_new)
 
 
 def script_of(job: Job) -> str | None:
-    """Return the batch script of a job for SLURM; raises SlurmddpError if the job can't be started."""
+    """Return the batch script of a job, None for a local run; raises SlurmddpError if it can't start."""
     if job.launcher != "slurm":
         fits_here(job)
         return None
@@ -103,7 +108,7 @@ def script_of(job: Job) -> str | None:
 
 
 def fits_here(job: Job) -> None:
-    """Refuse a local run of far more ranks than this machine can carry, before anything is written."""
+    """Refuse a local run with far too many ranks for this machine."""
     from slurmddp.host import process
     from slurmddp.launchers.local import run as local
 
@@ -133,7 +138,7 @@ def _submit(job: Job, *, is_new: bool) -> int:
                 folder.add_event(UNANSWERED, submitter=job.submitter)
             remember(folder)
         elif is_new:
-            _take_away(folder)
+            _remove(folder)
         raise
     remember(folder)
     spares = f" and {counted(job.resources.spare_nodes, 'spare')}" if job.resources.spare_nodes else ""
@@ -141,14 +146,14 @@ def _submit(job: Job, *, is_new: bool) -> int:
     print(f"run     {folder.name}  ({counted(job.resources.world_size, 'rank')} on {where})")
     print(f"job     {job_id}")
     print(f"folder  {folder.path}")
-    if unseen := _unseen_progress(job):
-        print(f"note    {unseen}")
+    if note := _progress_note(job):
+        print(f"note    {note}")
     print(_how_to_follow(folder.name))
     return EXIT_FINISHED
 
 
-def _unseen_progress(job: Job) -> str:
-    """Print how to name the files that a script saves, if a time limit may end the job."""
+def _progress_note(job: Job) -> str:
+    """Return a note about `program.checkpoints` for a script with a time limit, else an empty text."""
     program, most = job.program.config.get("program") or {}, job.policy.max_requeues_without_progress
     if not program.get("script") or job.saved_files or job.resources.time_limit_min is None:
         return ""
@@ -158,8 +163,8 @@ def _unseen_progress(job: Job) -> str:
     )
 
 
-def _take_away(folder: RunFolder) -> None:
-    """Leave nothing of a run that was refused, nor the folder of runs if it was made for it."""
+def _remove(folder: RunFolder) -> None:
+    """Remove the folder of a refused run, and the folder of runs if it is empty."""
     shutil.rmtree(folder.path, ignore_errors=True)
     with suppress(OSError):
         folder.path.parent.rmdir()
@@ -170,7 +175,7 @@ def _how_to_follow(name: str) -> str:
 
 
 def gpus_here(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
-    """Return how many GPUs this machine shows, without asking torch."""
+    """Return the number of visible GPUs of this machine, without torch."""
     present = sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in devices.glob("nvidia*"))
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
     return present if chosen is None else min(present, len([one for one in chosen.split(",") if one.strip()]))
@@ -188,7 +193,7 @@ def _train_here(job: Job, lock: RunLock, *, is_new: bool) -> int:
     print(f"folder  {folder.path}", flush=True)
     if job.resources.gpus_per_node and not gpus_here(os.environ):
         print("This machine shows no GPU: the training runs on its CPUs.")
-    # Of another program than the trainer, what rank 0 prints is all that there is to show.
+    # Another program than the trainer may only print.
     steps, output = job.program.config["train"]["steps"], not job.program.is_own_trainer
     with RunView(folder, steps, output=output) as view:
         training = local.LocalRun(job, folder, say=view.say, lock=lock)
@@ -198,7 +203,7 @@ def _train_here(job: Job, lock: RunLock, *, is_new: bool) -> int:
 
 
 def _conclude(folder: RunFolder, code: int) -> int:
-    """Say how a local run ended and where its results are."""
+    """Print the end of a local run and the paths of its results."""
     from slurmddp.runs.report.html import with_report
     from slurmddp.runs.status.run_status import status
 
@@ -219,9 +224,9 @@ def _conclude(folder: RunFolder, code: int) -> int:
 def _results(folder: RunFolder, stands: RunStatus) -> Sequence[str]:
     from slurmddp.runs.status.metrics import read
 
-    held_out = read(folder).held_out.values
-    fell = f", held-out loss {held_out[0]:.3f} -> {held_out[-1]:.3f}" if len(held_out) > 1 else ""
-    lines = ["Finished." if stands.step is None else f"Finished: {stands.step} steps{fell}."]
+    losses = read(folder).held_out.values
+    change = f", held-out loss {losses[0]:.3f} -> {losses[-1]:.3f}" if len(losses) > 1 else ""
+    lines = ["Finished." if stands.step is None else f"Finished: {stands.step} steps{change}."]
     if folder.sample_file.exists():
         sample = folder.sample_file.read_text(encoding="utf-8", errors="replace").strip()
         lines += ["", "What the model writes:", *(f"    {line}" for line in sample.splitlines()), ""]

@@ -255,7 +255,9 @@ def test_the_goodput_of_a_program_that_tells_nothing_is_not_known(make_run, slur
     append_line(folder.attempts_file, {**END, "time": 1060.0})
     assert main(["status", "-v", "gpt"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"goodput +not known, for the program does not tell its first step: 1m 00s untold", out)
+    assert re.search(
+        r"goodput +not known, because the program does not report its first step: 1m 00s untold", out
+    )
 
 
 def test_status_of_a_damaged_record_says_nothing_of_its_time(make_run, slurm, capsys):

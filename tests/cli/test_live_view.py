@@ -87,7 +87,7 @@ def test_events_tell_the_story_of_a_run(folder: RunFolder) -> None:
         "Checkpoint 30 can't be used.",
         "resuming from step 20",
         "stopping at a checkpoint (SIGTERM)",
-        "attempt 0 ended: stopped, goes on",
+        "attempt 0 ended: stopped, requeued",
     ]
 
 
@@ -201,12 +201,11 @@ def test_a_node_that_failed_without_a_rank_is_told() -> None:
     assert Reading(3).add_event(stalled) == "rank 1 on n1 stalled: in its step for 9 s"
     again = {"event": "restarted", "generation": 1, "step": 40}
     assert Reading(3).add_event(again) == (
-        "the ranks begin again in place (generation 1); they had come to step 40"
+        "the ranks restart in place (generation 1); they had reached step 40"
     )
     elsewhere = again | {"spare": [3], "nodes": 2}
     assert Reading(3).add_event(elsewhere) == (
-        "the ranks begin again in place (generation 1, with spare node 3 on 2 nodes); "
-        "they had come to step 40"
+        "the ranks restart in place (generation 1, with spare node 3 on 2 nodes); they had come to step 40"
     )
     lost = {"event": "rank_failed", "rank": None, "host": "n1", "node_rank": 2, "reason": "lost node: silent"}
     assert Reading(3).add_event(lost) == "node 2 (n1) was lost: silent"

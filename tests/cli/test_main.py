@@ -114,7 +114,7 @@ def test_an_unforeseen_error_shows_its_place_and_asks_for_a_report(
     probe.error = ZeroDivisionError("by zero")  # type: ignore[attr-defined]
     assert run("probe") == errors.EXIT_FAILED
     shown = capsys.readouterr().err
-    assert "Traceback" in shown and "ZeroDivisionError: by zero. This is a fault of slurmddp" in shown
+    assert "Traceback" in shown and "ZeroDivisionError: by zero. This is a bug of slurmddp" in shown
 
 
 def test_ctrl_c_ends_without_a_traceback(probe: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

@@ -213,7 +213,7 @@ def test_cancel_of_another_account_s_local_run_says_who_can(make_run, slurm, cap
     local(folder, os.getpid())
     monkeypatch.setattr(os, "kill", refuse)
     assert main(["cancel", "gpt"]) == 0
-    assert f"process {os.getpid()} is another account's" in capsys.readouterr().out
+    assert f"process {os.getpid()} belongs to another account" in capsys.readouterr().out
     assert folder.cancelled_file.exists()
 
 
@@ -380,7 +380,7 @@ def test_resume_of_a_run_that_nobody_sees_says_what_is_in_the_way(make_run, slur
     assert "Whether job 7 of gpt-0a1b2c3d still runs can't be seen" in capsys.readouterr().err
     folder.attempts_file.write_text("no JSON\n")
     assert main(["resume", "gpt"]) == EXIT_CONFIG
-    assert "How gpt-0a1b2c3d stands can't be told" in capsys.readouterr().err
+    assert "The state of gpt-0a1b2c3d is not known" in capsys.readouterr().err
     assert resumed == []
 
 

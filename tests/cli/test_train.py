@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ from slurmddp.errors import (
 )
 from slurmddp.launchers.local import run as local
 from slurmddp.runs import index
+from slurmddp.runs.folder.history import UNANSWERED
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm import client
@@ -185,7 +187,7 @@ def test_a_dry_run_says_how_many_nodes_go_on_when_one_is_lost(
 ) -> None:
     elastic = ["train", "--dry-run", *BIG, "nodes=8", "elastic=true"]
     assert main(elastic) == 0
-    assert "4 of the other 7 go on: 7 nodes can't share the 1024 samples" in capsys.readouterr().err
+    assert "4 of the other 7 continue: 7 nodes can't share the 1024 samples" in capsys.readouterr().err
     for silent in (["train.global_batch=896"], ["elastic=false"], ["nodes=1"]):
         assert main([*elastic, *silent]) == 0
         assert "note" not in capsys.readouterr().err, silent
@@ -294,9 +296,42 @@ def test_the_same_command_does_not_submit_twice(
     shown = capsys.readouterr().out
     assert "queued already: job 1" in shown and "slurmddp logs -f" in shown
     slurm.set_state("1", "RUNNING")
-    assert main(["train", *BIG, "time_limit=3:00:00", "--fresh"]) == 0
+    assert main(["train", *BIG, "time_limit=3:00:00"]) == 0
     assert "Nothing was started twice" in capsys.readouterr().out
     assert len(slurm.submissions) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "words"),
+    [
+        ("PENDING", EXIT_RUN_STATE, "is queued: job 1.*can't be put aside.*First `slurmddp cancel first-"),
+        ("RUNNING", EXIT_RUN_STATE, "is starting: job 1.*can't be put aside.*First `slurmddp cancel first-"),
+        ("silent", EXIT_SLURM, "can't be seen.*nothing was submitted"),
+        ("unanswered", EXIT_RUN_STATE, "is queued: job 1.*can't be put aside"),
+        ("unanswered and silent", EXIT_SLURM, "Nothing was submitted"),
+    ],
+)
+def test_fresh_refuses_an_active_run(
+    project: Path,
+    slurm: FakeSlurm,
+    capsys: pytest.CaptureFixture[str],
+    state: str,
+    code: int,
+    words: str,
+) -> None:
+    main(["train", *BIG])
+    folder = only_run(project)
+    if "unanswered" in state:
+        folder.attempts_file.write_text("")
+        folder.add_event(UNANSWERED, submitter="sbatch")
+    if "silent" in state:
+        slurm.silence = "it is asleep"
+    slurm.set_state("1", state if state.isupper() else "PENDING")
+    capsys.readouterr()
+    assert main(["train", *BIG, "--fresh"]) == code
+    shown = capsys.readouterr()
+    assert re.search(words, shown.err) and "kept as" not in shown.out
+    assert only_run(project).path == folder.path and len(slurm.submissions) == 1
 
 
 def test_a_run_whose_cancelled_job_is_still_ending_is_not_called_submitted(
@@ -326,7 +361,7 @@ def test_a_run_that_was_asked_to_stop_and_still_runs_is_not_called_resumed(
     folder.stop_file.touch()
     assert main(again) == EXIT_RUN_STATE
     said = capsys.readouterr().err
-    assert "was asked to stop and has not left yet" in said and "Try again" in said
+    assert "was asked to stop and has not ended yet" in said and "Try again" in said
     assert len(slurm.submissions) == 1 and folder.stop_file.exists()
 
 

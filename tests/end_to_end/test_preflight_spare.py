@@ -85,7 +85,7 @@ def test_a_spare_takes_the_place_of_a_node_that_is_not_fit(project: Project) -> 
     assert [(end["attempt"], end["outcome"]) for end in project.events("ended")] == [(0, "finished")]
     shown = done.stdout + done.stderr
     assert "node 1 (localhost) was lost to the preflight: /proc (TMPDIR) can't be written to" in shown
-    assert "the ranks begin again in place (generation 1, with spare node 2)" in shown
+    assert "the ranks restart in place (generation 1, with spare node 2)" in shown
     told = project.type("status", "-v", project.run.name).stdout
     assert "generation 1 of ranks runs with spare node 2" in told
     assert "node 1 (localhost) was lost to the preflight" in told

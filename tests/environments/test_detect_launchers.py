@@ -116,7 +116,7 @@ def test_intel_mpi_with_a_name_for_the_launch():
 @pytest.mark.parametrize(
     ("environ", "found", "hint"),
     [
-        (INTEL_MPI, "no name of their launch", "SLURMDDP_LAUNCH_ID"),
+        (INTEL_MPI, "no id of the launch", "SLURMDDP_LAUNCH_ID"),
         (without(OPEN_MPI, "SLURMDDP_MASTER_ADDR"), "where rank 0 is", "SLURMDDP_MASTER_ADDR"),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "4"}, "rank 4 of 4", "OMPI_*"),
         ({"PMI_RANK": "0", "PMI_SIZE": "1"}, "MPI_LOCALNRANKS are not set", "mpirun"),

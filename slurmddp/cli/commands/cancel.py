@@ -1,4 +1,4 @@
-"""End a run for good: nothing of it stays queued, and nothing puts it back."""
+"""End a run: its jobs leave the queue, and it is not requeued."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def cancel(folder: RunFolder, slurm: Slurm) -> list[str]:
-    """Mark the run as cancelled, then end its jobs or its process; returns what was done, in sentences."""
-    read_history(folder)  # a record that can't be read is an error before anything is changed
+    """Mark a run as cancelled, then end its jobs or its process; return sentences about it."""
+    read_history(folder)  # An unreadable record is an error before anything is changed.
     again = folder.cancelled_file.exists()
-    # The mark comes before all else: from here on the batch script neither requeues nor resubmits.
-    write_atomic(folder.cancelled_file, "cancelled by `slurmddp cancel`; `slurmddp resume` takes this away\n")
+    # The mark comes first: from now on the batch step neither requeues nor resubmits.
+    write_atomic(folder.cancelled_file, "cancelled by `slurmddp cancel`; `slurmddp resume` removes this\n")
     history = read_history(folder)
     if (history.job_id or "").startswith("local"):
         done = _stop_process(folder, history, at_once=again)
     else:
         done = _cancel_jobs(folder, slurm, list(history.open_jobs))
-    # A resubmission that was already under way when the mark was set has its own job.
+    # A resubmission that began before the mark has another job.
     late = [job_id for job_id in read_history(folder).open_jobs if job_id not in history.open_jobs]
     done += _cancel_jobs(folder, slurm, late) if late else []
     folder.add_event("cancelled", job_id=history.job_id)
@@ -59,14 +59,15 @@ def cancel(folder: RunFolder, slurm: Slurm) -> list[str]:
 
 
 def cancel_jobs(folder: RunFolder, slurm: Slurm, ids: Sequence[str]) -> list[str]:
-    """Cancel the jobs of a run that are not over, as far as SLURM knows, and return their ids.
+    """Cancel the live jobs of a run and return their ids.
 
-    `ids` are the jobs that the folder names. SLURM may have more: one whose submission was not recorded.
+    Args:
+        ids: the jobs that the folder names. SLURM may have another one, whose submission was not recorded.
     """
-    own = [job_id for job_id in ids if not job_id.startswith("local")]
-    known = slurm.jobs(own) if own else {}
-    named = [job_id for job_id in own if job_id in known and known[job_id].may_be_of(folder.name)]
-    active = [job_id for job_id in named if known[job_id].state not in TERMINAL]
+    named = [job_id for job_id in ids if not job_id.startswith("local")]
+    known = slurm.jobs(named) if named else {}
+    ours = [job_id for job_id in named if job_id in known and known[job_id].may_be_of(folder.name)]
+    active = [job_id for job_id in ours if known[job_id].state not in TERMINAL]
     active += [job_id for job_id in live_jobs(folder, slurm) if job_id not in active]
     for job_id in active:
         slurm.cancel(job_id)
@@ -105,12 +106,14 @@ def _stop_process(folder: RunFolder, history: History, *, at_once: bool) -> list
     if not alive:
         return []
     try:
-        # The launcher saves and stops at the first signal, and kills at a Ctrl-C after that.
+        # The launcher saves and stops at the first signal, and kills at a later Ctrl-C.
         os.kill(newest.pid, signal.SIGINT if at_once else signal.SIGTERM)
-        os.kill(newest.pid, signal.SIGCONT)  # Suspended by Ctrl-Z, it would hear nothing.
+        os.kill(newest.pid, signal.SIGCONT)  # A process that Ctrl-Z suspended handles no signal.
     except ProcessLookupError:
         return []
     except PermissionError:
-        return [f"{marked} process {newest.pid} is another account's: only that one, or root, can stop it."]
-    told = "to end at once" if at_once else "to save and stop; a second `slurmddp cancel` kills it"
-    return [f"{folder.name} is cancelled: process {newest.pid} was told {told}."]
+        return [
+            f"{marked} process {newest.pid} belongs to another account, which alone, or root, can stop it."
+        ]
+    asked = "to end at once" if at_once else "to save and stop; a second `slurmddp cancel` kills it"
+    return [f"{folder.name} is cancelled: process {newest.pid} was told {asked}."]

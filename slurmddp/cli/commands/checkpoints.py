@@ -1,4 +1,4 @@
-"""List a run's checkpoints, bad ones included; with --verify read every byte of them."""
+"""List the checkpoints of a run, damaged ones too; --verify reads every byte."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one line per checkpoint; the exit code is 1 when one can't be loaded and is not yet set aside."""
+    """Print one line per checkpoint; return 1 if a checkpoint can't be loaded and is not quarantined."""
     root = find_root(args.run)
     found = rows(root, hashed=args.verify)
     damaged = [row for row in found if row.state == "damaged"]
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         for row in other:
             print(f"{row.path.name}: {row.problem}", file=sys.stderr)
         if damaged:
-            print("A resume passes over what is damaged and takes the newest good one.", file=sys.stderr)
+            print("A resume ignores damaged checkpoints and loads the newest good one.", file=sys.stderr)
     return EXIT_FAILED if damaged or other else 0
 
 

@@ -1,4 +1,4 @@
-"""Write a run's weights to a plain safetensors file, for use elsewhere."""
+"""Write the weights of a run to a plain safetensors file."""
 
 from __future__ import annotations
 
@@ -16,16 +16,23 @@ from slurmddp.errors import CheckpointError, ConfigError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp export`."""
     parser.add_argument("run", metavar="RUN", help="name, its beginning, or folder")
-    parser.add_argument("--step", type=int, metavar="N", help="of this step (the newest that verifies)")
     parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="where to (RUN-step-N.safetensors, in this folder)"
+        "--step", type=int, metavar="N", help="step of the checkpoint (default: the newest undamaged one)"
     )
-    parser.add_argument("--object", metavar="NAME", help="which model, where several were saved (model)")
-    parser.add_argument("--force", action="store_true", help="replace the file if there is one")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="the file to write (default: RUN-step-N.safetensors in this folder)",
+    )
+    parser.add_argument(
+        "--object", metavar="NAME", help="the model to write, if several were saved (default: model)"
+    )
+    parser.add_argument("--force", action="store_true", help="replace an existing file")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the file and print its path; nothing but the model's own tensors goes into it."""
+    """Write the tensors of the model to a file, and print the path."""
     root = find_root(args.run)
     folder = _choose(root, args.step)
     step = step_of(folder)
@@ -46,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 def _choose(root: Path, step: int | None) -> Path:
     folders = checkpoint_folders(root)
     if not folders:
-        raise CheckpointError(f"There are no checkpoints in {root}.", hint="The run has not saved any yet.")
+        raise CheckpointError(f"There are no checkpoints in {root}.", hint="The run has not saved one yet.")
     if step is not None:
         for folder in folders:
             if step_of(folder) == step:
@@ -57,8 +64,8 @@ def _choose(root: Path, step: int | None) -> Path:
     if newest is None:
         raise CheckpointError(
             f"None of the {len(folders)} checkpoints in {root} verifies.",
-            hint="`slurmddp checkpoints RUN --verify` says what is wrong with each.",
+            hint="`slurmddp checkpoints RUN --verify` shows the damage of each.",
         )
     if newest != folders[0]:
-        print(f"{folders[0].name} is damaged; {newest.name} is taken instead.", file=sys.stderr)
+        print(f"{folders[0].name} is damaged; {newest.name} is used instead.", file=sys.stderr)
     return newest

@@ -1,4 +1,4 @@
-"""List the runs of this account, the last one touched first."""
+"""List the runs of this account, the newest activity first."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one line per run; SLURM is asked once for all of them."""
+    """Print one line per run, after one request to SLURM for all runs."""
     if args.limit < 1:
         raise ConfigError(f"--limit is {args.limit}.", hint="Give at least 1, or --all.")
     runs = index.all_runs()
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(found: Sequence[RunStatus], now: float) -> None:
-    told = settings(found)
+    shown = settings(found)
     rows = [
         (
             one.name,
@@ -60,7 +60,7 @@ def _print(found: Sequence[RunStatus], now: float) -> None:
             number(one.loss),
             one.job_id or "-",
             "-" if one.created is None else duration(now - one.created),
-            told[one.path],
+            shown[one.path],
             str(one.path.parent),
         )
         for one in found
@@ -70,16 +70,16 @@ def _print(found: Sequence[RunStatus], now: float) -> None:
 
 
 def settings(found: Sequence[RunStatus]) -> dict[Path, str]:
-    """Return the settings typed for each run, less those that all runs with its `name=` share."""
+    """Return the typed settings of each run, without settings that all runs of the same `name=` share."""
     typed = {one.path: _typed(RunFolder(one.path)) for one in found}
     names = {one.path: one.name.rpartition("-")[0] or one.name for one in found}
-    told = {}
+    shown = {}
     for path, words in typed.items():
         alike = [typed[other] for other in typed if names[other] == names[path]]
         own = [word for word in words if len(alike) == 1 or not all(word in others for others in alike)]
         text = " ".join(own)
-        told[path] = text if len(text) <= _SETTINGS_CHARS else f"{text[: _SETTINGS_CHARS - 3]}..."
-    return told
+        shown[path] = text if len(text) <= _SETTINGS_CHARS else f"{text[: _SETTINGS_CHARS - 3]}..."
+    return shown
 
 
 def _typed(folder: RunFolder) -> list[str]:
@@ -92,6 +92,6 @@ def _typed(folder: RunFolder) -> list[str]:
 
 
 def steps(one: RunStatus) -> str:
-    """Say how far a run is: `270/400`."""
+    """Return the progress of a run: `270/400`."""
     reached = "-" if one.step is None else str(one.step)
     return f"{reached}/{one.total_steps}" if one.total_steps is not None else reached

@@ -1,4 +1,4 @@
-"""Print the logs of a run, merged and labelled; with -f follow them across restarts."""
+"""Print the logs of a run, merged and labelled; -f follows them across restarts."""
 
 from __future__ import annotations
 
@@ -16,24 +16,33 @@ from slurmddp.runs.status.run_status import status
 from slurmddp.slurm.client import Slurm, SlurmClient
 
 ASK_EVERY_S = 30.0
-"""A run that ends writes its end; SLURM is only asked, seldom, for runs that were ended without one."""
+"""Seconds between two requests to SLURM, which only tell of runs that ended without a record."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp logs`."""
     parser.add_argument(
-        "run", nargs="?", metavar="RUN", help="name, its beginning, or folder (the newest run)"
+        "run", nargs="?", metavar="RUN", help="name, its beginning, or folder (default: the newest run)"
     )
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
+    parser.add_argument("-f", "--follow", action="store_true", help="follow the logs until the run has ended")
     parser.add_argument(
-        "-n", "--lines", type=_count, default=40, metavar="N", help="last lines of each log, or `all` (40)"
+        "-n",
+        "--lines",
+        type=_count,
+        default=40,
+        metavar="N",
+        help="number of last lines of each log, or `all` (default: 40)",
     )
-    parser.add_argument("--attempt", type=int, metavar="K", help="an earlier attempt (the newest)")
+    parser.add_argument(
+        "--attempt", type=int, metavar="K", help="number of the attempt (default: the newest)"
+    )
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "--rank", type=int, action="append", metavar="R", help="this rank; may be repeated (0)"
+        "--rank", type=int, action="append", metavar="R", help="rank; may be repeated (default: 0)"
     )
-    which.add_argument("--all", action="store_true", help="all ranks, nodes, and the batch script")
+    which.add_argument(
+        "--all", action="store_true", help="logs of all ranks and nodes, and of the batch script"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,7 +82,7 @@ def _follow(folder: RunFolder, selection: logs.Selection, count: int | None) -> 
 def end_of(
     folder: RunFolder, slurm: Slurm, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[], bool]:
-    """Return a question to ask often: has the run ended? The folder answers, SLURM at most twice a minute."""
+    """Return a function that tells whether the run has ended; it asks SLURM at most twice a minute."""
     asked_at: float | None = None
 
     def has_ended() -> bool:

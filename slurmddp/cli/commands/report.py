@@ -1,4 +1,4 @@
-"""Write a run's report again and print where it is."""
+"""Write the report of a run and print its path."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp report`."""
     parser.add_argument(
-        "run", nargs="?", metavar="RUN", help="name, its beginning, or folder (the newest run)"
+        "run", nargs="?", metavar="RUN", help="name, its beginning, or folder (default: the newest run)"
     )
 
 
@@ -27,6 +27,6 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise SlurmddpError(
             f"The report of {folder.name} can't be written: {plain(error)}.",
-            hint="It is written into the run folder, so that must be yours and have space.",
+            hint="The run folder must be yours, and have free space.",
         ) from error
     return 0

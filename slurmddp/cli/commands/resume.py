@@ -1,4 +1,4 @@
-"""Go on with a run that was stopped, cancelled or lost, or that failed, in the same folder."""
+"""Resume a stopped, cancelled, lost or failed run in the same folder."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "changes",
         nargs="*",
         metavar="KEY=VALUE",
-        help="where it runs, how long, and on how many ranks: partition=, time_limit=, nodes= ...",
+        help="another place, time limit or size: partition=, time_limit=, nodes= ...",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Submit a run again, or run it here, into its own folder: it resumes from its last checkpoint."""
+    """Start a run again in its folder, from its last checkpoint."""
     from slurmddp.cli import start_run
     from slurmddp.cli.refusals import refuse_active, refuse_finished
     from slurmddp.config.resume import job_of_run
@@ -54,12 +54,12 @@ def run(args: argparse.Namespace) -> int:
         for note in unused(job.program.config, os.environ):
             print(f"slurmddp: note: {note}", file=sys.stderr)
         if any(change.lstrip("+").partition("=")[0] in SIZE for change in args.changes):
-            _tell_size(job)
+            _print_size(job)
         return start_run.start_job(job, lock)
 
 
-def _tell_size(job: Job) -> None:
+def _print_size(job: Job) -> None:
     """Print how many samples an optimizer step has after a change of the number of ranks."""
     ranks = counted(job.resources.world_size, "rank")
     samples = job.program.config["train"]["global_batch"]
-    print(f"{job.run_name} goes on with {ranks}; each optimizer step keeps its {samples} samples.")
+    print(f"{job.run_name} resumes with {ranks}; each optimizer step keeps its {samples} samples.")

@@ -1,4 +1,4 @@
-"""`slurmddp sandbox`: a SLURM of one's own on this machine, to try jobs on before there is a cluster."""
+"""Start a SLURM of your own on this machine, to try jobs without a cluster."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from slurmddp.sandbox.record import names
 from slurmddp.sandbox.shell import export_lines, unset_lines
 
 ACTIONS = {
-    "up": "start it and wait until its nodes are idle",
-    "down": "stop it and remove every trace; its jobs are lost, run folders stay",
-    "status": "show its daemons, nodes and jobs",
-    "env": 'print the lines that make it the shell\'s SLURM: eval "$(slurmddp sandbox env)"',
+    "up": "start the sandbox and wait until its nodes are idle",
+    "down": "stop the sandbox and remove its files; jobs are lost, run folders stay",
+    "status": "show the daemons, nodes and jobs of the sandbox",
+    "env": 'print shell lines that select the sandbox: eval "$(slurmddp sandbox env)"',
 }
-
-
 SIZES = {
     "nodes": "number of nodes (default: 2)",
-    "cpus": "CPUs per node, more than the machine has if need be (default: 4)",
+    "cpus": "CPUs per node, which may be more than the machine has (default: 4)",
     "gpus": "fake GPUs per node (default: 2)",
-    "grace": "seconds between a preempted job's SIGTERM and its end (default: 10)",
-    "slurmd-timeout": "seconds after which a silent node counts as down (default: 30)",
+    "grace_s": "seconds between a preempted job's SIGTERM and its end (default: 10)",
+    "slurmd_timeout_s": "seconds after which a silent node counts as down (default: 30)",
 }
 
 
@@ -35,31 +33,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, purpose in ACTIONS.items():
         action = actions.add_parser(name, help=purpose, description=purpose)
-        action.add_argument("--name", default="default", help="which sandbox, where there are several")
+        action.add_argument("--name", default="default", help="name of the sandbox, if there are several")
         action.add_argument(
             "--dir", type=Path, help="its folder (default: ~/.local/state/slurmddp/sandbox/NAME)"
         )
         if name == "up":
             _add_sizes(action)
         if name == "env":
-            action.add_argument("--unset", action="store_true", help="print the lines that undo the others")
+            action.add_argument(
+                "--unset", action="store_true", help="print the lines that undo the selection"
+            )
 
 
 def _add_sizes(up: argparse.ArgumentParser) -> None:
     for name, purpose in SIZES.items():
-        up.add_argument(f"--{name}", type=int, metavar="N", help=purpose)
+        flag = f"--{name.removesuffix('_s').replace('_', '-')}"
+        up.add_argument(flag, dest=name, type=int, metavar="N", help=purpose)
     up.add_argument(
         "--accounting",
         action="store_true",
         default=None,
-        help="with slurmdbd on a MariaDB of its own, for sacct",
+        help="start slurmdbd and a MariaDB too, for sacct",
     )
     up.add_argument(
         "--no-namespaces",
         action="store_false",
         dest="namespaces",
         default=None,
-        help="do not make each node a host of its own (without root it never is)",
+        help="do not give each node a network namespace (without root there is none)",
     )
 
 
@@ -80,17 +81,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _up(args: argparse.Namespace) -> int:
-    sandbox = Sandbox(
-        args.name,
-        root=args.dir,
-        nodes=args.nodes,
-        cpus=args.cpus,
-        gpus=args.gpus,
-        accounting=args.accounting,
-        namespaces=args.namespaces,
-        grace_s=args.grace,
-        slurmd_timeout_s=args.slurmd_timeout,
-    )
+    given = {name: value for name, value in vars(args).items() if name not in ("action", "name", "dir")}
+    sandbox = Sandbox(args.name, root=args.dir, **given)
     started = sandbox.up()
     chosen = _choice(args)
     print(f"The sandbox {args.name!r} {'is up' if started else 'was up already'}: {describe(sandbox.plan)}.")
@@ -101,7 +93,7 @@ def _up(args: argparse.Namespace) -> int:
 
 
 def _choice(args: argparse.Namespace) -> str:
-    """Return the flags that name this sandbox again in another command."""
+    """Return the flags that select this sandbox in another command."""
     name = f" --name {args.name}" if args.name != "default" else ""
     return name + (f" --dir {shlex.quote(str(args.dir.absolute()))}" if args.dir else "")
 
@@ -114,7 +106,7 @@ def _status(sandbox: Sandbox) -> int:
     for node, state in status.nodes.items():
         print(f"  {node:<24} {state}")
     if not status.nodes:
-        print("SLURM does not answer. Run slurmddp sandbox down, then up.")
+        print("SLURM does not answer. Run `slurmddp sandbox down`, then `slurmddp sandbox up`.")
     else:
         print(f"Jobs: {len(sandbox.jobs())}.")
     others = [name for name in names(os.environ) if name != sandbox.request.name]

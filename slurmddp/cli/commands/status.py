@@ -1,4 +1,4 @@
-"""Show how a run stands, where it runs, and what to do when it does not."""
+"""Show the state of a run, where it runs, and what to do if it does not."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _WAITING = "slurmddp agent: waiting for "
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp status`."""
     parser.add_argument(
-        "run", nargs="?", metavar="RUN", help="name, its beginning, or folder (the newest run)"
+        "run", nargs="?", metavar="RUN", help="name, its beginning, or folder (default: the newest run)"
     )
     parser.add_argument(
         "-v",
         "--verbose",
         action="store_true",
-        help="also how each attempt ended and what its time went into",
+        help="also the end of each attempt, and what its time was used for",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _times(folder: RunFolder, found: RunStatus, now: float) -> tuple[Ledger, Phases | None]:
-    """Return what the time went into; nothing for a record that can't be read, which the state tells."""
+    """Return the use of the time, empty if the record can't be read; the state then tells why."""
     try:
         return read_ledger(folder, found, now), newest_phases(folder.events())
     except (SlurmddpError, OSError):
@@ -74,7 +74,7 @@ def _times(folder: RunFolder, found: RunStatus, now: float) -> tuple[Ledger, Pha
 
 
 def lines(one: RunStatus, ledger: Ledger, now: float) -> Iterator[tuple[str, str]]:
-    """Yield what is known about a run as (name, text), the most asked for first."""
+    """Yield the facts of a run as (name, text), the most important first."""
     yield "state", f"{one.state}: {one.detail}"
     if one.advice:
         yield "next", one.advice
@@ -104,7 +104,7 @@ def lines(one: RunStatus, ledger: Ledger, now: float) -> Iterator[tuple[str, str
 
 
 def _awaited(one: RunStatus) -> Iterator[tuple[str, str]]:
-    """Yield for which nodes the others wait, as node 0's agent says while there are no ranks."""
+    """Yield the nodes that have not joined, which node 0's agent names before the ranks start."""
     if one.state not in ("starting", "running") or one.log is None or one.log.name != "node-0.log":
         return
     for line in logs.tail(one.log, 1):
@@ -113,7 +113,7 @@ def _awaited(one: RunStatus) -> Iterator[tuple[str, str]]:
 
 
 def _restarted(one: RunStatus) -> Iterator[tuple[str, str]]:
-    """Yield the failures after which the ranks began again in place, the last few of them."""
+    """Yield the last failures after which the ranks restarted in place."""
     name = "restarted"
     for restart in one.restarted[-_RESTARTS:]:
         yield name, f"{clock(restart.time)} {restart.after}".rstrip() + f": {restart.sentence}"
@@ -123,7 +123,7 @@ def _restarted(one: RunStatus) -> Iterator[tuple[str, str]]:
 
 
 def _last_words(folder: RunFolder) -> list[str]:
-    """Return the last lines of the agents and the batch script, where no rank has left its own."""
+    """Return the last lines of the agents and the batch script, for an end without a failing rank."""
     attempts = folder.attempts()
     paths = logs.chosen(folder, attempts[-1], logs.Selection(frozenset())) if attempts else []
     lines = [
@@ -133,7 +133,7 @@ def _last_words(folder: RunFolder) -> list[str]:
 
 
 def _notices(folder: RunFolder) -> list[tuple[str, str]]:
-    with suppress(SlurmddpError, OSError):  # A record that can't be read is told by the state.
+    with suppress(SlurmddpError, OSError):  # The state tells of an unreadable record.
         return list(notices(folder.events()))
     return []
 
@@ -143,9 +143,7 @@ def _progress(one: RunStatus, now: float) -> Iterator[tuple[str, str]]:
         total = one.total_steps
         share = f" of {total} ({100 * one.step // total} %)" if total else ""
         seen = (
-            ""
-            if one.seen is None or not one.active
-            else f", last sign of life {duration(now - one.seen)} ago"
+            "" if one.seen is None or not one.active else f", last heartbeat {duration(now - one.seen)} ago"
         )
         yield "step", f"{one.step}{share}{seen}"
     if one.loss is not None:
@@ -172,18 +170,20 @@ def _place(one: RunStatus, now: float) -> Iterator[tuple[str, str]]:
 
 
 def _goodput(ledger: Ledger) -> str:
-    """Say which share of the time was training, and what the rest was, the largest part first."""
+    """Return the share of time spent on training, and the other uses, the largest first."""
     share, held = ledger.goodput, ledger.share_on_nodes
-    told = "not known, for the program does not tell its first step" if share is None else percent(share)
+    text = (
+        "not known, because the program does not report its first step" if share is None else percent(share)
+    )
     if share is not None and held is not None and percent(held) != percent(share):
-        told += f" ({percent(held)} of the time on nodes)"
+        text += f" ({percent(held)} of the time on nodes)"
     sizes = sorted(ledger.parts.items(), key=lambda part: -part[1])
     parts = [f"{duration(seconds)} {word}" for word, seconds in sizes if round(seconds)]
-    return f"{told}: {', '.join(parts)}" if parts else told
+    return f"{text}: {', '.join(parts)}" if parts else text
 
 
 def _print_attempts(folder: RunFolder) -> None:
-    """Print where each attempt ran and how it ended."""
+    """Print the nodes and the end of each attempt."""
     with suppress(SlurmddpError, OSError):
         attempts = read_history(folder).attempts
         rows = [
@@ -202,7 +202,7 @@ def _print_attempts(folder: RunFolder) -> None:
 
 
 def _print_times(ledger: Ledger, phases: Phases | None) -> None:
-    """Print the ledger attempt by attempt, and the phases of the newest start."""
+    """Print the use of time of each attempt, and the phases of the newest start."""
     words = list(ledger.parts)
     if words:
         print("\nWhere the time went")
@@ -221,7 +221,7 @@ def _print_times(ledger: Ledger, phases: Phases | None) -> None:
 
 
 def _short(seconds: float) -> str:
-    """Say a time in a table, where a blank is read sooner than `0s`, and a tenth matters in a short one."""
+    """Return a duration for a table: tenths if it is short, and a blank for 0."""
     if seconds >= 9.95:
         return duration(seconds)
     return f"{seconds:.1f}s" if seconds >= 0.05 else ""

@@ -1,10 +1,9 @@
-"""Let a run save and leave; it stays stopped until a person goes on with it.
+"""Let a run save and stop; it stays stopped until `slurmddp resume`.
 
-It leaves a file `stop` in the run folder, which rank 0 looks for. Whoever has no slurmddp at hand can write
-it too: touch RUN/stop. The run ends with exit code 75 and is neither requeued nor started again by itself;
-`slurmddp resume` and `slurmddp train` take the file away and resume from the checkpoint. The agents
-send SIGUSR2 to the ranks of a script, which ends them unless they ask `should_stop()` or handle the signal.
-A run that waits to go on has saved already: its job leaves the queue.
+The command writes the file `stop` into the run folder; `touch RUN/stop` does the same. The run saves, ends
+with exit code 75, and is not requeued. `slurmddp resume` and `slurmddp train` remove the file and resume.
+The ranks of a script get SIGUSR2, which ends them unless they call `should_stop()` or handle the
+signal. The job of a queued run leaves the queue.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask one run to stop and say what will happen."""
+    """Ask one run to stop, and print what happens next."""
     folder, slurm = index.find(args.run), SlurmClient()
     refuse_foreign(folder.path, READ_ONLY)
     found = status(folder, slurm)
@@ -37,14 +36,14 @@ def run(args: argparse.Namespace) -> int:
     if found.state == "cancelled" or not (found.active or leftovers(folder, slurm)):
         print(f"{folder.name} has nothing to stop: it is {found.state} ({found.detail}).")
         return 0
-    write_atomic(folder.stop_file, "stop, by `slurmddp stop`; `slurmddp resume` takes this away\n")
+    write_atomic(folder.stop_file, "stop, by `slurmddp stop`; `slurmddp resume` removes this\n")
     print(leave_queue(folder, slurm) if waits or not found.active else promise(found))
-    print(f"follow  slurmddp status {folder.name}\ngo on   slurmddp resume {folder.name}")
+    print(f"follow  slurmddp status {folder.name}\nresume  slurmddp resume {folder.name}")
     return 0
 
 
 def promise(found: RunStatus) -> str:
-    """Return what will happen to a run that was asked to stop."""
+    """Return the message about a run that was asked to stop."""
     if (RunFolder(found.path).config().get("program") or {}).get("script"):
         then = "gets SIGUSR2, which ends a script without a handler for it, and is not requeued"
         more = f" Whether the script saves can't be seen from here; `slurmddp cancel {found.name}` ends it."

@@ -1,8 +1,8 @@
 """Train here, or submit to a cluster with +cluster=NAME.
 
-Settings are written key=value. Groups (model, data, loss, optimizer, scheduler, strategy, cluster) choose a
-file of your project's conf/ or of slurmddp's own: model=NAME. Code of your own comes in by its import path:
-model._target_=package.module.Name. The same command finds the same run and goes on with it.
+Settings are written key=value. A group (model, data, loss, optimizer, scheduler, strategy, cluster) chooses a
+file of your project's conf/, or of slurmddp's: model=NAME. An import path names code of your own:
+model._target_=package.module.Name. The same command finds the same run and resumes it.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `slurmddp train`, and what the settings mean to its help."""
+    """Declare the flags of `slurmddp train`, and list the settings in its help."""
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings; see below")
     parser.add_argument(
-        "--dry-run", action="store_true", help="print the script that would be sent, send nothing"
+        "--dry-run", action="store_true", help="print the script that would be submitted; submit nothing"
     )
-    parser.add_argument("--cfg", action="store_true", help="print the resolved configuration, start nothing")
+    parser.add_argument("--cfg", action="store_true", help="print the resolved configuration; start nothing")
     parser.add_argument(
         "--fresh",
         action="store_true",
-        help="put an existing run folder aside (NAME.old-1, ...) and start from step 0",
+        help="put an existing run folder aside (NAME.old-1, ...) and start at step 0; not for an active run",
     )
     parser.epilog = f"{_settings()}\n\n{EXIT_CODES}"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, submit, or show what would be done; return the exit code."""
+    """Train, submit, or print the script or configuration; return the exit code."""
     from slurmddp.config.compose import compose, unread
     from slurmddp.config.identity import relevant
     from slurmddp.config.job import build_job
@@ -125,7 +125,7 @@ def refuse_fresh(folder: RunFolder, found: RunStatus, *, is_held_elsewhere: bool
 
 def _goes_on(found: RunStatus) -> str:
     where = f"resumes from step {found.saved_step}" if found.saved_step else "starts again"
-    return f"{found.name} is there already ({found.state}); it {where}."
+    return f"{found.name} exists already ({found.state}); it {where}."
 
 
 def _already_finished(found: RunStatus) -> int:
