@@ -22,7 +22,7 @@ from pathlib import Path
 
 from record import as_json, in_turn, keep, parser, ratio
 
-from slurmddp.environments.emit import scrub
+from slurmddp.environments.scrub import scrub
 from slurmddp.sandbox import Sandbox
 
 ROOT = Path(__file__).parents[1]

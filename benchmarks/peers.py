@@ -16,7 +16,8 @@ from pathlib import Path
 
 import yaml
 
-from slurmddp.environments.emit import emulated_step, scrub
+from slurmddp.environments.emit import emulated_step
+from slurmddp.environments.scrub import scrub
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.sandbox import Sandbox
 

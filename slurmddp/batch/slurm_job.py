@@ -20,10 +20,8 @@ TIMEOUTS_S = {"scontrol": 20.0, "squeue": 30.0, "scancel": 30.0, "sbatch": 60.0}
 _CONNECT_S = 5.0
 _PATIENCE = 40
 """Questions to a controller that is away: with the waits between them, a quarter of an hour."""
-_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 _SCRIPT_KILLED = ("JobLaunchFailure", "NonZeroExitCode", "RaisedSignal")
 """SLURM's reasons for the end of a job whose batch script was killed."""
-_OF_A_JOB = ("SLURM_", "SBATCH_", "SRUN_", "PMI")
 
 
 _Answer = TypeVar("_Answer")
@@ -65,11 +63,6 @@ def run_command(command: Sequence[str], environ: Mapping[str, str]) -> Answer:
         process.communicate()
         return Answer(124, err=f"{command[0]} gave no answer.", timed_out=True)
     return Answer(process.returncode, out, err)
-
-
-def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `environ` without the traces of this job, for a submission of the next one."""
-    return {name: value for name, value in environ.items() if name in _KEPT or not name.startswith(_OF_A_JOB)}
 
 
 def answers(address: str, port: str) -> bool:
@@ -122,7 +115,9 @@ class SlurmJob:
         return self._command(command, self.environ)
 
     def sbatch(self, *words: str) -> Answer:
-        return self._command(["sbatch", *words], scrubbed(self.environ))
+        from slurmddp.environments.scrub import scrub  # Most ends of an attempt submit nothing.
+
+        return self._command(["sbatch", *words], scrub(self.environ))
 
     def scancel(self) -> Answer:
         return self._command(["scancel", self.id], self.environ)

@@ -14,19 +14,9 @@ from os import PathLike
 from slurmddp.environments.hostlist import compress
 from slurmddp.environments.names import (
     ATTEMPT_VARIABLE,
-    CHANNEL_VARIABLE,
     EMULATED_VARIABLE,
-    ENVIRONMENT_VARIABLE,
-    GENERATION_VARIABLE,
-    HEARTBEAT_VARIABLE,
-    IMPORTS_VARIABLE,
     LAUNCH_ID_VARIABLE,
-    LAUNCHER_VARIABLE,
-    MEMORY_VARIABLE,
-    PREFLIGHT_VARIABLE,
     RUN_DIR_VARIABLE,
-    SCRIPT_PID_VARIABLE,
-    SECRET_VARIABLE,
 )
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.task_counts import render_counts
@@ -34,64 +24,6 @@ from slurmddp.errors import ConfigError
 
 LOCAL_JOB_IDS = range(0xFC000000, 0xFFFFFF00)
 """SLURM_JOB_ID of local runs. Libraries expect a number; SLURM uses numbers below 0x04000000."""
-_JOB_PREFIXES = (
-    "SLURM_",
-    "SLURMD_",
-    "SBATCH_",
-    "SALLOC_",
-    "SRUN_",
-    "SQUEUE_",
-    "SACCT_",
-    "SINFO_",
-    "SCANCEL_",
-    "PMI",
-    "OMPI_",
-    "PRTE_",
-    "MPI_LOCAL",
-    "TORCHELASTIC_",
-    "MASTER_",
-)
-_JOB_NAMES = frozenset(
-    {
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "NODE_RANK",
-        "GROUP_RANK",
-        "GROUP_WORLD_SIZE",
-        "ROLE_NAME",
-        "ROLE_RANK",
-        "ROLE_WORLD_SIZE",
-        ENVIRONMENT_VARIABLE,
-        LAUNCHER_VARIABLE,
-        LAUNCH_ID_VARIABLE,
-        EMULATED_VARIABLE,
-        RUN_DIR_VARIABLE,
-        ATTEMPT_VARIABLE,
-        SCRIPT_PID_VARIABLE,
-        IMPORTS_VARIABLE,
-        GENERATION_VARIABLE,
-        PREFLIGHT_VARIABLE,
-        SECRET_VARIABLE,
-        HEARTBEAT_VARIABLE,
-        CHANNEL_VARIABLE,
-        MEMORY_VARIABLE,
-    }
-)
-_KEPT = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"})
-"""Settings of the user, not of a job: the SLURM to talk to, and the token for it."""
-
-
-def scrub(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `environ` without variables that describe a job, a step or a rank."""
-    return {name: value for name, value in environ.items() if not _describes_a_job(name)}
-
-
-def _describes_a_job(name: str) -> bool:
-    if name in _KEPT:
-        return False
-    return name in _JOB_NAMES or name.startswith(_JOB_PREFIXES)
 
 
 def emulated_step(

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from slurmddp.environments.emit import scrub
+from slurmddp.environments.scrub import scrub
 from slurmddp.errors import SlurmError
 from slurmddp.slurm.output import parse_job_id
 from slurmddp.slurm.partitions import Limits, parse_limits

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmddp.environments.emit import scrub
 from slurmddp.environments.hostlist import expand
+from slurmddp.environments.scrub import scrub
 from slurmddp.errors import SlurmError
 from slurmddp.runs.folder.history import History, fold
 from slurmddp.runs.folder.layout import RunFolder

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from slurmddp import Distributon
-from slurmddp.environments.emit import scrub
+from slurmddp.environments.scrub import scrub
 from support.distributed.doc_programs import DOCS, ROOT, newest_weights, python_blocks, readme_program
 
 pytestmark = pytest.mark.distributed

@@ -14,7 +14,8 @@ import torch
 
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.environments.detect import detect
-from slurmddp.environments.emit import emulated_step, rank_environment, scrub
+from slurmddp.environments.emit import emulated_step, rank_environment
+from slurmddp.environments.scrub import scrub
 from support import ROOT
 from support.distributed import exact_jobs
 from support.distributed.ranks import run_ranks

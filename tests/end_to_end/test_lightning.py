@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.environments.emit import scrub
+from slurmddp.environments.scrub import scrub
 from support.distributed.lightning_programs import FOUR, places, settings, write_programs
 
 pytestmark = pytest.mark.distributed

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.environments.emit import scrub
+from slurmddp.environments.scrub import scrub
 
 pytestmark = pytest.mark.distributed
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slurmddp.environments.emit import scrub
+from slurmddp.environments.scrub import scrub
 from slurmddp.runs.folder.layout import RunFolder
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.environments.emit import emulated_step, scrub
+from slurmddp.environments.emit import emulated_step
+from slurmddp.environments.scrub import scrub
 from slurmddp.runs.folder.layout import RunFolder
 from support.runs.agent_runs import make_run
 

@@ -12,7 +12,8 @@ import pytest
 
 from slurmddp.checkpoint.memory import shared_buffer, writer_process
 from slurmddp.checkpoint.memory.channel import Channel
-from slurmddp.environments.emit import emulated_step, scrub
+from slurmddp.environments.emit import emulated_step
+from slurmddp.environments.scrub import scrub
 from slurmddp.host import streams
 from slurmddp.runs.folder.layout import RunFolder
 from support.runs.agent_runs import agent_command, make_run

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import yaml
 
-from slurmddp.environments.emit import scrub
+from slurmddp.environments.scrub import scrub
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.model import rank_exits, read_failure
 from slurmddp.runs.folder.layout import RunFolder

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from slurmddp.environments.detect import detect
-from slurmddp.environments.emit import scrub
+from slurmddp.environments.scrub import scrub
 from slurmddp.errors import MismatchError
 from slurmddp.training.process_group.device import choose_device, visible_names
 from support import TESTS

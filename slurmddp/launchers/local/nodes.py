@@ -16,8 +16,9 @@ from pathlib import Path
 
 from slurmddp.batch import outcome
 from slurmddp.batch.attempt import said_if_not_recorded
-from slurmddp.environments.emit import emulated_step, scrub
+from slurmddp.environments.emit import emulated_step
 from slurmddp.environments.names import SECRET_VARIABLE
+from slurmddp.environments.scrub import scrub
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, GOOD_CODES
 from slurmddp.host import process
 from slurmddp.host.cgroups import OomWatch

@@ -30,6 +30,7 @@ MODULES = (
     "slurmddp.batch.watch",
     "slurmddp.environments.hostlist",
     "slurmddp.environments.names",
+    "slurmddp.environments.scrub",
     "slurmddp.errors",
     "slurmddp.runs.folder.excluded",
     "slurmddp.runs.folder.fence",

@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import yaml
 
-from slurmddp.environments.emit import emulated_step, scrub
+from slurmddp.environments.emit import emulated_step
+from slurmddp.environments.scrub import scrub
 from slurmddp.host import orphans
 from slurmddp.runs.folder.layout import RunFolder
 

@@ -11,7 +11,7 @@ import pytest
 from torch import distributed
 
 from slurmddp import Distributon
-from slurmddp.environments.emit import scrub
+from slurmddp.environments.scrub import scrub
 from slurmddp.errors import MismatchError
 from support.distributed.ranks import place_environments
 

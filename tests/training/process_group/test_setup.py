@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 
 from slurmddp.environments.detect import detect
-from slurmddp.environments.emit import emulated_step, rank_environment, scrub
+from slurmddp.environments.emit import emulated_step, rank_environment
 from slurmddp.environments.rank_info import RankInfo
+from slurmddp.environments.scrub import scrub
 from slurmddp.errors import ConfigError, MismatchError, SlurmddpError
 from slurmddp.host.cpus import read_cpus, share_of
 from slurmddp.host.ports import candidate_ports
