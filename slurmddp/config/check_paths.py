@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from slurmddp.config.check_values import check_special_keys
 from slurmddp.config.schema import OPEN_NODES
 from slurmddp.errors import ConfigError, near_matches
-from slurmddp.spec import SPECIAL_KEYS, is_own_trainer
+from slurmddp.spec import is_own_trainer
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
@@ -126,23 +127,6 @@ def check_targets(config: Mapping[str, Any], project_dir: Path, *, here: bool = 
                 check_target(key, inner, project_dir, here=here)
             elif isinstance(inner, Mapping) and "_target_" in inner:
                 check_special_keys(key, inner)
-
-
-def check_special_keys(key: str, node: Mapping[str, Any]) -> None:
-    """Refuse a `_key_` beside `_target_` that has no meaning, or whose value has none."""
-    right = {
-        "_args_": lambda value: value is None or isinstance(value, list),
-        "_partial_": lambda value: isinstance(value, bool),
-        "_recursive_": lambda value: isinstance(value, bool),
-        "_convert_": lambda value: str(value).lower() in ("none", "partial", "object", "all"),
-    }
-    for name, value in node.items():
-        if str(name).startswith("_") and str(name).endswith("_") and name not in SPECIAL_KEYS:
-            raise ConfigError(
-                f"`{key}.{name}` is not understood.", hint=near_matches(str(name), SPECIAL_KEYS)
-            )
-        if name in right and not right[name](value):
-            raise ConfigError(f"`{key}.{name}` is {value!r}; it must be {SPECIAL_KEYS[name]}.")
 
 
 def check_target(key: str, target: Any, project_dir: Path, *, here: bool = True) -> None:

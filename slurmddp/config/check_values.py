@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from slurmddp.config.schema import Cluster, Config, Key, Node, every_key, keys
 from slurmddp.errors import ConfigError, near_matches
+from slurmddp.spec import SPECIAL_KEYS
 
 Section = TypeVar("Section")
 
@@ -78,6 +79,24 @@ def check_value(value: Any, key: Key) -> Any:
         raise _with_control(key.name, value)
     _check_bounds(value, converted, key)
     return converted
+
+
+def check_special_keys(key: str, node: Mapping[str, Any]) -> None:
+    """Refuse an unknown `_key_` beside `_target_`, and a wrong value of a known one."""
+    where = f"{key}." if key else ""
+    right = {
+        "_args_": lambda value: value is None or isinstance(value, list),
+        "_partial_": lambda value: isinstance(value, bool),
+        "_recursive_": lambda value: isinstance(value, bool),
+        "_convert_": lambda value: str(value).lower() in ("none", "partial", "object", "all"),
+    }
+    for name, value in node.items():
+        if str(name).startswith("_") and str(name).endswith("_") and name not in SPECIAL_KEYS:
+            raise ConfigError(
+                f"`{where}{name}` is not understood.", hint=near_matches(str(name), SPECIAL_KEYS)
+            )
+        if name in right and not right[name](value):
+            raise ConfigError(f"`{where}{name}` is {value!r}; it must be {SPECIAL_KEYS[name]}.")
 
 
 def unknown_key(key: str, known: Mapping[str, Key], prefix: str) -> ConfigError:

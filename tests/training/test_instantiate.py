@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import subprocess
 import sys
 from pathlib import Path
 
@@ -66,6 +67,30 @@ def test_methods_builtins_and_torch() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
+def test_what_hydras_own_would_break() -> None:
+    """Each line is a reason to have a function beside Hydra's; if one fails, its reason is gone."""
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate as hydras
+    from omegaconf import DictConfig, ListConfig
+    from omegaconf.errors import OmegaConfBaseException
+
+    secret = {"_target_": "things.Thing", "size": 1, "name": "pa${ss"}
+    assert instantiate(secret).name == "pa${ss"
+    with pytest.raises(OmegaConfBaseException):
+        hydras(secret)
+    nested = {"_target_": "things.Thing", "size": 1, "parts": {"a": [1]}}
+    assert type(instantiate(nested).parts) is dict and type(instantiate(nested).parts["a"]) is list
+    assert type(hydras(nested).parts) is DictConfig and type(hydras(nested).parts["a"]) is ListConfig
+    wrong = {"_target_": "things.Thing", "sise": 1}
+    with pytest.raises(ConfigError, match=r"model\.sise is given.*Did you mean size"):
+        instantiate(wrong, _key_="model")
+    with pytest.raises(InstantiationException) as caught:
+        hydras({"model": wrong})
+    assert "model.sise" not in str(caught.value) and "mean size" not in str(caught.value)
+    code = "import sys, slurmddp.training.instantiate; print({'hydra', 'omegaconf'} & sys.modules.keys())"
+    assert subprocess.check_output([sys.executable, "-c", code]) == b"set()\n"
+
+
 def test_plain_values_stay() -> None:
     assert instantiate({"a": [1, {"b": None}]}) == {"a": [1, {"b": None}]}
     assert instantiate(None) is None
@@ -83,7 +108,7 @@ def test_plain_values_stay() -> None:
         ({"_target_": "things.Thing", "sise": 3}, r"model\.sise is given.*no argument 'sise'.*mean size"),
         ({"_target_": "things.Thing"}, r"model: things\.Thing can't be called so: missing a required"),
         ({"_target_": "things.refuse", "value": 5}, r"refused its arguments: 5 is odd.*value=5"),
-        ({"_target_": "things.Thing", "_partail_": True}, r"model\._partail_ is not understood.*_partial_"),
+        ({"_target_": "things.Thing", "_partail_": True}, r"`model\._partail_` is not understood.*_partial_"),
         ({"_target_": "things.Thing", "size": 1, "parts": [{"_target_": "things.Thong"}]},
          r"model\.parts\[0\]\._target_.*'Thong'.*Thing"),
         ({1: 2, "_target_": "things.Thing"}, "no argument name"),

@@ -22,9 +22,14 @@ from support.slurm.slurm_jobs import make_job
 SCRIPT = "#!/bin/bash\n"
 VICTIM, ATTACKER = 54321, 54322
 
-as_root = pytest.mark.skipif(
-    os.geteuid() != 0, reason="NOT TESTED: only root can give files to other accounts; CI runs as root"
-)
+
+@pytest.fixture
+def as_root() -> None:
+    """Fail without root: a skipped test would leave the protection between accounts untested."""
+    if os.geteuid() != 0:
+        pytest.fail(
+            "Only root can give files to other accounts: run this test as root, or deselect it with -k."
+        )
 
 
 @pytest.fixture
@@ -66,7 +71,7 @@ def test_a_folder_that_another_account_makes_meanwhile_gets_nothing(
     assert [path.name for path in job.run_dir.iterdir()] == ["logs"]
 
 
-@as_root
+@pytest.mark.usefixtures("as_root")
 def test_a_link_that_another_account_makes_meanwhile_is_not_followed(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +91,7 @@ def test_a_link_that_another_account_makes_meanwhile_is_not_followed(
     assert [path.name for path in mine.iterdir()] == ["code"]
 
 
-@as_root
+@pytest.mark.usefixtures("as_root")
 def test_the_race_is_lost_without_harm_between_real_accounts(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
