@@ -48,8 +48,11 @@ def test_status_tells_how_each_attempt_ended(make_run, slurm, capsys):
     slurm.set_state("7", "RUNNING")
     assert main(["status", "-v", "gpt"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"\n +0  .*time limit, no save\n +1  .*preempted, no save\n +2  .*not ended yet\n", out)
-    assert "attempt 1 ended: preempted, no save" in out
+    assert re.search(
+        r"\n +0  .*time limit, no save recorded\n +1  .*preempted, no save recorded\n +2  .*not ended yet\n",
+        out,
+    )
+    assert "attempt 1 ended: preempted, no save recorded" in out
 
 
 def test_list_tells_runs_of_one_name_apart_by_what_was_typed(make_run, slurm, capsys):

@@ -100,10 +100,10 @@ def _limits(attempt: Attempt) -> str:
 
 
 def _saved(attempt: Attempt) -> str:
-    """Name the last save. A script that records neither signals nor steps may save without an event."""
+    """Name the last recorded save. Files that a script saves by itself, as by torch.save, have no record."""
     if attempt.saved_step is not None:
         return f", last save at step {attempt.saved_step}"
-    return "" if attempt.signal is None and attempt.first_step is None else ", no save"
+    return "" if attempt.signal is None and attempt.first_step is None else ", no save recorded"
 
 
 @dataclass(frozen=True, kw_only=True)

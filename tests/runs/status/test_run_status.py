@@ -365,12 +365,12 @@ def signalled(name, attempt=0):
 @pytest.mark.parametrize(
     ("events", "said"),
     [
-        ([signalled("SIGTERM"), ended("stopped", "requeue", code=75)], "preempted, no save"),
+        ([signalled("SIGTERM"), ended("stopped", "requeue", code=75)], "preempted, no save recorded"),
         (
             [signalled("SIGUSR2"), SAVED, ended("stopped", "requeue", code=75)],
             "time limit, last save at step 200",
         ),
-        ([signalled("the time limit"), ended("stopped", "requeue", code=75)], "time limit, no save"),
+        ([signalled("the time limit"), ended("stopped", "requeue", code=75)], "time limit, no save recorded"),
         (
             [signalled("/runs/gpt/stop"), SAVED, ended("stopped", code=75)],
             "on request, last save at step 200",
@@ -379,7 +379,7 @@ def signalled(name, attempt=0):
         ([ended("failed", "requeue", code=137)], "failed, exit code 137: rank 3 on node2"),
         (
             [FIRST_STEP, ended("failed", "requeue", code=137)],
-            "failed, exit code 137, no save: rank 3 on node2",
+            "failed, exit code 137, no save recorded: rank 3 on node2",
         ),
     ],
 )
