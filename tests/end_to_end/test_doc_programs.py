@@ -17,7 +17,17 @@ import torch
 
 from slurmddp import Distributon
 from slurmddp.environments.scrub import scrub
-from support.distributed.doc_programs import DOCS, ROOT, newest_weights, python_blocks, readme_program
+from support.distributed.doc_programs import (
+    DOCS,
+    ROOT,
+    WITH,
+    WITHOUT,
+    loop_with_a_stop,
+    newest_weights,
+    python_blocks,
+    readme_program,
+)
+from support.distributed.ranks import Program, place_environments, run_programs
 
 pytestmark = pytest.mark.distributed
 
@@ -114,64 +124,42 @@ def test_the_readme_program_ends_with_equal_weights_after_a_stop(tmp_path: Path)
     assert not (tmp_path / "checkpoints").exists()
 
 
-BREAKS = """
-import os, signal, sys, torch
-from slurmddp import Distributon
-
-{begin}
-    d.launch()
-    model = d.setup_model(torch.nn.Linear(1, 1))
-    for step in range(1, 6):
-        d.backward(model(torch.ones(1, 1)).sum())
-        if step == {signal_after}:
-            os.kill(os.getpid(), signal.SIGTERM)
-        if d.should_stop():
-            d.save(step, model=model)
-            {then}
-    {last}
-"""
-WITH, WITHOUT = "with Distributon() as d:", "d = Distributon()\nif True:"
-
-
-def leave(folder: Path, begin: str, then: str, last: str = "pass", *, signal_after: int = 3) -> int:
-    """Run a loop in slurmddp's own job of one rank; return its exit code."""
-    text = BREAKS.format(begin=begin, then=then, last=last, signal_after=signal_after)
-    (folder / "breaks.py").write_text(text)
+def leave(folder: Path, *, signal_after: int) -> int:
+    """Run a loop that breaks at a stop, in slurmddp's job of one rank; return the exit code."""
+    (folder / "breaks.py").write_text(loop_with_a_stop(WITHOUT, "break", signal_after=signal_after))
     command = ["-m", "slurmddp", "train", "program.script=breaks.py", "ranks_per_node=1", "name=breaks"]
     return subprocess.run([sys.executable, *command], cwd=folder, env=ENVIRONMENT, timeout=300).returncode
 
 
-@pytest.mark.parametrize(
-    ("begin", "then"), [(WITH, "break"), (WITHOUT, "break"), (WITHOUT, "sys.exit()"), (WITH, "sys.exit(75)")]
-)
-def test_a_loop_that_is_left_at_a_stop_has_not_finished(tmp_path: Path, begin: str, then: str) -> None:
-    assert leave(tmp_path, begin, then) == 75
-
-
 def test_the_attempt_after_a_stop_at_the_last_step_finishes(tmp_path: Path) -> None:
-    assert leave(tmp_path, WITHOUT, "break", signal_after=5) == 75
-    assert leave(tmp_path, WITHOUT, "break", signal_after=0) == 0
-
-
-def test_a_loop_that_computes_on_after_a_stop_finishes(tmp_path: Path) -> None:
-    assert leave(tmp_path, WITHOUT, "continue", "d.backward(model(torch.ones(1, 1)).sum())") == 0
-
-
-def test_an_error_after_a_stop_is_no_stop(tmp_path: Path) -> None:
-    assert leave(tmp_path, WITHOUT, "break", "raise ValueError('after the loop')") == 1
-    assert leave(tmp_path, WITH, "sys.exit(3)") == 1
+    assert leave(tmp_path, signal_after=5) == 75
+    assert leave(tmp_path, signal_after=0) == 0
 
 
 def test_plain_python_exits_with_75_after_a_stop(tmp_path: Path) -> None:
-    for begin, then in ((WITH, "d.stop()"), (WITH, "break"), (WITHOUT, "d.stop()")):
-        (tmp_path / "plain.py").write_text(BREAKS.format(begin=begin, then=then, last="pass", signal_after=3))
-        for devices in (1, 2):
-            text = (tmp_path / "plain.py").read_text().replace("Distributon()", f"Distributon({devices})")
-            (tmp_path / "plain.py").write_text(text)
-            done = subprocess.run(
-                [sys.executable, "plain.py"],
-                cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=300,
-            )  # fmt: skip
-            assert done.returncode == 75, done.stderr
-            assert "Traceback" not in done.stderr
-            assert done.stderr.count("The training was stopped by SIGTERM") == 1
+    program = tmp_path / "plain.py"
+    program.write_text(loop_with_a_stop(WITHOUT, "d.stop()", devices=2))
+    command = [sys.executable, "plain.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    check_stopped([(done.returncode, done.stderr)])
+
+
+@pytest.mark.usefixtures("rank_server")
+@pytest.mark.parametrize(("begin", "then"), [(WITH, "d.stop()"), (WITH, "break"), (WITHOUT, "d.stop()")])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_each_rank_exits_with_75_after_a_stop(tmp_path: Path, begin: str, then: str, devices: int) -> None:
+    program = tmp_path / "plain.py"
+    program.write_text(loop_with_a_stop(begin, then, devices=devices))
+    environments = place_environments(2) if devices == 2 else [{}]
+    ended = run_programs(
+        [Program([str(program)], {**ENVIRONMENT, **environ}, tmp_path) for environ in environments]
+    )
+    check_stopped(ended)
+
+
+def check_stopped(ended: list[tuple[int, str]]) -> None:
+    """Check the exit codes of all processes, and that one of them prints the stop."""
+    output = "".join(text for _, text in ended)
+    assert {code for code, _ in ended} == {75}, output
+    assert "Traceback" not in output
+    assert output.count("The training was stopped by SIGTERM") == 1

@@ -18,22 +18,20 @@ from slurmddp.environments.emit import emulated_step, rank_environment
 from slurmddp.environments.scrub import scrub
 from support import ROOT
 from support.distributed import exact_jobs
-from support.distributed.ranks import run_ranks
+from support.distributed.ranks import Program, place_environments, run_programs, run_ranks
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
 EXAMPLES = ROOT / "examples"
 SCRIPT = str(EXAMPLES / "02_distributon.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
-def start(
-    command: Sequence[str], folder: Path, environ: Mapping[str, str], epochs: int
-) -> subprocess.Popen[str]:
+def start(command: Sequence[str], folder: Path, epochs: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*command, "--epochs", str(epochs), "--weights", "weights.pt"],
         cwd=folder,
-        env={**scrub(os.environ), "OMP_NUM_THREADS": "1", **environ},
+        env={**scrub(os.environ), "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -41,28 +39,39 @@ def start(
     )
 
 
-def run_all(
-    commands: Sequence[tuple[Sequence[str], Mapping[str, str]]], folder: Path, epochs: int = 2
-) -> None:
-    """Run processes side by side; fail with what they wrote when one of them does not end well."""
+def run(command: Sequence[str], folder: Path, epochs: int = 2) -> None:
+    """Run a command to its end, in a process of its own."""
     folder.mkdir(exist_ok=True)
-    running = [start(command, folder, environ, epochs) for command, environ in commands]
+    process = start(command, folder, epochs)
     try:
-        output = [process.communicate(timeout=400)[0] for process in running]
+        output, _ = process.communicate(timeout=400)
     finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in running] == [0] * len(running), "\n".join(output)
-    assert sum(text.count(f"epoch {epochs - 1}: loss") for text in output) == 1, "one rank prints"
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, output
+    assert output.count(f"epoch {epochs - 1}: loss") == 1, "one rank prints"
+
+
+def run_tasks(
+    arguments: Sequence[str], environments: Sequence[Mapping[str, str]], folder: Path, epochs: int = 2
+) -> None:
+    """Run the script once per environment, side by side, as srun starts its tasks."""
+    folder.mkdir(exist_ok=True)
+    options = ["--epochs", str(epochs), "--weights", "weights.pt"]
+    common = {**scrub(os.environ), "OMP_NUM_THREADS": "1"}
+    ended = run_programs(
+        [Program([*arguments, *options], {**common, **environ}, folder) for environ in environments]
+    )
+    assert [code for code, _ in ended] == [0] * len(ended), ended
+    assert sum(output.count(f"epoch {epochs - 1}: loss") for _, output in ended) == 1, "one rank prints"
 
 
 def by_launch(folder: Path) -> None:
-    run_all([([sys.executable, SCRIPT, "--devices", "2"], {})], folder)
+    run([sys.executable, SCRIPT, "--devices", "2"], folder)
 
 
 def by_torchrun(folder: Path) -> None:
-    run_all([([*TORCHRUN, SCRIPT], {})], folder)
+    run([*TORCHRUN, SCRIPT], folder)
 
 
 def by_srun_one_task_per_rank(folder: Path) -> None:
@@ -72,12 +81,12 @@ def by_srun_one_task_per_rank(folder: Path) -> None:
     for place in places:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK"):
             del place[name]  # srun knows nothing of torch's variables.
-    run_all([([sys.executable, SCRIPT], place) for place in places], folder)
+    run_tasks([SCRIPT], places, folder)
 
 
 def by_srun_on_two_nodes(folder: Path) -> None:
     steps = [emulated_step(2, node_rank, "78", folder, 0) for node_rank in range(2)]
-    run_all([([sys.executable, SCRIPT, "--devices", "1"], step) for step in steps], folder)
+    run_tasks([SCRIPT, "--devices", "1"], steps, folder)
 
 
 def by_agent(folder: Path) -> None:
@@ -155,8 +164,7 @@ def test_a_script_of_plain_torch_meets_as_under_torchrun(tmp_path: Path) -> None
 
 def test_plain_python_is_one_rank(tmp_path: Path, launched: dict[str, torch.Tensor]) -> None:
     for number in (1, 2):
-        command = [sys.executable, SCRIPT, "--devices", "1"]
-        run_all([(command, {"CUDA_VISIBLE_DEVICES": ""})], tmp_path / str(number))
+        run_tasks([SCRIPT, "--devices", "1"], [{"CUDA_VISIBLE_DEVICES": ""}], tmp_path / str(number))
     first, second = trained(tmp_path / "1"), trained(tmp_path / "2")
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert first.keys() == launched.keys()
@@ -174,12 +182,11 @@ def test_the_second_example_differs_from_the_first_where_it_must() -> None:
 
 
 def test_the_first_example_runs(tmp_path: Path) -> None:
-    run_all([([sys.executable, str(EXAMPLES / "01_single.py")], {})], tmp_path)
+    run_tasks([str(EXAMPLES / "01_single.py")], [{}], tmp_path)
     assert trained(tmp_path)
 
 
-@pytest.mark.usefixtures("rank_server")
-def test_a_script_that_stops_at_the_end_of_an_epoch_goes_on(tmp_path: Path) -> None:
+def test_a_script_that_stops_at_the_end_of_an_epoch_resumes(tmp_path: Path) -> None:
     """20 steps of two ranks are an epoch; stopped after its last, then after the first of the next."""
     for name, stops in (("whole", [None]), ("parts", [20, 1, None])):
         options = ["--epochs", "3", "--checkpoints", str(tmp_path / name), "--devices", "2"]
@@ -191,11 +198,11 @@ def test_a_script_that_stops_at_the_end_of_an_epoch_goes_on(tmp_path: Path) -> N
     assert all(torch.equal(value, parts[name]) for name, value in whole.items())
 
 
-def test_a_script_stops_at_a_checkpoint_and_goes_on(tmp_path: Path) -> None:
-    command = [sys.executable, SCRIPT, "--devices", "2", "--checkpoints", "c"]
+def test_a_script_stops_at_a_checkpoint_and_resumes(tmp_path: Path) -> None:
+    arguments = [SCRIPT, "--devices", "2", "--checkpoints", "c"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     parts.mkdir()
-    with start(command, parts, {}, 1_000_000) as endless:
+    with start([sys.executable, *arguments], parts, 1_000_000) as endless:
         try:
             assert endless.stdout
             assert any(line.startswith("epoch 0") for line in endless.stdout)
@@ -207,6 +214,6 @@ def test_a_script_stops_at_a_checkpoint_and_goes_on(tmp_path: Path) -> None:
     newest = checkpoint.latest(parts / "c")
     assert newest
     epochs = checkpoint.read(newest).state["loaders"][0]["epoch"] + 2
-    run_all([(command, {})], parts, epochs)
-    run_all([(command, {})], whole, epochs)
+    for folder in (parts, whole):
+        run_tasks(arguments, place_environments(2), folder, epochs)
     assert all(torch.equal(value, trained(parts)[name]) for name, value in trained(whole).items())

@@ -1,4 +1,4 @@
-"""The Python blocks of the documents, as programs that tests run."""
+"""Programs that tests run: the Python blocks of the documents, and loops that a stop ends."""
 
 from __future__ import annotations
 
@@ -43,3 +43,38 @@ def newest_weights(run: Path) -> bytes:
     """Return the tensors of the newest checkpoint of a run folder."""
     folder = run / "checkpoints"
     return (folder / (folder / "latest").read_text().strip() / "state.safetensors").read_bytes()
+
+
+_LOOP = """
+import os, signal, sys, torch
+from slurmddp import Distributon
+
+{begin}
+    d.launch()
+    model = d.setup_model(torch.nn.Linear(1, 1))
+    for step in range(1, {steps} + 1):
+        d.backward(model(torch.ones(1, 1)).sum())
+        if step == {signal_after}:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if d.should_stop():
+            d.save(step, model=model)
+            {then}
+    {last}
+"""
+WITH, WITHOUT = "with Distributon({devices}) as d:", "d = Distributon({devices})\nif True:"
+
+
+def loop_with_a_stop(
+    begin: str, then: str, last: str = "pass", *, signal_after: int = 3, devices: int = 1
+) -> str:
+    """Return a program: SIGTERM in step `signal_after`, `then` at the stop, `last` at the end.
+
+    One rank stops at once and takes at most five steps. Several ranks need some more steps to agree.
+    """
+    return _LOOP.format(
+        begin=begin.format(devices=devices),
+        then=then,
+        last=last,
+        signal_after=signal_after,
+        steps=5 if devices == 1 else 1_000_000,
+    )

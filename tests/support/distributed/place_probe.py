@@ -1,8 +1,9 @@
-"""One rank: takes its place, adds its rank to a sum over all, says what it found, and leaves."""
+"""One rank: joins the process group, adds its rank to a sum over all ranks, prints its settings, leaves."""
 
 import json
 import os
 import sys
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from slurmddp.environments.detect import detect
 from slurmddp.training.process_group import setup
 
+warnings.simplefilter("error")
 before = dict(os.environ)
 threads = torch.get_num_threads()
 info = detect(os.environ)

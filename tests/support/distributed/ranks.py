@@ -1,21 +1,26 @@
-"""Run a function as the ranks of one job, on this machine, and bring back what each returns.
+"""Run a function as the ranks of one job, or scripts as programs, on this machine.
 
-The ranks are forked from a server that has imported torch; they find their places as the children of
-`Distributon.launch` do. Functions must be importable (see `rank_jobs`).
+The processes are forked from a server that has imported torch, so that none of them pays for the import.
+Functions must be importable (see `rank_jobs`).
 """
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import pickle
+import runpy
 import sys
+import tempfile
 import time
 import traceback
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -63,10 +68,18 @@ def run_ranks(
     timeout_s: float = 400,
 ) -> list[Any]:
     """Return the results of `function(*args)` on each rank; fail with the traceback of a rank that raised."""
+    ranks = environments or place_environments(world_size)
+    return _run([(function, args, dict(environ)) for environ in ranks], timeout_s)
+
+
+def _run(
+    work: Sequence[tuple[Callable[..., Any], tuple[Any, ...], dict[str, str]]], timeout_s: float
+) -> list[Any]:
+    """Return the results of functions, each called in a forked process with these arguments and variables."""
     processes, ends = [], []
-    for environ in environments or place_environments(world_size):
+    for function, args, environ in work:
         ours, theirs = CONTEXT.Pipe(duplex=False)
-        process = CONTEXT.Process(target=_be_rank, args=(theirs, function, dict(environ), args))
+        process = CONTEXT.Process(target=_be_rank, args=(theirs, function, environ, args))
         process.start()
         theirs.close()
         processes.append(process)
@@ -79,6 +92,53 @@ def run_ranks(
             process.kill()
             process.join()
             process.close()
+
+
+@dataclass(frozen=True)
+class Program:
+    """One start of a script, as `env -i ENVIRON python SCRIPT ARGUMENTS` in `folder`."""
+
+    command: Sequence[str]
+    environ: Mapping[str, str]
+    folder: Path
+
+    def run(self, output: Path) -> int:
+        """Run the script in this process, with its handlers at exit; return the exit code."""
+        os.environ.clear()
+        os.environ.update(self.environ)
+        os.chdir(self.folder)
+        with output.open("wb") as stream:
+            os.dup2(stream.fileno(), 1)
+            os.dup2(stream.fileno(), 2)
+        import torch
+
+        # As a fresh torch does. The handlers at exit of the server are not the program's.
+        torch.set_num_threads(int(self.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
+        atexit._clear()
+        sys.argv = list(self.command)
+        sys.path.insert(0, str(Path(self.command[0]).parent))
+        code = 0
+        try:
+            runpy.run_path(self.command[0], run_name="__main__")
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException as error:
+            sys.last_type = type(error)  # as the interpreter does before the handlers at exit
+            traceback.print_exc()
+            code = 1
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return code
+
+
+def run_programs(programs: Sequence[Program], timeout_s: float = 400) -> list[tuple[int, str]]:
+    """Run scripts side by side; return exit code and output (both streams) of each."""
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder) / str(number) for number in range(len(programs))]
+        work = [(program.run, (output,), {}) for program, output in zip(programs, outputs, strict=True)]
+        codes = _run(work, timeout_s)
+        return [(code, output.read_text()) for code, output in zip(codes, outputs, strict=True)]
 
 
 def _collect(ends: list[Connection], deadline: float) -> list[Any]:

@@ -4,8 +4,6 @@ import contextlib
 import json
 import os
 import socket
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -20,11 +18,12 @@ from slurmddp.host.cpus import read_cpus, share_of
 from slurmddp.host.ports import candidate_ports
 from slurmddp.training.process_group import cpu_affinity, setup
 from support import TESTS
+from support.distributed.ranks import Program, run_programs
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
 
-PROBE = [sys.executable, "-W", "error", str(TESTS / "support/distributed/place_probe.py")]
+PROBE = str(TESTS / "support/distributed/place_probe.py")
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -34,14 +33,10 @@ def clean(**changes):
 
 
 def run_all(environments):
-    """Run one probe per environment, all at once, and return what each of them found."""
-    ranks = [
-        subprocess.Popen(PROBE, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for environ in environments
-    ]
-    outputs = [process.communicate(timeout=400) for process in ranks]
-    assert [process.returncode for process in ranks] == [0] * len(ranks), [errors for _, errors in outputs]
-    return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+    """Run one probe per environment, side by side; return what each probe prints."""
+    ended = run_programs([Program([PROBE], environ, TESTS) for environ in environments])
+    assert [code for code, _ in ended] == [0] * len(ended), ended
+    return [json.loads(output.splitlines()[-1]) for _, output in ended]
 
 
 def agent_ranks(run_dir, nodes=2, ranks_per_node=2, **changes):
@@ -106,19 +101,6 @@ def test_a_process_on_its_own_needs_no_group():
     assert (found["backend"], found["environment"], found["undone"]) == (None, "single", True)
 
 
-def test_torchrun_brings_its_own_meeting_point():
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", PROBE[-1]]
-    done = subprocess.run(
-        command, env=clean(OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=400, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert sorted(rank["rank"] for rank in found) == [0, 1]
-    assert {(rank["environment"], rank["total"], rank["undone"]) for rank in found} == {
-        ("torchrun", 3.0, True)
-    }
-
-
 def free_port():
     """Return a free port that the kernel gives to nobody by itself meanwhile."""
     for port in candidate_ports(f"test {os.getpid()}"):
@@ -135,7 +117,9 @@ def test_variables_set_by_hand_meet_at_the_given_port():
             for rank in range(2)
         ]
     )
-    assert {(rank["environment"], rank["total"]) for rank in found} == {("torchrun", 3.0)}
+    assert {(rank["environment"], rank["total"], rank["undone"]) for rank in found} == {
+        ("torchrun", 3.0, True)
+    }
 
 
 @pytest.fixture
