@@ -4,7 +4,7 @@
 
 States of an Adam-like mix of tensors are saved in turn by torch.save, torch.save and fsync,
 torch.distributed.checkpoint (DCP) save and async_save, and by `Distributon.save(wait=False)` with the agent's
-keeper in another process (`slurmddp`) and with a writer that the rank starts (`slurmddp, no agent`). Beside
+service in another process (`slurmddp`) and with a writer that the rank starts (`slurmddp, no agent`). Beside
 each save a small training on the CPU takes steps. `dd` writes the same bytes past the kernel's cache, and
 nothing else: so much do steps suffer from the disk, whoever writes. All take turns in one run, so that the
 load of the machine meets all of them; figures are medians over the rounds, and ratios are taken within a
@@ -45,7 +45,7 @@ import torch
 from record import keep, parser, ratio
 from savers import ASYNC, Peers, Savers, State, Steps
 
-from slurmddp.checkpoint.memory.service import Keeper
+from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.environments.names import CHANNEL_VARIABLE
 from slurmddp.host import process as linux
 from slurmddp.training.distributon import Distributon
@@ -235,18 +235,16 @@ def train(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return results
 
 
-def be_agent(pid: int, keeper: Keeper) -> int:
+def be_agent(pid: int, service: CheckpointService) -> int:
     """Do an agent's part for one rank until it ends; return its status."""
     while True:
-        select.select(keeper.descriptors(), [], [], 0.05)
-        keeper.handle()
-        ended, status = os.waitpid(-1, os.WNOHANG)
-        if ended == pid:
-            keeper.finish(60)
-            keeper.close()
-            return os.waitstatus_to_exitcode(status)
+        select.select(service.descriptors(), [], [], 0.05)
+        service.handle()
+        ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            keeper.ended(ended, status)
+            service.finish(60)
+            service.close()
+            return os.waitstatus_to_exitcode(status)
 
 
 def main() -> int:
@@ -259,8 +257,8 @@ def main() -> int:
     linux.adopt_orphans()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     folder = Path(tempfile.mkdtemp(prefix="slurmddp-stall-", dir=arguments.dir))
-    keeper = Keeper()
-    os.environ[CHANNEL_VARIABLE] = str(keeper.channel_for(0))
+    service = CheckpointService()
+    os.environ[CHANNEL_VARIABLE] = str(service.channel_for(0))
     pid = os.fork()
     if pid == 0:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -268,7 +266,7 @@ def main() -> int:
         (folder / "results.json").write_text(json.dumps(train(arguments, folder)))
         os._exit(0)
     try:
-        if be_agent(pid, keeper):
+        if be_agent(pid, service):
             return 1
         results = json.loads((folder / "results.json").read_text())
     finally:

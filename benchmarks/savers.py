@@ -127,14 +127,14 @@ class Savers(Peers):
         def is_durable() -> bool:
             assert saves is not None
             saves.poll()
-            return not saves.busy
+            return not saves.is_writing
 
         return is_durable
 
     def _dd(self) -> Callable[[], bool]:
         if self._alone._opened is None:
             return self.begin("slurmddp, no agent")  # One that warms up, before anything is in memory.
-        source = max(self._alone._opened.saves._snapshots._slots, key=lambda slot: slot.capacity).descriptor
+        source = max(self._alone._opened.saves._buffers._slots, key=lambda slot: slot.capacity).descriptor
         words = [f"if=/proc/self/fd/{source}", f"of={self._root}/other-dd", "bs=4M", "oflag=direct"]
         process = subprocess.Popen(["dd", *words, "conv=fsync", "status=none"], pass_fds=[source])
         return lambda: process.poll() is not None
@@ -143,6 +143,6 @@ class Savers(Peers):
         """Use the memory for copies too, as the yardstick's is used: hosts take what is idle from guests."""
         super().tidy()
         for opened in (self._agent._opened, self._alone._opened):
-            for slot in opened.saves._snapshots._slots if opened is not None else ():
+            for slot in opened.saves._buffers._slots if opened is not None else ():
                 if slot.view is not None:
                     slot.view.bytes[:: shared_buffer.PAGE_BYTES].add_(0)

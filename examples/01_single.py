@@ -1,4 +1,4 @@
-"""Plain PyTorch, one process, no slurmddp: the program that 02_distributon.py is compared with.
+"""Plain PyTorch in one process, without slurmddp, to compare with 02_distributon.py.
 
 python examples/01_single.py
 """

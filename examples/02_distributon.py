@@ -1,8 +1,8 @@
-"""The same training on any number of processes, however they are started.
+"""The training of 01_single.py on any number of processes.
 
     python examples/02_distributon.py                      one process (one per GPU, where there are any)
     python examples/02_distributon.py --devices 2          starts its own two ranks
-    srun --ntasks=4 python examples/02_distributon.py      finds the ranks that SLURM has started
+    srun --ntasks=4 python examples/02_distributon.py      uses the ranks that SLURM has started
     torchrun --nproc-per-node=2 examples/02_distributon.py
 
 With --checkpoints FOLDER it saves after each epoch and resumes from there; SIGTERM makes it save and
@@ -53,7 +53,7 @@ def main() -> None:
         step = distributon.load(options.checkpoints, model=model, optimizer=optimizer) or 0
 
     for epoch in range(loader.epoch, options.epochs):
-        loss = None  # stays so when the last run was stopped right after the last batch of this epoch
+        loss = None  # stays None after a stop behind the last batch of this epoch
         for points, labels in loader:
             loss = cross_entropy(model(points), labels)
             distributon.backward(loss)

@@ -1,4 +1,4 @@
-"""A model that slurmddp does not know: found by its import path in the project folder."""
+"""A model of the project, found by its import path."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A whole training function of one's own, for `program._target_`."""
+"""A training function for `program._target_`."""
 
 from typing import Any
 

@@ -73,7 +73,7 @@ class SignalInbox:
         select.select([self._reader], [], [], timeout_s)
         return self.read()
 
-    def forget_in_child(self) -> None:
+    def close_in_child(self) -> None:
         """Let go of the parent's pipe; a forked child calls this before it unblocks signals."""
         signal.set_wakeup_fd(-1)
         self._close()

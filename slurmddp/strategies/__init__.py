@@ -1,6 +1,6 @@
-"""How replicas agree: the strategies by name, and the seam that another strategy has to fill.
+"""Strategies, by name: how replicas stay equal; and the protocol of a new strategy.
 
-A strategy knows torch's parallel wrappers and nothing else: not how processes were started, not how they met.
+A strategy knows torch's parallel wrappers. It knows neither the launcher nor the rendezvous.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from slurmddp.strategies.ddp import DataParallel
 from slurmddp.strategies.single import Single
 
 
-class Standing(Protocol):
-    """The part of a process's place that a strategy looks at."""
+class HasDevice(Protocol):
+    """The part of a RankContext that a strategy uses."""
 
     @property
     def device(self) -> torch.device: ...
@@ -26,23 +26,23 @@ class Standing(Protocol):
 
 @runtime_checkable
 class Strategy(Protocol):
-    """What the training needs from a way to keep replicas equal."""
+    """The methods of a strategy."""
 
-    def wrap(self, model: nn.Module, place: Standing) -> nn.Module:
-        """Return the module to call instead of `model`; called on all ranks, with the model on its device."""
+    def wrap(self, model: nn.Module, context: HasDevice) -> nn.Module:
+        """Return the module to call in training; called on all ranks, with `model` on its device."""
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Return a context in which backward passes keep their gradients on this rank."""
+        """Return a context whose backward passes do not average gradients over ranks."""
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the module that was given to `wrap`, whose state has no prefix."""
+        """Return the module that was given to `wrap`."""
 
 
 STRATEGIES: dict[str, Callable[..., Strategy]] = {"ddp": DataParallel, "single": Single}
 
 
 def build(name: str, **options: Any) -> Strategy:
-    """Return the strategy called `name`; `options` are the fields of its config (see `conf/strategy`)."""
+    """Return the strategy `name`; `options` are the keys of its file in conf/strategy."""
     if name not in STRATEGIES:
         raise ConfigError(f"There is no strategy {name!r}.", hint=near_matches(name, STRATEGIES))
     try:
@@ -54,4 +54,4 @@ def build(name: str, **options: Any) -> Strategy:
         ) from error
 
 
-__all__ = ["STRATEGIES", "Standing", "Strategy", "build"]
+__all__ = ["STRATEGIES", "HasDevice", "Strategy", "build"]

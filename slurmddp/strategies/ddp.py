@@ -1,11 +1,9 @@
-"""Replicas that average their gradients, with a bucket layout that a resumed run finds again.
+"""Data parallelism with the same bucket layout in fresh and resumed runs.
 
-torch's DistributedDataParallel packs gradients into buckets, watches the order in which the first backward
-pass makes them ready, and repacks them before the second. The order of summation follows that layout, so a
-run that resumes at step k reduces its first step in another order than the undisturbed run reduced its step
-k: on four gloo ranks the last bits differ (torch 2.13; on two ranks a sum has only one order).
-`fix_bucket_layout` lets torch do its repacking at wrap time instead, so that fresh and resumed runs use one
-layout from their first real step on.
+torch's DistributedDataParallel packs gradients into buckets. It repacks them before the second backward pass,
+in the order in which the first pass finished them. The layout decides the order of summation. So the first
+step of a resumed run would differ in the last bits on four gloo ranks (torch 2.13; a sum of two ranks has one
+order). `fix_bucket_layout` makes torch repack before the first step, in fresh and in resumed runs.
 """
 
 from __future__ import annotations
@@ -21,11 +19,11 @@ from torch.nn.parallel import DistributedDataParallel
 from slurmddp.errors import ConfigError
 
 if TYPE_CHECKING:
-    from slurmddp.strategies import Standing
+    from slurmddp.strategies import HasDevice
 
 
 class _Touch(nn.Module):
-    """Stands in for the model and uses every trainable parameter once, the first registered one first."""
+    """A module that uses each trainable parameter once, in the order of registration."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         super().__init__()
@@ -39,15 +37,15 @@ class _Touch(nn.Module):
 
 
 def fix_bucket_layout(model: DistributedDataParallel) -> None:
-    """Run one backward pass of zeros through `model`, visiting its parameters from the last to the first.
+    """Run one backward pass of zeros through `model`, from its last parameter to its first.
 
-    All ranks must call it. Parameters, buffers, gradients (none) and random states stay as they were. Hooks
-    of the model and of its parameters do not run, nor do optimizers that step within the backward pass; hooks
-    on nodes of autograd's graph do.
+    All ranks must call it. Parameters, buffers and random states stay unchanged, and gradients stay None.
+    Hooks of the model and its parameters do not run, nor do optimizers in the backward pass. Hooks on nodes
+    of autograd's graph do run.
     """
     wrapped, broadcasts = model.module, model.broadcast_buffers
     trainable = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
-    # The stand-in replaces the model rather than its forward method, so that no hook of the model runs.
+    # _Touch replaces the model, not only its forward method, so that no hook of the model runs.
     model.module = _Touch(trainable)
     model.broadcast_buffers = False
     try:
@@ -55,8 +53,8 @@ def fix_bucket_layout(model: DistributedDataParallel) -> None:
             model().backward()
             for parameter in trainable:
                 parameter.grad = None
-            # torch repacks at the start of the next forward pass. One that announced an exchange would make
-            # the first real backward pass exchange gradients, wanted or not.
+            # torch repacks at the start of the next forward pass. Without no_sync, the first backward pass of
+            # the training would average gradients even within an accumulated step.
             with model.no_sync():
                 model()
     finally:
@@ -65,8 +63,8 @@ def fix_bucket_layout(model: DistributedDataParallel) -> None:
 
 @contextmanager
 def _without_hooks(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Detach the hooks of `parameters`: they may change gradients, or let an optimizer take a step."""
-    # torch goes on calling post-accumulate hooks when None takes their place, so an empty dict does (2.13).
+    """Detach the hooks of `parameters`, which may change gradients or step an optimizer."""
+    # An empty dict, because torch calls post-accumulate hooks even after they are set to None (2.13).
     empty: dict[str, Any] = {
         "_backward_hooks": {},
         "_post_accumulate_grad_hooks": {},
@@ -88,7 +86,15 @@ def _without_hooks(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 
 class DataParallel:
-    """DistributedDataParallel; in a run of one process it leaves the model as it is."""
+    """DistributedDataParallel; one process without a process group uses the bare model.
+
+    Args:
+        find_unused_parameters: whether some parameters get no gradient in some steps.
+        bucket_mb: size of a bucket in MB; None: torch's default.
+
+    Raises:
+        ConfigError: `bucket_mb` is not above 0.
+    """
 
     def __init__(self, *, find_unused_parameters: bool = False, bucket_mb: float | None = None) -> None:
         self._options: dict[str, Any] = {"find_unused_parameters": find_unused_parameters}
@@ -97,7 +103,7 @@ class DataParallel:
                 raise ConfigError(f"strategy.bucket_mb is {bucket_mb}.", hint="Give a size above 0, or null.")
             self._options["bucket_cap_mb"] = bucket_mb
 
-    def wrap(self, model: nn.Module, place: Standing) -> nn.Module:
+    def wrap(self, model: nn.Module, context: HasDevice) -> nn.Module:
         if not distributed.is_initialized():
             return model
         if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -105,9 +111,11 @@ class DataParallel:
                 f"{type(model).__name__} has no parameter that requires a gradient.",
                 hint="Call it directly, without setup_model, if it is not meant to be trained.",
             )
-        devices = [place.device] if place.device.type == "cuda" else None
+        devices = [context.device] if context.device.type == "cuda" else None
         wrapped = DistributedDataParallel(model, device_ids=devices, **self._options)
-        if not self._options["find_unused_parameters"]:  # torch never repacks when it looks for unused ones.
+        if not self._options[
+            "find_unused_parameters"
+        ]:  # torch never repacks when it searches unused parameters.
             fix_bucket_layout(wrapped)
         return wrapped
 

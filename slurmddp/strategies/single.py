@@ -1,4 +1,4 @@
-"""One process, one model: the strategy that leaves everything as it is."""
+"""The strategy of one process, which does not wrap the model."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import distributed, nn
 from slurmddp.errors import MismatchError
 
 if TYPE_CHECKING:
-    from slurmddp.strategies import Standing
+    from slurmddp.strategies import HasDevice
 
 
 class Single:
-    """Train in one process; refuses to run on several, whose replicas would silently drift apart."""
+    """Train in one process; raises MismatchError on several ranks, whose replicas would drift apart."""
 
-    def wrap(self, model: nn.Module, place: Standing) -> nn.Module:
+    def wrap(self, model: nn.Module, context: HasDevice) -> nn.Module:
         if distributed.is_initialized() and distributed.get_world_size() > 1:
             raise MismatchError(
                 f"Strategy 'single' was chosen, but {distributed.get_world_size()} ranks are running.",

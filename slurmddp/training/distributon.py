@@ -1,25 +1,22 @@
-"""The API: everything a training loop needs in order to run on one process or on a thousand.
+"""The API of a training loop, which runs unchanged on one process or on a thousand.
 
-    distributon = Distributon()
-    distributon.launch()
-    model = distributon.setup_model(model)
-    optimizer = distributon.setup_optimizer(torch.optim.AdamW(model.parameters()))
-    for inputs, targets in distributon.setup_dataloader(loader):
+    d = Distributon(seed=0)
+    d.launch()
+    model = d.setup_model(model)
+    optimizer = d.setup_optimizer(torch.optim.AdamW(model.parameters()))
+    for inputs, targets in d.setup_dataloader(loader):
         loss = cross_entropy(model(inputs), targets)
-        distributon.backward(loss)
+        d.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
 
-The same script works under plain `python` (with `num_devices` it starts its own ranks), under `srun` with one
-task per rank, under `torchrun`, under `mpirun`, and in slurmddp's own jobs. How replicas agree is the
-strategy's business, how processes start the launcher's, and how a process learns its place the environment's.
+The script works under plain `python` (with `num_devices` it starts its ranks), under `srun` with one task per
+rank, under `torchrun`, under `mpirun`, and in jobs of slurmddp.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -32,19 +29,8 @@ from torch import distributed, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from slurmddp.environments.detect import detect
 from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
-from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import (
-    EXIT_FAILED,
-    EXIT_FINISHED,
-    EXIT_STOPPED,
-    ConfigError,
-    SlurmddpError,
-    StoppedAtCheckpoint,
-)
-from slurmddp.host.heartbeat_page import Pulse
-from slurmddp.runs.folder.run_context import RunContext
+from slurmddp.errors import ConfigError
 from slurmddp.strategies import Strategy, build
 from slurmddp.training import rng
 from slurmddp.training.checkpointing import restore
@@ -52,28 +38,34 @@ from slurmddp.training.checkpointing.async_writer import AsyncWriter
 from slurmddp.training.checkpointing.checkpointer import Checkpointer
 from slurmddp.training.checkpointing.snapshot_interval import SnapshotInterval
 from slurmddp.training.data.loader import DistributedLoader, distribute
-from slurmddp.training.heartbeat import Heartbeat, shown_as
-from slurmddp.training.process_group import collectives, setup
-from slurmddp.training.process_group.launch_check import refuse_to_multiply, require_devices
-from slurmddp.training.run_log import Milestones
-from slurmddp.training.startup_timer import StartupTimer
+from slurmddp.training.heartbeat import shown_as
+from slurmddp.training.process_group import collectives
+from slurmddp.training.rank_session import RankSession
 from slurmddp.training.stopping.controller import StopController
-from slurmddp.training.stopping.exit_guard import ExitGuard
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
-# gloo's threads let go of the last gradients a moment after the group is destroyed, and need the interpreter
-# for it; a process that ends at once dies of "terminate called without an active exception" (torch 2.13).
-_DRAIN_S = 0.1
-
 
 class Distributon:
-    """One training's view of all its processes; a context manager that leaves them on exit.
+    """One training on all of its ranks. As a context manager it closes itself at the end of the block.
 
-    `num_devices` is the number of ranks on this machine; "auto" takes what the scheduler started, or one per
-    visible GPU, or one. `seed` makes initial weights equal on all ranks, later draws (dropout) different on
-    each, and fixes the order of the data. `config`, any nested mapping of plain values, says what is
-    computed: checkpoints keep it, and `load` refuses one that was written under another, key by key.
+    Args:
+        num_devices: number of ranks on this machine. "auto": the ranks that a launcher has started; without a
+            launcher one per visible GPU, or one.
+        strategy: "ddp", "single", or an object with the methods of `slurmddp.strategies.Strategy`.
+        backend: "nccl", "gloo", or "auto": nccl for ranks with GPUs, else gloo.
+        seed: makes initial weights equal on all ranks and later random draws different on each, and fixes the
+            order of the data. None: random weights and draws, and the order of seed 0.
+        config: nested mapping of plain values that change the results. Checkpoints store it, and `load`
+            refuses a checkpoint with another configuration.
+
+    Raises:
+        ConfigError: `num_devices` or `strategy` is not allowed.
+
+    Example:
+        with Distributon(seed=0) as d:
+            d.launch()
+            ...
     """
 
     def __init__(
@@ -92,90 +84,45 @@ class Distributon:
         self._num_devices = num_devices
         self._strategy = build(strategy) if isinstance(strategy, str) else strategy
         self._backend, self._seed, self._config = backend, seed, config
-        self._place: setup.RankContext | None = None
         self._loaders: list[DistributedLoader] = []
         self._models: list[nn.Module] = []
-        self._run = RunContext.read(os.environ)
-        self._stop = StopController(ExitGuard.standing, self._run)
-        self._start_up = StartupTimer(os.environ)
-        self._progress = Heartbeat(Pulse.attach(os.environ), self._start_up)
-        self._progress.on_step = self._step_taken
-        self._milestones = Milestones(self._run, self._start_up)
+        self._session = RankSession(os.environ, self._close_saves)
+        self._session.heartbeat.on_step = self._step_taken
         self._opened: Checkpointer | None = None
-        """The checkpointer; the first save or load makes it."""
+        """The checkpointer, from the first save or load on."""
         self.resumed_from: str | None = None
-        """Where `load` found the state: `memory` or `disk`."""
+        """Where `load` found the state: "memory" or "disk"; None without a state."""
 
-    # How processes start, and end.
+    # Start and end.
 
     def launch(self) -> Distributon:
-        """Join the process group of all ranks; start the ranks first if no launcher has started them.
+        """Join the process group of all ranks; without a launcher, start the ranks first.
 
-        A plain process that asks for several devices runs its command once per device. It exits with their
-        code when they have ended, so the lines after `launch()` run in the ranks only. `launch` uses a
-        default process group that exists already, for example Fabric's, and `close` leaves that group open.
+        A plain process that asks for several devices runs its command once per device and exits with their
+        exit code. So only the ranks run the lines after `launch()`. A default process group that exists
+        already, such as Fabric's, is used and stays open after `close`.
+
+        Returns:
+            This object.
 
         Raises:
             SlurmddpError: `launch` was called before.
             ConfigError: the environment does not fit `num_devices`.
         """
-        if self._place is not None:
-            raise SlurmddpError(
-                "launch() was called a second time.", hint="Call it once, before any setup_ method."
-            )
-        info = detect(os.environ)
-        wanted = self._ranks_wanted(info)
-        if info.environment == "single" and wanted > 1 and not distributed.is_initialized():
-            refuse_to_multiply()
-            from slurmddp.launchers.local.launch import launch_script
-
-            launch_script(wanted)
-        require_devices(info, wanted)
-        self._progress.enter("meeting")
-        self._place = setup.start(info, backend=self._backend, stopped=lambda: self._stop.requested)
-        self._pid = os.getpid()
-        StopController.is_leaving = False
-        atexit.register(self._close_at_exit)
+        self._session.start(self._num_devices, self._backend)
         if self._seed is not None:
             rng.seed_everything(self._seed)
-        self._progress.enter("loading", watched=False)
-        self._start_up.lap("rendezvous")
         return self
 
-    def _ranks_wanted(self, info: RankInfo) -> int:
-        if self._num_devices != "auto":
-            return self._num_devices
-        return info.local_world_size if info.environment != "single" else max(1, setup.visible_gpus())
-
     def close(self) -> None:
-        """Leave the other ranks; happens at the end of the program in any case, and only once."""
-        atexit.unregister(self._close_at_exit)
-        if self._place is None or os.getpid() != self._pid:  # A forked process ends, the rank goes on.
-            return
-        self._progress.enter("ending")
-        try:
-            self._close_saves()
-        finally:
-            self._leave(self._place)
-        self._progress.enter("ending", watched=False)
+        """Wait until all saves are durable, and leave the process group.
 
-    def _leave(self, place: setup.RankContext) -> None:
-        self._stop.close()
-        setup.finish(place)
-        if place.backend is not None:
-            time.sleep(_DRAIN_S)
-        self._place = None
+        The end of the program calls it too. Later calls do nothing.
 
-    def _close_at_exit(self) -> None:
-        is_forked = os.getpid() != self._pid  # What it has copies of is still its parent's.
-        if not is_forked and not hasattr(
-            sys, "last_type"
-        ):  # The program ends by itself, not by an exception.
-            self.close()
-
-    @property
-    def _is_alone(self) -> bool:
-        return self._place is None or self._place.backend is None
+        Raises:
+            CheckpointError: on all ranks, if a save without `wait` has failed.
+        """
+        self._session.close()
 
     def __enter__(self) -> Distributon:
         return self
@@ -183,87 +130,89 @@ class Distributon:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, StoppedAtCheckpoint) and self._place is not None:
-            self._milestones.stopped(self.stop_reason)
-        code = error.code or EXIT_FINISHED if isinstance(error, SystemExit) else EXIT_FAILED
-        if error is None:
-            code = EXIT_FINISHED
-        stopped = self._stopped() if code == EXIT_FINISHED and StopController.is_leaving else None
-        if code in (EXIT_FINISHED, EXIT_STOPPED) or self._is_alone:
-            self.close()
-        else:  # The others may be stuck in a collective that this rank will never join: don't wait for them.
-            atexit.unregister(self._close_at_exit)
-        if stopped is not None:
-            raise stopped
+        self._session.end(error)
 
-    # Where this process stands.
-
-    @property
-    def _here(self) -> setup.RankContext:
-        if self._place is None:
-            raise SlurmddpError(
-                "This Distributon has not been launched, or is closed already.",
-                hint="Call launch() first: right after the constructor, before the model is built.",
-            )
-        return self._place
+    # This process.
 
     @property
     def rank(self) -> int:
-        return self._here.info.rank
+        """The rank of this process: 0 to `world_size` - 1."""
+        return self._session.context.info.rank
 
     @property
     def local_rank(self) -> int:
-        return self._here.info.local_rank
+        """The rank of this process on its node, from 0 on."""
+        return self._session.context.info.local_rank
 
     @property
     def node_rank(self) -> int:
-        return self._here.info.node_rank
+        """The number of this node, from 0 on."""
+        return self._session.context.info.node_rank
 
     @property
     def world_size(self) -> int:
-        return self._here.info.world_size
+        """The number of ranks on all nodes."""
+        return self._session.context.info.world_size
 
     @property
     def device(self) -> torch.device:
-        return self._here.device
+        """The device of this rank: its GPU, or the CPU."""
+        return self._session.context.device
 
     @property
     def is_global_zero(self) -> bool:
-        """True on exactly one rank of the job: the one that writes files and prints."""
+        """True on rank 0 only, for work that one process does: print, write a file."""
         return self.rank == 0
 
-    # Setting up.
+    # Model, optimizer, data.
 
     def setup_model(self, model: nn.Module) -> nn.Module:
-        """Move `model` to this rank's device and return the module to call instead of it."""
-        place = self._here
-        wrapped = self._strategy.wrap(model.to(place.device), place)
+        """Move a model to this rank's device and wrap it by the strategy. All ranks call it.
+
+        Args:
+            model: a module that is equal on all ranks; it is moved in place.
+
+        Returns:
+            The module to call in training.
+
+        Raises:
+            ConfigError: the strategy refuses the model.
+        """
+        context = self._session.context
+        wrapped = self._strategy.wrap(model.to(context.device), context)
         self._models.append(model)
-        if self._seed is not None and place.info.rank > 0:
-            # All ranks have built the same model; from here on each draws its own dropout.
-            rng.seed_everything(rng.derive(self._seed, "rank", place.info.rank))
+        if self._seed is not None and context.info.rank > 0:
+            # From here on each rank draws its own dropout.
+            rng.seed_everything(rng.derive(self._seed, "rank", context.info.rank))
         return wrapped
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the module that was given to `setup_model`; call it for evaluation, without the others."""
+        """Return the module that was given to `setup_model`, which runs without the other ranks."""
         return self._strategy.unwrap(model)
 
     def setup_optimizer(self, optimizer: AnyOptimizer) -> AnyOptimizer:
-        """Return `optimizer`; raises ConfigError unless it holds parameters that `setup_model` has moved."""
-        self._require_models(optimizer)
-        self._progress.follow(optimizer)
-        return optimizer
+        """Check an optimizer, and count its steps as the steps of the training.
 
-    def _require_models(self, optimizer: Optimizer) -> None:
+        Args:
+            optimizer: built after `setup_model`, from the parameters of its result.
+
+        Returns:
+            The same optimizer.
+
+        Raises:
+            ConfigError: the optimizer has a parameter that belongs to no model of `setup_model`.
+        """
         known = {id(parameter) for model in self._models for parameter in model.parameters()}
-        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        strange = [p for p in held if p.device != self._here.device or id(p) not in known]
-        if strange:
+        given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        unknown = [p for p in given if p.device != self.device or id(p) not in known]
+        if unknown:
             raise ConfigError(
-                f"{len(strange)} of the {len(held)} parameters of this {type(optimizer).__name__} belong to "
+                f"{len(unknown)} of the {len(given)} parameters of this {type(optimizer).__name__} belong to "
                 "no model that was set up.",
                 hint="Call setup_model first, and build the optimizer from the parameters of its result.",
             )
+        self._session.heartbeat.follow(optimizer)
+        return optimizer
 
     def setup_dataloader(
         self,
@@ -273,153 +222,163 @@ class Distributon:
         even: bool = True,
         keep_global_batch: bool = False,
     ) -> DistributedLoader:
-        """Return a loader that gives this rank its part of the batches, on its device.
+        """Return a loader that yields this rank's part of the batches, on this rank's device.
 
-        Map-style data, in order, shuffled or drawn by a WeightedRandomSampler, is dealt out again in each
-        epoch. A sampler of your own and iterable data keep their order (`training/data/passthrough.py`).
-        `batch_size` is per rank, `accumulate` the number of batches between two optimizer steps. With
-        `keep_global_batch`, `load` changes the loader's `accumulate`, which the loop has to read, so that a
-        step has as many samples over all ranks as when the checkpoint was written. What a sample draws at
-        random while it is read follows from seed, epoch and sample alone; a data set that draws nothing can
-        say so (`deterministic = True`) and save microseconds. Without `drop_last` the last few samples, fewer
-        than ranks, are left out so that all ranks get equally many batches; `even=False` gives each sample
-        exactly once, for an evaluation whose loop calls nothing that waits for other ranks. `save` and `load`
-        keep the position.
+        Map-style data in order, shuffled, or drawn by a WeightedRandomSampler is distributed again in each
+        epoch. A sampler of another class and iterable data keep their order. `save` and `load` store and
+        restore the position. Random draws while a sample is read depend on seed, epoch and sample alone. A
+        data set without such draws can set `deterministic = True`, which saves microseconds per sample.
+
+        Args:
+            loader: its `batch_size` is the number of samples per rank and batch.
+            accumulate: number of batches per optimizer step.
+            even: whether all ranks get equally many batches: without `drop_last`, the last samples, fewer
+                than ranks, are left out. False: each sample is read once, and ranks may get different
+                numbers of batches. Then no call in the loop may wait for other ranks.
+            keep_global_batch: whether `load` on another number of ranks changes the loader's `accumulate`,
+                so that a step has as many samples over all ranks as before. The loop has to read it.
+
+        Raises:
+            ConfigError: `accumulate` is below 1, or the loader can't be distributed.
+
+        Example:
+            loader = d.setup_dataloader(DataLoader(data, batch_size=8, shuffle=True), accumulate=4)
+            for epoch in range(loader.epoch, 10):
+                for inputs, targets in loader:
+                    ...
         """
         if accumulate < 1:
             raise ConfigError(f"accumulate is {accumulate}.", hint="Give a number of batches, 1 or more.")
-        place = self._here
-        own = distribute(
+        context = self._session.context
+        distributed_loader = distribute(
             loader,
-            device=place.device,
-            info=place.info,
+            device=context.device,
+            info=context.info,
             seed=self._seed or 0,
             accumulate=accumulate,
             even=even,
             keep_global_batch=keep_global_batch,
         )
-        own.progress = self._progress
-        self._loaders.append(own)
-        return own
+        distributed_loader.progress = self._session.heartbeat
+        self._loaders.append(distributed_loader)
+        return distributed_loader
 
     # In the loop.
 
-    def backward(self, loss: torch.Tensor, *, parts: int = 1) -> None:
-        """Compute the gradients of `loss` (a scalar) divided by `parts`, and leave their mean over all ranks.
+    def backward(self, loss: torch.Tensor, *, accumulate: int = 1) -> None:
+        """Compute the gradients of `loss / accumulate`, averaged over all ranks.
 
-        With `parts` backward passes per optimizer step, the step uses the mean over all of them.
+        Args:
+            loss: a scalar.
+            accumulate: number of backward passes per optimizer step, which then uses their mean.
         """
-        self._here  # noqa: B018 - raises before launch.
+        self._session.context  # noqa: B018 - raises before launch.
         StopController.is_leaving = False
-        self._progress.backward_begins()
-        (loss / parts if parts != 1 else loss).backward()  # type: ignore[no-untyped-call]
+        self._session.heartbeat.backward_begins()
+        (loss / accumulate if accumulate != 1 else loss).backward()  # type: ignore[no-untyped-call]
 
     def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
-        """Return a context for one of several passes before a step; the `last` exchanges the gradients.
+        """Return a context for the forward and backward pass of one batch of an accumulated step.
 
-        Both the forward and the backward pass belong inside.
+        Args:
+            model: the result of `setup_model`.
+            last: whether this is the last batch of the step; only then do the ranks average gradients.
+
+        Example:
+            for number, (inputs, targets) in enumerate(loader, 1):
+                last = number % loader.accumulate == 0
+                with d.accumulating(model, last=last):
+                    d.backward(loss_of(model(inputs), targets), accumulate=loader.accumulate)
+                if last:
+                    optimizer.step()
+                    optimizer.zero_grad()
         """
-        self._here  # noqa: B018
+        self._session.context  # noqa: B018
         return nullcontext() if last else self._strategy.no_sync(model)
 
     def should_stop(self) -> bool:
-        """Return whether to save and leave now; call it on every rank, once before each step.
+        """Return whether to save and leave now. All ranks call it, once between two optimizer steps.
 
-        Ask before the step's first batch is taken: what a loop was handed counts as trained. True at the same
-        step on all ranks, after SIGTERM or SIGUSR2 came to any of them, in a run of slurmddp after `slurmddp
-        stop`, and when a save only just fits before the job's time limit. The first call waits for all ranks
-        and puts handlers for the signals in place, so a program that never asks is ended by them as usual.
+        Call it before the first batch of the step is taken, because batches that were yielded count as
+        trained. The first call waits for all ranks and installs signal handlers. Without a call, SIGTERM and
+        SIGUSR2 end the program as usual.
 
-        After True, save and call `stop`. A program that leaves its loop instead has not finished either:
-        leaving the `with` block raises StoppedAtCheckpoint, unless `backward` was called after the True.
+        After True, call `save` and `stop`. A `with` block that is left without `stop` raises
+        StoppedAtCheckpoint, unless `backward` was called after the True.
+
+        Returns:
+            True at the same step on all ranks: after SIGTERM or SIGUSR2 at any rank, after `slurmddp stop`,
+            and shortly before the job's time limit.
+
+        Example:
+            if d.should_stop():
+                d.save(step, model=model, optimizer=optimizer)
+                d.stop()
         """
-        self._progress.step_begins()
+        self._session.heartbeat.step_begins()
         if self._opened is not None:
             self._opened.saves.poll()
-        stops = self._stop.tick(self._here)
+        stops = self._session.stop.tick(self._session.context)
         if stops:
-            self._milestones.stopped(self.stop_reason)
+            self._session.milestones.stopped(self.stop_reason)
         return stops
 
     def stop(self) -> NoReturn:
         """Leave the program after a stop: wait until all saves are durable, then exit with code 75.
 
-        All ranks call it, after `should_stop` has returned True and the state is saved. The code 75 tells
-        slurmddp, or a batch script of your own, that the training goes on when the program runs again.
+        All ranks call it, after `should_stop` has returned True and the state is saved. Exit code 75 tells
+        slurmddp, or another batch script, to run the program again.
 
         Raises:
             StoppedAtCheckpoint: always; it is a SystemExit, so a program need not catch it.
             CheckpointError: on all ranks, if a save without `wait` has failed.
         """
         self.finish_saving()
-        raise self._stopped()
+        raise self._session.stopped()
 
-    def _stopped(self) -> StoppedAtCheckpoint:
-        why = f" by {self.stop_reason}" if self.stop_reason else ""
-        stopped = StoppedAtCheckpoint(
-            f"The training was stopped{why}.",
-            hint="Run the same command again to resume from its checkpoint.",
-        )
-        if not self._run.by_agent and self._place is not None and self.rank == 0:
-            print(stopped, file=sys.stderr)  # Under an agent, the worker prints it.
-        return stopped
+    @property
+    def stop_requested(self) -> bool:
+        """Whether this rank knows of a stop; leave long loops between two steps early then."""
+        return self._session.stop.requested
+
+    @property
+    def stop_reason(self) -> str | None:
+        """The source of the stop, such as "SIGTERM on rank 3 (node7)" or "the time limit"."""
+        return self._session.stop.reason
 
     def heartbeat(self, phase: str = "evaluating") -> None:
-        """Show the watchdog that long work of your own makes progress; call it again and again.
+        """Show the watchdog progress during long work between two steps; call it repeatedly.
 
         Args:
-            phase: what the work is; docs/watchdog.md lists the phases and their limits.
+            phase: the kind of work; docs/watchdog.md lists the phases and their limits.
 
         Raises:
             ConfigError: the phase is unknown.
         """
-        self._progress.alive(phase)
-
-    alive = heartbeat
-    """The name of `heartbeat` in 0.1.0."""
-
-    @property
-    def stop_requested(self) -> bool:
-        """Whether this rank knows that it should stop soon; leave long loops between steps early then."""
-        return self._stop.requested
-
-    @property
-    def stop_reason(self) -> str | None:
-        """Who asked to stop, and why."""
-        return self._stop.reason
+        self._session.heartbeat.alive(phase)
 
     def all_reduce_mean(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the mean of `tensor` over all ranks; for metrics: each rank holds all parts for a moment."""
-        return collectives.mean(tensor, self._here.device)
+        """Return the mean of a tensor over all ranks, for metrics. All ranks call it.
+
+        Args:
+            tensor: of the same shape on all ranks; each rank holds the tensors of all ranks for a moment.
+
+        Returns:
+            A tensor of the same shape.
+        """
+        return collectives.mean(tensor, self.device)
 
     def barrier(self) -> None:
-        """Wait until all ranks have come here."""
-        if self._here.backend is not None:
+        """Wait until all ranks have called it."""
+        if self._session.context.backend is not None:
             distributed.barrier()
 
     def print(self, *values: object) -> None:
-        """Print on global rank 0 only."""
+        """Print on rank 0 only."""
         if self.is_global_zero:
             print(*values, flush=True)
 
     # Checkpoints.
-
-    @property
-    def _checkpointer(self) -> Checkpointer:
-        place = self._here
-        if self._opened is None:
-            saves = AsyncWriter(os.environ, place.info)
-            saves.on_durable = self._stop.saved
-            self._stop.is_writing = lambda: saves.busy
-            self._opened = Checkpointer(
-                loaders=self._loaders,
-                unwrap=self.unwrap,
-                seed=self._seed,
-                config=self._config,
-                saves=saves,
-                pace=SnapshotInterval(keeps=saves.has_agent),
-            )
-        return self._opened
 
     @shown_as("saving")
     def save(
@@ -431,101 +390,167 @@ class Distributon:
         wait: bool = True,
         **objects: Any,
     ) -> Path:
-        """Write a checkpoint of `objects`, of the loaders and of every rank's randomness; all ranks call it.
+        """Write a checkpoint of `objects`, of all loaders and of the random states. All ranks call it.
 
+        Rank 0 writes. An error on any rank is raised on all ranks.
+
+        Args:
+            root: the folder of all checkpoints. If left out: `checkpoints` in the run folder in a job of
+                slurmddp, else `checkpoints` in the working directory.
+            step: number of completed optimizer steps.
+            keep_last: number of checkpoints to keep; older ones are deleted, but two always stay.
+            wait: whether to return only when the checkpoint is durable. Without it, the call returns as soon
+                as the state is copied into memory. Another process writes the copy, even if this process is
+                killed.
+            objects: by name, objects with `state_dict` and `load_state_dict`, or dicts of plain values.
+
+        Returns:
+            The folder of the checkpoint, on all ranks.
+
+        Raises:
+            CheckpointError: the checkpoint was not written, or an earlier save without `wait` has failed.
+            ConfigError: an argument is missing, or an object has no `state_dict`.
+            SlurmddpError: a trainable parameter holds NaN or infinity.
+
+        Example:
             d.save(step, model=model, optimizer=optimizer)
-            d.save("/shared/fit", step, model=model, optimizer=optimizer)
-
-        `root` is the folder of all checkpoints, and may be left out. It is then `checkpoints` in the run
-        folder of a job of slurmddp, else `checkpoints` in the working directory. An object has `state_dict`
-        and `load_state_dict`, or is a dict of plain values. Global rank 0 writes; all ranks return the
-        checkpoint's folder when it is durable, or all raise. Without `wait` they return once the state is
-        copied into memory, from which another process writes it, also when this one is killed; what goes
-        wrong there is raised by the next `save`, by `finish_saving` or by `close`.
+            d.save("/shared/fit", step, model=model, optimizer=optimizer, wait=False)
         """
         folder, number = self._root_and_step(root, step)
         started = time.monotonic()
         saved = self._checkpointer.save(folder, number, objects, keep_last=keep_last, wait=wait)
-        self._stop.stood_still()
+        self._session.stop.stood_still()
         if wait:
-            self._stop.saved(time.monotonic() - started)
+            self._session.stop.saved(time.monotonic() - started)
         return saved
 
     @shown_as("saving")
     def finish_saving(self) -> None:
-        """Return when all that was saved without `wait` is durable, or raise on all ranks why it is not."""
+        """Wait until all saves without `wait` are durable. All ranks call it.
+
+        Raises:
+            CheckpointError: on all ranks, if such a save has failed.
+        """
         if self._opened is not None and self._opened.saves.unfinished:
             self._opened.finish()
-            self._stop.stood_still()
+            self._session.stop.stood_still()
 
-    def memory_save_is_due(self, every: int | Literal["auto"] = "auto") -> bool:
-        """Return whether to call `memory_save` after this step: the same on all ranks.
+    @shown_as("saving")
+    def check_can_save(
+        self, root: str | Path | None = None, *, keep_last: int = 3, wait: bool = True, **objects: Any
+    ) -> float:
+        """Write the files of a save, verify them and delete them. All ranks call it, before the first step.
+
+        It finds a full disk, a used-up quota, a folder without write permission, and an object that can't be
+        stored. The check includes the space for the states that torch's optimizers create in the first step.
+        It also allocates the memory for later saves.
 
         Args:
-            every: the number of steps between two copies; `auto` chooses it so that copies take less than
-                1 % of the time, and makes none without an agent; 0 means never.
+            root, keep_last, wait, objects: as for the later `save`.
+
+        Returns:
+            The seconds that the check took, the same on all ranks.
+
+        Raises:
+            CheckpointError, ConfigError, SlurmddpError: as `save`.
+        """
+        started = time.monotonic()
+        seconds = self._checkpointer.check_can_save(self._root(root), objects, keep_last=keep_last, wait=wait)
+        self._session.stop.stood_still()
+        self._session.startup.lap("checkpoint")
+        self._session.stop.saved(time.monotonic() - started)
+        return seconds
+
+    def memory_save_is_due(self, every: int | Literal["auto"] = "auto") -> bool:
+        """Return whether to call `memory_save` after this step; the same on all ranks.
+
+        Args:
+            every: number of steps between two copies. "auto": as few as keep the copies below 1 % of the
+                training time, and no copies without an agent of slurmddp. 0: no copies.
         """
         return self._checkpointer.pace.is_due(every)
 
     @shown_as("saving")
     def memory_save(self, root: str | Path, step: int, **objects: Any) -> None:
-        """Copy what `save` would write into the memory of each node; nothing goes to the disk.
+        """Copy the state of a save into the memory of each node, without a write. All ranks call it.
 
-        slurmddp's agent replaces a rank that dies, and `load` then resumes from there if nothing newer is
-        under `root`. Without an agent, or without memory for a copy, nothing is kept.
+        slurmddp's agent replaces a rank that dies, and `load` then resumes from the copy, unless `root` has
+        a newer checkpoint. Without an agent, or with too little memory, the call copies nothing.
+
+        Args:
+            root: the folder of all checkpoints.
+            step, objects: as for `save`.
+
+        Raises:
+            SlurmddpError: a trainable parameter holds NaN or infinity.
+
+        Example:
+            if d.memory_save_is_due():
+                d.memory_save("checkpoints", step, model=model, optimizer=optimizer)
         """
-        self._checkpointer.keep_in_memory(Path(root), step, objects)
-        self._stop.stood_still()
-
-    @shown_as("saving")
-    def test_save(
-        self, root: str | Path | None = None, *, keep_last: int = 3, wait: bool = True, **objects: Any
-    ) -> float:
-        """Do all that `save` would but leave nothing behind; return the seconds it took. All ranks call it.
-
-        Before the first step it finds a full disk, a used-up quota, a folder that can't be written to, or an
-        object that can't be stored; the room that torch's optimizers need later on is counted in. The memory
-        for saves (without `wait`, say) is taken meanwhile.
-        """
-        started = time.monotonic()
-        seconds = self._checkpointer.check_can_save(self._root(root), objects, keep_last=keep_last, wait=wait)
-        self._stop.stood_still()
-        self._start_up.lap("checkpoint")
-        self._stop.saved(time.monotonic() - started)
-        return seconds
+        self._checkpointer.copy_to_memory(Path(root), step, objects)
+        self._session.stop.stood_still()
 
     @shown_as("loading")
     def load(
         self, root: str | Path | None = None, *, allow_other_config: bool = False, **objects: Any
     ) -> int | None:
-        """Give `objects` the state of the newest good checkpoint under `root` and return its step.
+        """Load the newest state under `root` into `objects`. All ranks call it, after all setup_ methods.
 
+        Rank 0 chooses the newest checkpoint that verifies. Ranks that replace dead ranks load the state in
+        their nodes' memory if it is as new. If `load` raises, or finds no state, no object has changed.
+
+        Args:
+            root: as for `save`.
+            allow_other_config: whether to accept a checkpoint with another `config`;
+                SLURMDDP_ALLOW_OTHER_CONFIG=1 does the same.
+            objects: as for `save`; a dict is cleared and filled.
+
+        Returns:
+            The number of completed steps of the state, or None without a state.
+
+        Raises:
+            CheckpointError: the checkpoint can't be read, or does not fit an object.
+            ConfigError: the checkpoint has another `config`, or an object has no `load_state_dict`.
+
+        Example:
             step = d.load(model=model, optimizer=optimizer) or 0
-
-        Without `root` it looks where `save` without `root` writes. It returns None, and changes nothing, when
-        there is no checkpoint; it changes nothing either when it raises because one does not fit. All ranks
-        call it, after all setup_ methods; rank 0 chooses. A checkpoint of another `config` is loaded only
-        with `allow_other_config`, or SLURMDDP_ALLOW_OTHER_CONFIG=1. Ranks that take the place of others go
-        on from the state in their nodes' memory if it is as new.
         """
         folder = self._root(root)
-        newest = self._milestones.open(folder, self.rank)
+        newest = self._session.milestones.open(folder, self.rank)
         found = restore.load(
             folder,
             objects,
             self._checkpointer,
             allow_other_config=allow_other_config or os.environ.get(ALLOW_OTHER_CONFIG_VARIABLE) == "1",
-            device=self._here.device,
+            device=self.device,
         )
         step, self.resumed_from = (None, None) if found is None else found
-        self._progress.resumed(step or 0)
-        self._milestones.resumed(newest, step, self.resumed_from)
+        self._session.heartbeat.resumed(step or 0)
+        self._session.milestones.resumed(newest, step, self.resumed_from)
         return step
+
+    @property
+    def _checkpointer(self) -> Checkpointer:
+        context = self._session.context
+        if self._opened is None:
+            saves = AsyncWriter(os.environ, context.info)
+            saves.on_durable = self._session.stop.saved
+            self._session.stop.is_writing = lambda: saves.is_writing
+            self._opened = Checkpointer(
+                loaders=self._loaders,
+                unwrap=self.unwrap,
+                seed=self._seed,
+                config=self._config,
+                saves=saves,
+                pace=SnapshotInterval(has_agent=saves.has_agent),
+            )
+        return self._opened
 
     def _step_taken(self, step: int, seconds: float) -> None:
         if self._opened is not None:
             self._opened.pace.step(seconds)
-        self._milestones.step(step)
+        self._session.milestones.step(step)
 
     def _close_saves(self) -> None:
         if self._opened is not None:
@@ -536,13 +561,14 @@ class Distributon:
                 self._opened = None
 
     def _root(self, root: str | Path | None) -> Path:
-        """Return `root`, or by default the run's checkpoints folder, or `./checkpoints` outside of a run."""
+        """Return `root`, or its default (see `save`)."""
         if root is not None:
             return Path(root)
-        return self._run.folder.checkpoints_dir if self._run.folder else Path("checkpoints")
+        folder = self._session.run.folder
+        return folder.checkpoints_dir if folder else Path("checkpoints")
 
     def _root_and_step(self, root: str | Path | int | None, step: int | None) -> tuple[Path, int]:
-        """Return the two first arguments of `save`, of which the root may be left out."""
+        """Return the first two arguments of `save`, of which the root may be left out."""
         if step is None and not isinstance(root, (str, os.PathLike)):
             root, step = None, root
         if step is None or isinstance(root, int):

@@ -140,12 +140,12 @@ class Heartbeat:
 
 
 def shown_as(phase: str) -> Callable[[Method], Method]:
-    """Return a decorator for methods of what has a `_progress`: `phase` is shown while they run."""
+    """Return a decorator for methods of Distributon that shows `phase` while they run."""
 
     def decorate(method: Method) -> Method:
         @functools.wraps(method)
         def shown(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-            with self._progress.during(phase):
+            with self._session.heartbeat.during(phase):
                 return method(self, *args, **kwargs)
 
         return shown  # type: ignore[return-value]

@@ -88,10 +88,10 @@ def _launch(distributon: Distributon, info: RankInfo, config: dict[str, Any], fo
             preflight.blame_devices(info, folder, config, error)
         raise
     if looks:
-        preflight.run(distributon._here, folder, config)
-        distributon._start_up.lap("preflight")
+        preflight.run(distributon._session.context, folder, config)
+        distributon._session.startup.lap("preflight")
     else:
-        _warn_of_cpus(distributon._here, folder)
+        _warn_of_cpus(distributon._session.context, folder)
 
 
 def _warn_of_cpus(place: RankContext, folder: RunFolder) -> None:

@@ -25,7 +25,8 @@ _ABOVE = """
 _BELOW = """
     checkpoint.state strategies
     training training.rng training.instantiate training.startup_timer training.heartbeat training.run_log
-    training.process_group training.stopping training.data training.checkpointing training.distributon
+    training.process_group training.stopping training.data training.checkpointing training.rank_session
+    training.distributon
     training.builtin training.trainer training.user_script training.preflight training.rank_main
 """
 TORCH_FREE, WITH_TORCH = _ABOVE.split(), _BELOW.split()
@@ -35,7 +36,7 @@ SHARED_WITH_TORCH |= {"config.schema", "config.check_values", "config.identity"}
 PURE_PACKAGES = {"conf", "templates", "__main__"}
 
 # The one upward edge: a script's `launch()` starts processes, and imports the launcher when it does.
-ALLOWED = {("slurmddp.training.distributon", "slurmddp.launchers.local.launch")}
+ALLOWED = {("slurmddp.training.rank_session", "slurmddp.launchers.local.launch")}
 
 ONLY_IMPORTER = {
     "hydra": ("slurmddp.config",),

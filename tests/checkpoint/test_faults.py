@@ -1,4 +1,4 @@
-"""What file systems do to a save: hiccups, full disks, quotas, strangers' folders, hosts that see less."""
+"""Faults of file systems: transient errors, full disks, quotas, foreign folders, late visibility."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from slurmddp.checkpoint import state as checkpoint
-from slurmddp.checkpoint.files import retry, space
-from slurmddp.checkpoint.state import visibility
+from slurmddp.checkpoint.files import retry, space, visibility
 from slurmddp.errors import CheckpointError, ConfigError
 from slurmddp.runs.folder import owner
 from support.distributed.checkpoint_files import hidden_in, steps_in
@@ -26,7 +25,7 @@ def save(root, step, state=None, keep_last=3):
 
 @pytest.fixture(autouse=True)
 def waits(monkeypatch):
-    """Don't sleep, but count."""
+    """Record sleeps instead of sleeping."""
     slept = []
     fake = SimpleNamespace(sleep=slept.append)
     monkeypatch.setattr(retry, "time", fake)
@@ -58,7 +57,7 @@ class Flaky:
 @pytest.mark.parametrize(
     "code", [errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT], ids=errno.errorcode.get
 )
-def test_one_hiccup_at_any_moment_costs_a_wait_and_nothing_else(tmp_path, waits, caplog, code):
+def test_one_transient_error_at_any_call_costs_one_wait(tmp_path, waits, caplog, code):
     for at in range(1, 40):
         root = tmp_path / str(at)
         save(root, 1)
@@ -78,7 +77,7 @@ def test_one_hiccup_at_any_moment_costs_a_wait_and_nothing_else(tmp_path, waits,
     raise AssertionError("the save never came to its end")
 
 
-def test_a_hiccup_that_stays_is_an_error_after_all_waits(tmp_path, waits, monkeypatch):
+def test_a_lasting_error_is_raised_after_all_waits(tmp_path, waits, monkeypatch):
     save(tmp_path, 1)
     with monkeypatch.context() as patch:
         Flaky(patch, 1, 10**9, errno.EIO, names=("fsync",))
@@ -92,7 +91,7 @@ def test_a_hiccup_that_stays_is_an_error_after_all_waits(tmp_path, waits, monkey
 @pytest.mark.parametrize(
     "code", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS], ids=errno.errorcode.get
 )
-def test_what_does_not_pass_is_not_waited_for(tmp_path, waits, monkeypatch, code):
+def test_permanent_errors_are_not_retried(tmp_path, waits, monkeypatch, code):
     save(tmp_path, 1)
     with monkeypatch.context() as patch:
         Flaky(patch, 1, 10**9, code, names=("fsync",))
@@ -120,7 +119,7 @@ def test_each_try_writes_every_file_anew(tmp_path, monkeypatch):
     ]  # fmt: skip
 
 
-def test_reading_rides_out_a_hiccup_too(tmp_path, waits, monkeypatch):
+def test_reads_are_retried_too(tmp_path, waits, monkeypatch):
     path = save(tmp_path, 1)
     real, left = Path.read_text, [2]
 
@@ -143,7 +142,7 @@ def test_reading_rides_out_a_hiccup_too(tmp_path, waits, monkeypatch):
 @pytest.mark.parametrize(
     "code", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EIO], ids=errno.errorcode.get
 )
-def test_a_full_disk_at_any_moment_leaves_the_old_ones_alone(tmp_path, code):
+def test_a_full_disk_at_any_call_leaves_older_checkpoints_unchanged(tmp_path, code):
     for passing in range(40):
         root = tmp_path / str(passing)
         for step in (1, 2):
@@ -163,7 +162,7 @@ def test_a_full_disk_at_any_moment_leaves_the_old_ones_alone(tmp_path, code):
     raise AssertionError("the save never came to its end")
 
 
-def test_too_little_space_is_said_before_a_byte_is_written(tmp_path, monkeypatch):
+def test_too_little_space_is_an_error_before_the_first_byte(tmp_path, monkeypatch):
     save(tmp_path, 1)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     monkeypatch.setattr(space, "free_bytes", lambda folder: 5_000_000)
@@ -174,7 +173,7 @@ def test_too_little_space_is_said_before_a_byte_is_written(tmp_path, monkeypatch
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-def test_what_a_killed_writer_left_is_not_counted_against_the_next(tmp_path, monkeypatch):
+def test_leftovers_of_a_killed_writer_free_their_space_first(tmp_path, monkeypatch):
     left = tmp_path / ".writing-step-0000000001-77"
     left.mkdir()
     monkeypatch.setattr(space, "free_bytes", lambda folder: 0 if left.exists() else 10**9)
@@ -186,7 +185,7 @@ def test_what_a_killed_writer_left_is_not_counted_against_the_next(tmp_path, mon
     [(errno.ENOSPC, "are free"), (errno.EDQUOT, "more than the quota has left")],
     ids=["disk", "quota"],
 )
-def test_what_the_file_system_refuses_to_reserve(tmp_path, monkeypatch, code, words):
+def test_a_refused_reservation_is_an_error(tmp_path, monkeypatch, code, words):
     save(tmp_path, 1)
     monkeypatch.setattr(space, "_fallocate", lambda: lambda descriptor, size: code)
     with pytest.raises(CheckpointError, match=r"it needs 8\.0 MB.*" + words):
@@ -195,19 +194,19 @@ def test_what_the_file_system_refuses_to_reserve(tmp_path, monkeypatch, code, wo
 
 
 @pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINTR], ids=errno.errorcode.get)
-def test_a_file_system_that_can_not_reserve(tmp_path, monkeypatch, code):
+def test_a_file_system_without_reservations_is_written_to(tmp_path, monkeypatch, code):
     monkeypatch.setattr(space, "_fallocate", lambda: lambda descriptor, size: code)
     assert checkpoint.read(save(tmp_path, 1)).step == 1
 
 
-def test_what_is_reserved_is_taken_from_what_is_free(tmp_path):
+def test_a_reservation_reduces_the_free_space(tmp_path):
     with (tmp_path / "file").open("xb") as stream:
         space.reserve(stream.fileno(), 64 << 20, tmp_path)
         assert os.fstat(stream.fileno()).st_blocks * 512 >= 64 << 20
         assert os.fstat(stream.fileno()).st_size == 0
 
 
-def test_more_than_is_free_is_never_asked_for(tmp_path, monkeypatch):
+def test_no_reservation_exceeds_the_free_space(tmp_path, monkeypatch):
     """A call that can't be met takes what there is before it fails, and with it everybody's space."""
     asked = []
     monkeypatch.setattr(space, "_fallocate", lambda: lambda descriptor, size: asked.append(size) or 0)
@@ -223,34 +222,34 @@ def test_more_than_is_free_is_never_asked_for(tmp_path, monkeypatch):
 # The test save.
 
 
-def test_a_rehearsal_leaves_nothing_behind(tmp_path, caplog):
+def test_a_check_leaves_no_files(tmp_path, caplog):
     save(tmp_path, 7)
-    checkpoint.rehearse(tmp_path, {"w": torch.zeros(1000)}, growth=8000)
+    checkpoint.check_can_write(tmp_path, {"w": torch.zeros(1000)}, growth=8000)
     assert (steps_in(tmp_path), hidden_in(tmp_path)) == ([7], [])
     assert (tmp_path / "latest").read_text() == "step-0000000007\n"
     assert caplog.text == ""
 
 
-def test_a_rehearsal_finds_what_a_save_would_and_what_later_ones_would(tmp_path, monkeypatch, caplog):
+def test_a_check_finds_errors_of_this_save_and_of_larger_ones(tmp_path, monkeypatch, caplog):
     state = {"w": torch.zeros(1_000_000)}
     monkeypatch.setattr(space, "free_bytes", lambda folder: 10_000_000)
-    checkpoint.rehearse(tmp_path, state)
+    checkpoint.check_can_write(tmp_path, state)
     assert "has 10.0 MB free; keeping 3 checkpoints of 4.0 MB takes up to 16.0 MB" in caplog.text
     with pytest.raises(CheckpointError, match=r"test save.*needs 12\.0 MB .*, and 10\.0 MB are free"):
-        checkpoint.rehearse(tmp_path, state, growth=8_000_000)
+        checkpoint.check_can_write(tmp_path, state, growth=8_000_000)
     with pytest.raises(CheckpointError, match=r"holds a builtins\.set at w"):
-        checkpoint.rehearse(tmp_path, {"w": {1}})
+        checkpoint.check_can_write(tmp_path, {"w": {1}})
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"test save to .* failed"):
-        checkpoint.rehearse(tmp_path / "file", state)
+        checkpoint.check_can_write(tmp_path / "file", state)
     with monkeypatch.context() as patch:
         Flaky(patch, 1, 10**9, errno.EACCES, names=("mkdir",))
         with pytest.raises(CheckpointError, match="Permission denied"):
-            checkpoint.rehearse(tmp_path, state)
+            checkpoint.check_can_write(tmp_path, state)
     assert (steps_in(tmp_path), hidden_in(tmp_path)) == ([], [])
 
 
-def test_a_rehearsal_notices_a_disk_that_gives_back_something_else(tmp_path, monkeypatch):
+def test_a_check_detects_a_disk_that_returns_other_bytes(tmp_path, monkeypatch):
     real = os.fsync
 
     def lying(descriptor):
@@ -261,7 +260,7 @@ def test_a_rehearsal_notices_a_disk_that_gives_back_something_else(tmp_path, mon
 
     monkeypatch.setattr(os, "fsync", lying)
     with pytest.raises(CheckpointError, match="does not match its hash"):
-        checkpoint.rehearse(tmp_path, {"w": torch.ones(9)})
+        checkpoint.check_can_write(tmp_path, {"w": torch.ones(9)})
     assert hidden_in(tmp_path) == []
 
 
@@ -273,17 +272,20 @@ def as_somebody_else(monkeypatch):
     monkeypatch.setattr(owner.os, "geteuid", lambda: 54321)
 
 
-def test_nothing_is_written_into_somebody_elses_folder(tmp_path, as_somebody_else):
+def test_nothing_is_written_into_a_folder_of_another_account(tmp_path, as_somebody_else):
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").touch()
-    for act in (lambda: save(run / "checkpoints", 1), lambda: checkpoint.rehearse(run / "checkpoints", {})):
+    for act in (
+        lambda: save(run / "checkpoints", 1),
+        lambda: checkpoint.check_can_write(run / "checkpoints", {}),
+    ):
         with pytest.raises(ConfigError, match=r"belongs to .* runs as account 54321.*Nothing was written"):
             act()
     assert [path.name for path in run.iterdir()] == ["config.yaml"]
 
 
-def test_a_damaged_one_of_somebody_else_is_passed_over_and_stays(tmp_path, monkeypatch, caplog):
+def test_a_damaged_checkpoint_of_another_account_is_skipped_and_not_renamed(tmp_path, monkeypatch, caplog):
     first, second = save(tmp_path, 1), save(tmp_path, 2)
     (second / "state.json").unlink()
     first.rename(tmp_path / ".replaced-step-0000000001")
@@ -299,7 +301,7 @@ def test_a_damaged_one_of_somebody_else_is_passed_over_and_stays(tmp_path, monke
     ("mode", "words"),
     [(0o755, ""), (0o777, "everybody"), (0o1777, ""), (0o775, "its group"), (0o700, "")],
 )
-def test_folders_that_others_may_write_to_are_told_once(tmp_path, monkeypatch, caplog, mode, words):
+def test_a_folder_that_others_may_write_to_gives_one_warning(tmp_path, monkeypatch, caplog, mode, words):
     monkeypatch.setattr(owner, "_warned", set())
     real = Path.stat
 
@@ -323,7 +325,7 @@ def test_folders_that_others_may_write_to_are_told_once(tmp_path, monkeypatch, c
 # A host that does not see the checkpoint yet.
 
 
-def test_a_host_that_sees_it_late_waits(tmp_path, waits, monkeypatch):
+def test_a_host_waits_until_the_checkpoint_is_visible(tmp_path, waits, monkeypatch):
     there = save(tmp_path / "there", 5)
     here = tmp_path / "here" / there.name
     appear = iter([
@@ -337,30 +339,30 @@ def test_a_host_that_sees_it_late_waits(tmp_path, waits, monkeypatch):
         next(appear)()
 
     monkeypatch.setattr(visibility, "time", SimpleNamespace(sleep=sleep))
-    visibility.await_same(here, visibility.mark_of(there))
+    visibility.wait_until_visible(here, visibility.fingerprint(there))
     assert waits == list(visibility.WAITS_S[:3])
 
 
-def test_a_host_that_never_sees_it_says_which_host(tmp_path, waits):
+def test_the_error_of_an_invisible_checkpoint_names_the_host(tmp_path, waits):
     there = save(tmp_path / "there", 5)
     with pytest.raises(CheckpointError) as caught:
-        visibility.await_same(tmp_path / "here" / there.name, visibility.mark_of(there))
+        visibility.wait_until_visible(tmp_path / "here" / there.name, visibility.fingerprint(there))
     assert f"does not exist on {os.uname().nodename}" in caught.value.message
     assert "all nodes share" in caught.value.hint
     assert waits == list(visibility.WAITS_S)
     save(tmp_path / "here", 5, {"other": 1})
     with pytest.raises(CheckpointError, match="is an older one of that step on"):
-        visibility.await_same(tmp_path / "here" / there.name, visibility.mark_of(there))
+        visibility.wait_until_visible(tmp_path / "here" / there.name, visibility.fingerprint(there))
 
 
-def test_a_host_that_may_not_read_does_not_wait(tmp_path, waits, monkeypatch):
+def test_a_host_without_permission_does_not_wait(tmp_path, waits, monkeypatch):
     there = save(tmp_path, 5)
 
     def refuse(self):
         raise OSError(errno.EACCES, "Permission denied")
 
-    mark = visibility.mark_of(there)
+    mark = visibility.fingerprint(there)
     monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(CheckpointError, match=r"can't be read on .*: Permission denied"):
-        visibility.await_same(there, mark)
+        visibility.wait_until_visible(there, mark)
     assert waits == []

@@ -1,4 +1,4 @@
-"""What a rank of a past attempt may still do to the run: nothing."""
+"""A rank of a past attempt changes nothing in the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATE = {"weight": torch.ones(4)}
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """A run whose attempt 0 this process belongs to."""
+    """A run of which this process is attempt 0."""
     folder = RunFolder(tmp_path / "gpt-1")
     folder.claim_attempt()
     monkeypatch.setenv("SLURMDDP_RUN_DIR", str(folder.path))
@@ -33,7 +33,7 @@ def contents(root: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_a_past_attempt_saves_nothing_and_clears_nothing_away(folder: RunFolder) -> None:
+def test_a_past_attempt_saves_and_deletes_nothing(folder: RunFolder) -> None:
     checkpoint.write(folder.checkpoints_dir, 1, STATE, meta={})
     folder.claim_attempt()
     half_written = folder.checkpoints_dir / f"{WRITING}step-0000000002-77"
@@ -45,7 +45,7 @@ def test_a_past_attempt_saves_nothing_and_clears_nothing_away(folder: RunFolder)
     assert contents(folder.path) == before
 
 
-def test_an_attempt_that_is_overtaken_while_it_writes_does_not_publish(
+def test_an_attempt_that_is_superseded_during_a_write_does_not_publish(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint.write(folder.checkpoints_dir, 1, STATE, meta={})
@@ -76,7 +76,7 @@ def test_a_past_attempt_does_not_move_the_pointer_back(
     assert (folder.checkpoints_dir / "latest").read_text() == "step-0000000005\n"
 
 
-def test_files_that_the_later_attempt_took_away_are_no_failure_of_the_disk(
+def test_files_that_a_later_attempt_deletes_are_reported_as_superseded(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def complete(path: Path, manifest: object) -> None:

@@ -1,4 +1,4 @@
-"""Whatever moment a saving process is killed at, the newest checkpoint can be read and is right."""
+"""After a kill at any moment of a save, the newest checkpoint reads and is right."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def outcomes(*arguments, temporary=None):
 
 
 def killed_at_random(root, times, temporary):
-    """Kill that many saves at random moments, and return what is left after each."""
+    """Kill `times` saves at random moments; return the report after each."""
     lines = outcomes(str(root), "random", "7", str(times), temporary=temporary)
     assert sum(line["killed"] for line in lines) == times
     return lines

@@ -101,9 +101,9 @@ def test_the_list_names_good_and_bad_and_changes_nothing(run, capsys):
     (root / "step-0000000200" / TREE_FILE).unlink()
     flip_bit(root / "step-0000000300" / TENSORS_FILE)
     before = contents(root)
-    quick = [(400, "complete"), (300, "complete"), (200, "damaged"), (100, "set aside")]
+    quick = [(400, "complete"), (300, "complete"), (200, "damaged"), (100, "quarantined")]
     assert listed(capsys) == (EXIT_FAILED, quick)
-    thorough = [(400, "verified"), (300, "damaged"), (200, "damaged"), (100, "set aside")]
+    thorough = [(400, "verified"), (300, "damaged"), (200, "damaged"), (100, "quarantined")]
     assert listed(capsys, "--verify") == (EXIT_FAILED, thorough)
     assert contents(root) == before
 

@@ -1,4 +1,4 @@
-"""A script that knows nothing of slurmddp: how `slurmddp stop` ends it, and what a person reads."""
+"""A script without slurmddp: `slurmddp stop` ends it, and the messages promise no checkpoint."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ def test_without_an_agent_nobody_reads_and_nothing_breaks() -> None:
     pulse.close()
 
 
-def test_memory_that_a_killed_rank_sent_stays_with_the_keeper() -> None:
-    keeper, rank_end = Channel.pair()
+def test_memory_that_a_killed_rank_sent_stays_with_the_service() -> None:
+    service, rank_end = Channel.pair()
 
     def rank() -> None:
         own = Channel.attach({CHANNEL_VARIABLE: str(rank_end.fileno())})
@@ -70,13 +70,13 @@ def test_memory_that_a_killed_rank_sent_stays_with_the_keeper() -> None:
         own.send({"kind": "memory", "size": 7}, [descriptor])
 
     run_in_child(rank)
-    received = keeper.receive(5.0)
+    received = service.receive(5.0)
     assert received is not None
     message, (descriptor,) = received
     assert message == {"kind": "memory", "size": 7}
     assert os.pread(descriptor, 10, 0) == b"weights"
     os.close(descriptor)
-    keeper.close()
+    service.close()
     rank_end.close()
 
 
@@ -116,15 +116,15 @@ def test_descriptors_that_come_without_a_word_are_closed() -> None:
 
 
 def test_what_was_sent_is_heard_though_the_sender_went_without_reading_its_answers() -> None:
-    keeper, rank_end = Channel.pair()
-    keeper.send({"kind": "written"})
+    service, rank_end = Channel.pair()
+    service.send({"kind": "written"})
     rank_end.send({"kind": "write", "step": 7})
     rank_end.close()
-    received = keeper.receive(30)
+    received = service.receive(30)
     assert received is not None and received[0]["step"] == 7
     with pytest.raises(EOFError):
-        keeper.receive(30)
-    keeper.close()
+        service.receive(30)
+    service.close()
 
 
 def test_a_number_that_is_no_line_here_is_passed_over() -> None:

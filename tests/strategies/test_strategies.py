@@ -1,4 +1,4 @@
-"""How replicas agree: equal weights, mean gradients, and a bucket layout that a resumed run shares."""
+"""Strategies: equal weights, mean gradients, the same bucket layout after a resume."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_replicas_are_equal_after_every_step() -> None:
     assert not equal(first[0], first[1]), "the weights change"
 
 
-def test_without_the_exchange_they_are_not() -> None:
+def test_replicas_differ_without_the_exchange() -> None:
     first, second = run_ranks(strategy_jobs.replicas_after_each_step, 2, False)
     assert [equal(a, b) for a, b in zip(first, second, strict=True)] == [True, False, False, False, False]
 
@@ -39,7 +39,7 @@ def test_a_resumed_run_reduces_in_the_same_order_on_four_ranks() -> None:
     assert run_ranks(strategy_jobs.resumed_with_stock_ddp, 4, True) == [True] * 4
 
 
-def test_stock_ddp_does_not() -> None:
+def test_plain_ddp_reduces_in_another_order_after_a_resume() -> None:
     # When a newer torch passes without it, `fix_bucket_layout` can go.
     assert run_ranks(strategy_jobs.resumed_with_stock_ddp, 4, False) == [False] * 4
 
@@ -60,12 +60,12 @@ def test_gradients_are_exchanged_in_the_last_of_several_passes_only() -> None:
     assert every_time[0] >= 3
 
 
-def test_buckets_have_the_size_that_was_asked_for() -> None:
+def test_buckets_have_the_given_size() -> None:
     assert run_ranks(strategy_jobs.bucket_bytes, 2, 0.5) == [1 << 19] * 2
 
 
 @pytest.mark.parametrize("size", [0, -1.0])
-def test_a_bucket_without_room_is_refused(size: float) -> None:
+def test_a_bucket_size_of_zero_is_refused(size: float) -> None:
     with pytest.raises(ConfigError, match=r"strategy\.bucket_mb is"):
         build("ddp", bucket_mb=size)
 
@@ -82,7 +82,7 @@ def test_single_refuses_several_ranks() -> None:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_every_strategy_leaves_a_single_process_alone(name: str) -> None:
+def test_no_strategy_changes_the_model_of_a_single_process(name: str) -> None:
     strategy, model = build(name), torch.nn.Linear(2, 2)
     assert isinstance(strategy, Strategy)
     wrapped = strategy.wrap(model, Standing())

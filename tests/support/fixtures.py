@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from slurmddp.checkpoint.memory.service import Keeper
+from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
 from support.distributed import ranks
@@ -81,20 +81,22 @@ def star():
 
 
 @pytest.fixture
-def make_keeper():
-    """Make keepers with a writer as agents start it, or with one that is forked and does what a test says."""
-    keepers = []
+def make_service():
+    """Make services with the writer of an agent, or with a forked writer that calls `perform`."""
+    services = []
 
     def make(perform=None):
-        keepers.append(Keeper() if perform is None else Keeper(partial(fork_writer, perform)))
-        return keepers[-1]
+        services.append(
+            CheckpointService() if perform is None else CheckpointService(partial(fork_writer, perform))
+        )
+        return services[-1]
 
     yield make
-    for keeper in keepers:
-        keeper.finish(0.0)
-        keeper.close()
-    while Rank.lines:
-        Rank.lines.pop().close()
+    for service in services:
+        service.finish(0.0)
+        service.close()
+    while Rank.channels:
+        Rank.channels.pop().close()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The API on one process and on several: order of calls, equal numbers, checkpoints all agree on."""
+"""The API on one process and on several: order of calls, equal numbers, common checkpoints."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_second_launch_is_refused(alone: Distributon) -> None:
         alone.launch()
 
 
-def test_it_is_of_no_use_after_close() -> None:
+def test_calls_after_close_are_refused() -> None:
     d = Distributon(1).launch()
     d.close()
     d.close()
@@ -69,7 +69,7 @@ def test_it_is_of_no_use_after_close() -> None:
 
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, "four"])
-def test_a_number_of_devices_that_is_none(number) -> None:
+def test_impossible_numbers_of_devices_are_refused(number) -> None:
     with pytest.raises(ConfigError, match="num_devices"):
         Distributon(number)
 
@@ -90,7 +90,7 @@ def test_launch_in_a_process_of_multiprocessing_is_refused() -> None:
     child.join()
 
 
-def test_a_launched_child_that_forgets_its_place_starts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launched_child_without_its_variables_starts_no_more_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURMDDP_LAUNCHER", "local")
     monkeypatch.setenv("SLURMDDP_ENVIRONMENT", "single")
     with pytest.raises(SlurmddpError, match="SLURMDDP_ENVIRONMENT"):
@@ -156,7 +156,7 @@ def test_an_optimizer_of_another_model_is_refused(alone: Distributon) -> None:
         alone.setup_optimizer(torch.optim.SGD(nn.Linear(2, 2).parameters()))
 
 
-def test_parts_make_the_mean(alone: Distributon) -> None:
+def test_accumulated_batches_give_the_mean(alone: Distributon) -> None:
     whole, parts = rank_jobs.Net(), rank_jobs.Net()
     parts.load_state_dict(whole.state_dict())
     x, y = rank_jobs.batch_of(0, 8)
@@ -164,7 +164,7 @@ def test_parts_make_the_mean(alone: Distributon) -> None:
     for part in range(4):
         own = slice(2 * part, 2 * part + 2)
         with alone.accumulating(parts, last=part == 3):
-            alone.backward(nn.functional.cross_entropy(parts(x[own]), y[own]), parts=4)
+            alone.backward(nn.functional.cross_entropy(parts(x[own]), y[own]), accumulate=4)
     for a, b in zip(whole.parameters(), parts.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad)
 
@@ -207,7 +207,7 @@ def test_each_sample_once_in_every_epoch(count, batch_size, drop_last, even, mis
 # Checkpoints.
 
 
-def test_a_save_says_where_it_is_and_a_load_fills_dictionaries(tmp_path: Path) -> None:
+def test_save_returns_the_folder_and_load_fills_dictionaries(tmp_path: Path) -> None:
     run_ranks(rank_jobs.train_and_save, 2, str(tmp_path), 2, 0.3, False)
     for rank in run_ranks(rank_jobs.train_and_save, 2, str(tmp_path), 3, 0.3, True):
         assert rank["note"] == "saved at 2"
@@ -221,7 +221,7 @@ def test_a_checkpoint_loads_at_another_world_size(tmp_path: Path) -> None:
     assert not any(name.startswith("module.") for name in saved[0]["weights"])
 
 
-def test_what_is_wrong_on_one_rank_is_said_on_all(tmp_path: Path) -> None:
+def test_an_error_on_one_rank_is_raised_on_all(tmp_path: Path) -> None:
     first, second = run_ranks(rank_jobs.errors_of_save_and_load, 2, str(tmp_path))
     assert "could not be written" in first["no folder"]
     assert second["no folder"].startswith("CheckpointError: Rank 0 on ")
@@ -234,17 +234,17 @@ def test_what_is_wrong_on_one_rank_is_said_on_all(tmp_path: Path) -> None:
     assert first["none"] == second["none"] == "None"
 
 
-def test_a_loader_missing_before_load_is_told(alone: Distributon, tmp_path: Path) -> None:
+def test_a_loader_missing_before_load_is_an_error(alone: Distributon, tmp_path: Path) -> None:
     alone.setup_dataloader(data_loader())
     alone.save(tmp_path, 1)
     with Distributon(1) as other:
-        other._place = alone._place
+        other._session._context = alone._session._context
         with pytest.raises(SlurmddpError, match="position of 1 data loaders, and 0 were set up"):
             other.load(tmp_path)
-        other._place = None
+        other._session._context = None
 
 
-def test_stop_is_quiet_until_asked(alone: Distributon) -> None:
+def test_without_a_signal_there_is_no_stop(alone: Distributon) -> None:
     assert not alone.stop_requested
     assert alone.stop_reason is None
     assert [alone.should_stop() for _ in range(3)] == [False] * 3
@@ -261,7 +261,7 @@ def test_signal_handlers_are_back_afterwards() -> None:
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)] == before
 
 
-def test_leaving_by_a_stop_closes_it() -> None:
+def test_a_stop_closes_the_distributon() -> None:
     with pytest.raises(StoppedAtCheckpoint), Distributon(1) as d:
         d.launch()
         raise StoppedAtCheckpoint("Enough.")
@@ -276,13 +276,13 @@ def test_save_and_load_find_the_checkpoints_of_the_run(
     assert alone.load(progress={"at": 0}) is None
     assert alone.save(3, progress={"at": 3}).parent == tmp_path / "checkpoints"
     assert alone.save(step=4, progress={"at": 4}).parent == tmp_path / "checkpoints"
-    monkeypatch.setattr(alone, "_run", RunContext(RunFolder(tmp_path / "run")))
+    monkeypatch.setattr(alone._session, "run", RunContext(RunFolder(tmp_path / "run")))
     assert alone.load(progress={"at": 0}) is None
     assert alone.save(5, wait=False, progress={"at": 5}).parent == tmp_path / "run/checkpoints"
     alone.finish_saving()
     assert alone.load(progress={"at": 0}) == 5
     assert alone.load("checkpoints", progress={"at": 0}) == 4
-    assert alone.test_save(progress={"at": 0}) > 0
+    assert alone.check_can_save(progress={"at": 0}) > 0
 
 
 @pytest.mark.parametrize("given", [(), ("folder",), (3, 4), (None,)])

@@ -1,4 +1,4 @@
-"""A program that forks: a child that comes to its end leaves what is its parent's alone."""
+"""A program that forks: the end of a child does not affect process group and saves of its parent."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def told(program: str, path: Path) -> str:
     return done.stdout.strip()
 
 
-def test_it_takes_no_answer_of_the_writer(tmp_path: Path) -> None:
+def test_a_child_reads_no_answer_of_the_writer(tmp_path: Path) -> None:
     assert told(SAVES, tmp_path / "checkpoints") == "step-0000000001 step-0000000002"
 
 
-def test_it_agrees_to_no_stop(tmp_path: Path) -> None:
+def test_a_child_takes_no_part_in_the_agreement_on_a_stop(tmp_path: Path) -> None:
     assert told(AGREES, tmp_path / "store") == "0"

@@ -23,42 +23,48 @@ from slurmddp.host.atomic_file import replacing
 CHUNK_BYTES = 4 << 20
 
 ALGORITHM = "xxh3_128"
-"""What manifests call the digest below. It finds damage, not forgery: whoever can change a checkpoint's files
-can change its manifest too. So speed decides (`benchmarks/checkpoint_hash.py`)."""
+"""Name of the digest in manifests. The digest finds damage, not forgery: a person who can change the files
+can also change the manifest. So it was chosen for speed (`benchmarks/checkpoint_hash.py`)."""
 
 Digest = xxhash.xxh3_128
 
 _BLOCK_BYTES = 4096
-"""No disk asks that more than this be aligned; memory is aligned with its pages, which are no smaller."""
+"""Alignment of direct writes, in the file and in memory: no disk needs more, and pages are no smaller."""
 _MOUNTS = Path("/proc/self/mountinfo")
 _DIRECT = frozenset({"ext4", "xfs"})
-"""Network file systems have ways of their own with what goes past the cache, and some are slow at it."""
-_REST, _REST_OF_WORK = 1.0, 2.5
-"""A write beside a training rests after each piece for so many times as long as the piece took. What it costs
-the training goes with the bytes, so it is to be spread. But the state should be durable no later than by
-`torch.save`, which spends time on copies instead; so where the disk is slow, and leaves the processors alone
-anyway, a rest is no longer than so many times the processors' work."""
-_SMALL_BYTES, _LONGEST = 64 << 20, 2.0
-"""With each so many bytes rests grow by their first length, up to so many times that: there are moments in
-which disk and kernel take a small state at once, and then `torch.save` and a flush take hardly longer."""
+"""File systems that get direct writes (O_DIRECT). Some network file systems are slow at them."""
+_REST_PER_TIME, _REST_PER_CPU_TIME = 1.0, 2.5
+"""After each piece a background write sleeps for the smaller of two times: the first factor times the seconds
+of the piece, the second factor times its processor seconds. The sleep spreads the cost to the training. The
+second bound keeps writes to slow disks as fast as `torch.save`: there the processors idle anyway."""
+_RAMP_BYTES, _RAMP_END = 64 << 20, 2.0
+"""Sleeps grow linearly with the bytes written, by their first length for each _RAMP_BYTES, up to the factor
+_RAMP_END. So a small state is durable almost as soon as by `torch.save` and a flush."""
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """Size in bytes and digest of one file, as the manifest keeps them."""
+    """Size in bytes and digest of one file, as the manifest lists them."""
 
     size: int
     digest: str
 
 
 def write_hashed(
-    path: Path, parts: Iterable[memoryview], *, expected: int = 0, held: bool = False
+    path: Path, parts: Iterable[memoryview], *, expected: int = 0, in_memory: bool = False
 ) -> FileRecord:
     """Write a new file, flush it to the disk, and return its size and digest.
 
-    `held` says that the parts stay in memory anyway: they are hashed while the disk is at work on the flush,
-    which costs no time unless the disk is faster than the hash; else each is hashed right after its write.
-    Raises NoRoomError before the first byte when `expected` bytes are more than disk or quota have left.
+    Args:
+        path: the file, which must not exist.
+        parts: the bytes of the file, in order.
+        expected: number of bytes to reserve; 0 reserves nothing.
+        in_memory: whether all parts stay in memory during the call. Then they are hashed during the flush;
+            otherwise each part is hashed right after its write.
+
+    Raises:
+        NoRoomError: disk or quota have fewer than `expected` bytes left; nothing was written.
+        OSError: the write or the flush failed.
     """
     digest, size, unhashed = Digest(), 0, []
     with path.open("xb", buffering=1 << 20) as stream:
@@ -67,61 +73,67 @@ def write_hashed(
             stream.write(chunk)
             space.write_back(stream.fileno(), size, len(chunk))
             size += len(chunk)
-            if held:
+            if in_memory:
                 unhashed.append(chunk)
             else:
                 digest.update(chunk)
         stream.flush()
-        if not held:
+        if not in_memory:
             os.fsync(stream.fileno())
             return FileRecord(size, digest.hexdigest())
-        with _beside(partial(os.fsync, stream.fileno())):
+        with _in_thread(partial(os.fsync, stream.fileno())):
             for chunk in unhashed:
                 digest.update(chunk)
     return FileRecord(size, digest.hexdigest())
 
 
 def copy_hashed(
-    path: Path, source: int, start: int, part: memoryview, *, hurry: Callable[[], bool] = lambda: True
+    path: Path, source: int, start: int, part: memoryview, *, is_urgent: Callable[[], bool] = lambda: True
 ) -> FileRecord:
-    """Write `part`, which lies at `start` in the file behind `source`, as `write_hashed` does what is held.
+    """Copy a part of a memory file to a new file, flush it to the disk, and return its size and digest.
 
-    The disk takes the bytes from memory as they lie, where the file system is known to do that well;
-    elsewhere the kernel copies from file to file. Each piece is hashed meanwhile, and followed by a rest as
-    long as there is no `hurry`, which is asked again and again.
+    On file systems with good direct writes the disk reads the bytes from the memory; elsewhere the kernel
+    copies from file to file. Each piece is hashed during its write.
+
+    Args:
+        path: the new file, which must not exist.
+        source: descriptor of the memory file.
+        start: where the part begins in the memory file, in bytes.
+        part: a map of these bytes.
+        is_urgent: asked after each piece; while it returns False, a sleep follows the piece.
     """
-    with path.open("xb", buffering=0) as stream, ThreadPoolExecutor(1) as beside:
+    with path.open("xb", buffering=0) as stream, ThreadPoolExecutor(1) as thread:
         space.reserve(stream.fileno(), len(part), path.parent)
-        target = _Target(path, stream.fileno(), source, start)
-        digest, pace = Digest(), _Pace(hurry)
+        target = _CopyTarget(path, stream.fileno(), source, start)
+        digest, throttle = Digest(), _Throttle(is_urgent)
         for chunk in _chunks([part]):
-            taken = beside.submit(target.take, chunk)
+            written = thread.submit(target.write, chunk)
             digest.update(chunk)
-            taken.result()
-            pace.rest(len(chunk))
+            written.result()
+            throttle.rest(len(chunk))
         os.fsync(stream.fileno())
     return FileRecord(len(part), digest.hexdigest())
 
 
-class _Pace:
-    """Lets a write in the background rest between its pieces; only one of them goes on in its process."""
+class _Throttle:
+    """Sleeps between the pieces of a background write; a process has at most one such write at a time."""
 
-    def __init__(self, hurry: Callable[[], bool]) -> None:
-        self._hurry, self._done = hurry, 0
-        self._begun, self._worked = time.monotonic(), time.process_time()
+    def __init__(self, is_urgent: Callable[[], bool]) -> None:
+        self._is_urgent, self._done = is_urgent, 0
+        self._began, self._worked = time.monotonic(), time.process_time()
 
     def rest(self, count: int) -> None:
-        """Sleep in proportion to what the last `count` bytes have taken, while there is no hurry."""
+        """Sleep in proportion to the time of the last `count` bytes, unless the write is urgent."""
         self._done += count
-        if not self._hurry():
-            took, worked = time.monotonic() - self._begun, time.process_time() - self._worked
-            times = min(1.0 + self._done / _SMALL_BYTES, _LONGEST)
-            time.sleep(times * min(_REST * took, _REST_OF_WORK * worked))
-        self._begun, self._worked = time.monotonic(), time.process_time()
+        if not self._is_urgent():
+            took, worked = time.monotonic() - self._began, time.process_time() - self._worked
+            ramp = min(1.0 + self._done / _RAMP_BYTES, _RAMP_END)
+            time.sleep(ramp * min(_REST_PER_TIME * took, _REST_PER_CPU_TIME * worked))
+        self._began, self._worked = time.monotonic(), time.process_time()
 
 
-class _Target:
-    """A new file that takes what lies from `start` on in the file behind `source`, piece by piece."""
+class _CopyTarget:
+    """A new file that receives, piece by piece, the bytes of the file `source` from `start` on."""
 
     def __init__(self, path: Path, descriptor: int, source: int, start: int) -> None:
         self._descriptor, self._source, self._start = descriptor, source, start
@@ -131,36 +143,36 @@ class _Target:
         if self._direct:
             fcntl.fcntl(descriptor, fcntl.F_SETFL, self._flags | os.O_DIRECT)
 
-    def take(self, chunk: memoryview) -> None:
-        """Bring the next bytes to the disk, or on their way to it."""
-        taken = self._write_direct(chunk) if self._direct else 0
-        while taken < len(chunk):
-            sent = _send(self._descriptor, self._source, self._start + self._done + taken, chunk[taken:])
-            space.write_back(self._descriptor, self._done + taken, sent)
-            taken += sent
-        self._done += taken
+    def write(self, chunk: memoryview) -> None:
+        """Write the next bytes and let the disk begin with them."""
+        written = self._write_direct(chunk) if self._direct else 0
+        while written < len(chunk):
+            sent = _send(self._descriptor, self._source, self._start + self._done + written, chunk[written:])
+            space.write_back(self._descriptor, self._done + written, sent)
+            written += sent
+        self._done += written
 
     def _write_direct(self, chunk: memoryview) -> int:
-        """Write whole blocks past the kernel's cache and return how many bytes went; the rest can't go so."""
-        taken, whole = 0, len(chunk) // _BLOCK_BYTES * _BLOCK_BYTES
+        """Write whole blocks past the kernel's cache; return the number of bytes written."""
+        written, whole = 0, len(chunk) // _BLOCK_BYTES * _BLOCK_BYTES
         try:
-            while taken < whole and taken % _BLOCK_BYTES == 0:
-                taken += os.write(self._descriptor, chunk[taken:whole])
+            while written < whole and written % _BLOCK_BYTES == 0:
+                written += os.write(self._descriptor, chunk[written:whole])
         except OSError as error:
-            if error.errno != errno.EINVAL:  # That one means: not here, not in this way.
+            if error.errno != errno.EINVAL:  # EINVAL: this file system refuses direct writes.
                 raise
-        if taken < len(chunk):
+        if written < len(chunk):
             self._direct = False
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, self._flags)
-        return taken
+        return written
 
 
 def _takes_direct(path: Path) -> bool:
-    """Tell whether `path` is on a file system of a local disk that is known to write well past the cache."""
+    """Tell whether `path` is on a local file system with good direct writes."""
     device = path.stat().st_dev
     name = f"{os.major(device)}:{os.minor(device)}"
     try:
-        # A folder's name may be of any bytes; the kernel writes only blanks and ends of lines in another way.
+        # A folder's name may hold any bytes; the kernel escapes only blanks and line ends.
         mounts = _MOUNTS.read_text(encoding="latin-1").split("\n")
     except OSError:
         return False
@@ -169,7 +181,7 @@ def _takes_direct(path: Path) -> bool:
 
 
 def _send(target: int, source: int, start: int, chunk: memoryview) -> int:
-    """Copy some bytes at least, on file systems that the kernel does not copy to by a plain write."""
+    """Copy at least one byte by sendfile, or by a plain write if the file system has no sendfile."""
     try:
         sent = os.sendfile(target, source, start, len(chunk))
     except OSError as error:
@@ -177,21 +189,21 @@ def _send(target: int, source: int, start: int, chunk: memoryview) -> int:
             raise
         sent = os.write(target, chunk)
     if sent == 0:
-        raise OSError(errno.EIO, "The memory that holds the state has become shorter")
+        raise OSError(errno.EIO, "The memory file of the state has become shorter")
     return sent
 
 
 @contextmanager
-def _beside(do: Callable[[], object]) -> Iterator[None]:
-    """Run `do` in a second thread while the body runs, to its end; what it raises is raised here."""
-    with ThreadPoolExecutor(1) as executor:
-        done = executor.submit(do)
+def _in_thread(action: Callable[[], object]) -> Iterator[None]:
+    """Run `action` in a second thread during the body, wait for it, and raise its error."""
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(action)
         yield
         done.result()
 
 
 class HashedReader:
-    """Reads a file once, front to back, keeping count and hash of what has passed."""
+    """Reads a file once, from front to back, and keeps size and digest of the bytes read."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -199,7 +211,7 @@ class HashedReader:
         self._size = 0
 
     def readinto(self, buffer: memoryview) -> None:
-        """Fill `buffer`; raises CheckpointError when the file ends before."""
+        """Fill `buffer`; raises CheckpointError if the file ends too early."""
         for chunk in _chunks([buffer]):
             filled = 0
             while filled < len(chunk):
@@ -218,7 +230,7 @@ class HashedReader:
         return data
 
     def drain(self) -> None:
-        """Hash the rest of the file without keeping it."""
+        """Read and hash the rest of the file."""
         while data := self._stream.read(CHUNK_BYTES):
             self._digest.update(data)
             self._size += len(data)
@@ -235,26 +247,26 @@ def open_hashed(path: Path) -> Iterator[HashedReader]:
 
 
 def record_of(path: Path) -> FileRecord:
-    """Return size and hash of a file as it is on the disk now."""
+    """Read a file and return its size and digest."""
     with open_hashed(path) as reader:
         reader.drain()
         return reader.record()
 
 
 def write_small(path: Path, text: str) -> None:
-    """Replace `path` by a file with `text`: readers and power cuts see the old one or the new one."""
+    """Replace `path` durably by a file with `text`; after a power cut it holds the old or the new text."""
     with replacing(path) as stream:
         stream.write(text.encode())
     sync_folder(path.parent)
 
 
 def sync_folder(path: Path) -> None:
-    """Make renames and new names in a folder durable."""
+    """Flush a folder, so that its renames and new names are durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network file systems have no fsync for folders; their renames are durable by themselves.
+        # Some network file systems have no fsync for folders; their renames are durable without it.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:

@@ -15,11 +15,11 @@ from slurmddp.host.atomic_file import replacing
 
 _NAMES = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "uint16": "U16", "uint32": "U32",
           "uint64": "U64", "complex64": "C64"}  # fmt: skip
-"""safetensors' names of the types that checkpoints keep as bytes, since older versions can't read them."""
+"""Names in safetensors of types that checkpoints store as bytes, because older versions lack them."""
 _WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2,
            "I16": 2, "U16": 2}  # fmt: skip
 _COMPILED = "_orig_mod."
-"""What torch.compile puts into the names of a model's tensors; DDP's prefix is gone when a model is saved."""
+"""The prefix of torch.compile in tensor names; `Distributon.save` removes the prefix of DDP."""
 
 Entry = dict[str, Any]
 
@@ -29,9 +29,16 @@ def export_weights(
 ) -> list[str]:
     """Write the weights of a checkpoint to `output` and return their names.
 
-    `model` is the name under which it was saved; None takes `model`, or the only one there is. `facts` go
-    into the file's header. Raises CheckpointError when the checkpoint does not verify, ConfigError when there
-    is no such model or `output` exists; nothing is written then.
+    Args:
+        folder: the checkpoint.
+        output: the safetensors file to write.
+        model: name of the saved object; None: "model", or the only model of the checkpoint.
+        facts: texts for the header of the file.
+        force: whether to replace an existing file.
+
+    Raises:
+        CheckpointError: the checkpoint does not verify; nothing was written.
+        ConfigError: the checkpoint has no such model, or `output` exists; nothing was written.
     """
     if output.is_dir() or (output.exists() and not force):
         raise ConfigError(
@@ -47,7 +54,7 @@ def export_weights(
 
 
 def _names_of(folder: Path, model: str | None) -> dict[str, str]:
-    """Return the model's tensors: the name in its state_dict, and the name in the checkpoint's file."""
+    """Map the names of the model's tensors in its state_dict to their names in the checkpoint's file."""
     tree = json.loads((folder / TREE_FILE).read_text(encoding="utf-8"))["state"]
     objects = {str(name): value for name, value in _pairs(_get(tree, "objects"))}
     models = {name: found for name, value in objects.items() if (found := _tensors_in(value))}
@@ -66,14 +73,14 @@ def _get(tree: Any, key: str) -> Any:
 
 
 def _pairs(tree: Any) -> list[tuple[Any, Any]]:
-    """Return the items of a mapping as checkpoints keep it: `{"dict": [[key, value], ...]}`."""
+    """Return the items of a mapping in a checkpoint's tree: `{"dict": [[key, value], ...]}`."""
     if not isinstance(tree, dict):
         return []
     return [(key, value) for key, value in tree.get("ordered") or tree.get("dict") or []]
 
 
 def _tensors_in(value: Any) -> dict[str, str]:
-    """Return the tensors of a module's state_dict, which is ordered and flat; nothing for other objects."""
+    """Map keys to tensor names for a module's state_dict (ordered and flat); empty for other objects."""
     if not isinstance(value, dict) or "ordered" not in value:
         return {}
     return {
@@ -84,7 +91,7 @@ def _tensors_in(value: Any) -> dict[str, str]:
 
 
 def _header(source: IO[bytes]) -> tuple[dict[str, Entry], int]:
-    """Return the entries of a safetensors file that was written here, and where the data begin."""
+    """Return the entries of a checkpoint's tensor file, and where the data begin in bytes."""
     length = int.from_bytes(source.read(8), "little")
     header = json.loads(source.read(length))
     odd = json.loads(header.pop("__metadata__", {}).get("slurmddp_dtypes", "{}"))
@@ -123,7 +130,7 @@ def _write(
 
 
 def _head(ordered: list[tuple[str, Entry]], facts: Mapping[str, str]) -> tuple[bytes, int]:
-    """Return the new file's header with its length before it, and how many bytes of data follow."""
+    """Return the header of the new file, with its length in front, and the number of data bytes."""
     header: dict[str, Any] = {"__metadata__": dict(facts)}
     at = 0
     for name, entry in ordered:

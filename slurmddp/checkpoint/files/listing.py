@@ -1,4 +1,4 @@
-"""What stands in a folder of checkpoints, good and bad, without changing anything in it."""
+"""Lists the checkpoints of a folder, good and bad, without a change to any of them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from slurmddp.checkpoint.files.manifest import (
 from slurmddp.errors import CheckpointError, RunNotFoundError
 from slurmddp.runs import index
 
-OTHER_VERSION = "other version"
+OTHER_VERSION, QUARANTINED = "other version", "quarantined"
 _BAD_FOLDER = re.compile(re.escape(BAD) + r"step-(\d{10,})(-\d+)?")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One checkpoint. `state` is `complete` (names and sizes fit), `verified` (every byte), `damaged`,
-    `other version` (another slurmddp wrote it) or `set aside` (was found damaged, is never loaded).
+    """One checkpoint.
+
+    `state` is one of: `complete` (names and sizes fit), `verified` (every byte fits), `damaged`,
+    `other version` (another slurmddp wrote it), `quarantined` (found damaged, never loaded).
     """
 
     step: int
@@ -53,7 +55,7 @@ class Row:
 
 
 def find_root(name: str) -> Path:
-    """Return the folder of checkpoints of the run with this name, or this folder itself if it holds some."""
+    """Return the checkpoints folder of the run `name`, or the folder `name` if it holds checkpoints."""
     try:
         return index.find(name).checkpoints_dir
     except RunNotFoundError:
@@ -64,18 +66,19 @@ def find_root(name: str) -> Path:
 
 
 def rows(root: Path, *, hashed: bool = False) -> list[Row]:
-    """Return the checkpoints under `root`, newest first, then the bad ones; `hashed` reads every byte."""
+    """Return the checkpoints under `root`, newest first, then the quarantined; `hashed` reads every byte."""
     pointed = _pointed(root)
     found = [_row(folder, hashed, pointed) for folder in checkpoint_folders(root)]
-    # Retention may have deleted one while it was read.
+    # Retention may have deleted a folder meanwhile.
     good = [row for row in found if row.path.is_dir()]
-    return good + _set_aside(root)
+    return good + _quarantined(root)
 
 
 def newest_whole(root: Path) -> Path | None:
-    """Return the newest checkpoint that verifies, and leave the others as they are.
+    """Return the newest checkpoint that verifies, or None; changes nothing.
 
-    Raises OtherVersionError rather than pass over one that only another slurmddp can read.
+    Raises:
+        OtherVersionError: a newer checkpoint is whole, but only another slurmddp can read it.
     """
     for folder in checkpoint_folders(root):
         row = _row(folder, True, "")
@@ -110,12 +113,14 @@ def _sizes_fit(folder: Path) -> Manifest:
     return manifest
 
 
-def _set_aside(root: Path) -> list[Row]:
+def _quarantined(root: Path) -> list[Row]:
     if not root.is_dir():
         return []
     named = [(match, path) for path in root.iterdir() if (match := _BAD_FOLDER.fullmatch(path.name))]
-    bad = [Row(int(match[1]), "set aside", _bytes(path), _saved(path), False, path) for match, path in named]
-    return sorted(bad, key=lambda row: (-row.step, row.path.name))
+    found = [
+        Row(int(match[1]), QUARANTINED, _bytes(path), _saved(path), False, path) for match, path in named
+    ]
+    return sorted(found, key=lambda row: (-row.step, row.path.name))
 
 
 def _pointed(root: Path) -> str:
@@ -133,7 +138,7 @@ def _bytes(folder: Path) -> int:
 
 
 def _saved(folder: Path) -> float | None:
-    """Return when the checkpoint's last file was written."""
+    """Return when the checkpoint's last file was written, in seconds since the epoch; None if unreadable."""
     try:
         return max(path.stat().st_mtime for path in folder.iterdir())
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""What a checkpoint folder must look like to count as one: its name, its manifest, and whether both hold.
+"""The format of a checkpoint folder: its name, its manifest, and the verification of both.
 
-It stands here, without torch, so that commands on the login node can list, verify and export checkpoints.
+It needs no torch, so that commands on the login node can list, verify and export checkpoints.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _FOLDER = re.compile(r"step-(\d{10,})")
 
 
 class OtherVersionError(CheckpointError):
-    """A checkpoint is whole, but another slurmddp wrote it: not damaged, and not to be passed over."""
+    """Another slurmddp wrote the checkpoint. It is not damaged, so it is neither quarantined nor skipped."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Step, files with size and hash, versions and the caller's own facts of one checkpoint."""
+    """Step, files with size and digest, software versions and the caller's facts of one checkpoint."""
 
     step: int
     files: Mapping[str, FileRecord]
@@ -41,7 +41,7 @@ class Manifest:
     versions: Mapping[str, str]
 
     def to_json(self) -> str:
-        """Render with a digest over the content, so that a damaged manifest is noticed as well."""
+        """Return the text of the manifest, with a digest of its content."""
         content = {
             "format": FORMAT,
             "digest": ALGORITHM,
@@ -58,7 +58,7 @@ def folder_name(step: int) -> str:
 
 
 def step_of(folder: Path) -> int | None:
-    """Return the step that a checkpoint folder's name tells, or None for any other name."""
+    """Return the step in a checkpoint folder's name, or None for any other name."""
     match = _FOLDER.fullmatch(folder.name)
     return int(match[1]) if match else None
 
@@ -72,16 +72,16 @@ def checkpoint_folders(root: Path) -> list[Path]:
 
 
 def newest_step(root: Path) -> int | None:
-    """Return the step of the newest checkpoint by its name, verified or not; None where there is none."""
+    """Return the step of the newest checkpoint by its name, verified or not; None without a checkpoint."""
     return next((step_of(folder) for folder in checkpoint_folders(root)), None)
 
 
 def load_manifest(folder: Path) -> Manifest:
-    """Read and check the manifest; raises CheckpointError when it can't be right, OSError when unreadable."""
+    """Read and check the manifest; raises CheckpointError if it is damaged, OSError if unreadable."""
     try:
         content = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
-        claimed = content.pop("sha256")
-        if claimed != _digest(content):
+        recorded = content.pop("sha256")
+        if recorded != _digest(content):
             raise CheckpointError(f"{MANIFEST_FILE} does not match its own hash.")
         check_format(content["format"])
         _check_algorithm(content["digest"])
@@ -98,7 +98,7 @@ def load_manifest(folder: Path) -> Manifest:
 
 
 def check_format(found: int) -> None:
-    """Raise OtherVersionError when this version can't know what a file of that format means."""
+    """Raise OtherVersionError unless this slurmddp reads format `found`."""
     if found != FORMAT:
         raise OtherVersionError(
             f"it has format {found}; this slurmddp reads format {FORMAT}.", hint=_OTHER_VERSION
@@ -113,7 +113,12 @@ def _check_algorithm(found: str) -> None:
 
 
 def verify(folder: Path) -> Manifest:
-    """Hash every file of a checkpoint; raises CheckpointError with what is wrong, OSError when unreadable."""
+    """Compare every byte of a checkpoint with its manifest.
+
+    Raises:
+        CheckpointError: a file is missing or damaged; the message names it.
+        OSError: a file can't be read.
+    """
     manifest = load_manifest(folder)
     for name, expected in manifest.files.items():
         check_size(folder / name, expected)
@@ -123,14 +128,14 @@ def verify(folder: Path) -> Manifest:
 
 
 def require_state(manifest: Manifest) -> None:
-    """Raise CheckpointError unless the checkpoint holds a whole state, as `checkpoint.write` leaves it."""
+    """Raise CheckpointError unless the checkpoint has the files that `checkpoint.write` writes."""
     for name in (TENSORS_FILE, TREE_FILE):
         if name not in manifest.files:
             raise CheckpointError(f"the manifest does not list {name}.")
 
 
 def check_size(path: Path, expected: FileRecord) -> None:
-    """Raise CheckpointError when a file is missing or has another size than the manifest says."""
+    """Raise CheckpointError if a file is missing or its size differs from the manifest."""
     try:
         size = path.stat().st_size
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -140,7 +145,7 @@ def check_size(path: Path, expected: FileRecord) -> None:
 
 
 def check_record(name: str, found: FileRecord, expected: FileRecord) -> None:
-    """Raise CheckpointError when a file that was read is not the one that the manifest describes."""
+    """Raise CheckpointError if size or digest of a file differ from the manifest."""
     if found != expected:
         raise CheckpointError(f"{name} does not match its hash: it changed after it was written.")
 

@@ -1,7 +1,6 @@
-"""Makes the files of a checkpoint visible all at once, so that at every moment the newest one can be read.
+"""Publishes a checkpoint: its files become visible all at once, so that readers always find a whole one.
 
-Whoever wrote them: a rank, or a process that writes a state out of the memory in which a rank left it. That
-process does without torch, so this stands here.
+Ranks publish, and so does the writer process, which runs without torch.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from slurmddp.checkpoint.files.manifest import (
 )
 from slurmddp.checkpoint.files.retention import (
     clear_leftovers,
-    held,
+    locked,
     prune,
     restore_replaced,
     still_good,
@@ -46,7 +45,7 @@ from slurmddp.runs.folder.run_context import RunContext
 log = logging.getLogger(__name__)
 
 Fill = Callable[[Path], Mapping[str, FileRecord]]
-"""Writes the files of a checkpoint into an empty folder, flushed, and returns their records by name."""
+"""Writes and flushes the files of a checkpoint into an empty folder; returns their records by name."""
 
 
 def publish(
@@ -60,12 +59,25 @@ def publish(
     made_by: Mapping[str, str] | None = None,
     durable: Callable[[], object] = lambda: None,
 ) -> Path:
-    """Make what `fill` writes the checkpoint of `step`, all at once or not at all, and prune older ones.
+    """Publish the checkpoint of `step`, all at once or not at all, and delete superseded checkpoints.
 
-    `needed` is the number of bytes that it will write, if known: then a disk that is too full is noticed
-    first. `fill` is called again, with a new folder, after an error of the file system that passes by itself.
-    `made_by` names the versions of what computed the state, where that is another process. `durable` is
-    called once the checkpoint stands, before older ones are deleted.
+    Args:
+        root: the folder of all checkpoints.
+        step: the number of the step, 0 or more.
+        fill: writes the files into an empty folder. After a transient error of the file system it is called
+            again with another folder.
+        meta: facts for the manifest, as JSON values.
+        keep_last: number of checkpoints to keep; two always stay.
+        needed: number of bytes that `fill` writes, checked against the free space first; 0: unknown.
+        made_by: software versions for the manifest; None: the versions in this process.
+        durable: called when the checkpoint is durable, before older checkpoints are deleted.
+
+    Returns:
+        The folder of the checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint was not written; older checkpoints are unchanged.
+        SupersededError: a later attempt of the run has started.
     """
     check(step, keep_last, meta)
     root = root.absolute()
@@ -75,7 +87,7 @@ def publish(
     try:
         retried(once, f"Writing the checkpoint of step {step}")
     except OSError as error:
-        RunContext.read(os.environ).refuse_superseded()  # A later attempt clears unfinished folders away.
+        RunContext.read(os.environ).refuse_superseded()  # A later attempt deletes unfinished folders.
         raise explained(error, f"The checkpoint of step {step} could not be written to {root}") from error
     _follow_up(target, keep_last, durable)
     return target
@@ -84,18 +96,18 @@ def publish(
 def _publish_once(
     target: Path, fill: Fill, meta: Mapping[str, Any], needed: int, made_by: Mapping[str, str]
 ) -> None:
-    """Write and move in, from the start: after a failed fsync the kernel may have dropped what it held."""
+    """Write all files again and move them in: after a failed fsync the kernel may have dropped pages."""
     with fresh_folder(target.parent, target.name, needed) as temporary:
         step = int(target.name.removeprefix("step-"))
         complete(temporary, Manifest(step, _filled(temporary, fill), meta, made_by))
-        # No lock spans the hosts: what gets past this look is a whole checkpoint of the same training.
+        # No lock spans the hosts. A later race would still publish a whole checkpoint of this training.
         RunContext.read(os.environ).refuse_superseded()
         _move_in(temporary, target)
     trust(target)
 
 
 def _filled(folder: Path, fill: Fill) -> Mapping[str, FileRecord]:
-    """Return the records of what `fill` writes; a file without one would never be verified."""
+    """Call `fill` and return its records; raises CheckpointError for a file without a record."""
     records = fill(folder)
     written = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
     for name in sorted(written ^ records.keys()):
@@ -109,29 +121,29 @@ def _filled(folder: Path, fill: Fill) -> Mapping[str, FileRecord]:
 
 @contextmanager
 def fresh_folder(root: Path, name: str, needed: int) -> Iterator[Path]:
-    """Make sure of the space and hold a new hidden folder beside the checkpoints; what is in it then goes."""
+    """Check the free space and yield a new hidden folder, locked; delete the folder at the end."""
     root.mkdir(parents=True, exist_ok=True)
-    RunContext.read(os.environ).refuse_superseded()  # The leftovers may be what the later attempt is writing.
+    RunContext.read(os.environ).refuse_superseded()  # A later attempt may be writing the leftovers.
     clear_leftovers(root)
     space.require(root, needed)
     temporary = root / f"{WRITING}{name}-{os.getpid()}"
     temporary.mkdir()
     try:
-        with held(temporary):
+        with locked(temporary):
             yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def versions() -> dict[str, str]:
-    """Return what this process computes with."""
+    """Return the versions of Python and torch in this process."""
     torch = sys.modules.get("torch")
     made_by = {"python": platform.python_version()}
     return made_by if torch is None else {**made_by, "torch": str(torch.__version__)}
 
 
 def check(step: int, keep_last: int, meta: Mapping[str, Any]) -> None:
-    """Raise what `publish` would raise for these arguments."""
+    """Raise the error that `publish` raises for these arguments."""
     if step < 0:
         raise CheckpointError(f"A checkpoint can't be of step {step}.", hint="Steps count from 0.")
     if keep_last < 1:
@@ -148,20 +160,20 @@ def check(step: int, keep_last: int, meta: Mapping[str, Any]) -> None:
 
 
 def complete(folder: Path, manifest: Manifest) -> None:
-    """Add the manifest as the last file and make the folder's list of names durable."""
+    """Write the manifest as the last file, and flush the folder."""
     write_hashed(folder / MANIFEST_FILE, [memoryview(manifest.to_json().encode())])
     sync_folder(folder)
 
 
 def _move_in(temporary: Path, target: Path) -> None:
-    """Give a finished folder its name, replacing a checkpoint of the same step only when they differ."""
+    """Give a finished folder its name; replace a checkpoint of the same step only if they differ."""
     root = target.parent
     aside = root / f"{REPLACED}{target.name}"
     if target.exists():
         if _same(temporary, target):
-            sync_folder(root)  # It may be from a try whose last step, this one, failed.
+            sync_folder(root)  # An earlier try may have failed at this flush.
             return
-        # Killed between these two renames, the old folder is found under its other name and put back.
+        # After a kill between these two renames, `restore_replaced` restores the old folder.
         target.rename(aside)
         sync_folder(root)
     try:
@@ -174,7 +186,7 @@ def _move_in(temporary: Path, target: Path) -> None:
 
 
 def _follow_up(target: Path, keep_last: int, durable: Callable[[], object]) -> None:
-    """Move the pointer and prune; the checkpoint is safe already, so trouble here is only told."""
+    """Move the pointer and prune; errors are only logged, because the checkpoint is durable already."""
     RunContext.read(os.environ).refuse_superseded()
     try:
         pointer = target.parent / POINTER_FILE

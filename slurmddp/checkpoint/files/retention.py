@@ -1,4 +1,4 @@
-"""Deletes what newer verified checkpoints supersede, and clears what a killed writer left behind."""
+"""Deletes superseded checkpoints and leftovers of killed writers; quarantines damaged checkpoints."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from slurmddp.checkpoint.files.manifest import (
     BAD,
     DELETING,
+    MANIFEST_FILE,
     POINTER_FILE,
     REPLACED,
     WRITING,
@@ -26,10 +27,10 @@ from slurmddp.checkpoint.files.manifest import (
 from slurmddp.errors import CheckpointError
 
 NEVER_BELOW = 2
-"""So many verified checkpoints always stay, where so many exist."""
+"""Number of verified checkpoints that always stay."""
 
 _TEMPORARY = re.compile(rf"\.{POINTER_FILE}\.[0-9a-f]{{16}}")
-_ASIDE = re.compile(rf"{BAD}step-(\d+)(-\d+)?")
+_QUARANTINED = re.compile(rf"{BAD}step-(\d+)(-\d+)?")
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +39,12 @@ _known_good: dict[Path, _Signature] = {}
 
 
 def trust(folder: Path) -> None:
-    """Remember a checkpoint that this process has just written or verified, so as not to hash it again."""
+    """Remember a checkpoint that this process has written or verified, so that it is not hashed again."""
     _known_good[folder] = _signature(folder)
 
 
 def still_good(folder: Path) -> bool:
-    """Say whether a checkpoint verifies; it is not hashed again while its files are as at `trust`."""
+    """Tell whether a checkpoint verifies; files that are unchanged since `trust` are not hashed again."""
     try:
         if _known_good.get(folder) == _signature(folder):
             return True
@@ -55,9 +56,9 @@ def still_good(folder: Path) -> bool:
 
 
 def prune(root: Path, keep_last: int, newest: Path) -> None:
-    """Keep `newest` and the verified ones before it up to `keep_last` (at least two); delete what is older.
+    """Keep `newest` and the verified checkpoints before it, `keep_last` in all; delete older ones.
 
-    Folders of later steps than `newest` are left alone: they are not superseded by it.
+    At least two verified checkpoints stay. Checkpoints of later steps than `newest` stay too.
     """
     keep = max(keep_last, NEVER_BELOW)
     newest_step = step_of(newest) or 0
@@ -72,19 +73,19 @@ def prune(root: Path, keep_last: int, newest: Path) -> None:
 
 
 def clear_leftovers(root: Path) -> None:
-    """Remove files of killed writers; keep those that a live writer holds."""
+    """Delete leftovers of killed writers; folders that a live writer has locked stay."""
     restore_replaced(root)
     for path in root.iterdir():
         is_temporary = path.name.startswith((WRITING, DELETING, REPLACED)) or _TEMPORARY.fullmatch(path.name)
-        if is_temporary and not _is_held(path):
+        if is_temporary and not _is_locked(path):
             _remove(path)
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Keep this host's other writers from taking `folder` for a leftover, for as long as this process lives.
+def locked(folder: Path) -> Iterator[None]:
+    """Lock `folder`, so that other writers of this host do not delete it as a leftover.
 
-    A rank that was killed leaves a process that still writes its state, and the next rank may begin to save.
+    The writer of a killed rank may still write when the next rank begins to save.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -95,7 +96,7 @@ def held(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _is_held(path: Path) -> bool:
+def _is_locked(path: Path) -> bool:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -110,15 +111,15 @@ def _is_held(path: Path) -> bool:
 
 
 def restore_replaced(root: Path) -> None:
-    """Put back a checkpoint whose writer was killed between moving it aside and moving the new one in."""
+    """Restore a checkpoint whose writer was killed between the two renames of a replacement."""
     for path in root.glob(f"{REPLACED}step-*"):
         target = root / path.name.removeprefix(REPLACED)
         if not target.exists():
             path.rename(target)
 
 
-def set_aside(folder: Path) -> Path | None:
-    """Rename a bad checkpoint to `bad-<name>` and return the new path; None when that is not allowed."""
+def quarantine(folder: Path) -> Path | None:
+    """Rename a bad checkpoint to `bad-<name>`; return the new path, or None if the rename fails."""
     for number in range(1, 1000):
         target = folder.with_name(f"{BAD}{folder.name}" + (f"-{number}" if number > 1 else ""))
         if target.exists():
@@ -130,14 +131,14 @@ def set_aside(folder: Path) -> Path | None:
     return None
 
 
-def newest_aside(root: Path) -> int:
-    """Return the highest step of the checkpoints that were set aside (`bad-...`), or -1 without one."""
-    found = (_ASIDE.fullmatch(path.name) for path in root.glob(f"{BAD}*"))
+def newest_quarantined(root: Path) -> int:
+    """Return the highest step of the quarantined checkpoints (`bad-...`), or -1 without any."""
+    found = (_QUARANTINED.fullmatch(path.name) for path in root.glob(f"{BAD}*"))
     return max((int(match[1]) for match in found if match), default=-1)
 
 
 def _delete(folder: Path) -> None:
-    """Delete in two moves, so that a half-deleted folder never goes by a checkpoint's name."""
+    """Rename, then delete, so that a half-deleted folder never has the name of a checkpoint."""
     doomed = folder.with_name(DELETING + folder.name)
     try:
         _remove(doomed)
@@ -157,7 +158,7 @@ def _remove(path: Path) -> None:
 
 
 def _signature(folder: Path) -> _Signature:
-    """Return what changes when somebody writes to the folder's files: sizes and times."""
-    names = ["manifest.json", *load_manifest(folder).files]
+    """Return names, sizes and modification times of the folder's files."""
+    names = [MANIFEST_FILE, *load_manifest(folder).files]
     stats = [(name, (folder / name).stat()) for name in names]
     return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)

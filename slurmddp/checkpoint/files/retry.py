@@ -1,4 +1,4 @@
-"""Rides out the hiccups of network file systems: errors that pass by themselves are met by trying again."""
+"""Retries actions after transient errors of network file systems."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import TypeVar
 T = TypeVar("T")
 
 WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
-"""How long to wait before each new try: half a minute together, about what a fail-over of a server takes."""
+"""Seconds before each retry: half a minute in all, about the fail-over time of a file server."""
 
 TRANSIENT = frozenset({
     errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.EINTR, errno.EREMOTEIO, errno.ENOTCONN,
     errno.ESHUTDOWN, errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EHOSTDOWN,
     errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENOLCK, errno.ECOMM,
 })  # fmt: skip
-"""What servers say that restart or are overloaded. A full disk or a missing permission does not pass."""
+"""Errors of file servers that restart or are overloaded. A full disk or a missing permission is permanent."""
 
 log = logging.getLogger(__name__)
 
 
 def retried(action: Callable[[], T], what: str) -> T:
-    """Return `action()`, called again after each transient OSError until the waits are used up."""
+    """Return `action()`; call it again after each transient OSError, with the pauses of WAITS_S."""
     for wait_s in WAITS_S:
         try:
             return action()

@@ -1,4 +1,4 @@
-"""Looks for space before a byte is written, so that a full disk is said with figures and in time."""
+"""Checks and reserves disk space before a write, so that a full disk is reported early, with figures."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import cast
 
 _KEEP_SIZE = 0x01
-_NO_PROMISE = frozenset(
+_UNSUPPORTED = frozenset(
     {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.ENODEV, errno.EINTR}
 )
-"""What a file system says that can't reserve: nothing is known then."""
+"""Error codes of file systems that can't reserve blocks; they say nothing about the space."""
 
-_BOUNDLESS = 1 << 62
+_UNLIMITED = 1 << 62
 SLACK_BYTES = 1 << 20
-"""For manifest, folder entries and the rounding up to blocks."""
+"""Bytes for the manifest, folder entries and the rounding to blocks."""
 
 
 class NoRoomError(OSError):
@@ -26,7 +26,7 @@ class NoRoomError(OSError):
 
 
 def require(folder: Path, needed: int) -> None:
-    """Raise NoRoomError when the file system of `folder` has fewer bytes left for this user than `needed`."""
+    """Raise NoRoomError if the file system of `folder` has fewer than `needed` bytes left for this user."""
     free = free_bytes(folder)
     if needed + SLACK_BYTES > free:
         wanted = f"{size_text(needed)} and {size_text(SLACK_BYTES)} to spare"
@@ -34,16 +34,16 @@ def require(folder: Path, needed: int) -> None:
 
 
 def reserve(descriptor: int, needed: int, folder: Path) -> None:
-    """Set blocks aside for a file that will have `needed` bytes; raises NoRoomError when they are refused.
+    """Reserve blocks for a file of `needed` bytes; raises NoRoomError if they are refused.
 
-    Unlike the count of free blocks this sees quotas, and nobody else can take the space meanwhile. More than
-    is free is never asked for: the call would take all that there is before it fails.
+    Unlike the count of free blocks, a reservation respects quotas, and no other process can take the space.
+    The free space is compared first, because a refused call would allocate all free blocks before it fails.
     """
     if needed == 0:
         return
     require(folder, needed)
     code = _fallocate()(descriptor, needed)
-    if code == 0 or code in _NO_PROMISE:
+    if code == 0 or code in _UNSUPPORTED:
         return
     if code == errno.ENOSPC:
         free = size_text(free_bytes(folder))
@@ -54,16 +54,16 @@ def reserve(descriptor: int, needed: int, folder: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return what an ordinary user may still write there; project quotas count on some file systems.
+    """Return how many bytes an ordinary user may still write; some file systems include project quotas.
 
-    One that counts nothing (a ramfs, a tmpfs without a limit, some in user space) is taken for boundless.
+    File systems without a count (ramfs, tmpfs without a limit, some FUSE) count as unlimited.
     """
     status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize if status.f_blocks else _BOUNDLESS
+    return status.f_bavail * status.f_frsize if status.f_blocks else _UNLIMITED
 
 
 def size_text(count: int) -> str:
-    """Say a number of bytes: `17 bytes`, `1.5 MB`, `600.0 GB`."""
+    """Render a number of bytes: `17 bytes`, `1.5 MB`, `600.0 GB`."""
     if count < 1000:
         return f"{count} bytes"
     size = float(count)
@@ -76,10 +76,10 @@ def size_text(count: int) -> str:
 
 @cache
 def _fallocate() -> Callable[[int, int], int]:
-    """Return the system call as a function (descriptor, bytes) -> errno.
+    """Return the system call fallocate as a function (descriptor, bytes) -> errno.
 
-    Python's own `posix_fallocate` is no choice: where the file system has no such call, the C library writes
-    into every single block instead.
+    `os.posix_fallocate` does not serve: without support of the file system, the C library writes into every
+    block.
     """
     try:
         call = ctypes.CDLL(None, use_errno=True).fallocate
@@ -97,10 +97,10 @@ _WRITE = 0x02
 
 
 def write_back(descriptor: int, start: int, size: int) -> None:
-    """Let the disk begin with a part of a file that is written, so that it is not idle until the flush."""
+    """Start to write a part of a file to the disk, so that the disk is not idle until the flush."""
     call = _sync_file_range()
     if call is not None:
-        call(descriptor, start, size, _WRITE)  # A hint: what goes wrong comes up again in the flush.
+        call(descriptor, start, size, _WRITE)  # A hint only: the flush reports errors.
 
 
 @cache

@@ -1,7 +1,7 @@
-"""The agent's part in checkpoints: it keeps the memory in which ranks leave their states, and has it written.
+"""The agent's checkpoint service: it holds the staging buffers of the node's ranks and runs the writer.
 
-What a rank has copied is safe from the rank's own death. A process of the agent's own writes, so the agent
-stays free to watch; the next ranks get the memory, and what their predecessors asked for still counts.
+A state that a rank has copied survives the rank's death. The writer is a process of the agent, so the agent
+never waits for the disk. The next ranks inherit the buffers. Write requests of dead ranks stay valid.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from slurmddp.checkpoint.memory.writer_process import Request, Result
 from slurmddp.errors import CheckpointError
 from slurmddp.runs.failures.capture import signal_name
 
-_LOOK_S = 0.01
+_POLL_S = 0.01
 _UNKILLABLE_S = 2.0
-"""How long a killed writer is waited for; the kernel may hold one in I/O."""
+"""Wait at most this long for a killed writer: the kernel may hold the process in I/O."""
 
 
 class Process(Protocol):
-    """What the keeper has to know of a writer's process."""
+    """The part of a subprocess.Popen that the service uses."""
 
     pid: int
     returncode: int | None
@@ -40,38 +40,42 @@ Start = Callable[[], tuple[Channel, Process]]
 
 
 @dataclass
-class _Line:
-    """Both ends of the line to a rank; the rank's own is open here until its successor gets one."""
+class _RankChannel:
+    """Both ends of the channel to a rank; the agent keeps the rank's end open until the next rank starts."""
 
-    own: Channel
-    ranks: Channel
+    agent_end: Channel
+    rank_end: Channel
+
+    def close(self) -> None:
+        self.agent_end.close()
+        self.rank_end.close()
 
 
 @dataclass
 class _Write:
-    """One request, and the line over which it came; the keeper's own came over none."""
+    """One write request and the channel to answer on; None for a request of the agent."""
 
     request: Request
-    line: _Line | None
+    channel: _RankChannel | None
     is_answered: bool = False
-    was_put_back: bool = False
+    was_requeued: bool = False
 
 
 @dataclass
 class _Writer:
-    """The process that writes, and the line to it; one that `is_gone` is still to be reaped."""
+    """The process that writes, and the channel to it; a writer that `is_gone` waits to be reaped."""
 
-    line: Channel
+    channel: Channel
     process: Process
     is_gone: bool = False
 
 
-class Keeper:
-    """The memory of one node's ranks, and the writer, which starts with the first checkpoint."""
+class CheckpointService:
+    """The staging buffers of one node's ranks, and the writer, which starts with the first checkpoint."""
 
     def __init__(self, start: Start = writer_process.start) -> None:
         self._start = start
-        self._lines: dict[int, _Line] = {}
+        self._channels: dict[int, _RankChannel] = {}
         self._slots: dict[int, int] = {}
         self._waiting: deque[_Write] = deque()
         self._running: _Write | None = None
@@ -83,68 +87,67 @@ class Keeper:
 
         A rank reports them before it exits, so the report is there when its exit is.
         """
-        for line in self._lines.values():
-            self._read(line)
+        for channel in self._channels.values():
+            self._read(channel)
         found, self._unhealthy = self._unhealthy, {}
         return found
 
     def channel_for(self, local_rank: int) -> int:
-        """Return the descriptor for a new rank to inherit; what its predecessor asked for still counts.
+        """Return the descriptor of a new channel for a rank to inherit.
 
-        The ranks before have ended, all of them.
+        Call it when all earlier ranks have ended. Their write requests stay valid.
         """
-        for line in self._lines.values():
-            self._read(line)
-        self._free_unasked()
-        before = self._lines.pop(local_rank, None)
+        for channel in self._channels.values():
+            self._read(channel)
+        self._release_unrequested()
+        before = self._channels.pop(local_rank, None)
         if before is not None:
-            before.own.close()
-            before.ranks.close()
-        self._lines[local_rank] = _Line(*Channel.pair())
-        return self._lines[local_rank].ranks.fileno()
+            before.close()
+        self._channels[local_rank] = _RankChannel(*Channel.pair())
+        return self._channels[local_rank].rank_end.fileno()
 
-    def _free_unasked(self) -> None:
-        """Let memory be used again that a rank had set apart for a write when it died, and not asked for."""
-        for slot in self._slots.keys() - self._asked_for():
-            shared_buffer.set_busy(self._slots[slot], False)
+    def _release_unrequested(self) -> None:
+        """Release buffers that a rank marked for a write and died before it sent the request."""
+        for slot in self._slots.keys() - self._requested_slots():
+            shared_buffer.set_writing(self._slots[slot], False)
 
-    def _asked_for(self) -> set[int]:
-        """Return the numbers of the memory files that are being written, or wait for that."""
+    def _requested_slots(self) -> set[int]:
+        """Return the numbers of the buffers that are being written, or wait for a write."""
         writes = [*self._waiting, *([self._running] if self._running is not None else [])]
         return {write.request["slot"] for write in writes}
 
     def descriptors(self) -> list[int]:
-        """Return what becomes readable when `handle` has something to do."""
-        writers = [] if self._writer is None or self._writer.is_gone else [self._writer.line.fileno()]
-        return [*(line.own.fileno() for line in self._lines.values()), *writers]
+        """Return the descriptors that become readable when `handle` has something to do."""
+        writers = [] if self._writer is None or self._writer.is_gone else [self._writer.channel.fileno()]
+        return [*(channel.agent_end.fileno() for channel in self._channels.values()), *writers]
 
     def memory_fds(self) -> list[int]:
-        """Return the memory files of this node, for the ranks of the next generation to inherit."""
+        """Return the descriptors of this node's buffers, for the next ranks to inherit."""
         return [self._slots[slot] for slot in sorted(self._slots)]
 
     def newest_step(self) -> int | None:
-        """Return the step of the newest whole state that is in memory here."""
+        """Return the step of the newest committed state in this node's memory, or None."""
         return shared_buffer.newest_step(self.memory_fds())
 
-    def busy(self) -> bool:
-        """Tell whether a checkpoint is being written, or waits for that."""
+    def is_writing(self) -> bool:
+        """Tell whether a checkpoint is being written, or waits for a write."""
         return self._running is not None or bool(self._waiting)
 
     def handle(self) -> None:
-        """Handle the messages of ranks and writer and the writer's exit, and begin to write; never blocks."""
-        for line in self._lines.values():
-            self._read(line)
+        """Handle messages of ranks and writer, reap the writer, and start the next write; never blocks."""
+        for channel in self._channels.values():
+            self._read(channel)
         self._listen()
         self._reap()
         self._begin()
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The child that `handle` waits for, if it runs."""
+        """The process ids of the children that `handle` reaps."""
         return () if self._writer is None else (self._writer.process.pid,)
 
     def _reap(self) -> None:
-        """Handle the writer's exit, if it has ended."""
+        """Reap the writer if it has exited."""
         if self._writer is None:
             return
         pid, status = os.waitpid(self._writer.process.pid, os.WNOHANG)
@@ -152,128 +155,133 @@ class Keeper:
             return
         self._listen()
         self._writer.process.returncode = os.waitstatus_to_exitcode(status)
-        self._writer.line.close()
+        self._writer.channel.close()
         self._writer = None
         done, self._running = self._running, None
         if done is not None and not done.is_answered:
             self._answer(done, _killed(done.request, status))
 
     def _listen(self) -> None:
-        """Take in what the writer has said: how its write went, and that it is ready for the next one."""
+        """Read the writer's messages: the result of a write, and `finished` when it is ready for the next."""
         if self._writer is None:
             return
         try:
-            while (received := self._writer.line.receive()) is not None:
-                word = received[0]
-                if word["kind"] == "finished":
+            while (received := self._writer.channel.receive()) is not None:
+                message = received[0]
+                if message["kind"] == "finished":
                     self._running = None
                 elif self._running is not None:
-                    self._answer(self._running, word)
+                    self._answer(self._running, message)
         except (EOFError, ConnectionError):
             self._writer.is_gone = True
 
     def _answer(self, write: _Write, result: Result) -> None:
         write.is_answered = True
-        shared_buffer.set_busy(self._slots[write.request["slot"]], False)
-        if write.line is not None:
+        shared_buffer.set_writing(self._slots[write.request["slot"]], False)
+        if write.channel is not None:
             with suppress(OSError):  # The rank may be gone.
-                write.line.own.send(result)
+                write.channel.agent_end.send(result)
 
-    def save_newest(
+    def flush_newest(
         self, run_dir: Path, attempt: int, claim: Callable[[int], bool] = lambda step: True
     ) -> int | None:
-        """Begin to write the newest state if only memory holds it, and return its step.
+        """Start to write the newest state if it is not on disk yet; return its step.
 
-        To be called when no rank is left. `claim` says whether no other node writes that step. Raises
-        OSError when the checkpoints can't be listed.
+        Call it when all ranks have ended.
+
+        Args:
+            run_dir: the run folder that gets the event `saved`.
+            attempt: the number of the attempt, for that event.
+            claim: returns True if no other node writes the given step.
+
+        Raises:
+            OSError: the checkpoints can't be listed.
         """
         self.handle()
-        request = newest_unsaved(self._slots, self._asked_for(), run_dir, attempt)
+        request = flush_request(self._slots, self._requested_slots(), run_dir, attempt)
         if request is None or not claim(request["step"]):
             return None
-        shared_buffer.set_busy(self._slots[request["slot"]], True)
+        shared_buffer.set_writing(self._slots[request["slot"]], True)
         self._waiting.append(_Write(request, None))
         self._begin()
         return int(request["step"])
 
-    def hurry(self) -> None:
-        """Let all that ranks have asked for be written as fast as can be: somebody waits for it."""
+    def expedite(self) -> None:
+        """Mark all requested writes as urgent, so that the writer stops pausing between pieces."""
         self.handle()
-        for slot in self._asked_for():
-            shared_buffer.set_awaited(self._slots[slot])
+        for slot in self._requested_slots():
+            shared_buffer.set_urgent(self._slots[slot])
 
     def finish(self, timeout_s: float) -> bool:
-        """Wait until all is written; after `timeout_s` give up, kill the writer, and return False."""
+        """Wait until all requests are written; after `timeout_s` seconds kill the writer and return False."""
         deadline = time.monotonic() + timeout_s
-        self.hurry()
-        while self.busy() and time.monotonic() < deadline:
-            self._look()
-        if not self.busy():
+        self.expedite()
+        while self.is_writing() and time.monotonic() < deadline:
+            self._poll()
+        if not self.is_writing():
             return True
         self._waiting.clear()
         if self._writer is not None:
             os.kill(self._writer.process.pid, signal.SIGKILL)
         while self._running is not None and time.monotonic() < deadline + _UNKILLABLE_S:
-            self._look()
+            self._poll()
         return False
 
-    def _look(self) -> None:
-        """Wait a moment, then handle what has come."""
-        time.sleep(_LOOK_S)
+    def _poll(self) -> None:
+        time.sleep(_POLL_S)
         self.handle()
 
-    def forget_in_child(self) -> None:
-        """Let go of the writer in a process that was forked: it listens until nobody has a line to it."""
+    def close_in_child(self) -> None:
+        """Close the writer's channel in a forked process: the writer runs until all copies are closed."""
         if self._writer is not None:
-            self._writer.line.close()
+            self._writer.channel.close()
 
     def close(self) -> None:
-        """Let go of lines, memory and writer; one that is still at work ends by itself."""
+        """Close channels and buffers and end an idle writer; a writer at work ends by itself."""
         if self._writer is not None:
-            self._writer.line.close()
+            self._writer.channel.close()
             if self._running is None:
                 os.kill(self._writer.process.pid, signal.SIGKILL)
                 os.waitpid(self._writer.process.pid, 0)
                 self._writer.process.returncode = -signal.SIGKILL
-        for line in self._lines.values():
-            line.own.close()
-            line.ranks.close()
+        for channel in self._channels.values():
+            channel.close()
         for descriptor in self._slots.values():
             os.close(descriptor)
         self._writer = None
-        self._lines.clear()
+        self._channels.clear()
         self._slots.clear()
 
-    def _read(self, line: _Line) -> None:
+    def _read(self, channel: _RankChannel) -> None:
         with suppress(EOFError):
-            while (received := line.own.receive()) is not None:
+            while (received := channel.agent_end.receive()) is not None:
                 message, descriptors = received
                 if message["kind"] == "memory":
-                    self._keep(message["slot"], descriptors[0])
+                    self._add_buffer(message["slot"], descriptors[0])
                 elif message["kind"] == "write":
-                    self._waiting.append(_Write(message, line))
+                    self._waiting.append(_Write(message, channel))
                 elif message["kind"] == "unhealthy":
                     self._unhealthy |= {int(node): why for node, why in message["nodes"].items()}
 
-    def _keep(self, slot: int, descriptor: int) -> None:
+    def _add_buffer(self, slot: int, descriptor: int) -> None:
         before = self._slots.pop(slot, None)
         if before is not None:
             os.close(before)
         self._slots[slot] = descriptor
         if self._writer is not None:
-            with suppress(ConnectionError):  # Its line is heard to be closed, and the next one gets all.
-                _register(self._writer.line, slot, descriptor)
+            with suppress(ConnectionError):  # The writer has ended; the next one gets all buffers.
+                _register(self._writer.channel, slot, descriptor)
 
     def _begin(self) -> None:
-        """Hand the next request to the writer; if the writer is gone, `_reap` comes first."""
+        """Hand the next request to the writer, unless a writer that is gone must be reaped first."""
         while self._running is None and self._waiting and not (self._writer and self._writer.is_gone):
             write = self._waiting.popleft()
             try:
                 self._hand_over(write)
             except ConnectionError:
-                self._put_back(write)
+                self._requeue(write)
             except OSError as error:
-                self._give_up(write, f"{error}.")
+                self._fail(write, f"{error}.")
             else:
                 self._running = write
 
@@ -281,31 +289,31 @@ class Keeper:
         if self._writer is None:
             self._writer = _Writer(*self._start())
             for slot, descriptor in self._slots.items():
-                _register(self._writer.line, slot, descriptor)
-        self._writer.line.send(write.request)
+                _register(self._writer.channel, slot, descriptor)
+        self._writer.channel.send(write.request)
 
-    def _put_back(self, write: _Write) -> None:
-        """Leave a request to the next writer, once: this one has ended, and `_reap` is to come."""
+    def _requeue(self, write: _Write) -> None:
+        """Leave a request to the next writer, once, because this writer has ended."""
         if self._writer is not None:
             self._writer.is_gone = True
-        if write.was_put_back:
-            self._give_up(write, "It ends as soon as it is started.")
+        if write.was_requeued:
+            self._fail(write, "It ends as soon as it is started.")
         else:
-            write.was_put_back = True
+            write.was_requeued = True
             self._waiting.appendleft(write)
 
-    def _give_up(self, write: _Write, why: str) -> None:
+    def _fail(self, write: _Write, why: str) -> None:
         error = CheckpointError(f"The process that writes checkpoints could not be used: {why}")
         self._answer(write, writer_process.conclude(write.request, error))
 
 
-def _register(line: Channel, slot: int, descriptor: int) -> None:
-    line.send({"kind": "memory", "slot": slot}, [descriptor])
+def _register(channel: Channel, slot: int, descriptor: int) -> None:
+    channel.send({"kind": "memory", "slot": slot}, [descriptor])
 
 
 def _killed(request: Request, status: int) -> Result:
     how = f"ended with exit code {os.waitstatus_to_exitcode(status)}"
-    hint = "Why stands in the log of its node (node-N.log)."
+    hint = "The log of its node (node-N.log) tells why."
     if os.WIFSIGNALED(status):
         how = f"was killed by {signal_name(os.WTERMSIG(status))}"
         hint = "If it was killed for want of memory, give the job more (mem_gb)."
@@ -314,25 +322,29 @@ def _killed(request: Request, status: int) -> Result:
 
 
 _KEEP_ALL = sys.maxsize
-"""How many checkpoints stay is the trainer's to say, and it is gone."""
+"""`keep_last` of a flush: the ranks, which know how many checkpoints to keep, have ended."""
 
 
-def newest_unsaved(
-    slots: Mapping[int, int], asked_for: Collection[int], run_dir: Path, attempt: int
+def flush_request(
+    slots: Mapping[int, int], requested: Collection[int], run_dir: Path, attempt: int
 ) -> Request | None:
-    """Return what to ask of a writer, so that no state is lost; None where nothing is newer than the disk.
+    """Find the newest in-memory state that is not on disk yet, and return the request to write it.
 
-    `slots` are the memory files by number, `asked_for` those of them that are to be written anyway.
-    Raises OSError when the checkpoints on the disk can't be listed.
+    Args:
+        slots: descriptors of the buffers by number.
+        requested: numbers of the buffers that are written anyway.
+
+    Raises:
+        OSError: the checkpoints on the disk can't be listed.
     """
     states = {slot: found for slot, number in slots.items() if (found := shared_buffer.read_header(number))}
     if not states:
         return None
     slot = max(states, key=lambda slot: states[slot].order)
-    if slot in asked_for:
+    if slot in requested:
         return None
-    with shared_buffer.mapped(slots[slot], states[slot]) as parts:
-        root = parts.about["root"]
+    with shared_buffer.mapped(slots[slot], states[slot]) as stored:
+        root = stored.about["root"]
     on_disk = newest_step(Path(root))
     if on_disk is not None and on_disk >= states[slot].step:
         return None

@@ -1,10 +1,13 @@
-"""One training state in a memory file (memfd): what a rank leaves there is still there when the rank is dead.
+"""One training state in a memory file (memfd), which outlives the rank that wrote it.
 
-A header of one page tells where the parts lie: the very bytes of the checkpoint's tensor file, those of its
-tree, and `about`, JSON with what else the checkpoint is to say. The header's word `sealed` is taken away
-before the first byte changes and put back after the last one, so a copy that a kill cut short is none.
-`busy` is set as long as somebody writes the state to the disk, and `awaited` beside it once somebody waits
-for that. Every word is eight bytes, written at once.
+The file has three parts behind a header of one page: the bytes of the checkpoint's tensor file, the bytes of
+its tree, and `about`, JSON with the root, the facts and the versions of the checkpoint.
+The header holds three flags of eight bytes; each is written at once:
+
+- committed: cleared before the first byte changes and set after the last one. So an interrupted copy is
+  never read.
+- writing: set while a process writes the state to the disk. Nobody overwrites the state meanwhile.
+- urgent: set when a process waits for that write.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from functools import cache
@@ -27,20 +30,20 @@ PAGE_BYTES = 4096
 
 _MAGIC = b"SDDPmem1"
 _HEADER = struct.Struct("<8s8q")
-_SEALED_AT, _BUSY_AT, _AWAITED_AT = 8, 16, _HEADER.size
+_COMMITTED_AT, _WRITING_AT, _URGENT_AT = 8, 16, _HEADER.size
 _WORD = struct.Struct("<q")
 _CHUNK_BYTES = 32 << 20
-"""So much is asked of the kernel at once: it holds a lock meanwhile that other threads may wait for."""
+"""Bytes per madvise call: the kernel holds a lock during the call, and other threads may wait for it."""
 _POPULATE_WRITE, _HUGE_PAGE = 23, 14
 
 
 @dataclass(frozen=True)
-class Sealed:
-    """Where the parts of a whole state lie, in bytes from the begin of its memory file."""
+class StoredState:
+    """Step and stamp of a committed state, and the offsets of its parts in bytes from the file's start."""
 
     step: int
     stamp: int
-    """Tells states of one step apart, on all nodes alike; a later one has a higher one."""
+    """Tells states of one step apart: nanoseconds since the epoch, the same on all nodes."""
     tensors_at: int
     tensors_bytes: int
     tree_bytes: int
@@ -48,7 +51,7 @@ class Sealed:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Of two states the newer one has more."""
+        """Sort key: the newer of two states has the greater one."""
         return self.step, self.stamp
 
     @property
@@ -65,8 +68,8 @@ class Sealed:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The bytes of a state, all together and one by one."""
+class StateBytes:
+    """The bytes of a state: all of them, and each part."""
 
     whole: memoryview
     tensors: memoryview
@@ -74,8 +77,8 @@ class Parts:
     about: dict[str, Any]
 
     @classmethod
-    def of(cls, whole: memoryview, state: Sealed) -> Parts:
-        """Take apart what lies between the begin of the tensors and the end."""
+    def of(cls, whole: memoryview, state: StoredState) -> StateBytes:
+        """Split `whole`, the bytes from the start of the tensors to the end."""
         tree_at, about_at = state.tensors_bytes, state.tensors_bytes + state.tree_bytes
         about = json.loads(bytes(whole[about_at:]))
         return cls(whole, whole[:tree_at], whole[tree_at:about_at], about)
@@ -87,7 +90,7 @@ def create() -> int:
 
 
 def from_environment(environ: Mapping[str, str]) -> list[int]:
-    """Return the memory files that the agent has handed to this rank; what is no such file is left out."""
+    """Return the memory files that this rank inherited from the agent; other descriptors are ignored."""
     numbers = [int(word) for word in environ.get(MEMORY_VARIABLE, "").split(",") if word.isdecimal()]
     return [number for number in numbers if _is_memory(number)]
 
@@ -99,48 +102,48 @@ def _is_memory(descriptor: int) -> bool:
         return False
 
 
-def read_header(descriptor: int) -> Sealed | None:
-    """Return where a whole state lies, or None where there is none."""
+def read_header(descriptor: int) -> StoredState | None:
+    """Return the header of the committed state, or None if the file holds none."""
     data = os.pread(descriptor, _HEADER.size, 0)
     if len(data) < _HEADER.size:
         return None
-    magic, sealed, _, *facts = _HEADER.unpack(data)
-    if magic != _MAGIC or not sealed:
+    magic, committed, _, *facts = _HEADER.unpack(data)
+    if magic != _MAGIC or not committed:
         return None
-    found = Sealed(*facts)
+    found = StoredState(*facts)
     return found if found.end <= os.fstat(descriptor).st_size else None
 
 
-def unseal(descriptor: int) -> None:
-    """Say that the bytes are about to change."""
+def invalidate(descriptor: int) -> None:
+    """Clear all flags before the bytes change."""
     os.pwrite(descriptor, _HEADER.pack(_MAGIC, *[0] * 8), 0)
 
 
-def seal(descriptor: int, state: Sealed) -> None:
-    """Say that all bytes of `state` are in place."""
+def commit(descriptor: int, state: StoredState) -> None:
+    """Mark `state` as committed after its last byte."""
     os.pwrite(descriptor, _HEADER.pack(_MAGIC, 0, 0, *astuple(state)), 0)
-    os.pwrite(descriptor, _WORD.pack(1), _SEALED_AT)
+    os.pwrite(descriptor, _WORD.pack(1), _COMMITTED_AT)
 
 
-def set_busy(descriptor: int, busy: bool) -> None:
-    """Say that somebody writes the state to the disk, or does no longer: it must not change meanwhile."""
-    os.pwrite(descriptor, _WORD.pack(0), _AWAITED_AT)
-    os.pwrite(descriptor, _WORD.pack(busy), _BUSY_AT)
+def set_writing(descriptor: int, writing: bool) -> None:
+    """Set or clear the flag `writing`; both clear the flag `urgent`."""
+    os.pwrite(descriptor, _WORD.pack(0), _URGENT_AT)
+    os.pwrite(descriptor, _WORD.pack(writing), _WRITING_AT)
 
 
-def is_busy(descriptor: int) -> bool:
-    """Tell whether the state is being written to the disk."""
-    return _word(descriptor, _BUSY_AT)
+def is_writing(descriptor: int) -> bool:
+    """Tell whether a process writes the state to the disk."""
+    return _word(descriptor, _WRITING_AT)
 
 
-def set_awaited(descriptor: int) -> None:
-    """Say that somebody waits until the state is written."""
-    os.pwrite(descriptor, _WORD.pack(1), _AWAITED_AT)
+def set_urgent(descriptor: int) -> None:
+    """Set the flag `urgent`: a process waits for the write."""
+    os.pwrite(descriptor, _WORD.pack(1), _URGENT_AT)
 
 
-def is_awaited(descriptor: int) -> bool:
-    """Tell whether somebody waits until the state is written."""
-    return _word(descriptor, _AWAITED_AT)
+def is_urgent(descriptor: int) -> bool:
+    """Tell whether a process waits for the write."""
+    return _word(descriptor, _URGENT_AT)
 
 
 def _word(descriptor: int, at: int) -> bool:
@@ -148,20 +151,14 @@ def _word(descriptor: int, at: int) -> bool:
     return len(data) == _WORD.size and _WORD.unpack(data)[0] != 0
 
 
-def newest(descriptors: Iterable[int]) -> int | None:
-    """Return the memory file with the newest whole state, or None."""
-    sealed = [(found.order, number) for number in descriptors if (found := read_header(number))]
-    return max(sealed)[1] if sealed else None
-
-
 def newest_step(descriptors: Sequence[int]) -> int | None:
-    """Return the step of the newest whole state, or None."""
+    """Return the step of the newest committed state, or None."""
     return max((found.step for number in descriptors if (found := read_header(number))), default=None)
 
 
 @contextmanager
-def mapped(descriptor: int, state: Sealed) -> Iterator[Parts]:
-    """Hold the bytes of a whole state in view, without a copy; the view ends with the context."""
+def mapped(descriptor: int, state: StoredState) -> Iterator[StateBytes]:
+    """Map the bytes of a committed state without a copy, until the context ends."""
     area = mmap.mmap(descriptor, state.end, prot=mmap.PROT_READ)
     try:
         with _parts(area, state) as parts:
@@ -170,37 +167,37 @@ def mapped(descriptor: int, state: Sealed) -> Iterator[Parts]:
         _close(area)
 
 
-class Held:
-    """A memory file that stays in view: to find its pages takes longer than to read what is in them."""
+class MappedFile:
+    """A memory file that stays mapped, because mapping its pages takes longer than reading them."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self._area: mmap.mmap | None = None
 
     @contextmanager
-    def mapped(self, state: Sealed) -> Iterator[Parts]:
-        """Hold the bytes of a whole state in view, as the function of this name does."""
+    def mapped(self, state: StoredState) -> Iterator[StateBytes]:
+        """Yield the bytes of a committed state."""
         if self._area is None or len(self._area) < state.end:
-            self._let_go()
+            self._unmap()
             self._area = mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ)
         with _parts(self._area, state) as parts:
             yield parts
 
     def close(self) -> None:
-        """Let go of the file."""
-        self._let_go()
+        """Unmap and close the file."""
+        self._unmap()
         os.close(self.descriptor)
 
-    def _let_go(self) -> None:
+    def _unmap(self) -> None:
         if self._area is not None:
             _close(self._area)
             self._area = None
 
 
 @contextmanager
-def _parts(area: mmap.mmap, state: Sealed) -> Iterator[Parts]:
+def _parts(area: mmap.mmap, state: StoredState) -> Iterator[StateBytes]:
     everything = memoryview(area)
-    parts = Parts.of(everything[state.tensors_at : state.end], state)
+    parts = StateBytes.of(everything[state.tensors_at : state.end], state)
     try:
         yield parts
     finally:
@@ -209,15 +206,17 @@ def _parts(area: mmap.mmap, state: Sealed) -> Iterator[Parts]:
 
 
 def _close(area: mmap.mmap) -> None:
-    with suppress(BufferError):  # The frames of an error may hold slices; the map goes with them.
+    with suppress(BufferError):  # The frames of an exception may hold slices; the map is freed with them.
         area.close()
 
 
 def reserve(descriptor: int, size: int) -> mmap.mmap:
-    """Make the file at least `size` bytes long, with all its pages in place, and return a view of it.
+    """Make the file at least `size` bytes long, allocate all its pages, and return a map of it.
 
-    Raises OSError, ENOMEM as a rule, where the memory is not to be had, and gives back what was had of it; a
-    page that is missing later on would end the process.
+    A page that can't be allocated later would kill the process with SIGBUS.
+
+    Raises:
+        OSError: the allocation failed, as a rule with ENOMEM; the allocated part is released.
     """
     before = os.fstat(descriptor).st_size
     area: mmap.mmap | None = None
@@ -236,21 +235,21 @@ def reserve(descriptor: int, size: int) -> mmap.mmap:
 
 def _populate(descriptor: int, area: mmap.mmap) -> None:
     size = len(area)
-    place = ctypes.addressof(ctypes.c_char.from_buffer(area))
-    _advise(place, size, _HUGE_PAGE)  # Fewer pages to make and to find; without effect where not allowed.
+    address = ctypes.addressof(ctypes.c_char.from_buffer(area))
+    _advise(address, size, _HUGE_PAGE)  # Huge pages are faster; no effect where disabled.
     for start in range(0, size, _CHUNK_BYTES):
         length = min(_CHUNK_BYTES, size - start)
-        code = _advise(place + start, length, _POPULATE_WRITE)
+        code = _advise(address + start, length, _POPULATE_WRITE)
         if code == errno.EINVAL:
-            # A kernel before 5.14: the memory can be had, the pages come with their use.
+            # Kernels before 5.14: reserve the memory; the pages come with their first use.
             os.posix_fallocate(descriptor, start, length)
         elif code:
             code = errno.ENOMEM if code == errno.EFAULT else code
             raise OSError(code, os.strerror(code))
 
 
-def _advise(place: int, size: int, advice: int) -> int:
-    return ctypes.get_errno() if _madvise()(place, size, advice) else 0
+def _advise(address: int, size: int, advice: int) -> int:
+    return ctypes.get_errno() if _madvise()(address, size, advice) else 0
 
 
 @cache

@@ -1,8 +1,8 @@
-"""Writes a checkpoint out of the memory in which a rank has left its state: hash, flush, publish, tell.
+"""The writer: a process that publishes the states of staging buffers as checkpoints, one after the other.
 
-A process of its own does it, one state after the other, without torch and outside the training's lock. The
-agent starts one for its ranks; a rank that has no agent starts its own. It ends when whoever started it is
-gone and all is written.
+It runs without torch and outside of the training's interpreter lock. The agent starts one writer for its
+ranks; a rank without an agent starts one itself. The writer ends when its starter has ended and all requests
+are written.
 """
 
 from __future__ import annotations
@@ -34,28 +34,32 @@ from slurmddp.host.streams import keep_output
 from slurmddp.runs.folder.layout import RunFolder
 
 Request = Mapping[str, Any]
-"""`slot` and `step` of the state; `root` and `keep_last` of the checkpoints; `since`, when it was asked, and
-`stall_s`, how long training stood still; `background`, whether nobody waits; `run_dir` and `attempt`, where
-events go, or null; `copied`, at what time the state was, where training has gone on after that."""
-Result = dict[str, Any]
-Tell = Callable[[Result], object]
-Perform = Callable[[shared_buffer.Held, Request, Tell], object]
+"""A write request.
 
-_LET_PASS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_LOOK_S = 0.5
-_POLITE = 5
-"""How much less than the training a writer in the background claims of the processors."""
+`slot`, `step`: number of the buffer, and step of its state. `root`, `keep_last`: as in `publish`.
+`since`: time of the request on the monotonic clock. `stall_s`: seconds for which training paused.
+`background`: whether training continues during the write. `run_dir`, `attempt`: the run that gets the events,
+or null. `copied`: the time of the copy in seconds since the epoch, only in requests of the agent.
+"""
+Result = dict[str, Any]
+Answer = Callable[[Result], object]
+Perform = Callable[[shared_buffer.MappedFile, Request, Answer], object]
+
+_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_POLL_S = 0.5
+_NICENESS = 5
+"""Niceness of a write in the background, so that the training gets the processors first."""
 
 
 def start() -> tuple[Channel, subprocess.Popen[bytes]]:
-    """Start a writer; return the line to it and its process, which outlives this one until all is written."""
-    own, theirs = Channel.pair()
-    # Until it lets the job's signals pass by itself, they wait.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _LET_PASS)
+    """Start a writer; return its channel and its process, which outlives this one until all is written."""
+    own, writers = Channel.pair()
+    # Signals stay blocked until the writer ignores them.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
     try:
         writer = subprocess.Popen(
-            command(theirs),
-            pass_fds=[theirs.fileno()],
+            command(writers),
+            pass_fds=[writers.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
@@ -63,17 +67,17 @@ def start() -> tuple[Channel, subprocess.Popen[bytes]]:
         own.close()
         raise
     finally:
-        theirs.close()
+        writers.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return own, writer
 
 
-def command(line: Channel) -> list[str]:
-    """Return the command of a writer that is handed `line`.
+def command(channel: Channel) -> list[str]:
+    """Return the command of a writer that inherits `channel`.
 
-    The folder that a person works in may hold a module of any name. With -c it is the empty entry of the
-    path, and can go before anything is imported; PYTHONSAFEPATH is heard by Python 3.11 and later only. This
-    package's own folder may hold modules with names of the standard library's: it is first for one import.
+    The working directory may hold modules with names of the standard library. With -c it is the empty entry
+    of the path, which is removed before any import; PYTHONSAFEPATH needs Python 3.11. The folder of this
+    package may hold such modules too, so it comes first for one import only.
     """
     folder = str(Path(slurmddp.__file__).parents[1])
     code = (
@@ -81,23 +85,24 @@ def command(line: Channel) -> list[str]:
         f"sys.path.insert(0, {folder!r}); import slurmddp; sys.path.append(sys.path.pop(0)); "
         "from slurmddp.checkpoint.memory import writer_process; sys.exit(writer_process.main())"
     )
-    return [sys.executable, "-c", code, str(line.fileno())]
+    return [sys.executable, "-c", code, str(channel.fileno())]
 
 
-def perform(held: shared_buffer.Held, request: Request, tell: Tell) -> None:
-    """Write the state in a memory file as a checkpoint, record that, and tell once what its rank should know.
+def perform(buffer: shared_buffer.MappedFile, request: Request, answer: Answer) -> None:
+    """Write the state in `buffer` as a checkpoint, record the result, and call `answer` once.
 
-    It is told as soon as the checkpoint stands; older ones are deleted after that.
+    The answer goes out as soon as the checkpoint is durable, before older checkpoints are deleted.
     """
-    told: list[Result] = []
+    answered = False
 
     def durable() -> None:
-        told.append(conclude(request, None))
-        tell(told[0])
+        nonlocal answered
+        answered = True
+        answer(conclude(request, None))
 
     error: SlurmddpError | None = None
     try:
-        _write(held, request, durable)
+        _write(buffer, request, durable)
     except SlurmddpError as caught:
         error = caught
     except Exception as caught:
@@ -105,52 +110,54 @@ def perform(held: shared_buffer.Held, request: Request, tell: Tell) -> None:
         error = CheckpointError(
             f"The checkpoint of step {request['step']} was not written: {type(caught).__name__}: {caught}."
         )
-    if not told:
-        tell(conclude(request, error))
+    if not answered:
+        answer(conclude(request, error))
 
 
-def _write(held: shared_buffer.Held, request: Request, durable: Callable[[], object]) -> None:
-    state = shared_buffer.read_header(held.descriptor)
+def _write(buffer: shared_buffer.MappedFile, request: Request, durable: Callable[[], object]) -> None:
+    state = shared_buffer.read_header(buffer.descriptor)
     if state is None or state.step != request["step"]:
         raise CheckpointError(f"The memory does not hold the state of step {request['step']}.")
 
-    def hurry() -> bool:
-        return not request["background"] or shared_buffer.is_awaited(held.descriptor)
+    def is_urgent() -> bool:
+        return not request["background"] or shared_buffer.is_urgent(buffer.descriptor)
 
-    with held.mapped(state) as parts:
+    with buffer.mapped(state) as stored:
         publish(
             Path(request["root"]),
             state.step,
-            partial(_fill, held.descriptor, state, parts, hurry),
-            meta=parts.about["meta"],
+            partial(_fill, buffer.descriptor, state, stored, is_urgent),
+            meta=stored.about["meta"],
             keep_last=request["keep_last"],
             needed=state.tensors_bytes + state.tree_bytes,
-            made_by=parts.about["versions"],
+            made_by=stored.about["versions"],
             durable=durable,
         )
 
 
 def _fill(
     descriptor: int,
-    state: shared_buffer.Sealed,
-    parts: shared_buffer.Parts,
-    hurry: Callable[[], bool],
+    state: shared_buffer.StoredState,
+    stored: shared_buffer.StateBytes,
+    is_urgent: Callable[[], bool],
     folder: Path,
 ) -> dict[str, FileRecord]:
-    with ThreadPoolExecutor(1) as beside:  # The small file is flushed while the large one is on its way.
-        tree = beside.submit(write_hashed, folder / TREE_FILE, [parts.tree])
-        tensors = copy_hashed(folder / TENSORS_FILE, descriptor, state.tensors_at, parts.tensors, hurry=hurry)
+    with ThreadPoolExecutor(1) as thread:  # flushes the small file while the large one is written
+        tree = thread.submit(write_hashed, folder / TREE_FILE, [stored.tree])
+        tensors = copy_hashed(
+            folder / TENSORS_FILE, descriptor, state.tensors_at, stored.tensors, is_urgent=is_urgent
+        )
         return {TENSORS_FILE: tensors, TREE_FILE: tree.result()}
 
 
 def conclude(request: Request, error: SlurmddpError | None) -> Result:
-    """Record how a write has ended and return the result."""
+    """Add the event `saved` or `warned` to the run, and return the result of a write."""
     written_s = round(time.monotonic() - request["since"], 3)
     result: Result = {"kind": "written", "step": request["step"], "written_s": written_s, "error": None}
     if error is None:
-        # Where somebody waits, training stands still until all is written.
-        still_s, beside_s = (0.0, written_s) if request["background"] else (written_s, 0.0)
-        seconds = round(request["stall_s"] + still_s, 3)
+        # Unless the write runs in the background, training pauses until it is done.
+        paused_s, beside_s = (0.0, written_s) if request["background"] else (written_s, 0.0)
+        seconds = round(request["stall_s"] + paused_s, 3)
         facts = {"step": request["step"], "seconds": seconds, "written_s": beside_s}
         _record(request, "saved", facts | {name: request[name] for name in ("copied",) if name in request})
         return result
@@ -161,7 +168,7 @@ def conclude(request: Request, error: SlurmddpError | None) -> Result:
 
 
 def error_of(result: Result) -> SlurmddpError | None:
-    """Return the error with which a write has ended, as its rank should raise it."""
+    """Return the error of a failed write, for the rank to raise; None if the write succeeded."""
     if result["error"] is None:
         return None
     name, message, hint = result["error"]
@@ -175,17 +182,18 @@ def _record(request: Request, event: str, facts: Mapping[str, Any]) -> None:
         return
     try:
         RunFolder(request["run_dir"]).add_event(event, attempt=request["attempt"], **facts)
-    except OSError as error:  # The disk that is full for a checkpoint may be so for a line as well.
+    except OSError as error:  # The disk may be full.
         print(f"slurmddp writer: the event {event} was not written: {error}", file=sys.stderr, flush=True)
 
 
 def serve(channel: Channel, do: Perform = perform) -> None:
-    """Write what is asked for over `channel`, one by one, until nobody is left to ask.
+    """Carry out the requests that arrive on `channel`, one by one, until its other end is closed.
 
-    `{"kind": "memory", "slot": ...}` comes with a memory file, a Request with "kind" "write"; what goes back
-    is the result, and `{"kind": "finished"}` when older checkpoints are deleted as well.
+    Received: `{"kind": "memory", "slot": N}` with the descriptor of a buffer; a Request of the kind "write";
+    `{"kind": "end"}`. Sent: a Result when a checkpoint is durable or has failed; `{"kind": "finished"}` when
+    older checkpoints are deleted as well.
     """
-    slots: dict[int, shared_buffer.Held] = {}
+    slots: dict[int, shared_buffer.MappedFile] = {}
     while True:
         try:
             message, descriptors = channel.receive(None) or ({}, [])
@@ -196,55 +204,55 @@ def serve(channel: Channel, do: Perform = perform) -> None:
         if message["kind"] == "memory":
             if (before := slots.pop(message["slot"], None)) is not None:
                 before.close()
-            slots[message["slot"]] = shared_buffer.Held(descriptors[0])
+            slots[message["slot"]] = shared_buffer.MappedFile(descriptors[0])
             continue
         slot = slots[message["slot"]]
-        # Niceness belongs to a thread, and most users can't take it back: the next one may be waited for.
-        with ThreadPoolExecutor(1, initializer=_yield if message["background"] else None) as thread:
+        # Niceness belongs to a thread, and most users can't lower it again. So each write gets a new thread.
+        with ThreadPoolExecutor(1, initializer=_lower_priority if message["background"] else None) as thread:
             done = thread.submit(do, slot, message, partial(_answer, channel, slot.descriptor))
             _watch(done, channel, slot.descriptor)
         _send(channel, {"kind": "finished"})
 
 
 def _watch(done: Future[object], channel: Channel, descriptor: int) -> None:
-    """Wait for a write; once whoever asked is gone no training is left to spare, and the job may end soon."""
-    while not wait([done], _LOOK_S).done:
+    """Wait for a write; mark it urgent once the requester has ended, because the job may end soon."""
+    while not wait([done], _POLL_S).done:
         if channel.is_closed_there():
-            shared_buffer.set_awaited(descriptor)
+            shared_buffer.set_urgent(descriptor)
             break
     done.result()
 
 
-def _yield() -> None:
+def _lower_priority() -> None:
     with suppress(OSError):
-        os.nice(max(0, _POLITE - os.getpriority(os.PRIO_PROCESS, 0)))
+        os.nice(max(0, _NICENESS - os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 def _answer(channel: Channel, descriptor: int, result: Result) -> None:
-    shared_buffer.set_busy(descriptor, False)
+    shared_buffer.set_writing(descriptor, False)
     _send(channel, result)
 
 
 def _send(channel: Channel, message: Mapping[str, Any]) -> None:
-    with suppress(OSError):  # Who asked may be gone.
+    with suppress(OSError):  # The requester may have ended.
         channel.send(message)
 
 
-def _stay() -> None:
-    """Let this process outlast what ends its job in good order: a state that is sealed is to be written."""
-    for number in _LET_PASS:
+def _ignore_signals() -> None:
+    """Ignore the signals with which a job is stopped, so that committed states are still written."""
+    for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _LET_PASS)  # Who starts a writer may have held them back.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)  # `start` has blocked them.
 
 
 def main() -> int:
-    """Serve the process that holds the other end of the line whose descriptor is given as an argument."""
+    """Serve the channel whose descriptor is the last argument; return the exit code."""
     channel = Channel.attach({CHANNEL_VARIABLE: sys.argv[-1]})
     if channel is None:
-        print(f"slurmddp writer: {sys.argv[-1]!r} is no line to who has states to write", file=sys.stderr)
+        print(f"slurmddp writer: descriptor {sys.argv[-1]!r} is not a checkpoint channel", file=sys.stderr)
         return EXIT_USAGE
-    keep_output()  # The disk that is full for a checkpoint may be so for the log as well.
-    _stay()
+    keep_output()  # The disk may be too full for the log.
+    _ignore_signals()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     serve(channel)
     return 0

@@ -1,7 +1,7 @@
-"""Checkpoints as tensors: the tree of a state, its safetensors bytes, its copy in memory."""
+"""Training states: their tree of plain values, their safetensors bytes, their copies in memory."""
 
 from slurmddp.checkpoint.files.publish import publish
-from slurmddp.checkpoint.state.reader import Checkpoint, latest, read, set_newest_aside
-from slurmddp.checkpoint.state.writer import rehearse, write
+from slurmddp.checkpoint.state.reader import Checkpoint, latest, quarantine_newest, read
+from slurmddp.checkpoint.state.writer import check_can_write, write
 
-__all__ = ["Checkpoint", "latest", "publish", "read", "rehearse", "set_newest_aside", "write"]
+__all__ = ["Checkpoint", "latest", "publish", "read", "check_can_write", "quarantine_newest", "write"]

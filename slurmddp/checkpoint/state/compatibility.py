@@ -1,4 +1,4 @@
-"""Says whether a saved state fits an object before anything is loaded, so that nothing is half-loaded."""
+"""Checks that a saved state fits an object before a load, so that no object is loaded in part."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch.optim import Optimizer
 from slurmddp.checkpoint.state.state_tree import flatten, unflatten
 from slurmddp.errors import CheckpointError
 
-_NAMED = 3
-"""So many keys of each kind are named; a model of another depth has hundreds."""
+_SHOWN = 3
+"""Number of keys of each kind in a message; a model of another depth has hundreds."""
 _HINT = "It was written with another configuration: go back to that, or choose another run name."
 
 
 def check(name: str, target: Any, saved: Any) -> bool:
-    """Raise CheckpointError when `saved` can't be the state of `target`; return whether that is certain.
+    """Raise CheckpointError if `saved` does not fit `target`; return whether a load is certain to succeed.
 
-    What an object with a `load_state_dict` of its own accepts is known only when it is asked.
+    Objects with their own `load_state_dict` return False: they decide during the load.
     """
     if isinstance(target, nn.Module) and _loads_plainly(target):
         problem = _module_problem(target.state_dict(), saved)
@@ -34,7 +34,7 @@ def check(name: str, target: Any, saved: Any) -> bool:
 
 
 def misfit(name: str, target: Any, problem: str) -> CheckpointError:
-    """Return the error that says what of the checkpoint does not fit which object, and why."""
+    """Return the error for a saved object `name` that does not fit `target` because of `problem`."""
     return CheckpointError(
         f"The checkpoint's {name} does not fit this {type(target).__name__}: {problem}. Nothing was loaded.",
         hint=_HINT,
@@ -42,41 +42,41 @@ def misfit(name: str, target: Any, problem: str) -> CheckpointError:
 
 
 def undo_for(target: Any) -> Callable[[], None]:
-    """Return what gives `target` its present state back."""
+    """Return a function that restores the present state of `target`."""
     flat = flatten({"state": target.state_dict()})
-    kept = {name: tensor.to("cpu", copy=True) for name, tensor in flat.tensors.items()}
+    copies = {name: tensor.to("cpu", copy=True) for name, tensor in flat.tensors.items()}
 
     def undo() -> None:
-        target.load_state_dict(unflatten(flat.tree, kept)["state"])
+        target.load_state_dict(unflatten(flat.tree, copies)["state"])
 
     return undo
 
 
 def _loads_plainly(model: nn.Module) -> bool:
-    """Tell whether torch's own strict loading decides alone: no hook and no method that renames keys."""
+    """Tell whether no hook and no overridden method changes how torch loads the model."""
     if type(model).load_state_dict is not nn.Module.load_state_dict:
         return False
     return not any(
         module._load_state_dict_pre_hooks
         or module._load_state_dict_post_hooks
-        or not _is_torchs(type(module)._load_from_state_dict)
+        or not _is_from_torch(type(module)._load_from_state_dict)
         for module in model.modules()
     )
 
 
-def _is_torchs(method: Any) -> bool:
+def _is_from_torch(method: Any) -> bool:
     return str(getattr(method, "__module__", "")).startswith("torch.")
 
 
-def _module_problem(own: Mapping[str, Any], saved: Any) -> str:
+def _module_problem(present: Mapping[str, Any], saved: Any) -> str:
     if not isinstance(saved, Mapping):
         return f"the checkpoint holds a {type(saved).__name__} under this name"
-    missing = [key for key in own if key not in saved]
-    unexpected = [str(key) for key in saved if key not in own]
+    missing = [key for key in present if key not in saved]
+    unexpected = [str(key) for key in saved if key not in present]
     other = [
-        f"{key} is {_shape(saved[key])} in the checkpoint, {_shape(own[key])} here"
-        for key in own
-        if key in saved and _shape(own[key]) != _shape(saved[key])
+        f"{key} is {_shape(saved[key])} in the checkpoint, {_shape(present[key])} here"
+        for key in present
+        if key in saved and _shape(present[key]) != _shape(saved[key])
     ]
     kinds = [
         _listed(missing, "key missing from the checkpoint", "keys missing from the checkpoint"),
@@ -89,8 +89,8 @@ def _module_problem(own: Mapping[str, Any], saved: Any) -> str:
 def _listed(items: Sequence[str], one: str, many: str) -> str:
     if not items:
         return ""
-    more = ", ..." if len(items) > _NAMED else ""
-    return f"{len(items)} {one if len(items) == 1 else many} ({', '.join(items[:_NAMED])}{more})"
+    more = ", ..." if len(items) > _SHOWN else ""
+    return f"{len(items)} {one if len(items) == 1 else many} ({', '.join(items[:_SHOWN])}{more})"
 
 
 def _shape(value: Any) -> str:

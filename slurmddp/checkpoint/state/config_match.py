@@ -1,4 +1,4 @@
-"""Keeps a checkpoint with the configuration that it came from, so that another one is noticed, key by key."""
+"""Compares the configuration of a checkpoint with the configuration of the run, key by key."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ log = logging.getLogger(__name__)
 
 
 def bound_to(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a run's configuration that a checkpoint is bound to."""
+    """Return the keys of a run's configuration that change the numbers it computes."""
     return part_of(without_environment(config, digests=True), Identity.COMPUTED)
 
 
-def facts(config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return what the manifest keeps of a configuration: its hash, and its keys; nothing for None."""
+def manifest_facts(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return hash and keys of a configuration for the manifest; empty for None."""
     if config is None:
         return {}
     plain = _plain(config)
@@ -35,11 +35,11 @@ def facts(config: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def check(meta: Mapping[str, Any], config: Mapping[str, Any] | None, name: str, *, allow: bool) -> None:
-    """Raise ConfigError, or with `allow` log, when checkpoint `name` is of another configuration.
+    """Raise ConfigError if checkpoint `name` has another configuration; with `allow`, log a warning instead.
 
-    Where one of the two has none there is nothing to compare.
+    Without a configuration on one of the two sides nothing is compared.
     """
-    here, saved = facts(config), meta.get("config")
+    here, saved = manifest_facts(config), meta.get("config")
     if not here or not isinstance(saved, Mapping) or meta.get("config_hash") == here["config_hash"]:
         return
     lines = differences(saved, here["config"])
@@ -50,12 +50,12 @@ def check(meta: Mapping[str, Any], config: Mapping[str, Any] | None, name: str, 
     keys = "one key differs" if len(lines) == 1 else f"{len(lines)} keys differ"
     message = f"Checkpoint {name} is of another configuration; {keys}:{shown}{more}"
     if allow:
-        log.warning("%s\nIt is loaded all the same, as was asked.", message)
+        log.warning("%s\nIt is loaded nevertheless, as requested.", message)
         return
     raise ConfigError(
         message,
-        hint="Go back to those values, or start a run of another name. To go on under the new ones all the "
-        f"same, set {ALLOW_OTHER_CONFIG_VARIABLE}=1 or call load(..., allow_other_config=True).",
+        hint="Go back to those values, or start a run of another name. To resume with the new values, "
+        f"set {ALLOW_OTHER_CONFIG_VARIABLE}=1 or call load(..., allow_other_config=True).",
     )
 
 
@@ -63,14 +63,14 @@ def differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]
     """Return one line for each key whose values differ: `optimizer.lr: 0.1 in the checkpoint, 0.2 here`."""
     before, now = dict(_leaves(saved)), dict(_leaves(given))
     return [
-        f"{key}: {_said(before, key)} in the checkpoint, {_said(now, key)} here"
+        f"{key}: {_shown(before, key)} in the checkpoint, {_shown(now, key)} here"
         for key in sorted(before.keys() | now.keys())
-        if _said(before, key) != _said(now, key)
+        if _shown(before, key) != _shown(now, key)
     ]
 
 
 def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys and values; what is empty or no mapping is a value."""
+    """Yield dotted keys and values; an empty mapping counts as a value."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from _leaves(inner, f"{prefix}.{key}" if prefix else str(key))
@@ -78,12 +78,12 @@ def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, value
 
 
-def _said(values: Mapping[str, Any], key: str) -> str:
+def _shown(values: Mapping[str, Any], key: str) -> str:
     return json.dumps(values[key]) if key in values else "not there"
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` in what JSON keeps as it is; anything else by its text."""
+    """Return `value` with each part that JSON can't represent exactly replaced by its text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,7 +1,6 @@
-"""One value as bytes that hold no pickle: the tree as JSON, then its tensors in the safetensors format.
+"""Packs a value into bytes for other ranks: its tree as JSON, then its tensors in the safetensors format.
 
-Ranks send each other such bytes. Other processes may send bytes in a rank's place, and a pickle could run
-their code.
+The bytes hold no pickle, because a pickle from a foreign process could run its code.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from slurmddp.checkpoint.state.safetensors_stream import decode, encode
+from slurmddp.checkpoint.state.safetensors_stream import Bytes, decode, encode
 from slurmddp.checkpoint.state.state_tree import flatten, unflatten
 from slurmddp.errors import CheckpointError
 
@@ -17,7 +16,7 @@ _LENGTH_BYTES = 8
 
 
 def pack(value: Any) -> bytes:
-    """Return the bytes of a value; raises CheckpointError for what a checkpoint could not store either."""
+    """Return the bytes of a value; raises CheckpointError for values that a checkpoint can't store."""
     flat = flatten({"": value})
     tree = json.dumps(flat.tree, separators=(",", ":")).encode()
     tensors = encode(flat.tensors) if flat.tensors else ()
@@ -25,7 +24,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(packed: bytes) -> Any:
-    """Return the value again, its tensors on the CPU; raises CheckpointError for other bytes."""
+    """Return the value, with its tensors on the CPU; raises CheckpointError for damaged bytes."""
     view = memoryview(packed)
     end = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "big")
     try:
@@ -34,17 +33,3 @@ def unpack(packed: bytes) -> Any:
         return unflatten(tree, tensors)[""]
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
         raise CheckpointError(f"The bytes hold no value: {error}.") from error
-
-
-class Bytes:
-    """Bytes as a source of tensors."""
-
-    def __init__(self, view: memoryview) -> None:
-        self._view, self._at = view, 0
-
-    def readinto(self, buffer: memoryview) -> None:
-        end = self._at + len(buffer)
-        if end > len(self._view):
-            raise CheckpointError("The bytes of the tensors end too early.")
-        buffer[:] = self._view[self._at : end]
-        self._at = end

@@ -1,4 +1,4 @@
-"""Finds the newest checkpoint that is whole and reads it, never trusting a byte that does not verify."""
+"""Finds the newest checkpoint that verifies, reads it, and quarantines damaged ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from slurmddp.checkpoint.files.manifest import (
     step_of,
     verify,
 )
-from slurmddp.checkpoint.files.retention import newest_aside, restore_replaced, set_aside
+from slurmddp.checkpoint.files.retention import newest_quarantined, quarantine, restore_replaced
 from slurmddp.checkpoint.files.retry import retried
 from slurmddp.checkpoint.state.safetensors_stream import decode
 from slurmddp.checkpoint.state.state_tree import unflatten
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A state that was read and verified; its tensors are on the CPU and belong to the caller."""
+    """A state that was read and verified; its tensors are on the CPU and shared with no other object."""
 
     step: int
     state: dict[str, Any]
@@ -50,17 +50,20 @@ class Checkpoint:
 
 
 def latest(root: Path) -> Path | None:
-    """Return the newest checkpoint under `root` that verifies, or None; one process calls this.
+    """Return the newest checkpoint under `root` that verifies, or None; only one process may call this.
 
-    Damaged ones that are newer are renamed to `bad-...` with a warning and never used again; in a folder
-    that belongs to another account they are only passed over.
+    Damaged newer checkpoints are renamed to `bad-...` with a warning and never loaded. In a folder of another
+    account they are only skipped.
+
+    Raises:
+        CheckpointError: `root` can't be read, or the newest checkpoint is of another version.
     """
     root = root.absolute()
     try:
-        folders = retried(partial(_folders, root), f"Looking for checkpoints in {root}")
+        folders = retried(partial(_folders, root), f"Listing the checkpoints in {root}")
     except OSError as error:
         raise _unreadable(root, error) from error
-    set_any_aside = False
+    quarantined_any = False
     for folder in folders:
         try:
             retried(partial(verify, folder), f"Verifying the checkpoint {folder}")
@@ -69,27 +72,27 @@ def latest(root: Path) -> Path | None:
                 f"Checkpoint {folder} is not usable: {problem.message}", hint=problem.hint
             ) from problem
         except CheckpointError as problem:
-            set_any_aside |= _reject(folder, problem)
+            quarantined_any |= _reject(folder, problem)
         except OSError as error:
             log.warning("Checkpoint %s can't be read (%s); the one before it is tried.", folder, error)
         else:
-            if set_any_aside:
+            if quarantined_any:
                 _quietly(partial(write_small, root / POINTER_FILE, folder.name + "\n"))
             return folder
     return None
 
 
-def set_newest_aside(root: Path, step: int) -> tuple[str, int] | None:
-    """Rename the checkpoint of `step`, the newest, to `bad-...`; return the new name and the step before it.
+def quarantine_newest(root: Path, step: int) -> tuple[str, int] | None:
+    """Rename the newest checkpoint, of `step`, to `bad-...`; return its new name and the step before it.
 
-    Returns None and renames nothing if no older checkpoint verifies. The same holds if a checkpoint of `step`
-    or of a later step was renamed before: the cause then lies elsewhere. Only one process may call this.
+    Returns None and renames nothing if no older checkpoint verifies, or if a checkpoint of `step` or later
+    was quarantined before, because the checkpoint is not the cause then. Only one process may call this.
     """
     root = root.absolute()
     folder = root / folder_name(step)
-    if foreign_owner(root) is not None or newest_step(root) != step or newest_aside(root) >= step:
+    if foreign_owner(root) is not None or newest_step(root) != step or newest_quarantined(root) >= step:
         return None
-    moved = set_aside(folder)
+    moved = quarantine(folder)
     if moved is None:
         return None
     before = latest(root)
@@ -114,7 +117,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def _folders(root: Path) -> list[Path]:
-    """Return the checkpoint folders, newest first, after a repair and a look at who else may write here."""
+    """Restore interrupted replacements, warn about foreign writers, and return the folders, newest first."""
     if not root.is_dir():
         return []
     warn_if_exposed(root)
@@ -159,14 +162,14 @@ def _read_tree(path: Path, manifest: Manifest) -> Any:
 
 
 def _check_rest(reader: HashedReader, name: str, manifest: Manifest) -> None:
-    """Hash what is left of the file and compare: damage is reported as damage, whatever it broke first."""
+    """Hash the rest of the file and compare, so that damage is always reported as damage."""
     reader.drain()
     check_record(name, reader.record(), manifest.files[name])
 
 
 def _reject(folder: Path, problem: CheckpointError) -> bool:
-    """Set a damaged checkpoint aside, unless it is someone else's; tell, and return whether it is moved."""
-    moved = set_aside(folder) if foreign_owner(folder) is None else None
+    """Quarantine a damaged checkpoint unless another account owns it; return whether it was renamed."""
+    moved = quarantine(folder) if foreign_owner(folder) is None else None
     where = f"it is now {moved.name}" if moved else "it could not be renamed"
     log.warning(
         "Checkpoint %s is damaged (%s); %s, and the one before it is used.", folder, problem.message, where
@@ -175,7 +178,7 @@ def _reject(folder: Path, problem: CheckpointError) -> bool:
 
 
 def _quietly(action: Callable[[], object]) -> None:
-    """Run a repair that is only a convenience: a read-only folder must not stop a resume."""
+    """Run an optional repair and log its error: a read-only folder must not prevent a resume."""
     try:
         action()
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Streams tensors to and from the safetensors format, hashing the very bytes that pass.
+"""Encodes tensors into the safetensors format and decodes them, chunk by chunk.
 
-The format is an 8-byte little-endian header length, a JSON header that spaces may end, and the raw bytes.
-Files written here are ordinary safetensors files. The library's own functions are not used for the transfer
-because they neither hash on the way nor read into the final memory without a second copy.
+The format (https://github.com/huggingface/safetensors): the header's length in 8 little-endian bytes, a JSON
+header padded with spaces, the bytes of the tensors. The library's functions are not used, because they can't
+hash the bytes during the transfer and need a second copy of each tensor.
 """
 
 from __future__ import annotations
@@ -34,13 +34,27 @@ _DTYPES = {
 
 
 class Source(Protocol):
-    """What tensors are read from: a file that counts and hashes."""
+    """A source of bytes: a file that hashes, or memory."""
 
     def readinto(self, buffer: memoryview) -> None: ...
 
 
+class Bytes:
+    """Bytes in memory as a source."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view, self._at = view, 0
+
+    def readinto(self, buffer: memoryview) -> None:
+        end = self._at + len(buffer)
+        if end > len(self._view):
+            raise CheckpointError("The bytes of the tensors end too early.")
+        buffer[:] = self._view[self._at : end]
+        self._at = end
+
+
 def encode(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
-    """Yield the bytes of a safetensors file; tensors elsewhere are copied to the CPU one at a time."""
+    """Yield the bytes of a safetensors file; tensors of other devices are copied to the CPU one at a time."""
     head, ordered = layout(tensors)
     yield memoryview(head)
     for tensor in ordered:
@@ -49,19 +63,19 @@ def encode(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
 
 
 def encoded_size(tensors: Mapping[str, torch.Tensor]) -> int:
-    """Return how many bytes `encode` will yield."""
+    """Return the number of bytes that `encode` yields."""
     head, ordered = layout(tensors)
     return len(head) + sum(tensor.nbytes for tensor in ordered)
 
 
 def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, list[torch.Tensor]]:
-    """Return what a safetensors file begins with, and the tensors in the order in which they follow."""
+    """Return the header of a safetensors file, and the tensors in the order of the file."""
     ordered = _ordered(tensors)
     return _head(ordered), [tensor for _, tensor in ordered]
 
 
 def is_in_memory(tensor: torch.Tensor) -> bool:
-    """Tell whether the bytes of `tensor` lie in the CPU's memory as `encode` yields them."""
+    """Tell whether the CPU's memory holds the bytes of `tensor` as `encode` yields them."""
     return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
@@ -71,12 +85,12 @@ def is_aligned(tensor: torch.Tensor) -> bool:
 
 
 def _ordered(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
-    """Put the widest types first, so that every tensor starts at a multiple of its element size."""
+    """Sort the widest types first, so that every tensor starts at a multiple of its element size."""
     return sorted(tensors.items(), key=lambda item: -_stored_width(item[1].dtype))
 
 
 def _head(ordered: Sequence[tuple[str, torch.Tensor]]) -> bytes:
-    """Return what stands before the tensors' bytes: the header's length, and the header."""
+    """Return the header's length and the header."""
     header: dict[str, Any] = {}
     offset = 0
     odd = {name: _odd_entry(tensor) for name, tensor in ordered if tensor.dtype not in _DTYPES}
@@ -91,13 +105,13 @@ def _head(ordered: Sequence[tuple[str, torch.Tensor]]) -> bytes:
         }
         offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
-    # The tensors begin with a page, in the file as in memory: a disk can take them from there as they lie.
+    # The tensors start at a page, in the file as in memory, so that direct writes can take them from there.
     text += b" " * (-(_LENGTH_BYTES + len(text)) % PAGE_BYTES)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
 def decode(source: Source, size: int) -> dict[str, torch.Tensor]:
-    """Read a safetensors file of `size` bytes into new CPU tensors; raises CheckpointError on nonsense."""
+    """Read a safetensors file of `size` bytes into new CPU tensors; raises CheckpointError if damaged."""
     header = _read_header(source, size)
     metadata = header.pop("__metadata__", {})
     odd = json.loads(metadata.get("slurmddp_dtypes", "{}"))
@@ -121,7 +135,7 @@ def _read_header(source: Source, size: int) -> dict[str, Any]:
     header = json.loads(text)
     data_bytes = sum(stop - start for start, stop in (_offsets(name, header[name]) for name in header))
     if _LENGTH_BYTES + header_bytes + data_bytes != size:
-        raise CheckpointError(f"The tensor file has {size} bytes; its header speaks of other ones.")
+        raise CheckpointError(f"The tensor file has {size} bytes; its header describes another size.")
     return dict(header)
 
 
@@ -143,7 +157,7 @@ def _empty(entry: dict[str, Any], odd: dict[str, Any] | None) -> torch.Tensor:
 
 
 def _odd_entry(tensor: torch.Tensor) -> dict[str, Any]:
-    """Describe a tensor whose type the format has no (old enough) name for; its bytes go in as U8."""
+    """Describe a tensor of a type that old versions of the format lack; the file holds its bytes as U8."""
     return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
 
 
@@ -151,7 +165,12 @@ def _stored_width(dtype: torch.dtype) -> int:
     return dtype.itemsize if dtype in _DTYPES else 1
 
 
+def byte_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor, shape (nbytes,), uint8; without a copy if it is contiguous."""
+    dense = tensor.resolve_conj().resolve_neg().contiguous()
+    # A single element counts as contiguous with any stride, but view() requires the stride 1.
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
+
+
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    # A single element counts as contiguous whatever its stride says; view() would look at the stride.
-    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data
+    return byte_view(tensor.detach().cpu()).numpy().data

@@ -1,7 +1,7 @@
-"""Copies a training state into memory that outlives this process, and reads one back: the rank's side.
+"""The staging buffers of a rank: copies training states into memory that outlives the rank, and reads them.
 
-Two memory files take turns, so that a whole state is there while the next one is copied. They are kept, with
-all their pages in place: a copy then costs what a copy costs.
+Two memory files take turns, so that one committed state exists during the next copy. The files and their
+pages stay allocated, so that a copy costs no allocation.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from slurmddp.checkpoint.files.manifest import FORMAT, check_format
 from slurmddp.checkpoint.files.publish import check, versions
 from slurmddp.checkpoint.files.space import size_text
 from slurmddp.checkpoint.memory import shared_buffer
-from slurmddp.checkpoint.state.packed import Bytes
 from slurmddp.checkpoint.state.reader import Checkpoint
-from slurmddp.checkpoint.state.safetensors_stream import decode, layout
-from slurmddp.checkpoint.state.staging_copy import View
+from slurmddp.checkpoint.state.safetensors_stream import Bytes, decode, layout
+from slurmddp.checkpoint.state.staging_copy import MappedTensor
 from slurmddp.checkpoint.state.state_tree import flatten, unflatten
 from slurmddp.errors import CheckpointError
 from slurmddp.host.cgroups import available_bytes, copies_that_fit
@@ -32,46 +31,65 @@ from slurmddp.host.cgroups import available_bytes, copies_that_fit
 log = logging.getLogger(__name__)
 
 _ROUND_BYTES = 2 << 20
-"""Memory is taken in pieces of this size: a tree that is a few bytes longer next time needs no new map."""
+"""Sizes are rounded up to multiples of this, so that a slightly longer tree needs no new map."""
 
 _LARGEST_GROWTH = 8
-"""At most this part of a state is taken in advance for its growth."""
+"""A growing state gets at most 1 / _LARGEST_GROWTH of its size in advance."""
 
 
 class NoMemory(Exception):
-    """There is no memory for a copy; the text says how much was wanted and how much there is."""
+    """The memory is too small for a copy; the text holds the wanted and the available size."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of a training after a step, to be copied or written."""
+
+    root: Path
+    """The folder of the checkpoints to which the state belongs."""
+    step: int
+    stamp: int
+    """Nanoseconds since the epoch, the same for the copies of all nodes."""
+    state: Mapping[str, Any]
+    meta: Mapping[str, Any]
+    """`state` and `meta` are as in `checkpoint.write`."""
 
 
 @dataclass
 class _Slot:
-    """One memory file."""
+    """One memory file and its map, once it is mapped."""
 
     descriptor: int
-    view: View | None = None
+    view: MappedTensor | None = None
 
     @property
     def capacity(self) -> int:
         return 0 if self.view is None else len(self.view.area)
 
 
-class Snapshots:
-    """The memory files of one rank; `keep` is told the number and descriptor of each new one."""
+class StagingBuffers:
+    """The memory files of one rank.
+
+    Args:
+        inherited: descriptors of files from the agent, in the order of their numbers.
+        register: called with number and descriptor of each new file.
+    """
 
     def __init__(
         self,
         inherited: Sequence[int] = (),
-        keep: Callable[[int, int], None] = lambda slot, descriptor: None,
+        register: Callable[[int, int], None] = lambda slot, descriptor: None,
     ) -> None:
         self._slots = [_Slot(descriptor) for descriptor in inherited]
-        self._keep = keep
+        self._register = register
         self._wanted = 2
         self._preparing: threading.Thread | None = None
         self._refused: NoMemory | None = None
         self._outgrown = 0
-        """How large the state was for which memory was last taken instead of a copy."""
+        """Size in bytes of the last state that was skipped because its buffer was too small."""
 
     def prepare(self, size: int) -> None:
-        """Take the memory for states of `size` bytes, in a thread of its own; `take` waits for it."""
+        """Allocate buffers for states of `size` bytes in a thread; `copy` waits for the thread."""
         self._join()
         self._preparing = threading.Thread(target=self._prepare, args=(size,), name="slurmddp-memory")
         self._preparing.daemon = True
@@ -81,63 +99,63 @@ class Snapshots:
         try:
             self._make_slots(size)
             for slot in self._slots:
-                if not shared_buffer.is_busy(slot.descriptor):
+                if not shared_buffer.is_writing(slot.descriptor):
                     self._fit(slot, size)
         except NoMemory as why:
-            self._refused = why  # for `take` to tell
+            self._refused = why  # `copy` raises it.
 
     def _join(self) -> None:
         if self._preparing is not None:
             self._preparing.join()
             self._preparing = None
 
-    def take(
-        self,
-        root: Path,
-        step: int,
-        stamp: int,
-        state: Mapping[str, Any],
-        meta: Mapping[str, Any],
-        *,
-        patient: bool = True,
-    ) -> int | None:
-        """Copy `state` and return the number of the memory file that holds it now.
+    def copy(self, snapshot: Snapshot, *, wait: bool = True) -> int | None:
+        """Copy a state into a buffer.
 
-        `root` is where its checkpoint would be; `stamp` is the same for copies on other nodes. None if all
-        files are being written to the disk, or if not `patient` and the memory is still to be taken, which
-        then begins. Raises NoMemory, or what writing it would raise.
+        Args:
+            snapshot: the state.
+            wait: whether to wait for the allocation of memory.
+
+        Returns:
+            The number of the buffer. None if all buffers are being written to the disk; without `wait` also
+            if memory must be allocated first, which then begins in a thread.
+
+        Raises:
+            NoMemory: the memory is too small.
+            CheckpointError: a checkpoint can't store the state.
         """
-        check(step, 1, meta)
-        flat = flatten(state)
+        check(snapshot.step, 1, snapshot.meta)
+        flat = flatten(snapshot.state)
         head, tensors = layout(flat.tensors)
         tree = json.dumps({"format": FORMAT, "state": flat.tree}, separators=(",", ":")).encode()
-        about = json.dumps({"root": str(root), "meta": dict(meta), "versions": versions()}).encode()
+        facts = {"root": str(snapshot.root), "meta": dict(snapshot.meta), "versions": versions()}
+        about = json.dumps(facts).encode()
         tensors_bytes = len(head) + sum(tensor.nbytes for tensor in tensors)
-        sealed = shared_buffer.Sealed(
-            step, stamp, shared_buffer.PAGE_BYTES, tensors_bytes, len(tree), len(about)
+        header = shared_buffer.StoredState(
+            snapshot.step, snapshot.stamp, shared_buffer.PAGE_BYTES, tensors_bytes, len(tree), len(about)
         )
-        if not patient and not self._is_ready(sealed.end):
+        if not wait and not self._is_ready(header.end):
             return None
-        number = self._free_slot(sealed.end)
+        number = self._free_slot(header.end)
         if number is not None:
-            self._fill(self._slots[number], sealed, [head, tree, about], tensors)
+            self._fill(self._slots[number], header, [head, tree, about], tensors)
         return number
 
     def has_free(self) -> bool:
-        """Tell whether `take` would find a memory file that is not being written."""
+        """Tell whether a buffer is free of writes."""
         return len(self._slots) < self._wanted or not all(
-            shared_buffer.is_busy(s.descriptor) for s in self._slots
+            shared_buffer.is_writing(s.descriptor) for s in self._slots
         )
 
     def _is_ready(self, size: int) -> bool:
-        """Tell whether all pages for a state of `size` bytes are in place, and begin to take them if not."""
+        """Tell whether buffers for a state of `size` bytes are allocated; start the allocation if not."""
         if self._preparing is not None and self._preparing.is_alive():
             return False
         self._join()
         if self._refused is None and (
             len(self._slots) < self._wanted
             or any(
-                slot.capacity < size and not shared_buffer.is_busy(slot.descriptor) for slot in self._slots
+                slot.capacity < size and not shared_buffer.is_writing(slot.descriptor) for slot in self._slots
             )
         ):
             self.prepare(size + self._growth(size))
@@ -146,25 +164,25 @@ class Snapshots:
         return True
 
     def _growth(self, size: int) -> int:
-        """Return how much more a state that grows will need the next time: else no copy would ever fit."""
+        """Return the bytes to add for a growing state, whose next copy would not fit otherwise."""
         return min(max(0, size - self._outgrown), size // _LARGEST_GROWTH) if self._outgrown else 0
 
     def _fill(
         self,
         slot: _Slot,
-        sealed: shared_buffer.Sealed,
+        header: shared_buffer.StoredState,
         texts: Sequence[bytes],
         tensors: Sequence[torch.Tensor],
     ) -> None:
-        view = self._fit(slot, sealed.end)
-        shared_buffer.unseal(slot.descriptor)
-        for start, text in zip((sealed.tensors_at, sealed.tree_at, sealed.about_at), texts, strict=True):
+        view = self._fit(slot, header.end)
+        shared_buffer.invalidate(slot.descriptor)
+        for start, text in zip((header.tensors_at, header.tree_at, header.about_at), texts, strict=True):
             view.area[start : start + len(text)] = text
-        view.copy(tensors, sealed.tensors_at + len(texts[0]))
-        shared_buffer.seal(slot.descriptor, sealed)
+        view.copy(tensors, header.tensors_at + len(texts[0]))
+        shared_buffer.commit(slot.descriptor, header)
 
     def _free_slot(self, size: int) -> int | None:
-        """Return the memory file to overwrite: never one that is being written, nor the newest of two."""
+        """Return the number of the free buffer with the oldest state; None if all are being written."""
         self._join()
         self._make_slots(size)
         free = [
@@ -173,7 +191,7 @@ class Snapshots:
                 number,
             )
             for number, slot in enumerate(self._slots)
-            if not shared_buffer.is_busy(slot.descriptor)
+            if not shared_buffer.is_writing(slot.descriptor)
         ]
         return min(free)[1] if free else None
 
@@ -187,20 +205,20 @@ class Snapshots:
         copies = copies_that_fit(_rounded(size), available, missing)
         if copies < missing:
             self._wanted -= missing - copies
-            self._say_less(size, available)
+            self._warn_one_buffer(size, available)
         for _ in range(copies):
             self._slots.append(_Slot(shared_buffer.create()))
-            self._keep(len(self._slots) - 1, self._slots[-1].descriptor)
+            self._register(len(self._slots) - 1, self._slots[-1].descriptor)
 
-    def _say_less(self, size: int, available: int) -> None:
+    def _warn_one_buffer(self, size: int, available: int) -> None:
         facts = f"A copy of the state takes {size_text(size)}, and {size_text(available)} of memory are left"
         if self._wanted == 0:
             self._refused = NoMemory(f"{facts}: training waits until each checkpoint is written.")
             raise self._refused
-        log.warning("%s: one copy is held in place of two, and training waits for it to be written.", facts)
+        log.warning("%s: one copy is held in place of two; each save waits for the write before it.", facts)
 
-    def _fit(self, slot: _Slot, size: int) -> View:
-        """Return the view of a memory file that takes `size` bytes."""
+    def _fit(self, slot: _Slot, size: int) -> MappedTensor:
+        """Return the map of a buffer, enlarged to `size` bytes if needed."""
         if slot.view is not None and slot.capacity >= size:
             return slot.view
         more = _rounded(size) - os.fstat(slot.descriptor).st_size
@@ -218,45 +236,45 @@ class Snapshots:
                 f"No memory for a copy of {size_text(size)} ({error.strerror}): training waits until each "
                 "checkpoint is written."
             ) from error
-        slot.view = View(area)
+        slot.view = MappedTensor(area)
         return slot.view
 
-    def newest(self, root: Path) -> tuple[int, shared_buffer.Sealed] | None:
-        """Return descriptor and place of the newest whole state whose checkpoint belongs under `root`."""
+    def newest(self, root: Path) -> tuple[int, shared_buffer.StoredState] | None:
+        """Return descriptor and header of the newest committed state that belongs under `root`, or None."""
         found = []
         for slot in self._slots:
-            sealed = shared_buffer.read_header(slot.descriptor)
-            if sealed is None:
+            header = shared_buffer.read_header(slot.descriptor)
+            if header is None:
                 continue
-            with shared_buffer.mapped(slot.descriptor, sealed) as parts:
-                if parts.about["root"] == str(root):
-                    found.append((sealed.order, slot.descriptor, sealed))
+            with shared_buffer.mapped(slot.descriptor, header) as stored:
+                if stored.about["root"] == str(root):
+                    found.append((header.order, slot.descriptor, header))
         return max(found)[1:] if found else None
 
     @property
     def descriptors(self) -> list[int]:
-        """The memory files, in the order of their numbers."""
+        """Descriptors of the buffers, in the order of their numbers."""
         return [slot.descriptor for slot in self._slots]
 
-    def forget_after(self, order: tuple[int, int]) -> None:
-        """Let states that are newer than that count for nothing: training resumes from that one."""
+    def discard_after(self, order: tuple[int, int]) -> None:
+        """Invalidate states newer than `order`, because training resumes from that state."""
         for slot in self._slots:
             found = shared_buffer.read_header(slot.descriptor)
-            if found is not None and found.order > order and not shared_buffer.is_busy(slot.descriptor):
-                shared_buffer.unseal(slot.descriptor)
+            if found is not None and found.order > order and not shared_buffer.is_writing(slot.descriptor):
+                shared_buffer.invalidate(slot.descriptor)
 
-    def set_busy(self, number: int, busy: bool) -> None:
-        """Say that a memory file is being written to the disk, or no longer is."""
-        shared_buffer.set_busy(self._slots[number].descriptor, busy)
+    def set_writing(self, number: int, writing: bool) -> None:
+        """Mark a buffer as being written to the disk, or clear the mark."""
+        shared_buffer.set_writing(self._slots[number].descriptor, writing)
 
-    def set_awaited(self) -> None:
-        """Say that somebody waits for what is being written to the disk, whoever has asked for it."""
+    def set_urgent(self) -> None:
+        """Mark all running writes as urgent."""
         for slot in self._slots:
-            if shared_buffer.is_busy(slot.descriptor):
-                shared_buffer.set_awaited(slot.descriptor)
+            if shared_buffer.is_writing(slot.descriptor):
+                shared_buffer.set_urgent(slot.descriptor)
 
     def close(self) -> None:
-        """Let go of the memory here; whom it was kept by still has it."""
+        """Unmap and close the buffers here; the agent keeps its descriptors."""
         self._join()
         for slot in self._slots:
             _unmap(slot)
@@ -274,12 +292,12 @@ def _unmap(slot: _Slot) -> None:
         view.close()
 
 
-def read_parts(step: int, parts: shared_buffer.Parts) -> Checkpoint:
-    """Return the state that `parts` hold; its tensors are copies."""
+def read_state(step: int, stored: shared_buffer.StateBytes) -> Checkpoint:
+    """Decode a stored state; its tensors are copies."""
     try:
-        content = json.loads(bytes(parts.tree))
+        content = json.loads(bytes(stored.tree))
         check_format(content["format"])
-        tensors = decode(Bytes(parts.tensors), len(parts.tensors))
-        return Checkpoint(step, unflatten(content["state"], tensors), parts.about["meta"])
+        tensors = decode(Bytes(stored.tensors), len(stored.tensors))
+        return Checkpoint(step, unflatten(content["state"], tensors), stored.about["meta"])
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"The state of step {step} in memory can't be decoded: {error}.") from error

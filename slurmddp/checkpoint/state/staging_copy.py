@@ -1,4 +1,4 @@
-"""Copies tensors, one after the other, into memory that other processes can read."""
+"""Copies tensors into a memory file that other processes can read."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from contextlib import suppress
 
 import torch
 
-from slurmddp.checkpoint.state.safetensors_stream import is_aligned, is_in_memory
+from slurmddp.checkpoint.state.safetensors_stream import byte_view, is_aligned, is_in_memory
 
 log = logging.getLogger(__name__)
 
 _SMALL_BYTES = 256 << 10
-"""What torch does before it copies takes longer than to copy so much, and it would use one thread only."""
+"""Up to this size a memmove is faster than torch's copy, which has more overhead and uses one thread here."""
 
 
-class View:
-    """This process's view of a memory file: `area`, and the same as a tensor of bytes."""
+class MappedTensor:
+    """A memory file mapped into this process: `area`, and the same bytes as a uint8 tensor."""
 
     def __init__(self, area: mmap.mmap) -> None:
         self.area = area
-        with torch.inference_mode(False):  # What is made in it can be written to in it only.
+        with torch.inference_mode(False):  # Else only inference mode could write to the tensor.
             self.bytes = torch.frombuffer(area, dtype=torch.uint8)
         self.is_pinned: bool | None = None
-        """Whether CUDA has taken the memory; None until that is asked."""
+        """Whether the memory is registered with CUDA; None before the first copy from a GPU."""
 
     def copy(self, tensors: Sequence[torch.Tensor], at: int) -> None:
-        """Copy `tensors` to the place `at` and what follows; devices copy beside each other."""
+        """Copy `tensors` one behind the other, from byte `at` on; devices copy in parallel."""
         devices = {tensor.device for tensor in tensors if tensor.is_cuda}
         if devices:
             self._pin()
-        _await(devices)  # What is to be copied may come from another stream than the one that copies.
+        _synchronize(devices)  # Another stream may still compute the tensors.
         with torch.no_grad():
             for tensor in tensors:
                 size = tensor.nbytes
                 self._copy(tensor, at, size)
                 at += size
-        _await(devices)
+        _synchronize(devices)
 
     def _copy(self, tensor: torch.Tensor, at: int, size: int) -> None:
         if size <= _SMALL_BYTES and is_in_memory(tensor):
@@ -49,32 +49,30 @@ class View:
         if not tensor.is_contiguous() and is_aligned(tensor) and not tensor.is_conj() and not tensor.is_neg():
             target.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=tensor.is_cuda)
             return
-        dense = tensor.resolve_conj().resolve_neg().contiguous()
-        # A single element counts as contiguous whatever its stride says; view() would look at the stride.
-        target.copy_(dense.as_strided((dense.numel(),), (1,)).view(torch.uint8), non_blocking=tensor.is_cuda)
+        target.copy_(byte_view(tensor), non_blocking=tensor.is_cuda)
 
     def _pin(self) -> None:
-        """Register the memory with CUDA, which then copies into it at full speed and beside other work."""
+        """Register the memory with CUDA, so that copies are fast and asynchronous."""
         if self.is_pinned is not None:
             return
-        place, size = self.bytes.data_ptr(), len(self.bytes)
-        code = torch.cuda.cudart().cudaHostRegister(place, size, 0)  # type: ignore[no-untyped-call]
+        address, size = self.bytes.data_ptr(), len(self.bytes)
+        code = torch.cuda.cudart().cudaHostRegister(address, size, 0)  # type: ignore[no-untyped-call]
         self.is_pinned = int(code) == 0
         if not self.is_pinned:
             log.warning(
-                "CUDA does not take the memory for checkpoints (error %d): copies are slower.", int(code)
+                "CUDA can't register the memory for checkpoints (error %d): copies are slower.", int(code)
             )
             with suppress(RuntimeError):
-                torch.ones(1, device="cuda")  # CUDA keeps the error, and the next kernel is blamed for it.
+                torch.ones(1, device="cuda")  # Clears the error, which the next kernel would raise.
 
     def close(self) -> None:
-        """Let go of the memory; the view is of no use after that."""
+        """Unmap the memory; later calls fail."""
         if self.is_pinned:
             torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr())  # type: ignore[no-untyped-call]
-        del self.bytes  # It would go on pointing there.
+        del self.bytes  # Its address is about to become invalid.
         self.area.close()
 
 
-def _await(devices: Iterable[torch.device]) -> None:
+def _synchronize(devices: Iterable[torch.device]) -> None:
     for device in devices:
         torch.cuda.synchronize(device)

@@ -1,8 +1,8 @@
-"""Turns a nested training state into JSON plus named tensors and back, so that nothing is ever pickled.
+"""Converts a nested training state to JSON plus named tensors and back, without pickle.
 
-The JSON side is tagged wherever plain JSON would forget something: `{"dict": [[key, value], ...]}` keeps
-the types of keys, `{"tuple": [...]}` tells tuples from lists, `{"tensor": name}` points to a tensor.
-Plain `null`, booleans, numbers, strings and lists stand for themselves.
+JSON has no tuples and only string keys, so tags mark other values: `{"dict": [[key, value], ...]}` keeps the
+types of keys, `{"tuple": [...]}` tells tuples from lists, `{"tensor": name}` names a tensor.
+`null`, booleans, numbers, strings and lists need no tag.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from slurmddp.errors import CheckpointError
 
 MAX_DEPTH = 100
-"""Deeper nesting is taken for a container that holds itself."""
+"""The deepest nesting; deeper states count as containers that hold themselves."""
 
 _JSON_INT_BITS = 63
 _TOP = "the top"
@@ -29,19 +29,19 @@ _MAPPING_TYPES = {tag: kind for kind, tag in _MAPPINGS.items()}
 
 @dataclass
 class FlatState:
-    """A state taken apart: `tree` is JSON, `tensors` holds each distinct tensor once."""
+    """A flattened state: `tree` is JSON, `tensors` holds each distinct tensor once."""
 
     tree: Any = None
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 def flatten(state: Mapping[str, Any]) -> FlatState:
-    """Take `state` apart; raises CheckpointError naming the key path of anything that can't be stored."""
+    """Flatten `state`; raises CheckpointError that names the key path of a value that can't be stored."""
     return _Flattener().run(state)
 
 
 def unflatten(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Put a state together again; tensors that were tied come back as one tensor."""
+    """Return the state of a tree and its tensors; tied tensors become one tensor again."""
     if isinstance(tree, list):
         return [unflatten(item, tensors) for item in tree]
     if not isinstance(tree, dict):
@@ -82,7 +82,7 @@ class _Flattener:
         return self._flat
 
     def _value(self, value: Any, path: str, depth: int) -> Any:
-        """Return what the tree holds for `value`, which is found by the keys of `path`, `depth` of them."""
+        """Return the JSON of `value`, which has the key path `path` at nesting depth `depth`."""
         kind = type(value)
         if value is None or kind in (bool, str):
             return value
@@ -146,7 +146,7 @@ def _in(path: str, key: str | int) -> str:
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Tell whether two tensors that begin at the same place are the same elements, read in the same way."""
+    """Tell whether two tensors with the same address have the same elements in the same order."""
     facts = [(t.device, t.dtype, t.shape, t.stride(), t.is_conj(), t.is_neg()) for t in (one, other)]
     return facts[0] == facts[1]
 
@@ -159,7 +159,7 @@ def _check_plain(tensor: torch.Tensor, path: str) -> None:
     elif tensor.is_meta:
         found = "a tensor on the meta device, which has no values"
     elif tensor.numel() and tensor.untyped_storage().nbytes() == 0:
-        found = "a tensor whose storage was freed"  # To read its values would end the process.
+        found = "a tensor whose storage was freed"  # Reading its values would crash the process.
     else:
         return
     raise CheckpointError(
@@ -178,7 +178,7 @@ def _unsupported(value: Any, path: str) -> CheckpointError:
 
 def _free_name(name: str, taken: Mapping[str, torch.Tensor]) -> str:
     candidate, number = name, 1
-    # "__metadata__" is the one name that the safetensors format keeps for itself.
+    # The safetensors format reserves the name "__metadata__".
     while candidate in taken or candidate == "__metadata__":
         number += 1
         candidate = f"{name}~{number}"

@@ -1,4 +1,4 @@
-"""Writes a state as the files of a checkpoint, and tries beforehand whether that will work."""
+"""Writes a state as a checkpoint, and checks beforehand that such a write will succeed."""
 
 from __future__ import annotations
 
@@ -27,44 +27,61 @@ log = logging.getLogger(__name__)
 def write(
     root: Path, step: int, state: Mapping[str, Any], *, meta: Mapping[str, Any], keep_last: int = 3
 ) -> Path:
-    """Save `state` as the checkpoint of `step` under `root` and return its folder; one process calls this.
+    """Save `state` as the checkpoint of `step` under `root`; only one process may call this.
 
-    `state` is nested dict (string or integer keys), list and tuple of dense tensors, numbers, strings,
-    booleans and None; `meta` is JSON. Raises CheckpointError; older checkpoints are untouched then.
+    Args:
+        root: the folder of all checkpoints.
+        step: the number of the step, 0 or more.
+        state: nested dict (string or integer keys), list and tuple of dense tensors, numbers, strings,
+            booleans and None.
+        meta: facts for the manifest, as JSON values.
+        keep_last: number of checkpoints to keep; two always stay.
+
+    Returns:
+        The folder of the checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint was not written; older checkpoints are unchanged.
     """
     fill, needed = _filler(state)
     return publish(root, step, fill, meta=meta, keep_last=keep_last, needed=needed)
 
 
 def _filler(state: Mapping[str, Any]) -> tuple[Fill, int]:
-    """Return what writes the files of `state`, and how many bytes they will have."""
+    """Return the function that writes the files of `state`, and their number of bytes."""
     flat = flatten(state)
     tree = json.dumps({"format": FORMAT, "state": flat.tree}, separators=(",", ":")).encode()
     tensor_bytes = encoded_size(flat.tensors)
-    held = all(map(is_in_memory, flat.tensors.values()))
+    in_memory = all(map(is_in_memory, flat.tensors.values()))
 
     def fill(folder: Path) -> dict[str, FileRecord]:
         parts = encode(flat.tensors)
-        tensors = write_hashed(folder / TENSORS_FILE, parts, expected=tensor_bytes, held=held)
+        tensors = write_hashed(folder / TENSORS_FILE, parts, expected=tensor_bytes, in_memory=in_memory)
         return {TENSORS_FILE: tensors, TREE_FILE: write_hashed(folder / TREE_FILE, [memoryview(tree)])}
 
     return fill, tensor_bytes + len(tree)
 
 
-def rehearse(root: Path, state: Mapping[str, Any], *, growth: int = 0, keep_last: int = 3) -> None:
-    """Write `state` under `root` as `write` would, read it back, and remove it again.
+def check_can_write(root: Path, state: Mapping[str, Any], *, growth: int = 0, keep_last: int = 3) -> None:
+    """Write `state` under `root` as `write` does, verify it, and delete it.
 
-    `growth` is how many bytes larger later checkpoints will be. Raises CheckpointError when `write` would.
+    Logs a warning if the disk is too small for `keep_last` checkpoints.
+
+    Args:
+        growth: number of bytes by which later checkpoints will be larger.
+
+    Raises:
+        CheckpointError: `write` would fail.
     """
     root = root.absolute()
     fill, needed = _filler(state)
     refuse_foreign(root)
     try:
-        retried(partial(_rehearse_once, root, fill, needed, growth), "The test save")
+        retried(partial(_write_and_delete, root, fill, needed, growth), "The test save")
         free = space.free_bytes(root)
     except OSError as error:
         raise explained(error, f"A test save to {root} failed") from error
-    # While a checkpoint is written, all that are kept still stand.
+    # During a write, all kept checkpoints still exist.
     wanted = (max(keep_last, NEVER_BELOW) + 1) * (needed + growth)
     if free < wanted:
         log.warning(
@@ -73,7 +90,7 @@ def rehearse(root: Path, state: Mapping[str, Any], *, growth: int = 0, keep_last
         )  # fmt: skip
 
 
-def _rehearse_once(root: Path, fill: Fill, needed: int, growth: int) -> None:
+def _write_and_delete(root: Path, fill: Fill, needed: int, growth: int) -> None:
     moved = root / f"{DELETING}test-{os.getpid()}"
     try:
         with fresh_folder(root, "test", needed + growth) as temporary:

@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from slurmddp.checkpoint.memory.service import Keeper
+from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.environments.detect import detect, require
 from slurmddp.environments.names import ATTEMPT_VARIABLE, SECRET_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
@@ -125,13 +125,15 @@ class Agent:
         undo.callback(link.close)
         self._line = Line(self.node, link, Events(self._inbox, link))
         enter_project(self.folder, config.get("project_dir"))
-        keeper = Keeper()
-        undo.callback(keeper.close)
+        checkpoints = CheckpointService()
+        undo.callback(checkpoints.close)
         recorder = self._recorder(config.get("gpus_per_node"))
         if recorder is not None:
             undo.callback(recorder.close)
         spec = self._spec(rules, entry, self._import(preload, rules), recorder)
-        workers = ForkedWorkers(spec, guardian, keeper, partial(_close_in_child, self._inbox, link, keeper))
+        workers = ForkedWorkers(
+            spec, guardian, checkpoints, partial(_close_in_child, self._inbox, link, checkpoints)
+        )
         watch = Watch(
             (config.get("policy") or {}).get("stall_timeout_s"),
             self._log_dir,
@@ -140,8 +142,8 @@ class Agent:
             processes=workers.processes,
             recorder=recorder,
         )
-        line = Line(self.node, link, Events(self._inbox, link, keeper))
-        return AgentLoop(line, rules, workers, keeper, watch, self._records, read_limits(os.environ))
+        line = Line(self.node, link, Events(self._inbox, link, checkpoints))
+        return AgentLoop(line, rules, workers, checkpoints, watch, self._records, read_limits(os.environ))
 
     def _recorder(self, gpus: int | None) -> FlightRecorder | None:
         """Return what has NCCL's last collectives written down on a stall; training can do without it."""
@@ -194,11 +196,11 @@ class Agent:
         return report_unable(self._line, why, self._rules, self._records)
 
 
-def _close_in_child(inbox: SignalInbox, link: Link, keeper: Keeper) -> None:
+def _close_in_child(inbox: SignalInbox, link: Link, checkpoints: CheckpointService) -> None:
     """Close in a forked rank what belongs to the agent."""
-    inbox.forget_in_child()
+    inbox.close_in_child()
     link.close(farewell=False)
-    keeper.forget_in_child()
+    checkpoints.close_in_child()
 
 
 def _attempt_number(environ: Mapping[str, str]) -> int:

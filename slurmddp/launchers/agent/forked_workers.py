@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slurmddp.checkpoint.memory.service import Keeper
+from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.environments.emit import rank_environment
 from slurmddp.environments.names import (
     CHANNEL_VARIABLE,
@@ -65,11 +65,15 @@ class ForkedWorkers(WorkerGroup):
     """Ranks that an agent forks, or spawns where it can't be forked."""
 
     def __init__(
-        self, spec: WorkerSpec, guardian: Guardian, keeper: Keeper, close_in_child: Callable[[], object]
+        self,
+        spec: WorkerSpec,
+        guardian: Guardian,
+        checkpoints: CheckpointService,
+        close_in_child: Callable[[], object],
     ) -> None:
         """`close_in_child` closes in a forked rank what belongs to the agent."""
         super().__init__(spec.ranks_per_node, spec.node.node_rank)
-        self._spec, self._guardian, self._keeper = spec, guardian, keeper
+        self._spec, self._guardian, self._checkpoints = spec, guardian, checkpoints
         self._close_in_child = close_in_child
         self._pulses = [Pulse.create() for _ in range(spec.ranks_per_node)]
         self._logged = [0] * spec.ranks_per_node
@@ -132,8 +136,8 @@ class ForkedWorkers(WorkerGroup):
             IMPORTS_VARIABLE: f"{0.0 if order.restart_count else spec.imports_s:.3f} {self._since:.3f}",
             **rank_environment(self._place, local_rank, spec.ranks_per_node, os.environ),
             HEARTBEAT_VARIABLE: str(self._pulses[local_rank].descriptor),
-            CHANNEL_VARIABLE: str(self._keeper.channel_for(local_rank)),
-            MEMORY_VARIABLE: ",".join(map(str, self._keeper.memory_fds())),
+            CHANNEL_VARIABLE: str(self._checkpoints.channel_for(local_rank)),
+            MEMORY_VARIABLE: ",".join(map(str, self._checkpoints.memory_fds())),
         }
 
     def poll(self) -> list[RankExit]:
@@ -144,7 +148,7 @@ class ForkedWorkers(WorkerGroup):
             reason = ENDED_BY_AGENT if self._ended_by_us else ""
             spec, rank = self._spec, self.rank(ended.local_rank)
             capture.write_exit(spec.folder, spec.attempt, rank, ended.returncode, self.restart_count, reason)
-        process.reap_orphans({*self._running, *self._keeper.pids})
+        process.reap_orphans({*self._running, *self._checkpoints.pids})
         return exits
 
     def _exit_code(self, pid: int) -> int | None:

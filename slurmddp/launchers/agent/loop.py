@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from slurmddp.batch import outcome
-from slurmddp.checkpoint.memory.service import Keeper
+from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.environments.time_limits import Limits, leave_at
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED
 from slurmddp.launchers.agent.forked_workers import ForkedWorkers
@@ -74,13 +74,13 @@ class AgentLoop:
         line: Line,
         rules: Rules,
         workers: ForkedWorkers,
-        keeper: Keeper,
+        checkpoints: CheckpointService,
         watch: Watch,
         records: Records,
         limits: Limits,
     ) -> None:
         self._node, self._link, self._events = line.node, line.link, line.events
-        self._rules, self._workers, self._keeper, self._watch = rules, workers, keeper, watch
+        self._rules, self._workers, self._checkpoints, self._watch = rules, workers, checkpoints, watch
         self._records, self._limits = records, limits
         self._begun = time.monotonic()
         self._arrival = Arrival(line.node.hosts, rules, records, self._begun)
@@ -127,15 +127,15 @@ class AgentLoop:
         """
         until = time.monotonic() + _WRITING_S
         if self._code != EXIT_FINISHED and self._may_save():
-            self._records.save_newest(self._keeper)
-        self._keeper.hurry()
+            self._records.flush_newest(self._checkpoints)
+        self._checkpoints.expedite()
         while (
-            (self._keeper.busy() or (self._coordinator is None and not self._link.missing()))
+            (self._checkpoints.is_writing() or (self._coordinator is None and not self._link.missing()))
             and time.monotonic() < until
             and not self._out_of_time(WRITING_SHARE)
         ):
             self._turn(time.monotonic() + _STOPPING_TICK_S)
-        self._keeper.finish(0.0)
+        self._checkpoints.finish(0.0)
 
     def _may_save(self) -> bool:
         """Whether this agent may save what memory holds: node 0's does, without node 0 any that trains."""
@@ -154,8 +154,8 @@ class AgentLoop:
         else:
             self._report(AgentUnable(failure=why))
         if self._coordinator is not None:
-            self._records.save_newest(self._keeper)
-        self._keeper.finish(_WRITING_S)
+            self._records.flush_newest(self._checkpoints)
+        self._checkpoints.finish(_WRITING_S)
 
     def _turn(self, until: float) -> None:
         happened = self._events.wait(until)
@@ -237,7 +237,7 @@ class AgentLoop:
         if isinstance(report, HungAtExit):
             report = replace(report, codes=tuple(self._codes))
         if isinstance(report, (WorkersFailed, WorkersKilled)):
-            report = replace(report, unhealthy=self._keeper.take_unhealthy())
+            report = replace(report, unhealthy=self._checkpoints.take_unhealthy())
         if not isinstance(report, (HangSuspected, PaceReported)):
             report = replace(report, left=tuple(self._workers.left))
         return report

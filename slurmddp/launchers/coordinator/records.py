@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from slurmddp.checkpoint.files.durable import write_small
-from slurmddp.checkpoint.memory.service import Keeper
+from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.launchers.coordinator.record import Record
 from slurmddp.launchers.coordinator.restart_policy import Assignment
 from slurmddp.launchers.watchdog.stragglers import Straggler
@@ -99,10 +99,10 @@ class Records(Record):
     def _unable_file(self, agent: int) -> Path:
         return self._folder.log_dir(self._attempt) / f"unable-node-{agent}.json"
 
-    def save_newest(self, keeper: Keeper) -> None:
+    def flush_newest(self, checkpoints: CheckpointService) -> None:
         """Let the newest state be written if only memory holds it: the attempt ends without another save."""
         try:
-            step = keeper.save_newest(self._folder.path, self._attempt, self._claim_save)
+            step = checkpoints.flush_newest(self._folder.path, self._attempt, self._claim_save)
         except OSError as error:
             say(f"what memory holds can't be held against the checkpoints: {error}")
             return

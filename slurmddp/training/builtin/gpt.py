@@ -1,4 +1,4 @@
-"""A small GPT: the default model, little enough to read at one sitting and to train on two CPU cores.
+"""A small GPT, the default model, small enough to train on two CPU cores.
 
 Decoder-only transformer with pre-norm blocks (Radford et al. 2019), learned positions, GELU, and the scaled
 initialisation of the layers that write into the residual stream.
@@ -54,7 +54,16 @@ class _Block(nn.Module):
 class GPT(nn.Module):
     """Predicts the next token at each of up to `context` positions.
 
-    Maps token ids (batch, length) to logits (batch, length, vocab_size).
+    Maps token ids, shape (batch, length), int64, to logits, shape (batch, length, vocab_size).
+
+    Args:
+        vocab_size: number of different tokens.
+        context: longest sequence, in tokens.
+        width: size of the residual stream; a multiple of `heads`.
+        layers: number of transformer blocks.
+        heads: attention heads per block.
+        dropout: probability, from 0 to below 1.
+        tie_embeddings: whether input and output embedding share their weights.
     """
 
     def __init__(
@@ -101,9 +110,16 @@ class GPT(nn.Module):
     def generate(
         self, ids: torch.Tensor, count: int, *, generator: torch.Generator, temperature: float = 0.8
     ) -> torch.Tensor:
-        """Return `ids` (1, length) followed by `count` tokens drawn from the model's predictions.
+        """Continue a sequence by tokens drawn from the model's predictions; call it in evaluation mode.
 
-        `generator` is a CPU generator and the only source of randomness; call it in evaluation mode.
+        Args:
+            ids: shape (1, length), int64.
+            count: number of tokens to draw.
+            generator: CPU generator, the only source of randomness.
+            temperature: divisor of the logits.
+
+        Returns:
+            Shape (1, length + count), int64.
         """
         for _ in range(count):
             logits = self(ids[:, -self.context :])[:, -1].float().cpu() / temperature

@@ -1,4 +1,4 @@
-"""Learning rates as functions of the step, for `scheduler._target_`; torch's own work there as well."""
+"""Learning rate schedules for `scheduler._target_`, which also accepts those of torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from slurmddp.errors import ConfigError
 def cosine(
     optimizer: Optimizer, *, steps: int, warmup_steps: int | None = 0, final_fraction: float = 0.1
 ) -> LambdaLR:
-    """Rise linearly over `warmup_steps`, then fall along half a cosine to `final_fraction` at `steps`.
+    """Rise linearly over `warmup_steps`, then fall along half a cosine (Loshchilov & Hutter 2017).
 
-    `warmup_steps` None is a twentieth of all steps.
+    Args:
+        optimizer: its learning rates are the top rates.
+        steps: number of steps of the training.
+        warmup_steps: None is a twentieth of `steps`.
+        final_fraction: part of the top rate at `steps`, from 0 to 1.
     """
     if warmup_steps is None:
         warmup_steps = steps // 20
@@ -39,7 +43,7 @@ def cosine(
 
 
 def constant(optimizer: Optimizer, *, warmup_steps: int = 0) -> LambdaLR:
-    """Rise linearly over `warmup_steps`, then stay."""
+    """Rise linearly over `warmup_steps`, then stay constant."""
     if warmup_steps < 0:
         raise ConfigError(
             f"scheduler.warmup_steps is {warmup_steps}.", hint="Give a number of steps, 0 or more."

@@ -1,9 +1,8 @@
-"""Text as training data, character by character: by default Python's own standard library.
+"""Text files as training data, one token per character; by default the source of Python's standard library.
 
-It is about 12 MB of real text that every machine with Python has, so the first training needs no download.
-A whole file belongs either to training or to the held-out part, decided by a checksum of its name; so both
-stay the same when other files come or go, and no held-out line is seen in training. Of a text that is one
-single file, the end is held out.
+The library is about 12 MB of text on each machine, so the first training needs no download. A checksum of its
+name assigns each file to training or to the held-out part. So the split stays the same when files come or go,
+and training sees no held-out file. Of a single file, the end is held out.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from torch.utils.data import Dataset
 from slurmddp.errors import ConfigError
 
 CHARACTERS = "\n\t" + "".join(chr(code) for code in range(32, 127))
-"""What the model can read and write; any other byte becomes token 0, shown as `?`."""
+"""The characters of the vocabulary; any other byte becomes token 0, shown as `?`."""
 VOCAB_SIZE = len(CHARACTERS) + 1
 
-# Folders of other people's packages, and of tests, which only some installations ship.
+# Folders of installed packages, and tests, which only some installations have.
 _LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 _TABLE = bytes(CHARACTERS.find(chr(byte)) + 1 if byte < 128 else 0 for byte in range(256))
 
@@ -38,12 +37,15 @@ def encode(text: str) -> torch.Tensor:
 
 
 def decode(ids: torch.Tensor) -> str:
-    """Return the text that the token ids stand for."""
+    """Return the text of token ids, shape (n,)."""
     return "".join(("?" + CHARACTERS)[token] for token in ids.tolist())
 
 
 class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Consecutive pieces of one long text: sample i is (tokens, the tokens that follow each of them)."""
+    """Consecutive windows of one text: sample i is (inputs, targets), each of shape (context,), int64.
+
+    The targets are the inputs shifted by one token.
+    """
 
     deterministic = True
 
@@ -62,7 +64,17 @@ class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class SourceText(Windows):
-    """The training part of all text files below `path`; `heldout()` gives the rest."""
+    """The training part of all text files below `path`; `heldout()` returns the rest.
+
+    Args:
+        context: length of a sample, in characters.
+        path: a file or folder; None: Python's standard library.
+        pattern: which files of the folder to read.
+        heldout_percent: part of the text to hold out, from 0 to below 100.
+
+    Raises:
+        ConfigError: the files can't be read, or hold less than one sample.
+    """
 
     vocab_size = VOCAB_SIZE
 
@@ -82,18 +94,18 @@ class SourceText(Windows):
             )
         self.tokens_per_sample = context
         root = Path(path).expanduser() if path is not None else Path(sysconfig.get_path("stdlib"))
-        kept, held = _read(root, pattern, heldout_percent)
-        super().__init__(kept, context)
-        self._heldout = Windows(held, context)
+        training, heldout = _read(root, pattern, heldout_percent)
+        super().__init__(training, context)
+        self._heldout = Windows(heldout, context)
         if len(self) == 0:
             raise ConfigError(
-                f"data: the files {pattern!r} below {root} hold {len(kept)} characters, "
+                f"data: the files {pattern!r} below {root} hold {len(training)} characters, "
                 f"too few for one window of {context}.",
                 hint="Check data.path and data.pattern, or choose a smaller data.context.",
             )
 
     def heldout(self) -> Windows:
-        """Return the samples that training never sees."""
+        """Return the held-out samples."""
         return self._heldout
 
     def encode(self, text: str) -> torch.Tensor:
@@ -108,23 +120,23 @@ def _read(root: Path, pattern: str, heldout_percent: float) -> tuple[Tokens, Tok
     parts: tuple[list[bytes], list[bytes]] = ([], [])
     for file in _files(root, pattern):
         name = file.relative_to(root).as_posix() if file != root else file.name
-        held = zlib.crc32(name.encode("utf-8", "surrogateescape")) % 10_000 < heldout_percent * 100
+        is_heldout = zlib.crc32(name.encode("utf-8", "surrogateescape")) % 10_000 < heldout_percent * 100
         try:
-            parts[held].append(file.read_bytes().translate(_TABLE))
+            parts[is_heldout].append(file.read_bytes().translate(_TABLE))
         except OSError as error:
             raise ConfigError(
                 f"data: {file} can't be read: {error.strerror}.",
                 hint="Check its permissions, or data.pattern.",
             ) from error
     if len(parts[0]) + len(parts[1]) == 1:
-        return _cut(b"".join(parts[0] + parts[1]), heldout_percent)
+        return _split(b"".join(parts[0] + parts[1]), heldout_percent)
     return _as_tokens(b"".join(parts[0])), _as_tokens(b"".join(parts[1]))
 
 
-def _cut(text: bytes, heldout_percent: float) -> tuple[Tokens, Tokens]:
-    """Hold out the end of a text that came in one file."""
-    kept = len(text) - int(len(text) * heldout_percent / 100)
-    return _as_tokens(text[:kept]), _as_tokens(text[kept:])
+def _split(text: bytes, heldout_percent: float) -> tuple[Tokens, Tokens]:
+    """Split a text of one file: its end is held out."""
+    training = len(text) - int(len(text) * heldout_percent / 100)
+    return _as_tokens(text[:training]), _as_tokens(text[training:])
 
 
 def _as_tokens(encoded: bytes) -> Tokens:

@@ -1,8 +1,8 @@
-"""The writing rank's side of a save: copy the state into memory, ask for it to be written, hear how it went.
+"""The writing rank's side of a save: copies the state into memory, requests its write, receives the result.
 
-Under slurmddp's agent the agent keeps the memory and has it written. Elsewhere the rank starts a writer of
-its own when it is first told not to wait; that process outlives a rank that is killed until all is written.
-Where there is no memory for a copy the rank writes itself, as it does when it is to wait and has no agent.
+Under slurmddp's agent, the agent holds the memory and runs the writer. Elsewhere the rank starts a writer at
+its first save without `wait`. That process outlives a killed rank until all requests are written. The rank
+writes by itself if the memory is too small for a copy, and in saves with `wait` without an agent.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.memory import shared_buffer, writer_process
 from slurmddp.checkpoint.memory.channel import Channel
 from slurmddp.checkpoint.memory.writer_process import conclude, error_of
-from slurmddp.checkpoint.state.staging import NoMemory, Snapshots
+from slurmddp.checkpoint.state.staging import NoMemory, Snapshot, StagingBuffers
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import CheckpointError, SlurmddpError
 from slurmddp.runs.folder.run_context import RunContext
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _TEXTS_BYTES = 1 << 20
-"""For what a state says beside its tensors: memory that is too short by a byte is all mapped again."""
-_LEAVE_S, _ENDS_S = 30.0, 1.0
-"""How long a writer is waited for that is to end, and one that has let go of its line."""
+"""Bytes to allocate for the tree and the facts beside the tensors: a longer state needs a new map."""
+_LEAVE_S, _EXIT_S = 30.0, 1.0
+"""Seconds to wait for the exit of a writer: of an idle one at the end, and of one that closed its channel."""
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A write that was asked for and not answered yet."""
+class _Pending:
+    """A write that was requested and has no result yet."""
 
     slot: int
     step: int
@@ -45,125 +45,114 @@ class _Asked:
 
 
 class AsyncWriter:
-    """What one rank has saved, and what of it is durable."""
+    """The saves of one rank that another process writes."""
 
     def __init__(self, environ: Mapping[str, str], info: RankInfo | None = None) -> None:
-        # Copies of what the agent handed down: a second Distributon in this process needs it too.
-        self._line = Channel.attach_copy(environ)
-        self.has_agent = self._line is not None
+        # Duplicates of the agent's descriptors: a second Distributon in this process needs the originals.
+        self._channel = Channel.attach_copy(environ)
+        self.has_agent = self._channel is not None
         inherited = [os.dup(number) for number in shared_buffer.from_environment(environ)]
-        self._snapshots = Snapshots(inherited, self._register)
+        self._buffers = StagingBuffers(inherited, self._register)
         self._run = RunContext.read(environ)
-        self.holds = info is None or info.rank == 0 or (self.has_agent and info.local_rank == 0)
-        """Whether this rank copies states: rank 0, and the first rank of each node that has an agent."""
-        self.spreads = info is not None and self.has_agent and info.nodes > 1
-        """Whether other ranks than rank 0 do."""
+        self.copies_state = info is None or info.rank == 0 or (self.has_agent and info.local_rank == 0)
+        """Whether this rank copies states: rank 0, and under agents the first rank of each node."""
+        self.has_copies_elsewhere = info is not None and self.has_agent and info.nodes > 1
+        """Whether ranks of other nodes copy states too."""
         self.unfinished = False
-        """Whether a save was asked for that nobody has waited for; the same on all ranks."""
+        """Whether a save without `wait` may still be running; the same on all ranks."""
         self.on_durable: Callable[[float], None] = lambda seconds: None
-        """Is told how long each save took until it was durable."""
+        """Receives the seconds from the start of each save until it was durable."""
         self._writer: subprocess.Popen[bytes] | None = None
-        self._asked: list[_Asked] = []
+        self._pending: list[_Pending] = []
         self._failed: SlurmddpError | None = None
-        self._refused = False
+        self._copies_off = False
+        """Whether an error has ended the copies of this rank."""
 
     @property
-    def busy(self) -> bool:
-        """Whether something is being written beside the training."""
-        return bool(self._asked)
+    def is_writing(self) -> bool:
+        """Whether a write runs in the background."""
+        return bool(self._pending)
 
-    def write(
-        self,
-        root: Path,
-        step: int,
-        stamp: int,
-        state: Mapping[str, Any],
-        meta: Mapping[str, Any],
-        *,
-        keep_last: int,
-        wait: bool,
-        began: float,
-    ) -> None:
-        """Save `state`; training stands still since `began`. Raises what went wrong with an earlier one."""
+    def write(self, snapshot: Snapshot, *, keep_last: int, wait: bool, began: float) -> None:
+        """Save a state; training pauses since `began`. Raises the error of an earlier background save."""
         self.poll()
         self._raise_failed()
+        root, folder = snapshot.root, self._run.folder
         request = {
-            "kind": "write", "step": step, "root": str(root), "keep_last": keep_last, "background": not wait,
-            "run_dir": str(self._run.folder.path) if self._run.folder and self._run.keeps(root) else None,
-            "attempt": self._run.attempt,
+            "kind": "write", "step": snapshot.step, "root": str(root), "keep_last": keep_last,
+            "background": not wait, "attempt": self._run.attempt,
+            "run_dir": str(folder.path) if folder and self._run.keeps(root) else None,
         }  # fmt: skip
-        slot = self._copy(root, step, stamp, state, meta) if self._writes_beside(wait) else None
+        slot = self._copy(snapshot) if self._uses_writer(wait) else None
         since = time.monotonic()
         request |= {"since": since, "stall_s": round(since - began, 3)}
         if slot is None:
             self.finish()
-            checkpoint.write(root, step, state, meta=meta, keep_last=keep_last)
+            checkpoint.write(root, snapshot.step, snapshot.state, meta=snapshot.meta, keep_last=keep_last)
             conclude(request | {"background": False}, None)
             return
-        self._ask(slot, request)
+        self._request(slot, request)
         if wait:
             self.finish()
 
-    def keep(
-        self, root: Path, step: int, stamp: int, state: Mapping[str, Any], meta: Mapping[str, Any]
-    ) -> None:
-        """Copy `state` into memory, if that takes no more than the copy (see `optional`)."""
-        if not self._refused:
+    def copy_to_memory(self, snapshot: Snapshot) -> None:
+        """Copy a state into memory without a write, unless memory must be allocated first."""
+        if not self._copies_off:
             with self.optional():
-                self._snapshots.take(root, step, stamp, state, meta, patient=False)
+                self._buffers.copy(snapshot, wait=False)
 
     @contextmanager
     def optional(self) -> Iterator[None]:
-        """Log an error of the work inside instead of raising it, and copy no state on this rank any more.
+        """Log an error of the body instead of raising it, and make no more copies on this rank.
 
-        Training does not need the copies, and an error on one rank would keep the others waiting.
+        Training does not need the copies, and an error on one rank would block the other ranks.
         """
         try:
             yield
         except NoMemory as why:
-            self._refuse(why)
+            self._end_copies(why)
         except Exception as error:
-            self._refuse(CheckpointError(f"No more states are kept in memory: {error}"))
+            self._end_copies(CheckpointError(f"States are no longer copied into memory: {error}"))
 
     def prepare(self, size: int, *, wait: bool = True) -> None:
-        """Take the memory for tensors of about `size` bytes beside what comes next, if any will be used."""
-        if self.holds and self._writes_beside(wait) and not self._refused:
-            self._own_line()
-            self._snapshots.prepare(size + _TEXTS_BYTES)
+        """Allocate buffers for tensors of about `size` bytes in the background, if saves will use them."""
+        if self.copies_state and self._uses_writer(wait) and not self._copies_off:
+            self._open_channel()
+            self._buffers.prepare(size + _TEXTS_BYTES)
 
     def poll(self) -> None:
-        """Hear what was written meanwhile; costs nothing while nothing is."""
-        while self._asked and self._hear(0.0):
+        """Receive the results of finished writes; returns at once."""
+        while self._pending and self._receive(0.0):
             pass
 
     def finish(self) -> None:
-        """Return when all that was asked for is durable; raises the first error."""
-        self._snapshots.set_awaited()
-        while self._asked:
-            self._hear(1.0)
+        """Wait until all requested writes are durable; raises the first error."""
+        self._buffers.set_urgent()
+        while self._pending:
+            self._receive(1.0)
         self._raise_failed()
 
-    def held(self, root: Path) -> tuple[int, shared_buffer.Sealed] | None:
-        """Return descriptor and place of the newest state in this node's memory that belongs under `root`."""
-        return self._snapshots.newest(root)
+    def newest_in_memory(self, root: Path) -> tuple[int, shared_buffer.StoredState] | None:
+        """Return descriptor and header of the newest state for `root` in this node's memory."""
+        return self._buffers.newest(root)
 
-    def went_on_from(self, order: tuple[int, int]) -> None:
-        """Let states in memory that are newer than the one that was loaded count for nothing."""
-        if self.holds:
-            self._snapshots.forget_after(order)
+    def discard_after(self, order: tuple[int, int]) -> None:
+        """Discard the states in memory that are newer than the loaded state, which has `order`."""
+        if self.copies_state:
+            self._buffers.discard_after(order)
         else:
-            self._snapshots.close()
+            self._buffers.close()
 
     def close(self) -> None:
-        """Let go of memory and writer; one that is still at work ends by itself."""
-        self._snapshots.close()
-        if self._line is not None:
+        """Release memory and writer; a writer at work ends by itself."""
+        self._buffers.close()
+        if self._channel is not None:
             with suppress(OSError):
-                # Loader workers may hold this end as well, so that it would not be seen to close.
-                self._line.send({"kind": "end"})
-            self._line.close()
-            self._line = None
-        if not self._asked:
+                # Loader workers may hold copies of this end, so the writer would not see it close.
+                self._channel.send({"kind": "end"})
+            self._channel.close()
+            self._channel = None
+        if not self._pending:
             self._reap(_LEAVE_S)
 
     def _reap(self, timeout_s: float) -> None:
@@ -172,41 +161,39 @@ class AsyncWriter:
                 self._writer.wait(timeout_s)
             self._writer = None
 
-    def _writes_beside(self, wait: bool) -> bool:
-        return not self._refused and (self.has_agent or not wait or self._writer is not None)
+    def _uses_writer(self, wait: bool) -> bool:
+        return not self._copies_off and (self.has_agent or not wait or self._writer is not None)
 
-    def _copy(
-        self, root: Path, step: int, stamp: int, state: Mapping[str, Any], meta: Mapping[str, Any]
-    ) -> int | None:
-        """Return the slot that holds the state now; None where it must be written without a copy."""
+    def _copy(self, snapshot: Snapshot) -> int | None:
+        """Copy the state and return the number of its buffer, or None if this rank has to write by itself."""
         try:
-            self._own_line()
-            while not self._snapshots.has_free():
-                self._snapshots.set_awaited()
-                self._hear(_LOOK_S)
-            return self._snapshots.take(root, step, stamp, state, meta)
+            self._open_channel()
+            while not self._buffers.has_free():
+                self._buffers.set_urgent()
+                self._receive(_POLL_S)
+            return self._buffers.copy(snapshot)
         except NoMemory as why:
-            self._refuse(why)
+            self._end_copies(why)
         except OSError as error:
-            self._refuse(CheckpointError(f"No process can be started that writes checkpoints: {error}."))
+            self._end_copies(CheckpointError(f"No process can be started that writes checkpoints: {error}."))
         return None
 
-    def _refuse(self, why: Exception) -> None:
-        self._refused = True
+    def _end_copies(self, why: Exception) -> None:
+        self._copies_off = True
         log.warning("%s", why)
 
-    def _ask(self, slot: int, request: dict[str, Any]) -> None:
-        self._snapshots.set_busy(slot, True)
-        self._asked.append(_Asked(slot, request["step"], request["stall_s"]))
+    def _request(self, slot: int, request: dict[str, Any]) -> None:
+        self._buffers.set_writing(slot, True)
+        self._pending.append(_Pending(slot, request["step"], request["stall_s"]))
         try:
-            self._own_line().send(request | {"slot": slot})
+            self._open_channel().send(request | {"slot": slot})
         except OSError:
             self._lose_writer()
 
-    def _hear(self, timeout_s: float) -> bool:
-        """Take in one answer; return whether there was one."""
+    def _receive(self, timeout_s: float) -> bool:
+        """Handle one message of the writer; return whether one came within `timeout_s` seconds."""
         try:
-            received = self._own_line().receive(timeout_s)
+            received = self._open_channel().receive(timeout_s)
         except (EOFError, OSError):
             self._lose_writer()
             return True
@@ -215,42 +202,48 @@ class AsyncWriter:
         result = received[0]
         if result["kind"] != "written":
             return True
-        done = next((asked for asked in self._asked if asked.step == result["step"]), None)
+        done = next((one for one in self._pending if one.step == result["step"]), None)
         if done is not None:
-            self._asked.remove(done)
+            self._pending.remove(done)
             self._failed = self._failed or error_of(result)
             if result["error"] is None:
                 self.on_durable(done.stall_s + result["written_s"])
         return True
 
     def _lose_writer(self) -> None:
-        """What was being written when the writer went is not: say so at the next occasion."""
-        for asked in self._asked:
-            self._snapshots.set_busy(asked.slot, False)
-        steps = ", ".join(str(asked.step) for asked in self._asked)
-        if self._asked:
+        """Mark the pending writes as failed because the writer has ended; the next call raises the error."""
+        for one in self._pending:
+            self._buffers.set_writing(one.slot, False)
+        steps = ", ".join(str(one.step) for one in self._pending)
+        if self._pending:
             error = CheckpointError(f"The process that wrote the checkpoint of step {steps} has ended.")
             self._failed = self._failed or error
-        self._asked.clear()
-        if self._line is not None and not self.has_agent:
-            self._line.close()
-            self._line = None
-            self._reap(_ENDS_S)
+        self._pending.clear()
+        if self._channel is not None and not self.has_agent:
+            self._channel.close()
+            self._channel = None
+            self._reap(_EXIT_S)
 
     def _raise_failed(self) -> None:
         failed, self._failed = self._failed, None
         if failed is not None:
             raise failed
 
-    def _own_line(self) -> Channel:
-        if self._writer is not None and not self._asked and self._line and self._line.is_closed_there():
-            self._lose_writer()  # It had nothing to do, so nothing is lost.
-        if self._line is None:
-            self._line, self._writer = writer_process.start()
-            for number, descriptor in enumerate(self._snapshots.descriptors):
+    def _open_channel(self) -> Channel:
+        """Return the channel to the writer; start a writer if this rank has none."""
+        if (
+            self._writer is not None
+            and not self._pending
+            and self._channel
+            and self._channel.is_closed_there()
+        ):
+            self._lose_writer()  # It was idle, so no write is lost.
+        if self._channel is None:
+            self._channel, self._writer = writer_process.start()
+            for number, descriptor in enumerate(self._buffers.descriptors):
                 self._register(number, descriptor)
-        return self._line
+        return self._channel
 
     def _register(self, slot: int, descriptor: int) -> None:
-        if self._line is not None:
-            self._line.send({"kind": "memory", "slot": slot}, [descriptor])
+        if self._channel is not None:
+            self._channel.send({"kind": "memory", "slot": slot}, [descriptor])

@@ -1,7 +1,7 @@
-"""Saving on all ranks together: what each rank has to add is gathered, and one rank per copy collects it.
+"""Saves the state of a training on all ranks together: gathers each rank's part, and writes or copies it.
 
-Whatever goes wrong on any rank is raised on all: a rank that left alone would keep the others waiting in
-their next collective.
+An error on any rank is raised on all ranks. A rank that left alone would block the others in their next
+collective.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.files.manifest import folder_name
 from slurmddp.checkpoint.state import config_match
 from slurmddp.checkpoint.state.safetensors_stream import encoded_size
+from slurmddp.checkpoint.state.staging import Snapshot
 from slurmddp.checkpoint.state.state_tree import flatten
 from slurmddp.training.checkpointing.async_writer import AsyncWriter
 from slurmddp.training.checkpointing.finite import require_finite
@@ -29,7 +30,7 @@ from slurmddp.training.process_group import collectives
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpointer:
-    """Save the state of one training; all ranks call each method, in the same order."""
+    """Saves one training; all ranks call each method, in the same order."""
 
     loaders: Loaders
     unwrap: Unwrap
@@ -39,57 +40,58 @@ class Checkpointer:
     pace: SnapshotInterval
 
     def facts(self) -> dict[str, Any]:
-        """Return what the checkpoint's manifest keeps of the training."""
+        """Return the facts for the checkpoint's manifest: world size, seed, configuration."""
         return {
             "world_size": collectives.world_size(),
             "seed": self.seed,
-            **config_match.facts(self.config),
+            **config_match.manifest_facts(self.config),
         }
 
     def save(self, root: Path, step: int, objects: Mapping[str, Any], *, keep_last: int, wait: bool) -> Path:
-        """Let rank 0 save; return the checkpoint's folder on all ranks, with `wait` when it is durable."""
+        """Let rank 0 save; return the checkpoint's folder on all ranks. With `wait` it is durable then."""
         began = time.monotonic()
         root = root.absolute()
         saves = self.saves
-        with collectives.agreed():
-            own = of_this_rank(self.loaders)
-        randomness = collectives.gather_to_zero(own)
+        rank_states = self._gather_rank_states()
         saves.unfinished = not wait
         with collectives.agreed():
-            if randomness is not None:
+            if rank_states is not None:
                 require_finite(step, objects, self.unwrap)
-                state = collect(objects, self.loaders, randomness, self.unwrap)
-                meta = self.facts()
-                stamp = time.time_ns()
-                saves.write(root, step, stamp, state, meta, keep_last=keep_last, wait=wait, began=began)
+                state = collect(objects, self.loaders, rank_states, self.unwrap)
+                snapshot = Snapshot(root, step, time.time_ns(), state, self.facts())
+                saves.write(snapshot, keep_last=keep_last, wait=wait, began=began)
         return root / folder_name(step)
 
+    def _gather_rank_states(self) -> list[Any] | None:
+        """Return each rank's own part of the state on rank 0, and None elsewhere."""
+        with collectives.agreed():
+            own = of_this_rank(self.loaders)
+        return collectives.gather_to_zero(own)
+
     def finish(self) -> None:
-        """Wait on all ranks until all that was saved is durable, or raise on all why it is not."""
+        """Wait on all ranks until all saves are durable; raise the first error on all ranks."""
         self.saves.unfinished = False
         with collectives.agreed():
             self.saves.finish()
 
     def check_can_save(self, root: Path, objects: Mapping[str, Any], *, keep_last: int, wait: bool) -> float:
-        """Let rank 0 write, read back and remove what `save` would write; return the seconds that it took."""
+        """Let rank 0 write, verify and delete the files of a save; return the seconds on all ranks."""
         started = time.perf_counter()
+        rank_states = self._gather_rank_states()
         with collectives.agreed():
-            own = of_this_rank(self.loaders)
-        randomness = collectives.gather_to_zero(own)
-        with collectives.agreed():
-            if randomness is not None:
+            if rank_states is not None:
                 require_finite(0, objects, self.unwrap)
-                state = collect(objects, self.loaders, randomness, self.unwrap)
+                state = collect(objects, self.loaders, rank_states, self.unwrap)
                 growth = _growth(objects)
-                checkpoint.rehearse(root, state, growth=growth, keep_last=keep_last)
+                checkpoint.check_can_write(root, state, growth=growth, keep_last=keep_last)
                 self.saves.prepare(encoded_size(flatten(state).tensors) + growth, wait=wait)
         return collectives.from_zero(time.perf_counter() - started)
 
-    def keep_in_memory(self, root: Path, step: int, objects: Mapping[str, Any]) -> None:
+    def copy_to_memory(self, root: Path, step: int, objects: Mapping[str, Any]) -> None:
         """Copy the state into the memory of each node.
 
-        With one rank per node that holds a copy, all of them have to hold the same: what may differ between
-        replicas (running averages of batches, plain values) is rank 0's on all of them.
+        All copies are equal: running averages and plain values, which may differ between replicas, come
+        from rank 0.
         """
         began = time.perf_counter()
         saves, is_zero = self.saves, collectives.rank() == 0
@@ -99,10 +101,10 @@ class Checkpointer:
         error: Exception | None = None
         try:
             own = of_this_rank(self.loaders)
-            if saves.holds:
+            if saves.copies_state:
                 require_finite(step, objects, self.unwrap)
                 state = collect(objects, self.loaders, [], self.unwrap)
-                if is_zero and saves.spreads:
+                if is_zero and saves.has_copies_elsewhere:
                     shared = _of_rank_zero(state, objects, self.unwrap)
         except Exception as caught:
             error = caught
@@ -110,17 +112,17 @@ class Checkpointer:
             (own, (self.pace.figures, time.time_ns(), shared) if is_zero else None), error
         )
         figures, stamp, shared = gathered[0][1] or (self.pace.figures, 0, {})
-        if saves.holds:
+        if saves.copies_state:
             state["rng"] = [part for part, _ in gathered]
             with saves.optional():
                 if not is_zero:
                     _overlay(state, shared)
-                saves.keep(root.absolute(), step, stamp, state, self.facts())
+                saves.copy_to_memory(Snapshot(root.absolute(), step, stamp, state, self.facts()))
         self.pace.copied(figures, time.perf_counter() - began)
 
 
 def _of_rank_zero(state: Mapping[str, Any], objects: Mapping[str, Any], unwrap: Unwrap) -> dict[str, Any]:
-    """Return the part of a state in which replicas may differ: all but parameters and optimizers."""
+    """Return the part of a state that may differ between replicas: all but parameters and optimizers."""
     parts: dict[str, Any] = {}
     for name, value in objects.items():
         saved = state["objects"][name]
@@ -143,12 +145,12 @@ def _overlay(state: dict[str, Any], shared: Mapping[str, Any]) -> None:
 
 
 def _growth(objects: Mapping[str, Any]) -> int:
-    """Return how many bytes the optimizers' states will have after the first step and don't have yet."""
+    """Return the bytes that the optimizers' states will gain in the first step."""
     return sum(_first_step_bytes(value) for value in objects.values() if isinstance(value, Optimizer))
 
 
 def _first_step_bytes(optimizer: Optimizer) -> int:
-    """Estimate from the settings that torch's optimizers share: Adam keeps two copies, momentum one."""
+    """Estimate by the settings of torch's optimizers: Adam stores two copies, momentum one."""
     if optimizer.state:
         return 0
     copies = 2 if "betas" in optimizer.defaults else 1 if optimizer.defaults.get("momentum") else 0

@@ -1,4 +1,4 @@
-"""Keeps NaN and infinity out of saved states: training can't continue from such a state."""
+"""Checks that gradients and saved parameters are finite: training can't continue from NaN or infinity."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
 from slurmddp.errors import SlurmddpError
 
 _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-"""torch computes norms of these types; of the 8-bit types it does not."""
+"""Types of which torch computes norms; the 8-bit types are not among them."""
 
 
 def gradient_norm(model: nn.Module, clip_norm: float | None) -> torch.Tensor:
@@ -40,13 +40,13 @@ def require_finite(step: int, objects: Mapping[str, Any], unwrap: Callable[[nn.M
                 raise SlurmddpError(
                     f"Parameter {bad!r} of {name} holds NaN or infinity at step {step}: nothing is saved.",
                     hint="Resume from the newest checkpoint with a lower learning rate or clipped gradients. "
-                    f"Where that changes the configuration, set {ALLOW_OTHER_CONFIG_VARIABLE}=1.",
+                    f"If that changes the configuration, set {ALLOW_OTHER_CONFIG_VARIABLE}=1.",
                 )
 
 
 def _first_bad(model: nn.Module) -> str | None:
     named = [(name, p.detach()) for name, p in model.named_parameters() if p.requires_grad and _has_norm(p)]
-    # The norm of all takes one fast pass; only if it is not finite is each parameter read again.
+    # The norm of all parameters is one fast pass. Each parameter is read again only if it is not finite.
     if torch.isfinite(get_total_norm([parameter for _, parameter in named])):
         return None
     return next((name for name, parameter in named if not torch.isfinite(parameter).all()), None)

@@ -1,4 +1,4 @@
-"""What the state of a training is: its named objects, positions in the data, the randomness of every rank."""
+"""The state of a training: its named objects, the positions of its loaders, each rank's random states."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ Loaders = Sequence[DistributedLoader]
 
 
 def of_this_rank(loaders: Loaders) -> dict[str, Any]:
-    """Return what each rank has to save of its own: randomness, and places in data that it reads alone."""
-    places = [loader.rank_state() for loader in loaders]
-    return rng.capture() | ({"data": places} if any(place is not None for place in places) else {})
+    """Return this rank's own part of the state: random states, and positions that no other rank knows."""
+    positions = [loader.rank_state() for loader in loaders]
+    return rng.capture() | ({"data": positions} if any(one is not None for one in positions) else {})
 
 
 def restore_data(found: checkpoint.Checkpoint, loaders: Loaders) -> None:
-    """Give this rank's loaders the places that only they know."""
+    """Restore the positions that this rank's loaders have saved for themselves."""
     saved = found.state["rng"]
     if len(saved) != collectives.world_size():
-        return  # A loader that has places of its own has refused that already.
-    for loader, place in zip(loaders, saved[collectives.rank()].get("data", []), strict=False):
-        if place is not None:
-            loader.load_rank_state(place)
+        return  # `check` has refused loaders with such positions.
+    for loader, position in zip(loaders, saved[collectives.rank()].get("data", []), strict=False):
+        if position is not None:
+            loader.load_rank_state(position)
 
 
 def restore_randomness(found: checkpoint.Checkpoint, seed: int | None) -> None:
-    """Give this rank its random state; on another number of ranks, one that follows from seed and step."""
+    """Restore this rank's random state; on another number of ranks, derive one from seed and step."""
     saved, ranks, rank = found.state["rng"], collectives.world_size(), collectives.rank()
     if len(saved) == ranks:
         rng.restore(saved[rank])
         return
-    log.warning("The checkpoint is of %d rank(s), not %d: random draws begin again.", len(saved), ranks)
+    log.warning("The checkpoint is of %d rank(s), not %d: random states start anew.", len(saved), ranks)
     rng.seed_everything(rng.derive(seed or 0, "resumed", found.step, rank))
 
 
 def collect(
-    objects: Mapping[str, Any], loaders: Loaders, randomness: list[Any], unwrap: Unwrap
+    objects: Mapping[str, Any], loaders: Loaders, rank_states: list[Any], unwrap: Unwrap
 ) -> dict[str, Any]:
-    """Return the state to save; `randomness` holds one entry per rank."""
+    """Return the state to save; `rank_states` holds the result of `of_this_rank` of each rank."""
     return {
         "objects": {name: _state_of(name, value, unwrap) for name, value in objects.items()},
         "loaders": [loader.state_dict() for loader in loaders],
-        "rng": randomness,
+        "rng": rank_states,
     }
 
 
@@ -75,7 +75,7 @@ def _state_of(name: str, value: Any, unwrap: Unwrap) -> Any:
 def check(
     state: Mapping[str, Any], objects: Mapping[str, Any], loaders: Loaders, unwrap: Unwrap
 ) -> frozenset[str]:
-    """Raise unless `state` can be loaded; return the names of the objects that are certain to take theirs."""
+    """Raise unless `state` fits; return the names of the objects whose load is certain to succeed."""
     saved = state.get("objects")
     if not isinstance(saved, dict) or "loaders" not in state:
         raise CheckpointError(
@@ -113,9 +113,9 @@ def apply(
     unwrap: Unwrap,
     certain: Collection[str],
 ) -> None:
-    """Give each object, and each loader, the state that was saved for it, or leave all of them as they are.
+    """Load the saved state into all objects and loaders, or into none of them.
 
-    Those that may still refuse theirs come first; what was loaded before a refusal is taken back.
+    Objects that may still refuse their state come first. A refusal restores the objects before it.
     """
     saved = state["objects"]
     with ExitStack() as undo:

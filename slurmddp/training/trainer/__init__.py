@@ -1,4 +1,4 @@
-"""The default training loop, its parts and its records."""
+"""The default training loop and its components."""
 
 from slurmddp.training.trainer.loop import token_cross_entropy, train
 

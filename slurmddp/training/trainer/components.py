@@ -1,4 +1,4 @@
-"""What a training consists of, built from the configuration: data, model, loss, optimizer, schedule."""
+"""Builds the components of a training from the configuration: data, model, loss, optimizer, schedule."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
 def share(settings: TrainSettings, world_size: int) -> tuple[int, int]:
-    """Return samples per batch and batches per step of each rank; raises MismatchError."""
+    """Return `batch_size` and `accumulate` of each rank; raises MismatchError without a split."""
     if settings.global_batch is None:
         return settings.batch_size, settings.accumulate
     return GlobalBatch(settings.global_batch).share(world_size, settings.batch_size)
 
 
 def is_due(every: int, step: int) -> bool:
-    """Tell whether `step` is one of `every` steps; never for 0."""
+    """Tell whether `step` is a multiple of `every`; False if `every` is 0."""
     return every > 0 and step % every == 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Components:
-    """Everything that one training is made of, in the order in which it is built."""
+    """The components of one training, in the order of their construction."""
 
     settings: TrainSettings
     data: Any
@@ -65,9 +65,9 @@ class Components:
         return {name: value for name, value in named.items() if value is not None}
 
     def batches(self) -> Iterator[Any]:
-        """Yield pairs (inputs, targets) for ever, epoch after epoch."""
+        """Yield pairs (inputs, targets), epoch after epoch, without an end."""
         empty = 0
-        while empty < 2:  # The first one may be what a resume has left of an epoch.
+        while empty < 2:  # A resume at the end of an epoch yields one empty epoch.
             empty += 1
             for batch in self.loader:
                 empty = 0
@@ -78,11 +78,11 @@ class Components:
         )
 
 
-def build_parts(distributon: Distributon, config: Mapping[str, Any]) -> Components:
-    """Build all parts that `config` describes; equal on all ranks but for the data that each will see."""
+def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Components:
+    """Build all components from `config`, equal on all ranks except for the rank's part of the data."""
     settings = read_section(config["train"], TrainSettings, "train.")
     data = instantiate(config["data"], _key_="data")
-    distributon._start_up.lap("data")
+    distributon._session.startup.lap("data")
     batch_size, accumulate = share(settings, distributon.world_size)
     readers = distributon.world_size * max(1, settings.workers)
     loader = DataLoader(
@@ -111,7 +111,7 @@ def build_parts(distributon: Distributon, config: Mapping[str, Any]) -> Componen
 
 
 def build_loss(config: Mapping[str, Any]) -> Loss:
-    """Return the loss: the result of `_target_`, or the function itself when it needs outputs and targets."""
+    """Return the loss: the result of `_target_`, or `_target_` itself if it takes outputs and targets."""
     if is_called_later(config, 2, _key_="loss"):
         config = {**config, "_partial_": True}
     loss = instantiate(config, _key_="loss")

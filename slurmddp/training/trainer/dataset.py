@@ -1,4 +1,4 @@
-"""What the trainer looks for in a data set that `data._target_` names; docs/data.md says it at length."""
+"""Checks the data set of `data._target_` and reads its optional methods; see docs/data.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slurmddp.errors import ConfigError
 
 
 def checked(data: Any, readers: int) -> Dataset[Any]:
-    """Return `data` if `readers` (ranks, each with its loader workers) can train on it."""
+    """Return `data` if it fits `readers`: the number of ranks times the loader workers of each."""
     kind = type(data).__name__
     if isinstance(data, IterableDataset):
         if readers > 1 and not hasattr(data, "set_share"):
@@ -26,12 +26,14 @@ def checked(data: Any, readers: int) -> Dataset[Any]:
             hint="Name a map-style data set, or a subclass of torch.utils.data.IterableDataset.",
         )
     if len(data) == 0:
-        raise ConfigError(f"data is a {kind} without a single sample.", hint="Check where it looks for them.")
+        raise ConfigError(
+            f"data is a {kind} without a single sample.", hint="Check the folder or file that it reads."
+        )
     return data  # type: ignore[no-any-return]
 
 
 def sampler_for(data: Any) -> Sampler[int] | None:
-    """Return what says that map-style data is shuffled, or drawn by its weights."""
+    """Return the sampler of map-style data: weighted if it has `sample_weights`, else shuffled."""
     weights = getattr(data, "sample_weights", None)
     if isinstance(data, IterableDataset):
         if weights is not None:
@@ -65,7 +67,7 @@ def _bad_weights(data: Any, what: str) -> ConfigError:
 
 
 def heldout_of(data: Any) -> Dataset[Any] | None:
-    """Return the data to evaluate on, if there is any."""
+    """Return the data set to evaluate on, or None."""
     found = data.heldout() if hasattr(data, "heldout") else None
     if found is not None and not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
         raise ConfigError(

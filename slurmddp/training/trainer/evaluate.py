@@ -1,4 +1,4 @@
-"""The loss on held-out data: every sample once, whatever the number of ranks, and no trace left behind."""
+"""Evaluates the loss on held-out data: each sample once, on any number of ranks, without side effects."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ from slurmddp.training.process_group import collectives
 from slurmddp.training.trainer.components import Components, Loss
 
 
-def evaluate(distributon: Distributon, parts: Components) -> float | None:
-    """Return the mean loss over the held-out samples of all ranks, or None when a stop cut it short.
+def evaluate(distributon: Distributon, components: Components) -> float | None:
+    """Return the mean loss over the held-out samples, or None if a stop interrupted the evaluation.
 
-    All ranks call it and get the same answer. It is that of rank 0's model, the one that a checkpoint holds:
-    other ranks take over its buffers, as they do in the next training step anyway. Weights, the mode of every
-    layer (one may be frozen in evaluation mode) and all random states stay as they were.
+    All ranks call it and get the same value. All ranks use the buffers of rank 0, as checkpoints and the next
+    training step do. Weights, the mode of each layer and random states stay unchanged.
     """
-    if parts.heldout is None:
+    if components.heldout is None:
         return None
     distributon.heartbeat("evaluating")
-    collectives.share_buffers(parts.bare_model)
-    randomness, was_training = rng.capture(), parts.bare_model.training
-    modes = [(module, module.training) for module in parts.bare_model.modules()]
-    parts.bare_model.eval()
+    collectives.share_buffers(components.bare_model)
+    randomness, was_training = rng.capture(), components.bare_model.training
+    modes = [(module, module.training) for module in components.bare_model.modules()]
+    components.bare_model.eval()
     try:
-        total, count, complete = _sum_losses(distributon, parts, _share(distributon, parts, parts.heldout))
+        total, count, complete = _sum_losses(
+            distributon, components, _share(distributon, components, components.heldout)
+        )
     finally:
-        parts.bare_model.train(was_training)  # A model may do more there than set the modes.
+        components.bare_model.train(was_training)  # The model may override `train`.
         for module, mode in modes:
             module.training = mode
         rng.restore(randomness)
@@ -44,18 +45,19 @@ def evaluate(distributon: Distributon, parts: Components) -> float | None:
     return sum(total for total, _, _ in found) / sum(count for _, count, _ in found)
 
 
-def has_samples(parts: Components) -> bool:
-    """Whether there is anything to evaluate on."""
-    return parts.heldout is not None and len(parts.heldout) > 0 and parts.settings.eval_batches > 0  # type: ignore[arg-type]
+def has_samples(components: Components) -> bool:
+    """Tell whether there are samples to evaluate on."""
+    heldout: Any = components.heldout
+    return heldout is not None and len(heldout) > 0 and components.settings.eval_batches > 0
 
 
-def _share(distributon: Distributon, parts: Components, heldout: Dataset[object]) -> DataLoader[object]:
-    """Return a loader over this rank's part of samples that lie evenly over the held-out data."""
+def _share(distributon: Distributon, components: Components, heldout: Dataset[object]) -> DataLoader[object]:
+    """Return a loader over this rank's part of samples that are spread evenly over the held-out data."""
     size: int = len(heldout)  # type: ignore[arg-type]
-    count = min(size, parts.settings.eval_batches * parts.settings.batch_size)
+    count = min(size, components.settings.eval_batches * components.settings.batch_size)
     own = [i * size // count for i in shard_range(count, distributon.rank, distributon.world_size)]
     options: dict[str, Any] = {
-        "batch_size": parts.settings.batch_size,
+        "batch_size": components.settings.batch_size,
         "generator": torch.Generator(),
     }
     if draws(heldout):
@@ -65,19 +67,19 @@ def _share(distributon: Distributon, parts: Components, heldout: Dataset[object]
 
 @torch.no_grad()
 def _sum_losses(
-    distributon: Distributon, parts: Components, loader: DataLoader[object]
+    distributon: Distributon, components: Components, loader: DataLoader[object]
 ) -> tuple[float, int, bool]:
-    """Return the sum of sample losses, their number, and whether no stop came between."""
-    # The bare model: a replica that synchronises would wait for ranks that have fewer batches.
-    model: nn.Module = parts.bare_model
-    loss_of: Loss = parts.loss
+    """Return the sum of sample losses, the number of samples, and whether no stop interrupted them."""
+    # A wrapped model would wait for ranks that have fewer batches.
+    model: nn.Module = components.bare_model
+    loss_of: Loss = components.loss
     own: int = len(loader.sampler)  # type: ignore[arg-type]
     total, count = 0.0, 0
     for inputs, targets in (to_device(batch, distributon.device) for batch in loader):
         distributon.heartbeat("evaluating")
         if distributon.stop_requested:
             return total, count, False
-        # Not the length of `targets`, which may be a dict.
+        # `targets` may be a dict, so its length is not the number of samples.
         samples = min(loader.batch_size or 1, own - count)
         total += float(loss_of(model(inputs), targets)) * samples
         count += samples

@@ -1,9 +1,9 @@
-"""The default program of a run: one explicit loop on the public API, which a person can copy and change.
+"""The default program of a run: one explicit loop on the public API, to copy and change.
 
     program: {_target_: slurmddp.training.trainer.train}
 
-It trains any model on any data of pairs (inputs, targets), and goes on bit for bit after a stop;
-docs/data.md lists what it looks for in a data set.
+It trains any model on data of pairs (inputs, targets) and resumes bit for bit after a stop. docs/data.md
+lists the attributes of a data set that it uses.
 """
 
 from __future__ import annotations
@@ -22,18 +22,25 @@ from slurmddp.errors import ConfigError, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.checkpointing.finite import gradient_norm
-from slurmddp.training.checkpointing.restore import set_aside
+from slurmddp.training.checkpointing.restore import quarantine
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.run_log import RunLog, Stopwatch
-from slurmddp.training.trainer.components import Components, build_parts, is_due
+from slurmddp.training.trainer.components import Components, build_components, is_due
 from slurmddp.training.trainer.evaluate import evaluate, has_samples
 
 
 def token_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy in nats; `logits` (..., classes), `targets` (...) int64 class numbers.
+    """Return the mean cross-entropy, in nats.
+
+    Args:
+        logits: shape (..., classes), a float type.
+        targets: shape (...), int64 class numbers.
+
+    Returns:
+        A scalar.
 
     Raises:
-        ConfigError: the model's outputs or the data's targets are of another kind.
+        ConfigError: a shape or a type differs.
     """
     tensors = isinstance(logits, torch.Tensor) and isinstance(targets, torch.Tensor)
     if not (
@@ -59,9 +66,18 @@ def _kind(value: Any) -> str:
 
 
 def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -> None:
-    """Train to `train.steps`, from the newest checkpoint on; raises StoppedAtCheckpoint when told to stop."""
-    training = Training(distributon, build_parts(distributon, config), folder)
-    settings, batches = training.parts.settings, training.parts.batches()
+    """Train from the newest checkpoint to `train.steps`.
+
+    Args:
+        distributon: launched.
+        config: the run's configuration.
+        folder: the run folder.
+
+    Raises:
+        StoppedAtCheckpoint: the training was stopped; its state is saved.
+    """
+    training = Training(distributon, build_components(distributon, config), folder)
+    settings, batches = training.components.settings, training.components.batches()
     training.resume()
     while training.step < settings.steps:
         if distributon.should_stop():
@@ -70,7 +86,7 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
             training.evaluate()
         training.take_step(batches)
         if training.went_back():
-            batches = training.parts.batches()
+            batches = training.components.batches()
         if is_due(settings.log_every, training.step) or training.step == settings.steps:
             training.log()
         if is_due(settings.save_every, training.step) and training.step < settings.steps:
@@ -84,41 +100,41 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
 
 
 class Training:
-    """The state of one training between two steps, and what can be done to it."""
+    """One training between two steps."""
 
-    def __init__(self, distributon: Distributon, parts: Components, folder: RunFolder) -> None:
-        self.distributon, self.parts = distributon, parts
+    def __init__(self, distributon: Distributon, components: Components, folder: RunFolder) -> None:
+        self.distributon, self.components = distributon, components
         self.step = 0
         self._evaluated_at = -1
         self._saved: tuple[int, int] | None = None
-        """Step and last evaluation that the newest checkpoint holds."""
+        """Step of the newest checkpoint, and the step of the last evaluation before it."""
         self._losses: list[float] = []
-        """The losses, mean over ranks, of the steps since the last log line."""
+        """Losses of the steps since the last log line, averaged over ranks."""
         self._pending: list[torch.Tensor] = []
-        """This rank's loss and gradient norm of each of the last steps, in turn, still on the device.
+        """Loss and gradient norm of this rank's last steps, alternating, on the device.
 
-        Reading each one would stall a GPU."""
+        Reading each value would make the GPU wait."""
         self._unchecked: int | None = None
-        """Step of the checkpoint that was loaded, until the step after it has been found finite."""
+        """Step of the loaded checkpoint, until the step after it is known to be finite."""
         self._lr = 0.0
         self._is_first = True
         self._root = folder.checkpoints_dir
         run = RunContext.read(os.environ, folder)
-        self._journal = RunLog(run, active=distributon.is_global_zero, unit=parts.unit)
+        self._journal = RunLog(run, active=distributon.is_global_zero, unit=components.unit)
         self._stopwatch = Stopwatch()
         self._sampled = folder.sample_file.exists()
 
     def resume(self) -> None:
-        """Resume from the newest checkpoint; if there is no checkpoint, test that one can be written."""
+        """Resume from the newest checkpoint; without a checkpoint, check that one can be written."""
         progress: dict[str, Any] = {}
-        step = self.distributon.load(self._root, progress=progress, **self.parts.saved_objects)
+        step = self.distributon.load(self._root, progress=progress, **self.components.saved_objects)
         if step is None:
-            self.distributon.test_save(
+            self.distributon.check_can_save(
                 self._root,
-                keep_last=self.parts.settings.keep_last,
+                keep_last=self.components.settings.keep_last,
                 wait=False,
                 progress={"evaluated_at": -1, "losses": []},
-                **self.parts.saved_objects,
+                **self.components.saved_objects,
             )
             return
         self.step, self._evaluated_at = step, progress["evaluated_at"]
@@ -128,26 +144,26 @@ class Training:
         self.distributon.print(f"resumed at step {step}")
 
     def take_step(self, batches: Iterator[Any]) -> None:
-        """Take one optimizer step on as many batches as belong to it."""
-        parts, accumulate = self.parts, self.parts.loader.accumulate
+        """Take one optimizer step, on `accumulate` batches."""
+        components, accumulate = self.components, self.components.loader.accumulate
         self._stopwatch.start()
         total = torch.zeros((), device=self.distributon.device)
         for number in range(1, accumulate + 1):
             inputs, targets = _pair(next(batches))
-            with self.distributon.accumulating(parts.model, last=number == accumulate):
-                loss = parts.loss(parts.model(inputs), targets)
-                self.distributon.backward(loss, parts=accumulate)
+            with self.distributon.accumulating(components.model, last=number == accumulate):
+                loss = components.loss(components.model(inputs), targets)
+                self.distributon.backward(loss, accumulate=accumulate)
             total += loss.detach() / accumulate
         self._pending += [total, self._update()]
         self.step += 1
-        self._stopwatch.stop(self._samples_per_step() * parts.units_per_sample)
+        self._stopwatch.stop(self._samples_per_step() * components.units_per_sample)
         self._is_first = False
 
     def went_back(self) -> bool:
-        """Return whether training went back to an older checkpoint because of the step just taken.
+        """Go back to an older checkpoint if the first step after a load is not finite; return whether it did.
 
-        It does so once, if the first step after a load from the disk is not finite: that checkpoint may be
-        spoilt, and would end every attempt at the same step.
+        The loaded checkpoint may be spoilt. Each attempt would then end at the same step. Training goes back
+        at most once per checkpoint.
         """
         loaded, self._unchecked = self._unchecked, None
         if loaded is None:
@@ -160,23 +176,23 @@ class Training:
         return False
 
     def _go_back(self, loaded: int, problem: SlurmddpError) -> None:
-        said = f"{problem.message} It is the first step after checkpoint {folder_name(loaded)}"
-        moved = set_aside(self._root, loaded)
-        if moved is None:
+        found = f"{problem.message} It is the first step after checkpoint {folder_name(loaded)}"
+        renamed = quarantine(self._root, loaded)
+        if renamed is None:
             hint = (
                 f"{problem.hint} To resume from an older one, move {self._root / folder_name(loaded)} away."
             )
-            raise SlurmddpError(f"{said}.", hint=hint) from problem
-        aside, before = moved
-        text = f"{said}, which is now {aside}: training goes back to step {before}."
+            raise SlurmddpError(f"{found}.", hint=hint) from problem
+        bad_name, before = renamed
+        text = f"{found}, which is now {bad_name}: training goes back to step {before}."
         self._journal.event("warned", about="checkpoint", text=text)
         self.distributon.print(text)
         self.resume()
 
     def _update(self) -> torch.Tensor:
-        """Let the optimizer take its step; return the norm that the gradients had."""
-        optimizer, scheduler = self.parts.optimizer, self.parts.scheduler
-        norm = gradient_norm(self.parts.bare_model, self.parts.settings.clip_norm)
+        """Take the optimizer's step; return the norm of the gradients before clipping, a scalar."""
+        optimizer, scheduler = self.components.optimizer, self.components.scheduler
+        norm = gradient_norm(self.components.bare_model, self.components.settings.clip_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         self._lr = float(optimizer.param_groups[0]["lr"])
@@ -185,11 +201,11 @@ class Training:
         return norm
 
     def _samples_per_step(self) -> int:
-        loader = self.parts.loader
+        loader = self.components.loader
         return (loader.batch_size or 1) * loader.accumulate * self.distributon.world_size
 
     def _collect_losses(self) -> None:
-        """Fetch the losses of the last steps; raises SlurmddpError if a loss or gradient is not finite."""
+        """Read the losses of the last steps; raises SlurmddpError if a loss or norm is not finite."""
         if not self._pending:
             return
         device = self.distributon.device
@@ -215,64 +231,68 @@ class Training:
         return SlurmddpError(problem, hint=f"{hint}.")
 
     def log(self) -> None:
-        """Write the mean loss since the last line."""
+        """Log the mean loss since the last line."""
         self._collect_losses()
         loss = sum(self._losses) / len(self._losses)
         self._losses.clear()
         rate = self._stopwatch.take_rate()
         self._journal.step(self.step, loss=loss, lr=self._lr, rate=rate)
-        self.distributon.print(f"step {self.step}: loss {loss:.4f}, {rate:,.0f} {self.parts.unit}/s")
+        self.distributon.print(f"step {self.step}: loss {loss:.4f}, {rate:,.0f} {self.components.unit}/s")
 
     def evaluation_is_due(self) -> bool:
-        settings = self.parts.settings
-        if self._evaluated_at == self.step or not has_samples(self.parts):
+        settings = self.components.settings
+        if self._evaluated_at == self.step or not has_samples(self.components):
             return False
         return self.step in (0, settings.steps) or is_due(settings.eval_every, self.step)
 
     def evaluate(self) -> None:
-        """Measure the held-out loss; one that a stop cut short is measured again after the resume."""
-        loss = evaluate(self.distributon, self.parts)
+        """Log the held-out loss; an interrupted evaluation is repeated after the resume."""
+        loss = evaluate(self.distributon, self.components)
         if loss is not None:
             self._evaluated_at = self.step
             self._journal.evaluation(self.step, loss)
             self.distributon.print(f"step {self.step}: held-out loss {loss:.4f}")
         else:
-            # All ranks know of the stop now. A step more would leave this evaluation behind for good.
+            # A further step would skip this evaluation for good.
             self.stop()
 
     def save(self, *, wait: bool = True) -> None:
-        """Save everything that the next step depends on; with `wait`, return when that is durable."""
+        """Save the state; with `wait`, return when it is durable."""
         if self._saved != (self.step, self._evaluated_at):
             self.distributon.save(
-                self._root, self.step, keep_last=self.parts.settings.keep_last, wait=wait, **self._state()
+                self._root,
+                self.step,
+                keep_last=self.components.settings.keep_last,
+                wait=wait,
+                **self._state(),
             )
             self._saved = (self.step, self._evaluated_at)
         elif wait:
             self.distributon.finish_saving()
 
     def memory_save(self) -> None:
-        """Copy what `save` would write into memory: a rank that takes this one's place resumes from there."""
+        """Copy the state into memory, from which the replacement of a dead rank resumes."""
         self.distributon.memory_save(self._root, self.step, **self._state())
 
     def _state(self) -> dict[str, Any]:
         self._collect_losses()
         progress = {"evaluated_at": self._evaluated_at, "losses": self._losses}
-        return {"progress": progress, **self.parts.saved_objects}
+        return {"progress": progress, **self.components.saved_objects}
 
     def stop(self) -> NoReturn:
         """Save and leave; raises StoppedAtCheckpoint on all ranks."""
         reason = self.distributon.stop_reason or "a request"
-        if not self._is_first:  # else this attempt has trained nothing
+        if not self._is_first:  # Otherwise this attempt has nothing to save.
             self.save()
         raise StoppedAtCheckpoint(
-            f"Stopped at step {self.step} of {self.parts.settings.steps} by {reason}.",
-            hint="It resumes from there when it is started again.",
+            f"Stopped at step {self.step} of {self.components.settings.steps} by {reason}.",
+            hint="The next start resumes from there.",
         )
 
     def write_sample(self) -> None:
-        """Let the model write `train.sample_chars` characters, where model and data can."""
-        model: Any = self.parts.bare_model
-        data, count = self.parts.data, self.parts.settings.sample_chars
+        """Let the model generate `train.sample_chars` characters, if model and data can do so."""
+        model: Any = self.components.bare_model
+        data, count = self.components.data, self.components.settings.sample_chars
         can = hasattr(model, "generate") and hasattr(data, "encode") and hasattr(data, "decode")
         self.distributon.heartbeat("ending")
         if can and count and self.distributon.is_global_zero and not self._sampled:

@@ -1,4 +1,4 @@
-"""A file that comes out of memory, by the kernel or past its cache: bytes, digest, flush, errors."""
+"""Copies from memory files, by the kernel and by direct writes: bytes, digest, flush, errors, sleeps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def copied(path: Path, source: int, start: int = START) -> tuple[FileRecord, byt
 
 
 @pytest.mark.parametrize("start", [START, 100])
-def test_the_bytes_that_were_asked_for_arrive_and_are_hashed(
+def test_the_copied_bytes_and_their_digest_are_right(
     tmp_path: Path, source: int, way: str, start: int
 ) -> None:
     record, data = copied(tmp_path / "file", source, start)
@@ -49,7 +49,7 @@ def test_the_bytes_that_were_asked_for_arrive_and_are_hashed(
 @pytest.mark.parametrize(
     ("kind", "direct"), [("ext4", True), ("xfs", True), ("nfs4", False), ("overlay", False)]
 )
-def test_only_file_systems_of_local_disks_are_written_past_the_cache(
+def test_only_local_file_systems_get_direct_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, direct: bool
 ) -> None:
     device = tmp_path.stat().st_dev
@@ -73,7 +73,7 @@ def test_other_mounts_may_have_names_of_any_bytes(tmp_path: Path, monkeypatch: p
     assert durable._takes_direct(tmp_path)
 
 
-def test_all_whole_blocks_go_past_the_cache(
+def test_all_whole_blocks_are_direct_writes(
     tmp_path: Path, source: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[tuple[int, int]] = []
@@ -86,7 +86,7 @@ def test_all_whole_blocks_go_past_the_cache(
     assert sent == [(START + CHUNK_BYTES, 777)]
 
 
-def test_a_write_past_the_cache_that_ends_within_a_block_goes_on_by_the_kernel(
+def test_after_a_short_direct_write_the_kernel_copies_the_rest(
     tmp_path: Path, source: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cut_short(descriptor: int, data: memoryview) -> int:
@@ -103,7 +103,7 @@ def test_a_write_past_the_cache_that_ends_within_a_block_goes_on_by_the_kernel(
     assert record == record_of(tmp_path / "file")
 
 
-def test_where_one_way_is_refused_the_bytes_go_the_other_way(
+def test_a_refused_way_of_writing_falls_back_to_the_other(
     tmp_path: Path, source: int, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     refused = []
@@ -120,7 +120,7 @@ def test_where_one_way_is_refused_the_bytes_go_the_other_way(
 
 
 @pytest.mark.parametrize("call", ["the transfer", "fsync"])
-def test_what_the_disk_refuses_is_raised(
+def test_errors_of_the_disk_are_raised(
     tmp_path: Path, source: int, monkeypatch: pytest.MonkeyPatch, way: str, call: str
 ) -> None:
     def refuse(*_: object) -> int:
@@ -131,7 +131,7 @@ def test_what_the_disk_refuses_is_raised(
         copied(tmp_path / "file", source)
 
 
-def test_memory_that_is_shorter_than_told_is_an_error(
+def test_a_shortened_memory_file_is_an_error(
     tmp_path: Path, source: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(durable, "_takes_direct", lambda path: False)
@@ -141,7 +141,7 @@ def test_memory_that_is_shorter_than_told_is_an_error(
 
 
 class Clock:
-    """Between two looks at it the disk takes `took` seconds, and the process works for `worked` of them."""
+    """A clock on which each piece takes `took` seconds, of which the process works `worked`."""
 
     def __init__(self, took: float, worked: float) -> None:
         self.took, self.worked = took, worked
@@ -160,18 +160,18 @@ class Clock:
         self.naps.append(seconds)
 
 
-def beside(path: Path, source: int, hurry: Callable[[], bool] = lambda: False) -> None:
+def beside(path: Path, source: int, is_urgent: Callable[[], bool] = lambda: False) -> None:
     part = memoryview(mmap.mmap(source, 0, prot=mmap.PROT_READ))[START : START + SIZE]
-    copy_hashed(path, source, START, part, hurry=hurry)
+    copy_hashed(path, source, START, part, is_urgent=is_urgent)
 
 
 @pytest.mark.parametrize(
-    ("small_bytes", "times"), [(1 << 40, [1.0, 1.0]), (CHUNK_BYTES * 2, [1.5, 1.5]), (1, [2.0, 2.0])]
+    ("ramp_bytes", "times"), [(1 << 40, [1.0, 1.0]), (CHUNK_BYTES * 2, [1.5, 1.5]), (1, [2.0, 2.0])]
 )
 @pytest.mark.parametrize(
     ("took", "worked", "nap"), [(1.0, 1.0, 1.0), (1.0, 0.25, 0.625)], ids=["a fast disk", "a slow disk"]
 )
-def test_each_piece_is_followed_by_a_rest_that_a_slow_disk_is_itself(
+def test_a_sleep_follows_each_piece_and_is_shorter_on_a_slow_disk(
     tmp_path: Path,
     source: int,
     way: str,
@@ -179,26 +179,26 @@ def test_each_piece_is_followed_by_a_rest_that_a_slow_disk_is_itself(
     took: float,
     worked: float,
     nap: float,
-    small_bytes: int,
+    ramp_bytes: int,
     times: list[float],
 ) -> None:
-    monkeypatch.setattr(durable, "_SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(durable, "_RAMP_BYTES", ramp_bytes)
     monkeypatch.setattr(durable, "time", clock := Clock(took, worked))
     beside(tmp_path / "file", source)
     assert clock.naps == pytest.approx([nap * time for time in times], rel=1e-3)
 
 
-def test_nothing_rests_once_somebody_is_in_a_hurry(
+def test_an_urgent_write_does_not_sleep(
     tmp_path: Path, source: int, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(durable, "time", clock := Clock(1.0, 1.0))
     copied(tmp_path / "waited for", source)
     assert clock.naps == []
-    beside(tmp_path / "file", source, hurry=lambda: bool(clock.naps))
+    beside(tmp_path / "file", source, is_urgent=lambda: bool(clock.naps))
     assert len(clock.naps) == 1
 
 
-def test_a_piece_is_on_the_disk_before_the_rest(
+def test_a_piece_is_on_the_disk_before_the_sleep(
     tmp_path: Path, source: int, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []

@@ -1,4 +1,4 @@
-"""How much room a file system says that it has, and what follows where it says nothing."""
+"""Free space of file systems, with and without a count."""
 
 import os
 
@@ -16,12 +16,12 @@ def says_nothing(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_file_system_that_counts_nothing_is_not_full(says_nothing):
+def test_a_file_system_without_a_count_is_not_full(says_nothing):
     assert space.free_bytes(says_nothing) > 10**15
     space.require(says_nothing, 10**12)
 
 
-def test_one_that_counts_is_believed(tmp_path, monkeypatch):
+def test_a_file_system_with_a_count_can_be_full(tmp_path, monkeypatch):
     counted = os.statvfs(tmp_path)
     monkeypatch.setattr(space.os, "statvfs", lambda folder: counted)
     assert space.free_bytes(tmp_path) == counted.f_bavail * counted.f_frsize

@@ -1,4 +1,4 @@
-"""The keeper of a node's states: what a rank leaves in memory is written, whatever happens to the rank."""
+"""The checkpoint service writes the states of its ranks, after any end of a rank or writer."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from slurmddp.checkpoint.files import retention
 from slurmddp.checkpoint.files.manifest import TENSORS_FILE, TREE_FILE, checkpoint_folders, verify
 from slurmddp.checkpoint.memory import shared_buffer, writer_process
 from slurmddp.checkpoint.memory.channel import Channel
-from slurmddp.checkpoint.memory.service import Keeper
-from slurmddp.checkpoint.memory.writer_process import Request, Tell
+from slurmddp.checkpoint.memory.service import CheckpointService
+from slurmddp.checkpoint.memory.writer_process import Answer, Request
 from slurmddp.errors import EXIT_USAGE
 from slurmddp.host.atomic_file import replacing
 from slurmddp.runs.folder.layout import RunFolder
@@ -27,17 +27,17 @@ from support.runs.checkpoint_services import TENSORS, TREE, Forked, Rank, fill, 
 
 
 def test_a_state_is_published_after_its_rank_is_gone(
-    tmp_path: Path, make_keeper: Callable[..., Keeper]
+    tmp_path: Path, make_service: Callable[..., CheckpointService]
 ) -> None:
-    keeper = make_keeper()
-    rank = Rank(keeper)
-    os.close(rank.lay(0, 7))
+    service = make_service()
+    rank = Rank(service)
+    os.close(rank.add_buffer(0, 7))
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    rank.line.send(request(tmp_path, 0, 7, run_dir=str(folder.path), attempt=4, background=True))
-    rank.line.close()
-    keeper.channel_for(0)  # The next generation's line does away with the one before, not with its requests.
-    wait_for(keeper)
+    rank.channel.send(request(tmp_path, 0, 7, run_dir=str(folder.path), attempt=4, background=True))
+    rank.channel.close()
+    service.channel_for(0)  # The next generation's line does away with the one before, not with its requests.
+    wait_for(service)
     (written,) = checkpoint_folders(tmp_path)
     assert (verify(written).step, verify(written).meta) == (7, {"kind": "test"})
     assert (written / TENSORS_FILE).read_bytes() == TENSORS
@@ -45,52 +45,50 @@ def test_a_state_is_published_after_its_rank_is_gone(
     (event,) = folder.events()
     assert (event["event"], event["step"], event["seconds"], event["attempt"]) == ("saved", 7, 0.25, 4)
     assert event["written_s"] >= 0
-    assert keeper.newest_step() == 7
-    assert not shared_buffer.is_busy(keeper.memory_fds()[0])
+    assert service.newest_step() == 7
+    assert not shared_buffer.is_writing(service.memory_fds()[0])
 
 
-def test_memory_goes_to_the_next_generation_and_a_cut_short_copy_does_not_count(
-    make_keeper: Callable[..., Keeper],
+def test_the_next_ranks_inherit_the_buffers_and_interrupted_copies_are_ignored(
+    make_service: Callable[..., CheckpointService],
 ) -> None:
-    keeper = make_keeper()
-    assert (keeper.newest_step(), keeper.memory_fds()) == (None, [])
-    rank = Rank(keeper)
-    rank.lay(0, 5)
-    rank.lay(1, 9, sealed=False)
-    keeper.handle()
-    assert keeper.newest_step() == 5
+    service = make_service()
+    assert (service.newest_step(), service.memory_fds()) == (None, [])
+    rank = Rank(service)
+    rank.add_buffer(0, 5)
+    rank.add_buffer(1, 9, committed=False)
+    service.handle()
+    assert service.newest_step() == 5
     fds = shared_buffer.from_environment(
-        {shared_buffer.MEMORY_VARIABLE: ",".join(map(str, keeper.memory_fds()))}
+        {shared_buffer.MEMORY_VARIABLE: ",".join(map(str, service.memory_fds()))}
     )
     assert len(fds) == 2
-    found = shared_buffer.newest(fds)
-    assert found is not None
-    state = shared_buffer.read_header(found)
-    assert state is not None
-    with shared_buffer.mapped(found, state) as parts:
-        assert (bytes(parts.tensors), bytes(parts.tree)) == (TENSORS, TREE)
+    state, interrupted = (shared_buffer.read_header(number) for number in fds)
+    assert state is not None and interrupted is None
+    with shared_buffer.mapped(fds[0], state) as stored:
+        assert (bytes(stored.tensors), bytes(stored.tree)) == (TENSORS, TREE)
 
 
-def test_memory_that_a_killed_rank_was_about_to_have_written_is_free_again(
-    tmp_path: Path, make_keeper: Callable[..., Keeper]
+def test_a_buffer_that_a_killed_rank_marked_without_a_request_is_released(
+    tmp_path: Path, make_service: Callable[..., CheckpointService]
 ) -> None:
-    keeper = make_keeper()
-    rank = Rank(keeper)
+    service = make_service()
+    rank = Rank(service)
     for slot in (0, 1):
-        shared_buffer.set_busy(rank.lay(slot, 5 + slot), True)
-    rank.line.send(request(tmp_path, 1, 6))  # It was killed before it could ask for the other one.
-    keeper.channel_for(1)  # A rank whose own line has nothing to say about it.
-    assert [shared_buffer.is_busy(number) for number in keeper.memory_fds()] == [False, True]
-    wait_for(keeper)
-    assert not shared_buffer.is_busy(keeper.memory_fds()[1])
+        shared_buffer.set_writing(rank.add_buffer(slot, 5 + slot), True)
+    rank.channel.send(request(tmp_path, 1, 6))  # It was killed before it could ask for the other one.
+    service.channel_for(1)  # A rank whose own line has nothing to say about it.
+    assert [shared_buffer.is_writing(number) for number in service.memory_fds()] == [False, True]
+    wait_for(service)
+    assert not shared_buffer.is_writing(service.memory_fds()[1])
 
 
-def test_a_memory_file_that_is_held_shows_what_is_laid_there_next_and_grows() -> None:
+def test_a_mapped_file_shows_the_next_state_and_grows() -> None:
     descriptor = shared_buffer.create()
-    held = shared_buffer.Held(descriptor)
+    held = shared_buffer.MappedFile(descriptor)
     for step, size in ((1, 5000), (2, 5000), (3, 50_000)):
         tensors = bytes([step]) * size
-        state = shared_buffer.Sealed(step, 0, shared_buffer.PAGE_BYTES, size, 2, 2)
+        state = shared_buffer.StoredState(step, 0, shared_buffer.PAGE_BYTES, size, 2, 2)
         with shared_buffer.reserve(descriptor, state.end) as area:
             area[state.tensors_at : state.end] = tensors + b"[]" + b"{}"
         with held.mapped(state) as parts:
@@ -100,76 +98,80 @@ def test_a_memory_file_that_is_held_shows_what_is_laid_there_next_and_grows() ->
         os.fstat(descriptor)
 
 
-def test_writes_come_one_by_one_and_are_answered(tmp_path: Path, make_keeper: Callable[..., Keeper]) -> None:
-    def perform(held: shared_buffer.Held, asked: Request, tell: Tell) -> None:
+def test_writes_come_one_by_one_and_are_answered(
+    tmp_path: Path, make_service: Callable[..., CheckpointService]
+) -> None:
+    def perform(held: shared_buffer.MappedFile, asked: Request, answer: Answer) -> None:
         with (tmp_path / "log").open("a") as log:
             log.write(f"begin {asked['step']}\n")
             log.flush()
             time.sleep(0.05)
             log.write(f"end {asked['step']}\n")
-        tell({"kind": "written", "step": asked["step"], "written_s": 0.0, "error": None})
+        answer({"kind": "written", "step": asked["step"], "written_s": 0.0, "error": None})
 
-    keeper = make_keeper(perform)
-    rank = Rank(keeper)
-    held = [rank.lay(slot, slot + 1) for slot in (0, 1)]
+    service = make_service(perform)
+    rank = Rank(service)
+    held = [rank.add_buffer(slot, slot + 1) for slot in (0, 1)]
     for slot in (0, 1):
-        shared_buffer.set_busy(held[slot], True)
-        rank.line.send(request(tmp_path, slot, slot + 1))
-    keeper.handle()
-    assert keeper.busy()
-    assert keeper.finish(60)
+        shared_buffer.set_writing(held[slot], True)
+        rank.channel.send(request(tmp_path, slot, slot + 1))
+    service.handle()
+    assert service.is_writing()
+    assert service.finish(60)
     assert (tmp_path / "log").read_text().split("\n")[:4] == ["begin 1", "end 1", "begin 2", "end 2"]
     assert [rank.answer()["step"], rank.answer()["step"]] == [1, 2]
-    assert not any(shared_buffer.is_busy(descriptor) for descriptor in held)
+    assert not any(shared_buffer.is_writing(descriptor) for descriptor in held)
 
 
-def test_a_writer_imports_nothing_from_the_folder_that_it_is_started_in(
-    tmp_path: Path, make_keeper: Callable[..., Keeper], monkeypatch: pytest.MonkeyPatch
+def test_a_writer_imports_nothing_from_the_working_directory(
+    tmp_path: Path, make_service: Callable[..., CheckpointService], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "xxhash.py").write_text("raise RuntimeError('a module of the person')")
     monkeypatch.chdir(tmp_path)
-    keeper = make_keeper()
-    rank = Rank(keeper)
-    rank.lay(0, 1)
-    rank.line.send(request(tmp_path / "checkpoints", 0, 1))
-    wait_for(keeper)
+    service = make_service()
+    rank = Rank(service)
+    rank.add_buffer(0, 1)
+    rank.channel.send(request(tmp_path / "checkpoints", 0, 1))
+    wait_for(service)
     assert rank.answer()["error"] is None
 
 
-def test_a_writer_without_a_line_says_so() -> None:
+def test_a_writer_without_a_channel_says_so() -> None:
     with open(os.devnull, "rb") as nothing:
         command = writer_process.command(nothing)  # type: ignore[arg-type]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
-    assert "is no line to who has states to write" in done.stderr
+    assert "is not a checkpoint channel" in done.stderr
 
 
-def test_a_killed_writer_is_an_error_for_its_rank(tmp_path: Path, make_keeper: Callable[..., Keeper]) -> None:
-    def perform(held: shared_buffer.Held, asked: Request, tell: Tell) -> None:
+def test_a_killed_writer_is_an_error_for_its_rank(
+    tmp_path: Path, make_service: Callable[..., CheckpointService]
+) -> None:
+    def perform(held: shared_buffer.MappedFile, asked: Request, answer: Answer) -> None:
         os.kill(os.getpid(), signal.SIGTERM)  # It ends its job's processes, and not what they leave behind.
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
-    keeper = make_keeper(perform)
-    rank = Rank(keeper)
-    shared_buffer.set_busy(rank.lay(0, 3), True)
-    rank.line.send(request(tmp_path, 0, 3))
-    wait_for(keeper)
+    service = make_service(perform)
+    rank = Rank(service)
+    shared_buffer.set_writing(rank.add_buffer(0, 3), True)
+    rank.channel.send(request(tmp_path, 0, 3))
+    wait_for(service)
     error = writer_process.error_of(rank.answer())
     assert type(error).__name__ == "CheckpointError"
     assert "the checkpoint of step 3 was killed by SIGKILL" in str(error)
-    assert not shared_buffer.is_busy(keeper.memory_fds()[0])
-    assert keeper.newest_step() == 3, "the state itself is whole"
+    assert not shared_buffer.is_writing(service.memory_fds()[0])
+    assert service.newest_step() == 3, "the state itself is whole"
 
 
-def test_a_writer_that_ends_by_itself_was_not_killed(
-    tmp_path: Path, make_keeper: Callable[..., Keeper]
+def test_a_writer_that_exits_is_reported_with_its_exit_code(
+    tmp_path: Path, make_service: Callable[..., CheckpointService]
 ) -> None:
-    keeper = make_keeper(lambda held, asked, tell: os._exit(3))
-    rank = Rank(keeper)
-    rank.lay(0, 3)
-    rank.line.send(request(tmp_path, 0, 3))
-    wait_for(keeper)
+    service = make_service(lambda held, asked, answer: os._exit(3))
+    rank = Rank(service)
+    rank.add_buffer(0, 3)
+    rank.channel.send(request(tmp_path, 0, 3))
+    wait_for(service)
     error = writer_process.error_of(rank.answer())
     assert error is not None
     assert error.message == "The process that wrote the checkpoint of step 3 ended with exit code 3."
@@ -177,93 +179,93 @@ def test_a_writer_that_ends_by_itself_was_not_killed(
     assert "node-N.log" in error.hint
 
 
-def test_a_writer_that_has_ended_between_two_checkpoints_costs_none(
-    tmp_path: Path, make_keeper: Callable[..., Keeper]
+def test_a_writer_that_ends_between_two_writes_is_replaced(
+    tmp_path: Path, make_service: Callable[..., CheckpointService]
 ) -> None:
-    keeper = make_keeper()
-    rank = Rank(keeper)
-    rank.lay(0, 3)
-    rank.line.send(request(tmp_path, 0, 3))
-    wait_for(keeper)
+    service = make_service()
+    rank = Rank(service)
+    rank.add_buffer(0, 3)
+    rank.channel.send(request(tmp_path, 0, 3))
+    wait_for(service)
     assert rank.answer()["error"] is None
-    assert keeper._writer is not None
-    pid = keeper._writer.process.pid
+    assert service._writer is not None
+    pid = service._writer.process.pid
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    fill(rank.lay(1, 4), 4)
-    rank.line.send(request(tmp_path, 1, 4))
-    wait_for(keeper)
+    fill(rank.add_buffer(1, 4), 4)
+    rank.channel.send(request(tmp_path, 1, 4))
+    wait_for(service)
     assert rank.answer()["error"] is None
     assert [folder.name[-1] for folder in checkpoint_folders(tmp_path)] == ["4", "3"]
-    assert keeper._writer.process.pid != pid
+    assert service._writer.process.pid != pid
 
 
-def test_memory_that_is_laid_while_a_writer_is_at_hand_is_what_it_writes(
-    tmp_path: Path, make_keeper: Callable[..., Keeper]
+def test_a_running_writer_gets_new_buffers(
+    tmp_path: Path, make_service: Callable[..., CheckpointService]
 ) -> None:
-    keeper = make_keeper()
-    rank = Rank(keeper)
-    os.close(rank.lay(0, 3))
-    rank.line.send(request(tmp_path, 0, 3))
-    wait_for(keeper)
+    service = make_service()
+    rank = Rank(service)
+    os.close(rank.add_buffer(0, 3))
+    rank.channel.send(request(tmp_path, 0, 3))
+    wait_for(service)
     before = psutil.Process().num_fds()
-    os.close(rank.lay(0, 4))  # in place of the memory that the writer knows
-    keeper.handle()
+    os.close(rank.add_buffer(0, 4))  # in place of the memory that the writer knows
+    service.handle()
     assert psutil.Process().num_fds() == before
-    os.close(rank.lay(1, 5))
+    os.close(rank.add_buffer(1, 5))
     for slot, step in ((0, 4), (1, 5)):
-        rank.line.send(request(tmp_path, slot, step))
-    wait_for(keeper)
+        rank.channel.send(request(tmp_path, slot, step))
+    wait_for(service)
     assert [rank.answer()["error"] for _ in range(3)] == [None] * 3
     assert [folder.name[-1] for folder in checkpoint_folders(tmp_path)] == ["5", "4", "3"]
 
 
-def test_a_writer_that_dies_after_its_answer_is_no_error_for_its_rank(
-    tmp_path: Path, make_keeper: Callable[..., Keeper]
+def test_a_writer_that_dies_after_its_answer_gives_its_rank_no_error(
+    tmp_path: Path, make_service: Callable[..., CheckpointService]
 ) -> None:
-    """The checkpoint stands then; only older ones were still to be deleted."""
+    """The checkpoint is durable then; only older ones are not deleted yet."""
 
-    def perform(held: shared_buffer.Held, asked: Request, tell: Tell) -> None:
-        tell({"kind": "written", "step": asked["step"], "written_s": 0.0, "error": None})
+    def perform(held: shared_buffer.MappedFile, asked: Request, answer: Answer) -> None:
+        answer({"kind": "written", "step": asked["step"], "written_s": 0.0, "error": None})
         os.kill(os.getpid(), signal.SIGKILL)
 
-    keeper = make_keeper(perform)
-    rank = Rank(keeper)
-    rank.lay(0, 3)
-    rank.line.send(request(tmp_path, 0, 3))
-    wait_for(keeper)
+    service = make_service(perform)
+    rank = Rank(service)
+    rank.add_buffer(0, 3)
+    rank.channel.send(request(tmp_path, 0, 3))
+    wait_for(service)
     assert rank.answer()["error"] is None
-    assert rank.line.receive() is None
+    assert rank.channel.receive() is None
 
 
-def test_where_no_writer_can_be_started_its_rank_is_told(tmp_path: Path) -> None:
+def test_a_rank_gets_an_error_if_no_writer_starts(tmp_path: Path) -> None:
     def start() -> tuple[Channel, Forked]:
         raise OSError(errno.EAGAIN, "no more processes")
 
-    keeper = Keeper(start)
-    rank = Rank(keeper)
-    shared_buffer.set_busy(rank.lay(0, 3), True)
-    rank.line.send(request(tmp_path, 0, 3))
-    keeper.handle()
-    assert not keeper.busy()
+    service = CheckpointService(start)
+    rank = Rank(service)
+    shared_buffer.set_writing(rank.add_buffer(0, 3), True)
+    rank.channel.send(request(tmp_path, 0, 3))
+    service.handle()
+    assert not service.is_writing()
     assert "no more processes" in rank.answer()["error"][1]
-    assert not shared_buffer.is_busy(keeper.memory_fds()[0])
-    keeper.close()
+    assert not shared_buffer.is_writing(service.memory_fds()[0])
+    service.close()
 
 
-def test_the_writer_ends_when_its_keeper_is_killed(tmp_path: Path) -> None:
+def test_the_writer_ends_when_its_starter_is_killed(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.dup2(writer, 2)  # The writer gets it, too, and nobody else has it open.
             os.close(writer)
-            keeper = Keeper()
-            rank = Rank(keeper)
-            rank.lay(0, 3)
-            rank.line.send(request(tmp_path, 0, 3))
-            wait_for(keeper)
-            assert keeper._writer is not None
+            service = CheckpointService()
+            rank = Rank(service)
+            rank.add_buffer(0, 3)
+            rank.channel.send(request(tmp_path, 0, 3))
+            wait_for(service)
+            assert service._writer is not None
             os.write(2, b"written")
             os.kill(os.getpid(), signal.SIGKILL)
         finally:
@@ -276,33 +278,33 @@ def test_the_writer_ends_when_its_keeper_is_killed(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
-def test_a_writer_that_comes_to_no_end_is_given_up(
-    tmp_path: Path, make_keeper: Callable[..., Keeper]
+def test_a_writer_that_does_not_end_is_killed(
+    tmp_path: Path, make_service: Callable[..., CheckpointService]
 ) -> None:
-    def perform(held: shared_buffer.Held, asked: Request, tell: Tell) -> None:
+    def perform(held: shared_buffer.MappedFile, asked: Request, answer: Answer) -> None:
         time.sleep(1000)
         raise AssertionError
 
-    keeper = make_keeper(perform)
-    rank = Rank(keeper)
-    rank.lay(0, 3)
+    service = make_service(perform)
+    rank = Rank(service)
+    rank.add_buffer(0, 3)
     for _ in range(2):
-        rank.line.send(request(tmp_path, 0, 3))
-    assert not keeper.finish(0.1)
-    assert not keeper.busy()
+        rank.channel.send(request(tmp_path, 0, 3))
+    assert not service.finish(0.1)
+    assert not service.is_writing()
 
 
-def test_what_can_not_be_written_is_told_with_the_errors_own_kind(
-    tmp_path: Path, make_keeper: Callable[..., Keeper]
+def test_errors_of_a_write_keep_their_type(
+    tmp_path: Path, make_service: Callable[..., CheckpointService]
 ) -> None:
-    keeper = make_keeper()
-    rank = Rank(keeper)
-    rank.lay(0, 3)
+    service = make_service()
+    rank = Rank(service)
+    rank.add_buffer(0, 3)
     (tmp_path / "file").touch()
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    rank.line.send(request(tmp_path / "file", 0, 3, run_dir=str(folder.path)))
-    wait_for(keeper)
+    rank.channel.send(request(tmp_path / "file", 0, 3, run_dir=str(folder.path)))
+    wait_for(service)
     error = writer_process.error_of(rank.answer())
     assert "could not be written to" in str(error) and "Older checkpoints are untouched" in str(error)
     (event,) = folder.events()
@@ -310,23 +312,23 @@ def test_what_can_not_be_written_is_told_with_the_errors_own_kind(
     assert "could not be written" in event["text"]
 
 
-def test_an_error_in_the_midst_of_a_write_is_told_as_itself(
-    tmp_path: Path, make_keeper: Callable[..., Keeper], monkeypatch: pytest.MonkeyPatch
+def test_an_unexpected_error_of_a_write_is_named(
+    tmp_path: Path, make_service: Callable[..., CheckpointService], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> int:
         raise OSError(errno.EDQUOT, "quota used up")
 
     monkeypatch.setattr(os, "write", refuse)
-    keeper = make_keeper(writer_process.perform)
-    rank = Rank(keeper)
-    rank.lay(0, 7)
-    rank.line.send(request(tmp_path, 0, 7))
-    wait_for(keeper)
+    service = make_service(writer_process.perform)
+    rank = Rank(service)
+    rank.add_buffer(0, 7)
+    rank.channel.send(request(tmp_path, 0, 7))
+    wait_for(service)
     assert "quota used up" in rank.answer()["error"][1]
 
 
-def test_checkpoints_that_the_writer_has_written_are_not_hashed_again(
-    tmp_path: Path, make_keeper: Callable[..., Keeper], monkeypatch: pytest.MonkeyPatch
+def test_a_writer_does_not_hash_its_checkpoints_again(
+    tmp_path: Path, make_service: Callable[..., CheckpointService], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed = tmp_path / "hashed"
 
@@ -335,19 +337,19 @@ def test_checkpoints_that_the_writer_has_written_are_not_hashed_again(
             log.write(f"{folder.name}\n")
 
     monkeypatch.setattr(retention, "verify", verify)
-    keeper = make_keeper(writer_process.perform)
-    rank = Rank(keeper)
-    descriptor = rank.lay(0, 1)
+    service = make_service(writer_process.perform)
+    rank = Rank(service)
+    descriptor = rank.add_buffer(0, 1)
     for step in (1, 2, 3, 4):
         fill(descriptor, step)
-        rank.line.send(request(tmp_path / "checkpoints", 0, step))
-        wait_for(keeper)
+        rank.channel.send(request(tmp_path / "checkpoints", 0, step))
+        wait_for(service)
         assert rank.answer()["error"] is None
     assert [folder.name[-1] for folder in checkpoint_folders(tmp_path / "checkpoints")] == ["4", "3", "2"]
     assert not hashed.exists()
 
 
-def test_a_temporary_pointer_is_cleared_only_when_its_writer_is_gone(tmp_path: Path) -> None:
+def test_a_temporary_pointer_is_deleted_only_after_its_writer_has_ended(tmp_path: Path) -> None:
     pointer, left, other = (
         tmp_path / "latest",
         tmp_path / ".latest.0123456789abcdef",
@@ -363,11 +365,11 @@ def test_a_temporary_pointer_is_cleared_only_when_its_writer_is_gone(tmp_path: P
     assert sorted(tmp_path.iterdir()) == sorted([pointer, other])
 
 
-def test_a_folder_that_a_living_writer_fills_is_no_leftover(tmp_path: Path) -> None:
+def test_a_folder_that_a_live_writer_fills_is_not_deleted(tmp_path: Path) -> None:
     held, dead = tmp_path / ".writing-step-0000000003-1", tmp_path / ".writing-step-0000000003-2"
     held.mkdir()
     dead.mkdir()
-    with retention.held(held):
+    with retention.locked(held):
         retention.clear_leftovers(tmp_path)
         assert [path.name for path in tmp_path.iterdir()] == [held.name]
     retention.clear_leftovers(tmp_path)

@@ -1,4 +1,4 @@
-"""A writer leaves the processors to the training, until somebody waits for what it writes."""
+"""Priority and urgency of the writer process."""
 
 from __future__ import annotations
 
@@ -14,69 +14,69 @@ import pytest
 from slurmddp.checkpoint.files.durable import FileRecord, copy_hashed
 from slurmddp.checkpoint.memory import shared_buffer, writer_process
 from slurmddp.checkpoint.memory.channel import Channel
-from slurmddp.checkpoint.memory.service import Keeper
-from slurmddp.checkpoint.memory.writer_process import Request, Tell
+from slurmddp.checkpoint.memory.service import CheckpointService
+from slurmddp.checkpoint.memory.writer_process import Answer, Request
 from support.runs.checkpoint_services import Rank, request, wait_for
 
 
-def test_a_writer_gives_way_to_the_training_only_while_nobody_waits(
-    tmp_path: Path, make_keeper: Callable[..., Keeper]
+def test_only_a_background_write_has_a_lower_priority(
+    tmp_path: Path, make_service: Callable[..., CheckpointService]
 ) -> None:
-    def perform(held: shared_buffer.Held, asked: Request, tell: Tell) -> None:
+    def perform(held: shared_buffer.MappedFile, asked: Request, answer: Answer) -> None:
         nice = os.getpriority(os.PRIO_PROCESS, 0)
-        tell({"kind": "written", "step": asked["step"], "written_s": nice, "error": None})
+        answer({"kind": "written", "step": asked["step"], "written_s": nice, "error": None})
 
-    keeper = make_keeper(perform)
-    rank = Rank(keeper)
-    rank.lay(0, 1)
+    service = make_service(perform)
+    rank = Rank(service)
+    rank.add_buffer(0, 1)
     own = os.getpriority(os.PRIO_PROCESS, 0)
     for background, expected in ((True, max(own, 5)), (False, own)):
-        rank.line.send(request(tmp_path, 0, 1, background=background))
-        wait_for(keeper)
+        rank.channel.send(request(tmp_path, 0, 1, background=background))
+        wait_for(service)
         assert rank.answer()["written_s"] == expected
 
 
 @pytest.mark.parametrize(
-    ("background", "awaited", "hurry"), [(True, False, False), (True, True, True), (False, False, True)]
+    ("background", "requested", "is_urgent"), [(True, False, False), (True, True, True), (False, False, True)]
 )
-def test_a_writer_hurries_once_somebody_waits(
+def test_a_write_is_urgent_if_training_waits_for_it(
     tmp_path: Path,
-    make_keeper: Callable[..., Keeper],
+    make_service: Callable[..., CheckpointService],
     monkeypatch: pytest.MonkeyPatch,
     background: bool,
-    awaited: bool,
-    hurry: bool,
+    requested: bool,
+    is_urgent: bool,
 ) -> None:
-    def copy(*words: Any, hurry: Callable[[], bool]) -> FileRecord:
-        (tmp_path / "hurry").write_text(str(hurry()))
-        return copy_hashed(*words, hurry=hurry)
+    def copy(*words: Any, is_urgent: Callable[[], bool]) -> FileRecord:
+        (tmp_path / "is_urgent").write_text(str(is_urgent()))
+        return copy_hashed(*words, is_urgent=is_urgent)
 
     monkeypatch.setattr(writer_process, "copy_hashed", copy)
-    keeper = make_keeper(writer_process.perform)
-    rank = Rank(keeper)
-    descriptor = rank.lay(0, 1)
-    shared_buffer.set_awaited(descriptor)
-    shared_buffer.set_busy(descriptor, True)  # Who waited for the write before does not count.
-    if awaited:
-        shared_buffer.set_awaited(descriptor)
-    rank.line.send(request(tmp_path, 0, 1, background=background))
-    wait_for(keeper)
+    service = make_service(writer_process.perform)
+    rank = Rank(service)
+    descriptor = rank.add_buffer(0, 1)
+    shared_buffer.set_urgent(descriptor)
+    shared_buffer.set_writing(descriptor, True)  # clears the urgency of the write before
+    if requested:
+        shared_buffer.set_urgent(descriptor)
+    rank.channel.send(request(tmp_path, 0, 1, background=background))
+    wait_for(service)
     assert rank.answer()["error"] is None
-    assert (tmp_path / "hurry").read_text() == str(hurry)
+    assert (tmp_path / "is_urgent").read_text() == str(is_urgent)
 
 
-def test_a_writer_hurries_once_whoever_started_it_is_gone(tmp_path: Path) -> None:
+def test_a_write_becomes_urgent_when_the_requester_has_ended(tmp_path: Path) -> None:
     own, theirs = Channel.pair()
     asked, gone = threading.Event(), threading.Event()
     seen: list[bool] = []
 
-    def perform(held: shared_buffer.Held, request: Request, tell: Tell) -> None:
+    def perform(held: shared_buffer.MappedFile, request: Request, answer: Answer) -> None:
         asked.set()
-        seen.append(shared_buffer.is_awaited(held.descriptor))
+        seen.append(shared_buffer.is_urgent(held.descriptor))
         gone.wait(10.0)
-        while not shared_buffer.is_awaited(held.descriptor) and time.monotonic() < deadline:
+        while not shared_buffer.is_urgent(held.descriptor) and time.monotonic() < deadline:
             time.sleep(0.01)
-        seen.append(shared_buffer.is_awaited(held.descriptor))
+        seen.append(shared_buffer.is_urgent(held.descriptor))
 
     deadline = time.monotonic() + 10.0
     thread = threading.Thread(target=writer_process.serve, args=(theirs, perform))
@@ -85,8 +85,8 @@ def test_a_writer_hurries_once_whoever_started_it_is_gone(tmp_path: Path) -> Non
     own.send({"kind": "memory", "slot": 0}, [descriptor])
     own.send(request(tmp_path, 0, 1, background=True))
     assert asked.wait(10.0)
-    time.sleep(2 * writer_process._LOOK_S)
-    assert not shared_buffer.is_awaited(descriptor)
+    time.sleep(2 * writer_process._POLL_S)
+    assert not shared_buffer.is_urgent(descriptor)
     own.close()
     gone.set()
     thread.join(20.0)
@@ -95,17 +95,17 @@ def test_a_writer_hurries_once_whoever_started_it_is_gone(tmp_path: Path) -> Non
     assert seen == [False, True]
 
 
-def test_an_agent_that_is_about_to_end_waits_for_its_writes(
-    tmp_path: Path, make_keeper: Callable[..., Keeper]
+def test_finish_makes_the_writes_urgent_and_waits(
+    tmp_path: Path, make_service: Callable[..., CheckpointService]
 ) -> None:
-    def perform(held: shared_buffer.Held, asked: Request, tell: Tell) -> None:
-        while not shared_buffer.is_awaited(held.descriptor):
+    def perform(held: shared_buffer.MappedFile, asked: Request, answer: Answer) -> None:
+        while not shared_buffer.is_urgent(held.descriptor):
             time.sleep(0.01)
-        tell({"kind": "written", "step": asked["step"], "written_s": 0.0, "error": None})
+        answer({"kind": "written", "step": asked["step"], "written_s": 0.0, "error": None})
 
-    keeper = make_keeper(perform)
-    rank = Rank(keeper)
+    service = make_service(perform)
+    rank = Rank(service)
     for slot in (0, 1):
-        shared_buffer.set_busy(rank.lay(slot, slot + 1), True)
-        rank.line.send(request(tmp_path, slot, slot + 1, background=True))
-    assert keeper.finish(30)
+        shared_buffer.set_writing(rank.add_buffer(slot, slot + 1), True)
+        rank.channel.send(request(tmp_path, slot, slot + 1, background=True))
+    assert service.finish(30)

@@ -1,4 +1,4 @@
-"""A copy in memory holds what was copied, however the tensors lie there."""
+"""Staging buffers: copies of tensors of all layouts, growth, failed allocations."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.memory import shared_buffer
-from slurmddp.checkpoint.state.staging import Snapshots, read_parts
-from slurmddp.checkpoint.state.staging_copy import View
+from slurmddp.checkpoint.state.staging import Snapshot, StagingBuffers, read_state
+from slurmddp.checkpoint.state.staging_copy import MappedTensor
 from slurmddp.checkpoint.state.state_tree import flatten
 from slurmddp.errors import CheckpointError
 
@@ -43,30 +43,30 @@ TENSORS = {
 
 
 @pytest.fixture
-def snapshots() -> Iterator[Snapshots]:
-    made = Snapshots()
+def snapshots() -> Iterator[StagingBuffers]:
+    made = StagingBuffers()
     yield made
     made.close()
 
 
-def copied(snapshots: Snapshots, state: dict[str, Any]) -> dict[str, Any]:
-    number = snapshots.take(Path("/root"), 3, 0, state, {})
+def copied(snapshots: StagingBuffers, state: dict[str, Any]) -> dict[str, Any]:
+    number = snapshots.copy(Snapshot(Path("/root"), 3, 0, state, {}))
     assert number is not None
     descriptor = snapshots.descriptors[number]
     sealed = shared_buffer.read_header(descriptor)
     assert sealed is not None
     with shared_buffer.mapped(descriptor, sealed) as parts:
-        return dict(read_parts(3, parts).state)
+        return dict(read_state(3, parts).state)
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values of a tensor, of which not every type can be compared, as one row of bytes."""
+    """Return the bytes of a tensor as one row, because some types can't be compared."""
     values = tensor.detach().resolve_neg().resolve_conj()
     return torch.empty(values.numel(), dtype=values.dtype).copy_(values.reshape(-1)).view(torch.uint8)
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_each_kind_of_tensor_between_two_others(snapshots: Snapshots, name: str) -> None:
+def test_each_kind_of_tensor_between_two_others(snapshots: StagingBuffers, name: str) -> None:
     state = {"before": torch.arange(13, dtype=torch.int16), "it": TENSORS[name], "after": torch.arange(3.0)}
     found = copied(snapshots, state)
     for key, tensor in state.items():
@@ -75,7 +75,7 @@ def test_each_kind_of_tensor_between_two_others(snapshots: Snapshots, name: str)
         assert torch.equal(bits(found[key]), bits(tensor))
 
 
-def test_only_what_is_the_same_elements_is_one_tensor(snapshots: Snapshots) -> None:
+def test_only_tensors_with_the_same_elements_are_stored_once(snapshots: StagingBuffers) -> None:
     weight = torch.randn(4, 4)
     state = {
         "a": weight, "tied": weight.view(4, 4), "turned": weight.t(), "bits": weight.view(torch.int32),
@@ -89,11 +89,11 @@ def test_only_what_is_the_same_elements_is_one_tensor(snapshots: Snapshots) -> N
         assert torch.equal(found[name], tensor)
 
 
-def test_a_state_that_grows_from_copy_to_copy_is_copied_all_the_same(snapshots: Snapshots) -> None:
+def test_a_growing_state_is_copied(snapshots: StagingBuffers) -> None:
     root, made = Path("/root"), []
     for step in range(8):
         state = {"replay": torch.zeros(10_000_000 + step * 1_000_000)}
-        if snapshots.take(root, step, 0, state, {}, patient=False) is not None:
+        if snapshots.copy(Snapshot(root, step, 0, state, {}), wait=False) is not None:
             made.append(step)
         snapshots._join()
     assert len(made) >= 3
@@ -106,8 +106,8 @@ def test_a_tensor_without_its_storage_is_refused_by_name() -> None:
         flatten({"model": {"weight": tensor}})
 
 
-def test_a_copy_made_where_nothing_is_to_be_trained_leaves_memory_for_the_others(
-    snapshots: Snapshots,
+def test_a_copy_in_inference_mode_leaves_buffers_that_training_can_use(
+    snapshots: StagingBuffers,
 ) -> None:
     state = {"weight": torch.randn(LARGE)}
     with torch.inference_mode():
@@ -116,7 +116,7 @@ def test_a_copy_made_where_nothing_is_to_be_trained_leaves_memory_for_the_others
     assert torch.equal(copied(snapshots, state)["weight"], state["weight"])
 
 
-def test_what_cuda_does_not_take_is_offered_once_and_its_refusal_hits_nobody_else(
+def test_memory_that_cuda_refuses_is_registered_once_and_the_error_is_cleared(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Runtime:
@@ -138,13 +138,13 @@ def test_what_cuda_does_not_take_is_offered_once_and_its_refusal_hits_nobody_els
     runtime = Runtime()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     descriptor = shared_buffer.create()
-    view = View(shared_buffer.reserve(descriptor, shared_buffer.PAGE_BYTES))
+    view = MappedTensor(shared_buffer.reserve(descriptor, shared_buffer.PAGE_BYTES))
     with monkeypatch.context() as patch:
         patch.setattr(torch, "ones", runtime.launch)
         view._pin()
         view._pin()
     assert (runtime.offered, runtime.error, view.is_pinned) == (1, 0, False)
-    assert caplog.text.count("CUDA does not take the memory for checkpoints (error 2)") == 1
+    assert caplog.text.count("CUDA can't register the memory for checkpoints (error 2)") == 1
     view.close()
     os.close(descriptor)
 
@@ -157,8 +157,8 @@ def elsewhere_by_default() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("elsewhere_by_default")
-def test_a_state_is_read_into_this_hosts_memory_whatever_device_is_the_default(
-    snapshots: Snapshots, tmp_path: Path
+def test_a_state_is_read_to_the_cpu_under_any_default_device(
+    snapshots: StagingBuffers, tmp_path: Path
 ) -> None:
     for found in (
         copied(snapshots, {"weight": TENSORS["part"]}),
@@ -167,7 +167,7 @@ def test_a_state_is_read_into_this_hosts_memory_whatever_device_is_the_default(
         assert found["weight"].tolist() == list(range(10, 20))
 
 
-def test_memory_that_is_not_to_be_had_as_a_whole_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_allocation_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     take = shared_buffer._advise
 
     def refuse_the_third(place: int, size: int, advice: int) -> int:

@@ -1,4 +1,4 @@
-"""Exact round trips of states through a checkpoint, and what can not be stored."""
+"""Exact round trips of states through a checkpoint, and the values that it refuses."""
 
 import math
 from collections import Counter, OrderedDict
@@ -42,7 +42,7 @@ def test_plain_values_keep_value_and_type(tmp_path):
     assert same(round_trip(tmp_path, state), state)
 
 
-def test_views_that_are_not_contiguous_come_back_by_value(tmp_path):
+def test_non_contiguous_views_keep_their_values(tmp_path):
     base = torch.arange(24.0).reshape(4, 6)
     state = {
         "transposed": base.t(),
@@ -110,7 +110,7 @@ def test_states_of_torch_modules_optimizers_and_schedulers(tmp_path, monkeypatch
     model.load_state_dict(loaded["model"])
 
 
-def test_loaded_tensors_belong_to_the_caller(tmp_path):
+def test_loaded_tensors_share_no_memory(tmp_path):
     path = save(tmp_path, 1, {"w": torch.zeros(4)})
     checkpoint.read(path).state["w"].add_(1)
     assert torch.equal(checkpoint.read(path).state["w"], torch.zeros(4))
@@ -144,7 +144,7 @@ class Local:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_other_objects_are_refused_with_their_place_and_nothing_is_written(tmp_path, state, place):
+def test_other_objects_are_refused_with_their_key_path_and_nothing_is_written(tmp_path, state, place):
     with pytest.raises(CheckpointError) as caught:
         save(tmp_path / "root", 1, state)
     assert place in str(caught.value)

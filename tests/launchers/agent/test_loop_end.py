@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from slurmddp.checkpoint.memory.service import Keeper
+from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.time_limits import Limits
 from slurmddp.launchers.agent import loop
@@ -67,12 +67,12 @@ class Script:
         # The last message is node 0's farewell.
         link = SimpleNamespace(send=lambda to, message: None, missing=lambda: [] if self._messages else [0])
         self.done: list[str] = []
-        keeper = SimpleNamespace(
+        service = SimpleNamespace(
             handle=lambda: None,
             take_unhealthy=dict,
-            hurry=lambda: self.done.append("hurry"),
-            save_newest=lambda run_dir, attempt, claim: self.done.append("save_newest"),
-            busy=lambda: writes and bool(self._messages),
+            expedite=lambda: self.done.append("expedite"),
+            flush_newest=lambda run_dir, attempt, claim: self.done.append("flush_newest"),
+            is_writing=lambda: writes and bool(self._messages),
             finish=lambda timeout_s: True,
         )
         self.crew = Ranks()
@@ -81,7 +81,7 @@ class Script:
             Line(node, cast(Any, link), cast(Any, self)),
             Rules(nodes=2),
             cast(ForkedWorkers, self.crew),
-            cast(Keeper, keeper),
+            cast(CheckpointService, service),
             cast(Watch, watch),
             Records(RunFolder(folder), 0),
             Limits(),
@@ -105,16 +105,16 @@ def test_what_an_attempt_has_ended_with_stands_though_node_0_is_lost_then(folder
     assert not RunFolder(folder).failure_file(0).exists()
 
 
-def test_an_agent_that_stays_for_a_checkpoint_lets_it_be_written_in_a_hurry(folder: Path) -> None:
+def test_an_agent_that_stays_for_a_checkpoint_has_it_written_urgently(folder: Path) -> None:
     script = Script(folder, START, Leave(code=75), Joined())
     assert script.loop.run() == 75
-    assert script.done == ["StartWorkers", "Leave", "hurry", "Joined"]
+    assert script.done == ["StartWorkers", "Leave", "expedite", "Joined"]
 
 
 def test_an_agent_stays_as_long_as_node_0_which_may_have_a_state_to_write(folder: Path) -> None:
     script = Script(folder, START, Fail(code=1), Joined(), writes=False)
     assert script.loop.run() == 1
-    assert script.done == ["StartWorkers", "Fail", "hurry", "Joined"]
+    assert script.done == ["StartWorkers", "Fail", "expedite", "Joined"]
 
 
 @pytest.mark.parametrize("agents", [(0, 1), (0, 2, 1)])
@@ -123,7 +123,7 @@ def test_every_agent_that_trains_may_save_what_memory_holds_when_the_first_is_lo
 ) -> None:
     script = Script(folder, replace(START, agents=agents), LOST)
     script.loop.run()
-    assert "save_newest" in script.done
+    assert "flush_newest" in script.done
 
 
 def test_an_agent_that_no_longer_hears_the_first_one_can_not_tell_which_was_cut_off(folder: Path) -> None:
@@ -137,7 +137,7 @@ def test_an_agent_that_no_longer_hears_the_first_one_can_not_tell_which_was_cut_
 def test_a_spare_that_loses_the_first_agent_saves_nothing(folder: Path) -> None:
     script = Script(folder, replace(START, agents=(0, 2)), LOST)
     script.loop.run()
-    assert "save_newest" not in script.done
+    assert "flush_newest" not in script.done
 
 
 def test_what_has_finished_stays_finished_whatever_another_node_has_recorded(folder: Path) -> None:
@@ -164,7 +164,7 @@ def test_what_has_finished_needs_no_other_save(folder: Path) -> None:
     script.crew.ended = [SimpleNamespace(returncode=0, good=True)]
     assert script.loop.run() == 0
     assert script.loop.lost_coordinator
-    assert "save_newest" not in script.done
+    assert "flush_newest" not in script.done
 
 
 def test_a_state_is_still_written_when_slurm_is_about_to_kill(
@@ -175,4 +175,4 @@ def test_a_state_is_still_written_when_slurm_is_about_to_kill(
     script = Script(folder, START, Joined())
     script.loop._limits, script.loop._terminated = Limits(kill_wait_s=20.0), 100.0
     assert script.loop.run() == 75
-    assert script.done == ["StartWorkers", "hurry", "Joined"]
+    assert script.done == ["StartWorkers", "expedite", "Joined"]

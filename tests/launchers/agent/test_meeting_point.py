@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slurmddp.checkpoint.memory.service import Keeper
+from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError
 from slurmddp.host import ports
@@ -31,7 +31,7 @@ def meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(ports, "find_rank_zero", lambda node: known.pop())
         spec = WorkerSpec(RunFolder(tmp_path), 0, NODE, 1, "", 0.0, {})
         guardian: Any = None
-        workers = ForkedWorkers(spec, guardian, Keeper(), lambda: None)
+        workers = ForkedWorkers(spec, guardian, CheckpointService(), lambda: None)
         return [workers.meeting_point(Assignment(number, (0, 1))) for number in (0, 1)]
 
     return among

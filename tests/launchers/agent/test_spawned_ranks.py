@@ -37,7 +37,7 @@ environ = {"RANK": "3", HEARTBEAT_VARIABLE: str(pulse.descriptor), CHANNEL_VARIA
 with SignalInbox((signal.SIGTERM, signal.SIGCHLD)) as inbox:
     log = folder / "rank.log"
     rank = RankSpec(local_rank=1, environ=environ, log=log, entry="program:main", run_dir="there")
-    pid = start_process(rank, inbox.forget_in_child)
+    pid = start_process(rank, inbox.close_in_child)
     theirs.close()
     (folder / "pid").write_text(str(pid))
     if sys.argv[3:]:

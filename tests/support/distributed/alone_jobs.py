@@ -1,4 +1,4 @@
-"""Rank programs of test_fails_alone: one rank fails within a save or a load, and the others continue."""
+"""Rank programs of test_fails_alone: one rank fails within a save or a load, and no rank hangs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 
-from slurmddp.checkpoint.state.staging import Snapshots
+from slurmddp.checkpoint.state.staging import StagingBuffers
 from slurmddp.training.checkpointing import checkpointer, restore
 from slurmddp.training.checkpointing.async_writer import AsyncWriter
 from slurmddp.training.distributon import Distributon
@@ -17,25 +17,25 @@ from support.distributed.memory_jobs import Loop
 
 _PLACES: dict[str, tuple[Any, str, int]] = {
     "save": (checkpointer, "of_this_rank", 1),
-    "test_save": (checkpointer, "of_this_rank", 1),
+    "check_can_save": (checkpointer, "of_this_rank", 1),
     "memory_save": (checkpointer, "of_this_rank", 1),
     "memory_save, collect": (checkpointer, "collect", 0),
-    "load, look": (AsyncWriter, "held", 1),
-    "load, give": (restore, "restore_data", 1),
+    "load, find": (AsyncWriter, "newest_in_memory", 1),
+    "load, apply": (restore, "restore_data", 1),
     "load, after": (AsyncWriter, "prepare", 1),
-    "load, forget": (AsyncWriter, "went_on_from", 1),
+    "load, discard": (AsyncWriter, "discard_after", 1),
 }
 
 
 def raise_in_each_place(root: str) -> dict[str, str]:
-    """Return what this rank hears when another one, or it alone, fails in each place of a save or load."""
-    said: dict[str, str] = {}
+    """Return the error of this rank for each place of a save or load in which one rank fails."""
+    errors: dict[str, str] = {}
     with Distributon(seed=1) as d:
         loop = Loop(d.launch())
         d.save(root, 1, **loop.objects)
         actions: dict[str, Callable[[], Any]] = {
             "save": lambda: d.save(root, 2, **loop.objects),
-            "test_save": lambda: d.test_save(root, **loop.objects),
+            "check_can_save": lambda: d.check_can_save(root, **loop.objects),
             "memory_save": lambda: d.memory_save(root, 2, **loop.objects),
             "load": lambda: d.load(root, **loop.objects),
         }
@@ -44,9 +44,9 @@ def raise_in_each_place(root: str) -> dict[str, str]:
                 try:
                     actions[name.partition(",")[0]]()
                 except Exception as error:
-                    said[name] = f"{type(error).__name__}: {error}"
-        said["all_reduce"] = str(d.all_reduce_mean(torch.tensor(float(d.rank))).item())
-    return said
+                    errors[name] = f"{type(error).__name__}: {error}"
+        errors["all_reduce"] = str(d.all_reduce_mean(torch.tensor(float(d.rank))).item())
+    return errors
 
 
 def _raising(real: Callable[..., Any], raises: bool, name: str) -> Callable[..., Any]:
@@ -59,7 +59,7 @@ def _raising(real: Callable[..., Any], raises: bool, name: str) -> Callable[...,
 
 
 def load_from_memory(root: str, place: str) -> tuple[int | None, str | None]:
-    """Load what rank 0 holds in memory, where `place` fails on one rank; return step and source."""
+    """Load the state in the memory of rank 0 while `place` fails on one rank; return step and source."""
     owner, function, rank = {
         "none": (restore, "_read", -1),
         "read": (restore, "_read", 1),
@@ -68,27 +68,27 @@ def load_from_memory(root: str, place: str) -> tuple[int | None, str | None]:
     with Distributon(seed=1) as d:
         loop = Loop(d.launch())
         d.save(root, 1, **loop.objects)
-        _keep_in_memory(d, loop, root, 2)
-        held = d._checkpointer.saves.held(Path(root))  # Found before the memory can't be read any more.
+        _copy_to_memory(d, loop, root, 2)
+        found = d._checkpointer.saves.newest_in_memory(Path(root))  # before the patch breaks the memory
         failing = patch.object(owner, function, _raising(getattr(owner, function), rank == d.rank, place))
-        with patch.object(Snapshots, "newest", lambda *_: held), failing:
+        with patch.object(StagingBuffers, "newest", lambda *_: found), failing:
             step = d.load(root, **loop.objects)
         return step, d.resumed_from
 
 
-def _keep_in_memory(d: Distributon, loop: Loop, root: str, step: int) -> None:
+def _copy_to_memory(d: Distributon, loop: Loop, root: str, step: int) -> None:
     d.memory_save(root, step, **loop.objects)
-    d._checkpointer.saves._snapshots._join()  # The first time, the memory is taken beside the training.
+    d._checkpointer.saves._buffers._join()  # The first call only allocates the memory.
     d.memory_save(root, step, **loop.objects)
 
 
 def copy_that_fails_on_one_rank(root: str) -> list[bool]:
-    """Copy twice, on each rank, where rank 1 can not take in what rank 0 shares; say what each rank holds."""
+    """Copy twice while rank 1 can't apply the part of rank 0; return whether it has a copy, and has ended."""
     with Distributon(seed=1) as d:
         loop = Loop(d.launch())
         saves = d._checkpointer.saves
-        saves.holds = saves.spreads = True
+        saves.copies_state = saves.has_copies_elsewhere = True
         with patch.object(checkpointer, "_overlay", _raising(checkpointer._overlay, d.rank == 1, "overlay")):
-            _keep_in_memory(d, loop, root, 1)
+            _copy_to_memory(d, loop, root, 1)
 
-        return [saves.held(Path(root)) is not None, saves._refused]
+        return [saves.newest_in_memory(Path(root)) is not None, saves._copies_off]

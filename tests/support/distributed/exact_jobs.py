@@ -68,14 +68,14 @@ class Halting(Distributon):
         told = self._halt.how == "told" and self._steps >= self._halt.step
         return super().should_stop() or told
 
-    def backward(self, loss: torch.Tensor, *, parts: int = 1) -> None:
+    def backward(self, loss: torch.Tensor, *, accumulate: int = 1) -> None:
         if (self._steps, self._passes) == (self._halt.step, self._halt.part):
             if self._halt.how == "killed":
                 raise Killed
             if self._halt.how == "signal":
                 self._be_signalled()
-        super().backward(loss, parts=parts)
-        self._passes, self._batches = (self._passes + 1) % parts, 0
+        super().backward(loss, accumulate=accumulate)
+        self._passes, self._batches = (self._passes + 1) % accumulate, 0
         self._steps += self._passes == 0
 
     def _be_signalled(self) -> None:

@@ -11,8 +11,8 @@ import torch
 
 from slurmddp.checkpoint.memory import shared_buffer
 from slurmddp.checkpoint.state import staging
-from slurmddp.checkpoint.state.staging import Snapshots
-from slurmddp.checkpoint.state.staging_copy import View
+from slurmddp.checkpoint.state.staging import Snapshot, StagingBuffers
+from slurmddp.checkpoint.state.staging_copy import MappedTensor
 from slurmddp.environments.detect import detect
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.runs.folder.layout import RunFolder
@@ -80,7 +80,7 @@ def preflight_of_one(folder: str) -> dict[str, Any]:
     os.environ["SLURMDDP_ATTEMPT"] = "0"
     with Distributon() as d:
         d.launch()
-        preflight.run(d._here, RunFolder(folder), {})
+        preflight.run(d._session.context, RunFolder(folder), {})
         kinds = (torch.float32, torch.bfloat16, torch.float16)
         return {str(kind): checks.multiplies_right(d.device, kind) for kind in kinds}
 
@@ -108,16 +108,16 @@ def state_on_device() -> dict[str, Any]:
 
 def copies_into_memory(root: str) -> dict[str, Any]:
     """Copy a state twice while it changes in between; return whether each copy holds what was there."""
-    snapshots, found = Snapshots(), {}
+    snapshots, found = StagingBuffers(), {}
     state = state_on_device()
     for step in (1, 2):
         expected = {name: value.cpu().resolve_conj().clone() for name, value in state["model"].items()}
-        snapshots.take(Path(root), step, step, state, {})
+        snapshots.copy(Snapshot(Path(root), step, step, state, {}))
         state["model"]["wide"].add_(1)  # the next step, queued on the device right after the copy
         newest = snapshots.newest(Path(root))
         assert newest is not None
         with shared_buffer.mapped(*newest) as parts:
-            read = staging.read_parts(step, parts).state["model"]
+            read = staging.read_state(step, parts).state["model"]
         found[f"step {step}"] = all(torch.equal(read[name], value) for name, value in expected.items())
         found[f"dtypes {step}"] = all(read[name].dtype == value.dtype for name, value in expected.items())
     found["pinned"] = [slot.view is not None and slot.view.is_pinned for slot in snapshots._slots]
@@ -129,18 +129,18 @@ def copies_into_memory(root: str) -> dict[str, Any]:
 
 def copies_what_another_stream_still_computes(root: str) -> list[bool]:
     """Copy a tensor that another stream is changing; return whether the change is in each copy."""
-    snapshots, found = Snapshots(), []
+    snapshots, found = StagingBuffers(), []
     weight, side = torch.zeros(1 << 20, device="cuda"), torch.cuda.Stream()
     torch.cuda.synchronize()
     for step in (1, 2, 3):
         with torch.cuda.stream(side):
             torch.cuda._sleep(200_000_000)
             weight.fill_(step)
-        snapshots.take(Path(root), step, step, {"weight": weight}, {})
+        snapshots.copy(Snapshot(Path(root), step, step, {"weight": weight}, {}))
         newest = snapshots.newest(Path(root))
         assert newest is not None
         with shared_buffer.mapped(*newest) as parts:
-            found.append(bool((staging.read_parts(step, parts).state["weight"] == step).all()))
+            found.append(bool((staging.read_state(step, parts).state["weight"] == step).all()))
     snapshots.close()
     return found
 
@@ -148,7 +148,7 @@ def copies_what_another_stream_still_computes(root: str) -> list[bool]:
 def copies_into_memory_that_cuda_refuses() -> dict[str, Any]:
     """Copy into memory that is registered already, which CUDA does not do twice; then compute again."""
     descriptor = shared_buffer.create()
-    view = View(shared_buffer.reserve(descriptor, 1 << 20))
+    view = MappedTensor(shared_buffer.reserve(descriptor, 1 << 20))
     torch.cuda.cudart().cudaHostRegister(view.bytes.data_ptr(), len(view.bytes), 0)
     weight = torch.arange(9.0, device="cuda")
     view.copy([weight], 0)

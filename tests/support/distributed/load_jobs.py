@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from slurmddp.checkpoint.state import visibility
+from slurmddp.checkpoint.files import visibility
 from slurmddp.errors import SlurmddpError
 from slurmddp.training.distributon import Distributon
 from support.distributed.rank_jobs import Net, weights
@@ -47,4 +47,4 @@ def save_onto_a_file(root: str) -> str:
     with Distributon(seed=1) as d:
         d.launch()
         Path(root, "file").touch()
-        return _said_by(lambda: d.test_save(Path(root, "file"), progress={}))
+        return _said_by(lambda: d.check_can_save(Path(root, "file"), progress={}))

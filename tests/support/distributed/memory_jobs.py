@@ -77,13 +77,13 @@ def killed_in_the_copy(root: str, step: int) -> None:
         loop.train(step - 1)
         d.memory_save(root, step - 1, **loop.objects)
         if d._opened is not None:
-            d._opened.saves._snapshots._join()  # The first time, the memory is taken beside the training.
+            d._opened.saves._buffers._join()  # The first call only allocates the memory.
         d.memory_save(root, step - 1, **loop.objects)
         loop.train(loop.step + 1)
         d.memory_save(root, step, **loop.objects)
         loop.train(loop.step + 1)
         d.barrier()
-        real, left = staging_copy.View._copy, [3]
+        real, left = staging_copy.MappedTensor._copy, [3]
 
         def copy(*words: Any) -> None:
             left[0] -= 1
@@ -91,7 +91,7 @@ def killed_in_the_copy(root: str, step: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             real(*words)
 
-        staging_copy.View._copy = copy
+        staging_copy.MappedTensor._copy = copy
         d.memory_save(root, step + 1, **loop.objects)
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -140,7 +140,7 @@ def errors_beside(root: str) -> dict[str, str]:
                 if name == "finish":
                     d.finish_saving()
                 else:
-                    while d.is_global_zero and d._opened is not None and d._opened.saves.busy:
+                    while d.is_global_zero and d._opened is not None and d._opened.saves.is_writing:
                         d._opened.saves.poll()
                         time.sleep(0.01)
                     d.save(Path(root, "good"), 2, wait=True, **loop.objects)
@@ -161,6 +161,6 @@ def saves_with_little_memory(root: str, available: int) -> dict[str, Any]:
         for step in (1, 2, 3):
             loop.train(step)
             d.save(root, step, wait=False, **loop.objects)
-        slots = len(d._opened.saves._snapshots.descriptors) if d._opened is not None else -1
+        slots = len(d._opened.saves._buffers.descriptors) if d._opened is not None else -1
         d.finish_saving()
         return {"slots": slots, "weights": weights(loop.model), "said": told.getvalue()}

@@ -26,8 +26,10 @@ def fly(folder: str, config: dict[str, Any] | None = None, **options: Any) -> tu
     with Distributon() as d:
         d.launch()
         # The nodes are pretended; from here on they have names, as on a cluster.
-        names = tuple(f"n{node + 1}" for node in range(d._here.info.nodes))
-        place = replace(d._here, info=replace(d._here.info, hosts=names, emulated=False))
+        names = tuple(f"n{node + 1}" for node in range(d._session.context.info.nodes))
+        place = replace(
+            d._session.context, info=replace(d._session.context.info, hosts=names, emulated=False)
+        )
         try:
             preflight.run(place, RunFolder(folder), config or {}, **options)
         except SlurmddpError as error:
@@ -116,5 +118,7 @@ def checks_of_one_rank(folder: str) -> list[str]:
     """Return the findings of all single-rank checks here, except limits that differ between machines."""
     with Distributon() as d:
         d.launch()
-        here = Surroundings(info=d._here.info, device=d.device, node="n1", folder=RunFolder(folder))
+        here = Surroundings(
+            info=d._session.context.info, device=d.device, node="n1", folder=RunFolder(folder)
+        )
         return [one.sentence for one in checks.look(CHECKS, here, 60) if one.blames != "nobody"]

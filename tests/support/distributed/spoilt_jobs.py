@@ -56,7 +56,7 @@ def refused_saves(root: str) -> dict[str, str]:
             "save": lambda: d.save(root, 2, **objects),
             "no wait": lambda: d.save(root, 3, wait=False, **objects),
             "memory": lambda: d.memory_save(root, 4, **objects),
-            "test": lambda: d.test_save(root, **objects),
+            "test": lambda: d.check_can_save(root, **objects),
         }
         for name, save in saves.items():
             try:

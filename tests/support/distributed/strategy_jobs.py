@@ -78,7 +78,7 @@ def layout_leaves_no_trace() -> dict[str, bool]:
             for value in net.state_dict().values():
                 torch.distributed.broadcast(value, 0)
         before, random = weights(net), torch.get_rng_state()
-        model = build("ddp").wrap(net, d._here)
+        model = build("ddp").wrap(net, d._session.context)
         after = weights(net)
         return {
             "weights and buffers": all(torch.equal(before[name], after[name]) for name in before),
@@ -108,7 +108,7 @@ def layout_runs_no_hooks() -> dict[str, bool]:
         torch.autograd.graph.register_multi_grad_hook(list(net.parameters()), lambda _: calls.append("all"))
         net.register_full_backward_hook(lambda *_: calls.append("module"))
         before = weights(net)
-        model = build("ddp").wrap(net, d._here)
+        model = build("ddp").wrap(net, d._session.context)
         moved = [name for name, value in weights(net).items() if not torch.equal(value, before[name])]
         found = {
             "weights": not moved,
@@ -141,7 +141,7 @@ def exchanges(steps: int, parts: int) -> int:
             for part in range(parts):
                 with d.accumulating(model, last=part == parts - 1):
                     x, y = batch_of(part)
-                    d.backward(nn.functional.cross_entropy(model(x), y), parts=parts)
+                    d.backward(nn.functional.cross_entropy(model(x), y), accumulate=parts)
             optimizer.step()
             optimizer.zero_grad()
         return len(counted)

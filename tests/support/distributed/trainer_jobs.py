@@ -16,17 +16,23 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training import rank_main
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.process_group import collectives
+from slurmddp.training.stopping.controller import StopController
 from slurmddp.training.trainer import loop
-from slurmddp.training.trainer.components import build_parts
+from slurmddp.training.trainer.components import build_components
 from slurmddp.training.trainer.evaluate import evaluate
 from support.distributed.rank_jobs import batch_of
 
 
+class Signalled(StopController):
+    reason = "SIGTERM on rank 0 (here)"  # type: ignore[assignment]
+
+
 class StopsAfter(Distributon):
-    """Stops all ranks before the n-th step."""
+    """Stops on all ranks before the step `after` + 1 of this process."""
 
     def __init__(self, after: int | None, **options: Any) -> None:
         super().__init__(**options)
+        self._session.stop = Signalled(None, self._session.run)
         self._left = after
 
     def should_stop(self) -> bool:
@@ -34,10 +40,6 @@ class StopsAfter(Distributon):
             return False
         self._left -= 1
         return self._left < 0
-
-    @property
-    def stop_reason(self) -> str | None:
-        return "SIGTERM on rank 0 (here)"
 
 
 def train_once(config: dict[str, Any], folder: str, stop_after: int | None) -> str:
@@ -80,7 +82,7 @@ def heldout_loss(config: dict[str, Any]) -> tuple[float | None, bool]:
     """Return the held-out loss of a fresh model, and whether evaluating left random states as they were."""
     with Distributon(seed=0) as d:
         d.launch()
-        parts = build_parts(d, config)
+        parts = build_components(d, config)
         parts = dataclasses.replace(parts, heldout=Drawing(parts.heldout))
         before = torch.get_rng_state()
         loss = evaluate(d, parts)
@@ -91,7 +93,7 @@ def heldout_loss_of_drifted(config: dict[str, Any]) -> float | None:
     """Return the held-out loss where each rank has running averages of its own."""
     with Distributon(seed=0) as d:
         d.launch()
-        parts = build_parts(d, config)
+        parts = build_components(d, config)
         for buffer in parts.bare_model.buffers():
             buffer += d.rank
         return evaluate(d, parts)

@@ -1,4 +1,4 @@
-"""A keeper of states as its ranks see it: memory laid into its hands, and requests over a line."""
+"""A checkpoint service and its ranks: buffers sent over a channel, and write requests."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any, ClassVar
 
 from slurmddp.checkpoint.memory import shared_buffer, writer_process
 from slurmddp.checkpoint.memory.channel import Channel
-from slurmddp.checkpoint.memory.service import Keeper
+from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.checkpoint.memory.writer_process import Result
 from slurmddp.environments.names import CHANNEL_VARIABLE
 
 TENSORS, TREE = b"t" * 5000, b'{"format":2}'
 
 
-def fill(descriptor: int, step: int, *, sealed: bool = True, root: Path = Path("/x")) -> None:
-    """Lay a state into a memory file as a rank does."""
+def fill(descriptor: int, step: int, *, committed: bool = True, root: Path = Path("/x")) -> None:
+    """Write a state into a memory file as a rank does."""
     about = {"meta": {"kind": "test"}, "versions": {"python": "3"}, "root": str(root)}
-    told = json.dumps(about).encode()
-    state = shared_buffer.Sealed(step, 0, shared_buffer.PAGE_BYTES, len(TENSORS), len(TREE), len(told))
-    shared_buffer.unseal(descriptor)
+    text = json.dumps(about).encode()
+    state = shared_buffer.StoredState(step, 0, shared_buffer.PAGE_BYTES, len(TENSORS), len(TREE), len(text))
+    shared_buffer.invalidate(descriptor)
     with shared_buffer.reserve(descriptor, state.end) as area:
-        area[state.tensors_at : state.end] = TENSORS + TREE + told
-    if sealed:
-        shared_buffer.seal(descriptor, state)
+        area[state.tensors_at : state.end] = TENSORS + TREE + text
+    if committed:
+        shared_buffer.commit(descriptor, state)
 
 
 def request(root: Path, slot: int, step: int, **changes: Any) -> dict[str, Any]:
@@ -39,42 +39,42 @@ def request(root: Path, slot: int, step: int, **changes: Any) -> dict[str, Any]:
 
 
 class Rank:
-    """The rank's end of the line, in this process."""
+    """The rank's end of the channel, in this process."""
 
-    lines: ClassVar[list[Channel]] = []
+    channels: ClassVar[list[Channel]] = []
 
-    def __init__(self, keeper: Keeper, local_rank: int = 0) -> None:
-        # What a forked rank has is a copy, which outlives the agent's.
-        number = os.dup(keeper.channel_for(local_rank))
-        line = Channel.attach({CHANNEL_VARIABLE: str(number)})
-        assert line is not None
-        self.line = line
-        self.lines.append(line)
+    def __init__(self, service: CheckpointService, local_rank: int = 0) -> None:
+        # As in a forked rank, the duplicate outlives the agent's descriptor.
+        number = os.dup(service.channel_for(local_rank))
+        channel = Channel.attach({CHANNEL_VARIABLE: str(number)})
+        assert channel is not None
+        self.channel = channel
+        self.channels.append(channel)
 
-    def lay(self, slot: int, step: int, *, sealed: bool = True, root: Path = Path("/x")) -> int:
+    def add_buffer(self, slot: int, step: int, *, committed: bool = True, root: Path = Path("/x")) -> int:
         descriptor = shared_buffer.create()
-        fill(descriptor, step, sealed=sealed, root=root)
-        self.line.send({"kind": "memory", "slot": slot}, [descriptor])
+        fill(descriptor, step, committed=committed, root=root)
+        self.channel.send({"kind": "memory", "slot": slot}, [descriptor])
         return descriptor
 
     def answer(self) -> Result:
-        received = self.line.receive(30)
+        received = self.channel.receive(30)
         assert received is not None
         return received[0]
 
 
-def wait_for(keeper: Keeper) -> None:
-    """Do what the agent's loop does, until nothing is left to write."""
+def wait_for(service: CheckpointService) -> None:
+    """Run the service as the agent's loop does, until all requests are written."""
     deadline = time.monotonic() + 60
-    keeper.handle()
-    while keeper.busy() and time.monotonic() < deadline:
-        select.select(keeper.descriptors(), [], [], 0.02)
-        keeper.handle()
-    assert not keeper.busy()
+    service.handle()
+    while service.is_writing() and time.monotonic() < deadline:
+        select.select(service.descriptors(), [], [], 0.02)
+        service.handle()
+    assert not service.is_writing()
 
 
 class Forked:
-    """A writer that has this process's modules, with whatever a test has replaced in them."""
+    """A forked writer, which has the patched modules of this process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

@@ -1,4 +1,4 @@
-"""States with NaN or infinity are neither saved nor copied; a checkpoint that holds any is set aside once."""
+"""States with NaN or infinity are neither saved nor copied; a checkpoint with them is quarantined once."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def train_with_agent(path: Path, config: dict[str, Any]) -> tuple[RunFolder, lis
         return folder, codes_of(agents)
 
 
-def test_copies_in_memory_never_carry_a_spoilt_state_to_the_disk(tmp_path: Path) -> None:
+def test_a_state_that_is_not_finite_never_reaches_the_disk_by_a_copy(tmp_path: Path) -> None:
     config = config_of({"save_every": 4, "memory_save_every": 1}, 6, policy={"max_restarts_in_place": 0})
     folder, codes = train_with_agent(tmp_path, config)
     assert codes == [1], logs(folder)
@@ -82,7 +82,7 @@ def test_copies_in_memory_never_carry_a_spoilt_state_to_the_disk(tmp_path: Path)
     assert "gradient norm of step 6" in json.loads(folder.failure_file(0).read_text())["reason"]
 
 
-def test_ranks_go_on_in_place_after_a_gradient_that_overflows_once(tmp_path: Path) -> None:
+def test_ranks_restart_in_place_after_one_overflow(tmp_path: Path) -> None:
     train = {"save_every": 4, "memory_save_every": 1}
     folder, codes = train_with_agent(tmp_path, config_of(train, 6, str(tmp_path / "spent")))
     assert codes == [0], logs(folder)
@@ -92,7 +92,7 @@ def test_ranks_go_on_in_place_after_a_gradient_that_overflows_once(tmp_path: Pat
 
 
 def spoil(folder: RunFolder, step: int) -> None:
-    """Let the checkpoint of `step` hold NaN, as one that an earlier version has written may."""
+    """Write NaN into the checkpoint of `step`, as an earlier version could."""
     path = folder.checkpoints_dir / f"step-{step:010d}"
     found = checkpoint.read(path)
     found.state["objects"]["model"]["last.weight"][0, 0] = torch.nan
@@ -107,7 +107,7 @@ def stopped(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def test_a_spoilt_checkpoint_is_set_aside_and_the_one_before_is_gone_on_from(
+def test_a_spoilt_checkpoint_is_quarantined_and_training_resumes_from_the_one_before(
     tmp_path: Path, stopped: RunFolder
 ) -> None:
     spoil(stopped, 6)
@@ -124,9 +124,7 @@ def test_a_spoilt_checkpoint_is_set_aside_and_the_one_before_is_gone_on_from(
 
 
 @pytest.mark.parametrize("spoilt", [[6, 4], [6]], ids=["the one before, too", "the step itself, each time"])
-def test_one_checkpoint_is_set_aside_and_no_second_one(
-    tmp_path: Path, stopped: RunFolder, spoilt: list[int]
-) -> None:
+def test_at_most_one_checkpoint_is_quarantined(tmp_path: Path, stopped: RunFolder, spoilt: list[int]) -> None:
     for step in spoilt:
         spoil(stopped, step)
     config = config_of({"keep_last": 9}, 7 if spoilt == [6] else -1)
@@ -141,7 +139,7 @@ def test_one_checkpoint_is_set_aside_and_no_second_one(
     assert newest.is_dir()
 
 
-def test_the_only_checkpoint_stays(tmp_path: Path) -> None:
+def test_the_only_checkpoint_is_not_quarantined(tmp_path: Path) -> None:
     folder = new_folder(tmp_path / "run")
     run_ranks(trainer_jobs.train_once, 2, config_of({}), str(folder.path), 2)
     spoil(folder, 2)

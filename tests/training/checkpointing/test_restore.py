@@ -1,4 +1,4 @@
-"""A checkpoint that does not belong here: it is said what differs, and nothing of it is loaded."""
+"""A checkpoint that does not fit: the error names the difference, and no object changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def alone() -> Iterator[Distributon]:
 
 
 class Counter:
-    """An object of a person's own, which refuses states that it does not like."""
+    """A user's object that refuses some states."""
 
     def __init__(self, count: int = 0) -> None:
         self.count = torch.tensor(count)
@@ -107,7 +107,7 @@ def test_an_optimizer_over_other_groups(alone, tmp_path) -> None:
         alone.load(tmp_path, model=optimizer)
 
 
-def test_an_object_that_refuses_leaves_everything_as_it_was(alone, tmp_path) -> None:
+def test_a_refused_state_changes_no_object(alone, tmp_path) -> None:
     model, _ = parts()
     alone.save(tmp_path, 9, first=Counter(2), model=model, second=Counter(7))
     with torch.no_grad():
@@ -122,7 +122,7 @@ def test_an_object_that_refuses_leaves_everything_as_it_was(alone, tmp_path) -> 
 
 
 class Renamed(nn.Linear):
-    """A model that still takes what was saved under an older name."""
+    """A model that accepts keys of an older version."""
 
     def _load_from_state_dict(self, state: dict, prefix: str, *args: object) -> None:
         if f"{prefix}kernel" in state:
@@ -145,13 +145,13 @@ def test_a_model_that_translates_old_names_may(alone, tmp_path) -> None:
 
 
 class Unpacking(nn.Linear):
-    """A model that finds what it wants in a state of another form."""
+    """A model that accepts a state of another form."""
 
     def load_state_dict(self, state: dict, *args: object, **options: object) -> object:
         return super().load_state_dict({"weight": state["kernel"], "bias": self.bias}, *args, **options)
 
 
-def test_a_model_that_loads_in_a_way_of_its_own_may(alone, tmp_path) -> None:
+def test_a_model_with_its_own_load_state_dict_may_accept_another_state(alone, tmp_path) -> None:
     old = nn.Module()
     old.kernel = nn.Parameter(torch.ones(2, 2))
     alone.save(tmp_path, 9, model=old)
@@ -161,7 +161,7 @@ def test_a_model_that_loads_in_a_way_of_its_own_may(alone, tmp_path) -> None:
 
 
 class Regrouping(torch.optim.SGD):
-    """An optimizer that takes what was saved over other groups."""
+    """An optimizer that accepts the state of other groups."""
 
     def load_state_dict(self, state: dict) -> None:
         super().load_state_dict(state if len(state["param_groups"]) == 2 else self.state_dict())
@@ -174,7 +174,7 @@ def test_an_optimizer_that_translates_other_groups_may(alone, tmp_path) -> None:
     assert alone.load(tmp_path, optimizer=Regrouping(halves, lr=0.5)) == 9
 
 
-def test_what_a_refusal_found_already_written_is_taken_back(alone, tmp_path) -> None:
+def test_a_refusal_restores_the_objects_before_it(alone, tmp_path) -> None:
     alone.save(tmp_path, 9, model=nn.Linear(2, 2))
     wider = Renamed(3, 2)  # The bias fits, and is written before the weight is refused.
     before = bits(wider)
@@ -203,7 +203,7 @@ def test_a_model_whose_hooks_translate_old_names_may(alone, tmp_path) -> None:
     assert torch.equal(renaming.weight, torch.ones(2, 2))
 
 
-def test_one_ranks_misfit_leaves_all_ranks_as_they_were(tmp_path: Path) -> None:
+def test_a_misfit_on_one_rank_changes_no_rank(tmp_path: Path) -> None:
     first, second = run_ranks(load_jobs.load_that_one_rank_refuses, 2, str(tmp_path))
     assert "Rank 1 on" in first["said"]
     assert "does not fit this Net" in second["said"]
@@ -255,7 +255,7 @@ def test_a_value_of_the_environment_is_not_in_the_manifest_and_still_compared(tm
         load_under(bound("0ther"), tmp_path)
 
 
-def test_another_one_is_explained_key_by_key(tmp_path) -> None:
+def test_another_configuration_is_explained_key_by_key(tmp_path) -> None:
     saved_under(CONFIG, tmp_path)
     other = {"seed": 1, "model": {"width": 8, "path": Path("data"), "new": "x"}, "betas": (0.9, 0.99)}
     with pytest.raises(ConfigError) as caught:
@@ -279,7 +279,7 @@ def test_many_differences_are_cut_short(tmp_path) -> None:
     assert len(caught.value.message.splitlines()) == 12
 
 
-def test_it_is_loaded_when_a_person_says_so(tmp_path, monkeypatch, caplog) -> None:
+def test_another_configuration_is_loaded_on_request(tmp_path, monkeypatch, caplog) -> None:
     saved_under(CONFIG, tmp_path)
     other = {**CONFIG, "seed": 2}
     assert load_under(other, tmp_path, allow_other_config=True) == 3
@@ -296,7 +296,7 @@ def test_without_a_configuration_there_is_nothing_to_compare(tmp_path) -> None:
     assert load_under(CONFIG, tmp_path / "without") == 3
 
 
-def test_what_a_run_is_named_by_is_what_its_checkpoints_are_bound_to() -> None:
+def test_checkpoints_are_bound_to_the_keys_that_name_a_run() -> None:
     train = {"batch_size": 4, "log_every": 5, "steps": 9}
     whole = {"seed": 1, "train": train, "nodes": 3, "time_limit": 5}
     named = part_of(whole, Identity.COMPUTED, Identity.EXTENT)
@@ -307,10 +307,10 @@ def test_what_a_run_is_named_by_is_what_its_checkpoints_are_bound_to() -> None:
 # The test save.
 
 
-def test_a_test_save_counts_what_the_optimizer_will_need(alone, tmp_path, monkeypatch) -> None:
+def test_check_can_save_includes_the_states_of_the_optimizer(alone, tmp_path, monkeypatch) -> None:
     asked = []
     monkeypatch.setattr(
-        checkpoint, "rehearse", lambda root, state, **options: asked.append(options["growth"])
+        checkpoint, "check_can_write", lambda root, state, **options: asked.append(options["growth"])
     )
     model = nn.Linear(99, 10, bias=False)
     frozen = nn.Parameter(torch.ones(50), requires_grad=False)
@@ -318,11 +318,11 @@ def test_a_test_save_counts_what_the_optimizer_will_need(alone, tmp_path, monkey
     for optimizer in (
         torch.optim.AdamW(params), torch.optim.SGD(params), torch.optim.SGD(params, momentum=0.9), parts()[1],
     ):  # fmt: skip
-        assert alone.test_save(tmp_path, model=model, optimizer=optimizer) >= 0
+        assert alone.check_can_save(tmp_path, model=model, optimizer=optimizer) >= 0
     assert asked == [2 * 3960, 0, 3960, 0]
 
 
-def test_a_test_save_that_fails_is_heard_by_all_ranks(tmp_path: Path) -> None:
+def test_a_failed_check_is_raised_on_all_ranks(tmp_path: Path) -> None:
     for said in run_ranks(load_jobs.save_onto_a_file, 2, str(tmp_path)):
         assert "test save" in said and "failed" in said
 
@@ -338,7 +338,7 @@ def test_a_test_save_that_fails_is_heard_by_all_ranks(tmp_path: Path) -> None:
         ((30, 20, 10), None, "step-0000000030 can't be used, nor can any before it: it starts at step 0."),
     ],
 )
-def test_a_run_records_that_its_newest_checkpoint_was_of_no_use(
+def test_a_run_records_that_its_newest_checkpoint_is_damaged(
     request, tmp_path, monkeypatch, damaged, found, words
 ) -> None:
     folder, model = RunFolder(tmp_path), nn.Linear(2, 2)

@@ -1,4 +1,4 @@
-"""Files that each rank writes of its own part go through the same verification as all checkpoints."""
+"""Sharded files get the verification of all checkpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_sharded_files_are_verified_and_set_aside_like_any_others(
+def test_sharded_files_are_verified_and_quarantined(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "root"
@@ -50,7 +50,7 @@ def test_sharded_files_are_verified_and_set_aside_like_any_others(
     assert torch.equal(found["w"], sharded_jobs.whole(10))
 
 
-def test_what_reads_whole_states_says_that_there_is_none(
+def test_readers_of_whole_states_refuse_a_sharded_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = checkpoint.publish(tmp_path / "root", 1, lambda folder: {}, meta={})
@@ -62,7 +62,7 @@ def test_what_reads_whole_states_says_that_there_is_none(
     assert [entry.name for entry in tmp_path.iterdir()] == ["root"]
 
 
-def test_a_file_that_would_stay_unverified_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_a_record_is_refused(tmp_path: Path) -> None:
     def fill(folder: Path) -> dict[str, FileRecord]:
         (folder / "deep").mkdir()
         (folder / "deep" / "forgotten").write_text("it")

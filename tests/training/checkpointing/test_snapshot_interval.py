@@ -1,4 +1,4 @@
-"""How often states are copied into memory: arithmetic that all ranks do alike."""
+"""The interval between copies into memory, computed alike on all ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ durations = st.floats(1e-4, 100.0)
 
 
 @given(step_s=durations, cost_s=st.floats(1e-5, 100.0))
-def test_whatever_steps_and_copies_take_the_share_is_kept(step_s: float, cost_s: float) -> None:
+def test_copies_never_exceed_their_share(step_s: float, cost_s: float) -> None:
     """From the second copy on; the first one is what tells the cost."""
     trained, spent, cost_before = FIRST_AFTER * step_s, 0.0, 0.01
     for copy in range(8):
@@ -28,7 +28,7 @@ def test_whatever_steps_and_copies_take_the_share_is_kept(step_s: float, cost_s:
 
 
 @given(step_s=durations, cost_s=durations, spent_s=durations, trained_s=durations)
-def test_dearer_copies_never_come_sooner(
+def test_slower_copies_never_come_sooner(
     step_s: float, cost_s: float, spent_s: float, trained_s: float
 ) -> None:
     usual = steps_until_next((step_s, cost_s, spent_s, trained_s))
@@ -36,8 +36,8 @@ def test_dearer_copies_never_come_sooner(
     assert usual <= steps_until_next((step_s, cost_s, 2 * spent_s, trained_s))
 
 
-def test_it_settles_at_the_share() -> None:
-    pace = SnapshotInterval(keeps=True)
+def test_the_cost_converges_to_the_share() -> None:
+    pace = SnapshotInterval(has_agent=True)
     for _ in range(100_000):
         pace.step(0.01)
         if pace.is_due("auto"):
@@ -46,8 +46,8 @@ def test_it_settles_at_the_share() -> None:
     assert 0.8 * SHARE < spent_s / trained_s <= SHARE
 
 
-def test_ranks_that_measure_otherwise_copy_at_the_same_steps() -> None:
-    ranks = [SnapshotInterval(keeps=True) for _ in range(3)]
+def test_ranks_with_other_measurements_copy_at_the_same_steps() -> None:
+    ranks = [SnapshotInterval(has_agent=True) for _ in range(3)]
     due = []
     for step in range(2000):
         for number, pace in enumerate(ranks):
@@ -63,8 +63,8 @@ def test_ranks_that_measure_otherwise_copy_at_the_same_steps() -> None:
     assert due[0] == FIRST_AFTER - 1
 
 
-def test_what_a_person_has_chosen_is_done() -> None:
-    fixed = SnapshotInterval(keeps=False)
+def test_a_chosen_interval_is_used() -> None:
+    fixed = SnapshotInterval(has_agent=False)
     due = []
     for step in range(1, 10):
         fixed.step(0.001)

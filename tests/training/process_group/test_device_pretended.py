@@ -1,4 +1,4 @@
-"""Pretended nodes share the GPUs of one machine, or rehearse on its CPUs."""
+"""Pretended nodes share the GPUs of one machine, or check_can_write on its CPUs."""
 
 import pytest
 

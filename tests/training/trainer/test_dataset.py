@@ -1,4 +1,4 @@
-"""The default program on data of every kind: iterable, with and without a place of its own, and weighted."""
+"""The default program on iterable data, with and without a saved position, and on weighted data."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def error_of(tmp_path: Path, config: dict[str, Any], ranks: int) -> str:
         ("Weighted", {"weights": [1.0, 2.0]}, {}, "sample_weights has the shape (2,) for 100 samples"),
     ],
 )
-def test_what_the_trainer_can_not_use_is_refused(
+def test_unusable_data_is_refused(
     tmp_path: Path, data: str, arguments: dict[str, Any], train: dict[str, Any], said: str
 ) -> None:
     error = error_of(tmp_path, make_config(data, arguments=arguments, **train), 1)
@@ -91,7 +91,7 @@ def test_the_state_of_another_number_of_loader_workers_is_refused_before_anythin
 @pytest.mark.parametrize(
     "weights", [[-1.0] + [1.0] * 99, [float("nan")] * 100, [0.0] * 100, "heavy", ["a"] * 100]
 )
-def test_weights_that_are_none_are_refused(weights: Any) -> None:
+def test_impossible_weights_are_refused(weights: Any) -> None:
     with pytest.raises(ConfigError, match="Weighted whose sample_weights"):
         dataset.sampler_for(data_jobs.Weighted(weights))
 

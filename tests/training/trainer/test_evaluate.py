@@ -1,4 +1,4 @@
-"""The held-out loss: the mean over samples, whatever the batches, and a model that is left as it was."""
+"""The held-out loss: the mean over samples for any batches, without a change to the model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make_model() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
 
 
-def test_a_layer_that_was_frozen_stays_frozen(alone: Distributon) -> None:
+def test_a_frozen_layer_stays_frozen(alone: Distributon) -> None:
     """A resumed run does not evaluate first: it would train another model than the undisturbed one."""
     model = make_model()
     model[1].eval()
@@ -49,7 +49,7 @@ def test_a_layer_that_was_frozen_stays_frozen(alone: Distributon) -> None:
     assert [module.training for module in model.modules()] == [True, True, False, True]
 
 
-def test_every_sample_weighs_the_same_however_full_the_last_batch_is(alone: Distributon) -> None:
+def test_all_samples_have_the_same_weight_with_a_partial_last_batch(alone: Distributon) -> None:
     model = make_model()
     parts = make_parts(model)
     x, y = parts.heldout.tensors
@@ -83,7 +83,7 @@ class Draws(nn.Linear):
         return super().forward(inputs) + torch.rand(())
 
 
-def test_what_the_model_draws_leaves_the_training_alone(alone: Distributon) -> None:
+def test_random_draws_of_the_model_do_not_change_the_training(alone: Distributon) -> None:
     parts, before = make_parts(Draws(6, 3)), torch.get_rng_state()
     evaluate(alone, parts)
     assert torch.equal(torch.get_rng_state(), before)
@@ -102,7 +102,7 @@ def test_the_samples_lie_evenly_over_the_heldout_data(alone: Distributon) -> Non
     assert parts.heldout.read == [0, 2, 5, 7, 10, 12, 15, 17]
 
 
-def test_replicas_with_running_means_of_their_own_measure_the_model_of_rank_0() -> None:
+def test_all_ranks_evaluate_with_the_buffers_of_rank_0() -> None:
     train = {"batch_size": 2, "eval_batches": 5}
     data = {"_target_": "support.distributed.exact_jobs.Blurred", "size": 40}
     config = trainer_config(

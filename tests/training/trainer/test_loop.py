@@ -1,4 +1,4 @@
-"""The default program: it learns, goes on bit for bit after a stop, and writes down what it did."""
+"""The default program: it learns, resumes bit for bit after a stop, and records its events."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def make_config(text: Path, **train: Any) -> dict[str, Any]:
     }
 
 
-def test_it_writes_down_what_it_did(tmp_path: Path, text: Path) -> None:
+def test_a_training_records_its_events_and_metrics(tmp_path: Path, text: Path) -> None:
     folder, config = new_folder(tmp_path / "run"), make_config(text)
     run_ranks(trainer_jobs.train_once, 2, config, str(folder.path), 4)
     run_ranks(trainer_jobs.train_once, 2, config, str(folder.path), None)
@@ -133,7 +133,7 @@ def test_the_heldout_loss_does_not_depend_on_the_ranks(text: Path) -> None:
     assert all(quiet for _, quiet in run_ranks(trainer_jobs.heldout_loss, 2, config))
 
 
-def test_no_number_for_a_loss_names_the_step(tmp_path: Path, text: Path) -> None:
+def test_a_loss_that_is_not_finite_names_the_step(tmp_path: Path, text: Path) -> None:
     folder = new_folder(tmp_path / "run")
     config = make_config(text, log_every=5, clip_norm=None)
     config["optimizer"] = {"_target_": "torch.optim.SGD", "lr": 1e30}
@@ -144,7 +144,7 @@ def test_no_number_for_a_loss_names_the_step(tmp_path: Path, text: Path) -> None
     assert not list(folder.checkpoints_dir.glob("*")), "nothing is saved of it"
 
 
-def test_where_nothing_can_be_saved_nothing_is_trained(tmp_path: Path, text: Path) -> None:
+def test_without_a_possible_save_no_step_is_trained(tmp_path: Path, text: Path) -> None:
     folder = new_folder(tmp_path / "run")
     folder.checkpoints_dir.write_text("in the way")
     for error in run_ranks(trainer_jobs.error_of_training, 2, make_config(text), str(folder.path)):
@@ -237,7 +237,7 @@ def test_the_shipped_loss_names_its_setting_for_data_of_another_kind(
         ("", {"signal": "", "rank": None}),
     ],
 )
-def test_who_asked_to_stop(reason: str, facts: dict[str, Any]) -> None:
+def test_the_reason_of_a_stop_has_signal_and_rank(reason: str, facts: dict[str, Any]) -> None:
     assert signal_and_rank(reason) == facts
 
 

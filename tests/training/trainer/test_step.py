@@ -1,4 +1,4 @@
-"""One optimizer step of the default program, against plain torch, and the numbers that are written of it."""
+"""One optimizer step of the default program, compared with plain torch, and its log line."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def gradients_of(count: int) -> tuple[list[torch.Tensor], float]:
 
 @pytest.mark.parametrize("clip_norm", [None, 0.01, 100.0])
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_a_step_follows_the_mean_gradient_clipped_as_told(
+def test_a_step_follows_the_clipped_mean_gradient(
     alone: Distributon, tmp_path: Path, accumulate: int, clip_norm: float | None
 ) -> None:
     training, model = make(alone, tmp_path, accumulate, clip_norm)

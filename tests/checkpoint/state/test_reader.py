@@ -1,4 +1,4 @@
-"""Damage to a checkpoint is noticed, and the one before it is used; nothing is ever unpickled."""
+"""Damage to a checkpoint is detected, and the one before it is used; nothing is unpickled."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from support.distributed.checkpoint_files import flip_bit, save, steps_in
 
 
 @pytest.mark.parametrize("file", ["state.safetensors", "state.json", "manifest.json"])
-def test_one_flipped_bit_anywhere_is_noticed(tmp_path, file):
+def test_each_flipped_bit_is_detected(tmp_path, file):
     chance = random.Random(file)
     size = (save(tmp_path / "x", 2, {"w": torch.randn(20)}) / file).stat().st_size
     for position in [0, size - 2, *(chance.randrange(size) for _ in range(20))]:
@@ -40,7 +40,7 @@ def lengthen(path):
 
 @pytest.mark.parametrize("file", ["state.safetensors", "state.json", "manifest.json"])
 @pytest.mark.parametrize("damage", [cut, lengthen, os.unlink, lambda path: path.write_bytes(b"")])
-def test_files_cut_lengthened_emptied_or_missing(tmp_path, caplog, file, damage):
+def test_files_of_another_length_and_missing_files_are_detected(tmp_path, caplog, file, damage):
     first = save(tmp_path, 1)
     path = save(tmp_path, 2, {"w": torch.ones(9)})
     damage(path / file)
@@ -52,13 +52,13 @@ def test_files_cut_lengthened_emptied_or_missing(tmp_path, caplog, file, damage)
     assert "damaged" in caplog.text and "step-0000000002" in caplog.text
 
 
-def test_a_manifest_of_another_checkpoint_is_noticed(tmp_path):
+def test_a_manifest_of_another_checkpoint_is_detected(tmp_path):
     first, second = save(tmp_path, 1, {"w": torch.ones(2)}), save(tmp_path, 2, {"w": torch.zeros(2)})
     (second / "manifest.json").write_bytes((first / "manifest.json").read_bytes())
     assert checkpoint.latest(tmp_path) == first
 
 
-def test_nothing_there_or_nothing_whole_is_none(tmp_path, caplog):
+def test_without_a_good_checkpoint_latest_returns_none(tmp_path, caplog):
     assert checkpoint.latest(tmp_path / "missing") is None
     assert checkpoint.latest(tmp_path) is None
     for step in (1, 2):
@@ -77,7 +77,7 @@ def test_a_missing_or_stale_pointer_does_not_matter(tmp_path, pointer):
     assert checkpoint.latest(tmp_path) == newest
 
 
-def test_a_second_bad_checkpoint_of_one_step_is_kept_too(tmp_path):
+def test_two_bad_checkpoints_of_one_step_get_two_names(tmp_path):
     for _ in range(2):
         (save(tmp_path, 1) / "state.json").unlink()
         assert checkpoint.latest(tmp_path) is None
@@ -86,7 +86,7 @@ def test_a_second_bad_checkpoint_of_one_step_is_kept_too(tmp_path):
 
 
 def rewrite_manifest(path, **changes):
-    """Write a manifest again as another version would have: with other content and the hash that fits it."""
+    """Write a manifest as another version would: with other content and its digest."""
     content = json.loads((path / "manifest.json").read_text())
     del content["sha256"]
     content = {key: value for key, value in {**content, **changes}.items() if value is not None}
@@ -103,7 +103,7 @@ def rewrite_manifest(path, **changes):
     ],
     ids=["later", "earlier", "unknown digest", "strange digest"],
 )
-def test_one_that_another_version_wrote_is_refused_and_not_taken_for_damaged(tmp_path, changes, words):
+def test_a_checkpoint_of_another_version_is_refused_and_not_quarantined(tmp_path, changes, words):
     save(tmp_path, 1)
     other = save(tmp_path, 2)
     rewrite_manifest(other, **changes)
@@ -136,7 +136,7 @@ def test_nothing_in_a_checkpoint_is_ever_unpickled(tmp_path):
     assert not (tmp_path / "exploded").exists()
 
 
-def test_a_damaged_one_does_not_count_as_kept(tmp_path):
+def test_retention_does_not_count_a_damaged_checkpoint(tmp_path):
     for step in (1, 2, 3):
         path = save(tmp_path, step)
     flip_bit(path / "state.json")

@@ -1,4 +1,4 @@
-"""A rank that waits for its saves says so in the memory that is being written."""
+"""The writing rank: urgent writes, writers that end, copies that fail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import slurmddp
 from slurmddp.checkpoint.memory import shared_buffer, writer_process
 from slurmddp.checkpoint.memory.channel import Channel
 from slurmddp.checkpoint.state.safetensors_stream import encoded_size
-from slurmddp.checkpoint.state.staging import Snapshots
+from slurmddp.checkpoint.state.staging import Snapshot, StagingBuffers
 from slurmddp.checkpoint.state.state_tree import flatten
 from slurmddp.environments.names import CHANNEL_VARIABLE
 from slurmddp.errors import CheckpointError
@@ -25,34 +25,34 @@ from support.distributed.checkpoint_files import steps_in
 
 
 class Agent:
-    """Writes nothing, but says that it has, once somebody waits for it."""
+    """Answers each request, without a write, once the write is urgent."""
 
-    def __init__(self, line: Channel) -> None:
-        self._line = line
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
         self._slots: dict[int, int] = {}
-        self._asked: dict[int, int] = {}
+        self._requests: dict[int, int] = {}
 
     def answer(self) -> int:
         """Return the step of the first write that was answered."""
         until = time.monotonic() + 30
         while time.monotonic() < until:
-            self._hear()
-            for slot, step in self._asked.items():
-                if shared_buffer.is_awaited(self._slots[slot]):
-                    del self._asked[slot]
-                    shared_buffer.set_busy(self._slots[slot], False)
-                    self._line.send({"kind": "written", "step": step, "written_s": 0.0, "error": None})
+            self._receive()
+            for slot, step in self._requests.items():
+                if shared_buffer.is_urgent(self._slots[slot]):
+                    del self._requests[slot]
+                    shared_buffer.set_writing(self._slots[slot], False)
+                    self._channel.send({"kind": "written", "step": step, "written_s": 0.0, "error": None})
                     return step
-        self._line.close()  # The rank hears that, and waits no longer.
-        raise AssertionError(f"{self._asked} asked for, and nobody waits")
+        self._channel.close()  # ends the wait of the rank
+        raise AssertionError(f"requests {self._requests}, and none of them is urgent")
 
-    def _hear(self) -> None:
-        while (received := self._line.receive(0.01)) is not None:
+    def _receive(self) -> None:
+        while (received := self._channel.receive(0.01)) is not None:
             message, descriptors = received
             if message["kind"] == "memory":
                 self._slots[message["slot"]] = descriptors[0]
             else:
-                self._asked[message["slot"]] = message["step"]
+                self._requests[message["slot"]] = message["step"]
 
 
 @pytest.fixture
@@ -67,22 +67,22 @@ def both() -> Iterator[tuple[AsyncWriter, Agent]]:
 
 def write(saves: AsyncWriter, root: Path, step: int) -> None:
     state = {"weight": torch.full((1000,), float(step))}
-    saves.write(root, step, 0, state, {}, keep_last=3, wait=False, began=time.monotonic())
+    saves.write(Snapshot(root, step, 0, state, {}), keep_last=3, wait=False, began=time.monotonic())
 
 
-def test_a_write_beside_the_training_is_made_to_hurry_when_the_training_waits_for_its_end(
+def test_a_background_write_becomes_urgent_when_training_waits_for_it(
     both: tuple[AsyncWriter, Agent], tmp_path: Path
 ) -> None:
     saves, agent = both
     write(saves, tmp_path, 1)
-    assert not any(shared_buffer.is_awaited(one) for one in saves._snapshots.descriptors)
+    assert not any(shared_buffer.is_urgent(one) for one in saves._buffers.descriptors)
     with ThreadPoolExecutor(1) as thread:
         answered = thread.submit(agent.answer)
         saves.finish()
         assert answered.result() == 1
 
 
-def test_a_write_is_made_to_hurry_when_the_next_copy_waits_for_its_memory(
+def test_a_write_becomes_urgent_when_the_next_copy_waits_for_its_buffer(
     both: tuple[AsyncWriter, Agent], tmp_path: Path
 ) -> None:
     saves, agent = both
@@ -94,40 +94,40 @@ def test_a_write_is_made_to_hurry_when_the_next_copy_waits_for_its_memory(
         assert answered.result() == 1
 
 
-def test_what_ranks_before_this_one_had_written_is_made_to_hurry_too(tmp_path: Path) -> None:
+def test_writes_of_earlier_ranks_become_urgent_too(tmp_path: Path) -> None:
     own, ranks = Channel.pair()
     before = shared_buffer.create()
     with shared_buffer.reserve(before, shared_buffer.PAGE_BYTES):
-        shared_buffer.set_busy(before, True)
+        shared_buffer.set_writing(before, True)
     saves = AsyncWriter({CHANNEL_VARIABLE: str(ranks.fileno()), shared_buffer.MEMORY_VARIABLE: str(before)})
     own.send({"kind": "written", "step": 1, "written_s": 0.0, "error": None})
     write(saves, tmp_path, 1)
-    assert not shared_buffer.is_awaited(before)
+    assert not shared_buffer.is_urgent(before)
     saves.finish()
-    assert shared_buffer.is_awaited(before)
+    assert shared_buffer.is_urgent(before)
     saves.close()
     own.close()
     ranks.close()
     os.close(before)
 
 
-def test_a_writer_takes_nothing_of_the_standard_library_from_beside_this_package(
+def test_a_writer_imports_no_standard_library_module_from_the_folder_of_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "slurmddp").symlink_to(Path(slurmddp.__file__).parent)
     monkeypatch.setattr(slurmddp, "__file__", str(tmp_path / "slurmddp" / "__init__.py"))
-    (tmp_path / "dataclasses.py").write_text("raise RuntimeError('for a Python that had none of its own')")
+    (tmp_path / "dataclasses.py").write_text("raise RuntimeError('for an older Python')")
     (tmp_path / "xxhash.py").write_text("raise RuntimeError('for another Python')")
-    line, writer = writer_process.start()
-    line.send({"kind": "end"})
+    channel, writer = writer_process.start()
+    channel.send({"kind": "end"})
     assert writer.wait(60) == 0
-    line.close()
+    channel.close()
 
 
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("CUDA out of memory."), OSError(24, "Too many files")]
 )
-def test_a_copy_that_fails_is_told_and_training_goes_on(
+def test_a_failed_copy_is_logged_once_and_raises_nothing(
     both: tuple[AsyncWriter, Agent],
     tmp_path: Path,
     error: Exception,
@@ -137,13 +137,13 @@ def test_a_copy_that_fails_is_told_and_training_goes_on(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(Snapshots, "take", fail)
+    monkeypatch.setattr(StagingBuffers, "copy", fail)
     for step in (1, 2):
-        both[0].keep(tmp_path, step, 0, {"weight": torch.ones(3)}, {})
-    assert caplog.messages == [f"No more states are kept in memory: {error}"]
+        both[0].copy_to_memory(Snapshot(tmp_path, step, 0, {"weight": torch.ones(3)}, {}))
+    assert caplog.messages == [f"States are no longer copied into memory: {error}"]
 
 
-def test_a_writer_that_has_ended_between_two_saves_is_replaced_by_another_one(tmp_path: Path) -> None:
+def test_a_writer_that_ends_between_two_saves_is_replaced(tmp_path: Path) -> None:
     saves = AsyncWriter({})
     for step in (1, 2):
         write(saves, tmp_path, step)
@@ -156,7 +156,7 @@ def test_a_writer_that_has_ended_between_two_saves_is_replaced_by_another_one(tm
     assert steps_in(tmp_path) == [2, 1]
 
 
-def test_a_writer_that_ends_while_it_writes_is_an_error_of_the_next_save_and_of_no_other(
+def test_a_writer_that_ends_during_a_write_fails_the_next_save_only(
     tmp_path: Path,
 ) -> None:
     saves = AsyncWriter({})
@@ -176,18 +176,18 @@ def test_a_writer_that_ends_while_it_writes_is_an_error_of_the_next_save_and_of_
     assert writer.returncode == -signal.SIGKILL
 
 
-def test_memory_taken_in_advance_has_room_for_what_is_told_beside_the_tensors(
+def test_prepared_memory_has_space_for_the_tree_and_the_facts_of_a_state(
     both: tuple[AsyncWriter, Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def reserve(descriptor: int, size: int) -> None:
-        raise OSError(12, "Not taken in advance")
+        raise OSError(12, "Not allocated in advance")
 
     saves, _ = both
     state = {"weight": torch.zeros((2 << 20) - shared_buffer.PAGE_BYTES, dtype=torch.uint8)}
     size = encoded_size(flatten(state).tensors)
     assert size == 2 << 20
     saves.prepare(size)
-    saves._snapshots._join()
+    saves._buffers._join()
     monkeypatch.setattr(shared_buffer, "reserve", reserve)
-    saves.write(tmp_path, 1, 0, state, {}, keep_last=3, wait=False, began=time.monotonic())
-    assert saves.busy
+    saves.write(Snapshot(tmp_path, 1, 0, state, {}), keep_last=3, wait=False, began=time.monotonic())
+    assert saves.is_writing

@@ -1,4 +1,4 @@
-"""Checkpoints: what lies in a folder, how it is hashed, which are kept, and what a killed writer leaves."""
+"""Checkpoint folders: their files, digests, retention, and the leftovers of killed writers."""
 
 import errno
 import json
@@ -28,32 +28,32 @@ def test_folder_layout_and_manifest(tmp_path):
     assert (loaded.step, loaded.meta) == (1200, {"world_size": 4, "note": ["x", None]})
 
 
-@pytest.mark.parametrize("held", [True, False])
-def test_large_and_small_parts_are_hashed_in_their_order(tmp_path, held):
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_large_and_small_parts_are_hashed_in_their_order(tmp_path, in_memory):
     sizes = [9 << 20, 10, 3, 1 << 18, 7, 20 << 20, 1]
     data = [bytes([index]) * size for index, size in enumerate(sizes)]
-    record = durable.write_hashed(tmp_path / "file", [memoryview(part) for part in data], held=held)
+    record = durable.write_hashed(tmp_path / "file", [memoryview(part) for part in data], in_memory=in_memory)
     assert record == durable.record_of(tmp_path / "file")
     assert record.digest == xxhash.xxh3_128_hexdigest(b"".join(data))
 
 
-@pytest.mark.parametrize("held", [True, False])
-def test_a_flush_that_fails_fails_the_write(tmp_path, monkeypatch, held):
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_flush_that_fails_fails_the_write(tmp_path, monkeypatch, in_memory):
     def refuse(descriptor):
         raise OSError(errno.EIO, "no")
 
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(OSError, match="no"):
-        durable.write_hashed(tmp_path / "file", [memoryview(b"x")], held=held)
+        durable.write_hashed(tmp_path / "file", [memoryview(b"x")], in_memory=in_memory)
 
 
-def test_copies_are_not_held_in_memory_until_the_flush(tmp_path, monkeypatch):
+def test_copies_are_hashed_before_the_flush(tmp_path, monkeypatch):
     held = []
     real = durable.write_hashed
 
-    def spy(path, parts, *, expected=0, held=False):
-        asked[path.name] = held
-        return real(path, parts, expected=expected, held=held)
+    def spy(path, parts, *, expected=0, in_memory=False):
+        asked[path.name] = in_memory
+        return real(path, parts, expected=expected, in_memory=in_memory)
 
     monkeypatch.setattr("slurmddp.checkpoint.state.writer.write_hashed", spy)
     plain, turned = torch.ones(4, 5), torch.ones(4, 5).t()
@@ -73,13 +73,13 @@ def test_retention_keeps_the_last(tmp_path):
     assert hidden_in(tmp_path) == []
 
 
-def test_two_always_stay(tmp_path):
+def test_two_checkpoints_always_stay(tmp_path):
     for step in range(1, 5):
         save(tmp_path, step, keep_last=1)
     assert steps_in(tmp_path) == [4, 3]
 
 
-def test_later_steps_of_another_try_are_left_alone(tmp_path):
+def test_checkpoints_of_later_steps_stay(tmp_path):
     for step in (10, 20, 30):
         save(tmp_path, step)
     for step in (1, 2, 3, 4):
@@ -100,7 +100,7 @@ def test_the_same_step_again(tmp_path):
     assert hidden_in(tmp_path) == []
 
 
-def test_leftovers_of_a_killed_writer_go_at_the_next_save(tmp_path):
+def test_a_save_deletes_the_leftovers_of_a_killed_writer(tmp_path):
     save(tmp_path, 1)
     for name in (".writing-step-0000000002-77", ".deleting-step-0000000000"):
         (tmp_path / name).mkdir()
@@ -112,7 +112,7 @@ def test_leftovers_of_a_killed_writer_go_at_the_next_save(tmp_path):
     assert steps_in(tmp_path) == [2, 1]
 
 
-def test_one_moved_aside_by_a_killed_writer_is_put_back(tmp_path):
+def test_a_checkpoint_that_a_killed_writer_was_replacing_is_restored(tmp_path):
     path = save(tmp_path, 1)
     path.rename(tmp_path / ".replaced-step-0000000001")
     assert checkpoint.latest(tmp_path) == path
@@ -134,6 +134,6 @@ def test_a_root_that_is_a_file(tmp_path):
     assert (tmp_path / "root").read_text() == "mine"
 
 
-def test_reading_what_is_no_checkpoint(tmp_path):
+def test_read_refuses_a_folder_without_a_checkpoint(tmp_path):
     with pytest.raises(CheckpointError, match=r"manifest\.json is missing"):
         checkpoint.read(tmp_path / "nowhere")

@@ -1,0 +1,147 @@
+"""One rank from start to exit: joins the process group and leaves it, without a wait for lost ranks."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+from torch import distributed
+
+from slurmddp.environments.detect import detect
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, SlurmddpError, StoppedAtCheckpoint
+from slurmddp.host.heartbeat_page import Pulse
+from slurmddp.runs.folder.run_context import RunContext
+from slurmddp.training.heartbeat import Heartbeat
+from slurmddp.training.process_group import setup
+from slurmddp.training.process_group.launch_check import refuse_to_multiply, require_devices
+from slurmddp.training.run_log import Milestones
+from slurmddp.training.startup_timer import StartupTimer
+from slurmddp.training.stopping.controller import StopController
+from slurmddp.training.stopping.exit_guard import ExitGuard
+
+_DRAIN_S = 0.1
+"""Seconds to wait after the end of a gloo group. Its threads release the last gradients a moment later and
+need the interpreter for that; a process that exits at once dies of std::terminate (torch 2.13)."""
+
+
+class RankSession:
+    """This process as a rank: its run, its process group, and the parts that observe the training.
+
+    Args:
+        environ: the environment of the process.
+        finish_saving: waits until all saves are durable; called before the rank leaves the other ranks.
+    """
+
+    def __init__(self, environ: Mapping[str, str], finish_saving: Callable[[], object]) -> None:
+        self._environ, self._finish_saving = environ, finish_saving
+        self.run = RunContext.read(environ)
+        self.stop = StopController(ExitGuard.standing, self.run)
+        self.startup = StartupTimer(environ)
+        self.heartbeat = Heartbeat(Pulse.attach(environ), self.startup)
+        self.milestones = Milestones(self.run, self.startup)
+        self._context: setup.RankContext | None = None
+        self._pid = os.getpid()
+
+    @property
+    def context(self) -> setup.RankContext:
+        """The rank's process group and device; raises SlurmddpError before `start` and after `close`."""
+        if self._context is None:
+            raise SlurmddpError(
+                "This Distributon has not been launched, or is closed already.",
+                hint="Call launch() first: right after the constructor, before the model is built.",
+            )
+        return self._context
+
+    def start(self, num_devices: int | str, backend: str) -> None:
+        """Join the process group; without a launcher, start the ranks first (see `Distributon.launch`)."""
+        if self._context is not None:
+            raise SlurmddpError(
+                "launch() was called a second time.", hint="Call it once, before any setup_ method."
+            )
+        info = detect(self._environ)
+        wanted = num_devices if isinstance(num_devices, int) else _devices_of(info)
+        if info.environment == "single" and wanted > 1 and not distributed.is_initialized():
+            refuse_to_multiply()
+            from slurmddp.launchers.local.launch import launch_script
+
+            launch_script(wanted)
+        require_devices(info, wanted)
+        self.heartbeat.enter("meeting")
+        self._context = setup.start(info, backend=backend, stopped=lambda: self.stop.requested)
+        self._pid = os.getpid()
+        StopController.is_leaving = False
+        atexit.register(self._close_at_exit)
+        self.heartbeat.enter("loading", watched=False)
+        self.startup.lap("rendezvous")
+
+    def close(self) -> None:
+        """Wait for saves and leave the process group, once; does nothing in a forked process."""
+        atexit.unregister(self._close_at_exit)
+        if self._context is None or self._is_forked:
+            return
+        self.heartbeat.enter("ending")
+        try:
+            self._finish_saving()
+        finally:
+            self._leave(self._context)
+        self.heartbeat.enter("ending", watched=False)
+
+    def end(self, error: BaseException | None) -> None:
+        """Leave because the `with` block of the training ended, by `error` or in good order.
+
+        Raises:
+            StoppedAtCheckpoint: the block ended in good order although `should_stop` had returned True.
+        """
+        if isinstance(error, StoppedAtCheckpoint) and self._context is not None:
+            self.milestones.stopped(self.stop.reason)
+        code = error.code or EXIT_FINISHED if isinstance(error, SystemExit) else EXIT_FAILED
+        if error is None:
+            code = EXIT_FINISHED
+        stopped = self.stopped() if code == EXIT_FINISHED and StopController.is_leaving else None
+        if code in (EXIT_FINISHED, EXIT_STOPPED) or self._is_alone:
+            self.close()
+        else:  # The other ranks may be stuck in a collective that this rank will never join.
+            atexit.unregister(self._close_at_exit)
+        if stopped is not None:
+            raise stopped
+
+    def stopped(self) -> StoppedAtCheckpoint:
+        """Return the error that ends a stopped training; without an agent, rank 0 prints it."""
+        why = f" by {self.stop.reason}" if self.stop.reason else ""
+        error = StoppedAtCheckpoint(
+            f"The training was stopped{why}.",
+            hint="Run the same command again to resume from its checkpoint.",
+        )
+        if not self.run.by_agent and self._context is not None and self.context.info.rank == 0:
+            print(error, file=sys.stderr)  # Under an agent, the worker prints the error.
+        return error
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._context is None or self._context.backend is None
+
+    @property
+    def _is_forked(self) -> bool:
+        """Whether this process is a child of the rank: process group and saves belong to its parent."""
+        return os.getpid() != self._pid
+
+    def _leave(self, context: setup.RankContext) -> None:
+        self.stop.close()
+        setup.finish(context)
+        if context.backend is not None:
+            time.sleep(_DRAIN_S)
+        self._context = None
+
+    def _close_at_exit(self) -> None:
+        ends_by_error = hasattr(sys, "last_type")
+        if not self._is_forked and not ends_by_error:
+            self.close()
+
+
+def _devices_of(info: RankInfo) -> int:
+    """Return the number of ranks on this machine for `num_devices="auto"`."""
+    return info.local_world_size if info.environment != "single" else max(1, setup.visible_gpus())
