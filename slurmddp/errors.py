@@ -138,6 +138,7 @@ def near_matches(given: str, known: Iterable[str], *, prefix: str = "", else_all
 
     names = sorted(known)
     near = difflib.get_close_matches(given, names, n=3, cutoff=0.6)
+    near = near or [name for name in names if len(given) > 2 and name.startswith(given)][:3]
     if near:
         return f"Did you mean {' or '.join(prefix + name for name in near)}?"
     return f"Known: {', '.join(names)}." if names and else_all else ""

@@ -42,8 +42,6 @@ COMMANDS = {
     "report": "Write the report of a run and print its path.",
     "sandbox": "Start a SLURM of your own on this machine, to try jobs without a cluster.",
 }
-SETTINGS = ("nodes", "cluster", "name", "model", "data", "time_limit", "partition", "account", "launcher")
-"""Settings that are often typed as flags; the error shows how to write them."""
 _INVALID_CHOICE = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
 
 
@@ -58,6 +56,9 @@ class Parser(argparse.ArgumentParser):
         if choice := _INVALID_CHOICE.search(message):
             near = near_matches(choice[1], re.findall(r"[\w-]+", choice[2]))
             raise UsageError(f"{self.prog} has no {choice[1]!r}. {near}")
+        for action in self._actions:
+            if action.nargs == "*":  # argparse calls it required if another argument is missing
+                message = message.replace(f", {action.metavar}", "")
         raise UsageError(f"{message[:1].upper()}{message[1:].rstrip('.')}. See `{self.prog} --help`.")
 
 
@@ -127,22 +128,26 @@ def _parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Na
     except TypeError:  # A command with sub-commands can't be mixed.
         parsed, rest = parser.parse_known_args(arguments)
     if rest:
-        setting = rest[0].lstrip("-")
-        if "=" in setting and setting.partition("=")[0] in SETTINGS and parser.prog.endswith("train"):
-            sign = "+" if setting.startswith("cluster=") else ""
-            raise UsageError(
-                f"{parser.prog} knows no flag {rest[0]!r}. Settings have no dashes: {sign}{setting}"
-            )
-        script = next((one for one in arguments if one.endswith(".py") and "=" not in one), "")
-        if script and parser.prog.endswith("train"):
-            raise UsageError(
-                f"{parser.prog} knows no flag {rest[0]!r}. A script runs as program.script={script}, "
-                "with its arguments in program.args='--lr 1e-3 --flag'."
-            )
         kind = "flag" if rest[0].startswith("-") else "argument"
-        near = near_matches(rest[0].partition("=")[0], _flags(parser)) if kind == "flag" else ""
-        raise UsageError(f"{parser.prog} knows no {kind} {rest[0]!r}. {near}".strip())
+        hint = _hint_for_train(rest[0], arguments) if parser.prog.endswith("train") else ""
+        if not hint and kind == "flag":
+            hint = near_matches(rest[0].partition("=")[0], _flags(parser))
+        raise UsageError(f"{parser.prog} knows no {kind} {rest[0]!r}. {hint}".strip())
     return parsed
+
+
+def _hint_for_train(flag: str, arguments: Sequence[str]) -> str:
+    """Return how to write a setting, or the arguments of a script, that was typed as a flag; may be empty."""
+    from slurmddp.config.schema import every_key
+
+    script = next((one for one in arguments if one.endswith(".py") and "=" not in one), "")
+    if script:
+        return f"A script runs as program.script={script}, its arguments are program.args='--lr 1e-3 --flag'."
+    typed, _, value = flag.lstrip("-").partition("=")
+    name = typed.replace("-", "_")
+    meant = [key for key in every_key() if name in (key, key.rpartition(".")[2])]
+    sign = "+" if name == "cluster" else ""
+    return f"Settings have no dashes: {sign}{meant[0]}={value or 'VALUE'}" if meant else ""
 
 
 def _flags(parser: argparse.ArgumentParser) -> set[str]:

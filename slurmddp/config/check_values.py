@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from slurmddp.config.schema import Cluster, Config, Key, Node, every_key, keys
+from slurmddp.config.schema import OPEN_NODES, Cluster, Config, Key, Node, every_key, keys
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.spec import SPECIAL_KEYS
 
@@ -37,7 +37,21 @@ _SECTION = ("a mapping of keys to values", "")
 
 def check(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a whole configuration with typed values; raises ConfigError for the first wrong value."""
+    _refuse_misplaced(config)
     return check_section(config, Config)
+
+
+def _refuse_misplaced(config: Mapping[str, Any]) -> None:
+    """Refuse a key that belongs to another section: `lr=1` and `train.lr=1` for `optimizer.lr=1`."""
+    sections = {name: value for name, value in config.items() if isinstance(value, Mapping)}
+    known = {*every_key(), *(f"{node}.{key}" for node in OPEN_NODES for key in sections.get(node, ()))}
+    closed = {"": config, **{f"{name}.": sections.get(name, {}) for name in ("train", "policy")}}
+    for name in [f"{prefix}{key}" for prefix, given in closed.items() for key in given]:
+        meant = sorted(one for one in known if one.rpartition(".")[2] == name.rpartition(".")[2])
+        if meant and name not in known:
+            raise ConfigError(
+                f"`{name}` is not a key of the configuration.", hint=f"Did you mean {' or '.join(meant)}?"
+            )
 
 
 def read_section(given: Mapping[str, Any], section: type[Section], prefix: str) -> Section:
@@ -101,9 +115,6 @@ def check_special_keys(key: str, node: Mapping[str, Any]) -> None:
 
 def unknown_key(key: str, known: Mapping[str, Key], prefix: str) -> ConfigError:
     """Return the error for a key that the schema does not have."""
-    inner = [f"{name}.{key}" for name in ("train", "policy") if f"{name}.{key}" in every_key()]
-    if inner and not prefix:
-        return ConfigError(f"`{key}` is not a key of the configuration.", hint=f"Did you mean {inner[0]}?")
     hint = near_matches(key, known, prefix=prefix)
     if not hint.startswith("Did"):
         hint += " Values for code of your own go beside its `_target_`: model.x=..., program.x=..."
