@@ -49,6 +49,10 @@ SPECIAL_KEYS: Mapping[str, str] = {
 """Keys that control how Hydra's `instantiate` builds an object, each with the value that it takes."""
 
 
+MODULE = "-m "
+"""`program.script` begins so if it names a module instead of a file, as after `python`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Program:
     """The function that every rank runs, and the whole resolved configuration."""

@@ -20,6 +20,7 @@ from slurmddp.cli.messages import (
     EXIT_CODES,
     EXIT_INTERRUPTED,
     OF_THE_MACHINE,
+    UsageError,
     paragraph,
     report,
     report_bug,
@@ -31,6 +32,7 @@ from slurmddp.errors import EXIT_FINISHED, EXIT_USAGE, SlurmddpError, near_match
 # A command's module has `add_arguments(parser)`, `run(args) -> int`, and a docstring that begins so.
 COMMANDS = {
     "train": "Train here, or submit to a cluster with +cluster=NAME.",
+    "run": "Run your own script or module as every rank, here or on a cluster.",
     "list": "List the runs of this account, the newest activity first.",
     "status": "Show the state of a run, where it runs, and what to do if it does not.",
     "logs": "Print the logs of a run, merged and labelled; -f follows them across restarts.",
@@ -43,10 +45,6 @@ COMMANDS = {
     "sandbox": "Start a SLURM of your own on this machine, to try jobs without a cluster.",
 }
 _INVALID_CHOICE = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
-
-
-class UsageError(Exception):
-    """An unknown command or flag, or a wrong argument."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -113,10 +111,12 @@ def _run(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
+    own, program = module.split(arguments[1:]) if name == "run" else (arguments[1:], [])
     try:
-        parsed = _parse(parser, arguments[1:])
+        parsed = _parse(parser, own)
     except SystemExit as left:  # argparse exits after --help.
         return int(left.code or 0)
+    parsed.program = program
     code: int = module.run(parsed)
     return code
 
@@ -129,7 +129,7 @@ def _parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Na
         parsed, rest = parser.parse_known_args(arguments)
     if rest:
         kind = "flag" if rest[0].startswith("-") else "argument"
-        hint = _hint_for_train(rest[0], arguments) if parser.prog.endswith("train") else ""
+        hint = _hint_for_train(rest[0], arguments) if parser.prog.endswith(("train", "run")) else ""
         if not hint and kind == "flag":
             hint = near_matches(rest[0].partition("=")[0], _flags(parser))
         raise UsageError(f"{parser.prog} knows no {kind} {rest[0]!r}. {hint}".strip())
@@ -142,7 +142,7 @@ def _hint_for_train(flag: str, arguments: Sequence[str]) -> str:
 
     script = next((one for one in arguments if one.endswith(".py") and "=" not in one), "")
     if script:
-        return f"A script runs as program.script={script}, its arguments are program.args='--lr 1e-3 --flag'."
+        return f"A script runs as `slurmddp run [settings] {script} {flag} ...`, with its arguments after it."
     typed, _, value = flag.lstrip("-").partition("=")
     name = typed.replace("-", "_")
     meant = [key for key in every_key() if name in (key, key.rpartition(".")[2])]

@@ -26,6 +26,10 @@ EXIT_CODES = """exit codes:
 """
 
 
+class UsageError(Exception):
+    """An unknown command or flag, or a wrong argument."""
+
+
 def paragraph(message: str, hint: str = "") -> str:
     """Return the text of an error on the terminal: the program, the problem, the remedy."""
     between = "" if message.endswith("\n") else " "

@@ -8,7 +8,6 @@ import importlib.machinery
 import importlib.util
 import pkgutil
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,11 @@ from typing import Any
 from slurmddp.config.check_values import check_special_keys
 from slurmddp.config.schema import OPEN_NODES
 from slurmddp.errors import ConfigError, near_matches
-from slurmddp.spec import is_own_trainer
+from slurmddp.spec import MODULE, is_own_trainer
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _CLOCK_WITHOUT_QUOTES = re.compile(r"^\s*time_limit:\s*([0-9]+(?::[0-9]+)+)\s*(?:#.*)?$", re.MULTILINE)
 _ON_THE_NODES = ("torch",)
 """Packages that only the nodes need; a login node may lack them."""
@@ -81,21 +81,46 @@ def check_data(config: Mapping[str, Any], project_dir: Path) -> None:
                 raise ConfigError(f"There is no data at {path} (`{key}`).", hint=_near_path(path))
 
 
-def check_script(config: Mapping[str, Any], project_dir: Path) -> None:
-    """Refuse a `program.script` that does not exist, and arguments without a script."""
+def check_script(config: Mapping[str, Any], project_dir: Path, *, here: bool = True) -> None:
+    """Refuse a `program.script` that does not exist, and arguments without a script.
+
+    Args:
+        here: whether this Python is the interpreter of the ranks, so that a missing module is an error.
+    """
     script = config["program"].get("script")
     if script is None and config["program"].get("args") and is_own_trainer(config["program"]):
         raise ConfigError(
             "`program.args` holds the arguments of a script, and there is no script.",
-            hint="Say program.script=FILE.py.",
+            hint="Say slurmddp run FILE.py, with its arguments after it.",
         )
     if config["program"].get("checkpoints") is not None and is_own_trainer(config["program"]):
         raise ConfigError(
             "`program.checkpoints` is for a program of your own: the trainer saves in the run folder.",
-            hint="Leave it out, or say program.script=FILE.py.",
+            hint="Leave it out, or run a script: slurmddp run FILE.py.",
         )
+    if script is not None and script.startswith(MODULE):
+        return _check_module(script.removeprefix(MODULE).strip(), project_dir, here=here)
     if script is not None and not (path := project_dir / Path(script).expanduser()).is_file():
         raise ConfigError(f"There is no script {path} (`program.script`).", hint=_near_path(path))
+
+
+def _check_module(name: str, project_dir: Path, *, here: bool) -> None:
+    if not _MODULE.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} is not the name of a module.", hint="Write package.module, as after `python -m`."
+        )
+    top, *rest = name.split(".")
+    spec = _find_top(f"-m {name} was given", top, project_dir, here=here)
+    if spec is None or not spec.submodule_search_locations:
+        return
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    for part in [*rest, "__main__"]:
+        if (folder / f"{part}.py").is_file() or not folder.is_relative_to(project_dir):
+            return
+        if not (folder / part).is_dir():
+            near = near_matches(part, _modules_in(folder)) or "The folder holds no modules."
+            raise ConfigError(f"There is no module {name} to run: {folder} has no {part}.py.", hint=near)
+        folder /= part
 
 
 def check_loss(config: Mapping[str, Any]) -> None:
@@ -139,17 +164,23 @@ def check_target(key: str, target: Any, project_dir: Path, *, here: bool = True)
     top, *rest = target.split(".")
     if top in _ON_THE_NODES:
         return
+    if (spec := _find_top(f"`{key}` is {target}", top, project_dir, here=here)) is not None:
+        _check_inside(key, target, spec, rest, project_dir)
+
+
+def _find_top(
+    given: str, top: str, project_dir: Path, *, here: bool
+) -> importlib.machinery.ModuleSpec | None:
+    """Return where a top-level module is found, and None for another interpreter's; raises ConfigError."""
     spec = _find(top, project_dir)
-    if spec is None:
-        if here:
-            near = difflib.get_close_matches(top, _modules_here(project_dir), n=3, cutoff=0.7)
-            likely = f"Did you mean {' or '.join(near)}? " if near else ""
-            raise ConfigError(
-                f"`{key}` is {target}, but there is no module {top!r} in {project_dir} or in this Python.",
-                hint=f"{likely}Write {top}.py there, or install the package.",
-            )
-        return
-    _check_inside(key, target, spec, rest, project_dir)
+    if spec is None and here:
+        near = difflib.get_close_matches(top, [*_modules_in(project_dir), *_installed()], n=3, cutoff=0.6)
+        likely = f"Did you mean {' or '.join(near)}? " if near else ""
+        raise ConfigError(
+            f"{given}, but there is no module {top!r} in {project_dir} or in this Python.",
+            hint=f"{likely}Write {top}.py there, or install the package.",
+        )
+    return spec
 
 
 def _find(top: str, project_dir: Path) -> importlib.machinery.ModuleSpec | None:
@@ -210,8 +241,16 @@ def _names_in(file: Path) -> set[str] | None:
     return None if names & {"*", "__getattr__"} else names
 
 
-def _modules_here(project_dir: Path) -> list[str]:
-    return [module.name for module in pkgutil.iter_modules([str(project_dir), *sys.path])]
+def _modules_in(folder: Path) -> list[str]:
+    """Return the modules and packages of a folder of the project; a package needs no `__init__.py`."""
+    return [
+        *(file.stem for file in folder.glob("*.py")),
+        *(file.parent.name for file in folder.glob("*/*.py")),
+    ]
+
+
+def _installed() -> list[str]:
+    return [module.name for module in pkgutil.iter_modules()]
 
 
 def _entries(node: Any, key: str) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:

@@ -29,6 +29,7 @@ from slurmddp.config.overrides import PROJECT_DEFAULTS, Plan, conf_roots, option
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import config_secrets
 from slurmddp.runs.folder.config_secrets import EXPRESSIONS
+from slurmddp.spec import MODULE
 
 _PRIMARY = "slurmddp_primary"
 _LEFT_OUT = [
@@ -64,7 +65,7 @@ def compose(overrides: Sequence[str], project_dir: Path) -> dict[str, Any]:
     config = sbatch_environment.fill(config, os.environ)
     elsewhere = bool(config["cluster"] and config["cluster"]["python"])
     check_paths.check_targets(config, project_dir, here=not elsewhere)
-    check_paths.check_script(config, project_dir)
+    check_paths.check_script(config, project_dir, here=not elsewhere)
     config["name"] = config["name"] or _name(config)
     check_paths.check_name(config["name"])
     check_paths.check_data(relevant(config), project_dir)
@@ -101,7 +102,8 @@ def _name(config: Mapping[str, Any]) -> str:
     script = config["program"].get("script")
     if script is None:
         return str(config["model"]["_target_"].rpartition(".")[2].lower())
-    return check_paths.as_name(Path(script).stem) or "script"
+    last = script.rpartition(".")[2] if script.startswith(MODULE) else Path(script).stem
+    return check_paths.as_name(last.removeprefix(MODULE)) or "script"
 
 
 def make_plan(overrides: Sequence[str], roots: Sequence[Path]) -> Plan:

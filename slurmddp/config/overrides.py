@@ -225,7 +225,7 @@ def _no_value(given: Given, roots: Sequence[Path]) -> ConfigError:
         hint = "`--cfg` takes no value: it prints the whole configuration."
         return ConfigError(f"{given.text!r} has no value.", hint=hint)
     if given.key.endswith(".py"):
-        hint = f"Say program.script={given.key}; its arguments: program.args='--lr 1e-3 --flag'."
+        hint = f"A script runs as `slurmddp run {given.key}`, with its arguments after it."
         return ConfigError(f"{given.text!r} is a script, not a setting.", hint=hint)
     hint = f"Say {given.key}=VALUE." if given.key in TOP else f"Say key=value. {near_matches(given.key, TOP)}"
     return ConfigError(f"{given.text!r} has no value.", hint=hint)

@@ -59,7 +59,9 @@ class ProgramSettings:
     """The program of every rank. Arguments of the function may stand beside these keys."""
 
     _target_: str = key(OWN_TRAINER, "import path of the function that every rank runs")
-    script: str | None = key(None, "a Python script of your own, run unchanged instead of the function")
+    script: str | None = key(
+        None, "your own Python script, or '-m package.module', run unchanged instead of the function"
+    )
     args: Any | None = key(
         [], "the script's arguments, a list or one line; they arrive as typed, {run_dir} is the run folder"
     )

@@ -1,8 +1,9 @@
-"""Runs a person's own script, unchanged, as every rank of a run.
+"""Run a user's script or module, unchanged, as every rank of a run.
 
-    slurmddp train program.script=train.py program.args='--epochs 20'
+    slurmddp run train.py --epochs 20
+    slurmddp run -m package.train --epochs 20
 
-The script finds its place by itself, as it does under srun or torchrun. `{run_dir}` in its arguments becomes
+The program finds its rank by itself, as it does under srun or torchrun. `{run_dir}` in its arguments becomes
 the run folder: with its checkpoints in `{run_dir}/checkpoints` the run knows whether an attempt got anywhere.
 """
 
@@ -15,14 +16,33 @@ from pathlib import Path
 
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.spec import MODULE
 from slurmddp.training.stopping.controller import StopController
 
 
 def run_script(folder: RunFolder, script: str, arguments: Sequence[object]) -> int:
-    """Run `script` as the main program, as it was at submission; return this rank's exit code.
+    """Run the script or module as the main program, as it was at submission; return this rank's exit code.
 
     If a script ends with 0 after `should_stop` returned True, the code is 75: it has not finished.
     """
+    words = [str(one).replace("{run_dir}", str(folder.path)) for one in arguments]
+    try:
+        if script.startswith(MODULE):
+            name = script.removeprefix(MODULE).strip()
+            sys.argv = [name, *words]
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        else:
+            path = _file(folder, script)
+            sys.argv = [str(path), *words]
+            sys.path.insert(0, str(path.parent.absolute()))
+            runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
+    return EXIT_STOPPED if StopController.is_leaving else EXIT_FINISHED
+
+
+def _file(folder: RunFolder, script: str) -> Path:
     copy = folder.code_dir / script
     path = copy if copy.is_file() else Path(script).expanduser()
     if not path.is_file():
@@ -30,11 +50,4 @@ def run_script(folder: RunFolder, script: str, arguments: Sequence[object]) -> i
             f"There is no script {script!r} in {Path.cwd()} (`program.script`).",
             hint="Give its path from the project folder.",
         )
-    sys.argv = [str(path), *(str(one).replace("{run_dir}", str(folder.path)) for one in arguments)]
-    sys.path.insert(0, str(path.parent.absolute()))
-    try:
-        runpy.run_path(str(path), run_name="__main__")
-    except SystemExit as end:
-        if end.code:
-            raise
-    return EXIT_STOPPED if StopController.is_leaving else EXIT_FINISHED
+    return path

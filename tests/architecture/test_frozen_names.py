@@ -11,6 +11,7 @@ from support import ROOT
 
 FLAGS = {
     "train": "--cfg --dry-run --fresh overrides",
+    "run": "--cfg --dry-run --fresh --ranks -m overrides",
     "list": "--all --json --limit",
     "status": "--json --verbose run",
     "logs": "--all --attempt --follow --lines --rank run",

@@ -106,9 +106,15 @@ CASES = {
     "less time than the signal needs": ([BIG, "time_limit=2"], "signal_lead_s=120"),
     "missing data": (["+data.path=/no/such/place"], "no data at /no/such/place.*'no' in it is not"),
     "missing data, relative": (["+data.root=cnof"], "cnof.*Did you mean conf"),
-    "a script alone": (["fit.py"], "'fit.py' is a script, not a setting. Say program.script=fit.py"),
+    "a script alone": (
+        ["fit.py"],
+        "'fit.py' is a script, not a setting. A script runs as `slurmddp run fit.py`",
+    ),
     "missing script": (["program.script=trian.py"], "no script .*trian.py.*program.script"),
-    "arguments without a script": (["program.args=--epochs"], "`program.args`.*no script.*program.script="),
+    "arguments without a script": (
+        ["program.args=--epochs"],
+        "`program.args`.*no script.*slurmddp run FILE.py",
+    ),
     "arguments that are never closed": (
         ["program.script=conf/model/gpt_small.yaml", "program.args=[--epochs"],
         "not closed at its end. Write them as in a shell: program.args='--epochs 20'",
@@ -214,7 +220,7 @@ def test_a_wrong_value_is_refused_before_anything_is_done(
         (["--hepl"], "Did you mean --help"),
         (
             ["train", "fit.py", "--lr", "3"],
-            "no flag '--lr'. A script runs as program.script=fit.py, its arguments are program.args='",
+            r"no flag '--lr'. A script runs as `slurmddp run \[settings\] fit.py --lr ...`",
         ),
         (["train", "--nodes=3"], "Settings have no dashes: nodes=3"),
         (["train", "--cluster=a100x8"], "Settings have no dashes: \\+cluster=a100x8"),

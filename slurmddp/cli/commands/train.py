@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp train`, and list the settings in its help."""
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings; see below")
+    add_flags(parser)
+    parser.epilog = f"{_settings()}\n\n{EXIT_CODES}"
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that `slurmddp train` and `slurmddp run` share."""
     parser.add_argument(
         "--dry-run", action="store_true", help="print the script that would be submitted; submit nothing"
     )
@@ -36,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="put an existing run folder aside (NAME.old-1, ...) and start at step 0; not for an active run",
     )
-    parser.epilog = f"{_settings()}\n\n{EXIT_CODES}"
 
 
 def run(args: argparse.Namespace) -> int:

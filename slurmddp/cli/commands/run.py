@@ -1,0 +1,72 @@
+"""Run your own script or module as every rank, here or on a cluster.
+
+    slurmddp run train.py --lr 1e-3
+    slurmddp run -n 4 -m package.train --lr 1e-3
+    slurmddp run +cluster=a100x8 nodes=3 train.py --lr 1e-3
+
+Settings and flags stand before the script. The script gets every word after it as typed, but `{run_dir}`
+becomes the run folder. The same command finds the same run and resumes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+
+from slurmddp.cli.commands import train
+from slurmddp.cli.messages import EXIT_CODES, UsageError
+
+_SETTING = re.compile(r"[+~]{0,2}[\w./@-]+=|~")
+_WITH_VALUE = ("-n", "--ranks")
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words for slurmddp, and the words from the program on: `[-m] PROGRAM ARGUMENT...`."""
+    words = iter(enumerate(arguments))
+    for at, word in words:
+        if word == "--":
+            return list(arguments[:at]), list(arguments[at + 1 :])
+        if word == "-m":
+            break
+        if word in _WITH_VALUE:
+            next(words, None)
+        elif not word.startswith("-") and not _SETTING.match(word):
+            break
+    else:
+        return list(arguments), []
+    return list(arguments[:at]), list(arguments[at:])
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `slurmddp run`."""
+    parser.usage = "slurmddp run [key=value ...] [flags] [-n RANKS] (SCRIPT.py | -m MODULE) [argument ...]"
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for `slurmddp train`")
+    parser.add_argument(
+        "-n", "--ranks", type=int, metavar="RANKS", help="ranks on each node (ranks_per_node)"
+    )
+    parser.add_argument("-m", metavar="MODULE", help="run this module, as `python -m` does")
+    train.add_flags(parser)
+    parser.epilog = EXIT_CODES
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the program as every rank, submit it, or show what would be done; return the exit code."""
+    # Hydra and its grammar are imported on use.
+    from slurmddp.config.script_arguments import quoted
+    from slurmddp.spec import MODULE
+
+    program: list[str] = args.program
+    if program[:1] == ["-m"]:
+        program = [MODULE + program[1], *program[2:]] if program[1:] else []
+    if not program:
+        raise UsageError("slurmddp run needs a script, or -m and a module: slurmddp run train.py --lr 1e-3")
+    if taken := [
+        one for one in args.overrides if one.lstrip("+").startswith(("program.script=", "program.args="))
+    ]:
+        raise UsageError(f"slurmddp run takes the script and its arguments as typed; leave out {taken[0]!r}.")
+    items = ",".join(map(quoted, program[1:]))
+    args.overrides += [f"program.script={quoted(program[0])}", f"program.args=[{items}]"]
+    if args.ranks is not None:
+        args.overrides.append(f"ranks_per_node={args.ranks}")
+    return train.run(args)

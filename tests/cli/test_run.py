@@ -1,0 +1,126 @@
+"""`slurmddp run`: settings before the program, the program's arguments as typed behind it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from slurmddp.cli.commands.run import split
+from slurmddp.cli.main import main
+from slurmddp.errors import EXIT_CONFIG, EXIT_USAGE
+from support.runs.projects import make_project
+
+UNUSUAL = [
+    "--lr",
+    "1e-3",
+    "a b",
+    "c;d",
+    "",
+    "{x}",
+    "nodes=7",
+    "--",
+    "-m",
+    "it's",
+    '"q"',
+    "b\\s",
+    "null",
+    "+x",
+]
+SHOW = """\
+import json, os, sys
+from pathlib import Path
+file = Path(os.environ["SLURMDDP_RUN_DIR"], os.environ["RANK"] + ".json")
+file.write_text(json.dumps([__name__, sys.argv]))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = make_project(tmp_path / "p")
+    (folder / "show.py").write_text(SHOW)
+    (folder / "package").mkdir()
+    (folder / "package" / "train.py").write_text(SHOW)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("typed", "own", "program"),
+    [
+        (["fit.py"], [], ["fit.py"]),
+        (["nodes=2", "+cluster=cpu", "--dry-run", "fit.py", "-x"],
+         ["nodes=2", "+cluster=cpu", "--dry-run"], ["fit.py", "-x"]),
+        (["-n", "4", "fit.py", "-n", "5"], ["-n", "4"], ["fit.py", "-n", "5"]),
+        (["--ranks=4", "~train.clip_norm", "-m", "a.b", "c=d"],
+         ["--ranks=4", "~train.clip_norm"], ["-m", "a.b", "c=d"]),
+        (["seed=1", "--", "a=b.py", "c"], ["seed=1"], ["a=b.py", "c"]),
+        (["seed=1", "--help"], ["seed=1", "--help"], []),
+    ],
+)  # fmt: skip
+def test_the_program_begins_at_the_first_word_that_is_no_setting(
+    typed: list[str], own: list[str], program: list[str]
+) -> None:
+    assert split(typed) == (own, program)
+
+
+@pytest.mark.parametrize("program", [["show.py"], ["-m", "package.train"]])
+def test_every_argument_reaches_each_rank_as_typed(project: Path, program: list[str]) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "slurmddp",
+        "run",
+        "name=shown",
+        "-n",
+        "2",
+        *program,
+        *UNUSUAL,
+        "{run_dir}",
+    ]
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr + done.stdout
+    (run,) = (project / "runs").iterdir()
+    for rank in range(2):
+        name, (path, *arguments) = json.loads((run / f"{rank}.json").read_text())
+        assert (name, arguments) == ("__main__", [*UNUSUAL, str(run)])
+        assert path.endswith(program[-1].replace("package.", "package/").removesuffix(".py") + ".py")
+
+
+def test_the_run_is_named_for_the_program_and_sized_by_ranks(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "-n", "3", "--cfg", "-m", "package.train", "--epochs", "2"]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert (shown["name"], shown["ranks_per_node"]) == ("train", 3)
+    assert (shown["program"]["script"], shown["program"]["args"]) == ("-m package.train", ["--epochs", "2"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "message"),
+    [
+        ([], EXIT_USAGE, "needs a script, or -m and a module: slurmddp run train.py"),
+        (["-m"], EXIT_USAGE, "needs a script, or -m and a module"),
+        (["program.script=a.py", "show.py"], EXIT_USAGE, "leave out 'program.script=a.py'"),
+        (["-n", "two", "show.py"], EXIT_USAGE, "invalid int value: 'two'"),
+        (["--dryrun", "show.py"], EXIT_USAGE, "no flag '--dryrun'. Did you mean --dry-run?"),
+        (["-n", "0", "show.py"], EXIT_CONFIG, "at least 1"),
+        (["shwo.py"], EXIT_CONFIG, "no script .*shwo.py.*Did you mean show.py"),
+        (["-m", "package.trian"], EXIT_CONFIG, "no module package.trian.*Did you mean train"),
+        (["-m", "package"], EXIT_CONFIG, "no module package to run: .*no __main__.py"),
+        (["-m", "pakage.train"], EXIT_CONFIG, "no module 'pakage'.*Did you mean package"),
+        (["-m", "package/train.py"], EXIT_CONFIG, "not the name of a module.*python -m"),
+    ],
+)  # fmt: skip
+def test_a_wrong_command_is_refused_and_leaves_nothing(
+    project: Path, capsys: pytest.CaptureFixture[str], typed: list[str], code: int, message: str
+) -> None:
+    assert main(["run", *typed]) == code
+    assert re.search(message, " ".join(capsys.readouterr().err.split()))
+    assert not (project / "runs").exists()
