@@ -205,7 +205,7 @@ def test_a_node_that_failed_without_a_rank_is_told() -> None:
     )
     elsewhere = again | {"spare": [3], "nodes": 2}
     assert Reading(3).add_event(elsewhere) == (
-        "the ranks restart in place (generation 1, with spare node 3 on 2 nodes); they had come to step 40"
+        "the ranks restart in place (generation 1, with spare node 3 on 2 nodes); they had reached step 40"
     )
     lost = {"event": "rank_failed", "rank": None, "host": "n1", "node_rank": 2, "reason": "lost node: silent"}
     assert Reading(3).add_event(lost) == "node 2 (n1) was lost: silent"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 
 def submit(folder, job_id="7"):
     folder.add_event("submitted", job_id=job_id, submitter="sbatch")
@@ -11,6 +13,19 @@ def start(folder, attempt=0, job_id="7"):
     folder.log_dir(attempt).mkdir(parents=True)
     folder.add_event(
         "started", attempt=attempt, job_id=job_id, restart_count=attempt, nodes="node[1-2]", launcher="slurm"
+    )
+
+
+def start_here(folder, pid, host=None):
+    folder.log_dir(0).mkdir(parents=True)
+    folder.add_event(
+        "started",
+        attempt=0,
+        job_id="local-1",
+        launcher="local",
+        pid=pid,
+        host=host or socket.gethostname(),
+        nodes="here",
     )
 
 

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from slurmddp.config.compose import compose
+from slurmddp.config.job import build_job
+from slurmddp.spec import Job
+
 GROUPS = {
     "model/gpt_small": (
         "_target_: slurmddp.training.builtin.gpt.GPT\nvocab_size: ${data.vocab_size}\nwidth: 64\n"
@@ -32,3 +36,8 @@ def make_project(folder: Path, **files: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return folder
+
+
+def job_of(project: Path, *overrides: str, gpus_here: int = 0) -> Job:
+    composed = compose(overrides, project)
+    return build_job(composed, project_dir=project, overrides=overrides, gpus_here=gpus_here)

@@ -1,0 +1,74 @@
+"""Fixtures of the `slurmddp train` tests: a project, a login node with SLURM, local runs without ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmddp.cli import start_run
+from slurmddp.launchers.local import run as local
+from slurmddp.runs.folder.jsonl import append_line
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.slurm import client
+from support.runs.projects import make_project
+from support.slurm.slurm_in_memory import FakeSlurm
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    project = make_project(tmp_path / "project")
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(start_run, "gpus_here", lambda environ: 0)
+    monkeypatch.setattr(client, "on_path", lambda: False)
+    return project
+
+
+@pytest.fixture
+def cluster(project: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    fake = FakeSlurm()
+    monkeypatch.setattr(client, "on_path", lambda: True)
+    for command in ("resume", "status"):  # A first import here would keep the fake for later tests.
+        monkeypatch.setattr(f"slurmddp.cli.commands.{command}.SlurmClient", lambda: fake)
+    monkeypatch.setattr(client, "SlurmClient", lambda **options: fake)
+    return fake
+
+
+class FakeLocal:
+    """Stands for `LocalRun`: writes what ranks would, and ends as it is told to."""
+
+    ends: Callable[[], int] = staticmethod(lambda: 0)
+    started = 0
+
+    def __init__(self, job: Any, folder: RunFolder, *, say: Callable[[str], None], lock: Any) -> None:
+        self.folder, self.steps = folder, job.program.config["train"]["steps"]
+
+    def start(self) -> None:
+        type(self).started += 1
+        attempt = self.folder.claim_attempt()
+        self.folder.add_event(
+            "started", attempt=attempt, job_id="local-1", restart_count=0, nodes="here", launcher="local"
+        )
+
+    def wait(self, on_tick: Callable[[], None]) -> int:
+        for step, value in ((0, 4.5), (self.steps, 2.25)):
+            append_line(
+                self.folder.metrics_file, {"step": step, "attempt": 0, "time": 1.0, "eval_loss": value}
+            )
+        on_tick()
+        code = type(self).ends()
+        outcome = {0: "finished", 75: "stopped"}.get(code, "failed")
+        self.folder.add_event("saved", attempt=0, step=40, seconds=0.1)
+        self.folder.add_event(
+            "ended", attempt=0, job_id="local-1", exit_code=code, outcome=outcome, next="none"
+        )
+        return code
+
+
+@pytest.fixture
+def here(project: Path, monkeypatch: pytest.MonkeyPatch) -> type[FakeLocal]:
+    fake = type("OneLocal", (FakeLocal,), {"started": 0})
+    monkeypatch.setattr(local, "LocalRun", fake)
+    return fake

@@ -1,0 +1,114 @@
+"""`slurmddp train --dry-run` prints the script byte for byte, with notes, and writes nothing."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slurmddp.cli.main import main
+from slurmddp.config.compose import compose
+from slurmddp.config.job import build_job
+from slurmddp.slurm.partitions import Limits, Partition
+from slurmddp.slurm.script import render
+from support.runs.train_runs import BIG
+from support.slurm.slurm_in_memory import FakeSlurm
+from support.slurm.slurm_jobs import FakePrograms
+
+
+def test_a_dry_run_prints_the_bytes_that_a_submission_sends(
+    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--dry-run", *BIG]) == 0
+    shown = capsys.readouterr()
+    assert not (project / "runs").exists() and not cluster.submissions
+    job = build_job(compose(BIG, project), project_dir=project, overrides=BIG)
+    assert shown.out == render(job)
+    assert main(["train", *BIG]) == 0
+    assert cluster.submissions[0].script == shown.out
+    assert subprocess.run(["bash", "-n"], input=shown.out, text=True).returncode == 0
+
+
+def test_a_dry_run_prints_what_submitit_sends(
+    project: Path, cluster: FakeSlurm, programs: FakePrograms, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [*BIG, "submitter=submitit", "account=a b", "+cluster.sbatch.wckey=k", "time_limit=90"]
+    assert main(["train", "--dry-run", *asked]) == 0
+    shown = capsys.readouterr()
+    assert not (project / "runs").exists() and not cluster.submissions
+    assert (
+        "runs/first-" in shown.err and "job.sbatch, which a dry run with submitter=sbatch prints" in shown.err
+    )
+    assert main(["train", *asked]) == 0
+    assert cluster.submissions[0].script == shown.out
+    assert "submitit.core._submit" in shown.out
+
+
+def test_a_dry_run_shows_submitits_script_where_there_is_no_slurm(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(project))
+    assert main(["train", "--dry-run", *BIG, "submitter=submitit"]) == 0
+    assert "submitit.core._submit" in capsys.readouterr().out
+
+
+def test_a_dry_run_repeats_the_lines_that_settings_decide(
+    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--dry-run", *BIG, "+cluster.srun.cpu-bind=cores"]) == 0
+    shown = capsys.readouterr()
+    told = [line.strip() for line in shown.err.splitlines()[1:]]
+    script = [line.strip() for line in shown.out.splitlines()]
+    assert [line for line in told if line.startswith("#SBATCH")] == [
+        line for line in script if line.startswith("#SBATCH")
+    ]
+    assert {"export A=1", "module load cuda"} <= set(told) & set(script)
+    assert told[-1].startswith("srun --nodes=3 ") and "--cpu-bind=cores" in told[-1]
+
+
+def test_a_dry_run_says_how_many_nodes_go_on_when_one_is_lost(
+    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elastic = ["train", "--dry-run", *BIG, "nodes=8", "elastic=true"]
+    assert main(elastic) == 0
+    assert "4 of the other 7 continue: 7 nodes can't share the 1024 samples" in capsys.readouterr().err
+    for silent in (["train.global_batch=896"], ["elastic=false"], ["nodes=1"]):
+        assert main([*elastic, *silent]) == 0
+        assert "note" not in capsys.readouterr().err, silent
+
+
+def test_a_dry_run_says_whether_this_slurm_would_take_it(
+    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.site = Limits(partitions={"gpu": Partition(name="gpu", max_nodes=2, max_time_min=60)})
+    assert main(["train", "--dry-run", *BIG]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("#!/bin/bash\n")
+    notes = [line for line in shown.err.splitlines() if "note" in line]
+    assert len(notes) == 2 and all(
+        note.startswith("slurmddp: note: This SLURM would never") for note in notes
+    )
+    cluster.silence = "it is asleep"
+    assert main(["train", "--dry-run", *BIG]) == 0
+    assert "does not answer" in capsys.readouterr().err
+
+
+def test_a_dry_run_here_prints_commands_that_a_shell_can_read(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "train",
+        "--dry-run",
+        *BIG,
+        "nodes=2",
+        "gpus_per_node=2",
+        "launcher=local",
+        "cluster.env.B='a b'",
+    ]
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("-m slurmddp.launchers.agent") == 2
+    assert "SLURM_STEP_NUM_NODES=2" in shown and "B='a b'" in shown
+    assert subprocess.run(["bash", "-n"], input=shown, text=True).returncode == 0
+    assert not (project / "runs").exists()

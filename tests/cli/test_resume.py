@@ -1,0 +1,96 @@
+"""`slurmddp resume`: an ended run starts again in its folder; an active or finished one is refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from slurmddp.cli.main import main
+from slurmddp.errors import EXIT_CONFIG, EXIT_RUN_STATE, EXIT_SLURM
+from support.runs.cli_runs import end, start, submit
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+@pytest.mark.parametrize("command", ["cancel", "stop", "resume"])
+def test_a_broken_line_of_the_record_stands_in_no_command_s_way(make_run, slurm, resumed, caplog, command):
+    folder = make_run()
+    submit(folder)
+    slurm.set_state("7", "COMPLETED" if command == "resume" else "PENDING")
+    folder.attempts_file.write_text("\0\0\nno JSON\n" + folder.attempts_file.read_text())
+    assert main([command, "gpt"]) == 0
+    assert "line 2 is no record and is left out" in caplog.text
+    assert len(resumed) == (command == "resume")
+    assert slurm.states["7"].state == ("COMPLETED" if command == "resume" else "CANCELLED")
+
+
+@pytest.fixture
+def resumed(monkeypatch):
+    jobs = []
+
+    def job_of_run(folder, changes):
+        return SimpleNamespace(resumed=(folder, list(changes)), program=SimpleNamespace(config={}))
+
+    monkeypatch.setattr("slurmddp.config.resume.job_of_run", job_of_run)
+    monkeypatch.setattr("slurmddp.config.sbatch_environment.unused", lambda config, environ: [])
+    monkeypatch.setattr("slurmddp.cli.start_run.start_job", lambda job, lock: jobs.append(job.resumed) or 0)
+    return jobs
+
+
+@pytest.mark.parametrize("outcome", ["stopped", "failed", "cancelled", "config", "no_progress"])
+def test_resume_goes_on_in_the_same_folder(make_run, slurm, resumed, outcome):
+    folder = make_run()
+    submit(folder)
+    start(folder)
+    end(folder, outcome, code=75)
+    assert main(["resume", "gpt", "partition=high", "time_limit=2h"]) == 0
+    ((found, changes),) = resumed
+    assert (found.path, changes) == (folder.path, ["partition=high", "time_limit=2h"])
+
+
+@pytest.mark.parametrize(("state", "said"), [("PENDING", "is queued"), ("RUNNING", "is starting")])
+def test_resume_leaves_alone_what_is_still_there(make_run, slurm, resumed, capsys, state, said):
+    submit(make_run())
+    slurm.set_state("7", state)
+    assert main(["resume", "gpt"]) == 0
+    told = capsys.readouterr().out
+    assert f"{said} already" in told and "Nothing was started twice" in told
+    assert main(["resume", "gpt", "time_limit=2h"]) == EXIT_RUN_STATE
+    told = capsys.readouterr().err
+    assert said in told and "The changes were not applied" in told
+    assert resumed == []
+
+
+def test_resume_of_a_run_that_nobody_sees_says_what_is_in_the_way(make_run, slurm, resumed, capsys):
+    folder = make_run()
+    submit(folder)
+    slurm.set_state("7", "NO_SUCH_STATE")
+    assert main(["resume", "gpt"]) == EXIT_SLURM
+    assert "Whether job 7 of gpt-0a1b2c3d still runs can't be seen" in capsys.readouterr().err
+    folder.attempts_file.write_text("no JSON\n")
+    assert main(["resume", "gpt"]) == EXIT_CONFIG
+    assert "The state of gpt-0a1b2c3d is not known" in capsys.readouterr().err
+    assert resumed == []
+
+
+def test_resume_while_slurm_still_ends_the_cancelled_job_says_to_wait(make_run, slurm, resumed, capsys):
+    folder = make_run()
+    submit(folder)
+    start(folder)
+    slurm.set_state("7", "COMPLETING")
+    folder.cancelled_file.touch()
+    folder.add_event("cancelled", job_id="7")
+    assert main(["resume", "gpt"]) == EXIT_RUN_STATE
+    assert resumed == []
+    assert "Try again in a moment" in capsys.readouterr().err
+
+
+def test_resume_refuses_a_finished_run(make_run, slurm, resumed, capsys):
+    folder = make_run()
+    submit(folder)
+    start(folder)
+    end(folder, "finished")
+    assert main(["resume", "gpt"]) == EXIT_RUN_STATE
+    assert "has finished" in capsys.readouterr().err
+    assert resumed == []

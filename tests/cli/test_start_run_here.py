@@ -1,0 +1,90 @@
+"""`slurmddp train` on this machine: results, stops and failures as the terminal shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmddp.cli import start_run
+from slurmddp.cli.main import main
+from slurmddp.config.compose import compose
+from slurmddp.config.job import build_job
+from slurmddp.errors import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_STOPPED,
+    RankFailure,
+)
+from support.runs.train_runs import only_run
+
+
+def test_a_training_here_shows_its_results(
+    project: Path, here: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def finish() -> int:
+        folder = only_run(project)
+        folder.sample_file.write_text("def f():\n    pass\n")
+        folder.report_file.write_text("<html>")
+        (folder.checkpoints_dir / "step-0000000400").mkdir(parents=True)
+        (folder.checkpoints_dir / "latest").write_text("step-0000000400\n")
+        return 0
+
+    here.ends = staticmethod(finish)
+    assert main(["train"]) == 0
+    folder, shown = only_run(project), capsys.readouterr().out
+    assert f"run     {folder.name}  (2 ranks on this machine)" in shown
+    assert "attempt 0 starts on here" in shown and "step 400/400  held-out loss 2.2500" in shown
+    assert "Finished: 400 steps, held-out loss 4.500 -> 2.250." in shown
+    assert "    def f():\n        pass\n" in shown
+    assert f"report      {folder.report_file}" in shown
+    assert f"checkpoint  {folder.checkpoints_dir / 'step-0000000400'}" in shown
+    assert main(["train"]) == 0
+    assert f"{folder.name} is finished" in capsys.readouterr().out and here.started == 1
+
+
+def test_a_stopped_training_says_how_to_go_on(
+    project: Path, here: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here.ends = staticmethod(lambda: EXIT_STOPPED)
+    assert main(["train"]) == EXIT_STOPPED
+    assert capsys.readouterr().out.endswith("Stopped at step 40; the same command resumes from there.\n")
+    here.ends = staticmethod(lambda: 130)
+    assert main(["train"]) == 130
+    assert "Killed; the same command resumes from the last checkpoint." in capsys.readouterr().out
+    assert here.started == 2
+
+
+def test_a_failed_training_shows_the_failing_rank(
+    project: Path, here: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> int:
+        raise RankFailure("Rank 1 on here ended with exit code 1.", hint="The log is there.")
+
+    here.ends = staticmethod(fail)
+    assert main(["train"]) == EXIT_FAILED
+    assert (
+        capsys.readouterr().err
+        == "slurmddp: error: Rank 1 on here ended with exit code 1. The log is there.\n"
+    )
+
+
+def test_a_folder_in_the_way_is_not_touched(
+    project: Path, here: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = build_job(compose([], project), project_dir=project)
+    job.run_dir.mkdir(parents=True)
+    (job.run_dir / "thesis.txt").write_text("mine")
+    assert main(["train"]) == EXIT_CONFIG
+    assert "is no run folder" in capsys.readouterr().err
+    assert [path.name for path in job.run_dir.iterdir()] == ["thesis.txt"] and here.started == 0
+
+
+def test_gpus_are_counted_without_torch(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert start_run.gpus_here({}, tmp_path) == 2
+    assert start_run.gpus_here({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == 0
+    assert start_run.gpus_here({"CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == 1
+    assert start_run.gpus_here({}, tmp_path / "none") == 0

@@ -1,0 +1,152 @@
+"""`slurmddp train` on a cluster: one submission per run, with a summary; a refused one leaves no files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from slurmddp.cli.main import main
+from slurmddp.cli.messages import EXIT_INTERRUPTED
+from slurmddp.errors import (
+    EXIT_CONFIG,
+    EXIT_SLURM,
+    SlurmError,
+)
+from slurmddp.runs import index
+from slurmddp.slurm.partitions import Limits, Partition
+from support.runs.train_runs import BIG, only_run
+from support.slurm.slurm_in_memory import FakeSlurm
+
+
+def test_a_submission_says_what_it_is_called_and_how_to_follow_it(
+    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *BIG]) == 0
+    folder, shown = only_run(project), capsys.readouterr().out
+    assert folder.name.startswith("first-")
+    assert f"run     {folder.name}  (24 ranks on 3 nodes of big)" in shown
+    assert "job     1\n" in shown and f"slurmddp logs -f {folder.name}" in shown
+    assert f"slurmddp status {folder.name}" in shown
+    assert [submission.script for submission in cluster.submissions] == [folder.script_file.read_text()]
+    assert folder.events()[-1]["event"] == "submitted" and folder.events()[-1]["job_id"] == "1"
+    assert yaml.safe_load(folder.config_file.read_text())["nodes"] == 3
+    assert index.find("first").path == folder.path
+
+
+def test_a_submission_of_one_rank_says_so(
+    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *BIG, "nodes=1", "gpus_per_node=1"]) == 0
+    assert "(1 rank on 1 node of big)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["program.script=mine.py", "time_limit=01:00:00"], True),
+        (["program.script=mine.py", "time_limit=01:00:00", "program.checkpoints=out/*.pt"], False),
+        (["time_limit=01:00:00"], False),
+    ],
+)
+def test_a_submission_says_when_the_progress_of_a_script_cannot_be_seen(
+    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str], given: list[str], told: bool
+) -> None:
+    (project / "mine.py").write_text("")
+    assert main(["train", *BIG, *given]) == 0
+    shown = capsys.readouterr().out
+    assert ("program.checkpoints=PATH" in shown) == told
+    assert ("after 4 time limits without" in shown) == told
+
+
+def test_a_submission_with_spares_tells_of_them(
+    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *BIG, "spare_nodes=2"]) == 0
+    assert "(24 ranks on 3 nodes and 2 spares of big)" in capsys.readouterr().out
+    assert "#SBATCH --nodes=5\n" in cluster.submissions[0].script
+    cluster.site = Limits(partitions={"gpu": Partition(name="gpu", max_nodes=4)})
+    assert main(["train", *BIG, "spare_nodes=2", "name=other"]) == EXIT_CONFIG
+    told = capsys.readouterr().err
+    assert "nodes=3 with spare_nodes=2 is more than partition 'gpu' gives a job (4)" in told
+    assert "Use 4 nodes or fewer in all" in told
+
+
+def test_what_would_never_start_is_refused_before_anything_is_written(
+    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.site = Limits(partitions={"gpu": Partition(name="gpu", max_nodes=2)})
+    assert main(["train", *BIG]) == EXIT_CONFIG
+    assert "nodes=3 is more than partition 'gpu' gives" in capsys.readouterr().err
+    assert not (project / "runs").exists() and not cluster.submissions
+
+
+def test_a_refused_submission_leaves_nothing(
+    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.refusal = "Invalid account"
+    assert main(["train", *BIG]) == EXIT_SLURM
+    assert "Invalid account" in capsys.readouterr().err
+    assert not (project / "runs").exists()
+
+
+def unanswered() -> SlurmError:
+    error = SlurmError("sbatch gave no answer.")
+    error.may_be_queued = True
+    return error
+
+
+@pytest.mark.parametrize("queued", [True, False])
+@pytest.mark.parametrize("error", [unanswered(), KeyboardInterrupt(), OSError(5, "no answer")])
+def test_a_submission_that_may_have_worked_is_kept_and_told_of(
+    project: Path,
+    cluster: FakeSlurm,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    queued: bool,
+) -> None:
+    really = cluster.submit
+
+    def submit(*args: Any, **options: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(cluster, "submit", submit)
+    assert main(["train", *BIG]) != 0
+    run = only_run(project)
+    assert run.script_file.exists()
+    monkeypatch.chdir(project.parent)
+    assert main(["status", run.name]) == 0
+    assert "unknown" in (shown := capsys.readouterr().out) and "sbatch gave no answer" in shown
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(cluster, "submit", really)
+    if queued:
+        cluster.submit(run.script_file, token="t")
+    cluster.silence = "it is asleep"
+    assert main(["train", *BIG]) == EXIT_SLURM
+    cluster.silence = ""
+    assert main(["train", *BIG]) == 0
+    assert ("SLURM has job 1 of" in capsys.readouterr().out) is queued
+    assert len(cluster.submissions) == 1
+    assert main(["train", *BIG]) == 0
+    assert "is queued already: job 1" in capsys.readouterr().out
+
+
+def test_a_command_that_is_interrupted_before_sbatch_leaves_nothing(
+    project: Path, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("slurmddp.launchers.submit.sbatch.settle", interrupted)
+    assert main(["train", *BIG]) == EXIT_INTERRUPTED
+    assert not (project / "runs").exists() and not cluster.submissions
+
+
+def test_without_slurm_a_job_is_refused_before_anything_is_written(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *BIG]) == EXIT_SLURM
+    assert "no sbatch" in capsys.readouterr().err and not (project / "runs").exists()

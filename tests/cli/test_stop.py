@@ -1,0 +1,145 @@
+"""`slurmddp stop`: a run saves and stays stopped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from slurmddp.cli.main import main
+from slurmddp.errors import SlurmError
+from support.runs.cli_runs import end, start, start_here, submit
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_stop_is_called_one_at_a_checkpoint_only_if_there_is_one(make_run, slurm, capsys, saved):
+    folder = make_run()
+    submit(folder)
+    start(folder)
+    if saved:
+        folder.add_event("saved", attempt=0, step=3)
+    end(folder, "stopped", code=75)
+    assert main(["status", "gpt"]) == 0
+    assert ("at a checkpoint" in capsys.readouterr().out) == saved
+
+
+def test_stop_leaves_a_file_and_says_what_will_happen(make_run, slurm, capsys):
+    folder = make_run()
+    submit(folder)
+    start(folder)
+    slurm.set_state("7", "RUNNING")
+    assert main(["stop", "gpt"]) == 0
+    assert folder.stop_file.exists()
+    said = capsys.readouterr().out
+    assert "saves a checkpoint, ends with exit code 75 and is not requeued" in said
+    assert f"slurmddp resume {folder.name}" in said
+    assert main(["status", "gpt"]) == 0
+    assert "starting: job 7, asked to stop" in capsys.readouterr().out
+    end(folder, "stopped", code=75)
+    assert main(["status", "gpt"]) == 0
+    said = capsys.readouterr().out
+    assert "stopped: it was stopped on request" in said
+    assert f"slurmddp resume {folder.name}" in said
+
+
+def test_stop_of_a_local_run_is_the_same_file(make_run, slurm, capsys):
+    folder = make_run()
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        start_here(folder, process.pid)
+        assert main(["stop", "gpt"]) == 0
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+    assert folder.stop_file.exists()
+    assert "within seconds" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_new_run_that_waits_is_stopped_by_leaving_the_queue(make_run, slurm, capsys, forgotten):
+    folder = make_run()
+    submit(folder)
+    slurm.set_state("7", "PENDING")
+    assert main(["stop", "gpt"]) == 0
+    said = capsys.readouterr().out
+    assert f"{folder.name} stays stopped: job 7 was taken out of the queue." in said
+    assert slurm.states["7"].state == "CANCELLED" and folder.stop_file.exists()
+    if forgotten:
+        slurm.forget("7")
+    assert main(["status", "gpt"]) == 0
+    assert "stopped: it was stopped on request" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_run_that_waits_to_go_on_is_stopped_by_leaving_the_queue(make_run, slurm, capsys, forgotten):
+    folder = make_run()
+    submit(folder)
+    start(folder)
+    end(folder, "stopped", code=75, next_="resubmit")
+    submit(folder, "8")
+    slurm.set_state("7", "COMPLETED")
+    slurm.set_state("8", "PENDING", reason="Dependency")
+    assert main(["stop", "gpt"]) == 0
+    assert f"{folder.name} stays stopped: job 8 was taken out of the queue" in capsys.readouterr().out
+    assert slurm.states["8"].state == "CANCELLED"
+    if forgotten:
+        slurm.forget("8")
+    assert main(["status", "gpt"]) == 0
+    assert "stopped: it was stopped on request" in capsys.readouterr().out
+    assert main(["stop", "gpt"]) == 0
+    assert "nothing to stop" in capsys.readouterr().out
+
+
+def test_a_run_that_waits_stays_stopped_though_slurm_does_not_take_its_job_away(
+    make_run, slurm, capsys, monkeypatch
+):
+    folder = make_run()
+    submit(folder)
+    start(folder)
+    end(folder, "stopped", code=75, next_="requeue")
+    slurm.set_state("7", "PENDING")
+
+    def refuse(job_id):
+        raise SlurmError("Unable to contact slurm controller.")
+
+    monkeypatch.setattr(slurm, "cancel", refuse)
+    assert main(["stop", "gpt"]) == 0
+    said = capsys.readouterr().out
+    assert "job 7 may still be in the queue: Unable to contact" in said
+    assert "it ends at once" in said
+    assert folder.stop_file.exists()
+
+
+@pytest.mark.parametrize("command", ["stop", "cancel"])
+def test_a_finished_run_has_nothing_to_stop_or_cancel(make_run, slurm, capsys, command):
+    folder = make_run()
+    submit(folder)
+    start(folder)
+    end(folder, "finished")
+    assert main([command, "gpt"]) == 0
+    assert f"nothing to {command}: it is finished" in capsys.readouterr().out
+    assert not folder.stop_file.exists() and not folder.cancelled_file.exists()
+
+
+def test_stop_while_slurm_is_silent_says_that_it_is_not_sure(make_run, slurm, capsys):
+    folder = make_run()
+    submit(folder)
+    slurm.silence = "Unable to contact slurm controller."
+    assert main(["stop", "gpt"]) == 0
+    assert folder.stop_file.exists()
+    assert "Unable to contact" in capsys.readouterr().out
+
+
+def test_a_stopped_run_that_slurm_put_back_is_not_lost(make_run, slurm, capsys):
+    """Preempted while it was stopping: the script started again, found the file and left at once."""
+    folder = make_run()
+    submit(folder)
+    start(folder)
+    folder.stop_file.touch()
+    slurm.set_state("7", "COMPLETED")
+    assert main(["status", "gpt"]) == 0
+    assert "stopped: it was stopped on request" in capsys.readouterr().out

@@ -1,0 +1,14 @@
+"""A project folder for the tests of the configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.runs.projects import make_project
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return make_project(tmp_path / "project")

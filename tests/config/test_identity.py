@@ -1,0 +1,63 @@
+"""The digits of a run's name follow from the computation alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurmddp.config.identity import fingerprint
+from support.runs.projects import job_of, make_project
+
+WHERE = [
+    "partition=x", "account=x", "qos=x", "time_limit=5", "mem_gb=3", "cpus_per_node=5",
+    "policy.max_restarts=9", "submitter=submitit", "runs_dir=other", "snapshot=false", "launcher=local",
+    "cluster.time_limit=7", "cluster.setup=[]", "spare_nodes=1", "elastic=true", "preflight=on",
+    "train.memory_save_every=7", "policy.stall_timeout_s=9", "train.log_every=1", "train.eval_every=7",
+    "train.save_every=7", "train.keep_last=9", "train.sample_chars=0", "train.workers=2",
+]  # fmt: skip
+
+WHAT = [
+    "nodes=2", "gpus_per_node=4", "seed=1", "model.width=65", "data.vocab_size=98", "optimizer.lr=0.1",
+    "scheduler=null", "train.steps=401", "train.batch_size=17", "loss._partial_=false", "program.x=1",
+    "train.global_batch=64", "train.eval_batches=5", "train.clip_norm=2", "train.accumulate=3",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("override", WHERE)
+def test_where_and_how_long_leave_the_name_alone(project: Path, override: str) -> None:
+    assert job_of(project, "+cluster=big", override).run_name == job_of(project, "+cluster=big").run_name
+
+
+def test_new_keys_renamed_no_run(project: Path) -> None:
+    """The digits that this configuration had before there were the keys that say how, not what."""
+    config = json.dumps(job_of(project, "+cluster=big", "nodes=2").program.config)
+    assert fingerprint(json.loads(config.replace(".training.builtin.", ".training."))) == "6ebe84ae"
+
+
+@pytest.mark.parametrize("override", WHAT)
+def test_what_is_computed_changes_the_name(project: Path, override: str) -> None:
+    override = override.replace("program.x", "+program.x")
+    assert job_of(project, "+cluster=big", override).run_name != job_of(project, "+cluster=big").run_name
+
+
+def test_the_name_does_not_depend_on_order_place_or_process(project: Path, tmp_path: Path) -> None:
+    other = make_project(tmp_path / "other place")
+    names = {
+        job_of(project, "nodes=2", "seed=3").run_name,
+        job_of(project, "seed=3", "nodes=2").run_name,
+        job_of(other, "seed=3", "nodes=2").run_name,
+    }
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from slurmddp.config.compose import compose; from slurmddp.config.job import build_job\n"
+        "p = Path(sys.argv[1]); c = compose(['nodes=2', 'seed=3'], p)\n"
+        "print(build_job(c, project_dir=p).run_name)"
+    )
+    command = [sys.executable, "-c", code, str(project)]
+    names.add(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+    assert len(names) == 1
+    assert job_of(project, "nodes=2", "seed=3", "name=mine").run_name == f"mine-{names.pop()[-8:]}"

@@ -1,0 +1,113 @@
+"""The job of an existing run: the same computation, at another place or size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from slurmddp.config.resume import free_keys, job_of_run
+from slurmddp.errors import ConfigError
+from slurmddp.runs.folder.layout import RunFolder
+from support.runs.projects import job_of
+
+
+@pytest.mark.parametrize("key", [key for key in free_keys() if "." in key])
+def test_a_run_that_goes_on_may_change_what_changes_no_number(project: Path, key: str) -> None:
+    section, _, name = key.partition(".")
+    given = "program.script=mine.py" if section == "program" else "seed=0"
+    (project / "mine.py").touch()
+    run = prepared(project, given)
+    again = job_of_run(run, [f"{key}='3'" if section == "program" else f"{key}=3"])
+    assert str(again.program.config[section][name]) == "3"
+
+
+def prepared(project: Path, *overrides: str) -> RunFolder:
+    job = job_of(project, *overrides)
+    folder = RunFolder(job.run_dir)
+    folder.path.mkdir(parents=True)
+    folder.config_file.write_text(yaml.safe_dump(dict(job.program.config), sort_keys=False))
+    folder.overrides_file.write_text("".join(f"'{word}'\n" for word in overrides))
+    return folder
+
+
+def test_a_run_gives_its_job_back(project: Path) -> None:
+    overrides = ["+cluster=big", "nodes=2", "name=a", "+model.note='two words'"]
+    folder = prepared(project, *overrides)
+    again, first = job_of_run(folder), job_of(project, *overrides)
+    assert json.dumps(again.program.config) == json.dumps(first.program.config)
+    assert (again.run_dir, again.run_name, again.resources) == (
+        first.run_dir,
+        first.run_name,
+        first.resources,
+    )
+    assert again.cluster == first.cluster and again.project_dir == project
+
+
+def test_a_run_keeps_its_folder_when_slurmddp_would_name_it_otherwise(project: Path) -> None:
+    folder = prepared(project)
+    moved = folder.path.with_name("gpt-00000000.old-1")
+    folder.path.rename(moved)
+    assert job_of_run(RunFolder(moved)).run_dir == moved
+
+
+def test_a_run_goes_on_elsewhere_and_longer(project: Path) -> None:
+    folder = prepared(project, "+cluster=big", "gpus_per_node=2")
+    changes = ["time_limit=2-00:00:00", "partition=long", "policy.max_restarts=9", "cluster.qos=night"]
+    job = job_of_run(folder, changes)
+    assert job.resources.time_limit_min == 2880
+    assert (job.cluster.partition, job.cluster.qos, job.policy.max_restarts) == ("long", "night", 9)
+    assert job.overrides == ("+cluster=big", "gpus_per_node=2", *changes)
+    moved = job_of_run(folder, ["cluster=h100x8"])
+    assert (moved.cluster.name, moved.resources.gpus_per_node) == ("h100x8", 2)
+    assert job_of_run(folder, ["launcher=local"]).launcher == "local"
+
+
+def test_a_run_that_is_older_than_some_keys_goes_on_with_their_defaults(project: Path) -> None:
+    folder = prepared(project, "+cluster=big")
+    older = folder.config()
+    for section, names in ((older, ("spare_nodes", "elastic", "preflight")), (older["policy"], ("grace_s",))):
+        for key in names:
+            del section[key]
+    del older["train"]["memory_save_every"]
+    older["train"]["steps"] = 77
+    folder.config_file.write_text(yaml.safe_dump(older, sort_keys=False))
+    job = job_of_run(folder, ["spare_nodes=1", "train.memory_save_every=5"])
+    assert (job.resources.spare_nodes, job.elastic) == (1, False)
+    assert [job.program.config["train"][key] for key in ("steps", "memory_save_every")] == [77, 5]
+
+
+def test_a_run_goes_on_at_another_size_with_the_same_steps(project: Path) -> None:
+    folder = prepared(project, "+cluster=big", "nodes=4", "train.accumulate=2")
+    assert folder.config()["train"]["global_batch"] is None
+    job = job_of_run(folder, ["nodes=2", "gpus_per_node=4"])
+    assert (job.resources.nodes, job.resources.ranks_per_node, job.resources.gpus_per_node) == (2, 4, 4)
+    assert job.run_dir == folder.path
+    assert job.program.config["train"]["global_batch"] == 16 * 2 * 32
+    assert [job.program.config["train"][key] for key in ("batch_size", "accumulate")] == [16, 2]
+    folder.config_file.write_text(yaml.safe_dump(dict(job.program.config), sort_keys=False))
+    again = job_of_run(folder, ["nodes=1", "ranks_per_node=1"])
+    assert (again.resources.ranks_per_node, again.resources.gpus_per_node) == (1, 1)
+    assert again.program.config["train"]["global_batch"] == 1024
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("train.steps=9", "changes what gpt-.* computes.*Start a new run"),
+        ("nodes=3", r"128 samples.*24 ranks.*Numbers of ranks that work: 1, 2, 4, 8, 16, 32, 64, 128"),
+        ("name=x", "changes what"),
+        ("~policy", "changes what"),
+        ("time_limit", "no value"),
+        ("time_limit=soon", "not a time"),
+        ("policy.max_restart=1", "Did you mean policy.max_restarts"),
+        ("cluster=h100", "no cluster 'h100'"),
+        ("cluster=small", "more than a node of cluster small has"),
+        ("account=a;b", "can't be read"),
+    ],
+)
+def test_a_run_that_goes_on_computes_the_same(project: Path, change: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        job_of_run(prepared(project, "+cluster=big"), [change])
