@@ -146,6 +146,6 @@ class Job:
         return str(named or "").replace("{run_dir}", glob.escape(str(self.run_dir)))
 
     @property
-    def outlives_nodes(self) -> bool:
+    def tolerates_node_loss(self) -> bool:
         """Whether the job continues after the loss of a node."""
         return self.elastic or self.resources.spare_nodes > 0

@@ -29,18 +29,18 @@ def detect(environ: Mapping[str, str]) -> RankInfo:
     if forced:
         return _forced(forced, environ)
     if environ.get(LAUNCHER_VARIABLE) == "local":
-        return torchrun.local_place(environ)
+        return torchrun.local_rank_info(environ)
     if "TORCHELASTIC_RUN_ID" in environ:
-        return torchrun.place(environ)
+        return torchrun.rank_info(environ)
     if slurm.in_step(environ):
-        info = slurm.place(environ)
+        info = slurm.rank_info(environ)
         slurm.refuse_leaked_step(environ)
         mpi.refuse_inside_step(environ)
         return info
     if "RANK" in environ and "WORLD_SIZE" in environ:
-        return torchrun.place(environ)
+        return torchrun.rank_info(environ)
     if mpi.started_by_mpirun(environ):
-        return mpi.place(environ)
+        return mpi.rank_info(environ)
     if slurm.in_allocation(environ):
         slurm.refuse_tasks_without_srun(environ)
     return _single(environ)
@@ -57,9 +57,9 @@ def _single(environ: Mapping[str, str]) -> RankInfo:
 
 
 _FORCED: dict[str, Callable[[Mapping[str, str]], RankInfo]] = {
-    "slurm": slurm.place,
-    "torchrun": torchrun.place,
-    "mpi": mpi.place,
+    "slurm": slurm.rank_info,
+    "torchrun": torchrun.rank_info,
+    "mpi": mpi.rank_info,
     "single": _single,
 }
 

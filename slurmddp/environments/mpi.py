@@ -33,7 +33,7 @@ def refuse_inside_step(environ: Mapping[str, str]) -> None:
         )
 
 
-def place(environ: Mapping[str, str]) -> RankInfo:
+def rank_info(environ: Mapping[str, str]) -> RankInfo:
     """Return the rank that mpirun gives, as if ranks fill one node after the other."""
     rank = needed(environ, "OMPI_COMM_WORLD_RANK", "PMI_RANK")
     world_size = needed(environ, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", least=1)

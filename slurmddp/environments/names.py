@@ -47,13 +47,13 @@ EMULATED_VARIABLE = "SLURMDDP_EMULATED"
 
 # Facts of a rank. The agent gives them to the ranks that it forks.
 
-GENERATION_VARIABLE = "SLURMDDP_GENERATION"
+RESTART_COUNT_VARIABLE = "SLURMDDP_RESTART_COUNT"
 """The restart count of the worker group in this attempt, from 0."""
-PREFLIGHT_VARIABLE = "SLURMDDP_LOOK"
+PREFLIGHT_VARIABLE = "SLURMDDP_PREFLIGHT"
 """`1` if a configured preflight is due; `0` after the ranks of the attempt have completed a step."""
 IMPORTS_VARIABLE = "SLURMDDP_IMPORTS_S"
 """Seconds that the agent took to start and import, and the monotonic time at which it was ready."""
-HEARTBEAT_VARIABLE = "SLURMDDP_PULSE_FD"
+HEARTBEAT_VARIABLE = "SLURMDDP_HEARTBEAT_FD"
 """The descriptor of the rank's heartbeat page."""
 CHANNEL_VARIABLE = "SLURMDDP_CHANNEL_FD"
 """The descriptor of the rank's channel to the checkpoint service of its node."""

@@ -13,9 +13,9 @@ from slurmddp.environments.env_numbers import integer, needed
 from slurmddp.environments.hostlist import expand
 from slurmddp.environments.names import (
     EMULATED_VARIABLE,
-    GENERATION_VARIABLE,
     LAUNCH_ID_VARIABLE,
     MASTER_ADDR_VARIABLE,
+    RESTART_COUNT_VARIABLE,
 )
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.task_counts import parse_counts
@@ -61,7 +61,7 @@ def refuse_tasks_without_srun(environ: Mapping[str, str]) -> None:
     )
 
 
-def place(environ: Mapping[str, str]) -> RankInfo:
+def rank_info(environ: Mapping[str, str]) -> RankInfo:
     """Return the rank of this task in its step; raises MismatchError if variables contradict each other."""
     _refuse_het_job(environ)
     world_size = needed(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS", least=1)
@@ -188,7 +188,7 @@ def _launch_id(environ: Mapping[str, str]) -> str:
     """
     restart = integer(environ, "SLURM_RESTART_COUNT") or 0
     parts = [environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_STEP_ID", "0"), str(restart)]
-    generation = environ.get(GENERATION_VARIABLE)
+    generation = environ.get(RESTART_COUNT_VARIABLE)
     more = [environ.get(LAUNCH_ID_VARIABLE), f"g{generation}" if generation else None]
     return ".".join([*parts, *(part for part in more if part)])
 

@@ -12,7 +12,7 @@ from slurmddp.errors import MismatchError
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 
 
-def place(environ: Mapping[str, str]) -> RankInfo:
+def rank_info(environ: Mapping[str, str]) -> RankInfo:
     """Return the rank that torchrun gives; raises MismatchError if a needed variable is missing."""
     rank, world_size, local_rank, local_world_size = _numbers(environ)
     node_rank = integer(environ, "GROUP_RANK", "NODE_RANK")
@@ -48,7 +48,7 @@ def place(environ: Mapping[str, str]) -> RankInfo:
     )
 
 
-def local_place(environ: Mapping[str, str]) -> RankInfo:
+def local_rank_info(environ: Mapping[str, str]) -> RankInfo:
     """Return the rank of a process that `Distributon.launch` started on this machine."""
     rank, world_size, local_rank, local_world_size = _numbers(environ)
     launch_id = environ.get(LAUNCH_ID_VARIABLE)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slurmddp.environments.names import BIND_VARIABLE, GENERATION_VARIABLE
+from slurmddp.environments.names import BIND_VARIABLE, RESTART_COUNT_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.host.cgroups import cpu_quota
 
@@ -72,7 +72,7 @@ def may_bind(info: RankInfo, environ: Mapping[str, str], cpus: Cpus) -> bool:
     granted = int(text) if text.isdecimal() else 0
     # More than there are: nodes of a sandbox, which share this machine.
     confined = len(cpus.allowed) <= granted <= (cpus.on_machine or granted)
-    by_agent = GENERATION_VARIABLE in environ and info.environment == "slurm" and not info.emulated
+    by_agent = RESTART_COUNT_VARIABLE in environ and info.environment == "slurm" and not info.emulated
     return by_agent and confined and not any(environ.get(name) for name in _PERSONAL)
 
 

@@ -42,7 +42,7 @@ def sbatch_options(job: Job) -> dict[str, Option]:
     options: dict[str, Option | None] = {
         "job-name": job_name(job.run_name),
         "nodes": resources.all_nodes,
-        "no-kill": True if job.outlives_nodes else None,
+        "no-kill": True if job.tolerates_node_loss else None,
         "ntasks-per-node": 1,
         "cpus-per-task": resources.cpus_per_node,
         "time": None if resources.time_limit_min is None else render_minutes(resources.time_limit_min),
@@ -65,7 +65,7 @@ def sbatch_options(job: Job) -> dict[str, Option]:
 
 def srun_options(job: Job) -> dict[str, Option]:
     """Return what the cluster file adds to srun, and what spares need, by long names; raises ConfigError."""
-    own: dict[str, Option] = {"no-kill": True} if job.outlives_nodes else {}
+    own: dict[str, Option] = {"no-kill": True} if job.tolerates_node_loss else {}
     return dict(sorted({**_others("srun", job.cluster.srun, _SRUN_RESERVED), **own}.items()))
 
 

@@ -83,7 +83,7 @@ def test_an_elastic_run_holds_the_samples_of_its_steps(project: Path) -> None:
     assert GlobalBatch(16 * 2 * 24).share(16, most=16) == (16, 3)
     given = job_of(project, "+cluster=big", "nodes=3", "train.global_batch=48", "elastic=true")
     assert given.program.config["train"]["global_batch"] == 48
-    assert given.outlives_nodes and not job_of(project).outlives_nodes
+    assert given.tolerates_node_loss and not job_of(project).tolerates_node_loss
 
 
 @pytest.mark.parametrize(

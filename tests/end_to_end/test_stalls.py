@@ -34,7 +34,7 @@ from torch import distributed, nn
 from torch.utils.data import DataLoader, Dataset
 from slurmddp import Distributon
 
-HANGS = os.environ["RANK"] == "1" and os.environ["SLURMDDP_GENERATION"] == "0"
+HANGS = os.environ["RANK"] == "1" and os.environ["SLURMDDP_RESTART_COUNT"] == "0"
 HOW = {how!r}
 BEGUN = time.monotonic()
 

@@ -45,5 +45,5 @@ def test_scrub_does_not_change_what_it_is_given():
 
 
 def test_what_an_agent_gives_its_ranks_reaches_no_other_job():
-    own = ["GENERATION", "SECRET", "PULSE_FD", "CHANNEL_FD", "MEMORY_FDS", "IMPORTS_S"]
+    own = ["RESTART_COUNT", "SECRET", "HEARTBEAT_FD", "CHANNEL_FD", "MEMORY_FDS", "IMPORTS_S"]
     assert scrub({f"SLURMDDP_{name}": "1" for name in own}) == {}

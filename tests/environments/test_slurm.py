@@ -92,7 +92,7 @@ SLURM_LAYOUTS = {
     ),
     "after two requeues": (step("1", "n1", 0, 0, 0, SLURM_RESTART_COUNT="2"), {"launch_id": "100.1.2"}),
     "the third set of ranks that an agent has started": (
-        step("1", "n1", 0, 0, 0, SLURMDDP_LAUNCH_ID="again", SLURMDDP_GENERATION="2"),
+        step("1", "n1", 0, 0, 0, SLURMDDP_LAUNCH_ID="again", SLURMDDP_RESTART_COUNT="2"),
         {"launch_id": "100.1.0.again.g2"},
     ),
     "told apart further by the launcher": (

@@ -110,7 +110,7 @@ def test_gpus_that_would_leave_a_rank_without_cores_are_not_followed(gpus: list[
     assert [share_of(cpus, rank, 4, gpus) for rank in range(4)] == [{0}, {64}, {65}, {66}]
 
 
-AGENT = {"SLURMDDP_GENERATION": "0", "SLURM_CPUS_ON_NODE": "256"}
+AGENT = {"SLURMDDP_RESTART_COUNT": "0", "SLURM_CPUS_ON_NODE": "256"}
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,11 @@ from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.environments.emit import rank_environment
 from slurmddp.environments.names import (
     CHANNEL_VARIABLE,
-    GENERATION_VARIABLE,
     HEARTBEAT_VARIABLE,
     IMPORTS_VARIABLE,
     MEMORY_VARIABLE,
     PREFLIGHT_VARIABLE,
+    RESTART_COUNT_VARIABLE,
 )
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.host import process
@@ -130,7 +130,7 @@ class ForkedWorkers(WorkerGroup):
         spec, (master, port) = self._spec, order.master
         return {
             **spec.common,
-            GENERATION_VARIABLE: str(order.restart_count),
+            RESTART_COUNT_VARIABLE: str(order.restart_count),
             PREFLIGHT_VARIABLE: str(int(order.preflight)),
             **({"MASTER_ADDR": master, "MASTER_PORT": str(port)} if port else {}),
             IMPORTS_VARIABLE: f"{0.0 if order.restart_count else spec.imports_s:.3f} {self._since:.3f}",

@@ -47,7 +47,7 @@ def report_unable(line: Line, why: Failure, rules: Rules, records: Records) -> b
     Where the others may go on without a node, node 0 decides what follows. Node 0 may not listen yet, or may
     have ended: what an attempt has ended with stands. A signal to stop ends the wait for node 0.
     """
-    if not rules.outlives_nodes or line.node.node_rank == 0:
+    if not rules.tolerates_node_loss or line.node.node_rank == 0:
         return False
     line.link.send(0, encode(AgentUnable(failure=why)))
     until = time.monotonic() + rules.join_timeout_s
@@ -64,7 +64,7 @@ def report_unable_early(
 
     An agent without the rules waits until node 0, which has them, has read the file.
     """
-    if node_rank == 0 or (rules is not None and not rules.outlives_nodes):
+    if node_rank == 0 or (rules is not None and not rules.tolerates_node_loss):
         return False
     if not records.leave_unable(node_rank, why):
         return False
@@ -82,6 +82,6 @@ def _is_stop(happened: Happened) -> bool:
 
 def end_without_lead(cause: Failure, rules: Rules, records: Records) -> int:
     """Record why this agent ends without node 0, and return its exit code."""
-    if not rules.outlives_nodes:  # Else node 0, if it lost only this one, goes on without it.
+    if not rules.tolerates_node_loss:  # Else node 0, if it lost only this one, goes on without it.
         records.failed(cause)
     return capture.node_code(cause)

@@ -242,11 +242,11 @@ class Coordinator:
     def _unable(self, sender: int, found: Failure, now: float) -> None:
         gone = unable_node(sender, self._hosts, found)
         is_missed = self._remove(sender, gone)
-        if not is_missed and (self.state != State.JOINING or self._rules.outlives_nodes):
+        if not is_missed and (self.state != State.JOINING or self._rules.tolerates_node_loss):
             self._record.warn(capture.describe(found))
             return
         # If one node refuses something, others may accept it.
-        self._group.failures.append(gone if self._rules.outlives_nodes else found)
+        self._group.failures.append(gone if self._rules.tolerates_node_loss else found)
         self._react(now)
 
     def _remove(self, agent: int, why: Failure) -> bool:
@@ -266,7 +266,7 @@ class Coordinator:
     def _exclude(self, unhealthy: Mapping[int, str]) -> None:
         """Start no more ranks on nodes that did not pass the preflight, if the job tolerates their loss."""
         found = {self._group.assignment.agents[node_rank]: why for node_rank, why in unhealthy.items()}
-        for agent in sorted(found.keys() - self._unhealthy.keys()) if self._rules.outlives_nodes else ():
+        for agent in sorted(found.keys() - self._unhealthy.keys()) if self._rules.tolerates_node_loss else ():
             self._unhealthy[agent] = found[agent]
             self._record.say(f"{names_of([agent], self._hosts)} is not fit: {found[agent]}")
 

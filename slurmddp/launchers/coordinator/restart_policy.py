@@ -44,7 +44,7 @@ class Rules:
     """Whether the ranks run a person's script, which may know nothing of the run's stop file."""
 
     @property
-    def outlives_nodes(self) -> bool:
+    def tolerates_node_loss(self) -> bool:
         return self.elastic or self.spare_nodes > 0
 
     @property

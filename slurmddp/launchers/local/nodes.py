@@ -83,7 +83,7 @@ class LocalNodes:
     def poll(self) -> int | None:
         """Return the attempt's exit code, which node 0's agent decides, once every agent has ended."""
         codes = [self._code_of(agent) for agent in self.agents]
-        for node_rank, code in enumerate(codes[:1] if self._job.outlives_nodes else codes):
+        for node_rank, code in enumerate(codes[:1] if self._job.tolerates_node_loss else codes):
             if code is not None and code not in GOOD_CODES and self._force_at is None:
                 self._note_failure(node_rank, code)
         if self._force_at is not None and time.monotonic() > self._force_at:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmddp.environments.names import ATTEMPT_VARIABLE, GENERATION_VARIABLE, RUN_DIR_VARIABLE
+from slurmddp.environments.names import ATTEMPT_VARIABLE, RESTART_COUNT_VARIABLE, RUN_DIR_VARIABLE
 from slurmddp.errors import SupersededError
 from slurmddp.host.atomic_file import write_atomic
 from slurmddp.runs.folder.fence import superseded
@@ -32,7 +32,7 @@ class RunContext:
     def read(cls, environ: Mapping[str, str], folder: RunFolder | None = None) -> RunContext:
         """Return the context of a process; a given `folder` is the run folder whatever `environ` says."""
         run_dir, attempt = environ.get(RUN_DIR_VARIABLE), environ.get(ATTEMPT_VARIABLE, "")
-        restarts = environ.get(GENERATION_VARIABLE)
+        restarts = environ.get(RESTART_COUNT_VARIABLE)
         return cls(
             folder=folder or (RunFolder(run_dir) if run_dir and attempt.isdecimal() else None),
             attempt=int(attempt) if attempt.isdecimal() else 0,

@@ -103,7 +103,7 @@ def test_a_spawned_rank_ends_with_its_agent(tmp_path: Path) -> None:
 
 
 def test_descriptors_are_those_that_the_variables_name() -> None:
-    environ = {"SLURMDDP_PULSE_FD": "3", "SLURMDDP_MEMORY_FDS": "5,6", "SLURMDDP_CHANNEL_FD": ""}
+    environ = {"SLURMDDP_HEARTBEAT_FD": "3", "SLURMDDP_MEMORY_FDS": "5,6", "SLURMDDP_CHANNEL_FD": ""}
     start = RankSpec(local_rank=0, environ=environ, log=Path("log"), entry="a:b", run_dir="there")
     assert start.descriptors == (3, 5, 6)
 

@@ -17,10 +17,10 @@ import json, os, time
 from slurmddp.checkpoint.memory.channel import Channel
 from slurmddp.host.heartbeat_page import Pulse
 
-rank, generation = int(os.environ["RANK"]), int(os.environ["SLURMDDP_GENERATION"])
+rank, generation = int(os.environ["RANK"]), int(os.environ["SLURMDDP_RESTART_COUNT"])
 
 def main(run_dir):
-    print(json.dumps([generation, os.getpid(), os.environ["SLURMDDP_LOOK"]]), flush=True)
+    print(json.dumps([generation, os.getpid(), os.environ["SLURMDDP_PREFLIGHT"]]), flush=True)
     verdict, unfit = f"{run_dir}/verdict-{generation}", f"{run_dir}/unfit-{generation}"
     if os.path.exists(unfit):
         Channel.attach(os.environ).send({"kind": "unhealthy", "nodes": {open(unfit).read(): "it is hot."}})

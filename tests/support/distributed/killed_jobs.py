@@ -22,7 +22,7 @@ class Falling(Noisy):
     def __init__(self) -> None:
         super().__init__()
         falls = json.loads(os.environ.get("FALLS", "{}"))
-        rank, self._last = falls.get(os.environ["SLURMDDP_GENERATION"], [-1, 0])
+        rank, self._last = falls.get(os.environ["SLURMDDP_RESTART_COUNT"], [-1, 0])
         self._steps = 0 if rank == int(os.environ["RANK"]) else -(10**9)
 
     def forward(self, samples: torch.Tensor) -> torch.Tensor:

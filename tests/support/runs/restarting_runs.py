@@ -19,7 +19,7 @@ import json, os, signal, sys, time
 from slurmddp.environments.detect import detect
 from slurmddp.host.heartbeat_page import Pulse
 
-rank, generation = int(os.environ["RANK"]), int(os.environ["SLURMDDP_GENERATION"])
+rank, generation = int(os.environ["RANK"]), int(os.environ["SLURMDDP_RESTART_COUNT"])
 stop = []
 
 def main(run_dir):

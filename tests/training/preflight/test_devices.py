@@ -77,7 +77,7 @@ def test_the_worker_blames_the_node_where_it_was_asked_to_look(
     program = {"program": {"_target_": "support.distributed.worker_jobs.program_that_notes"}}
     size = {"nodes": 1, "ranks_per_node": 1}
     run.config_file.write_text(json.dumps({"seed": 3, **size, **program, "preflight": asked}))
-    place = {"SLURMDDP_LOOK": told}
+    place = {"SLURMDDP_PREFLIGHT": told}
     (answer,) = run_ranks(device_jobs.work_on_an_unfit_node, 1, str(run.path), environments=[place])
     assert answer == (EXIT_FAILED, blamed)
 

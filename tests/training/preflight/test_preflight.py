@@ -199,7 +199,7 @@ def test_the_worker_looks_where_it_was_asked_to_and_the_agent_lets_it(
 ) -> None:
     program = {"program": {"_target_": "support.distributed.worker_jobs.program_that_notes"}}
     run.config_file.write_text(json.dumps({"seed": 3, "nodes": 1, "ranks_per_node": 1, **program, **config}))
-    place = {"SLURMDDP_GENERATION": "1", "SLURMDDP_LOOK": told}
+    place = {"SLURMDDP_RESTART_COUNT": "1", "SLURMDDP_PREFLIGHT": told}
     ((code, said),) = run_ranks(worker_jobs.work, 1, str(run.path), environments=[place])
     assert code == 0
     assert "seed 3" in said

@@ -149,10 +149,10 @@ NODE = RankInfo(
 def test_a_node_is_unfit_that_shows_less_than_was_given(
     monkeypatch: pytest.MonkeyPatch, granted: int | None, visible: int, by_agent: bool, unfit: bool
 ) -> None:
-    monkeypatch.delenv("SLURMDDP_GENERATION", raising=False)
+    monkeypatch.delenv("SLURMDDP_RESTART_COUNT", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if by_agent:
-        monkeypatch.setenv("SLURMDDP_GENERATION", "0")
+        monkeypatch.setenv("SLURMDDP_RESTART_COUNT", "0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     assert setup._lacks_gpus(replace(NODE, gpus_on_node=granted)) == unfit
 
