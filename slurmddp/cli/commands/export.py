@@ -1,4 +1,8 @@
-"""Write the weights of a run to a plain safetensors file."""
+"""Write the weights of a run to a plain safetensors file.
+
+slurmddp export first                          the newest undamaged checkpoint
+slurmddp export first --step 200 --output w.safetensors
+"""
 
 from __future__ import annotations
 

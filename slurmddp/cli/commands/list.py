@@ -24,8 +24,10 @@ _SETTINGS_CHARS = 40
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp list`."""
-    parser.add_argument("-n", "--limit", type=int, default=20, metavar="N", help="show the N newest (20)")
-    parser.add_argument("--all", action="store_true", help="show all of them")
+    parser.add_argument(
+        "-n", "--limit", type=int, default=20, metavar="N", help="show the N newest (default: 20)"
+    )
+    parser.add_argument("--all", action="store_true", help="show all runs")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 

@@ -1,4 +1,9 @@
-"""Print the logs of a run, merged and labelled; -f follows them across restarts."""
+"""Print the logs of a run, merged and labelled; -f follows them across restarts.
+
+slurmddp logs                  rank 0 of the newest run
+slurmddp logs -f first         follow a run until it ends
+slurmddp logs first --rank 3   another rank
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Resume a stopped, cancelled, lost or failed run in the same folder."""
+"""Resume a stopped, cancelled, lost or failed run in the same folder.
+
+slurmddp resume first                        from its last checkpoint
+slurmddp resume first time_limit=24:00:00    with another time limit
+slurmddp resume first nodes=2                on 2 nodes; each optimizer step keeps its samples
+"""
 
 from __future__ import annotations
 
@@ -24,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "changes",
         nargs="*",
         metavar="KEY=VALUE",
-        help="another place, time limit or size: partition=, time_limit=, nodes= ...",
+        help="change of place, time limit or size: partition=high",
     )
 
 

@@ -1,4 +1,10 @@
-"""Start a SLURM of your own on this machine, to try jobs without a cluster."""
+"""Start a SLURM of your own on this machine, to try jobs without a cluster.
+
+slurmddp sandbox up
+eval "$(slurmddp sandbox env)"
+slurmddp train +cluster=sandbox nodes=2
+slurmddp sandbox down
+"""
 
 from __future__ import annotations
 
