@@ -18,14 +18,14 @@ _STOPS = (signal.SIGTERM, signal.SIGUSR2)
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run one command of the batch step and return its exit code; each imports its own modules alone."""
+    """Run one command of the batch step and return its exit code; each command imports only its modules."""
     command, *rest = arguments or [""]
     folder = RunFolder(environ[RUN_DIR_VARIABLE])
     if command == "begin":
         from slurmddp.batch.begin import begin
 
         for number in _STOPS:
-            signal.signal(number, _do_nothing)  # The ranks start all the same, and get their own signals.
+            signal.signal(number, _do_nothing)  # The ranks start nevertheless, and get the signal themselves.
         job = SlurmJob(environ, say=_say_to_people)
         return begin(folder, job, is_successor=rest[:1] == ["successor"])
     settings = read_settings(folder)
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         from slurmddp.batch.first_node import first_node_lost
 
         for number in _STOPS:
-            signal.signal(number, signal.SIG_IGN)  # SLURM ends this, too, when it grants the request.
+            signal.signal(number, signal.SIG_IGN)  # SLURM signals this process when it grants the requeue.
         first_node_lost(attempt, SlurmJob(environ, say=_say))
     else:
         return EXIT_USAGE
@@ -57,11 +57,11 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _do_nothing(_number: int, _frame: object) -> None:
-    """Let a signal pass; unlike an ignored signal, this is not inherited by SLURM's commands."""
+    """Do nothing; SLURM's commands do not inherit this handler, as they would inherit SIG_IGN."""
 
 
 def _say(text: str, descriptor: int = 1) -> None:
-    """Print a line at once; a full disk under the log must not change how the run goes on."""
+    """Print a line at once; ignore a full disk, which must not change what follows."""
     with suppress(OSError):
         os.write(descriptor, os.fsencode(f"{text}\n") if text else b"")
 

@@ -69,7 +69,7 @@ def begin(folder: RunFolder, job: SlurmJob, *, is_successor: bool = False) -> in
 def _why_not(
     folder: RunFolder, job: SlurmJob, settings: Settings, events: list[dict[str, Any]], is_successor: bool
 ) -> str:
-    """Return why this job has nothing to start; empty if it has."""
+    """Return the reason why this job starts no attempt; empty if it may start one."""
     name = folder.path.name
     if folder.cancelled_file.exists():
         return "This run was cancelled."
@@ -90,8 +90,8 @@ def _why_not(
 def _over(events: list[dict[str, Any]], job: SlurmJob, is_successor: bool) -> str:
     """Return the outcome of a run that is over; empty otherwise.
 
-    SLURM may start a job again that has ended (a site's RequeueExit, `scontrol requeue` by hand). A run may
-    also end before the job starts that another one of its jobs submitted.
+    SLURM may restart a job whose run has ended (a site's RequeueExit, `scontrol requeue` by hand). A run may
+    also end before a resubmitted job starts.
     """
     told: list[Mapping[str, Any]] = [one for one in events if one.get("event") in _LAST_WORDS]
     if not told or not (is_successor or job.restart_count):
@@ -123,7 +123,7 @@ def _owner(events: list[dict[str, Any]], job: SlurmJob, name: str) -> str:
 def _leaves_failed_nodes(
     folder: RunFolder, job: SlurmJob, settings: Settings, events: list[dict[str, Any]]
 ) -> bool:
-    """Put the job back if it was given a failed node, and may soon have others; return whether it was."""
+    """Requeue the job if SLURM gave it a failed node and soon has others; return whether it was requeued."""
     exclusions = Exclusions(folder, job, settings, began=int(time.time()))
     found = note_vanished(exclusions, folder, events)
     if not (found and settings.requeue and exclusions.others_are_free()):

@@ -33,7 +33,7 @@ class Policy(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What the events say since a person last submitted the run."""
+    """Counts of the events since a person last submitted the run."""
 
     failures: int = 0
     without_progress: int = 0
@@ -41,7 +41,7 @@ class Counts(NamedTuple):
     progressed: bool = False
     """Whether an attempt progressed, and none failed without progress after it."""
     stalls: Mapping[str, int] = {}
-    """For a checkpoint: the stopped attempts that trained on from it and left no newer one."""
+    """For each checkpoint, the stopped attempts that started from it and left no newer one."""
 
 
 class End(NamedTuple):
@@ -62,16 +62,16 @@ class End(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What an attempt's end means, in the words of the `ended` event."""
+    """The meaning of an attempt's end, in the words of the `ended` event."""
 
     outcome: str
-    """`finished`, `stopped`, `failed`, `config`, `no_progress`, `cancelled`; not written: `superseded`."""
+    """`finished`, `stopped`, `failed`, `config`, `no_progress`, `cancelled`; not recorded: `superseded`."""
     next: str
-    """`none` or `requeue`; a site that refuses to requeue gets a fresh submission instead."""
+    """`none` or `requeue`; the batch step writes `resubmit` where the site refuses to requeue."""
     code: int = EXIT_FINISHED
     without_progress: int = 0
     stalled_at: str | None = None
-    """The checkpoint from which the attempt trained on in vain."""
+    """The checkpoint that the attempt started from and did not get past."""
     advice: str = ""
 
 
@@ -109,10 +109,11 @@ def exit_code(
     """Return the exit code of an attempt; None if an agent is gone and nothing says why.
 
     Args:
-        code: of srun. It is the highest code of its tasks, also of those that srun killed. It is 0 if SLURM
-            gave a node up. It is 1 if the kernel killed any process for want of memory.
-        failure: the exit code in the record of the first failure, 0 if it has none; None without a record.
-        agents: the common exit code that the agents left; None if one of them did not end well.
+        code: the exit code of srun: the highest code of its tasks, killed tasks included. It is 0 if SLURM
+            gave a node up, and 1 if the kernel killed any process for want of memory.
+        failure: the exit code in the record of the first failure, 0 if the record holds no code; None without
+            a record.
+        agents: the common exit code that the agents left; None if an agent did not end well.
         fate: the job's state for SLURM.
         progressed: whether the attempt left a newer checkpoint.
     """
@@ -142,8 +143,8 @@ def decide(end: End, before: Counts, policy: Policy) -> Outcome:
     again = policy.requeue and not end.stop_asked
     if end.code == EXIT_STOPPED or end.fate in _BY_SLURM:
         return _stopped(end, before, policy, again)
-    # The preflight found an unhealthy node before the first step, and the next attempt gets another one.
-    # A run that had progressed may have met a bad node: its first failure without progress is tried again.
+    # After 76 the next attempt gets other nodes. A run that had progressed may have met a bad node, so that
+    # its first failure without progress is tried again.
     hopeful = end.progressed or before.progressed or end.code == EXIT_UNHEALTHY_NODE
     again = again and hopeful and before.failures < policy.max_restarts
     return Outcome("failed", "requeue" if again else "none", end.code)
@@ -173,7 +174,7 @@ def _stopped(end: End, before: Counts, policy: Policy, again: bool) -> Outcome:
 
 
 def combine(codes: Iterable[int]) -> int:
-    """Return the exit code of a group from those of its members: a refusal, else a failure, else a stop."""
+    """Return the exit code of a group from its members' codes: a refusal, else a failure, else a stop."""
     found = set(codes)
     for deliberate in (EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNHEALTHY_NODE):
         if deliberate in found:

@@ -1,4 +1,4 @@
-"""Tell whether an attempt made progress: a newer checkpoint, or other files of the program's own."""
+"""Decide whether an attempt made progress: a newer checkpoint, or a change in the program's own files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurmddp.runs.folder.layout import RunFolder
 
 
 class Saved(NamedTuple):
-    """What a run has saved at one moment."""
+    """The newest saves of a run at one moment."""
 
     step: int = 0
     """The step of the checkpoint from which the run would resume; 0 before the first."""
@@ -21,7 +21,13 @@ class Saved(NamedTuple):
 
 
 def saved(folder: RunFolder, project: Path, pattern: str) -> Saved:
-    """Return what a run has saved by now; `pattern` is relative to `project` and names files or folders."""
+    """Return the newest saves of a run.
+
+    Args:
+        folder: the run folder.
+        project: the project folder.
+        pattern: a glob of the files or folders that the program saves, relative to `project`; may be empty.
+    """
     return Saved(newest_step(latest_name(folder)), _sum_of(project, pattern) if pattern else "")
 
 
@@ -40,7 +46,7 @@ def latest_name(folder: RunFolder) -> str:
 
 
 def newest_step(name: str) -> int:
-    """Return the step in the name of a checkpoint; 0 where the name holds none."""
+    """Return the step in the name of a checkpoint; 0 if the name holds no step."""
     digits = re.sub("^step-", "", name.strip())
     return int(digits) if re.fullmatch("[0-9]{1,18}", digits) else 0
 

@@ -1,4 +1,4 @@
-"""Put the job back into the queue, or submit a new one in its place; each at most once."""
+"""Requeue the job, or submit a new job in its place; each at most once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DELAYS_S = (0, 5, 15)
 
 
 def requeue(job: SlurmJob) -> bool:
-    """Put the job back; return whether SLURM has done so, be it without an answer."""
+    """Requeue the job; return whether SLURM has done so, even if its answer was lost."""
     for delay in (1, 2, 3):
         if job.fate == outcome.REQUEUED:
             return True
@@ -28,7 +28,8 @@ def requeue(job: SlurmJob) -> bool:
 def resubmit(folder: RunFolder, job: SlurmJob, attempt: int, exclude: str) -> bool:
     """Submit a new job into the same run folder; return whether SLURM has it.
 
-    The comment holds a token, so that a job that sbatch queued without saying so is found in the queue.
+    The job's comment is a token. The batch step finds the job by it if sbatch queued the job and its answer
+    was lost.
     """
     token = f"slurmddp:after-{job.id}-{attempt}"
     options = [f"--exclude={exclude}"] if exclude else []
@@ -39,7 +40,7 @@ def resubmit(folder: RunFolder, job: SlurmJob, attempt: int, exclude: str) -> bo
         queue = job.squeue("%i %k")
         if queue.code and delay:
             continue  # The sbatch before may have queued the job all the same.
-        new = _bearer(queue.out, token) if queue.code == 0 else None
+        new = _find(queue.out, token) if queue.code == 0 else None
         if new is None:
             answer = job.sbatch("--parsable", *options, str(folder.script_file), "successor")
             new = parse_job_id(answer.out) if answer.code == 0 else None
@@ -52,14 +53,14 @@ def resubmit(folder: RunFolder, job: SlurmJob, attempt: int, exclude: str) -> bo
     return False
 
 
-def _bearer(queue: str, token: str) -> str | None:
+def _find(queue: str, token: str) -> str | None:
     """Return the job in the queue whose comment begins with `token`."""
     rows = [line.split() for line in queue.splitlines()]
     return next((row[0] for row in rows if row[1:2] == [token]), None)
 
 
 def leave_queue(job: SlurmJob) -> None:
-    """Take a job out of the queue that SLURM has put back, of a run that is over."""
+    """Cancel the job of a run that is over if SLURM has requeued it."""
     if job.fate in (outcome.PREEMPTED, outcome.NODE_FAIL):
         job.poll_patiently()  # SLURM may have put it back since.
     if job.fate == outcome.REQUEUED:

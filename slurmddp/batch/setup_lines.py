@@ -1,4 +1,4 @@
-"""Tell of a setup line of the cluster file that failed while the shell went on."""
+"""Warn of a setup line of the cluster file that failed without ending the shell."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SHOWN = 200
 
 
 def warn(attempt: Attempt, code: str, line: str, script: str) -> None:
-    """Record that line number `line` of the file `script` failed with exit code `code`."""
+    """Record that line `line` of the file `script` failed with exit code `code`."""
     lines = Path(script).read_text(encoding="utf-8", errors="replace").splitlines()
     number = int(line)
     text = lines[number - 1].lstrip() if 0 < number <= len(lines) else ""

@@ -1,4 +1,4 @@
-"""The job as its own batch step sees it: SLURM's commands, each with a time-out, and what they say."""
+"""The job that runs the batch step: SLURM's commands, each with a time-out, and the facts they print."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slurmddp.slurm.units import parse_seconds
 TIMEOUTS_S = {"scontrol": 20.0, "squeue": 30.0, "scancel": 30.0, "sbatch": 60.0}
 _CONNECT_S = 5.0
 _PATIENCE = 40
-"""Questions to a controller that is away: with the waits between them, a quarter of an hour."""
+"""Number of questions to a controller that is away; with the waits, they take a quarter of an hour."""
 _SCRIPT_KILLED = ("JobLaunchFailure", "NonZeroExitCode", "RaisedSignal")
 """SLURM's reasons for the end of a job whose batch script was killed."""
 
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 
 def run_command(command: Sequence[str], environ: Mapping[str, str]) -> Answer:
-    """Run one of SLURM's commands; a command that hangs is killed with all that it started."""
+    """Run one of SLURM's commands; kill a command that hangs, with its children."""
     try:
         process = subprocess.Popen(
             command,
@@ -66,7 +66,7 @@ def run_command(command: Sequence[str], environ: Mapping[str, str]) -> Answer:
 
 
 def answers(address: str, port: str) -> bool:
-    """Return whether a slurmd takes a connection; true where SLURM does not tell its address."""
+    """Return whether a slurmd takes a connection; True if its address is not known."""
     import socket
 
     if not address or not port.isdigit():
@@ -103,7 +103,7 @@ class SlurmJob:
 
     @property
     def restarts(self) -> int:
-        """How often SLURM says that it has put the job back."""
+        """The number of requeues of the job, according to SLURM."""
         found = self.facts.get("Restarts", "")
         return int(found) if found.isdigit() else 0
 
@@ -153,13 +153,13 @@ class SlurmJob:
         return parse_facts(self.scontrol("-o", "show", "partition", name).out).get(key, "") if name else ""
 
     def nodes(self, names: str) -> list[dict[str, str]]:
-        """Return what SLURM says of each node in a host list."""
+        """Return SLURM's facts about each node in a host list."""
         answer = self.scontrol("-o", "show", "nodes", names) if names else Answer(1)
         lines = answer.out.splitlines() if answer.code == 0 else []
         return [facts for facts in map(parse_facts, lines) if "NodeName" in facts]
 
     def _preemption_requeues(self) -> bool:
-        """Return whether SLURM puts a preempted job of this partition back by itself."""
+        """Return whether SLURM requeues a preempted job of this partition by itself."""
         return (
             self.facts.get("Requeue") == "1"
             and self.config("PreemptType") == "preempt/partition_prio"
@@ -167,7 +167,7 @@ class SlurmJob:
         )
 
     def unanswering(self, nodes: Iterable[Mapping[str, str]]) -> set[str]:
-        """Return the nodes that do not answer, asked side by side: SLURM may kill this process soon."""
+        """Return the nodes that do not answer; ask all at once, as SLURM may kill this process soon."""
         asked = [*nodes]
         default = "" if all(node.get("Port") for node in asked) else self.config("SlurmdPort")
 
@@ -205,12 +205,12 @@ def hosts_of(node_list: str) -> list[str]:
 
 
 def fate_of(facts: Mapping[str, str], restart_count: int, preemption_requeues: Callable[[], bool]) -> str:
-    """Return what SLURM has done with a job.
+    """Return the job's fate: a state for SLURM at the end of the ranks.
 
     Args:
-        facts: of `scontrol show job`; empty if SLURM did not answer.
-        restart_count: of this start of the job.
-        preemption_requeues: whether SLURM puts a preempted job of this partition back by itself.
+        facts: the output of `scontrol show job`; empty if SLURM did not answer.
+        restart_count: the number of requeues at this start of the job.
+        preemption_requeues: tells whether SLURM requeues a preempted job of this partition by itself.
     """
     restarts = facts.get("Restarts", "")
     if restarts.isdigit() and int(restarts) > restart_count:
@@ -226,7 +226,7 @@ def fate_of(facts: Mapping[str, str], restart_count: int, preemption_requeues: C
     if state.startswith("CANCELLED"):
         return outcome.CANCELLED
     if state.startswith("COMPLETING") and preempted:
-        # Ended during the grace of a preemption, and yet not put back: a person has cancelled it meanwhile.
+        # The job ended during the grace of a preemption and was not requeued: a person has cancelled it.
         return outcome.CANCELLED if preemption_requeues() else outcome.PREEMPTED
     if state.startswith("PREEMPTED") or preempted:
         return outcome.PREEMPTED

@@ -1,4 +1,4 @@
-"""Beside srun: end an srun that waits for agents which have left, where SLURM can't report their ends."""
+"""Watch srun and end it if it waits for agents which have left: SLURM may be unable to report their ends."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from slurmddp.environments.names import KILL_WAIT_VARIABLE
 
 _TICK_S = 2.0
 _LEFT_S = 60.0
-"""How long srun may take to end after all agents have left."""
+"""Seconds that srun may take to end after all agents have left."""
 _SILENT_S = 1200.0
-"""The same while an agent has left no exit code: it may write a checkpoint, or ask SLURM for the job."""
+"""The same if an agent has left no exit code: it may still write a checkpoint."""
 _KILL_WAIT_S = 30
 """SLURM's default."""
 
@@ -55,11 +55,11 @@ class SrunWatch:
         self._is_ending = True
 
     def run(self, pid: int, has_ended: Callable[[], bool]) -> None:
-        """Look at srun every two seconds and end it when it has waited for too long.
+        """Check srun every two seconds and end it when it has waited for too long.
 
         Args:
-            pid: of srun.
-            has_ended: waits two seconds at most for the end of srun; returns whether it came.
+            pid: the process id of srun.
+            has_ended: waits two seconds at most for the end of srun; returns whether srun has ended.
         """
         waited = 0.0
         while not has_ended() and _is_alive(pid):
@@ -75,7 +75,7 @@ class SrunWatch:
 
     def _limit_s(self) -> float:
         if self._is_ending:
-            # If SLURM starts the job here again before this script has ended, it drains the host.
+            # If SLURM restarts the job here before this script has ended, SLURM drains the host.
             return self._kill_wait_s // 3
         attempt = self._attempt
         return _LEFT_S if attempt.silent_nodes() == attempt.replaced_nodes() else _SILENT_S

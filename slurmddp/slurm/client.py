@@ -42,29 +42,29 @@ _IDS_PER_QUERY = 200
 
 
 class Slurm(Protocol):
-    """What slurmddp asks of SLURM; `SlurmClient` asks the real one, `FakeSlurm` keeps one in memory."""
+    """The requests to SLURM; `SlurmClient` runs its commands, the tests' `FakeSlurm` keeps jobs in memory."""
 
     def submit(self, script: Path, *, token: str, options: Sequence[str] = ()) -> str:
         """Submit `script` once and return the job's id; `token` is unique and goes into the job's comment."""
 
     def would_take(self, script: Path, options: Sequence[str] = ()) -> bool:
-        """Tell whether it has the nodes for `script`, be they busy; those that are down don't count."""
+        """Return whether SLURM has the nodes for `script`: busy nodes count, nodes that are down don't."""
 
     def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
-        """Return the states of those jobs that SLURM knows; raises SlurmError when it does not answer."""
+        """Return the states of the jobs that SLURM knows; raises SlurmError without an answer."""
 
     def jobs_of(self, folder: Path) -> dict[str, JobState]:
         """Return the jobs of this account whose batch script lies in `folder` and that SLURM still knows."""
 
     def cancel(self, job_id: str) -> None:
-        """End a job for good; a job that is over already is no error."""
+        """End a job for good; do nothing if it is over."""
 
     def limits(self) -> Limits:
-        """Return what this SLURM allows."""
+        """Return the limits of this SLURM."""
 
 
 def on_path() -> bool:
-    """Tell whether this machine has SLURM's commands."""
+    """Return whether this machine has SLURM's commands."""
     return shutil.which("sbatch") is not None
 
 
@@ -131,7 +131,7 @@ class SlurmClient:
         return job_id
 
     def _find_patiently(self, token: str, cause: SlurmError) -> str | None:
-        """Look for a job that sbatch may have queued after all; never guess while SLURM is silent."""
+        """Find a job that sbatch may have queued after all; raise SlurmError if SLURM stays silent."""
         for delay in RETRY_DELAYS_S:
             try:
                 return self._find(token)
@@ -151,7 +151,7 @@ class SlurmClient:
         return None
 
     def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
-        """Ask squeue, then the accounting for what squeue has forgotten; leave out what nobody knows."""
+        """Ask squeue, then the accounting for jobs that squeue has forgotten; omit unknown jobs."""
         found: dict[str, JobState] = {}
         for some in _batches(list(dict.fromkeys(job_ids))):
             found.update(self._queued(some))
@@ -194,7 +194,7 @@ class SlurmClient:
         }
 
     def cancel(self, job_id: str) -> None:
-        """Run scancel; a job that is over already is no error."""
+        """Run scancel; do nothing if the job is over."""
         try:
             self._run(["scancel", job_id])
         except SlurmError as error:
@@ -252,21 +252,21 @@ class SlurmClient:
 
 
 class _NotAnswered(SlurmError):
-    """Nobody knows whether the request was carried out."""
+    """SLURM gave no answer, so that it may have carried out the request."""
 
     may_be_queued = True
 
 
 def _lies_in(script: str, folder: Path) -> bool:
-    """Whether a script, with its arguments, lies in `folder`; both may lead there through links."""
+    """Return whether a script, with its arguments, lies in `folder`; both paths may hold links."""
     parent, found, _ = script.partition(f"/{folder.name}/")
     return bool(found) and os.path.realpath(parent) == os.path.realpath(folder.parent)
 
 
 def _comment(token: str, options: Sequence[str]) -> str:
-    """Return the token, followed by the comment that the person wants the job to bear."""
-    theirs = [option.removeprefix("--comment=") for option in options if option.startswith("--comment=")]
-    return " ".join([token, *theirs])
+    """Return the token, followed by the person's own comment for the job."""
+    own = [option.removeprefix("--comment=") for option in options if option.startswith("--comment=")]
+    return " ".join([token, *own])
 
 
 def _from_squeue(line: str) -> JobState:

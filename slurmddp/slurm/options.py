@@ -29,7 +29,7 @@ _RESERVED = frozenset(
     | {"test-only", "chdir", "export", "export-file", "overcommit", "parsable", "help", "version"}
 )
 _ONE_CLUSTER = frozenset({"cluster", "clusters"})
-"""The commands here and in the job ask one SLURM: to them, a job that another one took would be lost."""
+"""The commands ask one SLURM, here and in the job, and would not find a job of another."""
 _SRUN_RESERVED = frozenset(
     {"nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "kill-on-bad-exit", "wait", "mpi", "export"}
     | {"output", "error", "input", "multi-prog", "pty", "label", "jobid", "chdir", "unbuffered"}
@@ -37,7 +37,7 @@ _SRUN_RESERVED = frozenset(
 
 
 def sbatch_options(job: Job) -> dict[str, Option]:
-    """Return everything the job asks of SLURM, by the long names of sbatch, sorted; raises ConfigError."""
+    """Return the job's options for sbatch, by their long names, sorted; raises ConfigError."""
     cluster, resources = job.cluster, job.resources
     options: dict[str, Option | None] = {
         "job-name": job_name(job.run_name),
@@ -64,18 +64,18 @@ def sbatch_options(job: Job) -> dict[str, Option]:
 
 
 def srun_options(job: Job) -> dict[str, Option]:
-    """Return what the cluster file adds to srun, and what spares need, by long names; raises ConfigError."""
+    """Return the options of srun from the cluster file, and `--no-kill` where needed; raises ConfigError."""
     own: dict[str, Option] = {"no-kill": True} if job.tolerates_node_loss else {}
     return dict(sorted({**_others("srun", job.cluster.srun, _SRUN_RESERVED), **own}.items()))
 
 
 def job_name(name: str) -> str:
-    """Return `name` with what SLURM's tables and file patterns can't bear replaced by dashes."""
+    """Return `name` with dashes for characters that SLURM's tables and file patterns don't allow."""
     return re.sub(r"[^A-Za-z0-9._=+]+", "-", name).strip("-")[:100] or "slurmddp"
 
 
 def _signal_lead(job: Job) -> int:
-    """Return the lead in seconds; it must leave time to train, and SLURM takes two bytes."""
+    """Return the lead in seconds; it must leave time to train and fit into SLURM's two bytes."""
     lead, limit = job.policy.signal_lead_s, job.resources.time_limit_min
     if not 0 < lead <= 65535:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Reads what SLURM's commands print; pure, for the login side and the batch step alike."""
+"""Parse the output of SLURM's commands; pure, for the login side and the batch step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a site allows, read from `scontrol show`, held against what a job asks for; pure.
+"""Compare the request of a job with the limits of the site's partitions; pure.
 
-sbatch takes many requests that can never start: more nodes than the partition has, or more time than it
-allows, simply wait for ever. So they are compared here, before anything is queued.
+sbatch queues many requests that can never start, for more nodes than the partition has or more time than it
+allows. Such a job waits for ever, so that the request is compared before the submission.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What this SLURM allows."""
+    """The limits of a SLURM."""
 
     partitions: Mapping[str, Partition] = field(default_factory=dict)
 
@@ -40,7 +40,7 @@ def parse_limits(partitions: str) -> Limits:
 
 
 def check(job: Job, limits: Limits) -> list[str]:
-    """Return one sentence for each thing in `job` that this SLURM would never start, with what to change."""
+    """Return a sentence for each reason why this SLURM would never start `job`, with what to change."""
     if not limits.partitions:
         return []
     asked = job.cluster.partition

@@ -1,4 +1,4 @@
-"""Why SLURM keeps a job waiting, in words, and what a person can do about it."""
+"""Explain why SLURM keeps a job waiting, and what a person can do about it; pure."""
 
 from __future__ import annotations
 
@@ -85,9 +85,14 @@ _REASONS: dict[str, tuple[str, str]] = {
 
 
 def explain(reason: str, *, run: str, job_id: str, start: str = "", again: bool = False) -> tuple[str, str]:
-    """Return why a job waits and what to do; a reason not in the table is passed on as it is.
+    """Return why a job waits and what to do; an unknown reason is returned as it is.
 
-    `start`: when SLURM means to start it, if it says so. `again`: the job has run before and was requeued.
+    Args:
+        reason: SLURM's reason.
+        run: the name of the run.
+        job_id: the id of the job.
+        start: the expected start, as SLURM prints it; empty if not known.
+        again: whether the job has run before and was requeued.
     """
     given = reason.strip("() ")
     if given == "BeginTime" and again:

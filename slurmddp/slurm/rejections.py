@@ -1,6 +1,6 @@
-"""What SLURM's refusals mean, and which of its errors are worth another try; pure.
+"""Explain SLURM's refusals, and recognise the errors that a second try may cure; pure.
 
-SLURM's own words are always shown; these sentences only say what to do about them.
+Messages always show SLURM's own words; these sentences add what to do.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
 
 
 def is_transient(text: str) -> bool:
-    """Tell whether the same request may well succeed in a moment."""
+    """Return whether the same request may succeed in a moment."""
     return _TRANSIENT.search(text) is not None
 
 
@@ -88,7 +88,7 @@ def ended(words: str) -> str:
 
 
 def hint_for(text: str) -> str:
-    """Return what to do about SLURM's words; a general sentence when they are not known."""
+    """Return what to do about SLURM's words; a general sentence for unknown words."""
     for pattern, hint in _HINTS:
         if re.search(pattern, text, re.IGNORECASE):
             return hint

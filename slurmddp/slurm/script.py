@@ -1,7 +1,7 @@
-"""A job as the batch script that SLURM runs, with its settings; pure: the same Job gives the same bytes.
+"""Render a job as the batch script that SLURM runs, with its settings; pure: the same Job, the same bytes.
 
-The text stands in `templates/job.sbatch.j2`. Whatever comes from a person is quoted, for sbatch in the header
-and for the shell below it; only `setup` lines, which are shell by nature, stand as they are.
+The text stands in `templates/job.sbatch.j2`. Values from a person are quoted, for sbatch in the header and
+for the shell below it. Only `setup` lines are shell, and stand as they are.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def render(job: Job) -> str:
 
 
 def settings(job: Job) -> dict[str, object]:
-    """Return what the batch step needs to know of `job`: the fields of `slurmddp.batch.attempt.Settings`."""
+    """Return the facts of `job` for the batch step: the fields of `slurmddp.batch.attempt.Settings`."""
     policy = job.policy
     return {
         "name": job_name(job.run_name),
@@ -112,7 +112,7 @@ def _text(name: str) -> str:
 
 
 def _inherited(job: Job) -> list[str]:
-    """Return the variables that a job from inside another job has from that one, not from its own options."""
+    """Return the variables that a job submitted inside another job inherits from that job's options."""
     options = sbatch_options(job)
     names = [name for name in _OF_A_TASK if name not in options]
     variables = [f"SLURM_{name.upper().replace('-', '_')}" for name in names]

@@ -1,4 +1,4 @@
-"""What SLURM calls the states of a job, and how its commands spell them; pure.
+"""SLURM's names for the states of a job, and how its commands spell them; pure.
 
 Names as in https://slurm.schedmd.com/job_state_codes.html, base states and flags alike.
 """
@@ -23,12 +23,12 @@ TERMINAL = frozenset(
     {"COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"}
     | {"DEADLINE", "REVOKED", "LAUNCH_FAILED", "RECONFIG_FAIL"}
 )
-"""The job is over and comes back only when somebody requeues it."""
+"""The job is over; only a requeue starts it again."""
 
 ALL = PENDING | ACTIVE | TERMINAL
 
 UNKNOWN = "UNKNOWN"
-"""SLURM answered with a word that is none of its states; never to be taken for an end."""
+"""SLURM reported an unknown state; never treat it as terminal."""
 
 _COMPACT = {
     "PD": "PENDING", "RQ": "REQUEUED", "RF": "REQUEUE_FED", "RH": "REQUEUE_HOLD", "SE": "SPECIAL_EXIT",
@@ -41,22 +41,22 @@ _COMPACT = {
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """What SLURM says about one job, as far as it was asked."""
+    """SLURM's facts about one job, as far as it was asked."""
 
     job_id: str
     state: str
     """One of `ALL`, or `UNKNOWN`."""
     reason: str = ""
-    """Why it waits or ended, in SLURM's word; empty when SLURM gives none."""
+    """SLURM's reason why the job waits or ended; empty without a reason."""
     start: str = ""
-    """When SLURM expects to start a waiting job, by its own clock; empty when it does not say."""
+    """The expected start of a waiting job, by SLURM's clock; empty if not known."""
     nodes: str = ""
-    """Hostlist of the nodes that it holds or held."""
+    """The nodes of the job, as a host list."""
     exit_code: int | None = None
     signal: int | None = None
-    """The signal that ended the job; None when none did, or when SLURM was not asked."""
+    """The signal that ended the job; None without a signal, or if SLURM was not asked."""
     run: str = ""
-    """The run whose token the job bears in its comment; empty when it bears none."""
+    """The run that the token in the job's comment names; empty without a token."""
 
     def may_be_of(self, run_name: str) -> bool:
         """Whether this can be the job of a run: another cluster, or a new sandbox, uses the same ids."""
@@ -95,13 +95,13 @@ def parse_run(comment: str) -> str:
 
 
 def parse_start(text: str) -> str:
-    """Return SLURM's `2026-11-22T23:03:10` with a blank in its middle; `N/A` and the like are no time."""
+    """Return SLURM's `2026-11-22T23:03:10` with a blank for the T; empty for `N/A` and the like."""
     time = text.strip()
     return time.replace("T", " ") if re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:]+", time) else ""
 
 
 def clean_reason(text: str) -> str:
-    """Return SLURM's reason without the parentheses of squeue; `None` and node lists are no reason."""
+    """Return SLURM's reason without the parentheses of squeue; empty for `None` and the like."""
     reason = text.strip()
     if reason.startswith("(") and reason.endswith(")"):
         reason = reason[1:-1]

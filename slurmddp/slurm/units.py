@@ -47,7 +47,7 @@ def parse_slurm_limit(text: str) -> int | None:
 
 
 def parse_seconds(text: str) -> int | None:
-    """Return the seconds of a lower-case time that a person or SLURM wrote; None if it is none of these."""
+    """Return the seconds of a lower-case time that a person or SLURM wrote; None for anything else."""
     if re.fullmatch(r"\d+", text):
         return int(text) * 60
     if re.fullmatch(r"(\d+[dhms])+", text):

@@ -12,7 +12,7 @@ import pytest
 
 from slurmddp.runs.folder import freeze
 from slurmddp.spec import Program
-from support.slurm.script_run import FINISH, PREEMPTED, SAVE, STOP, Script
+from support.slurm.script_run import FAIL, FINISH, PREEMPTED, SAVE, STOP, Script
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def script(tmp_path: Path) -> Script:
     [
         (FINISH, 0, ("finished", "none")),
         (STOP, 75, ("stopped", "requeue")),
-        (SAVE + "exit 137", 137, ("failed", "requeue")),
+        (SAVE + FAIL, 137, ("failed", "requeue")),
         ('echo \'{"exit_code": 78}\' >"$logs/failure.json"; exit 143', 78, ("config", "none")),
     ],
     ids=["finished", "stopped", "killed", "refused"],
@@ -82,13 +82,13 @@ def test_a_script_that_slurm_is_ending_does_not_wait_for_that(script: Script) ->
     script.programs.write("job", "JobState=PENDING Reason=BeginTime Restarts=1 NodeList=")
     parents = "parent=$PPID; while grep -q job.sbatch /proc/$parent/cmdline; do kill -TERM $parent;"
     parents += " parent=$(cut -d ' ' -f 4 /proc/$parent/stat); done"
-    assert script.start(f"{parents}; sleep 0.3; exit 137", SLURMD_NODENAME="n1") == 137
+    assert script.start(f"{parents}; sleep 0.3; {FAIL}", SLURMD_NODENAME="n1") == 137
     assert "waiting to be ended" not in script.log()
 
 
 def test_on_a_host_that_slurm_has_given_up_the_script_waits_to_be_ended(script: Script) -> None:
     script.programs.write("job", "JobState=PENDING Reason=BeginTime Restarts=1 NodeList=")
-    script.programs.write("step", "exit 137")
+    script.programs.write("step", FAIL)
     environ = {**script.environ, "SLURMD_NODENAME": "n1"}
     process = subprocess.Popen(["bash", str(script.folder.script_file)], env=environ, start_new_session=True)
     log = script.folder.log_dir(0) / "batch.log"
@@ -323,7 +323,14 @@ def test_the_python_of_the_ranks_is_used_where_it_is_there(tmp_path: Path) -> No
 
 
 def impatient(source: Callable[[str], bytes]) -> Callable[[str], bytes]:
-    return lambda module: source(module).replace(b"_LEFT_S = 60.0", b"_LEFT_S = 2.0")
+    def changed(module: str) -> bytes:
+        return (
+            source(module)
+            .replace(b"_LEFT_S = 60.0", b"_LEFT_S = 0.2")
+            .replace(b"_TICK_S = 2.0", b"_TICK_S = 0.1")
+        )
+
+    return changed
 
 
 def test_an_srun_that_waits_for_agents_which_have_left_is_ended(

@@ -15,6 +15,8 @@ from support.slurm.slurm_jobs import FakePrograms, make_job
 
 FINISH = 'for node in 0 1; do echo 0 >"$logs/exit-node-$node"; done; exit 0'
 STOP = 'for node in 0 1; do echo 75 >"$logs/exit-node-$node"; done; exit 75'
+FAIL = 'echo 1 >"$logs/exit-node-0"; exit 137'
+"""An agent has failed, so that no other exit code is waited for; srun was killed."""
 SAVE = 'mkdir -p "$SLURMDDP_RUN_DIR/checkpoints"; echo step-9 >"$SLURMDDP_RUN_DIR/checkpoints/latest"\n'
 RUNNING = "JobId=41 JobState=RUNNING Reason=None Requeue=1 Restarts=0 RunTime=00:05:00 TimeLimit=01:00:00"
 PREEMPTED = RUNNING.replace("RUNNING", "COMPLETING") + " PreemptTime=2026-01-01T00:00:00"
