@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import importlib.machinery
 import importlib.util
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -174,11 +174,10 @@ def _find_top(
     """Return where a top-level module is found, and None for another interpreter's; raises ConfigError."""
     spec = _find(top, project_dir)
     if spec is None and here:
-        near = difflib.get_close_matches(top, [*_modules_in(project_dir), *_installed()], n=3, cutoff=0.6)
-        likely = f"Did you mean {' or '.join(near)}? " if near else ""
+        near = near_matches(top, [*_modules_in(project_dir), *_installed()], else_all=False)
         raise ConfigError(
             f"{given}, but there is no module {top!r} in {project_dir} or in this Python.",
-            hint=f"{likely}Write {top}.py there, or install the package.",
+            hint=f"{near} Write {top}.py there, or install the package.".strip(),
         )
     return spec
 
@@ -268,9 +267,8 @@ def _near_path(path: Path) -> str:
     """Return a hint with the first part of a path that does not exist, and the names nearest to it."""
     parent = next((folder for folder in path.parents if folder.exists()), Path("/"))
     wanted = path.relative_to(parent).parts[0]
-    try:
-        near = difflib.get_close_matches(wanted, [entry.name for entry in parent.iterdir()], n=3, cutoff=0.6)
-    except OSError:
-        near = []
-    likely = f"Did you mean {' or '.join(near)}? " if near else ""
-    return f"{parent} is there, {wanted!r} in it is not. {likely}Give a path that this machine can see."
+    near = ""
+    with suppress(OSError):
+        near = near_matches(wanted, [entry.name for entry in parent.iterdir()], else_all=False)
+    found = f"{parent} exists, {wanted!r} in it does not."
+    return " ".join(filter(None, [found, near, "Give a path that this machine can see."]))

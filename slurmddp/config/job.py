@@ -17,20 +17,26 @@ from slurmddp.spec import Job, Program
 
 
 def build_job(
-    config: Mapping[str, Any], *, project_dir: Path, overrides: Sequence[str] = (), gpus_here: int = 0
-) -> Job:
-    """Return the job of a composed configuration; raises ConfigError for an impossible size."""
-    return to_job(config, project_dir.absolute(), overrides, gpus_here, None)
-
-
-def to_job(
     config: Mapping[str, Any],
+    *,
     project_dir: Path,
-    overrides: Sequence[str],
-    gpus_here: int,
-    folder: RunFolder | None,
+    overrides: Sequence[str] = (),
+    gpus_here: int = 0,
+    folder: RunFolder | None = None,
 ) -> Job:
-    cluster = _cluster(config)
+    """Return the job of a composed configuration.
+
+    Args:
+        config: the checked configuration.
+        project_dir: the folder of the command.
+        overrides: the command line as typed.
+        gpus_here: the number of GPUs of this machine, for a job without a cluster.
+        folder: the run folder of an existing run.
+
+    Raises:
+        ConfigError: the size of the job is impossible.
+    """
+    project_dir, cluster = project_dir.absolute(), _cluster(config)
     launcher = _launcher(config, cluster)
     resources = sizes.resolve(config, cluster, launcher, gpus_here)
     sizes.check_global_batch(config, resources)

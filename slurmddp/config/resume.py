@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 from slurmddp.config import hydra_errors, sbatch_environment, sizes
 from slurmddp.config.check_values import check
 from slurmddp.config.compose import compose_plan, make_plan
-from slurmddp.config.job import to_job
+from slurmddp.config.job import build_job
 from slurmddp.config.overrides import conf_roots, take_apart
 from slurmddp.config.schema import FREE, TOP, every_key
 from slurmddp.errors import ConfigError
@@ -40,7 +40,7 @@ def job_of_run(folder: RunFolder, changes: Sequence[str] = ()) -> Job:
         _change(stored, key, value, project_dir)
     checked = sbatch_environment.fill(check(stored), os.environ)
     config = {**checked, **expressions}
-    return to_job(config, project_dir, _typed(folder, changes), 0, folder)
+    return build_job(config, project_dir=project_dir, overrides=_typed(folder, changes), folder=folder)
 
 
 def free_keys() -> list[str]:

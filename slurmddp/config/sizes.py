@@ -42,8 +42,8 @@ def resolve(
         spare_nodes=config["spare_nodes"],
         ranks_per_node=ranks,
         gpus_per_node=gpus,
-        cpus_per_node=_share_of_cpus(config["cpus_per_node"], cluster, share, ranks),
-        mem_gb=_share_of_memory(config["mem_gb"], cluster, share),
+        cpus_per_node=_share_of("cpus_per_node", config, cluster, share, least=ranks),
+        mem_gb=_share_of("mem_gb", config, cluster, share),
         time_limit_min=None if limit is None else parse_minutes(limit),
     )
 
@@ -131,16 +131,11 @@ def _ranks(config: Mapping[str, Any], cluster: Cluster | None, gpus: int, launch
     return 1 if config["strategy"]["name"] == "single" else LAPTOP_RANKS
 
 
-def _share_of_cpus(asked: int | None, cluster: Cluster | None, share: float, ranks: int) -> int | None:
-    """Return the CPUs to request: a job with a part of a node's GPUs gets the same part of its CPUs."""
-    if asked is not None or cluster is None or cluster.cpus_per_node is None:
-        return asked
-    if share in (0, 1):
-        return cluster.cpus_per_node
-    return min(max(int(cluster.cpus_per_node * share), ranks), cluster.cpus_per_node)
-
-
-def _share_of_memory(asked: float | None, cluster: Cluster | None, share: float) -> float | None:
-    if asked is not None or cluster is None or cluster.mem_gb is None:
-        return asked
-    return cluster.mem_gb if share in (0, 1) else round(cluster.mem_gb * share, 3)
+def _share_of(
+    key: str, config: Mapping[str, Any], cluster: Cluster | None, share: float, least: int | None = None
+) -> Any:
+    """Return the CPUs or GiB to request: a job with `share` of a node's GPUs gets that share of the rest."""
+    whole = config[key] if cluster is None or config[key] is not None else getattr(cluster, key)
+    if config[key] is not None or whole is None or share in (0, 1):
+        return whole
+    return round(whole * share, 3) if least is None else min(max(int(whole * share), least), whole)

@@ -104,7 +104,7 @@ CASES = {
     "no time": ([BIG, "time_limit=never"], "is not a time.*HH:MM:SS"),
     "zero time": ([BIG, "time_limit=0"], "no time at all"),
     "less time than the signal needs": ([BIG, "time_limit=2"], "signal_lead_s=120"),
-    "missing data": (["+data.path=/no/such/place"], "no data at /no/such/place.*'no' in it is not"),
+    "missing data": (["+data.path=/no/such/place"], "no data at /no/such/place.*'no' in it does not"),
     "missing data, relative": (["+data.root=cnof"], "cnof.*Did you mean conf"),
     "a script alone": (
         ["fit.py"],
