@@ -31,23 +31,26 @@ def test_a_record_that_was_cut_short_is_a_failure(run: Run) -> None:
     assert run.end == ("failed", "none")
 
 
-def test_a_stop_of_all_is_kept_though_srun_killed_an_agent_that_was_leaving(run: Run) -> None:
-    assert run.start(leave({0: 75, 1: 75}, 143)) == 75
-    assert run.end == ("stopped", "requeue")
-
-
-def test_an_agent_that_had_finished_is_no_obstacle_to_a_stop(run: Run) -> None:
-    run.start(leave({0: 0, 1: 75}, 75))
-    assert run.end == ("stopped", "requeue")
-
-
-@pytest.mark.parametrize("code", [75, 137, 143])
-@pytest.mark.parametrize("other", [{}, {1: 1}], ids=["silent", "failed"])
-def test_an_agent_that_died_is_a_failure_though_srun_made_the_others_stop(
-    run: Run, code: int, other: dict[int, int]
-) -> None:
-    assert run.start(leave({0: 75, **other}, code)) not in (0, 75)
-    assert run.end == ("failed", "none")
+@pytest.mark.parametrize(
+    ("codes", "srun", "end"),
+    [
+        ({0: 75, 1: 75}, 143, "stopped"),  # srun killed an agent that was leaving
+        ({0: 75, 1: 75}, 0, "stopped"),
+        ({0: 75, 1: 0}, 0, "stopped"),
+        ({0: 0, 1: 75}, 75, "stopped"),
+        ({0: 0, 1: 3}, 0, "failed"),
+        # SLURM with task/cgroup calls each task `Out Of Memory`, also after another rank took its place.
+        ({0: 0, 1: 0}, 1, "finished"),
+        ({0: 0, 1: 1}, 1, "failed"),
+        ({0: 0}, 1, "failed"),
+        # An agent died or failed, and srun made the others stop.
+        *(({0: 75, **other}, srun, "failed") for other in ({}, {1: 1}) for srun in (75, 137, 143)),
+    ],
+)
+def test_an_attempt_ends_as_its_agents_say(run: Run, codes: dict[int, int], srun: int, end: str) -> None:
+    expected = {"finished": 0, "stopped": 75, "failed": srun if srun not in (0, 75) else 1}
+    assert run.start(leave(codes, srun)) == expected[end]
+    assert run.end == (end, "requeue" if end == "stopped" else "none")
 
 
 @pytest.mark.parametrize("codes", [{}, {0: 0}], ids=["none", "of the first"])
@@ -68,31 +71,10 @@ def test_srun_that_ends_with_0_when_slurm_has_lost_a_node_is_no_failure(run: Run
     assert run.end == ("stopped", "requeue")
 
 
-@pytest.mark.parametrize("other", [75, 0])
-def test_srun_that_ends_with_0_hides_no_stop(run: Run, other: int) -> None:
-    assert run.start(leave({0: 75, 1: other}, 0)) == 75
-    assert run.end == ("stopped", "requeue")
-
-
-def test_srun_that_ends_with_0_hides_no_failure(run: Run) -> None:
-    assert run.start(leave({0: 0, 1: 3}, 0)) == 1
-    assert run.end == ("failed", "none")
-
-
 def test_a_code_that_is_seen_late_is_waited_for(run: Run) -> None:
     run.on_sleep = lambda: (run.log_dir / "exit-node-1").write_text("0\n")
     assert run.start(leave({0: 0}, 0)) == 0
     assert run.end == ("finished", "none")
-
-
-@pytest.mark.parametrize(("other", "end"), [({1: 0}, ("finished", "none")), ({}, ("failed", "none")),
-                                            ({1: 1}, ("failed", "none"))])  # fmt: skip
-def test_a_step_that_ran_out_of_memory_ends_as_its_agents_say(
-    run: Run, other: dict[int, int], end: tuple[str, str]
-) -> None:
-    """SLURM with task/cgroup then calls each task `Out Of Memory`, also after another rank took its place."""
-    assert run.start(leave({0: 0, **other}, 1)) == (end[0] == "failed")
-    assert run.end == end
 
 
 def peer_lost(text: str) -> Step:

@@ -1,4 +1,4 @@
-"""What the batch step does before the ranks: which runs it leaves alone, and what it tells the others."""
+"""Before the ranks: the runs that a job leaves alone, and the settings of the others."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_job_that_had_its_end_does_not_begin_again(run: Run, outcome: str) -> 
     assert run.folder.events() == before
 
 
-def test_a_job_that_is_to_go_on_begins_again(run: Run) -> None:
+def test_a_requeued_job_begins_an_attempt(run: Run) -> None:
     run.start(STOP)
     run.start(SLURM_RESTART_COUNT="1")
     assert run.ends == [("stopped", "requeue"), ("finished", "none")]
@@ -76,7 +76,7 @@ def test_a_job_with_the_number_of_an_old_one_is_not_taken_for_it(run: Run) -> No
 
 
 @pytest.mark.parametrize("outcome", ["finished", "failed", "config", "no_progress"])
-def test_a_successor_of_a_run_that_had_its_end_starts_nothing(run: Run, outcome: str) -> None:
+def test_a_resubmitted_job_of_a_run_that_is_over_starts_nothing(run: Run, outcome: str) -> None:
     run.start(STOP)
     run.folder.add_event("submitted", job_id="42", submitter="sbatch", resubmitted=True)
     run.folder.add_event("ended", attempt=1, job_id="43", exit_code=0, outcome=outcome, next="none")
@@ -89,7 +89,9 @@ def test_a_successor_of_a_run_that_had_its_end_starts_nothing(run: Run, outcome:
 @pytest.mark.parametrize(
     "facts", [{"outcome": "stopped", "next": "resubmit"}, None], ids=["goes on", "resumed"]
 )
-def test_a_successor_of_a_run_that_is_to_go_on_begins(run: Run, facts: dict[str, str] | None) -> None:
+def test_a_resubmitted_job_of_a_run_that_is_not_over_begins_an_attempt(
+    run: Run, facts: dict[str, str] | None
+) -> None:
     run.folder.add_event("ended", attempt=0, job_id="41", exit_code=1, outcome="failed", next="none")
     if facts is None:
         run.folder.add_event("submitted", job_id="44", submitter="sbatch")
@@ -153,14 +155,16 @@ def test_a_job_that_has_ended_its_attempt_keeps_no_other_from_the_run(run: Run) 
     assert run.end == ("finished", "none")
 
 
-# --- What the ranks are told ---
+# --- Limits for the ranks ---
 
 
 def limits(run: Run) -> dict[str, str]:
-    return {name: run.told.get(name, "") for name in ("LEAD_S", "END_TIME", "KILL_WAIT_S", "PREEMPT_GRACE_S")}
+    return {
+        name: run.exported.get(name, "") for name in ("LEAD_S", "END_TIME", "KILL_WAIT_S", "PREEMPT_GRACE_S")
+    }
 
 
-def test_the_ranks_are_told_when_the_job_ends_and_how_it_is_killed(
+def test_the_ranks_get_the_end_of_the_job_and_the_times_before_a_kill(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import time
@@ -199,7 +203,7 @@ def test_an_attempt_that_began_while_the_disk_was_full_ends_all_the_same(
     with monkeypatch.context() as at_the_start:
         at_the_start.setattr(Path, "write_text", full)
         run.begin()
-    assert run.told["ATTEMPT"] == "0"
+    assert run.exported["ATTEMPT"] == "0"
     assert run.start(STOP) == 75
     assert run.end == ("stopped", "requeue")
 

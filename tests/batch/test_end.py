@@ -96,7 +96,7 @@ def test_the_end_is_recorded_before_slurm_is_asked_to_requeue(run: Run) -> None:
 
 
 @pytest.mark.parametrize("step", [STOP, SAVE + exits(1)], ids=["stopped", "failed"])
-def test_a_run_that_a_person_stopped_is_not_put_back(run: Run, step: Step) -> None:
+def test_a_run_that_a_person_stopped_is_not_requeued(run: Run, step: Step) -> None:
     run.start(STOP_ASKED + step)
     assert run.end == ("stopped" if step is STOP else "failed", "none")
     assert run.asked() == []
@@ -111,7 +111,7 @@ def test_a_person_who_stops_a_run_need_not_wait_for_agents_that_have_not_begun(
     assert run.end == ("stopped" if stopped else "failed", "none")
 
 
-def test_a_job_that_could_not_be_put_back_goes_on_when_slurm_starts_it_all_the_same(tmp_path: Path) -> None:
+def test_a_job_whose_requeue_was_refused_resumes_if_slurm_restarts_it(tmp_path: Path) -> None:
     run = Run(tmp_path, max_restarts=2)
     run.slurm.on["requeue"] = refused
     run.slurm.refusal = "sbatch: error: no"
@@ -123,11 +123,11 @@ def test_a_job_that_could_not_be_put_back_goes_on_when_slurm_starts_it_all_the_s
 
 
 def is_killed_at(run: Run, seconds: float) -> Callable[[], None]:
-    def look() -> None:
+    def wait() -> None:
         if run.slept[-1] == seconds:
             raise Killed
 
-    return look
+    return wait
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the batch step does about nodes that failed: which it notes, and what it asks of SLURM then."""
+"""Nodes that failed: which the batch step notes, and what it asks of SLURM for the next attempt."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_a_probe_that_hangs_is_not_waited_for(run: Run, monkeypatch: pytest.Monk
 # --- What is asked of SLURM ---
 
 
-def test_a_job_that_slurm_itself_put_back_is_told_at_once(run: Run) -> None:
+def test_a_job_that_slurm_requeued_gets_its_exclusions_at_once(run: Run) -> None:
     run.slurm.job = ENDING.replace("Restarts=0", "Restarts=1")
     ended: list[int] = []
     run.slurm.on["update"] = lambda: ended.append(len(run.events("ended")))
@@ -319,7 +319,7 @@ def test_it_leaves_only_once(run: Run) -> None:
     assert len(run.asked()) == 2
 
 
-def test_it_goes_on_when_slurm_does_not_put_it_back(run: Run) -> None:
+def test_it_continues_when_slurm_does_not_requeue_it(run: Run) -> None:
     vanished(run).slurm.on["requeue"] = refused
     run.slurm.job = f"Requeue=1 {GIVEN_UP}"
     assert run.start(exits(137), terminated=True, SLURM_RESTART_COUNT="1", SLURMD_NODENAME="n1") == 137
@@ -334,7 +334,7 @@ def test_it_stays_on_nodes_that_did_not_fail(run: Run) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"requeue": False}, {}], ids=["policy", "job"])
-def test_it_stays_where_nothing_may_be_put_back(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_it_stays_where_nothing_may_be_requeued(tmp_path: Path, changes: dict[str, Any]) -> None:
     run = vanished(Run(tmp_path, **changes))
     if not changes:
         run.slurm.job = RUNNING.replace("Requeue=1", "Requeue=0")

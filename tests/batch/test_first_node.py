@@ -13,7 +13,7 @@ from support.slurm.batch_run import ENDING, RUNNING, SAVE, Run, Step, do, leave,
 
 PUT_BACK = ["requeue 41", "update JobId=41 ExcNodeList=n1"]
 """Requests to SLURM for a job that has lost its first node."""
-WENT_ON = do(lambda run: run.folder.add_event("continued", attempt=run.attempt, without=[1]))
+CONTINUED = do(lambda run: run.folder.add_event("continued", attempt=run.attempt, without=[1]))
 """Node 2 took the place of node 1."""
 KILLED = ENDING.replace("Reason=None", "Reason=JobLaunchFailure")
 
@@ -53,15 +53,15 @@ def noted(run: Run) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("code", [0, 1, 137, 143])
-def test_an_attempt_that_went_on_without_a_node_has_finished(run: Run, code: int) -> None:
+def test_an_attempt_that_continued_without_a_node_has_finished(run: Run, code: int) -> None:
     """The code is 0 where SLURM gave the node up, else that of an agent that was killed."""
-    assert run.start(WENT_ON + leave({0: 0, 2: 0}, code)) == 0
+    assert run.start(CONTINUED + leave({0: 0, 2: 0}, code)) == 0
     assert run.end == ("finished", "none")
     assert noted(run) == [("n2", "the run lost it")]
 
 
 def test_such_a_stop_is_a_stop(run: Run) -> None:
-    assert run.start(SAVE + WENT_ON + leave({0: 75, 2: 75}, 137)) == 75
+    assert run.start(SAVE + CONTINUED + leave({0: 75, 2: 75}, 137)) == 75
     assert run.end == ("stopped", "requeue")
     assert run.asked() == ["requeue 41", "update JobId=41 ExcNodeList=n2"]
 
@@ -75,17 +75,17 @@ def test_a_spare_that_was_lost_while_it_waited_was_not_needed(run: Run) -> None:
 
 def test_a_node_that_was_left_idle_has_not_failed(run: Run) -> None:
     """Fewer nodes may share a step evenly than are left."""
-    assert run.start(WENT_ON + leave({0: 0, 1: 0, 2: 0}, 0)) == 0
+    assert run.start(CONTINUED + leave({0: 0, 1: 0, 2: 0}, 0)) == 0
     assert noted(run) == []
 
 
 def test_without_the_code_of_the_first_agent_nobody_knows_of_an_end(run: Run) -> None:
-    run.start(WENT_ON + leave({1: 0, 2: 0}, 0))
+    run.start(CONTINUED + leave({1: 0, 2: 0}, 0))
     assert run.end == ("failed", "none")
 
 
 def test_a_failure_after_a_node_was_replaced_is_a_failure(run: Run) -> None:
-    run.start(SAVE + WENT_ON + records({"exit_code": 1}) + leave({0: 0, 2: 0}, 1))
+    run.start(SAVE + CONTINUED + records({"exit_code": 1}) + leave({0: 0, 2: 0}, 1))
     assert run.end == ("failed", "requeue")
 
 
@@ -140,7 +140,7 @@ def first_is_lost(run: Run, state: str = "DOWN*", port: int = 0) -> Run:
     return run
 
 
-def test_a_job_that_outlived_its_first_node_is_put_back_by_another(run: Run, refusing: int) -> None:
+def test_a_job_that_lost_its_first_node_is_requeued_by_another_agent(run: Run, refusing: int) -> None:
     """SLURM leaves such a job alone, and its script is gone: it would stay until its time limit."""
     first_is_lost(run, port=refusing)
     assert run.lose_first_node() == PUT_BACK
@@ -151,7 +151,7 @@ def test_a_job_that_outlived_its_first_node_is_put_back_by_another(run: Run, ref
     assert found.sentence == "the agent on n1 left no word: it was killed, or its host is gone"
 
 
-def test_where_the_site_refuses_that_another_submits_a_successor(run: Run, refusing: int) -> None:
+def test_where_the_site_refuses_that_another_agent_resubmits_the_job(run: Run, refusing: int) -> None:
     run.slurm.job = RUNNING.replace("Requeue=1", "Requeue=0")
     assert first_is_lost(run, port=refusing).lose_first_node() == ["sbatch", "scancel"]
     assert "--dependency=afterany:41" in run.submissions()[0]
@@ -159,7 +159,7 @@ def test_where_the_site_refuses_that_another_submits_a_successor(run: Run, refus
 
 
 @pytest.mark.parametrize(("requeue", "asked"), [(1, []), (0, ["sbatch"])])
-def test_any_other_job_is_ended_by_slurm(
+def test_a_job_that_needs_all_nodes_is_ended_by_slurm(
     tmp_path: Path, refusing: int, requeue: int, asked: list[str]
 ) -> None:
     """And put back, if the site allows it; else nobody but another agent could submit a successor."""
@@ -256,8 +256,10 @@ def alive(run: Run, slurmd: socket.socket, job: str) -> Run:
         (KILLED.replace("JobLaunchFailure", "RaisedSignal:9(Killed)") + " NodeList=n2 ", ["sbatch"]),
     ],
 )
-@pytest.mark.parametrize("words", ["srun: error: Node failure on n1\n", ""], ids=["srun has told", "not yet"])
-def test_a_run_whose_live_first_node_was_set_down_goes_on_without_that_node(
+@pytest.mark.parametrize(
+    "words", ["srun: error: Node failure on n1\n", ""], ids=["srun has reported it", "not yet"]
+)
+def test_a_run_whose_live_first_node_was_set_down_avoids_that_node(
     run: Run, slurmd: socket.socket, job: str, asked: list[str], words: str
 ) -> None:
     alive(run, slurmd, job)
@@ -300,7 +302,7 @@ def test_a_script_that_has_recorded_its_end_is_not_gone(run: Run, slurmd: socket
         (1, ("failed", "none"), []),
     ],
 )
-def test_a_script_that_was_killed_alone_is_put_back_and_no_host_is_blamed(
+def test_a_job_whose_script_was_killed_alone_is_requeued_and_no_host_is_blamed(
     run: Run, code: int, end: tuple[str, str], asked: list[str]
 ) -> None:
     run.slurm.job = KILLED

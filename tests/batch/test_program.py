@@ -108,6 +108,6 @@ def test_the_same_modules_give_the_same_bytes() -> None:
 
 
 def test_a_job_tells_the_batch_step_all_that_it_reads() -> None:
-    told = settings(make_job(grace_s=7, sbatch={"exclude": "n[1-2]"}))
-    assert set(told) == set(Settings._fields)
-    assert Settings(**json.loads(json.dumps(told))).exclude == "n[1-2]"
+    found = settings(make_job(grace_s=7, sbatch={"exclude": "n[1-2]"}))
+    assert set(found) == set(Settings._fields)
+    assert Settings(**json.loads(json.dumps(found))).exclude == "n[1-2]"

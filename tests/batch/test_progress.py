@@ -237,7 +237,7 @@ def test_files_that_a_script_names_are_progress(tmp_path: Path, pattern: str, sa
     ],
     ids=["function", "script"],
 )
-def test_a_program_of_ones_own_that_tells_nothing_is_not_judged(tmp_path: Path, program: Program) -> None:
+def test_a_program_without_events_is_never_called_stuck(tmp_path: Path, program: Program) -> None:
     run = Run(tmp_path, program=program)
     for _ in range(3):
         run.start(STOP)

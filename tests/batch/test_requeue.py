@@ -1,4 +1,4 @@
-"""How a run goes on: its job is put back, or a new one is submitted, or it leaves the queue."""
+"""A run after an attempt: its job is requeued, a new job is submitted, or the job leaves the queue."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_request_that_was_granted_though_its_answer_was_lost_is_enough(run: Ru
     assert run.asked() == ["requeue 41"]
 
 
-def test_a_requeue_that_is_seen_only_at_the_last_look_is_enough(run: Run) -> None:
+def test_a_requeue_that_is_seen_only_at_the_last_poll_is_enough(run: Run) -> None:
     def third() -> Answer:
         if len(run.slurm.of("requeue")) == 3:
             run.slurm.job = GRANTED
@@ -94,9 +94,9 @@ def test_a_run_that_a_person_ends_while_slurm_refuses_is_not_submitted_again(
 # --- A run that is over ---
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["at once", "after the look"])
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "after the poll"])
 @pytest.mark.parametrize("why", ["stop", "no progress", "failed"])
-def test_a_job_that_slurm_put_back_leaves_the_queue_when_its_run_is_over(
+def test_a_job_that_slurm_requeued_leaves_the_queue_when_its_run_is_over(
     run: Run, why: str, late: bool
 ) -> None:
     run.slurm.jobs["41"] = "PENDING||BeginTime|"
@@ -117,14 +117,14 @@ def test_a_job_that_slurm_put_back_leaves_the_queue_when_its_run_is_over(
     assert run.slurm.jobs["41"].startswith("CANCELLED")
 
 
-def test_a_job_that_slurm_did_not_put_back_ends_by_itself(run: Run) -> None:
+def test_a_job_that_slurm_did_not_requeue_ends_by_itself(run: Run) -> None:
     run.slurm.jobs["41"] = "RUNNING|n[1-2]||"
     run.slurm.job = RUNNING + " PreemptTime=2026-01-01T00:00:00"
     run.start(STOP_ASKED + STOP)
     assert (run.end, run.slurm.jobs["41"]) == (("stopped", "none"), "RUNNING|n[1-2]||")
 
 
-# --- A successor ---
+# --- Resubmission ---
 
 
 def test_a_submission_that_timed_out_but_was_queued_is_found(run: Run) -> None:
@@ -141,7 +141,7 @@ def test_a_submission_that_got_lost_is_made_again(run: Run) -> None:
     assert [event["job_id"] for event in run.events("submitted")] == ["1"]
 
 
-def test_a_queue_that_cannot_be_read_gets_no_second_successor(run: Run) -> None:
+def test_a_queue_that_cannot_be_read_gets_no_second_job(run: Run) -> None:
     run.slurm.job, run.slurm.lost_submissions, run.slurm.queued_anyway = NO_REQUEUE, 1, True
 
     def falls_silent() -> None:

@@ -155,7 +155,7 @@ def warnings(script: Script) -> list[str]:
     return [event["text"] for event in script.events("warned") if event["about"] == "setup"]
 
 
-def test_a_setup_line_that_fails_is_told_of_and_the_ranks_start(tmp_path: Path) -> None:
+def test_a_setup_line_that_fails_is_reported_and_the_ranks_start(tmp_path: Path) -> None:
     lines = ("source /nope/activate", "  load() { return 3; }", '  load "a\\b"', "true", "export A=1")
     script = Script(tmp_path, setup=lines)
     assert script.start() == 0
@@ -168,7 +168,7 @@ def test_a_setup_line_that_fails_is_told_of_and_the_ranks_start(tmp_path: Path) 
     assert all(event["attempt"] == 0 for event in script.events("warned"))
 
 
-def test_setup_lines_whose_failure_is_meant_are_not_told_of(tmp_path: Path) -> None:
+def test_setup_lines_whose_failure_is_meant_are_not_reported(tmp_path: Path) -> None:
     sourced = tmp_path / "activate"
     sourced.write_text("false\nreturn 0\n")
     lines = (

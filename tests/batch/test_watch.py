@@ -26,12 +26,12 @@ def srun() -> Iterator[subprocess.Popen[bytes]]:
 
 
 class Watched:
-    """A watch over srun, whose looks take no time."""
+    """A watch over srun, whose polls take no time."""
 
     def __init__(self, tmp_path: Path, srun: subprocess.Popen[bytes], **changes: object) -> None:
         self.run = Run(tmp_path, **changes)
         self.srun = srun
-        self.looks = 0
+        self.polls = 0
         self.run.attempt = 0
         self.run.log_dir.mkdir(parents=True)
         self.log = self.run.log_dir
@@ -40,13 +40,13 @@ class Watched:
         for name in names:
             (self.log / name).write_text("0\n")
 
-    def look(self, until: int, at: dict[int, Callable[[], None]] | None = None) -> bool:
-        """Look `until` times at most; return whether srun was ended."""
+    def poll(self, until: int, at: dict[int, Callable[[], None]] | None = None) -> bool:
+        """Poll `until` times at most; return whether srun was ended."""
 
         def has_ended() -> bool:
-            self.looks += 1
-            (at or {}).get(self.looks, lambda: None)()
-            return self.looks > until
+            self.polls += 1
+            (at or {}).get(self.polls, lambda: None)()
+            return self.polls > until
 
         self.watch = SrunWatch(self.run.attempt_of(self.run.job()), kill_wait_s=30)
         self.watch.run(self.srun.pid, has_ended)
@@ -57,28 +57,28 @@ def test_srun_is_ended_after_a_minute_without_agents(tmp_path: Path, srun: subpr
     watched = Watched(tmp_path, srun)
     (child,) = _children(srun.pid)
     watched.leave("exit-node-0", "exit-node-1")
-    assert watched.look(until=99)
+    assert watched.poll(until=99)
     assert srun.wait(10) == -9
-    assert watched.looks == 30, "of two seconds each"
+    assert watched.polls == 30, "of two seconds each"
     deadline = time.monotonic() + 20
     while Path(f"/proc/{child}").exists() and Path(f"/proc/{child}/stat").read_text().split()[2] != "Z":
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def test_a_node_without_which_the_others_went_on_is_not_waited_for(
+def test_a_node_without_which_the_ranks_continued_is_not_waited_for(
     tmp_path: Path, srun: subprocess.Popen[bytes]
 ) -> None:
     watched = Watched(tmp_path, srun, elastic=True)
     watched.leave("exit-node-0")
     watched.run.folder.add_event("continued", attempt=0, without=[1])
-    assert watched.look(until=31)
+    assert watched.poll(until=31)
 
 
 def test_an_agent_that_has_not_left_is_waited_for(tmp_path: Path, srun: subprocess.Popen[bytes]) -> None:
     watched = Watched(tmp_path, srun)
     watched.leave("exit-node-0")
-    assert not watched.look(until=500)
+    assert not watched.poll(until=500)
     assert srun.poll() is None
 
 
@@ -87,8 +87,8 @@ def test_an_agent_that_never_leaves_a_code_is_not_waited_for_without_a_bound(
 ) -> None:
     watched = Watched(tmp_path, srun)
     watched.leave("exit-node-0")
-    assert watched.look(until=700)
-    assert watched.looks == SILENT_S / 2
+    assert watched.poll(until=700)
+    assert watched.polls == SILENT_S / 2
 
 
 def test_nothing_is_counted_before_the_first_agent_has_left(
@@ -96,7 +96,7 @@ def test_nothing_is_counted_before_the_first_agent_has_left(
 ) -> None:
     watched = Watched(tmp_path, srun)
     watched.leave("exit-node-1")
-    assert not watched.look(until=628, at={600: lambda: watched.leave("exit-node-0")})
+    assert not watched.poll(until=628, at={600: lambda: watched.leave("exit-node-0")})
 
 
 def test_a_watch_ends_with_its_srun(tmp_path: Path, srun: subprocess.Popen[bytes]) -> None:
@@ -104,20 +104,20 @@ def test_a_watch_ends_with_its_srun(tmp_path: Path, srun: subprocess.Popen[bytes
     watched.leave("exit-node-0", "exit-node-1")
     srun.kill()
     srun.wait()
-    assert not watched.look(until=99)
-    assert watched.looks == 1
+    assert not watched.poll(until=99)
+    assert watched.polls == 1
 
 
 def test_srun_is_ended_soon_when_slurm_ends_the_job(tmp_path: Path, srun: subprocess.Popen[bytes]) -> None:
     """SLURM starts the job again a second after the kill wait, when the batch script must be gone."""
     watched = Watched(tmp_path, srun)
     watched.leave("exit-node-0")
-    assert watched.look(until=99, at={20: lambda: watched.watch.note_end(15, None)})
-    assert watched.looks == 20
+    assert watched.poll(until=99, at={20: lambda: watched.watch.note_end(15, None)})
+    assert watched.polls == 20
 
 
 def test_srun_has_a_third_of_the_kill_wait(tmp_path: Path, srun: subprocess.Popen[bytes]) -> None:
     watched = Watched(tmp_path, srun)
     ends = {1: lambda: watched.watch.note_end(15, None), 4: lambda: watched.leave("exit-node-0")}
-    assert watched.look(until=99, at=ends)
-    assert watched.looks == 8, "ten seconds after the first agent had left"
+    assert watched.poll(until=99, at=ends)
+    assert watched.polls == 8, "ten seconds after the first agent had left"

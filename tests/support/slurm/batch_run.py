@@ -205,7 +205,7 @@ class Run:
         self.attempt = -1
         self.said: list[str] = []
         """Before an attempt was claimed."""
-        self.told: dict[str, str] = {}
+        self.exported: dict[str, str] = {}
         """What `begin` printed for the shell."""
         self.slept: list[float] = []
         self.on_sleep: Callable[[], object] = lambda: None
@@ -233,11 +233,11 @@ class Run:
         return Attempt(self.folder, self.attempt, read_settings(self.folder), job.id, job.say)
 
     def begin(self, *, is_successor: bool = False, **environ: str) -> int:
-        """Begin an attempt and return the exit code; `told` holds what the shell gets."""
+        """Begin an attempt and return the exit code; `exported` holds what the shell gets."""
         with _signals_kept(), contextlib.redirect_stdout(io.StringIO()) as printed:
             code = begin(self.folder, self.job(self.said.append, **environ), is_successor=is_successor)
-        self.told = dict(re.findall(r"^export SLURMDDP_(\w+)=(.*)$", printed.getvalue(), re.MULTILINE))
-        self.told = {name: value.strip("'") for name, value in self.told.items()}
+        self.exported = dict(re.findall(r"^export SLURMDDP_(\w+)=(.*)$", printed.getvalue(), re.MULTILINE))
+        self.exported = {name: value.strip("'") for name, value in self.exported.items()}
         return code
 
     def start(
@@ -245,9 +245,9 @@ class Run:
     ) -> int:
         """Run an attempt with `step` in place of the ranks and return the exit code of the script."""
         code = self.begin(is_successor=is_successor, **environ)
-        if not self.told:
+        if not self.exported:
             return code
-        self.attempt = int(self.told["ATTEMPT"])
+        self.attempt = int(self.exported["ATTEMPT"])
         for action in step.actions:
             action(self)
         job = self.job(**environ)
