@@ -24,7 +24,7 @@ def resolve(
     if config["spare_nodes"] and launcher == "local" and config["nodes"] == 1:
         raise ConfigError(
             f"spare_nodes={config['spare_nodes']}, but this job has one node, which is this machine.",
-            hint="Say nodes=2 or more to pretend nodes here, or spare_nodes=0.",
+            hint="Say nodes=2 or more to emulate nodes here, or spare_nodes=0.",
         )
     gpus = _gpus(config, cluster, gpus_here)
     ranks = _ranks(config, cluster, gpus, launcher)

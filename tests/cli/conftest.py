@@ -37,7 +37,7 @@ def cluster(project: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 
 
 class FakeLocal:
-    """Stands for `LocalRun`: writes what ranks would, and ends as it is told to."""
+    """A `LocalRun` without ranks: it writes their records and ends as `ends` says."""
 
     ends: Callable[[], int] = staticmethod(lambda: 0)
     started = 0

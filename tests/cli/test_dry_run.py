@@ -58,13 +58,13 @@ def test_a_dry_run_repeats_the_lines_that_settings_decide(
 ) -> None:
     assert main(["train", "--dry-run", *BIG, "+cluster.srun.cpu-bind=cores"]) == 0
     shown = capsys.readouterr()
-    told = [line.strip() for line in shown.err.splitlines()[1:]]
+    chosen = [line.strip() for line in shown.err.splitlines()[1:]]
     script = [line.strip() for line in shown.out.splitlines()]
-    assert [line for line in told if line.startswith("#SBATCH")] == [
+    assert [line for line in chosen if line.startswith("#SBATCH")] == [
         line for line in script if line.startswith("#SBATCH")
     ]
-    assert {"export A=1", "module load cuda"} <= set(told) & set(script)
-    assert told[-1].startswith("srun --nodes=3 ") and "--cpu-bind=cores" in told[-1]
+    assert {"export A=1", "module load cuda"} <= set(chosen) & set(script)
+    assert chosen[-1].startswith("srun --nodes=3 ") and "--cpu-bind=cores" in chosen[-1]
 
 
 def test_a_dry_run_says_how_many_nodes_go_on_when_one_is_lost(

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, lines elsewhere, nothing stale."""
+"""The view of a running training: a bar on a terminal, plain lines elsewhere, no stale facts."""
 
 from __future__ import annotations
 
@@ -189,14 +189,14 @@ def test_what_a_program_of_ones_own_prints_is_shown_on_request(folder: RunFolder
 def test_a_node_that_failed_without_a_rank_is_told() -> None:
     from slurmddp.cli.live_view import Reading
 
-    told = {
+    event = {
         "event": "rank_failed",
         "rank": 1,
         "host": "n1",
         "signal": "SIGKILL",
         "reason": "out of memory: so",
     }
-    assert Reading(3).add_event(told) == "rank 1 on n1 was killed by SIGKILL: out of memory: so"
+    assert Reading(3).add_event(event) == "rank 1 on n1 was killed by SIGKILL: out of memory: so"
     stalled = {"event": "rank_failed", "rank": 1, "host": "n1", "reason": "stalled: in its step for 9 s"}
     assert Reading(3).add_event(stalled) == "rank 1 on n1 stalled: in its step for 9 s"
     again = {"event": "restarted", "generation": 1, "step": 40}

@@ -1,4 +1,4 @@
-"""A training goes on whatever becomes of the place where it is shown: a closed terminal, a full disk."""
+"""A training continues if its output can't be written: a closed terminal, a full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line around the commands: help, versions, exit codes, and how errors of every kind end."""
+"""The command line around the commands: help, version, exit codes, and every kind of error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run gets one job: commands at once, jobs that its folder does not name, filesystems without locks."""
+"""A run gets one job: concurrent commands, jobs that the folder does not name, filesystems without locks."""
 
 from __future__ import annotations
 

@@ -54,11 +54,11 @@ def test_resume_leaves_alone_what_is_still_there(make_run, slurm, resumed, capsy
     submit(make_run())
     slurm.set_state("7", state)
     assert main(["resume", "gpt"]) == 0
-    told = capsys.readouterr().out
-    assert f"{said} already" in told and "Nothing was started twice" in told
+    output = capsys.readouterr().out
+    assert f"{said} already" in output and "Nothing was started twice" in output
     assert main(["resume", "gpt", "time_limit=2h"]) == EXIT_RUN_STATE
-    told = capsys.readouterr().err
-    assert said in told and "The changes were not applied" in told
+    output = capsys.readouterr().err
+    assert said in output and "The changes were not applied" in output
     assert resumed == []
 
 

@@ -44,7 +44,7 @@ def test_a_submission_of_one_rank_says_so(
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "is_shown"),
     [
         (["program.script=mine.py", "time_limit=01:00:00"], True),
         (["program.script=mine.py", "time_limit=01:00:00", "program.checkpoints=out/*.pt"], False),
@@ -52,13 +52,13 @@ def test_a_submission_of_one_rank_says_so(
     ],
 )
 def test_a_submission_says_when_the_progress_of_a_script_cannot_be_seen(
-    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str], given: list[str], told: bool
+    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str], given: list[str], is_shown: bool
 ) -> None:
     (project / "mine.py").write_text("")
     assert main(["train", *BIG, *given]) == 0
     shown = capsys.readouterr().out
-    assert ("program.checkpoints=PATH" in shown) == told
-    assert ("after 4 time limits without" in shown) == told
+    assert ("program.checkpoints=PATH" in shown) == is_shown
+    assert ("after 4 time limits without" in shown) == is_shown
 
 
 def test_a_submission_with_spares_tells_of_them(
@@ -69,9 +69,9 @@ def test_a_submission_with_spares_tells_of_them(
     assert "#SBATCH --nodes=5\n" in cluster.submissions[0].script
     cluster.site = Limits(partitions={"gpu": Partition(name="gpu", max_nodes=4)})
     assert main(["train", *BIG, "spare_nodes=2", "name=other"]) == EXIT_CONFIG
-    told = capsys.readouterr().err
-    assert "nodes=3 with spare_nodes=2 is more than partition 'gpu' gives a job (4)" in told
-    assert "Use 4 nodes or fewer in all" in told
+    error = capsys.readouterr().err
+    assert "nodes=3 with spare_nodes=2 is more than partition 'gpu' gives a job (4)" in error
+    assert "Use 4 nodes or fewer in all" in error
 
 
 def test_what_would_never_start_is_refused_before_anything_is_written(

@@ -1,4 +1,4 @@
-"""While nodes have not arrived, `status` names them."""
+"""`slurmddp status` names the nodes that have not joined."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WAITS = "slurmddp agent: waiting for node 2 (n3); 2 of 3 nodes are here, and all
 
 
 @pytest.mark.parametrize(
-    ("state", "name", "text", "told"),
+    ("state", "name", "text", "is_shown"),
     [
         ("running", "node-0.log", BEGUN + WAITS + WAITS, True),
         ("running", "node-0.log", BEGUN + WAITS + "slurmddp agent: node 2 (n3) is lost\n", False),
@@ -24,13 +24,13 @@ WAITS = "slurmddp agent: waiting for node 2 (n3); 2 of 3 nodes are here, and all
     ],
 )
 def test_the_nodes_for_which_the_others_wait_are_named(
-    tmp_path: Path, state: str, name: str, text: str, told: bool
+    tmp_path: Path, state: str, name: str, text: str, is_shown: bool
 ) -> None:
     log = tmp_path / name
     log.write_text(text)
     one = SimpleNamespace(state=state, log=log)
     words = "node 2 (n3); 2 of 3 nodes are here, and all start their ranks together"
-    assert list(_awaited(one)) == ([("waiting", words)] if told else [])
+    assert list(_awaited(one)) == ([("waiting", words)] if is_shown else [])
 
 
 def test_a_run_without_a_log_waits_for_nobody() -> None:

@@ -51,14 +51,14 @@ def test_a_configuration_that_is_not_read_is_named(
     (project / "train.py").write_text("")
     monkeypatch.chdir(project)
 
-    def told(*arguments: str) -> str:
+    def notes(*arguments: str) -> str:
         assert main(["train", "--cfg", *arguments]) == 0
         return capsys.readouterr().err
 
-    assert "conf/config.yaml is not read" in told() and "conf/slurmddp.yaml" in told()
-    assert told("program.script=train.py") == ""  # the script may read it
+    assert "conf/config.yaml is not read" in notes() and "conf/slurmddp.yaml" in notes()
+    assert notes("program.script=train.py") == ""  # the script may read it
     (project / "conf" / "slurmddp.yaml").write_text("nodes: 1\n")
-    assert told() == ""
+    assert notes() == ""
 
 
 def test_memory_that_no_job_asks_for_is_named(tmp_path: Path) -> None:

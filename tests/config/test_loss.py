@@ -1,4 +1,4 @@
-"""A loss of a person's own: chosen as a file, as a default of the project, or by its import path."""
+"""A loss of your own: a file of a group, a default of the project, or an import path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SBATCH_* that a person has set fill in what the configuration leaves open, and stand in the header."""
+"""SBATCH_* variables fill in options that the configuration leaves open, and stand in the header."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def test_they_stand_in_the_header(
     monkeypatch.setenv("SBATCH_WCKEY", "k")
     monkeypatch.setenv("SBATCH_EXCLUSIVE", "")
     monkeypatch.setenv("SBATCH_TIMELIMIT", "1:30:00")
-    lines, told = header(capsys, f"submitter={submitter}")
+    lines, notes = header(capsys, f"submitter={submitter}")
     assert any(line in lines for line in ('--account="proj 1"', "--account='proj 1'")), lines
     assert {"--wckey=k", "--exclusive"} <= set(lines), lines
     assert "--time=01:30:00" in lines or "--time=90" in lines
-    assert "ignored" not in told
+    assert "ignored" not in notes
 
 
 @pytest.mark.parametrize(
@@ -62,10 +62,10 @@ def test_the_configuration_wins_and_it_is_said(
 ) -> None:
     monkeypatch.setenv("SBATCH_ACCOUNT", "theirs")
     monkeypatch.setenv("SBATCH_EXPORT", "NONE")
-    lines, told = header(capsys, *settings)
+    lines, notes = header(capsys, *settings)
     assert f"--account={account}" in lines and "--account=theirs" not in lines
-    assert f"SBATCH_ACCOUNT=theirs is ignored: the configuration says account={account}." in told
-    assert "SBATCH_EXPORT is ignored" in told
+    assert f"SBATCH_ACCOUNT=theirs is ignored: the configuration says account={account}." in notes
+    assert "SBATCH_EXPORT is ignored" in notes
 
 
 def test_inside_a_job_they_may_be_those_of_that_job(
@@ -73,8 +73,8 @@ def test_inside_a_job_they_may_be_those_of_that_job(
 ) -> None:
     monkeypatch.setenv("SBATCH_ACCOUNT", "outer")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    lines, told = header(capsys)
-    assert not [line for line in lines if "account" in line] and "ignored" not in told
+    lines, notes = header(capsys)
+    assert not [line for line in lines if "account" in line] and "ignored" not in notes
 
 
 def test_a_submission_sends_them_in_the_script_and_says_what_it_ignores(

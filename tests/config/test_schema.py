@@ -26,21 +26,21 @@ from slurmddp.config.schema import TrainSettings
 from slurmddp.errors import ConfigError
 from slurmddp.config.check_values import read_section
 
-def told(*arguments):
+def outcome_of(*arguments):
     try:
         return build_job(compose(arguments, Path.cwd()), project_dir=Path.cwd())
     except ConfigError as error:
         return str(error)
 
-plain, other = told(), told("train.probes=8")
+plain, other = outcome_of(), outcome_of("train.probes=8")
 json.dump({
     "default": plain.program.config["train"]["probes"],
     "given": other.program.config["train"]["probes"],
     "names differ": plain.run_name != other.run_name,
     "bound": bound_to(other.program.config)["train"]["probes"],
     "trainer": read_section({"probes": 9}, TrainSettings, "train.").probes,
-    "bounds": told("train.probes=0"),
-    "near": told("train.probe=1"),
+    "bounds": outcome_of("train.probes=0"),
+    "near": outcome_of("train.probe=1"),
 }, sys.stdout)
 """
 

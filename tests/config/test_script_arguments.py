@@ -1,4 +1,4 @@
-"""The arguments of a person's script reach it as they were typed."""
+"""The arguments of a script arrive as typed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who am I, under another launcher than srun, in or out of a job of SLURM?"""
+"""Detection of the rank under other launchers than srun, inside and outside a SLURM job."""
 
 import pytest
 

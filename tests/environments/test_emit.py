@@ -1,4 +1,4 @@
-"""The environments that slurmddp gives to others."""
+"""The environment variables of processes that slurmddp starts."""
 
 import pytest
 from hypothesis import given, settings
@@ -81,8 +81,8 @@ def test_all_variables_that_tell_the_cpus_of_a_task_say_the_same(
     """SLURM 24.11 refuses an srun in a rank where they differ."""
     node = RankInfo(environment="slurm", world_size=1, nodes=1, hosts=("n08",), cpus=16)
     values = rank_environment(node, 2, 4, inherited)
-    told = {name: text for name, text in values.items() if name.endswith(("CPUS_PER_TASK", "TRES_PER_TASK"))}
-    assert told == {"SLURM_CPUS_PER_TASK": "4"} | shown
+    cpus = {name: text for name, text in values.items() if name.endswith(("CPUS_PER_TASK", "TRES_PER_TASK"))}
+    assert cpus == {"SLURM_CPUS_PER_TASK": "4"} | shown
 
 
 def test_outside_slurm_a_rank_is_told_its_numbers_only():

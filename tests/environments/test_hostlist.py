@@ -1,4 +1,4 @@
-"""SLURM's host lists, both ways."""
+"""SLURM's host lists are read and written."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""What a configuration asked for, held against what the step has."""
+"""The size of the configuration against the size of the step."""
 
 import dataclasses
 
