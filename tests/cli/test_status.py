@@ -1,4 +1,4 @@
-"""`slurmddp list | status | report`, by run name from any folder."""
+"""`slurmddp status`: state, failure, goodput and start of a run; errors that all commands share."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from slurmddp.cli.commands.status import _awaited
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_FAILED, EXIT_NO_RUN
 from slurmddp.runs.folder.jsonl import append_line
@@ -17,24 +20,6 @@ from slurmddp.slurm.states import JobState
 from support.runs.cli_runs import end, start, submit
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
-
-
-def test_list_shows_every_run(make_run, slurm, capsys):
-    first, second = make_run("gpt-00000001"), make_run("resnet-00000002")
-    submit(first)
-    slurm.set_state("7", "PENDING", reason="Priority")
-    submit(second, "8")
-    start(second, job_id="8")
-    end(second, "finished")
-    append_line(second.metrics_file, {"step": 400, "attempt": 0, "time": 1.0, "loss": 1.5})
-    assert main(["list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    rows = {line.split()[0]: line for line in lines}
-    assert lines[0].split() == ["NAME", "STATE", "STEP", "LOSS", "JOB", "AGE", "SETTINGS", "FOLDER"]
-    assert "queued" in rows["gpt-00000001"]
-    assert "finished" in rows["resnet-00000002"]
-    assert "400/400" in rows["resnet-00000002"]
-    assert "1.5000" in rows["resnet-00000002"]
 
 
 def test_status_tells_how_each_attempt_ended(make_run, slurm, capsys):
@@ -53,46 +38,6 @@ def test_status_tells_how_each_attempt_ended(make_run, slurm, capsys):
         out,
     )
     assert "attempt 1 ended: preempted, no save recorded" in out
-
-
-def test_list_tells_runs_of_one_name_apart_by_what_was_typed(make_run, slurm, capsys):
-    for seed in (1, 2):
-        folder = make_run(f"gpt-0000000{seed}")
-        typed = f"+cluster=big\nname=gpt\ntrain.steps=400\nseed={seed}\n'data.path=a b'\n"
-        folder.overrides_file.write_text(typed)
-    other = make_run("mlp-00000003")
-    other.overrides_file.write_text(f"optimizer.lr=0.1\ndata.path={'x' * 99}\n")
-    assert main(["list"]) == 0
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    for seed in (1, 2):
-        assert f"seed={seed}" in lines[f"gpt-0000000{seed}"]
-        assert "train.steps" not in lines[f"gpt-0000000{seed}"] and "big" not in lines[f"gpt-0000000{seed}"]
-    assert "optimizer.lr=0.1 data.path=xxx" in lines["mlp-00000003"] and "xxx..." in lines["mlp-00000003"]
-
-
-def test_list_as_json_is_for_programs(make_run, slurm, capsys):
-    submit(make_run())
-    assert main(["list", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert (row["name"], row["state"], row["job_id"]) == ("gpt-0a1b2c3d", "cancelled", "7")
-
-
-def test_list_is_limited_and_says_so(make_run, slurm, capsys):
-    for number_ in range(3):
-        make_run(f"gpt-0000000{number_}")
-    assert main(["list", "-n", "2"]) == 0
-    out, err = capsys.readouterr()
-    assert len(out.splitlines()) == 3
-    assert "1 more" in err
-    assert main(["list", "-n", "2", "--all"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 4
-
-
-def test_list_without_runs_says_how_to_start_one(slurm, capsys):
-    assert main(["list"]) == 0
-    assert "slurmddp train" in capsys.readouterr().err
-    assert main(["list", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == []
 
 
 def test_status_of_the_newest_run_by_default(make_run, slurm, capsys):
@@ -301,20 +246,6 @@ def test_an_unknown_run_is_an_error_with_near_names(make_run, slurm, command, ca
     assert "Did you mean gpt-0a1b2c3d?" in capsys.readouterr().err
 
 
-def test_report_is_written_again(make_run, slurm, capsys):
-    folder = make_run()
-    assert main(["report", "gpt"]) == 0
-    assert capsys.readouterr().out == f"{folder.report_file}\n"
-    assert folder.report_file.exists()
-
-
-def test_a_report_that_cannot_be_written_is_an_error(make_run, slurm, capsys):
-    folder = make_run()
-    folder.report_file.mkdir()
-    assert main(["report", "gpt"]) == EXIT_FAILED
-    assert "can't be written" in capsys.readouterr().err
-
-
 def test_a_record_that_may_not_be_read_is_named_plainly(make_run, slurm, capsys):
     folder = make_run()
     folder.attempts_file.mkdir()
@@ -337,3 +268,31 @@ def test_finding_a_run_imports_no_torch():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out == "[]\n"
+
+
+BEGUN = "slurmddp agent: node 0 of 3 on n1, attempt 0: imports took 2.10 s, ranks here: 8\n"
+WAITS = "slurmddp agent: waiting for node 2 (n3); 2 of 3 nodes are here, and all start their ranks together\n"
+
+
+@pytest.mark.parametrize(
+    ("state", "name", "text", "is_shown"),
+    [
+        ("running", "node-0.log", BEGUN + WAITS + WAITS, True),
+        ("running", "node-0.log", BEGUN + WAITS + "slurmddp agent: node 2 (n3) is lost\n", False),
+        ("running", "node-0.log", "", False),
+        ("running", "rank-0.log", WAITS, False),
+        ("failed", "node-0.log", BEGUN + WAITS, False),
+    ],
+)
+def test_the_nodes_for_which_the_others_wait_are_named(
+    tmp_path: Path, state: str, name: str, text: str, is_shown: bool
+) -> None:
+    log = tmp_path / name
+    log.write_text(text)
+    one = SimpleNamespace(state=state, log=log)
+    words = "node 2 (n3); 2 of 3 nodes are here, and all start their ranks together"
+    assert list(_awaited(one)) == ([("waiting", words)] if is_shown else [])
+
+
+def test_a_run_without_a_log_waits_for_nobody() -> None:
+    assert list(_awaited(SimpleNamespace(state="running", log=None))) == []
