@@ -12,7 +12,7 @@ import pytest
 
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_SLURM
-from support.runs.cli_runs import start, start_here, submit
+from support.runs.cli_runs import local_process, start, start_here, submit
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -82,14 +82,9 @@ def test_a_cancel_that_slurm_does_not_hear_keeps_the_mark_and_is_an_error(make_r
 
 def test_cancel_of_a_local_run_tells_its_process(make_run, slurm, capsys):
     folder = make_run()
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        start_here(folder, process.pid)
+    with local_process(folder) as process:
         assert main(["cancel", "gpt"]) == 0
         assert process.wait(30) == -signal.SIGTERM
-    finally:
-        process.kill()
-        process.wait()
     assert f"process {process.pid} was told to save and stop" in capsys.readouterr().out
 
 
@@ -122,16 +117,11 @@ def test_a_cancelled_local_run_that_does_not_leave_is_killed_by_a_second_cancel(
 
 def test_cancel_reaches_a_local_run_that_ctrl_z_has_suspended(make_run, slurm):
     folder = make_run()
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    try:
-        start_here(folder, process.pid)
+    with local_process(folder) as process:
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
         assert main(["cancel", "gpt"]) == 0
         assert process.wait(30) == -signal.SIGTERM
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_cancel_of_a_local_run_elsewhere_says_where(make_run, slurm, capsys):

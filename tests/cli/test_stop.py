@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from slurmddp.cli.main import main
 from slurmddp.errors import SlurmError
-from support.runs.cli_runs import end, start, start_here, submit
+from support.runs.cli_runs import end, local_process, start, submit
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -47,14 +44,9 @@ def test_stop_leaves_a_file_and_says_what_will_happen(make_run, slurm, capsys):
 
 def test_stop_of_a_local_run_is_the_same_file(make_run, slurm, capsys):
     folder = make_run()
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        start_here(folder, process.pid)
+    with local_process(folder) as process:
         assert main(["stop", "gpt"]) == 0
         assert process.poll() is None
-    finally:
-        process.kill()
-        process.wait()
     assert folder.stop_file.exists()
     assert "within seconds" in capsys.readouterr().out
 

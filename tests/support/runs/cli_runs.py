@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import subprocess
+import sys
 
 
 def submit(folder, job_id="7"):
@@ -27,6 +30,18 @@ def start_here(folder, pid, host=None):
         host=host or socket.gethostname(),
         nodes="here",
     )
+
+
+@contextlib.contextmanager
+def local_process(folder):
+    """Yield a process that sleeps and is recorded as the local launcher of a run; it ends with the block."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        start_here(folder, process.pid)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def end(folder, outcome, attempt=0, code=0, next_="none"):
