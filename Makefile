@@ -11,7 +11,7 @@ BENCHMARKS := "startup.py --runs 5" "start.py --rounds 1" "restart.py --rounds 1
 	"checkpoint_stall.py --sizes 100 --rounds 2"
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint format bench chaos clean install slurm gpu unit distributed slurm-tests-1 slurm-tests-2 other-tests
+.PHONY: help train test lint format bench chaos pictures clean install slurm gpu unit distributed slurm-tests-1 slurm-tests-2 other-tests
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -204,7 +204,7 @@ def test_the_goodput_of_a_program_that_tells_nothing_is_not_known(make_run, slur
     assert main(["status", "-v", "gpt"]) == 0
     out = capsys.readouterr().out
     assert re.search(
-        r"goodput +not known, because the program does not report its first step: 1m 00s untold", out
+        r"goodput +not known, because the program does not report its first step: 1m 00s unknown", out
     )
 
 
@@ -216,7 +216,7 @@ def test_status_of_a_damaged_record_says_nothing_of_its_time(make_run, slurm, ca
     assert "unknown: the run folder can't be read" in out
     assert "goodput" not in out
     assert main(["status", "--json", "gpt"]) == 0
-    assert json.loads(capsys.readouterr().out)["ledger"]["parts"] == {}
+    assert json.loads(capsys.readouterr().out)["goodput"]["parts"] == {}
 
 
 def test_the_times_as_json(make_run, slurm, capsys):
@@ -225,8 +225,8 @@ def test_the_times_as_json(make_run, slurm, capsys):
         append_line(folder.attempts_file, event)
     assert main(["status", "gpt", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["ledger"]["goodput"], found["ledger"]["whole"]) == (0.75, 240.0)
-    assert found["ledger"]["attempts"][0]["parts"]["lost"] == 18.0
+    assert (found["goodput"]["share"], found["goodput"]["whole"]) == (0.75, 240.0)
+    assert found["goodput"]["attempts"][0]["parts"]["lost"] == 18.0
     assert found["phases"]["attempt"] == 1
     assert list(found["phases"]["seconds"]) == ["launch", "imports", "rendezvous", "first_step"]
 

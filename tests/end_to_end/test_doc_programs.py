@@ -119,7 +119,7 @@ def test_the_readme_program_ends_with_equal_weights_after_a_stop(tmp_path: Path)
     status = [sys.executable, "-m", "slurmddp", "status", "--json", other]
     found = json.loads(subprocess.run(status, env=ENVIRONMENT, capture_output=True, check=True).stdout)
     assert (found["step"], found["saved_step"]) == (saved[1], saved[1])
-    assert found["ledger"]["goodput"] > 0 and "untold" not in found["ledger"]["parts"]
+    assert found["goodput"]["share"] > 0 and "unknown" not in found["goodput"]["parts"]
     assert newest_weights(one) == newest_weights(other)
     assert not (tmp_path / "checkpoints").exists()
 

@@ -60,5 +60,5 @@ def test_a_training_goes_on_with_fewer_nodes_and_the_same_samples_in_each_step(
     torch.testing.assert_close(weights(run), weights(whole), rtol=0, atol=1e-5)
     assert [line["node"] for line in run.records("excluded.jsonl")] == [lost]
     told = json.loads(command("status", "--json", run.folder.name))
-    assert {"starting", "training", "lost"} <= set(told["ledger"]["parts"])
+    assert {"starting", "training", "lost"} <= set(told["goodput"]["parts"])
     assert f"node 1 ({lost}) was lost" in command("status", "-v", run.folder.name)

@@ -131,7 +131,7 @@ def test_a_killed_rank_is_retried_after_progress(command: Command, undisturbed: 
     assert [event["outcome"] for event in run.events("ended")] == ["failed", "finished"]
     assert run.losses() == undisturbed.losses()
     told = json.loads(command("status", "--json", run.folder.name))
-    parts = told["ledger"]["parts"]
+    parts = told["goodput"]["parts"]
     assert set(parts) == {"queued", "starting", "training", "saving", "lost", "ending"}
     begun = json.loads((run.folder / "attempts.jsonl").read_text().splitlines()[0])["time"]
     assert sum(parts.values()) == pytest.approx(run.events("ended")[-1]["time"] - begun, abs=0.1)

@@ -15,8 +15,8 @@ from slurmddp.runs import index
 from slurmddp.runs.folder.excluded import excluded_nodes
 from slurmddp.runs.folder.history import how_ended, read_history
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.report.goodput import Entry, Ledger, read_ledger
-from slurmddp.runs.report.timeline import Phases, newest_phases
+from slurmddp.runs.report.goodput import AttemptTime, Goodput, read_goodput
+from slurmddp.runs.report.start_phases import Phases, newest_phases
 from slurmddp.runs.status import logs
 from slurmddp.runs.status.notices import notices
 from slurmddp.runs.status.run_status import RunStatus, status
@@ -48,40 +48,40 @@ def run(args: argparse.Namespace) -> int:
     from slurmddp.runs.report.html import with_report
 
     found, now = with_report(folder, status(folder, SlurmClient())), time.time()
-    ledger, phases = _times(folder, found, now)
+    goodput, phases = _times(folder, found, now)
     if args.json:
-        times = {"ledger": ledger.as_json(), "phases": asdict(phases) if phases else None}
+        times = {"goodput": goodput.as_json(), "phases": asdict(phases) if phases else None}
         print(json.dumps({**found.as_json(), **times}, indent=2, allow_nan=False))
         return 0
     print(paint(found.name, "bold", sys.stdout))
-    for name, text in lines(found, ledger, now):
+    for name, text in lines(found, goodput, now):
         if name == "state":
             state, colon, detail = text.partition(":")
             text = paint(state, STATE_STYLES[found.state], sys.stdout) + colon + detail
         print(f"  {paint(f'{name:<10}', 'grey', sys.stdout)} {text}")
     if args.verbose:
         _print_attempts(folder)
-        _print_times(ledger, phases)
+        _print_times(goodput, phases)
     return 0
 
 
-def _times(folder: RunFolder, found: RunStatus, now: float) -> tuple[Ledger, Phases | None]:
+def _times(folder: RunFolder, found: RunStatus, now: float) -> tuple[Goodput, Phases | None]:
     """Return the use of the time, empty if the record can't be read; the state then tells why."""
     try:
-        return read_ledger(folder, found, now), newest_phases(folder.events())
+        return read_goodput(folder, found, now), newest_phases(folder.events())
     except (SlurmddpError, OSError):
-        return Ledger(), None
+        return Goodput(), None
 
 
-def lines(one: RunStatus, ledger: Ledger, now: float) -> Iterator[tuple[str, str]]:
+def lines(one: RunStatus, goodput: Goodput, now: float) -> Iterator[tuple[str, str]]:
     """Yield the facts of a run as (name, text), the most important first."""
     yield "state", f"{one.state}: {one.detail}"
     if one.advice:
         yield "next", one.advice
     yield from _awaited(one)
     yield from _progress(one, now)
-    if ledger.whole:
-        yield "goodput", _goodput(ledger)
+    if goodput.whole:
+        yield "goodput", _goodput(goodput)
     yield from _place(one, now)
     if failed := excluded_nodes(RunFolder(one.path), now):
         yield "avoids", f"{', '.join(failed)}: failed under it"
@@ -169,15 +169,15 @@ def _place(one: RunStatus, now: float) -> Iterator[tuple[str, str]]:
         yield "ended", f"{_ago(one.ended, now)}, exit code {one.exit_code} ({outcome})"
 
 
-def _goodput(ledger: Ledger) -> str:
+def _goodput(goodput: Goodput) -> str:
     """Return the share of time spent on training, and the other uses, the largest first."""
-    share, held = ledger.goodput, ledger.share_on_nodes
+    share, held = goodput.share, goodput.share_on_nodes
     text = (
         "not known, because the program does not report its first step" if share is None else percent(share)
     )
     if share is not None and held is not None and percent(held) != percent(share):
         text += f" ({percent(held)} of the time on nodes)"
-    sizes = sorted(ledger.parts.items(), key=lambda part: -part[1])
+    sizes = sorted(goodput.parts.items(), key=lambda part: -part[1])
     parts = [f"{duration(seconds)} {word}" for word, seconds in sizes if round(seconds)]
     return f"{text}: {', '.join(parts)}" if parts else text
 
@@ -201,18 +201,18 @@ def _print_attempts(folder: RunFolder) -> None:
             print_table(headers, rows, sys.stdout, right=frozenset({"ATTEMPT"}), whole=True)
 
 
-def _print_times(ledger: Ledger, phases: Phases | None) -> None:
+def _print_times(goodput: Goodput, phases: Phases | None) -> None:
     """Print the use of time of each attempt, and the phases of the newest start."""
-    words = list(ledger.parts)
-    if words:
+    kinds = list(goodput.parts)
+    if kinds:
         print("\nWhere the time went")
-        entries = [(_title(one), one.parts, one.whole) for one in ledger.entries]
-        entries += [("all", ledger.parts, ledger.whole)] if len(entries) > 1 else []
+        entries = [(_title(one), one.parts, one.whole) for one in goodput.attempts]
+        entries += [("all", goodput.parts, goodput.whole)] if len(entries) > 1 else []
         rows = [
-            (title, _short(whole), *(_short(parts.get(word, 0.0)) for word in words))
+            (title, _short(whole), *(_short(parts.get(kind, 0.0)) for kind in kinds))
             for title, parts, whole in entries
         ]
-        headers = ("ATTEMPT", "WHOLE", *(word.upper() for word in words))
+        headers = ("ATTEMPT", "WHOLE", *(kind.upper() for kind in kinds))
         print_table(headers, rows, sys.stdout, right=frozenset(headers[1:]), whole=True)
     if phases is not None:
         print(f"\nStart of attempt {phases.attempt}, {phases.whole:.2f} s to its first step")
@@ -227,7 +227,7 @@ def _short(seconds: float) -> str:
     return f"{seconds:.1f}s" if seconds >= 0.05 else ""
 
 
-def _title(one: Entry) -> str:
+def _title(one: AttemptTime) -> str:
     return "later" if one.attempt is None else str(one.attempt)
 
 

@@ -63,7 +63,7 @@ _WHAT_TO_DO = {
     UNFIT_NODE: "rank-0.log says what to have looked at there.",
     UNABLE_NODE: "The log of that node says more.",
 }
-_NOT_FOR_MEMORY = ", for the kernel has killed nothing here for want of memory"
+_NOT_FOR_MEMORY = " (the kernel counted no out-of-memory kill)"
 _TEXT_CHARS = 200
 _REFUSAL = re.compile(r"(\w*Error|SystemExit): .")
 """How a rank says, without a traceback, why slurmddp refuses to go on or with which text its program left."""

@@ -1,21 +1,20 @@
-"""Where the time of a run went, from its first submission on: a partition of it, read from the run's events.
+"""Goodput: the share of a run's time that was training, and what the rest was, read from the run's events.
 
-Every second belongs to one word:
+Each second since the first submission belongs to one kind:
 
-queued    from a submission, or from the end of an attempt that is put back, to the next `started`
-starting  from `started` to `first_step`: set-up lines, imports, rendezvous, model, data, and that step itself
-training  after the first step, in steps that count; evaluations and waits for data are part of it
-saving    training stood still for a checkpoint, as long as `saved` says
-lost      in steps that the checkpoint does not hold with which the run went on, or would go on; when they
-          are made once more, that is training
-ending    from the last step of an attempt to its end, less the save
-idle      nobody had asked for more: from a final end, or a cancel, to the next submission or start
-untold    in attempts of a program that writes no `first_step`
+queued    from a submission, or from the end of an attempt that is requeued, to the next `started`
+starting  from `started` to `first_step`: set-up lines, imports, rendezvous, model, data, and the first step
+training  after the first step, in steps that count; includes evaluations and waits for data
+saving    pauses of the training for a checkpoint, as long as `saved` says
+lost      in steps that the next checkpoint does not hold; repeated steps count as training
+ending    from the last step of an attempt to its end, without the save
+idle      from a final end, or a cancel, to the next submission or start
+unknown   in attempts of a program that writes no `first_step`
 
-An attempt that left no end (its node was lost) ends at its last sign of life, an event or a line of metrics.
-What follows is queued time where SLURM put the run back, though a part of it went by before SLURM noticed;
-without a queue, or until a person asked again, it is idle. Times that contradict the order of the file (a
-clock that was set) are replaced by the time of the line before.
+An attempt without an `ended` event (its node was lost) ends with its last event or line of metrics. The time
+after it is queued if SLURM requeued the run, although SLURM needed a part of this time to notice. Without a
+queue, or until a person submits again, the time is idle. If a clock was set, a time may contradict the order
+of the file. Such a time is replaced by the time of the line before.
 """
 
 from __future__ import annotations
@@ -28,20 +27,21 @@ from typing import Any
 
 from slurmddp.runs.folder.history import Attempt, fold
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.report.timeline import Sign, Track, moment_of
+from slurmddp.runs.report.timeline import LoggedStep, Timeline, seconds_or_none
 from slurmddp.runs.status import metrics
 from slurmddp.runs.status.alive import is_alive
 from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.spec import is_own_trainer
 
-WORDS = ("training", "saving", "lost", "starting", "ending", "queued", "idle", "untold")
-"""From what is wanted to what is not."""
+KINDS = ("training", "saving", "lost", "starting", "ending", "queued", "idle", "unknown")
+"""All kinds of time, the most useful first."""
 Parts = Mapping[str, float]
+"""Seconds by kind."""
 
 
 @dataclass(frozen=True)
-class Entry:
-    """The seconds of one attempt by word, with the wait before it; `attempt` None: after the last one."""
+class AttemptTime:
+    """The time of one attempt and of the wait before it; `attempt` None: the time after the last attempt."""
 
     attempt: int | None
     parts: Parts
@@ -52,77 +52,82 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """The seconds of a whole run."""
+class Goodput:
+    """The time of a whole run."""
 
-    entries: tuple[Entry, ...] = ()
+    attempts: tuple[AttemptTime, ...] = ()
 
     @property
     def parts(self) -> dict[str, float]:
-        """Seconds by word, all attempts together; words that never occurred are left out."""
-        sums = {word: math.fsum(one.parts.get(word, 0.0) for one in self.entries) for word in WORDS}
-        return {word: seconds for word, seconds in sums.items() if seconds > 0}
+        """Seconds by kind, all attempts together, without kinds that never occurred."""
+        sums = {kind: math.fsum(one.parts.get(kind, 0.0) for one in self.attempts) for kind in KINDS}
+        return {kind: seconds for kind, seconds in sums.items() if seconds > 0}
 
     @property
     def whole(self) -> float:
         return math.fsum(self.parts.values())
 
     @property
-    def goodput(self) -> float | None:
-        """The share of the whole that went into training; None where the program does not tell."""
+    def share(self) -> float | None:
+        """Training divided by the whole; None if the program does not record its first step."""
         parts = self.parts
-        known = parts and "untold" not in parts
+        known = parts and "unknown" not in parts
         return parts.get("training", 0.0) / math.fsum(parts.values()) if known else None
 
     @property
     def share_on_nodes(self) -> float | None:
-        """The share that went into training of the time in which the run had nodes."""
+        """Training divided by the time in which the run had nodes."""
         held = self.whole - self.parts.get("queued", 0.0) - self.parts.get("idle", 0.0)
-        return None if self.goodput is None or held <= 0 else min(1.0, self.goodput * self.whole / held)
+        return None if self.share is None or held <= 0 else min(1.0, self.share * self.whole / held)
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values, seconds to a millisecond."""
         return {
-            "goodput": None if self.goodput is None else round(self.goodput, 4),
+            "share": None if self.share is None else round(self.share, 4),
             "share_on_nodes": None if self.share_on_nodes is None else round(self.share_on_nodes, 4),
             "whole": round(self.whole, 3),
             "parts": _rounded(self.parts),
-            "attempts": [{"attempt": one.attempt, "parts": _rounded(one.parts)} for one in self.entries],
+            "attempts": [{"attempt": one.attempt, "parts": _rounded(one.parts)} for one in self.attempts],
         }
 
 
 def _rounded(parts: Parts) -> dict[str, float]:
-    return {word: round(seconds, 3) for word, seconds in parts.items()}
+    return {kind: round(seconds, 3) for kind, seconds in parts.items()}
 
 
-def account(
+def measure(
     events: Iterable[Any],
     *,
     now: float,
-    runs: bool = False,
-    waits: bool = False,
-    tells: bool = True,
-    signs: Mapping[int, Sign] | None = None,
-) -> Ledger:
-    """Return the ledger of a run from its events, in the order of the file.
+    running: bool = False,
+    pending: bool = False,
+    records_steps: bool = True,
+    logged: Mapping[int, LoggedStep] | None = None,
+) -> Goodput:
+    """Return the goodput of a run.
 
-    `runs`: an attempt without an end still goes on. `waits`: something is still to come. Without either, the
-    ledger ends with the last thing that is known. `tells`: the program writes `first_step`. `signs`: the last
-    logged line of attempts; needed only where one left no end.
+    Args:
+        events: the events of the run, in the order of the file.
+        now: the end of the time, in seconds since the epoch, if the run is not over.
+        running: whether an attempt without an end still runs.
+        pending: whether the run will start again. The time of a run that is neither running nor pending ends
+            with its last event or logged step.
+        records_steps: whether the program writes `first_step`.
+        logged: the last logged step of each attempt; needed only for an attempt without an end.
     """
     known = [event for event in events if isinstance(event, Mapping)]
-    times = in_order([moment_of(event.get("time")) for event in known])
+    times = in_order([seconds_or_none(event.get("time")) for event in known])
     now = max([now, *times[-1:]])
-    track = Track(signs or {})
+    timeline = Timeline(logged or {})
     for event, time in zip(known, times, strict=True):
-        track.take(event, time)
-    track.close(now, runs=runs, waits=waits)
-    found = [Entry(number, parts) for number, parts in track.seconds(tells).items()]
-    return Ledger(tuple(sorted(found, key=lambda one: math.inf if one.attempt is None else one.attempt)))
+        timeline.add(event, time)
+    timeline.close(now, running=running, pending=pending)
+    found = [AttemptTime(number, parts) for number, parts in timeline.seconds(records_steps).items()]
+    return Goodput(tuple(sorted(found, key=lambda one: math.inf if one.attempt is None else one.attempt)))
 
 
 def in_order(times: Sequence[float | None]) -> list[float]:
-    """Return times that never go back: as many as can stay as they are, the others as the one before them."""
+    """Return times that never go back: the longest rising sequence stays, other times repeat the last."""
     ends: list[float] = []
     holders: list[int] = []
     before: list[int] = []
@@ -143,39 +148,48 @@ def in_order(times: Sequence[float | None]) -> list[float]:
     return result
 
 
-def read_ledger(
+def read_goodput(
     folder: RunFolder, found: RunStatus, now: float, unwritten: Sequence[Mapping[str, Any]] = ()
-) -> Ledger:
-    """Return the ledger of a run that stands as `found` says; raises what reading its folder raises.
+) -> Goodput:
+    """Return the goodput of the run in `folder`.
 
-    `unwritten`: the end of its newest attempt, where that is about to be written. Where nobody sees how the
-    run stands (SLURM is silent, a local run's process is elsewhere), it ends with the last sign of life.
+    If nothing shows how the run stands (SLURM does not answer, or a local run is on another machine), the
+    time ends with the last event or line of metrics.
+
+    Args:
+        folder: of the run.
+        found: the status of the run.
+        now: in seconds since the epoch.
+        unwritten: the `ended` event of the newest attempt, if it is about to be written.
+
+    Raises:
+        SlurmddpError: the events can't be read.
     """
     events = [*folder.events(), *unwritten]
     attempts = fold(events).attempts
-    seen = found.state != "unknown" and not (attempts and _is_out_of_sight(attempts[-1]))
+    visible = found.state != "unknown" and not (attempts and _is_elsewhere(attempts[-1]))
     active = found.active and not unwritten
-    runs = active and found.state in ("starting", "running", "cancelled", "unknown")
+    running = active and found.state in ("starting", "running", "cancelled", "unknown")
     without_end = sum(one.is_open for one in attempts)
-    return account(
+    return measure(
         events,
-        now=now if seen else metrics.latest(folder).time or 0.0,
-        runs=runs,
-        waits=active and seen and found.state in ("queued", "stopped", "starting", "running"),
-        tells=is_own_trainer(folder.config().get("program"))
+        now=now if visible else metrics.latest(folder).time or 0.0,
+        running=running,
+        pending=active and visible and found.state in ("queued", "stopped", "starting", "running"),
+        records_steps=is_own_trainer(folder.config().get("program"))
         or any(one.first_step is not None for one in attempts),
-        signs=_signs(folder) if without_end > runs else None,  # The file may be long.
+        logged=_last_logged(folder) if without_end > running else None,  # The file may be long.
     )
 
 
-def _is_out_of_sight(newest: Attempt) -> bool:
+def _is_elsewhere(newest: Attempt) -> bool:
     return newest.launcher == "local" and newest.pid is not None and is_alive(newest) is None
 
 
-def _signs(folder: RunFolder) -> dict[int, Sign]:
+def _last_logged(folder: RunFolder) -> dict[int, LoggedStep]:
     logged = metrics.read(folder)
     return {
-        attempt: Sign(logged.reached[attempt], time)
+        attempt: LoggedStep(logged.reached[attempt], time)
         for attempt, time in logged.last_seen.items()
-        if moment_of(time) is not None
+        if seconds_or_none(time) is not None
     }

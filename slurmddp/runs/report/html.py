@@ -23,7 +23,7 @@ from slurmddp.runs.folder.history import Attempt, History, fold, why_stopped
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.report import figures
-from slurmddp.runs.report.goodput import Ledger, read_ledger
+from slurmddp.runs.report.goodput import Goodput, read_goodput
 from slurmddp.runs.report.time_bars import TimeBars, time_bars
 from slurmddp.runs.status.metrics import Metrics, read
 from slurmddp.runs.status.run_status import RunStatus, finished_detail, status
@@ -132,7 +132,7 @@ def write_report(folder: RunFolder) -> Path:
     now = _as_of_now(found)
     # SLURM was not asked whether a job still runs.
     seen = found.launcher == "local"
-    ledger = read_ledger(folder, found if seen else replace(found, state="unknown"), moment)
+    goodput = read_goodput(folder, found if seen else replace(found, state="unknown"), moment)
     starts = _starts(history)
     charts: dict[str, str] = {}
     if figures.has_points(metrics):
@@ -143,10 +143,10 @@ def write_report(folder: RunFolder) -> Path:
         name=folder.name,
         status=now,
         tone=TONES[now.state],
-        tiles=_tiles(folder.config(), now, ledger, metrics),
+        tiles=_tiles(folder.config(), now, goodput, metrics),
         rows=[_row(one, metrics, _outcome(one, folder, history, now)) for one in history.attempts],
         restarts=_restarts(folder, history),
-        time=time_bars(ledger),
+        time=time_bars(goodput),
         charts=charts,
         chart_label=_chart_label(metrics),
         marked=bool(starts),
@@ -194,19 +194,19 @@ def _starts(history: History) -> dict[int, int]:
     return {one.number: one.start_step for one in history.attempts if one.start_step}
 
 
-def _tiles(config: dict[str, Any], now: RunStatus, ledger: Ledger, metrics: Metrics) -> list[Tile]:
+def _tiles(config: dict[str, Any], now: RunStatus, goodput: Goodput, metrics: Metrics) -> list[Tile]:
     nodes, ranks = config.get("nodes"), config.get("ranks_per_node")
     held = metrics.held_out
-    fell = f"from {number(held.values[0])}" if len(held) > 1 else ""
+    first = f"from {number(held.values[0])}" if len(held) > 1 else ""
     total = f"of {now.total_steps}" if now.total_steps else ""
     train = metrics.train.values
     speed = "-" if metrics.rate is None else f"{metrics.rate:,.0f}"
     tiles = [
         Tile("Steps", "-" if now.step is None else f"{now.step:,}", total),
         Tile("Training loss", number(train[-1] if train else None), "last logged"),
-        Tile("Held-out loss", number(held.values[-1] if len(held) else None), fell),
+        Tile("Held-out loss", number(held.values[-1] if len(held) else None), first),
         Tile("Speed", speed, f"{metrics.rate_unit}, median"),
-        _time_tile(ledger),
+        _time_tile(goodput),
     ]
     if isinstance(nodes, int) and isinstance(ranks, int):
         note = f"on {nodes} node{'s' * (nodes != 1)}"
@@ -214,12 +214,12 @@ def _tiles(config: dict[str, Any], now: RunStatus, ledger: Ledger, metrics: Metr
     return tiles
 
 
-def _time_tile(ledger: Ledger) -> Tile:
-    if not ledger.whole:
+def _time_tile(goodput: Goodput) -> Tile:
+    if not goodput.whole:
         return Tile("Goodput", "-")
-    if ledger.goodput is None:
-        return Tile("Time", duration(ledger.whole), "training is not told")
-    return Tile("Goodput", percent(ledger.goodput), f"of {duration(ledger.whole)}")
+    if goodput.share is None:
+        return Tile("Time", duration(goodput.whole), "share of training unknown")
+    return Tile("Goodput", percent(goodput.share), f"of {duration(goodput.whole)}")
 
 
 def _lasted(attempt: Attempt, metrics: Metrics) -> float | None:

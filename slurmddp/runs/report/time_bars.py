@@ -1,31 +1,31 @@
-"""A run's ledger as the report shows it: one bar for the whole, and one for each attempt below it."""
+"""The time of a run as the report draws it: one bar for the whole, and one bar for each attempt."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurmddp.runs.report.goodput import Ledger, Parts
+from slurmddp.runs.report.goodput import Goodput, Parts
 from slurmddp.runs.table import duration, percent
 
-ORDER = ("idle", "queued", "starting", "training", "saving", "lost", "ending", "untold")
-"""From left to right, as they follow each other in an attempt."""
+ORDER = ("idle", "queued", "starting", "training", "saving", "lost", "ending", "unknown")
+"""From left to right, in the order of an attempt."""
 _MEANINGS = {
-    "idle": "nobody had asked for more",
+    "idle": "nothing was submitted",
     "queued": "waiting for nodes",
     "starting": "until the first step was done",
     "training": "in steps that count",
-    "saving": "training stood still",
-    "lost": "in steps that had to be made again",
+    "saving": "training paused",
+    "lost": "in steps that were repeated",
     "ending": "after the last step",
-    "untold": "the program writes no first step",
+    "unknown": "the program records no steps",
 }
 
 
 @dataclass(frozen=True)
 class Slice:
-    """One word's part of a bar; `weight` is its share of the whole bar, from 0 to 1."""
+    """One kind of time in a bar; `weight` is its share of the bar, from 0 to 1."""
 
-    word: str
+    kind: str
     weight: float
     lasted: str
     share: str
@@ -43,32 +43,32 @@ class Bar:
 
     @property
     def label(self) -> str:
-        """What a person hears who does not see the bar."""
-        said = ", ".join(f"{one.word} {one.lasted} ({one.share})" for one in self.slices)
+        """The bar in words, for a screen reader."""
+        said = ", ".join(f"{one.kind} {one.lasted} ({one.share})" for one in self.slices)
         return f"{self.title}, {self.lasted}: {said}"
 
 
 @dataclass(frozen=True)
 class TimeBars:
-    """What the section is made of: the whole run, and its attempts where there are several."""
+    """The bars of the section: the whole run, and its attempts if there are several."""
 
     whole: Bar
     attempts: tuple[Bar, ...] = ()
 
 
-def time_bars(ledger: Ledger) -> TimeBars | None:
-    """Return the bars of a ledger; None for one in which no time has passed."""
-    if not ledger.whole:
+def time_bars(goodput: Goodput) -> TimeBars | None:
+    """Return the bars of a run; None if no time has passed."""
+    if not goodput.whole:
         return None
     bars: tuple[Bar, ...] = ()
-    if len(ledger.entries) > 1:
-        longest = max(one.whole for one in ledger.entries)
+    if len(goodput.attempts) > 1:
+        longest = max(one.whole for one in goodput.attempts)
         bars = tuple(
             _bar(_title(one.attempt), one.parts, one.whole, one.whole / longest)
-            for one in ledger.entries
+            for one in goodput.attempts
             if one.whole
         )
-    return TimeBars(_bar("All of the time", ledger.parts, ledger.whole), bars)
+    return TimeBars(_bar("All of the time", goodput.parts, goodput.whole), bars)
 
 
 def _title(attempt: int | None) -> str:
@@ -76,9 +76,15 @@ def _title(attempt: int | None) -> str:
 
 
 def _bar(title: str, parts: Parts, whole: float, length: float = 1.0) -> Bar:
-    known = [(word, parts[word]) for word in ORDER if parts.get(word)]
+    known = [(kind, parts[kind]) for kind in ORDER if parts.get(kind)]
     slices = tuple(
-        Slice(word, seconds / whole, duration(seconds), percent(seconds / whole), _MEANINGS[word])
-        for word, seconds in known
+        Slice(
+            kind,
+            seconds / whole,
+            duration(seconds) if round(seconds) else "< 1s",
+            percent(seconds / whole),
+            _MEANINGS[kind],
+        )
+        for kind, seconds in known
     )
     return Bar(title, slices, duration(whole), length)

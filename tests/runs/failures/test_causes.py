@@ -61,7 +61,7 @@ def test_every_recorded_log_is_told_apart() -> None:
     ("oom", "reason"),
     [
         (None, ""),
-        ("", "by a person, the site or SLURM, for the kernel has killed nothing here for want of memory"),
+        ("", "by a person, the site or SLURM (the kernel counted no out-of-memory kill)"),
         (AT_LIMIT, "out of memory: the kernel killed it at the limit of 4 GiB"),
     ],
 )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from slurmddp.runs.report.goodput import account, in_order
-from slurmddp.runs.report.timeline import Sign
+from slurmddp.runs.report.goodput import in_order, measure
+from slurmddp.runs.report.timeline import LoggedStep
 from support.runs.run_events import FAILED, ended, event, saved, started, submitted
 
 
 def parts_of(events, now=1e6, **more):
-    return account(events, now=now, **more).parts
+    return measure(events, now=now, **more).parts
 
 
 FINISHED = [
@@ -25,21 +25,21 @@ FINISHED = [
 
 def test_what_is_written_beside_the_training_does_not_stop_it():
     beside = [*FINISHED[:4], {**saved(160, 12), "written_s": 6.0}, *FINISHED[4:]]
-    found = account(beside, now=1e6)
+    found = measure(beside, now=1e6)
     assert found.parts == {"training": 36, "saving": 6, "starting": 20, "ending": 3, "queued": 10}
     killed = [*FINISHED[:3], event("rank_failed", 141, 0), {**saved(146, 10), "written_s": 6.0}]
     killed += [ended(147, "failed", next_="resubmit"), started(150, 1), event("resumed", 151, 1, step=10)]
-    parts = account(killed, now=151).parts
+    parts = measure(killed, now=151).parts
     assert (parts["training"], parts["saving"], parts.get("lost", 0)) == (8, 2, 1), "the copy was done at 140"
 
 
 def test_an_undisturbed_run():
-    found = account(FINISHED, now=1e6)
+    found = measure(FINISHED, now=1e6)
     assert found.parts == {"training": 38, "saving": 4, "starting": 20, "ending": 3, "queued": 10}
     assert found.whole == 75
-    assert found.goodput == pytest.approx(38 / 75)
+    assert found.share == pytest.approx(38 / 75)
     assert found.share_on_nodes == pytest.approx(38 / 65)
-    (entry,) = found.entries
+    (entry,) = found.attempts
     assert (entry.attempt, entry.whole) == (0, 75)
 
 
@@ -57,7 +57,7 @@ def test_steps_after_the_last_save_of_a_failed_attempt_are_lost():
 def test_a_save_that_counts_epochs_keeps_the_steps_before_it():
     first = [started(0), event("first_step", 10, 0, step=1), saved(52, 1), ended(60, "stopped")]
     again = [started(60, 1), event("resumed", 61, 1, step=1), event("first_step", 62, 1, step=2)]
-    parts = parts_of([*first, *again], now=62, runs=True)
+    parts = parts_of([*first, *again], now=62, running=True)
     assert (parts["training"], parts["saving"], parts["lost"]) == (40, 2, 8)
 
 
@@ -69,9 +69,9 @@ def test_steps_made_once_more_count_once():
         saved(222, 60, 1),
         ended(223, "finished", 1),
     ]
-    found = account([*FAILED, *again], now=1e6)
-    assert [one.attempt for one in found.entries] == [0, 1]
-    assert found.entries[1].parts == {
+    found = measure([*FAILED, *again], now=1e6)
+    assert [one.attempt for one in found.attempts] == [0, 1]
+    assert found.attempts[1].parts == {
         "queued": 9, "starting": 10, "training": 40, "saving": 2, "ending": 1,
     }  # fmt: skip
     assert found.parts["training"] == 60
@@ -91,9 +91,9 @@ def test_a_later_attempt_that_goes_on_from_an_older_checkpoint_takes_steps_back(
     ]
     assert parts_of(events)["training"] == 46
     resumed = [started(70, 1), event("resumed", 71, 1, step=10), event("first_step", 72, 1, step=11)]
-    assert parts_of([*events, *resumed], now=72, runs=True)["lost"] == 26
+    assert parts_of([*events, *resumed], now=72, running=True)["lost"] == 26
     fresh = [started(70, 1), event("first_step", 72, 1, step=1)]
-    assert parts_of([*events, *fresh], now=72, runs=True)["lost"] == 46
+    assert parts_of([*events, *fresh], now=72, running=True)["lost"] == 46
 
 
 def test_steps_that_no_event_of_a_save_marks_are_placed_in_proportion():
@@ -105,11 +105,11 @@ def test_steps_that_no_event_of_a_save_marks_are_placed_in_proportion():
         event("resumed", 101, 1, step=41),
         event("first_step", 102, 1, step=42),
     ]
-    found = account(events, now=102, runs=True, signs={0: Sign(step=81, time=90.0)})
-    assert found.entries[0].parts == {"starting": 10, "training": 40, "lost": 40}
+    found = measure(events, now=102, running=True, logged={0: LoggedStep(step=81, time=90.0)})
+    assert found.attempts[0].parts == {"starting": 10, "training": 40, "lost": 40}
 
 
-@pytest.mark.parametrize(("last", "lost"), [(None, 0.0), (Sign(30, 40.0), 0.0)])
+@pytest.mark.parametrize(("last", "lost"), [(None, 0.0), (LoggedStep(30, 40.0), 0.0)])
 def test_what_lies_beyond_all_that_is_known_is_not_called_lost(last, lost):
     events = [
         started(0),
@@ -119,7 +119,7 @@ def test_what_lies_beyond_all_that_is_known_is_not_called_lost(last, lost):
         started(60, 1),
         event("resumed", 61, 1, step=31),
     ]
-    found = account(events, now=61, runs=True, signs={0: last} if last else {})
+    found = measure(events, now=61, running=True, logged={0: last} if last else {})
     assert found.parts.get("lost", 0.0) == lost
 
 
@@ -132,9 +132,9 @@ def test_an_attempt_without_an_end_ends_at_its_last_sign_of_life():
         started(400, 1),
         event("resumed", 410, 1, step=10),
     ]
-    parts = account(events, now=410, runs=True, signs={0: Sign(15, 52.0)}).entries[0].parts
+    parts = measure(events, now=410, running=True, logged={0: LoggedStep(15, 52.0)}).attempts[0].parts
     assert parts == {"queued": 10, "starting": 10, "training": 20, "saving": 2, "lost": 10}
-    assert parts_of(events, now=410, runs=True)["queued"] == 10 + 400 - 42, "no line: the save is the last"
+    assert parts_of(events, now=410, running=True)["queued"] == 10 + 400 - 42, "no line: the save is the last"
 
 
 def test_a_person_who_asks_again_ends_the_idle_time_of_a_lost_run():
@@ -148,13 +148,13 @@ def test_a_person_who_asks_again_ends_the_idle_time_of_a_lost_run():
 
 def test_an_attempt_before_the_job_that_runs_is_not_what_runs():
     events = [submitted(0), started(10), event("first_step", 20, 0, step=1), submitted(100, "8")]
-    found = parts_of(events, now=130, runs=True, waits=True)
+    found = parts_of(events, now=130, running=True, pending=True)
     assert found == {"queued": 40, "starting": 10, "idle": 80}
 
 
 def test_a_line_logged_after_a_person_asked_again_makes_nothing_negative():
     events = [submitted(0), started(10), event("first_step", 20, 0, step=1), submitted(30, "8")]
-    found = account([*events, started(60, 1, "8")], now=60, signs={0: Sign(9, 50.0)})
+    found = measure([*events, started(60, 1, "8")], now=60, logged={0: LoggedStep(9, 50.0)})
     assert found.parts == {"queued": 20, "starting": 10, "lost": 30}
 
 
@@ -165,7 +165,7 @@ def test_a_save_is_no_longer_than_what_lies_between_it_and_the_one_before():
         saved(30, 9, seconds=500),
         saved(40, 12, seconds=99),
     ]
-    assert parts_of(events, now=50, runs=True) == {"training": 10, "saving": 30, "starting": 10}
+    assert parts_of(events, now=50, running=True) == {"training": 10, "saving": 30, "starting": 10}
 
 
 def test_a_local_run_without_an_end_was_not_in_a_queue():
@@ -176,11 +176,11 @@ def test_a_local_run_without_an_end_was_not_in_a_queue():
 
 def test_a_run_that_goes_on_is_counted_until_now():
     events = [submitted(0), started(10), event("first_step", 20, 0, step=1), saved(42, 10)]
-    assert parts_of(events, now=50, runs=True)["training"] == 28
-    assert parts_of(events[:2], now=50, runs=True) == {"queued": 10, "starting": 40}
-    assert parts_of(events[:1], now=50, runs=True, waits=True) == {"queued": 50}
+    assert parts_of(events, now=50, running=True)["training"] == 28
+    assert parts_of(events[:2], now=50, running=True) == {"queued": 10, "starting": 40}
+    assert parts_of(events[:1], now=50, running=True, pending=True) == {"queued": 50}
     assert parts_of(events[:1], now=50) == {}
-    assert parts_of([*FAILED], now=200, waits=True)["queued"] == 10 + 39
+    assert parts_of([*FAILED], now=200, pending=True)["queued"] == 10 + 39
     assert parts_of([*FAILED], now=200)["queued"] == 10, "nobody knows whether it still waits"
 
 
@@ -214,19 +214,19 @@ def test_ranks_that_began_anew_in_place():
         saved(67, 40),
         ended(68, "finished"),
     ]
-    (entry,) = account(events, now=1e6).entries
+    (entry,) = measure(events, now=1e6).attempts
     assert entry.parts == {"starting": 15, "training": 40, "saving": 4, "lost": 8, "ending": 1}
     unsaved = [*events[:2], events[3], {**events[4], "step": 11}, {**events[5], "step": 12}, *events[6:]]
-    signs = {0: Sign(step=40, time=65.0)}
-    assert "lost" not in account(unsaved, now=1e6, signs=signs).parts, "the line is of the later ranks"
+    signs = {0: LoggedStep(step=40, time=65.0)}
+    assert "lost" not in measure(unsaved, now=1e6, logged=signs).parts, "the line is of the later ranks"
 
 
 def test_a_program_that_tells_nothing_has_no_goodput():
-    found = account([submitted(0), started(10), ended(100, "finished")], now=1e6, tells=False)
-    assert (found.parts, found.goodput) == ({"queued": 10, "untold": 90}, None)
+    found = measure([submitted(0), started(10), ended(100, "finished")], now=1e6, records_steps=False)
+    assert (found.parts, found.share) == ({"queued": 10, "unknown": 90}, None)
     assert found.share_on_nodes is None
-    assert account([], now=1.0).goodput is None
-    assert account([submitted(0)], now=1.0, waits=True).share_on_nodes is None
+    assert measure([], now=1.0).share is None
+    assert measure([submitted(0)], now=1.0, pending=True).share_on_nodes is None
 
 
 @pytest.mark.parametrize("wrong", [5.0, 1e12], ids=["back", "ahead"])

@@ -1,4 +1,4 @@
-"""The ledger of a run in its folder: what its lines, its configuration and its status add to the events."""
+"""The goodput of a run in its folder: what its lines, its configuration and its status add to the events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.report.goodput import account, read_ledger
+from slurmddp.runs.report.goodput import measure, read_goodput
 from slurmddp.runs.status.run_status import RunStatus
 from support.runs.run_events import FAILED, ended, event, saved, started
 
@@ -29,7 +29,7 @@ def test_lines_of_metrics_are_looked_at_for_an_attempt_without_an_end(folder):
     for one in (started(0), event("first_step", 10, 0, step=1), saved(32, 20), started(100, 1)):
         append_line(folder.attempts_file, one)
     append_line(folder.metrics_file, {"step": 25, "attempt": 0, "time": 37.0, "loss": 1.0})
-    found = read_ledger(folder, RUNNING, 110.0)
+    found = read_goodput(folder, RUNNING, 110.0)
     assert found.parts == {"training": 20, "saving": 2, "lost": 5, "starting": 20, "queued": 63}
 
 
@@ -45,7 +45,7 @@ def test_a_local_run_that_is_not_seen_is_not_believed_to_train(folder, monkeypat
     ]
     for one in events:
         append_line(folder.attempts_file, one)
-    assert read_ledger(folder, RUNNING, 100.0).parts["training"] == training
+    assert read_goodput(folder, RUNNING, 100.0).parts["training"] == training
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_local_run_that_is_not_seen_is_not_believed_to_train(folder, monkeypat
 def test_what_goes_on_is_what_the_status_says(folder, state, active, parts):
     for one in (started(0), event("first_step", 10, 0, step=1), saved(32, 20)):
         append_line(folder.attempts_file, one)
-    found = read_ledger(folder, replace(RUNNING, state=state, active=active), 100.0)
+    found = read_goodput(folder, replace(RUNNING, state=state, active=active), 100.0)
     assert found.parts == {"training": 20, "saving": 2, "starting": 10} | parts
 
 
@@ -70,8 +70,8 @@ def test_a_script_that_has_told_a_first_step_is_starting_before_the_next_one(fol
     first = [started(0), event("first_step", 10, 0, step=1), saved(32, 20), ended(34, "stopped")]
     for one in (*first, started(34, 1), ended(40, "stopped", attempt=1)):
         append_line(folder.attempts_file, one)
-    found = read_ledger(folder, replace(RUNNING, state="stopped", active=False), 40.0)
-    assert found.parts["starting"] == 16 and "untold" not in found.parts
+    found = read_goodput(folder, replace(RUNNING, state="stopped", active=False), 40.0)
+    assert found.parts["starting"] == 16 and "unknown" not in found.parts
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,11 @@ def test_a_script_that_has_told_a_first_step_is_starting_before_the_next_one(fol
 def test_a_program_of_ones_own_is_known_by_the_configuration(folder, program):
     folder.config_file.write_text(f"name: gpt\nprogram: {program}\n")
     append_line(folder.attempts_file, started(0))
-    assert read_ledger(folder, RUNNING, 5.0).parts == {"untold": 5}
+    assert read_goodput(folder, RUNNING, 5.0).parts == {"unknown": 5}
 
 
 def test_the_ledger_for_programs_adds_up():
-    found = account([*FAILED, started(170, 1)], now=180, runs=True).as_json()
+    found = measure([*FAILED, started(170, 1)], now=180, running=True).as_json()
     assert found["whole"] == sum(found["parts"].values()) == 80
     assert found["goodput"] == 0.25
     assert found["attempts"][1] == {"attempt": 1, "parts": {"queued": 9.0, "starting": 10.0}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmddp.runs.report.goodput import account
+from slurmddp.runs.report.goodput import measure
 from support.runs.run_events import ended, event, saved, started
 
 BEGUN = [started(100), event("first_step", 110, 0, step=1), saved(121, 10)]
@@ -19,7 +19,7 @@ def after(resumed: int) -> list[dict]:
 
 @pytest.mark.parametrize(("resumed", "lost"), [(30, 0), (25, 5), (20, 10), (10, 20)])
 def test_the_steps_after_that_state_are_lost(resumed: int, lost: int) -> None:
-    parts = account(after(resumed), now=1e6).parts
+    parts = measure(after(resumed), now=1e6).parts
     assert parts.get("lost", 0) == pytest.approx(lost, abs=1)
     assert parts["starting"] == 10 + 2
     assert sum(parts.values()) == pytest.approx(50)
@@ -33,7 +33,7 @@ def again(step: int, place: str = "memory") -> list[dict]:
 
 
 def by_word(events: list[dict]) -> dict[str, float]:
-    parts = account([*events, event("rank_failed", 150, 0), ended(150, "failed")], now=1e6).parts
+    parts = measure([*events, event("rank_failed", 150, 0), ended(150, "failed")], now=1e6).parts
     assert sum(parts.values()) == pytest.approx(50)
     return parts
 
@@ -51,7 +51,7 @@ def test_an_attempt_without_a_save_leaves_nothing_behind_but_what_it_found() -> 
     told += [event("restarted", 141, 0, generation=1, step=70), *again(65)]
     assert "training" not in by_word(told)
     later = [{**one, "attempt": 1, "time": one["time"] + 10} for one in told]
-    parts = account([*first, *later, ended(160, "failed", attempt=1)], now=1e6).parts
+    parts = measure([*first, *later, ended(160, "failed", attempt=1)], now=1e6).parts
     assert parts["training"] == pytest.approx(39)
 
 
@@ -70,7 +70,7 @@ def test_new_ranks_that_go_on_from_the_disk_have_it_to_fall_back_on() -> None:
 def test_as_long_as_the_ranks_go_on_nothing_of_it_is_lost(end: str) -> None:
     told = [*BEGUN, *FELL, *again(30)]
     told += [] if end == "running" else [saved(150, 37), ended(150, "finished")]
-    assert "lost" not in account(told, now=150, runs=end == "running").parts
+    assert "lost" not in measure(told, now=150, running=end == "running").parts
 
 
 @pytest.mark.parametrize("resumed", [30, 25])
@@ -78,7 +78,7 @@ def test_what_a_rank_that_hung_cost_the_others_is_lost(resumed: int) -> None:
     told = [*BEGUN, event("stalled", 441, 0, generation=0, rank=1, phase="step", step=30, seconds=300.0)]
     told += [{**one, "time": 442} for one in FELL]
     told += [{**one, "time": one["time"] + 301} for one in again(resumed)]
-    parts = account([*told, ended(450, "finished")], now=1e6).parts
+    parts = measure([*told, ended(450, "finished")], now=1e6).parts
     assert parts["lost"] == pytest.approx(301 + 30 - resumed, abs=1)
     assert sum(parts.values()) == pytest.approx(350)
 
@@ -86,7 +86,7 @@ def test_what_a_rank_that_hung_cost_the_others_is_lost(resumed: int) -> None:
 def test_the_time_in_which_nobody_had_missed_a_lost_node_is_lost_though_its_last_step_was_not() -> None:
     told = [*BEGUN, event("restarted", 151, 0, generation=1, step=30, silent_s=10.0)]
     told += [{**one, "time": one["time"] + 10} for one in again(30)]
-    parts = account([*told, saved(160, 37), ended(160, "finished")], now=1e6).parts
+    parts = measure([*told, saved(160, 37), ended(160, "finished")], now=1e6).parts
     assert parts["lost"] == pytest.approx(10)
     assert parts["starting"] == 10 + 2
     assert sum(parts.values()) == pytest.approx(60)
@@ -95,7 +95,7 @@ def test_the_time_in_which_nobody_had_missed_a_lost_node_is_lost_though_its_last
 def test_what_the_agent_saves_at_the_end_counts_up_to_the_moment_of_the_copy() -> None:
     told = [*BEGUN, event("rank_failed", 140, 0)]
     told += [event("saved", 150, 0, step=25, seconds=8.0, written_s=0.0, copied=135.0), ended(152, "failed")]
-    parts = account(told, now=1e6).parts
+    parts = measure(told, now=1e6).parts
     assert (parts["training"], parts["lost"]) == (pytest.approx(23), pytest.approx(5))
     assert (parts["saving"], parts["ending"]) == (pytest.approx(2 + 8), pytest.approx(4))
     assert sum(parts.values()) == pytest.approx(52)

@@ -215,7 +215,7 @@ def test_a_failed_run_shows_rank_host_and_last_lines(folder):
 def test_failures_after_which_the_ranks_began_again_are_listed(folder):
     two_attempts(folder)
     folder.log_dir(1).mkdir(parents=True)
-    assert "Begun again in place" not in page_of(folder).text
+    assert "Restarted in place" not in page_of(folder).text
     for generation, reason in enumerate(("out of memory: the kernel killed it", "")):
         left = {"rank": generation, "host": "node4", "signal": "SIGKILL", "reason": reason, "time": 340.0}
         path = folder.log_dir(1) / f"failure-g{generation}.json"
@@ -223,7 +223,7 @@ def test_failures_after_which_the_ranks_began_again_are_listed(folder):
         step = 40 if generation else -1
         event(folder, "restarted", 340.5 + generation, attempt=1, generation=generation + 1, step=step)
     text = " ".join(page_of(folder).text.split())
-    assert "Begun again in place" in text
+    assert "Restarted in place" in text
     assert "Rank 0 on node4 was killed by SIGKILL: out of memory: the kernel killed it. Ask for more" in text
     assert "attempt 1, after step 40 Rank 1 on node4 was killed by SIGKILL" in text
 
@@ -279,7 +279,7 @@ def test_a_status_draws_the_report_of_a_run_that_has_ended_since(folder):
     assert folder.report_file.stat().st_mtime_ns != drawn
 
 
-@pytest.mark.parametrize("why", ["no matplotlib", "another account's"])
+@pytest.mark.parametrize("why", ["no matplotlib", "another measure's"])
 def test_a_report_that_can_not_be_drawn_hides_no_status(folder, monkeypatch, why):
     two_attempts(folder)
     finish(folder)

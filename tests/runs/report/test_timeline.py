@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmddp.runs.report.goodput import WORDS, account, in_order
-from slurmddp.runs.report.timeline import Sign, moment_of, newest_phases, whole_number
+from slurmddp.runs.report.goodput import KINDS, in_order, measure
+from slurmddp.runs.report.start_phases import newest_phases
+from slurmddp.runs.report.timeline import LoggedStep, seconds_or_none, whole_number
 from support.runs.run_events import ended, event, saved, started, submitted
 
-KINDS = [
+EVENT_NAMES = [
     "submitted", "started", "first_step", "resumed", "saved", "signalled", "rank_failed", "ended",
     "cancelled", "warned", None,
 ]  # fmt: skip
@@ -21,7 +22,7 @@ NUMBERS = st.one_of(
 )
 ATTEMPTS = st.one_of(st.integers(0, 3), st.integers(0, 3), st.sampled_from([None, True, "1", -1, 1.5]))
 EVENTS = st.fixed_dictionaries(
-    {"event": st.sampled_from(KINDS)},
+    {"event": st.sampled_from(EVENT_NAMES)},
     optional={
         "time": NUMBERS,
         "attempt": ATTEMPTS,
@@ -36,7 +37,7 @@ EVENTS = st.fixed_dictionaries(
 )
 LIKELY = st.builds(
     lambda event, step, seconds, **more: {"event": event, "step": step, "seconds": seconds, **more},
-    st.sampled_from([kind for kind in KINDS if kind] + ["saved", "started"]),
+    st.sampled_from([kind for kind in EVENT_NAMES if kind] + ["saved", "started"]),
     st.integers(0, 50),
     st.integers(0, 100),
     attempt=st.integers(0, 2),
@@ -58,7 +59,7 @@ def likely_records(draw):
     return events
 
 
-SIGNS = st.dictionaries(st.integers(0, 3), st.builds(Sign, st.integers(0, 50), st.floats(0, 1000)))
+LOGGED = st.dictionaries(st.integers(0, 3), st.builds(LoggedStep, st.integers(0, 50), st.floats(0, 1000)))
 
 
 @given(
@@ -68,11 +69,11 @@ SIGNS = st.dictionaries(st.integers(0, 3), st.builds(Sign, st.integers(0, 50), s
     ),
     st.floats(0, 1000),
     st.booleans(),
-    SIGNS,
+    LOGGED,
 )
 def test_whatever_was_written_all_of_the_time_is_told_and_none_twice(events, now, tells, signs):
     known = [one for one in events if isinstance(one, dict)]
-    times = in_order([moment_of(one.get("time")) for one in known])
+    times = in_order([seconds_or_none(one.get("time")) for one in known])
     end = max([now, *times[-1:]])
     begun = [
         time
@@ -81,19 +82,19 @@ def test_whatever_was_written_all_of_the_time_is_told_and_none_twice(events, now
         or (one["event"] != "cancelled" and whole_number(one.get("attempt")) is not None)
     ]
     for goes_on in (True, False):
-        found = account(events, now=now, runs=goes_on, waits=goes_on, tells=tells, signs=signs)
-        assert set(found.parts) <= set(WORDS)
-        assert all(seconds >= 0 for one in found.entries for seconds in one.parts.values())
+        found = measure(events, now=now, running=goes_on, pending=goes_on, records_steps=tells, logged=signs)
+        assert set(found.parts) <= set(KINDS)
+        assert all(seconds >= 0 for one in found.attempts for seconds in one.parts.values())
         whole = end - begun[0] if begun else 0.0
         if goes_on:
             assert math.isclose(found.whole, whole, rel_tol=1e-9, abs_tol=1e-6)
         else:
             assert found.whole <= whole + 1e-6
-        assert found.goodput is None or 0 <= found.goodput <= 1 + 1e-9
+        assert found.share is None or 0 <= found.share <= 1 + 1e-9
     phases = newest_phases(events)
     assert phases is None or all(seconds >= 0 for seconds in phases.seconds.values())
-    both = account([*events, *events], now=now, runs=True, waits=True, tells=tells, signs=signs)
-    assert all(seconds >= 0 for one in both.entries for seconds in one.parts.values())
+    both = measure([*events, *events], now=now, running=True, pending=True, records_steps=tells, logged=signs)
+    assert all(seconds >= 0 for one in both.attempts for seconds in one.parts.values())
 
 
 WHOLE_SECONDS = st.integers(1, 500).map(float)
@@ -112,7 +113,7 @@ LIVES = st.fixed_dictionaries(
 @given(st.lists(LIVES, min_size=1, max_size=5))
 def test_a_run_that_was_made_up_is_taken_apart_again(lives):
     """A step takes a second. An attempt that fails or vanishes loses the steps of its tail."""
-    true = dict.fromkeys(WORDS, 0.0)
+    true = dict.fromkeys(KINDS, 0.0)
     events, signs = [submitted(0.0)], {}
     time, step = 0.0, 0
     for attempt, life in enumerate(lives):
@@ -132,7 +133,7 @@ def test_a_run_that_was_made_up_is_taken_apart_again(lives):
             events.append(saved(time, step, attempt, seconds))
         steps, seconds = life["tail"]
         time += steps
-        signs[attempt] = Sign(made + steps, time)
+        signs[attempt] = LoggedStep(made + steps, time)
         if life["how"] == "stopped":
             events.append(event("signalled", time, attempt))
             time, step = time + seconds, made + steps
@@ -150,6 +151,6 @@ def test_a_run_that_was_made_up_is_taken_apart_again(lives):
         time += life["ending"]
         if life["how"] != "vanished":
             events.append(ended(time, life["how"], attempt, next_="requeue"))
-    found = account(events, now=time, waits=True, signs=signs)
+    found = measure(events, now=time, pending=True, logged=signs)
     assert found.whole == time
     assert found.parts == pytest.approx({word: seconds for word, seconds in true.items() if seconds})
