@@ -1,4 +1,4 @@
-# The verbs: make train | test | lint | format | bench | chaos | clean. `make help` says what each does.
+# The verbs: make train | test | lint | format | bench | chaos | pictures | clean. `make help` says what each does.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -75,6 +75,9 @@ bench: $(BIN)/.installed-test slurm  ## measure what is promised of speed, in sh
 
 chaos: $(BIN)/.installed-test slurm  ## disturb trainings on a SLURM of this machine; ARGS='--faults 100', or --help
 	PYTHONPATH=tests $(BIN)/python -m chaos $(ARGS)
+
+pictures: $(BIN)/.installed-test  ## draw the pictures of the README from a real training; needs chromium
+	PYTHONPATH=tests $(BIN)/python docs/images/make.py
 
 clean:  ## remove what the other verbs made, except runs/
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

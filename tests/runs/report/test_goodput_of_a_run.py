@@ -83,8 +83,8 @@ def test_a_program_of_ones_own_is_known_by_the_configuration(folder, program):
     assert read_goodput(folder, RUNNING, 5.0).parts == {"unknown": 5}
 
 
-def test_the_ledger_for_programs_adds_up():
+def test_the_times_for_programs_add_up():
     found = measure([*FAILED, started(170, 1)], now=180, running=True).as_json()
     assert found["whole"] == sum(found["parts"].values()) == 80
-    assert found["goodput"] == 0.25
+    assert found["share"] == 0.25
     assert found["attempts"][1] == {"attempt": 1, "parts": {"queued": 9.0, "starting": 10.0}}

@@ -139,7 +139,7 @@ def test_what_the_time_went_into(folder):
     assert first[0].startswith("Attempt 0, 1m 00s: ")
     assert second[0].startswith("Attempt 1, 3m 20s: queued 2m 20s (70 %)")
     assert re.findall(r'class="bar"[^>]*style="width: max\(\d+px, ([\d.]+)%\)', html) == ["100", "30", "100"]
-    assert "Lost 15 % 39s in steps that had to be made again" in Page(html).text
+    assert "Lost 15 % 39s in steps that were repeated" in Page(html).text
 
 
 def test_one_attempt_has_one_bar(folder):
@@ -149,12 +149,12 @@ def test_one_attempt_has_one_bar(folder):
     assert len(bars_of(write_report(folder).read_text())) == 1
 
 
-def test_the_time_of_a_program_that_tells_nothing(folder):
+def test_the_time_of_a_program_that_records_no_steps(folder):
     folder.config_file.write_text(CONFIG + "program: {script: train.py}\n")
     event(folder, "started", 100.0, attempt=0, job_id="7", nodes="node1", launcher="slurm")
     event(folder, "ended", 160.0, attempt=0, job_id="7", exit_code=0, outcome="finished", next="none")
     text = page_of(folder).text
-    assert "Time 1m 00s training is not told" in text
+    assert "Time 1m 00s share of training unknown" in text
     assert "Untold 100 % 1m 00s" in text
     assert "Goodput" not in text
 
