@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmddp.runs.failures.model import read_failure
+from slurmddp.runs.failures.read import read_failure
 from support.slurm.batch_run import ENDING, SAVE, Run, Step, do, exits, leave, leaves, records
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.runs.failures.model import read_failure
+from slurmddp.runs.failures.read import read_failure
 from support.runs.outcome_table import TABLE, Row
 from support.slurm.batch_run import (
     ENDING,

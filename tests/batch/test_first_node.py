@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.runs.failures.model import read_failure
+from slurmddp.runs.failures.read import read_failure
 from support.slurm.batch_run import ENDING, RUNNING, SAVE, Run, Step, do, leave, node, records
 
 PUT_BACK = ["requeue 41", "update JobId=41 ExcNodeList=n1"]

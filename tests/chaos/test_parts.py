@@ -106,7 +106,7 @@ def test_ranks_are_the_children_of_the_agents(tmp_path: Path, monkeypatch: pytes
         make_process(pid, parent, run, node, 3, f"n{node}")
     make_process(30, 11, run, 0, 3, "n0", group=11)  # a loader worker of rank 0
     make_process(9, 10, run, 0, 3, "n0", group=10)  # a writer of checkpoints
-    make_process(8, 10, run, 0, 3, "n0", session=8)  # the agent's guardian
+    make_process(8, 10, run, 0, 3, "n0", session=8)  # the agent's reaper
     make_process(40, 4, run, 0, 2, "n0")  # what is left of an earlier attempt
     make_process(41, 40, run, 0, 2, "n0")
     make_process(51, 10, Path("/runs/other"), 0, 3, "n0")

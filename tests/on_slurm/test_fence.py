@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurmddp.runs.failures.model import read_failure
+from slurmddp.runs.failures.read import read_failure
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.sandbox import Sandbox
 from support.slurm.run_processes import agent_of, processes_of
@@ -66,7 +66,7 @@ def test_ranks_on_a_node_that_slurm_has_lost_write_nothing_once_a_later_attempt_
     (node,) = command.slurm("squeue", "-h", "-j", run.job_id, "-o", "%N").split()
     lose(losing, node)
     orphans = processes_of(run, 0)
-    assert len(orphans) == 4  # the agent, its guardian, two ranks
+    assert len(orphans) == 4  # the agent, its reaper, two ranks
     run.wait("later attempt", lambda: of_attempt(run.events("started"), 1))
     run.wait("end of the orphans", lambda: not processes_of(run, 0))
     run.wait("step of its own", lambda: of_attempt(run.records("metrics.jsonl"), 1))

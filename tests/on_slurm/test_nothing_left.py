@@ -19,7 +19,7 @@ import yaml
 
 from slurmddp.environments.scrub import scrub
 from slurmddp.runs.failures import capture
-from slurmddp.runs.failures.model import rank_exits, read_failure
+from slurmddp.runs.failures.read import rank_exits, read_failure
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.sandbox import Sandbox
 from support.runs.agent_runs import all_gone, wait_until

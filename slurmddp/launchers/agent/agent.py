@@ -28,7 +28,7 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.time_limits import read_limits
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_USAGE, ConfigError, SlurmddpError
 from slurmddp.host import process
-from slurmddp.host.orphans import Guardian
+from slurmddp.host.orphans import OrphanReaper
 from slurmddp.host.signals import STOP_SIGNALS, SignalInbox
 from slurmddp.host.streams import keep_output
 from slurmddp.launchers.agent.forked_workers import ForkedWorkers, WorkerSpec
@@ -118,8 +118,8 @@ class Agent:
         config = self.folder.config()
         rules = self._rules = rules_of(config, self.node.nodes)
         require(self.node, nodes=rules.all_nodes, ranks_per_node=1)
-        guardian = Guardian()  # Before the link: the guardian's process would keep it open.
-        undo.callback(guardian.close)
+        reaper = OrphanReaper()  # Before the link: the reaper's process would keep it open.
+        undo.callback(reaper.close)
         # It listens from here on, and is handled after the imports: who has not imported yet has not arrived.
         link = open_link(self.node, _secret(os.environ, self.node))
         undo.callback(link.close)
@@ -132,7 +132,7 @@ class Agent:
             undo.callback(recorder.close)
         spec = self._spec(rules, entry, self._import(preload, rules), recorder)
         workers = ForkedWorkers(
-            spec, guardian, checkpoints, partial(_close_in_child, self._inbox, link, checkpoints)
+            spec, reaper, checkpoints, partial(_close_in_child, self._inbox, link, checkpoints)
         )
         watch = Watch(
             (config.get("policy") or {}).get("stall_timeout_s"),

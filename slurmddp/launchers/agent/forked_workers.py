@@ -31,7 +31,7 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.host import process
 from slurmddp.host.address import Address
 from slurmddp.host.heartbeat_page import Beat, Pulse
-from slurmddp.host.orphans import Guardian
+from slurmddp.host.orphans import OrphanReaper
 from slurmddp.host.ports import candidate_ports, listen, listen_as_rank_zero
 from slurmddp.host.signals import STOP_SIGNALS
 from slurmddp.launchers.agent.preload import why_no_fork
@@ -67,13 +67,13 @@ class ForkedWorkers(WorkerGroup):
     def __init__(
         self,
         spec: WorkerSpec,
-        guardian: Guardian,
+        reaper: OrphanReaper,
         checkpoints: CheckpointService,
         close_in_child: Callable[[], object],
     ) -> None:
         """`close_in_child` closes in a forked rank what belongs to the agent."""
         super().__init__(spec.ranks_per_node, spec.node.node_rank)
-        self._spec, self._guardian, self._checkpoints = spec, guardian, checkpoints
+        self._spec, self._reaper, self._checkpoints = spec, reaper, checkpoints
         self._close_in_child = close_in_child
         self._pulses = [Pulse.create() for _ in range(spec.ranks_per_node)]
         self._logged = [0] * spec.ranks_per_node
@@ -123,7 +123,7 @@ class ForkedWorkers(WorkerGroup):
             run_dir=str(self._spec.folder.path),
         )
         pid = start_process(rank, self._close_in_child)
-        self._guardian.add(pid)
+        self._reaper.add(pid)
         return pid
 
     def _environment(self, local_rank: int, order: StartWorkers) -> dict[str, str]:
@@ -156,7 +156,7 @@ class ForkedWorkers(WorkerGroup):
             return None
         # The dead leader still holds its pid here, so its group can't be another process's.
         process.signal_group(pid, signal.SIGKILL)
-        self._guardian.forget(pid)
+        self._reaper.forget(pid)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def _last_lines(self, local_rank: int) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from slurmddp.environments.scrub import scrub
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, GOOD_CODES
 from slurmddp.host import process
 from slurmddp.host.cgroups import OomWatch
-from slurmddp.host.orphans import Guardian
+from slurmddp.host.orphans import OrphanReaper
 from slurmddp.runs.failures import capture
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import Job
@@ -46,7 +46,7 @@ class LocalNodes:
         self._killed = False
         self._force_at: float | None = None
         self._oom = OomWatch()
-        self._guardian: Guardian | None = None
+        self._reaper: OrphanReaper | None = None
 
     def start(self, job_id: str, held: int) -> None:
         """Start an agent for every node; should one not start, `close` ends those before it.
@@ -54,11 +54,11 @@ class LocalNodes:
         `held` is a descriptor that stays open as long as any process of theirs lives.
         """
         secret = secrets.token_hex(16)
-        self._guardian = Guardian(LEFT_BEHIND_S)
+        self._reaper = OrphanReaper(LEFT_BEHIND_S)
         for node_rank in range(self._job.resources.all_nodes):
             agent = self._start_agent(node_rank, job_id, secret, held)
             self.agents.append(agent)
-            self._guardian.add(agent.pid)
+            self._reaper.add(agent.pid)
 
     def _start_agent(self, node_rank: int, job_id: str, secret: str, held: int) -> subprocess.Popen[bytes]:
         nodes = self._job.resources.all_nodes
@@ -123,9 +123,9 @@ class LocalNodes:
         self._signal(signal.SIGKILL)
         for agent in self.agents:
             agent.wait()
-        if self._guardian is not None:
-            self._guardian.close()
-            self._guardian = None
+        if self._reaper is not None:
+            self._reaper.close()
+            self._reaper = None
 
     def _signal(self, sent: signal.Signals) -> None:
         for agent in self.agents:
@@ -133,6 +133,6 @@ class LocalNodes:
                 agent.send_signal(sent)
 
     def _poll(self, agent: subprocess.Popen[bytes]) -> int | None:
-        if agent.returncode is None and agent.poll() is not None and self._guardian is not None:
-            self._guardian.forget(agent.pid)  # Its number may be another process's from now on.
+        if agent.returncode is None and agent.poll() is not None and self._reaper is not None:
+            self._reaper.forget(agent.pid)  # Its number may be another process's from now on.
         return agent.returncode

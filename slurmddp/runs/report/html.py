@@ -16,8 +16,7 @@ import yaml
 import slurmddp
 from slurmddp.config.identity import relevant
 from slurmddp.host.atomic_file import write_atomic
-from slurmddp.runs.failures.in_place import read_restarts
-from slurmddp.runs.failures.model import read_failure
+from slurmddp.runs.failures.read import read_failure, read_restarts
 from slurmddp.runs.folder import config_secrets
 from slurmddp.runs.folder.history import Attempt, History, fold, why_stopped
 from slurmddp.runs.folder.layout import RunFolder

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import SlurmddpError, SlurmError, plain
-from slurmddp.runs.failures.in_place import Restart, read_restarts
-from slurmddp.runs.failures.model import Failure, read_failure
+from slurmddp.runs.failures.model import Failure
+from slurmddp.runs.failures.read import Restart, read_failure, read_restarts
 from slurmddp.runs.folder.history import Attempt, History, how_ended, read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.alive import is_alive

@@ -30,8 +30,8 @@ def meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         known = [list(addresses)]
         monkeypatch.setattr(ports, "find_rank_zero", lambda node: known.pop())
         spec = WorkerSpec(RunFolder(tmp_path), 0, NODE, 1, "", 0.0, {})
-        guardian: Any = None
-        workers = ForkedWorkers(spec, guardian, CheckpointService(), lambda: None)
+        reaper: Any = None
+        workers = ForkedWorkers(spec, reaper, CheckpointService(), lambda: None)
         return [workers.meeting_point(Assignment(number, (0, 1))) for number in (0, 1)]
 
     return among

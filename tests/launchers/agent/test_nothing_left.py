@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from slurmddp.host import orphans
-from slurmddp.runs.failures.model import rank_exits
+from slurmddp.runs.failures.read import rank_exits
 from slurmddp.runs.folder.layout import RunFolder
 from support.runs.agent_runs import SAVING, make_run, runs, start_agent, wait_for_lines, wait_until
 
@@ -41,7 +41,7 @@ def started(folder: RunFolder) -> list[int]:
     return [int(word) for text in texts for word in text.split() if word.isdecimal()]
 
 
-def guardian_of(agent: int) -> psutil.Process:
+def reaper_of(agent: int) -> psutil.Process:
     (found,) = [one for one in psutil.Process(agent).children() if one.name() == orphans.NAME]
     return found
 
@@ -70,7 +70,7 @@ def test_what_ranks_have_started_ends_with_a_killed_agent(
     folder = make_run(tmp_path, FAMILY.format(also="", ending="time.sleep(600)"))
     with start_agent(folder) as agent:
         ours = psutil.Process(agent.pid)
-        whole = 2 * (1 + 3 + 1) + 1  # Of each rank itself, a shell and its two, a deaf one; the guardian.
+        whole = 2 * (1 + 3 + 1) + 1  # Of each rank itself, a shell and its two, a deaf one; the reaper.
         wait_until(lambda: len(ours.children(recursive=True)) == whole, "all have begun")
         tree = ours.children(recursive=True)
         kill(ours)
@@ -87,27 +87,27 @@ def test_what_left_the_group_of_its_rank_ends_with_the_agent(tmp_path: Path, end
     assert not [pid for pid in pids if runs(pid)], "the agent ends after all that was below it"
 
 
-def test_an_agent_whose_guardian_was_killed_goes_on(tmp_path: Path) -> None:
+def test_an_agent_whose_reaper_was_killed_goes_on(tmp_path: Path) -> None:
     folder = make_run(tmp_path, SAVING)
     with start_agent(folder) as agent:
         wait_for_lines(folder, "ready", 2)
-        guarding = guardian_of(agent.pid)
+        guarding = reaper_of(agent.pid)
         guarding.kill()
         wait_until(lambda: not guarding.is_running(), "the agent has taken note")
         agent.terminate()
         assert agent.wait(timeout=120) == 75
 
 
-def test_the_guardian_hears_nothing_but_the_agents_death(tmp_path: Path) -> None:
+def test_the_reaper_hears_nothing_but_the_agents_death(tmp_path: Path) -> None:
     """Where SLURM tracks the process tree it sends every signal to every process in it."""
     folder = make_run(tmp_path, FAMILY.format(also="", ending="time.sleep(600)"))
     with start_agent(folder) as agent:
         wait_for_lines(folder, "all", 2)
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGCONT):
-            guardian_of(agent.pid).send_signal(number)
+            reaper_of(agent.pid).send_signal(number)
         tree = psutil.Process(agent.pid).children(recursive=True)
         agent.kill()
-        wait_until(lambda: not any(runs(one) for one in tree), "the guardian has ended the whole tree")
+        wait_until(lambda: not any(runs(one) for one in tree), "the reaper has ended the whole tree")
 
 
 def has_heard(process: psutil.Process) -> bool:
@@ -116,12 +116,12 @@ def has_heard(process: psutil.Process) -> bool:
     return all(int(line.split()[1], 16) == 0 for line in lines if line.startswith(("SigPnd", "ShdPnd")))
 
 
-def test_a_hangup_that_reaches_the_guardian_too_leaves_the_ranks_alone(tmp_path: Path) -> None:
+def test_a_hangup_that_reaches_the_reaper_too_leaves_the_ranks_alone(tmp_path: Path) -> None:
     """The kernel tells it of the agent's death by the same signal."""
     folder = make_run(tmp_path, SAVING)
     with start_agent(folder) as agent:
         wait_for_lines(folder, "ready", 2)
-        guarding = guardian_of(agent.pid)
+        guarding = reaper_of(agent.pid)
         guarding.send_signal(signal.SIGHUP)
         wait_until(lambda: not runs(guarding) or has_heard(guarding), "it has heard the signal")
         assert runs(guarding)

@@ -90,10 +90,10 @@ REFUSALS = {
         "RunFolder.config = unreadable\n" + AGENT,
         "can not be read here",
     ),
-    "no process left for the guardian": (
+    "no process left for the reaper": (
         {},
         "from slurmddp.launchers.agent import agent\ndef fails():\n    raise OSError(11, 'no process')\n"
-        "agent.Guardian = fails\n" + AGENT,
+        "agent.OrphanReaper = fails\n" + AGENT,
         "no process",
     ),
 }

@@ -12,7 +12,7 @@ from slurmddp.host.heartbeat_page import Beat
 from slurmddp.launchers.coordinator.messages import EndHungRanks, Fail, HungAtExit, Leave, WorkersDone
 from slurmddp.launchers.watchdog.exit_watch import Activity, ExitWatch, read_activity
 from slurmddp.launchers.watchdog.stuck_rank import RankReport
-from slurmddp.runs.failures.model import read_failure
+from slurmddp.runs.failures.read import read_failure
 from slurmddp.runs.folder.layout import RunFolder
 from support.runs.agent_runs import events
 from support.runs.coordinator_attempts import Attempt, to_all

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurmddp.runs.failures.model import rank_exits, read_failure
+from slurmddp.runs.failures.read import rank_exits, read_failure
 from support.runs.agent_runs import make_run, start_agent, wait_for_lines
 
 DEAF = """

@@ -12,7 +12,7 @@ import pytest
 from slurmddp.errors import ConfigError, NoProgressError, RankFailure
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.capture import Failure
-from slurmddp.runs.failures.model import read_failure, read_restarted
+from slurmddp.runs.failures.read import read_failure, read_restarted
 from slurmddp.runs.folder.layout import RunFolder
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.runs.failures.model import read_failure
+from slurmddp.runs.failures.read import read_failure
 from slurmddp.runs.folder.layout import RunFolder
 
 CANCELLED = "slurmstepd-n1: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-22T02:21:40 ***\n"

@@ -101,7 +101,7 @@ def events(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
 
 
 def children_of(pid: int) -> list[psutil.Process]:
-    """Return what runs below an agent, its guardian left out."""
+    """Return what runs below an agent, its reaper left out."""
     below = psutil.Process(pid).children(recursive=True)
     return [process for process in below if process.name() != orphans.NAME]
 

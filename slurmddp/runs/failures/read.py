@@ -1,0 +1,170 @@
+"""Read how the processes of an attempt ended: its first failure, its restarts in place, the end of each rank.
+
+`failure.json` holds the final cause of an attempt. `failure-g<generation>.json` hold failures after which the
+ranks restarted in place. `exit-rank-<rank>` tells how each rank ended; srun's exit code does not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmddp.errors import EXIT_STOPPED, SlurmddpError
+from slurmddp.runs.failures import causes
+from slurmddp.runs.failures.model import ENDED_BY_AGENT, Failure, from_json, is_consequence
+from slurmddp.runs.folder.history import Attempt
+from slurmddp.runs.folder.layout import RunFolder
+
+_TAIL_BYTES = 16 * 1024
+_SHOWN_LINES = 20
+_CAN_NOT_BEGIN = re.compile(r"No module named .*|execve\(\): .*")
+_SLURM_SAW_OOM = re.compile(r"oom[-_ ]kill|: Out Of Memory|exceeded (job )?memory limit", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restart(Failure):
+    """A failure after which the ranks of an attempt restarted in place."""
+
+    reached: int | None = None
+    """The last step before the failure; None if no step was seen."""
+
+    @property
+    def after(self) -> str:
+        """Return "after step 140"; empty if the step is not known."""
+        return "" if self.reached is None else f"after step {self.reached}"
+
+
+def read_failure(folder: RunFolder, attempt: int) -> Failure | None:
+    """Return the first failure of an attempt, or None.
+
+    An agent that was killed leaves no failure, and the other agents fail because they lost it. The batch step
+    names such an agent in the `ended` event.
+    """
+    left = _read(folder.failure_file(attempt)) or _first_bad_exit(folder, attempt)
+    if left is not None and _stands(left, folder, attempt):
+        return left
+    hosts = _hosts_of_lost_agents(folder, attempt)
+    if not hosts:
+        return left
+    if unbegun := _never_begun(folder, attempt, hosts):
+        return unbegun
+    reason = f"{causes.OUT_OF_MEMORY}: SLURM tells of it" if _slurm_saw_oom(folder, attempt) else ""
+    signal = "SIGKILL" if reason else None
+    return Failure(rank=None, host=", ".join(hosts.values()), exit_code=None, signal=signal, reason=reason)
+
+
+def _stands(left: Failure, folder: RunFolder, attempt: int) -> bool:
+    """Return whether a recorded failure is the first cause, even if an agent left no exit code."""
+    if left.reason.startswith(causes.LOST_NODE):
+        return not _slurm_saw_oom(folder, attempt)
+    return left.reason.startswith(causes.STALLED) or not is_consequence(left)
+
+
+def read_restarted(folder: RunFolder, attempt: int) -> list[Failure]:
+    """Return the failures after which the ranks of an attempt restarted in place, in their order."""
+    files = folder.log_dir(attempt).glob("failure-g*.json")
+    found = [failure for path in files if (failure := _read(path)) is not None]
+    return sorted(found, key=lambda failure: (failure.generation, failure.time))
+
+
+def read_restarts(folder: RunFolder, attempt: Attempt) -> tuple[Restart, ...]:
+    """Return the restarts of an attempt in their order."""
+    return tuple(
+        Restart(**vars(failure), reached=attempt.reached[failure.generation])
+        for failure in read_restarted(folder, attempt.number)
+        if failure.generation in attempt.reached  # A stop may precede the restart.
+    )
+
+
+def rank_exits(folder: RunFolder, attempt: int) -> list[Failure]:
+    """Return how each rank of an attempt ended last, by rank, ends without failure included."""
+    files = folder.log_dir(attempt).glob("exit-rank-*")
+    found = [end for path in files if (end := _read(path)) is not None and end.rank is not None]
+    return sorted(found, key=lambda end: end.rank or 0)
+
+
+def tell_others(ends: Sequence[Failure], first: Failure) -> str:
+    """Return how the ranks besides the first failing one ended: "of the other ranks: 2 killed by SIGTERM"."""
+    ways = Counter(
+        f"killed by {end.signal}" if end.signal else f"exit code {end.exit_code}"
+        for end in ends
+        if end.rank != first.rank
+    )
+    return "of the other ranks: " + ", ".join(f"{count} {way}" for way, count in ways.items()) if ways else ""
+
+
+def _first_bad_exit(folder: RunFolder, attempt: int) -> Failure | None:
+    """Return the end of the rank that failed first, if its agent was killed before it could report more."""
+    ends = rank_exits(folder, attempt)
+    newest = max((end.generation for end in ends), default=0)
+    if any(failure.generation >= newest for failure in read_restarted(folder, attempt)):
+        return None  # All ranks restarted since.
+    bad = [end for end in ends if end.exit_code not in (0, EXIT_STOPPED) and end.generation == newest]
+    bad = [end for end in bad if end.reason != ENDED_BY_AGENT]
+    return min(bad, key=lambda end: end.time, default=None)
+
+
+def _read(path: Path) -> Failure | None:
+    try:
+        return from_json(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+
+
+def _hosts_of_lost_agents(folder: RunFolder, attempt: int) -> dict[int, str]:
+    """Return the hosts of the agents that left no exit code, by node."""
+    lost: dict[str, str] = {}
+    with suppress(SlurmddpError, OSError):
+        for event in folder.events():
+            if event.get("event") == "ended" and event.get("attempt") == attempt:
+                lost |= event.get("lost") or {}
+    hosts = {int(node): host or f"node-{node}" for node, host in lost.items()}
+    # A shared file system may have shown an exit code late.
+    return {
+        node: host for node, host in sorted(hosts.items()) if not folder.exit_file(attempt, node).exists()
+    }
+
+
+def _never_begun(folder: RunFolder, attempt: int, hosts: Mapping[int, str]) -> Failure | None:
+    """Return the failure of an agent that could not start, if Python or SLURM says why."""
+    for node, host in sorted(hosts.items()):
+        lines = _tail(folder.log_dir(attempt) / f"node-{node}.log")
+        if any(line.startswith("slurmddp agent: ") for line in lines):
+            continue
+        told = [found for line in lines if (found := _CAN_NOT_BEGIN.search(line))]
+        reason = told[-1][0] if told else causes.reason_of(1, None, lines)
+        if reason:
+            return Failure(
+                rank=None,
+                node_rank=node,
+                host=host,
+                exit_code=2 if reason.startswith("execve") else 1,
+                signal=None,
+                reason=reason,
+                last_lines=tuple(lines[-_SHOWN_LINES:]),
+            )
+    return None
+
+
+def _slurm_saw_oom(folder: RunFolder, attempt: int) -> bool:
+    """Return whether SLURM reports an out-of-memory kill in the batch log or in the log of a node."""
+    logs = folder.log_dir(attempt)
+    return any(_SLURM_SAW_OOM.search(line) for path in _slurms_words(logs) for line in _tail(path))
+
+
+def _slurms_words(logs: Path) -> Iterator[Path]:
+    yield logs / "batch.log"
+    yield from logs.glob("node-*.log")
+
+
+def _tail(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, 2) - _TAIL_BYTES))
+            return stream.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []
