@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from chaos import faults, ranks, recovery, table
+from chaos import faults, ranks, table
 from chaos.compare import End, compare
 from chaos.faults import FAULTS, MissedError, Scene, choose
 from chaos.recovery import Outcome
@@ -86,6 +86,11 @@ def test_lines_come_whole_and_once(tmp_path: Path) -> None:
     assert lines.look() == [{"a": 1}, {"a": 2}, {"a": 3}]
 
 
+@pytest.mark.parametrize(("in_place", "most"), [(False, 0), (True, 100000)])
+def test_ranks_restart_in_place_only_on_demand(in_place: bool, most: int) -> None:
+    assert f"policy.max_restarts_in_place={most}" in Shape(in_place=in_place).overrides()
+
+
 def make_process(
     pid: int, parent: int, run: Path, node: int, attempt: int, name: str, group: int = 0, session: int = 1
 ) -> None:
@@ -117,101 +122,6 @@ def test_ranks_are_the_children_of_the_agents(tmp_path: Path, monkeypatch: pytes
         (21, 2, "n1"),
         (22, 3, "n1"),
     ]
-
-
-def test_a_run_that_comes_back_has_its_lost_steps_and_seconds_counted(
-    story: Story, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def act() -> bool:
-        story.steps(0, 13, 14)
-        story.event("ended", attempt=0, job_id="1", outcome="failed", exit_code=1, next="requeue")
-        story.event("started", attempt=1, job_id="1")
-        story.event("resumed", attempt=1, step=10)
-        story.time += 5
-        story.steps(1, 11, 16)
-        return True
-
-    found = story.strike(monkeypatch, act)
-    assert found is not None
-    assert (found.outcome, found.step, found.lost_steps, found.attempts) == ("came back", 14, 4, 1)
-    assert found.recovery_s == 2 + 5 + 5  # two steps, the pause, and five steps up to number 15
-    assert found.survived
-
-
-def test_a_run_that_was_not_interrupted_went_on(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
-    def act() -> None:
-        story.time += 3
-        story.steps(0, 13, 13)
-        monkeypatch.setattr(recovery, "CALM_S", -1.0)
-
-    found = story.strike(monkeypatch, act)
-    assert found is not None
-    assert (found.outcome, found.lost_steps, found.recovery_s) == ("went on", 0, 4.0)
-
-
-def test_a_run_that_repeats_old_steps_is_not_back_yet(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "_resume_by_hand", lambda *args: False)
-
-    def act() -> bool:
-        story.event("started", attempt=1, job_id="1")
-        story.event("resumed", attempt=1, step=10)
-        story.steps(1, 11, 12)
-        return True
-
-    found = story.strike(monkeypatch, act)
-    assert found is not None
-    assert (found.outcome, found.survived, found.lost_steps) == ("lost", False, None)
-    assert "last step 12, SLURM: PENDING, launch failed requeued held" in found.note
-
-
-def test_a_run_that_gave_up_is_lost_until_a_hand_helps(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_hand(scene: Scene, attempt: int, limit_s: float) -> bool:
-        story.event("submitted", job_id="2")
-        story.event("started", attempt=1, job_id="2")
-        story.steps(1, 1, 13)
-        return True
-
-    monkeypatch.setattr(recovery, "_resume_by_hand", by_hand)
-
-    def act() -> bool:
-        story.event("ended", attempt=0, job_id="1", outcome="failed", exit_code=1, next="none")
-        return True
-
-    found = story.strike(monkeypatch, act)
-    assert found is not None
-    assert (found.outcome, found.survived, found.lost_steps) == ("by hand", False, 12)
-    assert "failed" in found.note
-
-
-def test_a_fault_that_ends_several_attempts_counts_from_the_last(
-    story: Story, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def act() -> bool:
-        story.event("started", attempt=1, job_id="1")
-        story.event("resumed", attempt=1, step=12)
-        story.steps(1, 13, 13)
-        story.event("started", attempt=2, job_id="1")
-        return True
-
-    monkeypatch.setattr(recovery, "_resume_by_hand", lambda *args: False)
-    found = story.strike(monkeypatch, act, attempt=1)
-    assert found is not None
-    assert (found.outcome, found.step) == ("lost", 13)
-
-
-def test_a_broken_promise_is_a_loss_although_the_training_goes_on(
-    story: Story, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recovery, "_resume_by_hand", lambda *args: False)
-
-    def act() -> bool:
-        story.steps(0, 13, 14)
-        return False
-
-    found = story.strike(monkeypatch, act, broken="SLURM has 2 jobs of the run, not one")
-    assert found is not None
-    assert (found.outcome, found.survived) == ("lost", False)
-    assert found.note == "SLURM has 2 jobs of the run, not one"
 
 
 def test_a_start_is_preempted_only_before_its_first_step(story: Story) -> None:
@@ -246,19 +156,6 @@ def test_commands_at_once_must_leave_one_job(
     assert [words[0] for words in asked] == ["resume", "resume", "train"]
     assert broken in struck.broken
     assert bool(struck.broken) is bool(broken)
-
-
-def test_a_fault_that_comes_too_late_does_not_count(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
-    def act() -> bool:
-        story.event("ended", attempt=0, job_id="1", outcome="finished", exit_code=0, next="none")
-        return True
-
-    assert story.strike(monkeypatch, act) is None
-
-    def miss() -> bool:
-        raise MissedError
-
-    assert story.strike(monkeypatch, miss) is None
 
 
 def outcome(kind: str, how: str, lost: int | None, recovery_s: float | None) -> Outcome:

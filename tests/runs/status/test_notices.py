@@ -75,3 +75,21 @@ def test_who_watches_a_run_is_told_once(make_run):
         run.add_event("rank_failed", attempt=0, rank=3, host="n2", reason="stalled: saving for 94 s")
         run.add_event("straggler", attempt=0, rank=5, host="n2", text="slowest: rank 5 on n2")
     assert out.getvalue() == "rank 3 on n2 stalled: saving for 94 s\nslowest: rank 5 on n2\n"
+
+
+def test_warnings_of_the_newest_attempt_are_told_once_each(make_run, slurm, capsys):
+    run = make_run()
+    submit(run)
+    start(run)
+    run.add_event("warned", attempt=0, about="preflight", text="n1: of an earlier attempt.")
+    start(run, attempt=1)
+    for _ in range(2):
+        run.add_event("warned", attempt=1, about="device", text="torch sees none.")
+    for number in range(4):
+        run.add_event("warned", attempt=1, about="grace_s", text=f"too short by {number} s.")
+    slurm.set_state("7", "RUNNING")
+    assert main(["status", run.name]) == 0
+    out = capsys.readouterr().out
+    assert out.count("  warned     torch sees none.\n") == 1
+    assert [line.split()[-2] for line in out.splitlines() if "too short by" in line] == ["0", "1", "2", "3"]
+    assert "earlier attempt" not in out

@@ -1,4 +1,4 @@
-"""An agent that can't begin on its node: what Python or SLURM says of it is told, not that it was killed."""
+"""The first failure of an attempt, if agents were killed, could not start, or ended their ranks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.runs.failures.read import read_failure
+from slurmddp.runs.failures.read import rank_exits, read_failure
 from slurmddp.runs.folder.layout import RunFolder
+from support.runs.agent_runs import make_run, start_agent, wait_for_lines
 
+DEAF = """
+import os, signal, time
+def main(run_dir):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("ready", flush=True)
+    while not os.path.exists(f"{run_dir}/fail-{os.environ['RANK']}"):
+        time.sleep(0.01)
+    return 3
+"""
 CANCELLED = "slurmstepd-n1: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-22T02:21:40 ***\n"
 TRACEBACK = """Traceback (most recent call last):
   File "/site-packages/slurmddp/runs/durable.py", line 16, in <module>
@@ -16,6 +26,31 @@ TRACEBACK = """Traceback (most recent call last):
 {}
 """
 NO_PYTHON = "slurmstepd-n2: error: execve(): /no/python: No such file or directory\n"
+
+
+def test_a_rank_that_is_ended_because_node_0_is_lost_is_not_the_failure(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, DEAF, nodes=2, ranks_per_node=1)
+    folder.config_file.write_text(folder.config_file.read_text() + "elastic: true\n")
+    agents = [start_agent(folder, nodes=2, node_rank=node) for node in (0, 1)]
+    wait_for_lines(folder, "ready", 2)
+    agents[0].kill()
+    assert agents[1].wait(timeout=60) == 1
+    agents[0].wait()
+    (end,) = rank_exits(folder, 0)
+    assert (end.rank, end.signal) == (1, "SIGKILL")
+    assert read_failure(folder, 0) is None
+
+
+def test_a_rank_that_failed_by_itself_is_though_its_agent_could_not_say_so(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, DEAF, ranks_per_node=2)
+    agent = start_agent(folder, nodes=1, node_rank=0)
+    wait_for_lines(folder, "ready", 2)
+    (folder.path / "fail-1").touch()
+    assert agent.wait(timeout=60) == 1
+    folder.failure_file(0).unlink()
+    found = read_failure(folder, 0)
+    assert found is not None
+    assert (found.rank, found.exit_code) == (1, 3)
 
 
 @pytest.fixture
@@ -35,7 +70,7 @@ def folder(tmp_path: Path) -> RunFolder:
         (NO_PYTHON, "execve(): /no/python: No such file or directory", 2),
     ],
 )
-def test_what_kept_it_from_beginning_is_told(folder: RunFolder, said: str, reason: str, code: int) -> None:
+def test_why_an_agent_could_not_start_is_shown(folder: RunFolder, said: str, reason: str, code: int) -> None:
     (folder.log_dir(0) / "node-0.log").write_text(CANCELLED)
     (folder.log_dir(0) / "node-1.log").write_text(said)
     found = read_failure(folder, 0)
@@ -49,7 +84,7 @@ def test_what_kept_it_from_beginning_is_told(folder: RunFolder, said: str, reaso
     "said",
     ["", CANCELLED, "a warning of some library\n", "slurmddp agent: node 1 of 2 on n2\n" + NO_PYTHON],
 )
-def test_one_that_was_killed_left_no_word(folder: RunFolder, said: str) -> None:
+def test_agents_that_were_killed_leave_no_word(folder: RunFolder, said: str) -> None:
     (folder.log_dir(0) / "node-1.log").write_text(said)
     found = read_failure(folder, 0)
     assert found is not None

@@ -1,0 +1,38 @@
+"""Why a job waits: each reason of SLURM is explained, with what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurmddp.slurm.reasons import explain
+
+
+@pytest.mark.parametrize(
+    ("reason", "said", "advice"),
+    [
+        ("Priority", "other jobs", "when its turn comes"),
+        ("(Resources)", "busy", "start sooner"),
+        ("PartitionTimeLimit", "more time", "slurmddp resume gpt time_limit="),
+        ("DependencyNeverSatisfied", "never lets it start", "slurmddp resume gpt"),
+        ("QOSMaxGRESPerUser", "quality of service", "qos="),
+        ("AssocGrpCPUMinutesLimit", "your account", "account="),
+        ("ReqNodeNotAvail, UnavailableNodes:node[3-4]", "drained or reserved", "sinfo -R"),
+        ("JobHeldUser", "held by you", "scontrol release 7"),
+        ("launch failed requeued held", "could not start it", "scontrol release 7"),
+        ("BeginTime", "its begin time has not come", "Nothing to do"),
+        ("SomethingNew", "SomethingNew", ""),
+        ("", "not looked at it yet", "Nothing to do"),
+    ],
+)
+def test_reasons_are_explained(reason, said, advice):
+    why, action = explain(reason, run="gpt", job_id="7")
+    assert said in why
+    assert advice in action
+
+
+def test_a_job_that_was_put_back_says_when_it_starts_again():
+    start = "2026-11-22 23:03:10"
+    why, _ = explain("BeginTime", run="gpt", job_id="7", start=start, again=True)
+    assert why == f"SLURM requeued it and starts it again at {start}"
+    why, _ = explain("BeginTime", run="gpt", job_id="7", start=start)
+    assert why == f"its begin time has not come (SLURM expects to start it at {start})"
