@@ -1,4 +1,4 @@
-"""At which addresses rank 0 can be met, or in one sentence why at none."""
+"""Find the addresses of rank 0, or name the reason why it has none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError, SlurmddpError
 
 _RETRY_S = 3.0
-"""How long a name server that says `try again` is asked again."""
+"""Seconds during which a name server that answers `try again` is asked again."""
 
 
 class Address(NamedTuple):
@@ -26,12 +26,12 @@ LOOPBACK = Address(socket.AF_INET, "127.0.0.1")
 
 
 def master_name(info: RankInfo) -> str:
-    """Return the name under which the ranks look for rank 0."""
+    """Return the name by which the ranks find rank 0."""
     return info.master_addr or info.hosts[0]
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a name or address means, on every machine, that machine itself."""
+    """Return whether a name or address means the own machine on every machine."""
     try:
         return name == "localhost" or ipaddress.ip_address(name).is_loopback
     except ValueError:
@@ -41,9 +41,11 @@ def is_loopback(name: str) -> bool:
 def find_rank_zero(info: RankInfo) -> list[Address]:
     """Return the addresses of rank 0's host, IPv4 first.
 
-    Ranks on one machine meet on loopback whatever the machine is called. Raises MismatchError when the
-    name is not known, or is loopback although the ranks are on several nodes. (Who says `localhost` means
-    it. A port that is given as well belongs to torchrun, which listens on all addresses of its machine.)
+    Ranks on one machine use loopback, whatever the name of the machine is. A person who says `localhost`
+    means it. If a port is given as well, torchrun listens there, on all addresses of its machine.
+
+    Raises:
+        MismatchError: the name does not resolve, or is loopback although the ranks are on several nodes.
     """
     if info.master_addr is None and (info.nodes == 1 or info.emulated):
         return [LOOPBACK]
@@ -58,7 +60,7 @@ def find_rank_zero(info: RankInfo) -> list[Address]:
         return found
     raise MismatchError(
         f"The ranks are on {info.nodes} nodes, but on {socket.gethostname()} the name of rank 0's node, "
-        f"{name!r}, is {found[0].text}, which every node takes for itself.",
+        f"{name!r}, is {found[0].text}: every node takes this address for itself.",
         hint="Set SLURMDDP_MASTER_ADDR to an address of that node that the others reach (in the cluster "
         "file's setup lines: `export SLURMDDP_MASTER_ADDR=$(hostname -I | cut -d' ' -f1)`), or correct "
         "/etc/hosts.",
@@ -99,7 +101,7 @@ def _resolve(name: str) -> list[Address]:
 
 
 def _has_sockets(family: socket.AddressFamily) -> bool:
-    """Whether this machine has such sockets; name servers know IPv6 addresses also where it is disabled."""
+    """Return whether this machine has sockets of `family`; a name server may return IPv6 all the same."""
     if family not in (socket.AF_INET, socket.AF_INET6):
         return False
     try:
@@ -110,7 +112,7 @@ def _has_sockets(family: socket.AddressFamily) -> bool:
 
 
 def _unresolved(name: str, error: Exception, temporary: bool) -> SlurmddpError:
-    # A name server that is down for a while is no wrong value: the run may be tried again.
+    # A name server may be down for a while, so that a temporary error allows another attempt.
     kind = SlurmddpError if temporary else MismatchError
     return kind(
         f"The name of rank 0's node, {name!r}, does not resolve on {socket.gethostname()}: {error}.",

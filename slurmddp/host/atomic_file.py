@@ -1,4 +1,4 @@
-"""Replaces a file at once: a reader sees the old content or the new one, never a part."""
+"""Replace a file at once: a reader sees the old content or the new content, never a part."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import IO
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a new file beside `path` that takes its place at the end; after an error `path` is unchanged.
+    """Yield a new file beside `path` that replaces it at the end; after an error `path` is unchanged.
 
-    The name of the new file can't be guessed and no link is followed, so an account that may write to the
-    folder can't choose where the bytes go. Only the owner may write to the file. The new file is
-    locked, so that the clearing of leftovers can tell it from one of a killed writer.
+    The name of the new file is random and no link is followed, so that other accounts with access to the
+    folder can't redirect the bytes. Only the owner may write to the file. The file is locked, so that the
+    removal of leftovers can tell it from a file of a killed writer.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
@@ -36,6 +36,6 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write `text` to `path` so that a reader sees the old content or the new one, never a part."""
+    """Write `text` to `path` by `replacing`."""
     with replacing(path) as stream:
         stream.write(text.encode())

@@ -1,7 +1,7 @@
-"""Which processors each rank of a node takes, and with how many threads it computes; decisions about sets.
+"""Choose the processors of each rank of a node, and its number of threads.
 
-An agent has all that SLURM gives to the job on its node, and so have the ranks that it starts. Left to the
-kernel they wander over sockets, and each starts as many threads as all of them together may run.
+An agent and its ranks may run on all processors that SLURM gives to the job on the node. Without a choice the
+ranks move between sockets, and each rank starts as many threads as all ranks together may run.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.host.cgroups import cpu_quota
 
 _PERSONAL = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-"""Whoever sets one of these places threads alone."""
+"""A person who sets one of these variables places the threads."""
 
 
 @dataclass(frozen=True)
 class Cpus:
-    """The processors that a process may run on, and how they lie."""
+    """The processors of a process, and their place in the machine."""
 
     allowed: frozenset[int]
     numa: Mapping[int, int] = field(default_factory=dict)
-    """The NUMA node of a processor, where the machine tells."""
+    """The NUMA node of each processor, if known."""
     core: Mapping[int, int] = field(default_factory=dict)
-    """The first of the hyper-threads that share a processor's core; missing: it has its core to itself."""
+    """The first hyper-thread of each processor's core; missing if the processor is the whole core."""
     quota: float | None = None
-    """For how many processors' time a control group lets it run, if there is such a limit."""
+    """The limit of a control group on processor time, as a number of processors."""
 
     @property
     def usable(self) -> int:
-        """How many of them can work at once."""
+        """How many processors can work at once."""
         return max(1, len(self.allowed) if self.quota is None else min(len(self.allowed), int(self.quota)))
 
     @property
     def on_machine(self) -> int | None:
-        """How many the whole machine has, where it tells."""
+        """How many processors the machine has, if known."""
         return len(self.numa) or None
 
     def cores(self) -> list[tuple[int, ...]]:
-        """Return the processors core by core, those of one NUMA node next to each other."""
+        """Return the processors by core, sorted by NUMA node."""
         found: dict[tuple[int, int], list[int]] = {}
         for cpu in sorted(self.allowed):
             found.setdefault((self.numa.get(cpu, 0), self.core.get(cpu, cpu)), []).append(cpu)
@@ -52,7 +52,7 @@ class Cpus:
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
-    """Return the numbers in a list as the kernel writes it, such as `0-3,8,10-11`."""
+    """Return the numbers of a list in the kernel's format: `0-3,8,10-11`."""
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -61,26 +61,32 @@ def parse_cpu_list(text: str) -> frozenset[int]:
 
 
 def may_bind(info: RankInfo, environ: Mapping[str, str], cpus: Cpus) -> bool:
-    """Whether the processors that this process may run on are for the ranks of its node, and theirs alone.
+    """Return whether the processors of this process belong to the ranks of its node only.
 
-    Without a control group or a binding by SLURM a process may run on all of the machine's, those of other
-    jobs included; two jobs that counted from the first would meet there, as would two runs on a laptop.
+    Without a control group or a binding by SLURM, a process may run on processors of other jobs. Two jobs
+    that both bind from the first processor on would then share processors, as would two runs on a laptop.
     """
     if environ.get(BIND_VARIABLE, "").lower() in ("off", "0", "no", "false"):
         return False
     text = environ.get("SLURM_CPUS_ON_NODE", "")
     granted = int(text) if text.isdecimal() else 0
-    # More than there are: nodes of a sandbox, which share this machine.
+    # SLURM grants more than the machine has if nodes of a sandbox share it.
     confined = len(cpus.allowed) <= granted <= (cpus.on_machine or granted)
     by_agent = RESTART_COUNT_VARIABLE in environ and info.environment == "slurm" and not info.emulated
     return by_agent and confined and not any(environ.get(name) for name in _PERSONAL)
 
 
 def share_of(cpus: Cpus, local_rank: int, ranks: int, gpu_numa: Sequence[int | None] = ()) -> frozenset[int]:
-    """Return the processors for one of a node's `ranks`: whole cores side by side, none that another has.
+    """Return the processors of one rank: whole adjacent cores that no other rank of the node has.
 
-    With `gpu_numa`, the NUMA nodes of the ranks' GPUs, each rank takes cores beside its GPU, if that leaves
-    none without. With more ranks than cores they share hyper-threads, with more than these, everything.
+    With more ranks than cores each rank gets hyper-threads. With more ranks than these all ranks share all.
+
+    Args:
+        cpus: of the node.
+        local_rank: of the rank.
+        ranks: of the node.
+        gpu_numa: the NUMA node of each rank's GPU. Each rank then gets cores of this NUMA node, if these
+            suffice for all ranks.
     """
     cores = cpus.cores()
     if len(gpu_numa) == ranks and (beside := _beside_gpus(cpus, cores, gpu_numa)) is not None:
@@ -93,7 +99,7 @@ def share_of(cpus: Cpus, local_rank: int, ranks: int, gpu_numa: Sequence[int | N
 def _beside_gpus(
     cpus: Cpus, cores: Sequence[tuple[int, ...]], gpu_numa: Sequence[int | None]
 ) -> Mapping[int | None, list[tuple[int, ...]]] | None:
-    """Return the cores of each NUMA node that has GPUs; None where one has fewer cores than ranks."""
+    """Return the cores of each NUMA node with GPUs; None if a NUMA node has fewer cores than ranks."""
     wanted = Counter(gpu_numa)
     found: dict[int | None, list[tuple[int, ...]]] = {node: [] for node in wanted}
     for core in cores:
@@ -103,7 +109,7 @@ def _beside_gpus(
 
 
 def _place_among(gpu_numa: Sequence[int | None], local_rank: int) -> tuple[int, int]:
-    """Return which of the ranks beside one NUMA node's GPUs this is, and how many they are."""
+    """Return the position of a rank among the ranks of its NUMA node, and the number of these ranks."""
     beside = [rank for rank, node in enumerate(gpu_numa) if node == gpu_numa[local_rank]]
     return beside.index(local_rank), len(beside)
 
@@ -114,14 +120,14 @@ def _part(cores: Sequence[tuple[int, ...]], index: int, parts: int) -> frozenset
 
 
 def threads_on(cpus: Cpus, taken: Collection[int]) -> int:
-    """Return with how many threads to compute on processors: one per core, which hyper-threads only share."""
+    """Return the number of threads for the processors `taken`: one per core."""
     return max(1, len({cpus.core.get(cpu, cpu) for cpu in taken}))
 
 
 def shortage(info: RankInfo, cpus: Cpus, together: bool) -> str | None:
-    """Return one line for when fewer processors can be used than SLURM promises; None where they suffice.
+    """Return a warning if fewer processors can be used than SLURM promises; None if they suffice.
 
-    `together`: they are for all ranks of the node, as under an agent, not for this one alone.
+    `together`: the processors are for all ranks of the node, as under an agent, not for this rank only.
     """
     if info.cpus is None or info.emulated:
         return None
@@ -142,13 +148,13 @@ _ROOT = Path("/")
 
 
 def read_cpus(root: Path = _ROOT, allowed: Iterable[int] | None = None) -> Cpus:
-    """Return the processors of this process; what the machine does not tell is left out."""
+    """Return the processors of this process, with the facts that the machine shows."""
     own = frozenset(os.sched_getaffinity(0) if allowed is None else allowed)
     return Cpus(own, _numa_nodes(root), _cores(root, own), cpu_quota(root))
 
 
 def numa_node_of(pci_address: str, root: Path = _ROOT) -> int | None:
-    """Return the NUMA node beside which the device `0000:3b:00.0` lies; None where the machine is silent."""
+    """Return the NUMA node of a PCI device such as `0000:3b:00.0`; None if the machine does not say."""
     with suppress(OSError, ValueError):
         node = int((root / "sys/bus/pci/devices" / pci_address / "numa_node").read_text())
         return node if node >= 0 else None

@@ -1,8 +1,8 @@
-"""Which network interface gloo should use on this machine, and whether one that a person named can be right.
+"""Choose the network interface for gloo, and check interfaces that a person named.
 
-Left alone, gloo resolves this machine's own name, which on many systems is 127.0.1.1, and then waits on
-loopback for peers on other nodes. The route that the kernel itself takes to rank 0 is the right one. NCCL
-probes the fabric on its own and is left alone.
+By default gloo resolves the name of this machine, on many systems to 127.0.1.1, and then waits on loopback
+for peers on other nodes. The right interface is the one by which the kernel reaches rank 0. NCCL probes the
+fabric itself.
 """
 
 from __future__ import annotations
@@ -26,9 +26,15 @@ _NAME_BYTES = 16
 
 
 def check_named(environ: Mapping[str, str], backend: str | None, nodes: int, here: Collection[str]) -> None:
-    """Raise MismatchError if the environment names interfaces that can't be used; `here`: this machine's.
+    """Raise MismatchError if the environment names interfaces that can't be used.
 
-    gloo would fail without the name of the interface, NCCL wait for minutes for ranks on other `nodes`.
+    gloo would fail without naming the interface. NCCL would wait for ranks on other nodes for minutes.
+
+    Args:
+        environ: may hold GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME.
+        backend: `nccl`, `gloo` or None.
+        nodes: how many nodes the ranks are on.
+        here: the interfaces of this machine.
     """
     gloo = [name.strip() for name in environ.get(GLOO_VARIABLE, "").split(",") if name.strip()]
     if missing := [name for name in gloo if name not in here]:
@@ -44,7 +50,7 @@ def check_named(environ: Mapping[str, str], backend: str | None, nodes: int, her
 
 
 def nccl_choice(asked: str, here: Collection[str]) -> list[str]:
-    """Return the interfaces NCCL takes for `eth,ib` (begins so), `=eth0` (equals), `^docker` (not so)."""
+    """Return the interfaces that NCCL uses for `eth,ib` (prefixes), `=eth0` (equal), `^docker` (excluded)."""
     exclude, exact = asked.startswith("^"), asked.lstrip("^").startswith("=")
     names = [name for name in asked.lstrip("^").removeprefix("=").split(",") if name]
 
@@ -57,12 +63,12 @@ def nccl_choice(asked: str, here: Collection[str]) -> list[str]:
 def _unusable(variable: str, environ: Mapping[str, str], why: str, here: Collection[str]) -> MismatchError:
     return MismatchError(
         f"{variable}={environ[variable]!r} can't be used on {socket.gethostname()}: {why}.",
-        hint=f"Interfaces here are {', '.join(sorted(here))}. Unset {variable} to let it be looked for.",
+        hint=f"Interfaces here are {', '.join(sorted(here))}. Unset {variable} to let slurmddp choose.",
     )
 
 
 def interface_towards(address: str) -> str | None:
-    """Return the name of the interface whose address this machine uses to reach `address`, if it has one."""
+    """Return the name of the interface by which this machine reaches `address`; None without a route."""
     try:
         return interface_with(source_address(address))
     except OSError:
@@ -70,7 +76,7 @@ def interface_towards(address: str) -> str | None:
 
 
 def source_address(address: str) -> str:
-    """Return the local address that packets to `address` carry; sends nothing, raises OSError on no route."""
+    """Return the local address of packets to `address`; raises OSError without a route. Sends nothing."""
     family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))
@@ -88,7 +94,7 @@ def interface_with(address: str) -> str | None:
 
 
 def _ipv4_addresses() -> list[tuple[str, str]]:
-    """Return (name, address) of every IPv4 address, the secondary ones of an interface included."""
+    """Return (name, address) of every IPv4 address, secondary addresses included."""
     buffer = array.array("B", bytes(_IFREQ_BYTES * 1024))
     place, size = buffer.buffer_info()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:

@@ -65,7 +65,7 @@ class OrphanReaper:
 def _reap(parent: int, leaders: memoryview, patience_s: float) -> NoReturn:
     try:
         os.setsid()  # A signal to the parent's group must not reach the reaper.
-        process.call_oneself(NAME)
+        process.set_name(NAME)
         process.die_with_parent(_PARENT_IS_GONE, parent)
         os.closerange(0, 1 << 16)
         while os.getppid() == parent:  # `scancel --signal=HUP` may reach the reaper as well.

@@ -1,8 +1,8 @@
-"""Ports on which those meet who share nothing but the text that names their launch.
+"""Ports that follow from the id of a launch, so that its processes find each other.
 
-Everybody derives the same list from that text. Who listens takes the first port of it that is free; who looks
-walks the list and asks each listener for a proof, so another job's listener, a foreign service and an earlier
-attempt that still listens are passed by.
+All processes derive the same list of ports. The listener takes the first free port of the list. A client
+walks the list and asks each listener for a proof, so that it skips listeners of other jobs, foreign services
+and earlier attempts.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from slurmddp.host.address import Address, find_rank_zero, not_here
 FIRST_PORT = 15000
 PORTS = 15000
 CANDIDATES = 32
-"""They lie below the range from which Linux takes ephemeral ports (32768 and up)."""
+"""Length of the list. All ports lie below the ephemeral ports of Linux (32768 and up)."""
 
 
 def candidate_ports(identity: str) -> list[int]:
-    """Return the ports to try, in order; `identity` is the launch's id, with the purpose where it has two."""
+    """Return the ports to try, in order; `identity` is the id of the launch, with the purpose of the port."""
     ports: list[int] = []
     number = 0
     while len(ports) < CANDIDATES:
@@ -40,7 +40,7 @@ def listen(
 ) -> socket.socket:
     """Listen on the first of `ports` that is free on `address`, and on no other address.
 
-    If all are taken, listen on a port that the kernel picks, as long as `publish` can tell the others of it.
+    If all are taken, listen on a port that the kernel picks, if `publish` can write it for the clients.
     """
     for port in ports:
         try:
@@ -65,7 +65,7 @@ def _open(address: Address, port: int) -> socket.socket:
 def listen_as_rank_zero(
     info: RankInfo, ports: list[int], publish: Callable[[int], bool] = lambda port: False
 ) -> socket.socket:
-    """Listen on the first of rank 0's addresses that is really this machine's (see `listen`)."""
+    """Listen on the first address of rank 0 that belongs to this machine (see `listen`)."""
     addresses = find_rank_zero(info)
     for address in addresses:
         try:

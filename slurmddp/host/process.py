@@ -1,8 +1,7 @@
-"""Processes of this machine: who lives, who is whose child, and what dies with whom.
+"""Processes of this machine: which run, who is the parent of whom, and which die together.
 
-A process can ask the Linux kernel for a signal at the death of its parent. An ancestor can ask to inherit the
-orphans below it. Python offers neither, so prctl(2) is called through the C library. Other systems make no
-such promise.
+On Linux, a process can ask for a signal at the death of its parent, and an ancestor can adopt orphans below
+it. Python offers neither, so this module calls prctl(2) through the C library.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ PROC = Path("/proc")
 
 
 def stat(pid: int) -> list[str] | None:
-    """Return the fields of a process's `stat` from its state on (proc(5), field 3); None if it shows none."""
+    """Return the fields of /proc/PID/stat from field 3, the state, on (proc(5)); None if it can't be read."""
     try:
         text = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -33,7 +32,7 @@ def stat(pid: int) -> list[str] | None:
 
 
 def exists(pid: int) -> bool:
-    """Whether there is such a process, zombies and other accounts' included; below 0 it names a group."""
+    """Return whether a process exists, as a zombie or of another account too; below 0: a process group."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -44,9 +43,9 @@ def exists(pid: int) -> bool:
 
 
 def start_time(pid: int) -> str | None:
-    """Return the boot and the tick of it at which a process began; None where the kernel does not tell.
+    """Return the id of the boot and the clock tick at which a process started; None without /proc.
 
-    Neither changes when the clock is set, unlike a time of day made from them.
+    Both stay the same when the clock is set.
     """
     fields = stat(pid)
     try:
@@ -69,31 +68,31 @@ def _prctl(option: int, value: int | bytes) -> None:
 
 
 def die_with_parent(sent: signal.Signals, parent: int | None = None) -> None:
-    """Ask for the signal `sent` when the parent dies; at once if `parent`, its known pid, is dead already."""
+    """Ask for the signal `sent` at the parent's death; send it now if `parent` is given and already dead."""
     _prctl(_PR_SET_PDEATHSIG, sent)
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), sent)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every orphan among the descendants, so that none is left as a zombie elsewhere."""
+    """Become the parent of every orphan among the descendants, so that this process can reap it."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def call_oneself(name: str) -> None:
-    """Take a name by which `ps` and `/proc/PID/comm` tell this process from its parent; 15 bytes at most."""
+def set_name(name: str) -> None:
+    """Set the name that `ps` and /proc/PID/comm show for this process; 15 bytes at most."""
     _prctl(_PR_SET_NAME, name.encode())
 
 
 def children() -> list[int]:
-    """Return the processes whose parent this one is, adopted ones and ended ones included."""
+    """Return the pids of all children, adopted orphans and zombies included."""
     own = str(os.getpid())
     pids = [int(folder.name) for folder in PROC.glob("[0-9]*")]
     return [pid for pid in pids if (fields := stat(pid)) and fields[1] == own]
 
 
 def end_children(timeout_s: float) -> None:
-    """Kill every child, and what these leave behind: an adopted orphan (see `adopt_orphans`) is the next."""
+    """Kill all children, and then the orphans that they leave to this process (see `adopt_orphans`)."""
     deadline = time.monotonic() + timeout_s
     while (left := children()) and time.monotonic() < deadline:
         for pid in left:
@@ -105,16 +104,16 @@ def end_children(timeout_s: float) -> None:
 
 
 def has_ended(pid: int) -> bool:
-    """Return whether a child has ended; it keeps its pid until it is waited for."""
+    """Return whether a child has ended, without reaping it."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def reap_orphans(but: Collection[int]) -> None:
-    """Wait for the adopted orphans that have ended (see `adopt_orphans`); `but` have other owners."""
+    """Reap the adopted orphans that have ended (see `adopt_orphans`), but not the pids in `but`."""
     with suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             if ended.si_pid in but:
-                return  # Its owner waits for it, and SIGCHLD has announced it.
+                return  # Its owner reaps it after the SIGCHLD.
             os.waitpid(ended.si_pid, 0)
 
 
@@ -123,12 +122,12 @@ def start_bound(
 ) -> subprocess.Popen[bytes]:
     """Start `command` in its own session; it gets `death_signal` when the calling thread dies."""
     parent = os.getpid()
-    # A signal to our group reaches the child too until it has left it; there it would be written into our
-    # own wake-up pipe, and one Ctrl-C would count as two.
+    # Until the child has left our process group, a signal to the group reaches it too. The child would write
+    # it into our wake-up pipe, and one Ctrl-C would count as two.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _FROM_A_TERMINAL)
 
     def bind() -> None:
-        with suppress(ValueError):  # Only a program's main thread has a pipe to let go of.
+        with suppress(ValueError):  # Only the main thread of a program has a wake-up pipe.
             signal.set_wakeup_fd(-1)
         die_with_parent(death_signal, parent)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -143,20 +142,20 @@ def start_bound(
 
 
 def signal_group(leader: int, sent: signal.Signals) -> None:
-    """Send `sent` to the process group that `leader` founded; a group that is gone is no error."""
+    """Send `sent` to the process group of `leader`; do nothing if the group is gone."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, sent)
 
 
 def usable_cpus() -> int:
-    """Return how many CPUs this process may use, as the scheduler bound it."""
+    """Return the number of CPUs to which this process is bound."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def age_s() -> float:
-    """Return for how many seconds this process has run its present program or the one before it, or 0.0.
+    """Return the seconds since this process was forked; 0.0 if the kernel does not say.
 
-    The kernel counts from the fork; srun and the local launcher let a program follow on it at once.
+    srun and the local launcher start a program right after the fork.
     """
     try:
         started = int((stat(os.getpid()) or [])[19]) / os.sysconf("SC_CLK_TCK")

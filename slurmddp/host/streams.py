@@ -1,7 +1,7 @@
 """Standard streams that can't end a process: on a full disk a line is lost, and nothing else happens.
 
-Python raises the error of a line that can't be written, in whoever wrote it. So a log on a full disk would
-end an agent at the first thing that it tells, and turn a rank's own exit code into that of the error.
+Python raises an error for a line that can't be written. So a log on a full disk would end an agent at its
+first message, and would replace the exit code of a rank.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _Lossy(io.FileIO):
-    """A file for which what can't be written counts as written."""
+    """A file that drops data on errors."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         with suppress(OSError):
@@ -28,15 +28,15 @@ class _Lossy(io.FileIO):
 
 
 def lines_to(descriptor: int) -> TextIO:
-    """Return a stream that writes line by line, and leaves `descriptor` open when it is closed."""
+    """Return a stream that writes each line at once, and leaves `descriptor` open when it is closed."""
     raw = io.BufferedWriter(_Lossy(descriptor, "w", closefd=False))
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
 def keep_output() -> None:
-    """Let both output streams of this process be such streams; one that is closed leads nowhere.
+    """Replace both output streams of this process by streams that never fail.
 
-    To be called before anything is opened: what is opened next would take the place of a closed one.
+    Call this before the process opens files: a file would take the descriptor of a closed stream.
     """
     for descriptor in (0, 1, 2):
         try:
@@ -44,22 +44,22 @@ def keep_output() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, AttributeError):  # What was printed so far.
+        with suppress(OSError, AttributeError):  # A flush may fail on a full disk.
             stream.flush()
     sys.stdout, sys.stderr = lines_to(1), lines_to(2)
 
 
 def tell(text: str) -> None:
-    """Print `text` to stderr, and to this process's own log if a program has put another stream in its place.
+    """Print `text` to stderr, and to the log of this process if a program has replaced stderr.
 
-    What a rank ends with is looked for in its log; a stderr that was closed must not take it away.
+    The reason of a rank's end is read from its log, so it must reach the log even if stderr was closed.
     """
     before = _log_size()
-    with suppress(Exception):  # What stands there now is the program's own.
+    with suppress(Exception):  # The program's stream may do anything.
         print(text, file=sys.stderr, flush=True)
         if sys.stderr.fileno() == 2:
             return
-    if _log_size() == before:  # Else that stream passes on to the log what is written to it.
+    if _log_size() == before:  # The program's stream may write to the log.
         with suppress(OSError):
             print(text, file=lines_to(2), flush=True)
 
