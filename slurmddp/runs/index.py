@@ -1,4 +1,4 @@
-"""Which runs exist on this account, so that a run's name is enough from any folder."""
+"""The index of this account's runs, so that commands find a run by its name from any folder."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def index_file(environ: Mapping[str, str] | None = None) -> Path:
     """Return the file that lists this account's runs: `$XDG_STATE_HOME/slurmddp/runs.jsonl`."""
     variables = os.environ if environ is None else environ
     state = variables.get("XDG_STATE_HOME", "")
-    # The specification says that a relative path there is to be ignored.
+    # The XDG specification says to ignore a relative path.
     home = Path(variables.get("HOME") or "~").expanduser()
     base = Path(state) if state.startswith("/") else home / ".local" / "state"
     return base / "slurmddp" / "runs.jsonl"
 
 
 def remember(folder: RunFolder) -> None:
-    """Add a run to the index; a second time changes nothing, and an unwritable home is only a warning."""
+    """Add a run to the index, once; only warn if the index can't be written."""
     try:
         path = index_file()
         if folder.path in _indexed(path):
@@ -42,10 +42,10 @@ def remember(folder: RunFolder) -> None:
 
 
 def all_runs(start: Path | None = None) -> list[RunFolder]:
-    """Return every run that still exists, in the index or in `./runs`, the last one touched first."""
+    """Return all existing runs of the index and of `./runs`, the last written first."""
     local = (start or Path.cwd()) / "runs"
     here = sorted(local.iterdir()) if local.is_dir() else []
-    # What begins with a dot is a run folder that is still being written.
+    # A name with a dot is a run folder that is being created.
     here = [path for path in here if path.is_dir() and not path.name.startswith(".")]
     try:
         known = _indexed(index_file())
@@ -59,7 +59,7 @@ def all_runs(start: Path | None = None) -> list[RunFolder]:
 
 
 def find(name: str, start: Path | None = None) -> RunFolder:
-    """Return the run with this name, this beginning of a name, or this path; RunNotFoundError otherwise."""
+    """Return the run with this name, prefix of a name, or path; raises RunNotFoundError."""
     here = start or Path.cwd()
     runs = all_runs(here)
     exact = [run for run in runs if run.name == name]
@@ -83,13 +83,13 @@ def find(name: str, start: Path | None = None) -> RunFolder:
 
 
 def _without_put_aside(found: list[RunFolder]) -> list[RunFolder]:
-    """Leave out what `train --fresh` has put aside as NAME.old-1 when NAME itself is among the found."""
+    """Leave out runs that `train --fresh` has renamed to NAME.old-1 if NAME is among the found."""
     names = {run.name for run in found}
     return [run for run in found if run.name.rpartition(".old-")[0] not in names]
 
 
 def newest(start: Path | None = None) -> RunFolder:
-    """Return the run touched last; raises RunNotFoundError when there is none."""
+    """Return the run that was written last; raises RunNotFoundError without runs."""
     runs = all_runs(start)
     if not runs:
         raise _unknown("", [])
@@ -97,7 +97,7 @@ def newest(start: Path | None = None) -> RunFolder:
 
 
 def _indexed(path: Path) -> list[Path]:
-    """Return the paths in the index; a damaged line loses one run, not all of them."""
+    """Return the paths in the index; a damaged line costs only its run."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
@@ -112,7 +112,7 @@ def _indexed(path: Path) -> list[Path]:
 
 
 def _last_touched(path: Path) -> float | None:
-    """Return when a run was last written to, or None when there is no run in this folder."""
+    """Return when a run was last written to; None if the folder holds no run."""
     if not _is_file(path / "config.yaml"):
         return None
     files = [path / "attempts.jsonl", path / "metrics.jsonl", path / "config.yaml"]
@@ -122,7 +122,7 @@ def _last_touched(path: Path) -> float | None:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # another person's folder, or a file system that has gone away
+    except OSError:  # Another account's folder, or a file system that is gone.
         return False
 
 
@@ -151,7 +151,7 @@ def _unknown(name: str, runs: list[RunFolder]) -> RunNotFoundError:
             f"{what}: neither ./runs nor {index_file()} names any.", hint="Start one with `slurmddp train`."
         )
     names = sorted({run.name for run in runs})
-    # A person remembers the first part of a name; the eight digits at its end only blur the comparison.
+    # People remember the first part of a name; the eight digits at its end only blur the comparison.
     near = [one for one in names if difflib.get_close_matches(name, (one, one.rpartition("-")[0]), n=1)]
     hint = "`slurmddp list` shows all."
     if near:

@@ -1,7 +1,7 @@
-"""Keeps values of the environment, which may be secrets, out of reports and checkpoints, which people share.
+"""Keep values of the environment, which may be secrets, out of reports and checkpoints.
 
-A run needs them resolved, as they were at submission, so its private `config.yaml` holds them. Beside them
-stand the expressions that they came from (`${oc.env:TOKEN}`), which are shown in their place.
+A run needs the values of its submission, so its private `config.yaml` holds them. `config.yaml` also holds
+the expressions of these values (`${oc.env:TOKEN}`). Reports and checkpoints show the expressions.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 EXPRESSIONS = "from_environment"
-"""Key of `config.yaml`: the expressions with `oc.env`, each at the place of its value."""
+"""Key of `config.yaml`: the expressions with `oc.env`, each under the key of its value."""
 NOT_SHOWN = "(not shown)"
 _SHORTEST = 4
-"""Characters of a value from which on it is looked for in the values of other expressions."""
+"""Length in characters from which a value is searched in the values of other expressions."""
 
 
 def expressions(raw: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the expressions in `raw` whose values come from the environment; lists become mappings.
 
-    An expression that leads to another one, as `${data.token}` does, is found by its resolved value.
+    An expression that refers to another one, such as `${data.token}`, is found by its resolved value.
     """
     secrets = {
         value for text, value in _leaves(raw, resolved) if "oc.env:" in text and len(value) >= _SHORTEST
@@ -54,9 +54,9 @@ def _marked(raw: Any, resolved: Any, secrets: set[str]) -> Any:
 
 
 def without_environment(config: Mapping[str, Any], *, digests: bool = False) -> dict[str, Any]:
-    """Return a run's configuration with expressions in the place of values of the environment.
+    """Return a configuration with expressions instead of values of the environment.
 
-    With `digests` each expression is followed by a hash of its value, so that another value is noticed.
+    With `digests` a hash of the value follows each expression, so that another value is noticed.
     """
     plain = {key: value for key, value in config.items() if key != EXPRESSIONS}
     return dict(_laid_over(plain, config.get(EXPRESSIONS) or {}, digests))
@@ -75,7 +75,7 @@ def _laid_over(value: Any, marks: Any, digests: bool) -> Any:
 
 
 def for_readers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's configuration as a report shows it: without values of the environment or for it."""
+    """Return a configuration for a report: without values of the environment and of `cluster.env`."""
     shown = without_environment(config)
     cluster = shown.get("cluster")
     if isinstance(cluster, Mapping) and isinstance(cluster.get("env"), Mapping):

@@ -1,7 +1,7 @@
-"""The run folder before the first attempt: everything that the login side tells the nodes.
+"""Create the run folder: everything that the login side hands to the nodes.
 
-A new folder is built beside its place and renamed into it, so an error on the way leaves nothing. An existing
-one (the same command again) keeps its logs, metrics and checkpoints and gets the new wishes.
+A new folder is built beside its place and renamed, so that an error leaves nothing. If the same command is
+given again, the existing folder keeps its logs, metrics and checkpoints, and gets the new settings.
 """
 
 from __future__ import annotations
@@ -31,19 +31,22 @@ Say = Callable[[str], object]
 def prepare(job: Job, script: str | None, say: Say = print) -> RunFolder:
     """Write the run folder of `job`, with `script` as its batch script, and return it.
 
-    Lifts an earlier `cancel` or `stop`. `say` gets a sentence when the code differs from the one before.
-    Raises ConfigError before anything is written where it can, also for a run of another account.
+    Removes the marks of an earlier `cancel` or `stop`. `say` gets a sentence if the code has changed.
+
+    Raises:
+        ConfigError: the script can't be parsed, the folder can't be written, or it belongs to another
+            account.
     """
     folder = RunFolder(job.run_dir)
     with _draft(job, script) as draft:
         if not _put_in_place(draft, folder.path):
-            refuse_foreign(folder.path)  # Another account may have made it while the draft was filled.
+            refuse_foreign(folder.path)  # Another account may have created it meanwhile.
             _update(draft, folder, say)
     return folder
 
 
 def create(job: Job, script: str | None) -> bool:
-    """Write the run folder of a new run as `prepare` does; False if it is there already, left as it is."""
+    """Write the run folder of a new run as `prepare` does; return False if it exists, and leave it."""
     with _draft(job, script) as draft:
         return _put_in_place(draft, job.run_dir)
 
@@ -63,7 +66,7 @@ def _draft(job: Job, script: str | None) -> Iterator[Path]:
 
 
 def check_syntax(script: str) -> None:
-    """Raise ConfigError if bash can't parse `script`; only `setup` lines of a cluster file can cause that."""
+    """Raise ConfigError if bash can't parse `script`, because of the `setup` lines of a cluster file."""
     bash = shutil.which("bash")
     if bash is None:
         return
@@ -77,7 +80,7 @@ def check_syntax(script: str) -> None:
 
 
 def _fill(draft: Path, job: Job, script: str | None) -> None:
-    """Write all that a submission says into the empty folder `draft`."""
+    """Write all files of a submission into the empty folder `draft`."""
     (draft / "logs").mkdir()
     config = yaml.safe_dump(dict(job.program.config), sort_keys=False, allow_unicode=True)
     (draft / "config.yaml").write_text(config, encoding="utf-8")
@@ -97,7 +100,7 @@ def _take_code(draft: Path, job: Job) -> str:
 
 
 def _put_in_place(draft: Path, place: Path) -> bool:
-    """Rename the draft to its place; False if a run stands there already."""
+    """Rename the draft to its place; return False if a run exists there."""
     try:
         draft.rename(place)
     except OSError:
@@ -108,7 +111,7 @@ def _put_in_place(draft: Path, place: Path) -> bool:
 
 
 def _update(draft: Path, folder: RunFolder, say: Say) -> None:
-    """Move what a submission says into an existing run, file by file, each at once."""
+    """Replace the files of an existing run by the files of a submission, each at once."""
     (folder.path / "logs").mkdir(exist_ok=True)
     for name in ("config.yaml", "overrides.txt", "job.json", "job.pyz", "job.sbatch", "code.txt"):
         if (draft / name).exists():
@@ -122,7 +125,7 @@ def _update(draft: Path, folder: RunFolder, say: Say) -> None:
 
 
 def _replace_code(new: Path, place: Path, replaced: Path, say: Say) -> None:
-    """Put a new snapshot, or none, into the place of the old one; keep the files that a job wrote there."""
+    """Replace the old snapshot by the new one, or by none; keep the files that a job wrote there."""
     if not new.is_dir():
         if code_snapshot.written_beside(place):
             place.rename(free_name(place))
@@ -149,7 +152,7 @@ def free_name(path: Path) -> Path:
 
 @contextmanager
 def _beside(place: Path) -> Iterator[Path]:
-    """Give a fresh folder next to `place`, private to this account; its remains are removed afterwards."""
+    """Yield a new folder next to `place`, private to this account, and remove its rest afterwards."""
     draft = place.with_name(f".{place.name}.{os.getpid()}.{secrets.token_hex(4)}")
     draft.mkdir(mode=0o700)
     try:
@@ -160,7 +163,7 @@ def _beside(place: Path) -> Iterator[Path]:
 
 @contextmanager
 def _writable_for_us_alone() -> Iterator[None]:
-    """Let no other account write to the files that are made meanwhile, whatever the umask is."""
+    """Create files that no other account can write to, whatever the umask is."""
     before = os.umask(0o022)
     os.umask(before | 0o022)
     try:
@@ -172,7 +175,7 @@ def _writable_for_us_alone() -> Iterator[None]:
 @contextmanager
 def _writable(folder: Path) -> Iterator[None]:
     hint = "With runs_dir=, choose a folder on a filesystem that all nodes share and you may write to."
-    if folder.is_dir():  # Where a run lies is settled.
+    if folder.is_dir():  # The place of an existing run can't change.
         hint = "Make it writable for this account, or make room there."
     try:
         yield

@@ -1,4 +1,4 @@
-"""The nodes that failed under a run, which its next attempts avoid; batch step and preflight note them."""
+"""The nodes that failed under a run: batch step and preflight record them, and later attempts avoid them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ def excluded_nodes(folder: RunFolder, now: float | None = None, *, since: float 
     Args:
         folder: of the run.
         now: the time at which the exclusion must still hold; 0 for all nodes that ever failed.
-        since: leaves out the nodes that were noted before.
+        since: leaves out nodes that were recorded before this time.
     """
     at = time.time() if now is None else now
     try:
         entries = list(read_lines(folder.excluded_file))
-    except SlurmddpError:  # It is an advice, and no reason to keep a person from going on.
+    except SlurmddpError:  # Exclusions are only advice: a damaged file must not stop a run.
         return []
     held = (one for one in entries if one.get("node") and _time(one, "expires") > at)
     return sorted({str(one["node"]) for one in held if _time(one, "time") >= since})
 
 
 def exclude(folder: RunFolder, node: str, reason: str, *, hours: int, now: float | None = None) -> None:
-    """Keep the next attempts away from `node` for a while."""
+    """Exclude `node` from the attempts of the next `hours`."""
     at = int(time.time() if now is None else now)
     line = {"time": at, "node": node, "reason": reason, "expires": at + hours * 3600}
     append_line(folder.excluded_file, line)

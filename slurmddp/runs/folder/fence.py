@@ -1,7 +1,7 @@
-"""Who may write to a run: the attempt that was claimed last, and no earlier one that still lives.
+"""Fencing: only the newest attempt of a run may write, although an earlier attempt may still run.
 
-SLURM requeues a job that has lost a node, but the processes on that node may live on: a cut link is enough.
-The number of an attempt is its token, and the folder that claims it under `logs/` is what older ones find.
+SLURM requeues a job that has lost a node, but after a cut link the processes on that node still run. The
+number of an attempt is its fencing token. Earlier attempts find the folder of a later attempt under `logs/`.
 """
 
 from __future__ import annotations
@@ -10,5 +10,5 @@ from slurmddp.runs.folder.layout import RunFolder, is_there
 
 
 def superseded(folder: RunFolder, attempt: int) -> bool:
-    """Whether a later attempt of the run has begun; a folder that can't be read says no."""
+    """Return whether a later attempt of the run has started; False if the folder can't be read."""
     return is_there(folder.log_dir(attempt + 1))

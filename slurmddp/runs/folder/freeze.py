@@ -1,6 +1,6 @@
-"""Freeze the batch step into one file: a zip of modules that any Python from 3.8 on runs by itself.
+"""Freeze the batch step into one file: a zip of modules that any Python from 3.8 on can run.
 
-A run folder holds the program that its job began with, also after slurmddp was updated or removed.
+So a job runs the program of its submission, even if slurmddp was updated or removed since.
 """
 
 from __future__ import annotations

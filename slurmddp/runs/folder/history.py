@@ -1,4 +1,4 @@
-"""The events of a run, folded into one value per attempt: status, logs, cancel and report start here."""
+"""Fold the events of a run into one value per attempt, for status, logs, cancel and report."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from slurmddp.runs.table import counted
 _FAILED_SETUP = re.compile(r"The (setup line `.*` failed with code \d+)\.")
 AGAIN = frozenset({"requeue", "resubmit"})
 UNANSWERED = "unanswered"
-"""The event of a submission to which sbatch gave no answer: its job may be in the queue."""
+"""The event of a submission that sbatch did not answer: its job may be in the queue."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One start of the job; None means: not (yet) written."""
+    """One attempt; None means that the events do not say."""
 
     number: int
     job_id: str | None = None
@@ -27,20 +27,20 @@ class Attempt:
     nodes: str | None = None
     pid: int | None = None
     process_start: str | None = None
-    """The boot and the tick at which process `pid` began, for no other process has both."""
+    """Boot and clock tick of the start of process `pid`, which no other process shares."""
     host: str | None = None
     started: float | None = None
     ended: float | None = None
     seen: float | None = None
-    """When its last event was written."""
+    """Time of the last event."""
     first_step: int | None = None
     resumed_step: int | None = None
     again_at: float | None = None
-    """When its ranks last began again in place."""
+    """Time of the last restart in place."""
     again_step: int | None = None
-    """The step from which they went on then."""
+    """The step from which the ranks resumed then."""
     reached: Mapping[int, int | None] = field(default_factory=dict)
-    """Each generation of its ranks after which another one began in place; its last step, if one was seen."""
+    """The last step before each restart in place, by the number of restarts until then; None if not seen."""
     saved_step: int | None = None
     saved: float | None = None
     signal: str | None = None
@@ -48,9 +48,9 @@ class Attempt:
     outcome: str | None = None
     next: str | None = None
     setup_failure: str = ""
-    """The first setup line that failed, and its exit code; the ranks were started all the same."""
+    """The first setup line that failed, and its exit code; the ranks started all the same."""
     without_progress: int | None = None
-    """So many jobs in a row had reached their time limit and left no newer checkpoint."""
+    """How many jobs in a row have reached their time limit without a newer checkpoint."""
 
     @property
     def is_open(self) -> bool:
@@ -58,22 +58,22 @@ class Attempt:
 
     @property
     def start_step(self) -> int | None:
-        """The step it went on from: 0 for a fresh start."""
+        """The step from which the attempt resumed; 0 for a fresh start."""
         if self.resumed_step is not None:
             return self.resumed_step
         return 0 if self.first_step is not None else None
 
 
 def stop_reason(signal: str | None) -> str:
-    """Return the reason of a `signalled` event as a person says it: `time limit`; empty for None."""
-    name = (signal or "").rpartition("/")[2]  # for a stop file it is the path
+    """Return the reason of a `signalled` event for people: `time limit`; empty for None."""
+    name = (signal or "").rpartition("/")[2]  # For a stop file it is the path.
     if name in ("SIGUSR2", "the time limit"):
         return "time limit"
     return "on request" if name == "stop" else name
 
 
 def why_stopped(attempt: Attempt) -> str:
-    """Return the reason why an attempt stopped: `preempted`; empty if no record tells."""
+    """Return the reason why an attempt stopped: `preempted`; empty if no event says."""
     reason = stop_reason(attempt.signal)
     if reason == "SIGTERM" and attempt.launcher == "slurm":
         return "preempted" if attempt.next in AGAIN or attempt.is_open else reason
@@ -81,7 +81,7 @@ def why_stopped(attempt: Attempt) -> str:
 
 
 def how_ended(attempt: Attempt) -> str:
-    """Return how an attempt ended and at which step: `time limit, at step 200`; for people."""
+    """Return how an attempt ended, for people: `time limit, last save at step 200`."""
     if attempt.is_open:
         outcome = why_stopped(attempt) or "SLURM took it off its nodes"
     elif attempt.outcome == "stopped":
@@ -94,7 +94,7 @@ def how_ended(attempt: Attempt) -> str:
 
 
 def _limits(attempt: Attempt) -> str:
-    """Say how many time limits in a row have left no newer checkpoint, if any has."""
+    """Return how many time limits in a row left no newer checkpoint; empty if none."""
     count = attempt.without_progress
     return f", {counted(count, 'time limit')} in a row without a newer checkpoint" if count else ""
 
@@ -108,7 +108,7 @@ def _saved(attempt: Attempt) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """All attempts of a run, and who was asked to run it."""
+    """All attempts of a run, and its jobs."""
 
     attempts: tuple[Attempt, ...] = ()
     last: str | None = None
@@ -116,7 +116,7 @@ class History:
     job_id: str | None = None
     """The job that runs, or will run, the newest attempt."""
     open_jobs: tuple[str, ...] = ()
-    """Jobs whose end is not written, or that SLURM is to start again: what a cancel must end."""
+    """Jobs without an end, or that SLURM is to start again: a cancel must end these."""
     created: float | None = None
     """When the run was first submitted or started."""
 
@@ -126,7 +126,7 @@ class History:
 
     @property
     def goes_on(self) -> bool:
-        """Whether something may still happen: an open attempt, a queued job, or one that is to come back."""
+        """Whether the run continues: an open attempt, a queued job, or a job that will be requeued."""
         if self.last in (None, "cancelled"):
             return False
         newest = self.newest
@@ -134,7 +134,7 @@ class History:
 
     @property
     def may_live(self) -> bool:
-        """Whether its job or process may be there: what goes on, or was cancelled and takes time to leave."""
+        """Whether the job or process may exist: the run continues, or it was cancelled and still leaves."""
         leaving = self.last == "cancelled" and self.newest is not None and self.newest.is_open
         return self.goes_on or leaving
 
@@ -160,15 +160,15 @@ def read_history(folder: RunFolder) -> History:
 
 
 def is_unanswered(folder: RunFolder) -> bool:
-    """Whether sbatch gave no answer to the newest submission, so that only SLURM's queue tells of its job."""
+    """Return whether sbatch did not answer the newest submission, so that only SLURM knows its job."""
     try:
         return read_history(folder).last == UNANSWERED
     except (SlurmddpError, OSError):
-        return False  # The run's state says that its record can't be read.
+        return False  # The state of the run says that its events can't be read.
 
 
 def fold(events: Iterable[Mapping[str, Any]]) -> History:
-    """Fold events into a History; events and facts that this version does not know are passed over."""
+    """Fold events into a History; skip events and facts that this version does not know."""
     draft = _Draft()
     for event in events:
         if isinstance(event, Mapping):
@@ -185,7 +185,7 @@ def fold(events: Iterable[Mapping[str, Any]]) -> History:
 def _apply(draft: _Draft, event: Mapping[str, Any]) -> None:
     kind = event.get("event")
     if kind == "submitted" and str(event.get("job_id")) in draft.started:
-        return  # The job was faster than the one who submitted it and wrote first.
+        return  # The job wrote `started` before the submission was recorded.
     if kind in ("submitted", UNANSWERED, "started", "ended", "cancelled"):
         draft.last = kind
     job_id = event.get("job_id")
@@ -204,7 +204,7 @@ def _apply(draft: _Draft, event: Mapping[str, Any]) -> None:
 
 
 def _facts(known: Attempt, event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an attempt that one event settles."""
+    """Return the fields of an attempt that one event sets."""
     kind, time, step = event.get("event"), event.get("time"), event.get("step")
     if kind == "started":
         facts = {name: event.get(name) for name in ("launcher", "pid", "process_start", "host")}
@@ -231,7 +231,7 @@ def _facts(known: Attempt, event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reached(restarted: Mapping[str, Any]) -> dict[int, int | None]:
-    """Return the generation before the one that begins, and how far it had come, where a step was seen."""
+    """Return the number of restarts before this one, and the last step until then, if one was seen."""
     generation, step = restarted.get("generation"), restarted.get("step")
     if not isinstance(generation, int):
         return {}

@@ -19,7 +19,8 @@ _warned: set[str] = set()
 def append_line(path: Path, record: dict[str, Any]) -> None:
     """Append one JSON line with a single write, so that lines of several writers do not mix.
 
-    Raises OSError when not all of it could be written; the next one then starts a line of its own.
+    Raises:
+        OSError: the line was not written completely. The next call then starts a new line.
     """
     line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
@@ -35,9 +36,9 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
 
 
 def _lock_a_moment(descriptor: int) -> None:
-    """Lock a file against other writers until it is closed; after a second write without the lock.
+    """Lock a file against other writers until it is closed; give up after one second.
 
-    Appending is not atomic on NFS. Training goes on without the lock if the lock cannot be taken.
+    Appending is not atomic on NFS, but a missing lock must not stop a training.
     """
     deadline = time.monotonic() + 1.0
     while True:
@@ -50,9 +51,12 @@ def _lock_a_moment(descriptor: int) -> None:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON records of `path`; leave out broken lines, and a last line that is still being written.
+    """Yield the JSON records of `path`, without broken lines and without an unfinished last line.
 
-    A broken line is warned of once. Raises SlurmddpError for a file with broken lines and no record.
+    Each broken line is logged once as a warning.
+
+    Raises:
+        SlurmddpError: the file has broken lines and no record.
     """
     if not path.exists():
         return
@@ -68,7 +72,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 records = []
                 broken.append((number, line.strip()[:80]))
             else:
-                if "\0" in line:  # A hole, as a server's crash leaves it; a record may stand behind it.
+                if "\0" in line:  # A server's crash leaves zeros; a record may follow them.
                     broken.append((number, "zeros"))
             found = found or bool(records)
             yield from records
@@ -84,13 +88,13 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 def _warn_once(text: str) -> None:
     if text not in _warned:
         _warned.add(text)
-        import logging  # Not needed by the batch step, which has seconds to live.
+        import logging  # The batch step has seconds left, and does not need it.
 
         logging.getLogger(__name__).warning(text)
 
 
 def _records_in(line: str) -> list[dict[str, Any]]:
-    """Return the record of a line; of one that was torn by a full disk, what the next writer glued to it."""
+    """Return the record of a line; of a line that a full disk cut off, the record appended to it."""
     if not line.strip():
         return []
     try:

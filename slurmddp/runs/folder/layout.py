@@ -12,10 +12,10 @@ from slurmddp.runs.folder.jsonl import append_line, read_lines
 
 
 def is_there(path: Path) -> bool:
-    """Return whether `path` exists, and False where that can't be found out.
+    """Return whether `path` exists; False if this can't be found out.
 
-    A network file system may answer a look-up from memory, for up to a minute. Opening the folder makes it
-    ask its server.
+    A network file system may answer from its cache for up to a minute. Opening the folder makes it ask its
+    server.
     """
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -31,7 +31,7 @@ def is_there(path: Path) -> bool:
 
 
 class RunFolder:
-    """`runs/<name>-<hash>/`: where everything about one run is found."""
+    """The folder of one run, `runs/<name>-<hash>/`: its files and events."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).absolute()
@@ -54,7 +54,7 @@ class RunFolder:
 
     @property
     def job_file(self) -> Path:
-        """What the batch step needs to know of the job: numbers and rules, as JSON."""
+        """The settings of the job for the batch step: numbers and rules, as JSON."""
         return self.path / "job.json"
 
     @property
@@ -98,12 +98,12 @@ class RunFolder:
 
     @property
     def cancelled_file(self) -> Path:
-        """Present once a person has cancelled the run: nothing may requeue it."""
+        """Exists after a person has cancelled the run: nothing may requeue it."""
         return self.path / "cancelled"
 
     @property
     def stop_file(self) -> Path:
-        """Present once a person has asked the run to save and leave: nothing may requeue it then."""
+        """Exists after a person has asked the run to save and leave: nothing may requeue it."""
         return self.path / "stop"
 
     def log_dir(self, attempt: int) -> Path:
@@ -113,7 +113,7 @@ class RunFolder:
         return self.log_dir(attempt) / f"rank-{rank}.log"
 
     def failure_file(self, attempt: int) -> Path:
-        """What the first failing rank of an attempt left: rank, host, cause, last lines."""
+        """The first failure of an attempt: rank, host, cause, last lines."""
         return self.log_dir(attempt) / "failure.json"
 
     def exit_file(self, attempt: int, node: int) -> Path:
@@ -129,9 +129,9 @@ class RunFolder:
         return int(text) if text.isdecimal() else None
 
     def claim_attempt(self) -> int:
-        """Create the log folder of the next attempt and return its number, higher than any before.
+        """Create the log folder of the next attempt and return its number, higher than all before.
 
-        Two callers never get the same. Whoever claims an attempt shuts out the earlier ones: see `fence`.
+        Two callers never get the same number. A claim fences off the earlier attempts: see `fence`.
         """
         logs = self.path / "logs"
         logs.mkdir(parents=True, exist_ok=True)
@@ -149,12 +149,12 @@ class RunFolder:
         return sorted(int(name) for name in names if name.isdecimal())
 
     def config(self) -> dict[str, Any]:
-        """Return the resolved configuration; raises RunNotFoundError when this is no run folder."""
+        """Return the resolved configuration; raises RunNotFoundError if this is no run folder."""
         if not self.config_file.is_file():
             raise RunNotFoundError(
                 f"{self.path} is not a run folder: it has no config.yaml.", hint="See `slurmddp list`."
             )
-        import yaml  # The batch step has the standard library alone.
+        import yaml  # The batch step has only the standard library.
 
         try:
             loaded = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))

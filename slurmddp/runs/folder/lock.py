@@ -24,7 +24,7 @@ from slurmddp.runs.folder.layout import RunFolder
 
 _POLLED_S = 0.1
 _MOMENT_S = 1.0
-"""Seconds before a wait is announced: a submission takes as long."""
+"""Seconds before a wait is announced: a submission takes about as long."""
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 _STALE_S = 900.0
 """Age from which a holder on another host counts as ended: a submission takes two minutes at most."""

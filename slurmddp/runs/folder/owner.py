@@ -1,4 +1,4 @@
-"""Whose folder this is, and who else may write to it: nobody's training goes into another person's run."""
+"""The owner of a run folder: refuse folders of other accounts, and warn if others can write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slurmddp.errors import ConfigError
 log = logging.getLogger(__name__)
 
 _NOBODY = 65534
-"""How an owner looks that this machine can't name: in a container, or on a share that maps root away."""
+"""The owner of a file whose owner this machine can't name: in a container, or on a share with root squash."""
 
 _OWN_RUN = "Start a run of your own: give it another name= or runs_dir=, or another folder to save in."
 READ_ONLY = (
@@ -24,9 +24,9 @@ _warned: set[Path] = set()
 
 
 def foreign_owner(path: Path) -> str | None:
-    """Return the name of the account that `path` belongs to, or None when that is ours, or we are root.
+    """Return the name of the account that owns `path`; None if this account owns it, or is root.
 
-    A link of another account makes foreign whatever it leads to.
+    A link of another account counts as foreign, whatever its target is.
     """
     here = os.geteuid()
     for status in (path.lstat, path.stat):
@@ -40,7 +40,7 @@ def foreign_owner(path: Path) -> str | None:
 
 
 def refuse_foreign(root: Path, hint: str = _OWN_RUN) -> None:
-    """Raise ConfigError when a run, or a folder of checkpoints in it or to be in it, is someone else's."""
+    """Raise ConfigError if `root`, a run or its folder of checkpoints, belongs to another account."""
     is_run = not root.exists() and (root.parent / "config.yaml").exists()
     folder = root.parent if is_run else root
     owner = foreign_owner(folder)
@@ -53,7 +53,7 @@ def refuse_foreign(root: Path, hint: str = _OWN_RUN) -> None:
 
 
 def warn_if_exposed(root: Path) -> None:
-    """Log, once per folder, that other accounts can replace a run, or checkpoints, under `root`."""
+    """Warn, once per folder, if other accounts can replace runs or checkpoints under `root`."""
     for folder in (root, *root.parents):
         who = _other_writers(folder)
         if who and folder not in _warned:
@@ -67,13 +67,13 @@ def warn_if_exposed(root: Path) -> None:
 
 
 def _other_writers(folder: Path) -> str:
-    """Say who besides its owner may rename and delete in a folder; with the sticky bit nobody else may."""
+    """Return who besides the owner may rename and delete in a folder; empty with the sticky bit."""
     status = folder.stat()
     if status.st_mode & stat.S_ISVTX:
         return ""
     if status.st_mode & stat.S_IWOTH:
         return "everybody"
-    # A group with the number of its owner is a private group: many systems give each account its own.
+    # A group with the number of the owner is a private group: many systems create one per account.
     if status.st_mode & stat.S_IWGRP and status.st_gid != status.st_uid:
         return "its group"
     return ""

@@ -18,19 +18,19 @@ from slurmddp.runs.folder.layout import RunFolder
 
 @dataclass(frozen=True)
 class RunContext:
-    """What the batch step and the agent tell a process of its run."""
+    """The facts that the batch step and the agent give a process about its run."""
 
     folder: RunFolder | None = None
     """The run folder; None outside a job of slurmddp."""
     attempt: int = 0
     restart_count: int = 0
-    """How often the ranks of the attempt were started again in place."""
+    """How often the ranks of the attempt restarted in place."""
     by_agent: bool = False
     """Whether an agent forked this process as a rank."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str], folder: RunFolder | None = None) -> RunContext:
-        """Return the context of a process; a given `folder` is the run folder whatever `environ` says."""
+        """Return the context of a process; a given `folder` precedes the folder in `environ`."""
         run_dir, attempt = environ.get(RUN_DIR_VARIABLE), environ.get(ATTEMPT_VARIABLE, "")
         restarts = environ.get(RESTART_COUNT_VARIABLE)
         return cls(
@@ -42,11 +42,11 @@ class RunContext:
 
     @property
     def is_superseded(self) -> bool:
-        """Whether a later attempt of the run has begun."""
+        """Whether a later attempt of the run has started."""
         return self.folder is not None and superseded(self.folder, self.attempt)
 
     def refuse_superseded(self) -> None:
-        """Raise SupersededError if a later attempt of the run has begun."""
+        """Raise SupersededError if a later attempt of the run has started."""
         if self.folder is not None and self.is_superseded:
             raise SupersededError(
                 f"Attempt {self.attempt} of {self.folder.name} still runs, though a later one has begun: "
