@@ -1,7 +1,8 @@
-"""What is kept of a rank's death: who, where, how, and its last words.
+"""Record the failure of a rank: which rank, where, how, and its last lines.
 
-srun reports the highest exit code of all tasks, which hides the first cause; so the first agent (or local
-launcher) that sees a rank die writes `failure.json` into the attempt's logs, and later ones leave it alone.
+srun reports the highest exit code of all tasks, which hides the first cause. So the first agent or local
+launcher that sees a rank die writes `failure.json` into the logs of the attempt, and others leave this file
+alone.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ __all__ = ["DELIBERATE_CODES", "Failure", "from_json", "is_consequence", "replac
 LAST_LINES = 30
 """How many lines of a log are kept with a failure."""
 _READ_LINES = 400
-"""How many are read to find the reason: of a deep traceback the last ones are all torch's own."""
+"""How many lines are read to find the reason: the last lines of a deep traceback all belong to torch."""
 _READ_BYTES = (1 << 16, 1 << 20)
-"""How much of a log is read for that: the second only if the first may begin within a long traceback."""
+"""How many bytes of a log are read; the second number only if the first may begin within a traceback."""
 _LINE_CHARS = 400
 _OBEYED = re.compile(
     r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 )
-"""What a terminal obeys and does not show: colours, and whatever binary output may hold."""
+"""Escape sequences and control characters, from colours or binary output."""
 
 
 def signal_name(number: int) -> str:
@@ -93,9 +94,9 @@ def here(
 
 
 def last_lines(log: Path, count: int = _READ_LINES, *, since: int = 0) -> tuple[str, ...]:
-    """Return the last `count` lines of a log, each cut to a readable length; none if it can't be read.
+    """Return the last `count` lines of a log, each cut to a readable length; empty if it can't be read.
 
-    What stands before the byte `since` was written by another process.
+    Another process wrote the bytes before `since`.
     """
     lines: tuple[str, ...] = ()
     with suppress(OSError), log.open("rb") as stream:
@@ -104,32 +105,32 @@ def last_lines(log: Path, count: int = _READ_LINES, *, since: int = 0) -> tuple[
             stream.seek(max(since, size - most))
             lines = tail_of(stream.read().decode("utf-8", errors="replace"), count)
             all_read = size - since <= most
-            if all_read or (len(lines) >= count and not _is_set_in(lines[0])):
+            if all_read or (len(lines) >= count and not _is_indented(lines[0])):
                 break
     return lines
 
 
 def tail_of(text: str, count: int = _READ_LINES) -> tuple[str, ...]:
-    """Return the last `count` lines that say something, or more if an exception's message has more.
+    """Return the last `count` lines with text, or more if the message of an exception has more.
 
-    Of a line redrawn over and over it is what stood last; nothing stays in them that a terminal obeys.
+    A line that a program redraws has its last text. Escape sequences are removed.
     """
     drawn = [as_drawn(line).rstrip() for line in text.split("\n")]
     lines = [line if line.isprintable() else _OBEYED.sub("", line).rstrip() for line in drawn]
-    # Python underlines in a traceback what is wrong; in cut or wrapped lines that tells nothing.
-    told = tuple(line[:_LINE_CHARS] for line in lines if line.strip(" ^~"))
-    return told[_begin(told, len(told) - count) :]
+    # Python underlines the error in a traceback, which is useless in cut lines.
+    shown = tuple(line[:_LINE_CHARS] for line in lines if line.strip(" ^~"))
+    return shown[_begin(shown, len(shown) - count) :]
 
 
 def _begin(lines: Sequence[str], first: int) -> int:
-    """Return from which line on to read: `first`, or where the traceback begins that it stands in.
+    """Return the first line to read: `first`, or the beginning of the traceback around it.
 
-    A message may have thousands of lines (a state that does not fit its model), and so may the frames of a
-    recursion; all are set in, but for the one with the exception's name.
+    The message of an exception and the frames of a recursion may have thousands of lines. All are indented,
+    except for the line with the name of the exception.
     """
     begin = first = max(0, first)
     for _ in ("the message", "the frames"):
-        while begin and _is_set_in(lines[begin]):
+        while begin and _is_indented(lines[begin]):
             begin -= 1
         if lines[begin : begin + 1] and lines[begin].endswith(TRACEBACK):
             return begin
@@ -137,16 +138,15 @@ def _begin(lines: Sequence[str], first: int) -> int:
     return first
 
 
-def _is_set_in(line: str) -> bool:
+def _is_indented(line: str) -> bool:
     return line.startswith((" ", "\t"))
 
 
 def likely_first(failures: Iterable[Failure]) -> Failure:
-    """Return which of several failures seen at the same moment is the cause of the others.
+    """Return which of several simultaneous failures is the cause of the others.
 
-    A deliberate refusal comes first, then a signal from outside, then plain exit codes, then an abort, which
-    is how a rank ends whose peers went away. A rank that left with 0 is the cause where all others only lost
-    a peer.
+    A deliberate refusal comes first, then a signal from outside, then an exit code, then an abort, with which
+    a rank ends after it lost its peers. A rank that left with 0 is the cause if all others only lost a peer.
     """
 
     def order(failure: Failure) -> tuple[int, float, int]:
@@ -162,9 +162,9 @@ def likely_first(failures: Iterable[Failure]) -> Failure:
 
 
 def record(folder: RunFolder, attempt: int, failure: Failure, *, generation: int | None = None) -> bool:
-    """Write the attempt's `failure.json` and event; False if another process was first.
+    """Write `failure.json` and the event of an attempt; return False if another process was first.
 
-    With `generation`, the failure is that of ranks which are started again in place: the attempt goes on.
+    With `generation`, the ranks restart in place after the failure, and the attempt continues.
     """
     path = folder.failure_file(attempt)
     if generation is not None:
@@ -178,7 +178,7 @@ def record(folder: RunFolder, attempt: int, failure: Failure, *, generation: int
         with open(descriptor, "w", encoding="utf-8") as stream:
             stream.write(as_json(failure))
     except OSError:
-        path.unlink(missing_ok=True)  # Half a record would keep whoever can write one from doing so.
+        path.unlink(missing_ok=True)  # An incomplete file would block other writers.
         raise
     _add_event(folder, attempt, failure)
     return True
@@ -191,7 +191,7 @@ def as_json(failure: Failure) -> str:
 
 
 def _add_event(folder: RunFolder, attempt: int, failure: Failure) -> None:
-    """Tell of a failure, unless a later attempt has begun: what all attempts share is that one's then."""
+    """Add the event of a failure, unless a later attempt owns the shared files of the run."""
     if not superseded(folder, attempt):
         folder.add_event(
             "rank_failed",
@@ -209,7 +209,7 @@ def _add_event(folder: RunFolder, attempt: int, failure: Failure) -> None:
 def write_exit(
     folder: RunFolder, attempt: int, rank: int, returncode: int, generation: int = 0, reason: str = ""
 ) -> None:
-    """Leave `exit-rank-<rank>`: how a rank ended, good or bad; that of a later generation takes its place."""
+    """Write `exit-rank-<rank>`: how a rank ended, also without failure; a restarted rank replaces it."""
     code, name = split_status(returncode)
     end = Failure(
         rank=rank,
@@ -220,12 +220,12 @@ def write_exit(
         reason=reason,
         generation=generation,
     )
-    with suppress(OSError):  # A full disk may hide how it ended, never change what follows.
+    with suppress(OSError):  # A full disk must not change what happens next.
         (folder.log_dir(attempt) / f"exit-rank-{rank}").write_text(as_json(end), encoding="utf-8")
 
 
 def read(folder: RunFolder, attempt: int) -> Failure | None:
-    """Return the failure that the attempt recorded; None also while it is being written."""
+    """Return the recorded failure of an attempt; None before it is complete."""
     try:
         return from_json(folder.failure_file(attempt).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -238,7 +238,7 @@ def node_code(failure: Failure) -> int:
 
 
 def describe(failure: Failure) -> str:
-    """Return the sentence that names rank, host and cause, and one that says what to do."""
+    """Return the sentence that names rank, host and cause, and the advice."""
     sentence = failure.sentence
     return f"{sentence[0].upper()}{sentence[1:]}." + (f" {failure.advice}" if failure.advice else "")
 
@@ -254,5 +254,5 @@ def as_error(failure: Failure, log: Path) -> SlurmddpError:
 
 
 def as_drawn(line: str) -> str:
-    """Return what stood last of a line that a program redraws over and over, as a progress bar does."""
+    """Return the last text of a line that a program redraws, such as a progress bar."""
     return line.rstrip("\r").rpartition("\r")[2]

@@ -1,4 +1,4 @@
-"""The picture of a run: its loss over the steps, as a PNG for people and as SVG inside the report."""
+"""Draw the loss of a run over its steps, as PNG and as SVG for the report."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 _COLOURS = {"train": "#2f6fde", "held": "#c2570c", "ink": "#1c2024", "muted": "#60646d", "line": "#e3e5ea"}
 _MOST_POINTS = 800
-"""More points than that can't be told apart on a screen, and make the page heavy."""
+"""Points of a curve, at most: a screen can't show more, and they make the page heavy."""
 
 
 def has_points(metrics: Metrics) -> bool:
-    """Whether there is anything to draw."""
+    """Return whether there is a point to draw."""
     return any(math.isfinite(value) for curve in (metrics.train, metrics.held_out) for value in curve.values)
 
 
 def write_png(metrics: Metrics, starts: Mapping[int, int], title: str, path: Path) -> None:
-    """Draw the curves on white into `path`; `starts` gives the step at which each later attempt went on."""
+    """Draw the curves on white into `path`; `starts`: the step from which each later attempt resumed."""
     buffer = io.BytesIO()
     with _own_style():
         figure = _draw(metrics, starts, size=(9.0, 4.6), title=title)
@@ -39,7 +39,7 @@ def write_png(metrics: Metrics, starts: Mapping[int, int], title: str, path: Pat
 
 
 def svg(metrics: Metrics, starts: Mapping[int, int], *, name: str, size: tuple[float, float]) -> str:
-    """Return the same picture as SVG to set into a page, in its colours; `name` keeps its ids apart."""
+    """Return the picture as SVG for a page, in the colours of the page; `name` makes its ids unique."""
     buffer = io.StringIO()
     with _own_style(salt=name):
         figure = _draw(metrics, starts, size=size, title="")
@@ -49,7 +49,7 @@ def svg(metrics: Metrics, starts: Mapping[int, int], *, name: str, size: tuple[f
 
 @contextmanager
 def _own_style(salt: str = "") -> Iterator[None]:
-    """Draw by matplotlib's defaults: a person's own matplotlibrc may ask for LaTeX, or for a dark page."""
+    """Use matplotlib's defaults: a person's matplotlibrc may ask for LaTeX or a dark page."""
     try:
         import matplotlib
     except ImportError as error:
@@ -65,7 +65,7 @@ def _own_style(salt: str = "") -> Iterator[None]:
 
 
 def thin(curve: Curve, most: int = _MOST_POINTS) -> tuple[list[float], list[float]]:
-    """Return finite points, averaged in equal groups where there are more than `most`."""
+    """Return the finite points, averaged in equal groups if there are more than `most`."""
     points = [
         (step, value) for step, value in zip(curve.steps, curve.values, strict=True) if math.isfinite(value)
     ]
@@ -89,10 +89,10 @@ def _draw(metrics: Metrics, starts: Mapping[int, int], *, size: tuple[float, flo
     ):
         xs, ys = thin(curve)
         if xs:
-            # A lone point has no line; the few held-out ones are where something was measured.
+            # A single point has no line. Marks show where the held-out loss was measured.
             marker = "o" if len(xs) == 1 or (colour == "held" and len(xs) <= 60) else ""
             line = axes.plot(xs, ys, color=_COLOURS[colour], label=label, linewidth=1.8)[0]
-            # Half of a mark at step 0 lies outside the axes.
+            # A mark at step 0 reaches beyond the axes.
             line.set(marker=marker, markersize=4.5, clip_on=not marker)
     axes.set_yscale("log" if _spans_decades(metrics) else "linear")
     _mark_attempts(axes, starts)
@@ -101,7 +101,7 @@ def _draw(metrics: Metrics, starts: Mapping[int, int], *, size: tuple[float, flo
 
 
 def _spans_decades(metrics: Metrics) -> bool:
-    """Tell whether a linear axis would press the interesting part of the curves flat."""
+    """Return whether a linear axis would flatten the end of the curves."""
     values = [value for curve in (metrics.train, metrics.held_out) for value in thin(curve)[1]]
     return min(values) > 0 and max(values) > 50 * min(values)
 
@@ -142,7 +142,7 @@ def _dress(axes: Axes, title: str) -> None:
 
 
 def _for_page(text: str, name: str) -> str:
-    """Return matplotlib's SVG without its XML head, with ids of its own and the page's colours and font."""
+    """Return matplotlib's SVG without its XML head, with unique ids and the colours and font of the page."""
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)

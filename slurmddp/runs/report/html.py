@@ -1,4 +1,4 @@
-"""The page that a person looks at after a run: one HTML file that needs no network and no other file."""
+"""Write the report of a run: one HTML page that needs no network and no other file."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Row:
 
 @dataclass(frozen=True)
 class RestartItem:
-    """One failure after which the ranks of an attempt began again in place."""
+    """One failure after which the ranks of an attempt restarted in place."""
 
     when: str
     where: str
@@ -78,7 +78,7 @@ class RestartItem:
 
 @dataclass(frozen=True)
 class Page:
-    """Everything that the template shows, as plain text still to be escaped."""
+    """The contents of the template, as plain text that is not escaped yet."""
 
     name: str
     status: RunStatus
@@ -90,7 +90,7 @@ class Page:
     charts: dict[str, str] = field(default_factory=dict)
     chart_label: str = ""
     marked: bool = False
-    """Whether lines in the charts mark where attempts went on."""
+    """Whether lines in the charts mark where attempts resumed."""
     sample: str = ""
     command: str = ""
     config: str = ""
@@ -99,12 +99,12 @@ class Page:
 
 
 def with_report(folder: RunFolder, found: RunStatus) -> RunStatus:
-    """Return the status of a run with its report, which is written first if the run has ended since.
+    """Return the status of a run with its report; write the report if the run has ended since.
 
-    A report that can't be written, without matplotlib or in another person's folder, is left out.
+    Without matplotlib, and in a folder of another account, the report is left out.
     """
     if found.state in ("finished", "failed"):
-        with suppress(Exception):  # Whatever is wrong with a report must not hide how the run stands.
+        with suppress(Exception):  # An error of the report must not hide the status.
             refuse_foreign(folder.path, READ_ONLY)
             if _is_due(folder):
                 return replace(found, report=write_report(folder))
@@ -121,9 +121,10 @@ def _is_due(folder: RunFolder) -> bool:
 
 
 def write_report(folder: RunFolder) -> Path:
-    """Write `report.html` and `report.png` from what the run folder holds now; return the page's path.
+    """Write `report.html` and `report.png` from the run folder, and return the path of the page.
 
-    Raises SlurmddpError without matplotlib.
+    Raises:
+        SlurmddpError: matplotlib is missing.
     """
     moment, metrics = time.time(), read(folder)
     history = fold(folder.events())
@@ -170,14 +171,14 @@ def render(page: Page) -> str:
 
 
 def _coded(text: str) -> Any:
-    """Return a sentence as HTML, escaped, with what stands between backticks as code."""
+    """Return a sentence as escaped HTML, with text between backticks as code."""
     from markupsafe import Markup, escape
 
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _as_of_now(found: RunStatus) -> RunStatus:
-    """Return how a run stands whose last attempt is about to record its end."""
+    """Return the status of a run whose last attempt is about to record its end."""
     if found.state not in ("starting", "running"):
         return found
     if found.failure is not None:
@@ -189,7 +190,7 @@ def _as_of_now(found: RunStatus) -> RunStatus:
 
 
 def _starts(history: History) -> dict[int, int]:
-    """Return the step of the checkpoint from which each attempt that had one went on."""
+    """Return the step from which each attempt resumed, if it had a checkpoint."""
     return {one.number: one.start_step for one in history.attempts if one.start_step}
 
 
@@ -245,13 +246,13 @@ def _row(attempt: Attempt, metrics: Metrics, outcome: tuple[str, str]) -> Row:
 
 
 def _outcome(attempt: Attempt, folder: RunFolder, history: History, now: RunStatus) -> tuple[str, str]:
-    """Return how an attempt ended, in words, and the colour of it."""
+    """Return how an attempt ended, in words, and the tone of its colour."""
     failure = read_failure(folder, attempt.number)
     if attempt.outcome == "finished":
         return "finished", "good"
     if attempt.outcome == "stopped":
         return _stopped(attempt, folder), "wait"
-    if failure is not None:  # Why the newest one failed stands above.
+    if failure is not None:  # The page shows the reason of the newest failure above.
         return failure.short if attempt is history.newest else failure.sentence, "bad"
     if attempt.is_open:
         return (now.state, TONES[now.state]) if attempt is history.newest else ("no end written", "wait")
@@ -260,7 +261,7 @@ def _outcome(attempt: Attempt, folder: RunFolder, history: History, now: RunStat
 
 
 def _stopped(attempt: Attempt, folder: RunFolder) -> str:
-    """Return that an attempt was stopped, by what, and at a checkpoint if one is known of."""
+    """Return how an attempt was stopped, with the reason, and at a checkpoint if one is known."""
     known = attempt.saved_step is not None or attempt.resumed_step is not None
     reason = why_stopped(attempt)
     return f"stopped{' at a checkpoint' * known}" + (f" ({reason})" if reason else "")

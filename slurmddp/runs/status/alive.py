@@ -1,4 +1,4 @@
-"""Whether the process of a local run still lives, told apart from a stranger that was given its number."""
+"""Find out whether the process of a local run still runs, and not another process with its pid."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from slurmddp.host import process
 from slurmddp.runs.folder.history import Attempt
 
 _SLACK_S = 5.0
-"""The event of a start is written a little after the process began; clocks may differ by this much too."""
+"""Seconds between the start of a process and its event, at most; clocks may differ by as much."""
 
 
 def is_alive(attempt: Attempt) -> bool | None:
-    """Tell whether the process of a local attempt still runs; None where that can't be seen from here.
+    """Return whether the process of a local attempt still runs; None if this can't be seen.
 
-    It is on another host, or is not told, or /proc does not show it (`hidepid`, a system without /proc).
+    The process may be on another host or unknown, or /proc does not show it (`hidepid`).
     """
     if attempt.pid is None or attempt.started is None or not is_here(attempt):
         return None
@@ -30,12 +30,12 @@ def is_alive(attempt: Attempt) -> bool | None:
 
 
 def is_here(attempt: Attempt) -> bool:
-    """Whether an attempt was started on this machine, as far as its name tells."""
+    """Return whether an attempt was started on this machine, judged by the host name."""
     return attempt.host in (None, socket.gethostname())
 
 
 def _began(fields: list[str]) -> float:
-    """Return by this machine's clock when a process began: all that a record of an older version can tell."""
+    """Return when a process started, by the clock; events of older versions hold nothing better."""
     lines = (process.PROC / "stat").read_text(encoding="utf-8").splitlines()
     boot = next(float(line.split()[1]) for line in lines if line.startswith("btime"))
     return boot + float(fields[19]) / os.sysconf("SC_CLK_TCK")

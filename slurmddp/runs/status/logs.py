@@ -1,4 +1,4 @@
-"""The logs of a run, merged into one stream of lines that say whose they are, across its attempts."""
+"""Merge the logs of a run into one stream of labelled lines, across its attempts."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def _order(name: str) -> tuple[int, int, str]:
 
 
 def label(path: Path) -> str:
-    """Return whose log this is: `rank 3`, `node 0`, `batch`."""
+    """Return the label of a log: `rank 3`, `node 0`, `batch`."""
     return path.stem.replace("-", " ")
 
 
 def chosen(folder: RunFolder, attempt: int, selection: Selection) -> list[Path]:
-    """Return the selected logs; where none of them has a line, those of nodes and batch that do.
+    """Return the selected logs; if all of these are empty, the logs of nodes and batch that are not.
 
-    An attempt that fails before its ranks start says why in its node and batch logs only.
+    If an attempt fails before its ranks start, only its node and batch logs say why.
     """
     found = files(folder, attempt)
     wanted = [path for path in found if selection.wants(path)]
@@ -62,13 +62,13 @@ def chosen(folder: RunFolder, attempt: int, selection: Selection) -> list[Path]:
 
 
 def tail(path: Path, count: int | None) -> list[str]:
-    """Return the last `count` lines of a file (all with None), reading no more of it than that takes."""
+    """Return the last `count` lines of a file, or all with None, without reading more than needed."""
     reader = LineReader(path)
     return [*reader.start(count), *reader.flush()][-count if count else None :]
 
 
 def snapshot(folder: RunFolder, attempt: int, selection: Selection, count: int | None) -> Iterator[str]:
-    """Yield the last lines of the selected logs of one attempt, then what its first failing rank left."""
+    """Yield the last lines of the selected logs of one attempt, then its failures."""
     for path in chosen(folder, attempt, selection):
         for line in tail(path, count):
             yield f"[{label(path)}] {line}"
@@ -76,9 +76,9 @@ def snapshot(folder: RunFolder, attempt: int, selection: Selection, count: int |
 
 
 def failure_lines(folder: RunFolder, attempt: int) -> Iterator[str]:
-    """Yield the failures of an attempt, their last lines included; nothing when no rank failed."""
+    """Yield the failures of an attempt with their last lines; nothing if no rank failed."""
     for past in read_restarted(folder, attempt):
-        yield f"-- attempt {attempt}: {past.sentence}; the ranks began again in place"
+        yield f"-- attempt {attempt}: {past.sentence}; the ranks restarted in place"
     failure = read_failure(folder, attempt)
     if failure is None:
         return
@@ -99,14 +99,14 @@ def _last_lines(attempt: int, failure: Failure) -> Iterator[str]:
 
 @dataclass
 class LineReader:
-    """Reads what a growing file has gained, line by line."""
+    """Reads the new lines of a growing file."""
 
     path: Path
     offset: int = 0
     rest: bytes = b""
 
     def start(self, count: int | None) -> list[str]:
-        """Return the last `count` whole lines that are there, and go on behind them; None means all."""
+        """Return the last `count` whole lines, or all with None, and continue after them."""
         end = position = self.path.stat().st_size
         data = b""
         with self.path.open("rb") as stream:
@@ -121,7 +121,7 @@ class LineReader:
 
     def read(self) -> list[str]:
         size = self.path.stat().st_size
-        if size < self.offset:  # written again
+        if size < self.offset:  # The file was written again.
             self.offset, self.rest = 0, b""
         if size == self.offset:
             return []
@@ -133,7 +133,7 @@ class LineReader:
         return [as_drawn(line.decode("utf-8", errors="replace")) for line in lines]
 
     def flush(self) -> list[str]:
-        """Return the last line even though it has no end: nothing more will come."""
+        """Return the last line although it has no line break: the file is complete."""
         rest, self.rest = self.rest, b""
         return [as_drawn(rest.decode("utf-8", errors="replace"))] if rest else []
 
@@ -146,7 +146,7 @@ class _Follower:
     readers: dict[Path, LineReader] = field(default_factory=dict)
 
     def start(self, count: int | None) -> Iterator[str]:
-        """Yield the last lines that are already there, and go on behind them."""
+        """Yield the last lines so far, and continue after them."""
         for path in chosen(self.folder, self.attempt, self.selection):
             yield from self._labelled(path, self._reader(path).start(count))
 
@@ -156,7 +156,7 @@ class _Follower:
             yield from self._labelled(path, self._reader(path).read())
 
     def close(self) -> Iterator[str]:
-        """Yield what is left of an attempt that has ended."""
+        """Yield the rest of an attempt that has ended."""
         yield from self.more()
         for path, reader in self.readers.items():
             yield from self._labelled(path, reader.flush())
@@ -183,7 +183,7 @@ def follow(
     sleep: Callable[[float], None] = time.sleep,
     poll_s: float = 0.5,
 ) -> Iterator[str]:
-    """Yield lines as they are written, over all attempts, until `has_ended()`; begins with the newest one."""
+    """Yield lines as they are written, from the newest attempt on, until `has_ended()`."""
     attempts = folder.attempts()
     follower = _Follower(folder, selection, attempts[-1]) if attempts else None
     if follower is not None:
@@ -191,7 +191,7 @@ def follow(
     else:
         yield "-- no attempt has started yet; waiting (Ctrl-C stops looking, not the run)"
     while True:
-        # Asked before reading, so that what was written before the end is still read after it.
+        # `has_ended` precedes reading, so that the lines before the end are still read.
         ended = has_ended()
         if follower is not None:
             yield from follower.more()

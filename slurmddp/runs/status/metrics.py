@@ -1,4 +1,4 @@
-"""What rank 0 logged, read so that steps repeated after a restart count once."""
+"""Read the metrics of rank 0; steps that were repeated after a restart count once."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """All that the report needs from `metrics.jsonl`."""
+    """The contents of `metrics.jsonl` for the report."""
 
     train: Curve
     held_out: Curve
     rate: float | None
-    """Median of the logged rates: one slow step (the first, or one beside a save) does not move it."""
+    """Median of the logged rates, because single steps are slow: the first step, or a step beside a save."""
     rate_unit: str
     reached: Mapping[int, int]
     """The last step that each attempt logged."""
     last_seen: Mapping[int, float]
-    """When each attempt logged last."""
+    """Time of the last logged line of each attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Latest:
-    """The newest values, as `status` shows them."""
+    """The newest values, for `status`."""
 
     step: int | None = None
     time: float | None = None
@@ -56,7 +56,7 @@ class Latest:
 
 
 def read(folder: RunFolder) -> Metrics:
-    """Read the whole file; for each step the line of the highest attempt is kept."""
+    """Read the whole file; each step keeps the line of the highest attempt."""
     records = list(_records(folder.metrics_file))
     train = _kept(records, "loss")
     rates = [rate for record in train.values() if (rate := _rate(record)) is not None]
@@ -73,7 +73,7 @@ def read(folder: RunFolder) -> Metrics:
 
 
 def latest(folder: RunFolder) -> Latest:
-    """Return the newest values by reading the file from its end, however long it is."""
+    """Return the newest values by reading the file from its end."""
     newest: dict[str, Any] = {}
     losses: dict[str, Any] = {}
     held_out: float | None = None
@@ -118,7 +118,7 @@ def _number(value: Any) -> float | None:
 
 
 def _rate(record: dict[str, Any]) -> tuple[float, str] | None:
-    """Return the rate and its unit: `tokens_per_s` is tokens/s, any other unit works the same."""
+    """Return the rate and its unit: `tokens_per_s` is tokens/s, and so for other units."""
     for key, value in record.items():
         number = _number(value)
         if key.endswith("_per_s") and number is not None:
@@ -127,7 +127,7 @@ def _rate(record: dict[str, Any]) -> tuple[float, str] | None:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """Return a line's record; a damaged line is no reason to show nothing, so it counts as absent."""
+    """Return the record of a line; None for a damaged line."""
     try:
         record = json.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What happened in a run's newest attempt and is worth a line: stalls, slow ranks, other nodes, warnings."""
+"""Notices about the newest attempt of a run: hangs, slow ranks, other nodes, warnings."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _WARNINGS = 5
 
 
 def notices(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of the newest attempt: a stall that is dealt with, slow ranks, nodes, warnings.
+    """Yield (name, text) of the newest attempt: a hang that is being ended, slow ranks, nodes, warnings.
 
-    Once the ranks have been ended, the stall is a failure like others, and told as one.
+    After the ranks have ended, a hang is shown as a failure.
     """
     of_attempts = [event for event in events if isinstance(event.get("attempt"), int)]
     newest = max((event["attempt"] for event in of_attempts), default=0)
     own = [event for event in of_attempts if event["attempt"] == newest]
-    told = [event for event in own if event.get("event") in ("stalled", "rank_failed", "ended")]
-    if told and told[-1]["event"] == "stalled":
-        yield "stalled", _stall_text(told[-1])
+    ends = [event for event in own if event.get("event") in ("stalled", "rank_failed", "ended")]
+    if ends and ends[-1]["event"] == "stalled":
+        yield "stalled", _stall_text(ends[-1])
     for event in own:
         if event.get("event") == "straggler":
             yield "slow", str(event.get("text", ""))
@@ -31,7 +31,7 @@ def notices(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
 
 
 def other_places(event: Mapping[str, Any]) -> str:
-    """Say where ranks have begun again in place, if not on the nodes of those before: "on 2 nodes"."""
+    """Return where ranks restarted in place, if not on the same nodes: "on 2 nodes"."""
     words = []
     if spare := event.get("spare"):
         words.append(f"with spare node{'s' * (len(spare) > 1)} {', '.join(map(str, spare))}")
@@ -41,7 +41,7 @@ def other_places(event: Mapping[str, Any]) -> str:
 
 
 def _stall_text(event: Mapping[str, Any]) -> str:
-    """Say who stands still, in what, and for how long it has."""
+    """Return which rank hangs, in which phase, and for how long."""
     doing = _DOING.get(event.get("phase", ""), event.get("phase", "somewhere"))
     return (
         f"rank {event.get('rank')} on {event.get('host')} stood still for {event.get('seconds', 0):.0f} s, "

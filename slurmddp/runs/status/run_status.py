@@ -1,6 +1,6 @@
-"""How a run stands: the run folder answers first, SLURM only where the folder leaves it open.
+"""The status of a run, from its run folder; SLURM is asked only if the folder does not say how the run ended.
 
-So a verdict needs no accounting, and a run that has ended costs no query. Unknown is never success.
+So a status needs no accounting, and a run that has ended costs no query. Unknown is never success.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from slurmddp.spec import is_own_trainer
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """All that `slurmddp status` shows; times are seconds since the epoch, None means not known (yet)."""
+    """The facts that `slurmddp status` shows; times in seconds since the epoch, None if not known."""
 
     name: str
     path: Path
@@ -49,23 +49,23 @@ class RunStatus:
     started: float | None = None
     ended: float | None = None
     before: str = ""
-    """How the attempt before the newest one ended, in words."""
+    """How the attempt before the newest ended, in words."""
     seen: float | None = None
-    """When anything was last written: an event or a metric."""
+    """Time of the last event or metric."""
     saved: float | None = None
     saved_step: int | None = None
     exit_code: int | None = None
     outcome: str | None = None
     failure: Failure | None = None
     restarted: tuple[Restart, ...] = ()
-    """The failures after which the ranks of the newest attempt began again in place."""
+    """The failures after which the ranks of the newest attempt restarted in place."""
     log: Path | None = None
     report: Path | None = None
     active: bool = False
-    """Whether a job or a process of this run is, or may be, still there."""
+    """Whether a job or a process of this run exists, or may exist."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values for `--json`; a number that JSON can't say (NaN) becomes null."""
+        """Return plain values for `--json`; NaN and infinity become null."""
         return {key: _plain(value) for key, value in asdict(self).items()}
 
 
@@ -76,12 +76,12 @@ def _plain(value: Any) -> Any:
 
 
 def status(folder: RunFolder, slurm: Slurm | None) -> RunStatus:
-    """Return how one run stands; without `slurm` the folder alone is believed."""
+    """Return the status of one run; without `slurm` only the folder counts."""
     return statuses([folder], slurm)[0]
 
 
 def statuses(folders: Sequence[RunFolder], slurm: Slurm | None) -> list[RunStatus]:
-    """Return how several runs stand, with one query to SLURM for all of them together."""
+    """Return the status of several runs, with one query to SLURM for all."""
     read = [_read(folder) for folder in folders]
     ids = [one.history.job_id for one in read if isinstance(one, _Read) and one.open_slurm_job]
     jobs, trouble = _ask(slurm, [job for job in ids if job])
@@ -90,12 +90,12 @@ def statuses(folders: Sequence[RunFolder], slurm: Slurm | None) -> list[RunStatu
 
 @dataclass(frozen=True, kw_only=True)
 class _Read:
-    """One run folder as it was read, before SLURM was asked."""
+    """The contents of one run folder, before SLURM is asked."""
 
     folder: RunFolder
     history: History
     total_steps: int | None
-    tells_first_step: bool
+    records_steps: bool
 
     @property
     def is_local(self) -> bool:
@@ -106,7 +106,7 @@ class _Read:
 
     @property
     def open_slurm_job(self) -> bool:
-        """Whether only SLURM knows how the newest job stands: it may go on, or is being cancelled."""
+        """Whether only SLURM knows the state of the newest job: it may run, or is being cancelled."""
         return not self.is_local and self.history.may_live
 
 
@@ -114,14 +114,14 @@ def _read(folder: RunFolder) -> _Read | RunStatus:
     try:
         config = folder.config()
         train, program = config.get("train"), config.get("program")
-        has_script = isinstance(program, dict) and program.get("script")  # It may not know of train.steps.
+        has_script = isinstance(program, dict) and program.get("script")  # A script may ignore train.steps.
         total = train.get("steps") if isinstance(train, dict) and not has_script else None
         history = read_history(folder)
         return _Read(
             folder=folder,
             history=history,
             total_steps=total if isinstance(total, int) else None,
-            tells_first_step=is_own_trainer(program)
+            records_steps=is_own_trainer(program)
             or any(one.first_step is not None for one in history.attempts),
         )
     except (SlurmddpError, OSError, ValueError) as error:
@@ -131,7 +131,7 @@ def _read(folder: RunFolder) -> _Read | RunStatus:
 
 
 def _ask(slurm: Slurm | None, ids: list[str]) -> tuple[dict[str, JobState] | None, str]:
-    """Return what SLURM says of these jobs; None, and its words, when it does not answer."""
+    """Return the states of jobs in SLURM; None and the error if SLURM does not answer."""
     if slurm is None or not ids:
         return None, ""
     try:
@@ -143,7 +143,7 @@ def _ask(slurm: Slurm | None, ids: list[str]) -> tuple[dict[str, JobState] | Non
 def _judge(read: _Read, jobs: dict[str, JobState] | None, trouble: str) -> RunStatus:
     verdict = _verdict(read, jobs, trouble)
     if verdict.state in ("lost", "failed", "cancelled") and read.open_slurm_job:
-        # The job may have written its end and left between our reading and SLURM's answer: read once more.
+        # The job may have ended between reading the folder and SLURM's answer: read the folder again.
         again = _read(read.folder)
         if isinstance(again, _Read) and again.history != read.history:
             read = again
@@ -166,14 +166,14 @@ def _verdict(read: _Read, jobs: dict[str, JobState] | None, trouble: str) -> Ver
         asked=jobs is not None,
         job=job,
         trouble=trouble,
-        tells_first_step=read.tells_first_step,
+        records_steps=read.records_steps,
     )
 
 
 def _compose(read: _Read, verdict: Verdict) -> RunStatus:
     folder, history = read.folder, read.history
     newest, values = history.newest, latest(folder)
-    is_new = newest is None or values.attempt == newest.number  # not from an attempt before the newest
+    is_new = newest is None or values.attempt == newest.number  # Values may be of an earlier attempt.
     failure = read_failure(folder, newest.number) if newest and verdict.state != "finished" else None
     known = RunStatus(
         name=folder.name,
@@ -202,7 +202,7 @@ def _compose(read: _Read, verdict: Verdict) -> RunStatus:
 
 
 def finished_detail(total_steps: int | None) -> str:
-    """Say how a run finished; the steps of a script are not known."""
+    """Return how a run finished; the steps of a script are not known."""
     return ALL_STEPS if total_steps is not None else "its program ended with exit code 0"
 
 
@@ -220,7 +220,7 @@ def _detail(
 
 
 def _of_attempts(history: History) -> dict[str, Any]:
-    """Return the fields that come from the newest attempt, and from the newest save of any attempt."""
+    """Return the fields of the newest attempt, and of the newest save of all attempts."""
     newest = history.newest
     if newest is None:
         return {}
@@ -238,7 +238,7 @@ def _of_attempts(history: History) -> dict[str, Any]:
 
 
 def _before(folder: RunFolder, history: History) -> str:
-    """Say how the attempt before the newest one ended, with the cause of a failure."""
+    """Return how the attempt before the newest ended, with the cause of a failure."""
     if len(history.attempts) < 2:
         return ""
     one = history.attempts[-2]
@@ -248,9 +248,9 @@ def _before(folder: RunFolder, history: History) -> str:
 
 
 def _reached(history: History, values: Latest) -> int | None:
-    """Return where the newest ranks stand, which may be behind the step at which those before them died.
+    """Return the step of the newest ranks, which may precede the step at which earlier ranks died.
 
-    Before they have told a step, it is the newest checkpoint's, from which they go on.
+    Before their first logged step, it is the step of the checkpoint from which they resume.
     """
     newest = history.newest
     if newest is None:

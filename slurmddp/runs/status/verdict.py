@@ -1,4 +1,4 @@
-"""The decision behind `slurmddp status`: pure, from what was read to a state and a sentence."""
+"""Decide the state of a run from its events, and from what SLURM or its process shows; pure."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ _UNANSWERED = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """A state, why in words, and what a person can do."""
+    """A state, its reason in words, and advice for a person."""
 
     state: str
     detail: str
     advice: str = ""
     active: bool = False
-    """Whether its job or process is, or may be, still there."""
+    """Whether the job or process of the run exists, or may exist."""
 
 
 _ON_REQUEST = Verdict("stopped", "it was stopped on request", _RESUME)
@@ -67,14 +67,21 @@ def decide(
     asked: bool = False,
     job: JobState | None = None,
     trouble: str = "",
-    tells_first_step: bool = False,
+    records_steps: bool = False,
 ) -> Verdict:
-    """Return how a run stands.
+    """Return the state of a run.
 
-    `cancelled`, `stop`: that mark is there. `local`, `alive`: it runs without SLURM, and whether its process
-    lives.
-    `asked`: SLURM answered, with `job` or without knowing it. `trouble`: SLURM's words when it did not.
-    `tells_first_step`: its program records its first step, before which it is starting.
+    Args:
+        history: the events of the run.
+        run: its name, for the advice.
+        cancelled: whether the file `cancelled` exists.
+        stop: whether the file `stop` exists.
+        local: whether the run needs no SLURM.
+        alive: whether the process of a local run still runs; None if this can't be seen.
+        asked: whether SLURM answered.
+        job: the state of the job in SLURM; None if SLURM does not know the job.
+        trouble: the error if SLURM did not answer.
+        records_steps: whether the program records its first step. Before it, the run is starting.
     """
     if history.settled and history.newest is not None and history.last == "ended":
         verdict = _end(history.newest, cancelled)
@@ -97,7 +104,7 @@ def decide(
         verdict = _from_slurm(history, job, run)
     if stop and not verdict.active and not cancelled and _left_on_request(history, verdict, job):
         verdict = _ON_REQUEST
-    elif tells_first_step and verdict.state == "running" and _is_starting(history, job):
+    elif records_steps and verdict.state == "running" and _is_starting(history, job):
         verdict = replace(verdict, state="starting")
     if stop and verdict.active and verdict.state in ("starting", "running"):
         verdict = replace(verdict, detail=f"{verdict.detail}, asked to stop")
@@ -112,10 +119,10 @@ def _is_starting(history: History, job: JobState | None) -> bool:
 
 
 def _left_on_request(history: History, verdict: Verdict, job: JobState | None) -> bool:
-    """Whether a run that was asked to stop has left without an end that says so."""
+    """Return whether a run that was asked to stop has left without recording an end."""
     if history.newest is None or history.newest.outcome == "stopped":
-        return verdict.state in ("lost", "cancelled")  # its job was taken out of the queue
-    # SLURM put it back before it could write its end, and the script left at once.
+        return verdict.state in ("lost", "cancelled")  # Its job was removed from the queue.
+    # SLURM requeued the job before it could write its end, and the batch step left at once.
     return verdict.state == "lost" and job is not None
 
 
@@ -124,19 +131,21 @@ def _end(attempt: Attempt, cancelled: bool) -> Verdict:
     if cancelled and outcome != "finished":
         outcome = "cancelled"
     if outcome == "stopped" and attempt.saved_step is None and attempt.resumed_step is None:
-        # Before its first checkpoint, or by a program that does not tell of its own.
+        # The run stopped before its first checkpoint, or its program records no checkpoints.
         return Verdict("stopped", "it stopped and nothing will start it again", _RESUME)
     if outcome == "no_progress" and attempt.without_progress:
         return Verdict("failed", f"it was stopped{_limits(attempt)}", _NAME_FILES)
     if outcome in _ENDS:
         return Verdict(*_ENDS[outcome])
-    return Verdict("failed", f"it ended in a way that slurmddp does not know ({_how(attempt)})", _LOGS)
+    return Verdict(
+        "failed", f"it ended with an outcome that this version does not know ({_how(attempt)})", _LOGS
+    )
 
 
 def _cancelled(history: History, job: JobState | None, trouble: str, *, alive: bool | None) -> Verdict:
     newest = history.newest
     if newest is not None and newest.outcome == "finished":
-        return Verdict(*_ENDS["finished"])  # the cancel came too late
+        return Verdict(*_ENDS["finished"])  # The cancel came too late.
     if alive is None and newest is not None and newest.is_open:
         detail = f"a person cancelled it; whether process {newest.pid} on {newest.host} is gone can't be seen"
         return Verdict("cancelled", detail, _RESUME)
@@ -228,7 +237,7 @@ def _running(history: History, job: JobState) -> Verdict:
 
 
 def _over(history: History, job: JobState) -> Verdict:
-    """Judge a job that SLURM calls over while the run folder has no end."""
+    """Return the state of a run without an end whose job is over in SLURM."""
     code = "" if job.exit_code in (None, 0) else f" (exit code {job.exit_code})"
     if job.state == "CANCELLED":
         return Verdict("cancelled", f"job {history.job_id} was cancelled in SLURM", _RESUME)
@@ -237,9 +246,9 @@ def _over(history: History, job: JobState) -> Verdict:
         return Verdict("lost", detail, _LOGS_OR_RESUME)
     why = {
         "TIMEOUT": "it was killed at its time limit",
-        "OUT_OF_MEMORY": "it was killed for want of memory; ask for more with `mem_gb=`",
+        "OUT_OF_MEMORY": "it ran out of memory; ask for more with `mem_gb=`",
         "NODE_FAIL": "a node failed",
-        "PREEMPTED": "it was preempted and this site does not put it back",
+        "PREEMPTED": "it was preempted, and this site does not requeue it",
         "BOOT_FAIL": "a node did not boot",
         "DEADLINE": "its deadline passed",
     }.get(job.state, f"SLURM calls it {job.state}{code}")

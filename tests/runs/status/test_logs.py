@@ -78,7 +78,7 @@ def test_what_ended_the_other_ranks_and_what_came_before_is_told_as_well(folder)
     ):
         write(folder, 0, f"exit-rank-{rank}", json.dumps({"rank": rank, "host": "node4", **end}))
     assert list(logs.snapshot(folder, 0, RANK_0, 0)) == [
-        "-- attempt 0: rank 1 on node2 was killed by SIGSEGV; the ranks began again in place",
+        "-- attempt 0: rank 1 on node2 was killed by SIGSEGV; the ranks restarted in place",
         "-- attempt 0: rank 3 on node4 ended with exit code 1: no space left: OSError",
         "-- of the other ranks: 2 killed by SIGTERM, 1 exit code 75",
         "-- Make room there, or ask for a larger quota.",
