@@ -155,7 +155,7 @@ def test_the_time_of_a_program_that_records_no_steps(folder):
     event(folder, "ended", 160.0, attempt=0, job_id="7", exit_code=0, outcome="finished", next="none")
     text = page_of(folder).text
     assert "Time 1m 00s share of training unknown" in text
-    assert "Untold 100 % 1m 00s" in text
+    assert "Unknown 100 % 1m 00s" in text
     assert "Goodput" not in text
 
 
