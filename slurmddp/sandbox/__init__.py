@@ -1,4 +1,4 @@
-"""A SLURM of one's own on this machine, for people who want to try their job and for the project's tests."""
+"""A real SLURM on this machine, to try a job and to test slurmddp."""
 
 from slurmddp.sandbox.cluster import Sandbox, Status
 

@@ -1,4 +1,4 @@
-"""`Sandbox`: a real SLURM of several nodes on this machine, up in seconds, gone without a trace after."""
+"""`Sandbox`: a real SLURM of several nodes on this machine, started in seconds and removed completely."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CANCEL_PATIENCE_S = 3
 
 @dataclass(frozen=True)
 class Status:
-    """What was found: which daemons run, and what SLURM says of its nodes (empty: it does not answer)."""
+    """Which daemons run, and the states of the nodes in SLURM; empty if SLURM does not answer."""
 
     daemons: dict[str, bool]
     nodes: dict[str, str]
@@ -34,7 +34,7 @@ class Status:
 
 
 class Sandbox:
-    """A SLURM of one's own; `root` is its state folder, by default one under ~/.local/state named `name`."""
+    """A sandbox; `root` is its state folder, by default ~/.local/state/slurmddp/sandbox/NAME."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Sandbox:
 
     @property
     def plan(self) -> Plan:
-        """What was started; SlurmError when there is no such sandbox."""
+        """The plan of the running sandbox; raises SlurmError if there is no such sandbox."""
         return record.read(self.root, self.request.name)
 
     @property
@@ -80,11 +80,11 @@ class Sandbox:
         return tuple(node.name for node in self.plan.nodes)
 
     def exists(self) -> bool:
-        """Say whether there is such a sandbox, be it up or the remains of one."""
+        """Return whether the sandbox exists, running or not."""
         return record.exists(self.root)
 
     def up(self) -> bool:
-        """Bring the sandbox up and wait until its nodes are idle; False when it was up already."""
+        """Start the sandbox and wait until its nodes are idle; return False if it runs already."""
         plan.check(self.request)
         with machine.machine_lock():
             if self._is_up_already():
@@ -116,7 +116,7 @@ class Sandbox:
         return True
 
     def _begin(self, layout: Plan) -> None:
-        """Make the state folder and write down what is about to be started."""
+        """Create the state folder and record the plan in it."""
         self.root.mkdir(parents=True, exist_ok=True)
         if not record.is_free(self.root):
             raise ConfigError(
@@ -139,7 +139,7 @@ class Sandbox:
             raise
 
     def down(self) -> bool:
-        """Stop everything and remove every trace; False when there was nothing. Jobs in it are lost."""
+        """Stop and remove the sandbox with its jobs; return False if there is none."""
         if not self.exists():
             return False
         with contextlib.suppress(SlurmError):
@@ -149,17 +149,17 @@ class Sandbox:
         return True
 
     def _cancel_jobs(self) -> None:
-        """Cancel all jobs and wait a moment, so that an `srun` in somebody's terminal comes back."""
+        """Cancel all jobs and wait briefly, so that an `srun` in a terminal returns."""
         controller = processes.recorded(self.root).get("slurmctld")
         if controller is None or not controller.alive():
             return
         self.cancel_jobs(patience_s=CANCEL_PATIENCE_S)
 
     def cancel_jobs(self, patience_s: float = 30) -> bool:
-        """Cancel all jobs; True when none was left within `patience_s`."""
+        """Cancel all jobs; return whether all were gone within `patience_s`."""
         deadline = time.monotonic() + patience_s
         while jobs := self.jobs():
-            # A job that requeues itself when it is told to end is back among the pending ones.
+            # A job may requeue itself after the cancel, and is then pending again.
             if waiting := [job for job, state in jobs.items() if state != "COMPLETING"]:
                 with contextlib.suppress(SlurmError):
                     self.command("scancel", *waiting)
@@ -170,8 +170,8 @@ class Sandbox:
 
     def jobs(self) -> dict[str, str]:
         """Return id -> state of all jobs that are not over."""
-        # By `%i`, not by `%A`: SLURM 22.05 cancels no element by its own number when the one that bears the
-        # array's is over.
+        # `%i`, not `%A`: SLURM 22.05 can't cancel an element of an array by its own number if the first
+        # element is over.
         answer = self.command("squeue", "--noheader", "--array", "--states=PD,R,CG,S,CF", "--format=%i|%T")
         return dict(line.split("|", 1) for line in answer.splitlines())
 
@@ -189,7 +189,7 @@ class Sandbox:
         return answer.stdout
 
     def _take_down(self) -> None:
-        """Kill, unplug and delete whatever there is; needs no running SLURM and no complete start."""
+        """Kill all processes, and remove network and state folder, even after an incomplete start."""
         if not self.exists():
             return
         layout = self.plan
@@ -199,7 +199,7 @@ class Sandbox:
         shutil.rmtree(self.root)
 
     def status(self) -> Status:
-        """Look at the daemons and ask SLURM for its nodes; SlurmError when there is no such sandbox."""
+        """Return the state of daemons and nodes; raises SlurmError if there is no such sandbox."""
         layout = self.plan
         alive = {name: entry.alive() for name, entry in processes.recorded(self.root).items()}
         answers = alive.get("slurmctld", False) and alive.get("munged", False)
@@ -214,7 +214,7 @@ class Sandbox:
         return shell.variables(self.plan, [str(Path(program).parent) for program in programs], given)
 
     def _daemon_environment(self) -> dict[str, str]:
-        """Return the environment of the daemons: nothing of the caller's but what finds programs."""
+        """Return the environment of the daemons: of the caller's variables only PATH."""
         return {
             "PATH": machine.search_path(os.environ),
             "HOME": str(self.root),
@@ -224,9 +224,10 @@ class Sandbox:
         }
 
     def kill_node(self, name: str, *, with_jobs: bool = False) -> None:
-        """Kill a node's slurmd, as a crash would; `with_jobs` also all else on it, as a power cut would.
+        """Kill the slurmd of a node, as a crash does; `with_jobs` kills all its processes, like a power cut.
 
-        After a power cut the node is off the network too, so that nobody is told; `restore_node` joins it.
+        A power cut also takes the node off the network, so that no connection is closed. `restore_node`
+        undoes both.
         """
         node = self._node(name).name
         if with_jobs:
@@ -238,7 +239,7 @@ class Sandbox:
             processes.kill_all(lambda: {entry.pid} if entry.alive() else set())
 
     def restore_node(self, name: str) -> None:
-        """Start a killed node's slurmd again and join its link; SLURM takes it back by itself."""
+        """Restart the slurmd of a killed node and restore its link; SLURM then uses the node again."""
         node = self._node(name)
         environment = self._daemon_environment()
         if self.plan.namespaces:
@@ -248,7 +249,7 @@ class Sandbox:
             daemons.start_node(self.plan, node, environment)
 
     def restart_controller(self, down_s: float = 0.0) -> None:
-        """End slurmctld in good order, as an administrator does, and start it again after `down_s`."""
+        """Stop slurmctld by SIGTERM and start it again after `down_s` seconds."""
         entry = processes.recorded(self.root).get("slurmctld")
         if entry is not None:
             processes.end(entry)
@@ -261,12 +262,12 @@ class Sandbox:
         network.set_link(self.plan, self._node(name), False, self._daemon_environment())
 
     def restore_link(self, name: str) -> None:
-        """Join a node that was cut off."""
+        """Restore the link of a node that was cut off."""
         self._need_namespaces()
         network.set_link(self.plan, self._node(name), True, self._daemon_environment())
 
     def on_node(self, name: str) -> list[str]:
-        """Return the words to put before a command so that it runs on a node, past SLURM."""
+        """Return the prefix of a command that runs on a node without SLURM."""
         return network.enter(self.plan, self._node(name), self._daemon_environment())
 
     def _node(self, name: str) -> Node:
@@ -281,7 +282,7 @@ class Sandbox:
 
 
 def describe(layout: Plan) -> str:
-    """Return in one phrase what a sandbox consists of."""
+    """Return the size of a sandbox in one phrase."""
     request = layout.request
     network_kind = "own network namespaces" if layout.namespaces else "loopback"
     return (

@@ -1,4 +1,4 @@
-"""The text of every configuration file of a sandbox, rendered from a `Plan`; pure, so tests can read it."""
+"""Render the configuration files of a sandbox from its `Plan`; pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slurmddp.sandbox.plan import Plan
 
 
 def render_files(plan: Plan) -> dict[Path, str]:
-    """Return path -> content of all files that the daemons of `plan` read."""
+    """Return the content of all configuration files by path."""
     names = {
         "slurm.conf": "sandbox-slurm.conf.j2",
         "cgroup.conf": "sandbox-cgroup.conf.j2",
@@ -24,7 +24,7 @@ def render_files(plan: Plan) -> dict[Path, str]:
 
 
 def render(template: str, plan: Plan) -> str:
-    """Return one template filled in for `plan`; a name the template can't resolve is an error."""
+    """Render one template for `plan`; raises an error for unknown names."""
     import jinja2
 
     source = (files("slurmddp.templates") / template).read_text(encoding="utf-8")
@@ -40,5 +40,5 @@ def render(template: str, plan: Plan) -> str:
 
 
 def gpu_files(plan: Plan) -> tuple[Path, ...]:
-    """Return the files that stand for GPUs: links to /dev/null, as SLURM counts only character devices."""
+    """Return the fake GPUs: links to /dev/null, because SLURM accepts only character devices."""
     return tuple(plan.root / "gpus" / f"gpu{index}" for index in range(plan.request.gpus))

@@ -1,4 +1,4 @@
-"""The daemons of a sandbox: how each is started, and how one knows that it serves."""
+"""Start the daemons of a sandbox, and wait until they serve."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LISTENING = "0A"
 
 
 def write_files(plan: Plan) -> None:
-    """Fill the state folder with all that the daemons read, readable by nobody else."""
+    """Write the files of the daemons into the state folder, private to this account."""
     for name in ("log", "run", "state", "spool", "gpus"):
         (plan.root / name).mkdir(exist_ok=True)
     for node in plan.nodes:
@@ -54,7 +54,7 @@ def _start_munged(plan: Plan, environment: Mapping[str, str]) -> None:
     command = [
         "munged",
         "--foreground",
-        "--force",  # munged would refuse a socket that others can't reach; they shall not
+        "--force",  # munged refuses a private socket without this flag
         f"--key-file={root}/munge.key",
         f"--socket={plan.munge_socket}",
         f"--pid-file={root}/run/munged.munge",
@@ -81,7 +81,7 @@ def _start_database(plan: Plan, environment: Mapping[str, str]) -> None:
         "--skip-log-bin",
         "--innodb-buffer-pool-size=32M",
         "--innodb-lock-wait-timeout=900",  # what slurmdbd asks for
-        "--innodb-flush-log-at-trx-commit=0",  # this database does not outlive the sandbox
+        "--innodb-flush-log-at-trx-commit=0",  # the database ends with the sandbox
     ]
     _start(plan, environment, command)
     wait_for(plan, "mariadbd", lambda: listens_unix(database_socket(plan)), ["mariadbd"])
@@ -102,7 +102,7 @@ def start_controller(plan: Plan, environment: Mapping[str, str]) -> None:
 
 
 def start_node(plan: Plan, node: Node, environment: Mapping[str, str]) -> None:
-    """Start the slurmd of one node, on the node's own network where it has one."""
+    """Start the slurmd of one node, in the network namespace of the node if it has one."""
     slurmd = [find_program("slurmd", environment["PATH"]), "-D", "-N", node.name]
     processes.start(
         node.name,
@@ -114,7 +114,7 @@ def start_node(plan: Plan, node: Node, environment: Mapping[str, str]) -> None:
 
 
 def database_socket(plan: Plan) -> Path:
-    """Return the socket of the sandbox's own MariaDB."""
+    """Return the socket of the sandbox's MariaDB."""
     return plan.root / "mariadb.socket"
 
 
@@ -144,7 +144,7 @@ def _run(plan: Plan, environment: Mapping[str, str], argv: list[str]) -> str:
 
 
 def wait_for(plan: Plan, what: str, ready: Callable[[], bool], daemons: list[str]) -> None:
-    """Wait until `ready`; SlurmError with the last lines of the logs when a daemon died or time ran out."""
+    """Wait until `ready`; raises SlurmError with the ends of the logs if a daemon dies or time runs out."""
     deadline = time.monotonic() + START_LIMIT_S
     while not ready():
         known = processes.recorded(plan.root)
@@ -159,7 +159,7 @@ def wait_for(plan: Plan, what: str, ready: Callable[[], bool], daemons: list[str
 
 
 def tails(plan: Plan, daemons: list[str], lines: int = 12) -> str:
-    """Return the last lines of the daemons' logs, each block under the name of its file."""
+    """Return the last lines of the logs of daemons, each under the name of its file."""
     blocks = []
     for name in daemons:
         for path in (plan.root / "log" / f"{name}.log", plan.root / "log" / f"{name}.out"):
@@ -172,7 +172,7 @@ def tails(plan: Plan, daemons: list[str], lines: int = 12) -> str:
 
 
 def node_states(plan: Plan, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return node -> state as SLURM tells it (`idle`, `mixed`, `down`), nothing when it does not answer."""
+    """Return the state of each node (`idle`, `mixed`, `down`); empty if SLURM does not answer."""
     ask = ["sinfo", "--noheader", "--partition=low", "--Node", "--format=%N|%T"]
     try:
         answer = _run(plan, environment, ask)
@@ -182,19 +182,19 @@ def node_states(plan: Plan, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def idle(plan: Plan, environment: Mapping[str, str]) -> bool:
-    """Say whether SLURM calls every node idle."""
+    """Return whether all nodes are idle."""
     states = node_states(plan, environment)
     return len(states) == len(plan.nodes) and set(states.values()) == {"idle"}
 
 
 def listens_unix(path: Path) -> bool:
-    """Say whether somebody accepts connections on a unix socket."""
+    """Return whether a process accepts connections on a unix socket."""
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(str(path)) == 0
 
 
 def listens_tcp(port: int) -> bool:
-    """Say whether somebody listens on a TCP port of this machine, without bothering who does."""
+    """Return whether a process listens on a TCP port of this machine, without a connection to it."""
     # A trial connection would leave an error in the daemon's log.
     tables = [path.read_text(encoding="ascii") for path in map(Path, PORT_TABLES) if path.exists()]
     rows = (line.split() for table in tables for line in table.splitlines()[1:])

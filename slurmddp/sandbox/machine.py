@@ -1,4 +1,4 @@
-"""What this machine offers a sandbox: programs, the SLURM version, free ports and networks, a lock."""
+"""Find the resources of a sandbox on this machine: programs, SLURM version, free ports and networks."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ PACKAGES = {
 }
 CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
 FIRST_PORT, LAST_PORT = 21000, 29999
-"""Below the range from which Linux hands out ports by itself."""
+"""Below the ephemeral ports of Linux."""
 
 
 def search_path(environ: Mapping[str, str]) -> str:
-    """Return PATH with the system folders added, where Debian keeps daemons that users don't see."""
+    """Return PATH with the system folders added, which hold daemons on Debian."""
     return os.pathsep.join((environ.get("PATH", ""), *SYSTEM_FOLDERS))
 
 
 def find_program(name: str, path: str) -> str:
-    """Return where a program is; SlurmError when it is not installed."""
+    """Return the path of a program; raises SlurmError if it is not installed."""
     found = shutil.which(name, path=path)
     if found is None:
         raise SlurmError(f"{name} is not installed.", hint=install_hint([name]))
@@ -52,7 +52,7 @@ def find_program(name: str, path: str) -> str:
 
 
 def require_programs(request: Request, namespaces: bool, path: str) -> None:
-    """Refuse with one line naming all packages when programs that the sandbox needs are not installed."""
+    """Raise SlurmError with the missing packages if the sandbox lacks programs."""
     needed = ["slurmctld", "slurmd", "sinfo", "munged"]
     needed += ["slurmdbd", "mariadbd", "mariadb-install-db"] if request.accounting else []
     needed += ["ip", "hostname", "nsenter", "unshare"] if namespaces else []
@@ -71,7 +71,7 @@ def install_hint(missing: list[str]) -> str:
 
 
 def want_namespaces(request: Request) -> bool:
-    """Say whether nodes get network namespaces; refuse when they were asked for and can't be made."""
+    """Return whether nodes get network namespaces; raises ConfigError if the request is impossible."""
     if request.namespaces is None:
         return can_make_namespaces()
     if request.namespaces and not can_make_namespaces():
@@ -83,7 +83,7 @@ def want_namespaces(request: Request) -> bool:
 
 
 def can_make_namespaces() -> bool:
-    """Say whether this process may make network namespaces and interfaces."""
+    """Return whether this process may create network namespaces and interfaces."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("CapEff:"):
             held = int(line.split()[1], 16)
@@ -92,7 +92,7 @@ def can_make_namespaces() -> bool:
 
 
 def lay_out(request: Request, environ: Mapping[str, str]) -> Plan:
-    """Return the plan of `request` on this machine; call it while holding `machine_lock`."""
+    """Return the plan of `request` on this machine; the caller holds `machine_lock`."""
     check(request)
     path = search_path(environ)
     namespaces = want_namespaces(request)
@@ -124,10 +124,10 @@ def slurm_version(path: str) -> tuple[int, int]:
 
 
 def free_ports(count: int, root: Path) -> list[int]:
-    """Return ports on which nothing listens now.
+    """Return free ports.
 
-    Each folder's are sought from a place of its own: another sandbox's port, which is free while its daemon
-    restarts, should not be taken meanwhile.
+    The search starts at a port that depends on `root`, so that it spares the ports of another sandbox, which
+    are free while a daemon restarts.
     """
     number = LAST_PORT + 1 - FIRST_PORT
     first = zlib.crc32(str(root).encode()) % number
@@ -142,7 +142,7 @@ def free_ports(count: int, root: Path) -> list[int]:
 
 
 def free_subnet(path: str) -> int:
-    """Return x of a network 10.77.x.0/24 that neither a route nor a bridge of this machine knows."""
+    """Return x of a network 10.77.x.0/24 without a route or bridge on this machine."""
     program = find_program("ip", path)
     routes = subprocess.run([program, "-4", "route"], capture_output=True, text=True, check=True).stdout
     taken = [ipaddress.ip_network(text) for text in re.findall(r"^(?:\w+ )?(\d+\.[\d./]+)", routes, re.M)]
@@ -156,7 +156,7 @@ def free_subnet(path: str) -> int:
 
 @contextlib.contextmanager
 def machine_lock() -> Iterator[None]:
-    """Let one process on this machine at a time choose ports and networks; the file itself stays as it is."""
+    """Let one process at a time choose ports and networks, by a lock on /etc/hosts."""
     with HOSTS_FILE.open("rb") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield

@@ -1,7 +1,7 @@
-"""The network of a sandbox whose nodes are hosts: a namespace and an address per node, a bridge, /etc/hosts.
+"""The network of a sandbox: a namespace and an address per node, a bridge, and names in /etc/hosts.
 
-A namespace is held by one idle process, not by a mount under /run/netns, so the kernel removes it, and the
-interfaces inside, when the node's last process ends.
+One idle process holds each namespace, not a mount under /run/netns. So the kernel removes the namespace and
+its interfaces when the last process of the node ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def holder(node: Node) -> str:
 
 
 def enter(plan: Plan, node: Node, environment: Mapping[str, str]) -> list[str]:
-    """Return the words before a command that make it run on `node`; SlurmError when the node is gone."""
+    """Return the prefix of a command that runs on `node`; raises SlurmError if the node is gone."""
     if not plan.namespaces:
         return []
     held = processes.recorded(plan.root).get(holder(node))
@@ -39,7 +39,7 @@ def enter(plan: Plan, node: Node, environment: Mapping[str, str]) -> list[str]:
 
 
 def namespaces_of(plan: Plan) -> frozenset[str]:
-    """Return the namespaces that the nodes' processes live in."""
+    """Return the network namespaces of the nodes."""
     if not plan.namespaces:
         return frozenset()
     held = processes.recorded(plan.root)
@@ -49,7 +49,7 @@ def namespaces_of(plan: Plan) -> frozenset[str]:
 
 
 def build(plan: Plan, environment: Mapping[str, str]) -> None:
-    """Make the nodes' namespaces, connect them, and write their names to /etc/hosts."""
+    """Create the namespaces of the nodes, connect them, and write their names to /etc/hosts."""
     _refuse_taken_names(plan)
     _ip(environment, [f"link add {plan.bridge} type bridge"])
     pids = {node: _hold(plan, node, environment) for node in plan.nodes}
@@ -67,7 +67,7 @@ def build(plan: Plan, environment: Mapping[str, str]) -> None:
 
 
 def _hold(plan: Plan, node: Node, environment: Mapping[str, str]) -> int:
-    """Start the process that holds a node's namespaces, and wait until it is in them."""
+    """Start the process that holds the namespaces of a node, and wait until it has entered them."""
     command = ["unshare", "--net", "--uts", "/bin/sh", "-c", HOLD, node.name]
     entry = processes.start(holder(node), command, root=plan.root, environment=environment)
     deadline = time.monotonic() + 10
@@ -93,7 +93,7 @@ def _output(plan: Plan, node: Node) -> str:
 
 
 def remove(plan: Plan, environment: Mapping[str, str]) -> None:
-    """Remove bridge, links and host names, whatever there is of them."""
+    """Remove bridge, links and host names, as far as they exist."""
     if not plan.namespaces:
         return
     for link in (plan.bridge, *(node.link for node in plan.nodes)):
@@ -103,7 +103,7 @@ def remove(plan: Plan, environment: Mapping[str, str]) -> None:
 
 
 def set_link(plan: Plan, node: Node, up: bool, environment: Mapping[str, str]) -> None:
-    """Cut a node's network link, or join it again."""
+    """Cut or restore the network link of a node."""
     _ip(environment, [f"link set {node.link} {'up' if up else 'down'}"])
 
 
@@ -138,8 +138,8 @@ def _refuse_taken_names(plan: Plan) -> None:
 
 
 def edit_hosts(root: Path, lines: Sequence[str]) -> None:
-    """Replace the lines of the sandbox in `root` in /etc/hosts; no lines remove its block."""
-    # Written in place: in a container the file is often a mount, which can't be renamed over.
+    """Replace the block of the sandbox in /etc/hosts by `lines`; remove the block if there are none."""
+    # In a container the file is often a mount, so that it can't be replaced by a rename.
     with HOSTS_FILE.open("r+", encoding="utf-8") as stream:
         before = stream.read()
         after = with_block(without_stale(before), root, lines)

@@ -1,7 +1,7 @@
-"""What a sandbox consists of, as frozen values: names, addresses, ports and paths, but no action.
+"""The plan of a sandbox as frozen values: names, addresses, ports and paths.
 
-A `Request` is what a person asks for. A `Plan` is the request laid out on one machine; it is written into the
-state folder before anything starts, so that any later process can take the sandbox down from it.
+A `Request` holds the wishes of a person. A `Plan` is a request laid out on one machine. The plan is written
+into the state folder before anything starts, so that any later process can remove the sandbox.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 from slurmddp.errors import ConfigError
 
 RECORD = "sandbox.json"
-"""The file in a state folder that says that it is one, and holds the plan."""
+"""The file with the plan, by which a state folder is recognized."""
 MOST_NODES = 200
 SLURMD_PORT = 6818
 LONGEST_ROOT = 66
-"""Unix sockets end up to 40 characters below the state folder, and Linux allows 107 for all."""
+"""Linux allows 107 characters for a unix socket, and sockets need up to 40 below the state folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a person asks for; `namespaces` None means: as root yes, otherwise plain loopback."""
+    """The wishes of a person; `namespaces` None: network namespaces as root, else loopback."""
 
     name: str
     root: Path
@@ -36,19 +36,19 @@ class Request:
     grace_s: int = 10
     slurmd_timeout_s: int = 30
     kill_wait_s: int = 10
-    """Between SIGTERM and SIGKILL, where no partition's grace counts."""
+    """Seconds between SIGTERM and SIGKILL, unless the grace time of a partition counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What this machine gives: its name and size, the versions found, and what is free on it."""
+    """The facts of this machine: name, size, versions, free ports and networks."""
 
     host: str
     user: str
     memory_mb: int
     slurm_version: tuple[int, int]
     subnet: int
-    """Third number of the free network 10.77.x.0/24; it also numbers the bridge."""
+    """Third number of the network 10.77.x.0/24, and number of the bridge."""
     controller_port: int
     database_port: int
     node_ports: tuple[int, ...]
@@ -56,13 +56,13 @@ class Machine:
 
 @dataclass(frozen=True)
 class Node:
-    """One node: its SLURM name (with namespaces also its host name), its address, its slurmd's port."""
+    """One node: name, address and slurmd port; with namespaces the name is its host name too."""
 
     name: str
     address: str
     port: int
     link: str
-    """The network interface on this machine's side that leads to the node."""
+    """The network interface of this machine that leads to the node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,12 +106,12 @@ class Plan:
 
 
 def node_prefix(name: str) -> str:
-    """Return what node names begin with: plain `n` for the default sandbox, its name for any other."""
+    """Return the prefix of node names: `n` for the default sandbox, else `NAME-n`."""
     return "n" if name == "default" else f"{name}-n"
 
 
 def check(request: Request) -> None:
-    """Refuse a request that can't work, with the value to change."""
+    """Raise ConfigError with the wrong value if a request can't work."""
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,23}", request.name):
         raise ConfigError(
             f"{request.name!r} can't name a sandbox.",

@@ -1,7 +1,7 @@
-"""Starting daemons that outlive the command, and finding every process of a sandbox again, also much later.
+"""Start daemons that outlive the command, and find all processes of a sandbox later.
 
-A recorded pid alone can't be trusted: it may have been given to another process since. So a record holds the
-process's start time as well, and `members` finds what no record names (job steps and what jobs left behind).
+Because a pid may be given to another process, a record also holds the start time of its process. `members`
+finds processes without a record too: job steps, and processes that jobs left behind.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ DETACH = 'setsid "$@" </dev/null >>"$0" 2>&1 & echo $!'
 
 @dataclass(frozen=True)
 class Recorded:
-    """A process as it was recorded when it was started."""
+    """The record of a started process."""
 
     name: str
     pid: int
     started: str
 
     def alive(self) -> bool:
-        """Say whether this very process still runs."""
+        """Return whether this process still runs."""
         return start_time(self.pid) == self.started
 
 
 def start_time(pid: int) -> str | None:
-    """Return what tells a running process from others, None for one that is gone or a zombie."""
+    """Return the start time of a running process; None for a process that is gone or a zombie."""
     fields = identity.stat(pid)
     return None if fields is None or fields[0] in "ZX" else identity.start_time(pid)
 
@@ -46,9 +46,9 @@ def start_time(pid: int) -> str | None:
 def start(
     name: str, argv: Sequence[str], *, root: Path, environment: Mapping[str, str], folder: Path | None = None
 ) -> Recorded:
-    """Start a daemon in a session of its own, its output in `log/<name>.out`, and record it.
+    """Start a daemon in a new session with its output in `log/<name>.out`, and record it.
 
-    The environment has to hold `SANDBOX_ROOT_VARIABLE`: by it `members` finds a process that is not recorded.
+    `members` finds unrecorded processes by `SANDBOX_ROOT_VARIABLE`, which the environment must hold.
     """
     output = root / "log" / f"{name}.out"
     shell = subprocess.run(
@@ -68,7 +68,7 @@ def start(
 
 
 def end(entry: Recorded, *, patience_s: float = 20) -> None:
-    """Ask a daemon to end with SIGTERM and wait until it has; one that does not is killed."""
+    """Send SIGTERM to a daemon and wait for its end; kill it after `patience_s`."""
     with contextlib.suppress(ProcessLookupError):
         if entry.alive():
             os.kill(entry.pid, signal.SIGTERM)
@@ -79,7 +79,7 @@ def end(entry: Recorded, *, patience_s: float = 20) -> None:
 
 
 def recorded(root: Path) -> dict[str, Recorded]:
-    """Return all recorded daemons by name; one that is half written counts as not recorded."""
+    """Return all recorded daemons by name, without incomplete records."""
     found: dict[str, Recorded] = {}
     for path in sorted((root / "run").glob("*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError):
@@ -89,7 +89,7 @@ def recorded(root: Path) -> dict[str, Recorded]:
 
 
 def members(root: Path, namespaces: frozenset[str] = frozenset()) -> set[int]:
-    """Return the pids of all processes that belong to the sandbox in `root` and still run."""
+    """Return the pids of all running processes of the sandbox in `root`."""
     own = {entry.pid for entry in recorded(root).values() if entry.alive()}
     for folder in PROC.iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid() and _belongs(folder, root, namespaces):
@@ -119,16 +119,16 @@ def _marked(environment: bytes, root: Path) -> bool:
 
 
 def _works_in(process: Path, folder: Path) -> bool:
-    """Say whether it is one of SLURM's daemons, started in `folder` or below.
+    """Return whether a process is a daemon of SLURM that started in `folder` or below.
 
-    A slurmstepd overwrites its environment with its title, but keeps the working folder of its slurmd.
+    slurmstepd overwrites its environment with its title, but keeps the working folder of slurmd.
     """
     name = (process / "comm").read_text(encoding="utf-8", errors="replace")
     return name.startswith("slurm") and (process / "cwd").readlink().is_relative_to(folder)
 
 
 def on_node(root: Path, node: str) -> set[int]:
-    """Return the pids of a node's slurmd, of its job steps, and of all that jobs started on it."""
+    """Return the pids of slurmd, of job steps and of all other processes on a node."""
     found = set()
     mark = f"{SANDBOX_JOB_VARIABLE}={root}/{node}/".encode()
     for process in PROC.iterdir():
@@ -142,7 +142,7 @@ def on_node(root: Path, node: str) -> set[int]:
 
 
 def network_namespace(pid: int) -> str | None:
-    """Return the name of a process's network namespace, None when the process is gone."""
+    """Return the network namespace of a process; None if the process is gone."""
     try:
         return str((PROC / str(pid) / "ns/net").readlink())
     except OSError:
@@ -150,7 +150,7 @@ def network_namespace(pid: int) -> str | None:
 
 
 def cut_power(find: Callable[[], set[int]]) -> None:
-    """Kill whatever `find` names as one: none of them lives to see another die, or to tell anyone."""
+    """Kill all processes that `find` returns at once, so that none can react to the death of another."""
     stopped: set[int] = set()
     while new := find() - stopped:
         for pid in new:
@@ -161,7 +161,7 @@ def cut_power(find: Callable[[], set[int]]) -> None:
 
 
 def kill_all(find: Callable[[], set[int]], *, patience_s: float = 20) -> None:
-    """Kill whatever `find` names until it names nothing; SlurmError when something can't be killed."""
+    """Kill the processes that `find` returns until it returns none; raises SlurmError after `patience_s`."""
     deadline = time.monotonic() + patience_s
     while pids := find():
         for pid in pids:

@@ -1,4 +1,4 @@
-"""The record of a sandbox in its state folder, by which every later command finds what was started."""
+"""Read and write the record of a sandbox, by which later commands find it."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def names(environ: Mapping[str, str]) -> list[str]:
 
 
 def exists(root: Path) -> bool:
-    """Say whether there is a sandbox in `root`, be it up or the remains of one."""
+    """Return whether there is a sandbox in `root`, running or not."""
     return (root / RECORD).exists()
 
 
 def is_free(root: Path) -> bool:
-    """Say whether the folder `root` holds nothing but, at most, a record that was never finished."""
+    """Return whether the folder `root` is empty, except for an incomplete record."""
     return all(path.name.startswith(f".{RECORD}.") for path in root.iterdir())
 
 
 def write(root: Path, layout: Plan) -> None:
-    """Write down what is about to be started in `root`."""
+    """Record the plan of the sandbox in `root`."""
     with replacing(root / RECORD) as stream:
         stream.write(json.dumps(plan.to_json(layout), indent=1).encode())
 
 
 def read(root: Path, name: str) -> Plan:
-    """Return what was started in `root` as `name`; SlurmError when there is no such sandbox."""
+    """Return the plan of the sandbox in `root`; raises SlurmError if there is no such sandbox."""
     try:
         return plan.from_json(json.loads((root / RECORD).read_text(encoding="utf-8")))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The variables that make a sandbox the SLURM of a shell or a process, and lines that undo it; pure."""
+"""The variables by which a shell or process uses a sandbox, and shell lines that unset them; pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def variables(plan: Plan, folders: Sequence[str], environ: Mapping[str, str]) ->
 
 
 def export_lines(wanted: Mapping[str, str]) -> list[str]:
-    """Return shell lines that set `wanted`, and unset what another sandbox may have set."""
+    """Return shell lines that set `wanted`, and unset variables of another sandbox."""
     lines = [f"export {name}={shlex.quote(value)}" for name, value in wanted.items()]
     return lines if MASTER_ADDR_VARIABLE in wanted else [*lines, f"unset {MASTER_ADDR_VARIABLE}"]
 
