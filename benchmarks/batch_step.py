@@ -1,4 +1,4 @@
-"""Measures the batch step on a real SLURM: from sbatch to the agents, and from SIGTERM to the requeue.
+"""Measure the batch step on a real SLURM: from sbatch to the agents, and from SIGTERM to the requeue.
 
     python benchmarks/batch_step.py [--rounds N] [--before COMMIT] [--output FILE]
 

@@ -1,4 +1,4 @@
-"""Measures what it costs that each checkpoint is hashed while it is written: the share of the time of a save.
+"""Measure the share of hashing in the time of a save.
 
     python benchmarks/checkpoint_hash.py [--rounds N] [--busy N] [--dir FOLDER] [--output FILE]
 

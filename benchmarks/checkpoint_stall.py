@@ -1,4 +1,4 @@
-"""Measures how long a save stops training, when it is durable, and what steps cost meanwhile.
+"""Measure how long a save pauses the training, when it is durable, and the cost of steps meanwhile.
 
     python benchmarks/checkpoint_stall.py [--sizes 100 600 2000] [--rounds N] [--dir FOLDER] [--output FILE]
 

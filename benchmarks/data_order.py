@@ -1,4 +1,4 @@
-"""What it takes to get the first index of an epoch, and each further one, beside torch's DistributedSampler.
+"""Measure the time to the first index of an epoch and to further ones, beside torch's DistributedSampler.
 
     python benchmarks/data_order.py [--rounds 5] [--most 8] [--output FILE]
 

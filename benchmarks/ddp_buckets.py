@@ -1,4 +1,4 @@
-"""How far a resumed run strays with torch's own DistributedDataParallel, and with the layout fixed.
+"""Measure how far a resumed run deviates with torch's DistributedDataParallel, and with fixed buckets.
 
     python benchmarks/ddp_buckets.py [--ranks 4] [--steps 200] [--output FILE]
 

@@ -1,4 +1,4 @@
-"""What the benchmarks beside torchrun share: sizes, places to start trainings, their begin and their end."""
+"""Shared parts of the benchmarks beside torchrun: sizes, sites, the start and the end of a training."""
 
 from __future__ import annotations
 

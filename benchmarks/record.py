@@ -1,4 +1,4 @@
-"""What all benchmarks do alike: take turns, compare round by round, keep what was found.
+"""Shared parts of all benchmarks: run in turn, compare round by round, keep the results.
 
 Figures are printed. They are written only into the file that `--output` names, so that a short run, or one
 on a busy machine, never replaces those of `benchmarks/results/`, which the docs tell.

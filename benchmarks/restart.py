@@ -1,4 +1,4 @@
-"""Measures the time from the death of a rank to the next completed step of all ranks, beside torchrun.
+"""Measure the time from the death of a rank to the next completed step of all ranks, beside torchrun.
 
     python benchmarks/restart.py [--rounds N] [--sizes 1x2 1x4 2x2] [--output FILE]
 
@@ -7,16 +7,16 @@ rank ends itself by SIGKILL, once. In turn in every round:
 
 torchrun           --max-restarts=3 --monitor-interval=0.1
 torchrun default   --max-restarts=3, with torchrun's own interval
-slurmddp           the agents, which start the ranks again in place
+slurmddp           the agents, which restart the ranks in place
 
 Under torchrun rank 0 saves by torch.save without a flush to the disk, its best case; under slurmddp by
-`Distributon.save(wait=False)`. torchrun 2.13 keeps one store for all its restarts, in which the ranks that
-begin again may find the addresses of those that are gone, and hang; so it is told not to
-(TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1). A time ends when every rank has completed a step after the one in
-which the rank died: all ranks run on one machine and read one clock. Sizes are NODESxRANKS; one node is this
-machine, several are hosts of a sandbox (network namespaces, as root), where srun starts one torchrun
-(rendezvous c10d) or one agent on each. 1x1gpu, added where torch sees a GPU, trains there, over NCCL under
-torchrun; all others hide the GPUs. Ratios are medians of the ratios of the rounds.
+`Distributon.save(wait=False)`. torchrun 2.13 keeps one store for all restarts. Restarted ranks may find
+addresses of dead ranks in this store and hang, so TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 disables it. A time
+ends when every rank has completed a step after the step of the death: all ranks run on one machine and read
+one clock. Sizes are NODESxRANKS; one node is this machine, several are hosts of a sandbox (network
+namespaces, as root), where srun starts one torchrun (rendezvous c10d) or one agent on each. 1x1gpu, added
+where torch sees a GPU, trains there, over NCCL under torchrun; all others hide the GPUs. Ratios are medians
+of the ratios of the rounds.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from peers import (
 from record import as_json, in_turn, keep, parser, ratio
 
 LIMIT = 0.1
-"""What slurmddp may take of torchrun's time."""
+"""The largest ratio of slurmddp's time to torchrun's time."""
 DIES_IN, LAST = 5, 10
 WAYS = ("torchrun", "torchrun default", "slurmddp")
 

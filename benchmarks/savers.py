@@ -1,4 +1,4 @@
-"""What checkpoint_stall.py measures: a state, steps beside it, and each way to save that state."""
+"""The workload of checkpoint_stall.py: a state, steps beside it, and each way to save the state."""
 
 from __future__ import annotations
 

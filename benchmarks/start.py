@@ -1,4 +1,4 @@
-"""Measures the time from the command to the first completed training step, beside torchrun.
+"""Measure the time from the command to the first completed training step, beside torchrun.
 
     python benchmarks/start.py [--rounds N] [--ranks 2 4] [--local | --sandbox] [--output FILE]
 
@@ -7,13 +7,13 @@ Four ways to start the same small training (gloo, DistributedDataParallel, AdamW
 torchrun          torchrun --nproc-per-node=N on a plain script
 by hand           the plain script N times, with the variables of the rendezvous set
 slurmddp          the agent, on a function of a project (`program._target_`)
-slurmddp script   the agent, on a script of one's own (`program.script`)
+slurmddp script   the agent, on a plain script (`program.script`)
 
-Locally each is a plain process; on the cluster, a sandbox that the benchmark starts and takes down, each is
-what one srun starts. A time ends when the last rank has written its stamp, right after `optimizer.step()`.
-Each way imports what it imports once per process that does: slurmddp's agent once per node, the others once
-per rank. Ratios are medians of the ratios of the rounds. Where torch sees a GPU, one rank is started there as
-well (`1gpu`), over NCCL; all others hide the GPUs, and the limit is for them.
+Locally each way is a plain process. On the cluster, a sandbox that the benchmark starts and removes, one srun
+starts each way. A time ends when the last rank has written its time stamp, right after `optimizer.step()`.
+slurmddp's agent imports once per node, the other ways import once per rank. Ratios are medians of the ratios
+of the rounds. Where torch sees a GPU, one rank is started there as well (`1gpu`), over NCCL; all others hide
+the GPUs, and the limit is for them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from peers import (
 from record import as_json, in_turn, keep, parser, ratio
 
 LIMIT = 0.5
-"""What slurmddp may take of torchrun's time."""
+"""The largest ratio of slurmddp's time to torchrun's time."""
 WAYS = ("torchrun", "by hand", "slurmddp", "slurmddp script")
 
 STEP = """

@@ -1,4 +1,4 @@
-"""Measures what a person waits for before anything happens.
+"""Measure the times for which a person waits before a training starts.
 
 That is `slurmddp --help`, and `slurmddp train --dry-run` against a bare script that imports Hydra and
 composes the same configuration.

@@ -1,4 +1,4 @@
-"""What agreeing on a stop costs per training step, beside the usual way: an all-reduce of a flag each step.
+"""Measure the cost of the stop agreement per step, beside an all-reduce of a flag in each step.
 
     python benchmarks/stop_agreement.py [--ranks 4] [--steps 1000] [--rounds 5] [--step-ms 1.0]
                                         [--output FILE]

@@ -1,4 +1,4 @@
-"""How evenly the keyed permutation of the data order mixes, beside NumPy's shuffle.
+"""Measure how evenly the keyed permutation of the data order mixes, beside NumPy's shuffle.
 
     python benchmarks/uniformity.py [--keys 200] [--output FILE]
 

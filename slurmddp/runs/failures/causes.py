@@ -1,6 +1,6 @@
-"""What a process died of, read from its last lines, and what a person can do about it: pure.
+"""Find the reason why a process ended in its last lines, and the advice for this reason; pure.
 
-A phrase begins with its kind, so the phrase that was written down is enough to find the advice again.
+A reason begins with its kind, so that the advice follows from the recorded reason.
 """
 
 from __future__ import annotations
@@ -66,20 +66,20 @@ _WHAT_TO_DO = {
 _NOT_FOR_MEMORY = " (the kernel counted no out-of-memory kill)"
 _TEXT_CHARS = 200
 _REFUSAL = re.compile(r"(\w*Error|SystemExit): .")
-"""How a rank says, without a traceback, why slurmddp refuses to go on or with which text its program left."""
+"""A line without a traceback: a refusal of slurmddp, or the text with which a program ended."""
 _USAGE = re.compile(r"\S+: error: .")
 _EXIT_USAGE = 2
-"""How argparse ends a program that it can't make out the arguments of."""
+"""The exit code of argparse for wrong arguments."""
 _WORKER = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: ([\w ]+)")
 _WORKER_ENDED = re.compile(r"DataLoader worker \(pid \d+\) exited unexpectedly with exit code (\d+)")
 _FETCHING = "in rebuild_storage_fd"
-"""Where a rank takes a batch from a worker: if that is gone, it loses a connection before torch tells why."""
+"""The frame in which a rank fetches a batch; the rank loses this connection before torch says why."""
 _WORKER_GONE = re.compile(r"EOFError|BrokenPipeError|Connection\w+Error")
 _WORKER_SAID = re.compile(r"Fatal Python error: (.+)|ERROR: Unexpected (.+) encountered in worker")
 _BEFORE_A_CRASH = 3
 _CRASH = "Fatal Python error"
 _AGENTS = ("/slurmddp/launchers/", "<frozen runpy>")
-"""What stands below the frames of a rank that its agent has forked."""
+"""Paths of the frames below the frames of a forked rank."""
 _KINDS = (
     (OUT_OF_GPU_MEMORY, r"OutOfMemoryError|CUDA (error: )?out of memory|_STATUS_ALLOC_FAILED"),
     (SHARED_MEMORY, r"shared memory\(shm\).*No space left|</torch_\d+_.*No space left"),
@@ -92,14 +92,14 @@ _KINDS = (
 
 
 def reads_like_a_lost_peer(lines: Sequence[str]) -> bool:
-    """Whether the last lines of a process are those of one that only lost another."""
+    """Return whether the last lines of a process say that it only lost another rank."""
     return bool(words_of_loss(lines))
 
 
 def telling(lines: Sequence[str], count: int) -> tuple[str, ...]:
-    """Return those `count` of a process's last lines that say the most: as a rule the last of all.
+    """Return the `count` most useful of a process's last lines.
 
-    Of a crash these are the innermost frames, which faulthandler writes first, behind those of other threads.
+    These are the last lines, or after a crash the innermost frames, which faulthandler writes first.
     """
     crashes = [number for number, line in enumerate(lines) if line.startswith(_CRASH)]
     if not crashes:
@@ -110,7 +110,7 @@ def telling(lines: Sequence[str], count: int) -> tuple[str, ...]:
 
 
 def _crashed_thread(lines: Sequence[str]) -> list[str]:
-    """Return the frames of the thread that crashed, down to where the rank was started; else all lines."""
+    """Return the frames of the crashed thread above the start of the rank, or all lines."""
     starts = [number for number, line in enumerate(lines) if line.startswith("Current thread")]
     if not starts:
         return list(lines)
@@ -123,17 +123,20 @@ def _crashed_thread(lines: Sequence[str]) -> list[str]:
 
 
 def advice(reason: str) -> str:
-    """Return what to do about a reason; an empty text where the reason itself is all there is."""
+    """Return the advice for a reason; empty if there is no advice."""
     kinds = [kind for kind in _WHAT_TO_DO if reason.startswith(kind)]
     return _WHAT_TO_DO[max(kinds, key=len)] if kinds else ""
 
 
 def reason_of(exit_code: int | None, signal: str | None, lines: Sequence[str], oom: str | None = None) -> str:
-    """Return why a process ended, as one phrase; an empty text where nothing tells.
+    """Return why a process ended, as one phrase; empty if unknown.
 
-    `lines` are its last ones, a few hundred as a rule. `oom` says what the kernel's count of processes killed
-    for want of memory tells: None when it can't be read, "" when none was killed, else how (`at the limit of
-    4 GB`).
+    Args:
+        exit_code: of the process; None after a signal.
+        signal: the name of the signal that killed the process.
+        lines: its last lines, usually a few hundred.
+        oom: how the kernel killed for memory (`at the limit of 4 GiB`); "" if it did not, None if not
+            counted.
     """
     plain = before_loss(plain_lines(lines))
     return _of_signal(signal, plain, oom) if signal else _of_exit(exit_code, plain, oom)
@@ -145,8 +148,8 @@ def _of_signal(signal: str, lines: Sequence[str], oom: str | None) -> str:
     if signal not in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"):
         return ""
     said = [line.partition("what():")[2].strip() for line in lines if "what():" in line]
-    told = [*lines[-4:], *said[-1:]]  # NCCL's watchdog says it, and then shows stacks.
-    if signal == "SIGABRT" and (lost := words_of_loss(told)):
+    last = [*lines[-4:], *said[-1:]]  # NCCL's watchdog names the loss, and then shows stacks.
+    if signal == "SIGABRT" and (lost := words_of_loss(last)):
         return _lost_peer(lost)
     where = crash_place(lines)
     if signal == "SIGBUS":
@@ -169,13 +172,13 @@ def _of_exit(exit_code: int | None, lines: Sequence[str], oom: str | None) -> st
 
 
 def _of_worker(lines: Sequence[str], oom: str | None) -> str:
-    """Return what killed a data worker, which the rank only tells of."""
+    """Return what killed a data worker, if the rank reports its death."""
     raised = raised_at(lines)
-    # The thread that pins memory may tell last that the worker's connection is gone.
-    told = lines if raised is None or _WORKER_GONE.match(lines[raised]) else last_chain(lines)
-    if codes := [match[1] for line in told if (match := _WORKER_ENDED.search(line))]:
+    # The thread that pins memory may report last that the connection of the worker is gone.
+    report = lines if raised is None or _WORKER_GONE.match(lines[raised]) else last_chain(lines)
+    if codes := [match[1] for line in report if (match := _WORKER_ENDED.search(line))]:
         return f"{ENDED_WORKER}, with exit code {codes[-1]}"
-    ends = [match[1].strip().lower() for line in told if (match := _WORKER.search(line))]
+    ends = [match[1].strip().lower() for line in report if (match := _WORKER.search(line))]
     gone = not ends and _lost_while_fetching(lines)
     if gone:
         ends = [(match[1] or match[2]).lower() for line in lines if (match := _WORKER_SAID.match(line))]
@@ -212,7 +215,7 @@ def _cut(text: str) -> str:
 
 
 def _refusal(exit_code: int | None, lines: Sequence[str]) -> str:
-    """Return what a process said of its end without a traceback; an empty text if its exception says more."""
+    """Return the reason that a process printed without a traceback; empty if its exception says more."""
     if exit_code == _EXIT_USAGE and lines and _USAGE.match(lines[-1]):
         return lines[-1]
     raised = raised_at(lines)
@@ -223,5 +226,5 @@ def _refusal(exit_code: int | None, lines: Sequence[str]) -> str:
     if kind != "SystemExit" and went_on(lines, said[-1], EXIT_FAILED):
         return ""
     if exit_code in (None, 1) and raised is not None and kind != "SystemExit":
-        return ""  # The exception is what lies behind an error of ours.
+        return ""  # The exception caused the error of slurmddp.
     return text if kind in ("Error", "SystemExit") else f"{kind}: {text}"

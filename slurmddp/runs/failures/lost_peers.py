@@ -1,4 +1,4 @@
-"""Whether a process ended only because it lost, or never met, another rank: by what torch says; pure."""
+"""Find out from torch's messages whether a process ended only because it lost another rank; pure."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _LOST = re.compile(
     re.IGNORECASE,
 )
 _NOTHING_OF_IT = re.compile(r"\s|frame #|.*\bNCCL INFO\b")
-"""Code, frames, and what NCCL writes down of its every act."""
+"""Lines that say nothing about a loss: code, frames, NCCL's log."""
 _OTHERS_ERROR = re.compile(r"(?!RuntimeError|torch\.distributed\.|nccl)[A-Za-z_][\w.]*(Error|Exception)\b")
-"""What a program says that lost its storage or a server: torch names a lost rank by its own errors only."""
+"""Errors of a program that lost its storage or a server: torch uses only its own errors for a lost rank."""
 _LINES = 5
 
 
 def words_of_loss(lines: Sequence[str]) -> str:
-    """Return the line in which a process says that it lost another rank; an empty text where it does not.
+    """Return the line in which a process says that it lost another rank; empty if there is none.
 
-    It counts in what the exception says that came last; without one, in the last lines.
+    Only the message of the last exception counts, or the last lines without an exception.
     """
     return _words_of_loss(before_loss(plain_lines(lines)))
 
 
 def before_loss(plain: Sequence[str]) -> Sequence[str]:
-    """Return the lines up to an error of the process's own, if it lost others only while it dealt with that.
+    """Return the lines up to an own error of the process, if it lost others only while handling this error.
 
-    So it ends with `finally: barrier()`, for which the others do not come.
+    An example is `finally: barrier()`, which the other ranks never reach.
     """
     earlier = before_last(plain) if _words_of_loss(plain) else None
     return plain if earlier is None or _words_of_loss(earlier) else earlier

@@ -18,14 +18,14 @@ from slurmddp.runs.failures import causes
 from slurmddp.runs.failures.causes import reads_like_a_lost_peer
 
 DELIBERATE_CODES = frozenset({EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNHEALTHY_NODE})
-"""Codes with which a rank says why it must not be run again, or not here; they are passed on as they are."""
+"""Exit codes with which a rank refuses another attempt, or its node; the agents pass them on."""
 ENDED_BY_AGENT = "ended by its agent"
-"""The reason of a rank that its own agent has ended: another one's end has caused it."""
+"""The reason of a rank that its agent has ended: another failure is the cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One process's bad end; `rank` and `local_rank` are None when the agent itself died or refused."""
+    """The failure of one process; `rank` and `local_rank` are None if an agent failed."""
 
     rank: int | None
     local_rank: int | None = None
@@ -36,22 +36,22 @@ class Failure:
     time: float = 0.0
     last_lines: tuple[str, ...] = ()
     reason: str = ""
-    """Why, as one phrase (see `causes`); empty where nothing tells."""
+    """Why, as one phrase (see `causes`); empty if unknown."""
     generation: int = 0
-    """Which set of ranks of the attempt it was, counted from the restarts in place."""
+    """The number of restarts in place before the failure."""
 
     @property
     def sentence(self) -> str:
-        """Who, where, how and why, to stand within a line of text."""
+        """Process, host, end and reason, without a final full stop."""
         for kind in (causes.LOST_CONTACT, causes.LOST_NODE, causes.STALLED):
             if self.reason.startswith(kind):
                 return f"{self.short}{self.reason.removeprefix(kind)}"
-        told = self.exit_code is not None or self.signal is not None
-        return f"{self.short}: {self.reason}" if self.reason and told else self.short
+        known = self.exit_code is not None or self.signal is not None
+        return f"{self.short}: {self.reason}" if self.reason and known else self.short
 
     @property
     def short(self) -> str:
-        """Who, where and how, where the reason stands elsewhere."""
+        """Process, host and end, without the reason."""
         host = self.host or "an unknown host"
         if self.reason.startswith(causes.LOST_CONTACT):
             return f"nodes {host.replace(', ', ' and ')} lost each other"
@@ -59,7 +59,7 @@ class Failure:
             return f"node {self.node_rank} ({host}) was lost"
         who = f"rank {self.rank} on {host}"
         if self.rank is None:
-            # Before the ranks exist, what fails is the agent that starts them.
+            # Before the ranks exist, only their agent can fail.
             who = f"the agent {'' if self.node_rank is None else f'of node {self.node_rank} '}on {host}"
         if self.reason.startswith(causes.STALLED):
             return f"{who} {causes.STALLED}"
@@ -79,16 +79,16 @@ class Failure:
 
     @property
     def advice(self) -> str:
-        """What a person can do about it; empty where the reason is all there is."""
+        """The remedy; empty if there is no advice."""
         return causes.advice(self.reason)
 
     @property
     def lines_title(self) -> str:
-        """What `last_lines` are."""
+        """The title of `last_lines`."""
         return "its stack" if self.reason.startswith(causes.STALLED) else "its last lines"
 
     def telling_lines(self, count: int) -> tuple[str, ...]:
-        """Return those of `last_lines` that say the most; a stack begins with its innermost frame."""
+        """Return the most useful of `last_lines`; a stack begins with its innermost frame."""
         if self.reason.startswith(causes.STALLED):
             return self.last_lines[:count]
         return causes.telling(self.last_lines, count)
@@ -144,7 +144,7 @@ def unable_node(agent: int, hosts: Sequence[str], found: Failure) -> Failure:
 
 
 def from_json(text: str) -> Failure | None:
-    """Return the failure in a file's text; None when it is not (yet) a whole one."""
+    """Return the failure in the text of a file; None if the text is incomplete."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -153,7 +153,7 @@ def from_json(text: str) -> Failure | None:
 
 
 def from_facts(found: Mapping[str, Any]) -> Failure:
-    """Return the failure that an event or a record tells of; what it does not tell is not known."""
+    """Return the failure in an event or a record; missing facts are not known."""
     known: dict[str, Any] = {"rank": None, "host": "", "exit_code": None, "signal": None}
     known |= {field.name: found[field.name] for field in fields(Failure) if field.name in found}
     known["host"], known["reason"] = str(known["host"] or ""), str(known.get("reason") or "")
@@ -162,11 +162,11 @@ def from_facts(found: Mapping[str, Any]) -> Failure:
 
 
 def is_consequence(failure: Failure) -> bool:
-    """Whether another may be the cause: it lost or awaits a peer, or it ended well before the others."""
+    """Return whether another failure may be the cause: a lost peer, or an end before the others."""
     if failure.exit_code == EXIT_FINISHED or failure.reason.startswith(causes.STALLED_TOGETHER):
         return True
     if failure.exit_code is None and failure.signal != "SIGABRT":
-        return False  # Killed, lost or stalled: what it was saying does not matter.
+        return False  # Killed, lost or hung: its last lines do not matter.
     if failure.exit_code in DELIBERATE_CODES:
         return False
     if failure.reason:

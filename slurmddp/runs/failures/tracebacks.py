@@ -1,4 +1,4 @@
-"""Tracebacks in the last lines of a process: which exception ended it, and where it was raised; pure."""
+"""Find the exception that ended a process in its last lines, and the place where it was raised; pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from slurmddp.errors import EXIT_FAILED
 
 TRACEBACK = "Traceback (most recent call last):"
 FRAME = re.compile(r'\s+File "(?P<path>[^"]+)", line (?P<line>\d+)(,? in (?P<where>.+))?$')
-"""A frame; without `in` it is the place of a SyntaxError."""
+"""A frame; without `in` the place of a SyntaxError."""
 _EXCEPTION = re.compile(r"[A-Za-z_]([\w.]|<locals>)*(:( .*)?)?$")
 _IGNORED = "Exception ignored "
-"""How Python announces what was raised where nobody can catch it, in `__del__` say: it ends nothing."""
+"""Python's prefix for exceptions that end nothing, such as in `__del__`."""
 _GROUP = re.compile(r"\s*\+ Exception Group Traceback")
 _BRANCH = re.compile(r"\s*\+-\+-+ 1 -+$")
 _BRANCH_ENDS = re.compile(r"\s*\+-+( \d+ -+)?$")
 _MARGIN = re.compile(r"\s*[|+] ?")
-"""How Python draws the tree of an exception group."""
+"""Python's drawing of the tree of an exception group."""
 _OF_A_RANK = re.compile(r"\[rank\d+\]: ")
-"""What torch puts before each line of a traceback once the ranks have met."""
+"""torch's prefix of the lines of a traceback after the rendezvous."""
 _LIBRARY = re.compile(r"<|.*/(site|dist)-packages/|.*/lib/python3[^/]*/")
 _OURS = str(Path(__file__).parents[2]) + "/"
 _LINKS = ("The above exception was the direct cause", "During handling of the above exception")
@@ -31,7 +31,7 @@ _OVER_AND_OVER = 8
 
 
 def plain_lines(lines: Sequence[str]) -> list[str]:
-    """Return the lines without what is no word of the process's own on its end, and a group as its first."""
+    """Return the lines without prefixes and ignored exceptions, and with the first exception of a group."""
     return _first_of_group(_without_ignored([_OF_A_RANK.sub("", line) for line in lines]))
 
 
@@ -51,7 +51,7 @@ def _without_ignored(lines: Sequence[str]) -> list[str]:
 
 
 def _first_of_group(lines: Sequence[str]) -> list[str]:
-    """Return the lines with the first exception of a group in the group's place, if a group comes last."""
+    """Return the lines with a last exception group replaced by its first exception."""
     groups = [number for number, line in enumerate(lines) if _GROUP.match(line)]
     if not groups or any(line.strip() == TRACEBACK for line in lines[groups[-1] :]):
         return list(lines)
@@ -63,24 +63,24 @@ def _first_of_group(lines: Sequence[str]) -> list[str]:
             found.append(_MARGIN.sub("", line, count=1))
             continue
         while not found[-1].startswith(" ") and not found[-1].endswith(TRACEBACK):
-            found.pop()  # What the group says of itself.
+            found.pop()  # The message of the group.
     return [*lines[: groups[-1]], *found]
 
 
 def begins(lines: Sequence[str]) -> list[int]:
-    """Return where tracebacks begin."""
+    """Return the numbers of the lines with which tracebacks begin."""
     return [number for number, line in enumerate(lines) if line.strip().endswith(TRACEBACK)]
 
 
 def raised_at(lines: Sequence[str]) -> int | None:
-    """Return where the last traceback's exception stands."""
+    """Return the number of the line with the exception of the last traceback."""
     starts = begins(lines)
     after = range(starts[-1] + 1, len(lines)) if starts else ()
     return next((n for n in after if not lines[n].startswith(" ") and _EXCEPTION.match(lines[n])), None)
 
 
 def last_chain(lines: Sequence[str]) -> Sequence[str]:
-    """Return the lines from where the last exception, or the first of those that led to it, is told."""
+    """Return the lines from the last exception on, with the chain of exceptions that led to it."""
     starts = begins(lines)
     begun = starts[-1] if starts else 0
     for start in reversed(starts[:-1]):
@@ -91,7 +91,7 @@ def last_chain(lines: Sequence[str]) -> Sequence[str]:
 
 
 def before_last(lines: Sequence[str]) -> Sequence[str] | None:
-    """Return the lines up to the exception before the last of a chain, if it came from a person's code."""
+    """Return the lines up to the exception before the last of a chain, if it comes from a person's code."""
     starts = begins(lines)[-2:]
     links = [number for number, line in enumerate(lines) if line.startswith(_LINKS)]
     if len(starts) < 2 or not links or not starts[0] < links[-1] < starts[1]:
@@ -100,10 +100,10 @@ def before_last(lines: Sequence[str]) -> Sequence[str] | None:
 
 
 def went_on(lines: Sequence[str], number: int, exit_code: int | None) -> bool:
-    """Whether a process has outlived what it told in line `number`: it printed on as before, step by step.
+    """Return whether a process continued after line `number`: it printed lines of the same kind as before.
 
-    What else it printed may be the rest of a long message, or what it said as it left. An exit code that an
-    exception does not give shows that no message ends there.
+    Other lines may belong to a long message, or to the end of the process. With an exit code that no
+    exception gives, repeated lines count too.
     """
     before = {_words(line) for line in lines[:number] if not line.startswith(" ")}
     after = Counter(_words(line) for line in lines[number + 1 :] if not line.startswith((" ", "\t")))
@@ -112,18 +112,18 @@ def went_on(lines: Sequence[str], number: int, exit_code: int | None) -> bool:
 
 
 def _words(line: str) -> tuple[str, ...]:
-    """Return what lines have in common that tell the same of other numbers."""
+    """Return the words of a line, which stay the same if only its numbers change."""
     return tuple(_WORDS.findall(line))
 
 
 def whole(lines: Sequence[str], number: int) -> str:
-    """Return the line of an error, with the next one if it only announces what it tells."""
-    told = [line.strip() for line in lines[number : number + 2]]
-    return " ".join(told) if told[0].endswith(":") else told[0]
+    """Return the line of an error, with the next line if it ends with a colon."""
+    error = [line.strip() for line in lines[number : number + 2]]
+    return " ".join(error) if error[0].endswith(":") else error[0]
 
 
 def exception(lines: Sequence[str], exit_code: int | None) -> tuple[str, str]:
-    """Return the line of the exception that ended a process, and where it was raised."""
+    """Return the line of the exception that ended a process, and the place where it was raised."""
     starts, raised = begins(lines), raised_at(lines)
     if raised is None or went_on(lines, raised, exit_code):
         return "", ""
@@ -133,7 +133,7 @@ def exception(lines: Sequence[str], exit_code: int | None) -> tuple[str, str]:
 
 
 def place(lines: Iterable[str], *, anyone: bool = False, innermost: int = -1) -> str:
-    """Return ` (train.py:12 in step)` for the innermost frame of the person's own code, or of `anyone`."""
+    """Return ` (train.py:12 in step)` for the innermost frame of a person's code, or of `anyone`'s."""
     frames = [match for line in lines if (match := FRAME.match(line))]
     own = [frame for frame in frames if anyone or not _is_library(frame["path"])]
     if not own:
@@ -148,7 +148,7 @@ def _is_library(path: str) -> bool:
 
 
 def crash_place(lines: Sequence[str]) -> str:
-    """Return where Python stood when compiled code crashed, from the lines of faulthandler."""
+    """Return the place in Python code at which compiled code crashed, from the lines of faulthandler."""
     starts = [number for number, line in enumerate(lines) if line.startswith("Current thread")]
     if not starts:
         return ""
