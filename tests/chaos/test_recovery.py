@@ -36,7 +36,7 @@ def test_a_recovery_has_its_lost_steps_and_seconds_counted(
     assert found.survived
 
 
-def test_a_run_that_was_not_interrupted_went_on(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_not_interrupted_continued(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     def act() -> None:
         story.time += 3
         story.steps(0, 13, 13)
@@ -97,7 +97,7 @@ def test_a_fault_that_ends_several_attempts_counts_from_the_last(
     assert (found.outcome, found.step) == ("lost", 13)
 
 
-def test_a_broken_promise_is_a_loss_although_the_training_goes_on(
+def test_a_broken_promise_is_a_loss_although_the_training_continues(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "_resume_by_hand", lambda *args: False)

@@ -42,7 +42,7 @@ def test_the_name_of_the_first_node_is_resolved_ipv4_first_and_once(names):
     assert texts(TWO_NODES) == ["10.0.0.1", "10.1.0.1", "2001:db8::1"]
 
 
-def test_a_loopback_address_beside_a_real_one_is_passed_over(names):
+def test_a_loopback_address_beside_a_real_address_is_skipped(names):
     names["n1"] = ["127.0.1.1", "10.0.0.1"]
     assert texts(TWO_NODES) == ["10.0.0.1"]
 
@@ -71,7 +71,7 @@ def test_a_name_server_that_is_down_is_no_wrong_value(names):
     assert not isinstance(caught.value, MismatchError)
 
 
-def test_a_name_server_that_comes_back_is_asked_again(names, monkeypatch):
+def test_a_name_server_that_recovers_is_asked_again(names, monkeypatch):
     names["n1"] = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
     monkeypatch.setattr(address, "_RETRY_S", 60.0)
     monkeypatch.setattr(address.time, "sleep", lambda _: names.update(n1=["10.0.0.1"]))

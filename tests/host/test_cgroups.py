@@ -188,7 +188,7 @@ def test_copies_leave_half(size: int, available: int, copies: int) -> None:
     assert copies_that_fit(size, available) == copies
 
 
-def test_a_host_that_tells_nothing_leaves_the_groups(tmp_path: Path) -> None:
+def test_without_meminfo_only_the_groups_count(tmp_path: Path) -> None:
     host(tmp_path, "0::/\n", available_gb=7)
     (tmp_path / "proc/meminfo").unlink()
     group(tmp_path / "sys/fs/cgroup", FILES_V2, str(5 * GB), 1, 0)
@@ -229,7 +229,7 @@ def counting_host(root: Path, kills: int) -> Path:
     return root
 
 
-def test_a_rise_is_told_with_the_limit_of_the_group_that_counts(tmp_path: Path) -> None:
+def test_a_kill_is_reported_with_the_limit_of_the_group_that_counts(tmp_path: Path) -> None:
     root = counting_host(tmp_path, 5)
     watch = OomWatch(oom_counters(root))
     assert watch.verdict() == ""
@@ -310,7 +310,7 @@ def limited_group() -> Iterator[Path | None]:
     group.rmdir()
 
 
-def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_told_as_that(
+def test_a_rank_that_the_kernel_kills_for_memory_is_reported_so(
     tmp_path: Path, limited_group: Path | None
 ) -> None:
     """Really so, where control groups may be made; elsewhere a rank kills itself and raises the count."""
@@ -341,7 +341,7 @@ def test_a_rank_that_somebody_killed_is_not_called_out_of_memory(tmp_path: Path)
     assert ("by a person, the site or SLURM" in found.reason) == counted
 
 
-def test_a_limit_that_is_none_is_not_told(tmp_path: Path) -> None:
+def test_no_limit_is_not_reported(tmp_path: Path) -> None:
     limit = tmp_path / "limit"
     limit.write_text("9223372036854771712\n")
     assert OomCounter(tmp_path / "count", (limit, tmp_path / "missing")).limit_bytes() is None

@@ -165,12 +165,14 @@ def test_without_an_agent_srun_has_bound_the_tasks() -> None:
         ),
     ],
 )
-def test_fewer_cpus_than_promised_are_told_in_one_line(cpus: Cpus, together: bool, words: str | None) -> None:
+def test_fewer_cpus_than_promised_are_reported_in_one_line(
+    cpus: Cpus, together: bool, words: str | None
+) -> None:
     line = shortage(RANK, cpus, together)
     assert line is None if words is None else words in (line or "")
 
 
-def test_nothing_is_promised_by_who_says_nothing() -> None:
+def test_an_unknown_number_of_cpus_promises_nothing() -> None:
     assert shortage(dataclasses.replace(RANK, cpus=None), LAPTOP, True) is None
     assert shortage(dataclasses.replace(RANK, emulated=True), LAPTOP, True) is None
 

@@ -73,7 +73,7 @@ HERE = ["lo", "eth0", "ib0", "ib1", "docker0"]
         ("^lo,eth,ib,docker", []),
     ],
 )
-def test_nccl_takes_interfaces_by_their_begin(asked, chosen):
+def test_nccl_takes_interfaces_by_their_prefix(asked, chosen):
     assert nccl_choice(asked, HERE) == chosen
 
 

@@ -18,7 +18,7 @@ def refuse(*words: object) -> int:
 
 
 @pytest.mark.parametrize("ask", [lambda: process.die_with_parent(signal.SIGTERM), process.adopt_orphans])
-def test_a_request_that_the_kernel_refuses_is_told(ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_the_kernel_refuses_is_reported(ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process.sys, "platform", "linux")
     monkeypatch.setattr(process.ctypes, "CDLL", lambda name, use_errno: SimpleNamespace(prctl=refuse))
     with pytest.warns(UserWarning, match="Operation not permitted"):

@@ -63,7 +63,7 @@ def test_an_agent_with_closed_streams_does_its_work(tmp_path: Path, closed: tupl
     assert folder.rank_log(0, 1).read_text() == "here\n"
 
 
-def test_a_rank_whose_log_is_on_a_full_disk_goes_on_and_keeps_its_code(tmp_path: Path) -> None:
+def test_a_rank_whose_log_is_on_a_full_disk_continues_and_keeps_its_code(tmp_path: Path) -> None:
     program = (
         "import os\n"
         "from slurmddp.errors import ConfigError\n"
@@ -78,7 +78,7 @@ def test_a_rank_whose_log_is_on_a_full_disk_goes_on_and_keeps_its_code(tmp_path:
     assert run_agent(folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 78
 
 
-def test_a_writer_whose_log_is_on_a_full_disk_tells_what_went_wrong(tmp_path: Path) -> None:
+def test_a_writer_whose_log_is_on_a_full_disk_reports_its_error(tmp_path: Path) -> None:
     (tmp_path / "no folder").touch()
     own, theirs = Channel.pair()
     with open("/dev/full", "wb") as full:

@@ -49,21 +49,21 @@ def test_the_index_is_only_added_to(home):
     assert len(index.index_file().read_text().splitlines()) == 2
 
 
-def test_a_beginning_is_enough_when_it_fits_one_run(home):
+def test_a_prefix_of_one_run_is_enough(home):
     first = make_run(home / "project/runs", "gpt-0a1b2c3d")
     index.remember(first)
     index.remember(make_run(home / "project/runs", "resnet-0a1b2c3d"))
     assert index.find("gp").path == first.path
 
 
-def test_a_beginning_that_fits_several_names_them(home):
+def test_a_prefix_of_several_runs_names_them(home):
     for name in ("gpt-00000001", "gpt-00000002"):
         index.remember(make_run(home / "project/runs", name))
     with pytest.raises(RunNotFoundError, match=r"fits 2 runs: .*gpt-00000001"):
         index.find("gpt")
 
 
-def test_a_beginning_means_the_runs_of_this_folder_first(home, monkeypatch):
+def test_a_prefix_means_the_runs_of_this_folder_first(home, monkeypatch):
     here = make_run(home / "one/runs", "gpt-00000001")
     others = [make_run(home / "two/runs", f"gpt-0000000{number}") for number in (2, 3)]
     for run in (here, *others):
@@ -181,7 +181,7 @@ def test_no_run_at_all_says_how_to_start_one():
         index.newest()
 
 
-def test_a_private_folder_of_another_account_is_told_as_that(home, monkeypatch):
+def test_a_private_folder_of_another_account_is_named_so(home, monkeypatch):
     folder = make_run(home / "theirs", "gpt-1")
     folder.config_file.unlink()
     monkeypatch.setattr(index.os, "access", lambda path, mode: path != folder.path)
@@ -205,7 +205,7 @@ def test_an_unwritable_home_does_not_stop_a_submission(home, monkeypatch, caplog
     assert "gpt-0a1b2c3d" in caplog.text
 
 
-def test_a_damaged_index_is_passed_over(home, monkeypatch, caplog):
+def test_a_damaged_index_is_skipped(home, monkeypatch, caplog):
     run = make_run(home / "project/runs", "gpt-0a1b2c3d")
     index.remember(run)
     with index.index_file().open("a") as stream:

@@ -141,7 +141,7 @@ def test_an_impossible_request_is_refused_with_the_value(change: dict[str, objec
     assert caught.value.hint
 
 
-def test_missing_programs_are_told_with_their_packages(
+def test_missing_programs_are_named_with_their_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "SYSTEM_FOLDERS", ())
@@ -223,7 +223,7 @@ def test_a_recorded_pid_that_was_given_to_another_process_is_not_alive() -> None
     assert not processes.Recorded("me", os.getpid(), mine + "0").alive()
 
 
-def test_a_sandbox_that_does_not_exist_is_told_with_near_names(
+def test_a_missing_sandbox_is_reported_with_near_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))

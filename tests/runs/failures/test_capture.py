@@ -79,12 +79,12 @@ def test_of_a_stack_the_innermost_frames_are_shown_and_it_is_called_one() -> Non
         ("ValueError:", "ValueError: (a.py:1 in f)"),
     ],
 )
-def test_a_message_that_only_announces_is_told_with_its_next_line(said: str, reason: str) -> None:
+def test_a_message_that_ends_with_a_colon_includes_its_next_line(said: str, reason: str) -> None:
     text = f'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\n{said}\n'
     assert reason_of(1, None, tail_of(text)) == reason
 
 
-def test_a_data_worker_that_left_is_told_with_its_code() -> None:
+def test_a_data_worker_that_left_is_named_with_its_code() -> None:
     raised = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n'
     text = (
         f"{raised}RuntimeError: DataLoader worker (pid 7) exited unexpectedly with exit code 3. Details are "
@@ -172,7 +172,7 @@ def test_a_node_that_slurm_ended_for_want_of_memory_was_not_lost(tmp_path: Path)
     assert found.sentence == "the agent on n2 was killed by SIGKILL: out of memory: SLURM tells of it"
 
 
-def test_a_stall_stands_though_an_agent_could_not_end_its_ranks(tmp_path: Path) -> None:
+def test_a_hang_stays_the_cause_if_an_agent_could_not_end_its_ranks(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.log_dir(0).mkdir(parents=True)
     stalled = died(3, None, reason="stalled: in a collective that not all have joined, at a.py:7 in step,")

@@ -52,7 +52,7 @@ def read(name: str, oom: str | None = None) -> str:
     return found.reason
 
 
-def test_every_recorded_log_is_told_apart() -> None:
+def test_every_recorded_log_has_its_own_reason() -> None:
     assert {path.stem for path in LOGS.glob("*.log")} == set(REASONS)
     assert {name: read(name) for name in REASONS} == REASONS
 
@@ -65,11 +65,11 @@ def test_every_recorded_log_is_told_apart() -> None:
         (AT_LIMIT, "out of memory: the kernel killed it at the limit of 4 GiB"),
     ],
 )
-def test_only_the_kernels_count_tells_one_kill_from_another(oom: str | None, reason: str) -> None:
+def test_only_the_kernels_count_distinguishes_kills(oom: str | None, reason: str) -> None:
     assert reason_of(None, "SIGKILL", ["MemoryError"], oom) == reason
 
 
-def test_a_killed_data_worker_is_one_for_want_of_memory_if_the_kernel_says_so() -> None:
+def test_a_killed_data_worker_ran_out_of_memory_if_the_kernel_says_so() -> None:
     assert (
         read("worker_killed", AT_LIMIT)
         == "out of memory: the kernel killed a data worker at the limit of 4 GiB"
@@ -108,12 +108,12 @@ TRIED = "Traceback (most recent call last):\n  File \"a.py\", line 1, in f\nKeyE
 @pytest.mark.parametrize("earlier", [TRIED, TRIED.replace("KeyError: 'tried'", LOST), ""])
 @pytest.mark.parametrize("code", [76, 78, 79])
 @pytest.mark.parametrize("said", ["lr is 7 km.", "MismatchError: nodes=2, and there is one."])
-def test_a_refusal_is_told_in_its_own_words(said: str, code: int, earlier: str) -> None:
+def test_a_refusal_is_quoted(said: str, code: int, earlier: str) -> None:
     line = said if "Error: " in said else f"Error: {said}"
     assert reason_of(code, None, tail_of(f"{earlier}{line}\nGive a number.")) == said
 
 
-def test_an_error_of_ours_without_an_exception_behind_it_is_told() -> None:
+def test_an_error_of_slurmddp_without_an_exception_is_the_reason() -> None:
     text = "step 7\nCheckpointError: Rank 0 could not write it.\nMake room."
     assert reason_of(1, None, tail_of(text)) == "CheckpointError: Rank 0 could not write it."
     assert reason_of(1, None, tail_of(TRIED + text)) == "KeyError: 'tried' (a.py:1 in f)"
@@ -142,7 +142,7 @@ def test_lines_that_torch_marks_with_their_rank_are_read_as_well() -> None:
     assert reason_of(1, None, list(marked)) == REASONS["disk"]
 
 
-def test_an_abort_tells_what_the_library_said() -> None:
+def test_an_abort_quotes_the_library() -> None:
     text = "terminate called after throwing an instance of 'c10::Error'\n  what():  bad device\nFatal error"
     assert reason_of(None, "SIGABRT", tail_of(text)) == "crashed: bad device"
     lost = "[c10d] sendBytes failed on SocketImpl(fd=3, addr=[n1]:1, remote=[n2]:2): Broken pipe"

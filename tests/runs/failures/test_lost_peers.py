@@ -87,7 +87,7 @@ def test_what_threads_of_torch_print_beside_an_exception_does_not_hide_it(noise:
     assert reason_of(1, None, tail_of(text)) == "KeyError: 7 (train.py:7 in main)"
 
 
-def test_a_program_that_tells_without_a_traceback_of_a_lost_rank_is_understood() -> None:
+def test_a_lost_rank_is_recognized_without_a_traceback() -> None:
     said = OURS[0].partition(": ")[2]
     assert reason_of(1, None, ["step 7", f"training failed: {said}"]).startswith(LOST_PEER)
     assert reason_of(1, None, ["step 7", "n1:1:2 [0] NCCL INFO comm 0x5 - Abort COMPLETE"]) == ""

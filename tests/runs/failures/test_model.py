@@ -59,7 +59,7 @@ def test_a_record_for_which_there_is_no_room_leaves_the_place_to_whoever_has_som
     assert found.rank == 0
 
 
-def test_the_failure_of_ranks_that_are_started_again_stands_beside_the_final_one(folder: RunFolder) -> None:
+def test_the_failure_before_a_restart_stands_beside_the_final_failure(folder: RunFolder) -> None:
     first, second = died(3, None, "SIGKILL", ("one",)), died(0)
     assert capture.record(folder, 0, second, generation=1)
     assert capture.record(folder, 0, first, generation=0)
@@ -89,7 +89,7 @@ def test_without_a_record_the_first_bad_end_of_a_rank_is_the_failure(folder: Run
     assert read_failure(folder, 0) == died(3)
 
 
-def test_the_ends_of_ranks_that_began_again_are_no_failure_of_the_attempt(folder: RunFolder) -> None:
+def test_the_ends_of_ranks_that_restarted_are_no_failure_of_the_attempt(folder: RunFolder) -> None:
     capture.write_exit(folder, 0, 1, -9, 0)
     capture.record(folder, 0, died(1), generation=0)
     assert read_failure(folder, 0) is None, "those that began again run"

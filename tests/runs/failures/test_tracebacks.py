@@ -92,7 +92,7 @@ def test_a_traceback_of_an_unusual_kind_is_understood(text: str, reason: str) ->
     assert reason_of(1, None, tail_of(text)) == reason
 
 
-def test_what_a_terminal_would_obey_is_not_kept() -> None:
+def test_escape_sequences_are_removed() -> None:
     lines = tail_of("\x1b[31mred\x1b[0m\x1b[5A\t|\nbeep\x07\x1bc\x00\x9b2J\n\x1b[0m\n50%\r60%\x1b[K\r\n")
     assert lines == ("red\t|", "beep2J", "60%")
 
@@ -168,7 +168,7 @@ def test_an_exception_that_python_ignores_ends_nothing(code: int, text: str, rea
         f"loss 3.0 \x1b[0m\n{RAISED}loss 2e-05\nloss nan: 7\nloss 1\n",
     ],
 )
-def test_an_exception_after_which_a_program_went_on_as_before_is_no_reason(code: int, text: str) -> None:
+def test_an_exception_after_which_a_program_continued_is_no_reason(code: int, text: str) -> None:
     assert reason_of(code, None, tail_of(text)) == ""
 
 
@@ -197,7 +197,7 @@ def test_a_message_of_many_lines_alike_is_no_sign_of_going_on() -> None:
     )
 
 
-def test_what_a_parser_of_arguments_says_is_the_reason() -> None:
+def test_the_message_of_an_argument_parser_is_the_reason() -> None:
     usage = "usage: train.py [-h] --lr LR\n"
     said = "train.py: error: the following arguments are required: --lr"
     assert reason_of(2, None, tail_of(f"{usage}{said}\n")) == said
@@ -205,7 +205,7 @@ def test_what_a_parser_of_arguments_says_is_the_reason() -> None:
     assert reason_of(3, None, tail_of(f"{usage}a.py: error: tried\n{STEPS}")) == ""
 
 
-def test_two_ranks_that_open_one_port_are_told_of_scripts_with_ranks_of_their_own() -> None:
+def test_a_taken_port_leads_to_advice_about_scripts_that_start_ranks() -> None:
     said = "port: 12355, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
     lines = ["Traceback (most recent call last):", '  File "multigpu.py", line 20, in setup', "    init()"]
     found = reason_of(1, None, [*lines, f"torch.distributed.DistNetworkError: {said}"])

@@ -74,7 +74,7 @@ def test_nothing_lies_beside_the_folder_afterwards(project: Path) -> None:
     assert [path.name for path in (project / "runs").iterdir()] == ["gpt-0123abcd"]
 
 
-def test_the_same_command_again_keeps_the_run_and_takes_the_new_wishes(project: Path) -> None:
+def test_the_same_command_again_keeps_the_run_and_takes_the_new_settings(project: Path) -> None:
     folder = prepare(job_in(project), "#!/bin/bash\n# old\n")
     (folder.checkpoints_dir).mkdir()
     (folder.checkpoints_dir / "latest").write_text("step-1")
@@ -203,7 +203,7 @@ def test_runs_kept_in_the_project_folder_itself_do_not_copy_each_other(project: 
     assert {path for path in content(folder.code_dir) if not path.startswith(".")} == {"train.py"}
 
 
-def test_a_config_that_was_cut_short_is_told(tmp_path: Path) -> None:
+def test_a_config_that_was_cut_off_is_reported(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.config_file.write_text("name: x\ngpus_per_node\n  : [{")
     with pytest.raises(SlurmddpError, match="damaged"):

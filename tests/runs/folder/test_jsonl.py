@@ -30,7 +30,7 @@ def test_a_line_glued_to_a_torn_one_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", ["somebody was here\n", "\0" * 4096 + "\n", "[1, 2]\n", "7\n"])
-def test_a_broken_line_costs_itself_only_and_is_told_once(
+def test_a_broken_line_costs_only_itself_and_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:
     path = tmp_path / "lines"

@@ -117,7 +117,7 @@ def test_the_race_is_lost_without_harm_between_real_accounts(
     assert [path.name for path in job.run_dir.iterdir()] == ["theirs"]
 
 
-def test_a_link_of_ones_own_to_a_run_that_was_moved_is_followed(tmp_path: Path) -> None:
+def test_an_own_link_to_a_run_that_was_moved_is_followed(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     create.prepare(job, SCRIPT).path.rename(tmp_path / "elsewhere")
     job.run_dir.symlink_to("elsewhere")
@@ -189,7 +189,7 @@ def test_a_run_that_was_opened_to_others_stays_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "words"), [(0o777, "everybody"), (0o755, ""), (0o1777, "")])
-def test_a_folder_in_which_others_can_replace_the_run_is_told_of(
+def test_a_folder_in_which_others_can_replace_the_run_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, words: str
 ) -> None:
     runs = tmp_path / "runs"

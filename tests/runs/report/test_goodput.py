@@ -78,7 +78,7 @@ def test_steps_made_once_more_count_once():
     assert found.parts["lost"] == 18
 
 
-def test_a_later_attempt_that_goes_on_from_an_older_checkpoint_takes_steps_back():
+def test_a_later_attempt_that_resumes_from_an_older_checkpoint_takes_steps_back():
     """The newest checkpoint was damaged and set aside: what was kept until then is lost."""
     events = [
         started(0),
@@ -137,7 +137,7 @@ def test_an_attempt_without_an_end_ends_at_its_last_sign_of_life():
     assert parts_of(events, now=410, running=True)["queued"] == 10 + 400 - 42, "no line: the save is the last"
 
 
-def test_a_person_who_asks_again_ends_the_idle_time_of_a_lost_run():
+def test_a_new_submission_ends_the_idle_time_of_a_lost_run():
     events = [submitted(0), started(10), event("first_step", 20, 0, step=1), saved(42, 10)]
     assert parts_of(events)["training"] == 20
     again = [submitted(100, "8"), started(130, 1, "8")]
@@ -152,7 +152,7 @@ def test_an_attempt_before_the_job_that_runs_is_not_what_runs():
     assert found == {"queued": 40, "starting": 10, "idle": 80}
 
 
-def test_a_line_logged_after_a_person_asked_again_makes_nothing_negative():
+def test_a_line_logged_after_a_new_submission_makes_nothing_negative():
     events = [submitted(0), started(10), event("first_step", 20, 0, step=1), submitted(30, "8")]
     found = measure([*events, started(60, 1, "8")], now=60, logged={0: LoggedStep(9, 50.0)})
     assert found.parts == {"queued": 20, "starting": 10, "lost": 30}
@@ -174,7 +174,7 @@ def test_a_local_run_without_an_end_was_not_in_a_queue():
     assert (found["idle"], "queued" in found) == (90, False)
 
 
-def test_a_run_that_goes_on_is_counted_until_now():
+def test_a_run_that_continues_is_counted_until_now():
     events = [submitted(0), started(10), event("first_step", 20, 0, step=1), saved(42, 10)]
     assert parts_of(events, now=50, running=True)["training"] == 28
     assert parts_of(events[:2], now=50, running=True) == {"queued": 10, "starting": 40}
@@ -221,7 +221,7 @@ def test_ranks_that_began_anew_in_place():
     assert "lost" not in measure(unsaved, now=1e6, logged=signs).parts, "the line is of the later ranks"
 
 
-def test_a_program_that_tells_nothing_has_no_goodput():
+def test_a_program_that_records_no_steps_has_no_goodput():
     found = measure([submitted(0), started(10), ended(100, "finished")], now=1e6, records_steps=False)
     assert (found.parts, found.share) == ({"queued": 10, "unknown": 90}, None)
     assert found.share_on_nodes is None

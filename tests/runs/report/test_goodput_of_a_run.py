@@ -58,14 +58,14 @@ def test_a_local_run_that_is_not_seen_is_not_believed_to_train(folder, monkeypat
         ("lost", False, {}),
     ],
 )
-def test_what_goes_on_is_what_the_status_says(folder, state, active, parts):
+def test_the_status_decides_whether_a_run_continues(folder, state, active, parts):
     for one in (started(0), event("first_step", 10, 0, step=1), saved(32, 20)):
         append_line(folder.attempts_file, one)
     found = read_goodput(folder, replace(RUNNING, state=state, active=active), 100.0)
     assert found.parts == {"training": 20, "saving": 2, "starting": 10} | parts
 
 
-def test_a_script_that_has_told_a_first_step_is_starting_before_the_next_one(folder):
+def test_a_script_that_recorded_a_first_step_is_starting_before_the_next_one(folder):
     folder.config_file.write_text("name: gpt\nprogram: {script: train.py}\n")
     first = [started(0), event("first_step", 10, 0, step=1), saved(32, 20), ended(34, "stopped")]
     for one in (*first, started(34, 1), ended(40, "stopped", attempt=1)):
@@ -77,7 +77,7 @@ def test_a_script_that_has_told_a_first_step_is_starting_before_the_next_one(fol
 @pytest.mark.parametrize(
     "program", ["{_target_: my.train}", "{script: train.py, _target_: slurmddp.training.trainer.train}"]
 )
-def test_a_program_of_ones_own_is_known_by_the_configuration(folder, program):
+def test_a_custom_program_is_known_by_the_configuration(folder, program):
     folder.config_file.write_text(f"name: gpt\nprogram: {program}\n")
     append_line(folder.attempts_file, started(0))
     assert read_goodput(folder, RUNNING, 5.0).parts == {"unknown": 5}

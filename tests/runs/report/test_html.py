@@ -212,7 +212,7 @@ def test_a_failed_run_shows_rank_host_and_last_lines(folder):
     assert "boom" in text
 
 
-def test_failures_after_which_the_ranks_began_again_are_listed(folder):
+def test_failures_before_restarts_in_place_are_listed(folder):
     two_attempts(folder)
     folder.log_dir(1).mkdir(parents=True)
     assert "Restarted in place" not in page_of(folder).text
@@ -229,7 +229,7 @@ def test_failures_after_which_the_ranks_began_again_are_listed(folder):
 
 
 @pytest.mark.parametrize("first_resumed", [True, False])
-def test_an_attempt_begins_where_its_first_ranks_did(folder, first_resumed):
+def test_an_attempt_starts_at_the_step_of_its_first_ranks(folder, first_resumed):
     two_attempts(folder)
     if not first_resumed:
         lines = folder.attempts_file.read_text().splitlines(keepends=True)
@@ -323,7 +323,7 @@ def test_the_order_of_lines_does_not_matter_for_that(folder):
     assert metrics.read(folder).train.values == (1.0,)
 
 
-def test_damaged_lines_are_passed_over(folder):
+def test_damaged_lines_are_skipped(folder):
     train(folder, 0, 10, 20)
     with folder.metrics_file.open("a") as stream:
         stream.write(
@@ -357,7 +357,7 @@ def test_curves_of_any_shape_can_be_drawn(folder, losses):
     assert folder.figure_file.stat().st_size > 5000
 
 
-def test_a_style_of_ones_own_does_not_reach_the_report(folder, monkeypatch):
+def test_a_personal_matplotlib_style_does_not_reach_the_report(folder, monkeypatch):
     import matplotlib
 
     two_attempts(folder)

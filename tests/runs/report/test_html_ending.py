@@ -67,7 +67,7 @@ def test_the_mark_of_the_first_held_out_loss_is_whole(folder):
     assert not [one for one in marks if "clip-path" in one]
 
 
-def test_the_speed_is_told_as_that_of_the_whole_run(folder):
+def test_the_speed_is_the_speed_of_the_whole_run(folder):
     attempt(folder)
     line = {"step": 45, "attempt": 0, "time": 156.0, "loss": 2.0, "tokens_per_s": 50.0}
     append_line(folder.metrics_file, line)
@@ -92,7 +92,7 @@ def test_an_attempt_that_was_stopped_without_a_checkpoint_does_not_claim_one(fol
     ]
 
 
-def test_only_an_attempt_that_went_on_from_a_checkpoint_is_marked_in_the_chart(folder):
+def test_only_an_attempt_that_resumed_from_a_checkpoint_is_marked_in_the_chart(folder):
     attempt(folder)
     stopped(folder, 0, "SIGUSR2")
     attempt(folder, 1)

@@ -71,7 +71,7 @@ LOGGED = st.dictionaries(st.integers(0, 3), st.builds(LoggedStep, st.integers(0,
     st.booleans(),
     LOGGED,
 )
-def test_whatever_was_written_all_of_the_time_is_told_and_none_twice(events, now, tells, signs):
+def test_each_second_of_any_record_counts_exactly_once(events, now, tells, signs):
     known = [one for one in events if isinstance(one, dict)]
     times = in_order([seconds_or_none(one.get("time")) for one in known])
     end = max([now, *times[-1:]])

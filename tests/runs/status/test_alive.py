@@ -38,7 +38,7 @@ def test_a_stranger_with_the_number_of_the_run_is_not_it() -> None:
     assert is_alive(attempt(os.getpid(), process_start=f"{boot} {int(tick) - 1}")) is False
 
 
-def test_a_process_from_before_the_machine_was_started_again_is_gone() -> None:
+def test_a_process_from_before_a_reboot_is_gone() -> None:
     own = process.start_time(os.getpid())
     assert own is not None
     before = f"00000000-0000-4000-8000-000000000000 {own.split()[1]}"
@@ -73,7 +73,7 @@ def test_a_process_that_proc_hides_is_not_called_gone(
 
 
 @pytest.mark.parametrize("facts", [{"host": "some-other-host"}, {"started": None}, {"pid": None}], ids=str)
-def test_what_is_elsewhere_or_not_told_is_not_judged(facts: dict[str, object]) -> None:
+def test_a_process_elsewhere_or_unknown_is_not_judged(facts: dict[str, object]) -> None:
     assert is_alive(attempt(**({"pid": os.getpid()} | facts))) is None
 
 

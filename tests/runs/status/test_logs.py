@@ -35,7 +35,7 @@ def fill(folder, attempt=0):
         write(folder, attempt, name, f"one of {name}\ntwo of {name}\n")
 
 
-def test_every_line_says_whose_it_is_ranks_in_order(folder):
+def test_every_line_has_the_label_of_its_process_ranks_in_order(folder):
     fill(folder)
     lines = list(logs.snapshot(folder, 0, ALL, 1))
     assert lines == [
@@ -68,7 +68,7 @@ def test_the_failing_rank_comes_after_the_logs(folder):
     ]
 
 
-def test_what_ended_the_other_ranks_and_what_came_before_is_told_as_well(folder):
+def test_the_ends_of_other_ranks_and_earlier_failures_are_shown_too(folder):
     fill(folder)
     left = {"rank": 3, "host": "node4", "exit_code": 1, "reason": "no space left: OSError", "generation": 1}
     write(folder, 0, "failure.json", json.dumps(left))
@@ -133,7 +133,7 @@ def end(folder, attempt, **facts):
     folder.add_event("ended", attempt=attempt, job_id="7", **facts)
 
 
-def test_follow_goes_on_with_what_is_written_later(folder):
+def test_follow_continues_with_later_lines(folder):
     write(folder, 0, "rank-0.log", "old\nhalf of a l")
     story = Story(
         lambda: write(folder, 0, "rank-0.log", "ine\nnew\n"),
@@ -152,7 +152,7 @@ def test_follow_shows_only_the_last_lines_of_before(folder):
     assert follow(folder, Story(lambda: None), count=2) == ["[rank 0] two", "[rank 0] three"]
 
 
-def test_follow_crosses_restarts_and_tells_of_failures(folder):
+def test_follow_crosses_restarts_and_shows_failures(folder):
     write(folder, 0, "rank-0.log", "first\n")
 
     def restart():
@@ -202,7 +202,7 @@ def test_follow_survives_a_log_that_is_written_anew(folder):
         (b"\r 50%|# |\r         \repoch 1\n\r 50%|# |", ["epoch 1", " 50%|# |"]),
     ],
 )
-def test_of_a_line_that_is_redrawn_over_and_over_what_stood_last_is_told(tmp_path, text, lines):
+def test_a_redrawn_line_shows_its_last_text(tmp_path, text, lines):
     path = tmp_path / "rank-0.log"
     path.write_bytes(text)
     assert logs.tail(path, 5) == lines

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 STALL = {"generation": 0, "rank": 3, "host": "n2", "phase": "data", "step": 120, "seconds": 94.2}
 
 
-def test_status_tells_of_a_stall_and_of_slow_ranks_of_the_newest_attempt(make_run, slurm, capsys):
+def test_status_shows_a_hang_and_slow_ranks_of_the_newest_attempt(make_run, slurm, capsys):
     run = make_run()
     submit(run)
     start(run)
@@ -45,7 +45,7 @@ def test_status_tells_of_a_stall_and_of_slow_ranks_of_the_newest_attempt(make_ru
         ({"nodes": 1}, "generation 2 of ranks runs on 1 node\n"),
     ],
 )
-def test_status_tells_on_which_nodes_ranks_began_again(make_run, slurm, capsys, facts, told):
+def test_status_shows_on_which_nodes_ranks_restarted(make_run, slurm, capsys, facts, told):
     run = make_run()
     submit(run)
     start(run)
@@ -66,7 +66,7 @@ def test_a_run_without_either_has_no_such_line(make_run, slurm, capsys):
     assert "stalled" not in capsys.readouterr().out
 
 
-def test_who_watches_a_run_is_told_once(make_run):
+def test_the_live_view_shows_a_notice_once(make_run):
     run, out = make_run(), io.StringIO()
     with RunView(run, 400, stream=out) as view:
         run.add_event("stalled", attempt=0, **STALL | {"phase": "saving"})
@@ -77,7 +77,7 @@ def test_who_watches_a_run_is_told_once(make_run):
     assert out.getvalue() == "rank 3 on n2 stalled: saving for 94 s\nslowest: rank 5 on n2\n"
 
 
-def test_warnings_of_the_newest_attempt_are_told_once_each(make_run, slurm, capsys):
+def test_warnings_of_the_newest_attempt_are_shown_once_each(make_run, slurm, capsys):
     run = make_run()
     submit(run)
     start(run)

@@ -86,7 +86,7 @@ def test_the_values_shown_are_the_newest(folder):
     assert (found.seen, found.nodes) == (260.0, "node[1-2]")
 
 
-def test_nobody_knows_how_many_steps_a_script_of_ones_own_makes(folder):
+def test_the_number_of_steps_of_a_script_is_unknown(folder):
     with folder.config_file.open("a") as stream:
         stream.write("program:\n  script: mine.py\n")
     write(folder, SUBMITTED, started())
@@ -121,14 +121,14 @@ def test_a_failure_names_rank_and_host(folder):
     assert f"slurmddp resume {folder.name}" in found.advice
 
 
-def test_a_failure_file_that_is_half_written_is_passed_over(folder):
+def test_an_incomplete_failure_file_is_skipped(folder):
     write(folder, SUBMITTED, started(), ended("failed", code=1))
     folder.log_dir(0).mkdir(parents=True)
     folder.failure_file(0).write_text('{"rank": 3, "ho')
     assert status(folder, None).failure is None
 
 
-def test_a_damaged_folder_is_told_and_stops_no_list(folder, tmp_path):
+def test_a_damaged_folder_is_reported_and_stops_no_list(folder, tmp_path):
     folder.attempts_file.write_text("no json\n")
     other = RunFolder(tmp_path / "other")
     other.path.mkdir()
@@ -159,7 +159,7 @@ def test_a_damaged_folder_is_told_and_stops_no_list(folder, tmp_path):
         ),
     ],
 )
-def test_how_the_attempt_before_ended_is_told(folder, events, said):
+def test_the_end_of_the_attempt_before_is_shown(folder, events, said):
     write(folder, SUBMITTED, started(), *events, started(1))
     folder.log_dir(0).mkdir(parents=True)
     if "rank 3" in said:
@@ -183,7 +183,7 @@ def test_a_script_that_records_no_save_may_have_saved(folder, limits, said):
     assert status(folder, None).before == said
 
 
-def test_an_attempt_that_starts_shows_the_step_it_goes_on_from_and_nothing_of_the_one_before(folder):
+def test_an_attempt_that_starts_shows_the_step_of_its_checkpoint_and_no_earlier_values(folder):
     write(folder, SUBMITTED, started(), FIRST_STEP, SAVED)
     append_line(
         folder.metrics_file, {"step": 217, "attempt": 0, "time": 190.0, "loss": 3.0, "tokens_per_s": 9.0}
@@ -203,7 +203,7 @@ def test_json_holds_only_what_json_can_say(folder):
     assert json.loads(text)["path"] == str(folder.path)
 
 
-def test_ranks_that_began_again_in_place_stand_where_they_went_on(folder):
+def test_ranks_that_restarted_in_place_stand_at_the_step_from_which_they_resumed(folder):
     def metric(step, time):
         append_line(folder.metrics_file, {"step": step, "attempt": 0, "time": time, "loss": 3.0})
 
@@ -224,7 +224,7 @@ def test_ranks_that_began_again_in_place_stand_where_they_went_on(folder):
     assert status(folder, None).step == 100
 
 
-def test_ranks_that_began_again_before_their_first_step_stand_where_they_went_on(folder):
+def test_ranks_that_restarted_before_their_first_step_stand_at_the_step_of_their_checkpoint(folder):
     write(folder, started())
     append_line(folder.metrics_file, {"step": 140, "attempt": 0, "time": 125.0, "loss": 3.0})
     write(folder, ended("stopped", "requeue"), started(1))

@@ -163,7 +163,7 @@ def test_without_slurm_the_folder_is_believed(folder):
     assert status(folder, None).state == "stopped"
 
 
-def test_a_script_that_tells_no_first_step_runs_as_soon_as_it_has_started(folder):
+def test_a_script_that_records_no_first_step_runs_as_soon_as_it_has_started(folder):
     with folder.config_file.open("a") as stream:
         stream.write("program:\n  script: train.py\n")
     write(folder, SUBMITTED, started())
