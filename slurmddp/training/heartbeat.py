@@ -19,7 +19,7 @@ import torch
 from torch.optim import Optimizer
 
 from slurmddp.errors import ConfigError
-from slurmddp.host.heartbeat_page import PHASES, Pulse
+from slurmddp.host.heartbeat_page import PHASES, HeartbeatPage
 from slurmddp.training.startup_timer import StartupTimer
 
 T = TypeVar("T")
@@ -30,8 +30,8 @@ _IN_A_STEP = frozenset({"first_step", "step", "data"})
 class Heartbeat:
     """This rank's page, and what is needed to keep it: the phase, and the times of the running step."""
 
-    def __init__(self, pulse: Pulse, start_up: StartupTimer) -> None:
-        self._pulse, self._start_up = pulse, start_up
+    def __init__(self, page: HeartbeatPage, start_up: StartupTimer) -> None:
+        self._page, self._start_up = page, start_up
         self._phase, self._since = "starting", time.monotonic()
         self._watched = False
         self._step_s = self._wait_s = 0.0
@@ -50,8 +50,8 @@ class Heartbeat:
         """Show that `phase` begins, or gets on, and whether more signs of life are to come."""
         if watched is not self._watched:
             self._watched = watched
-            self._pulse.watch(watched)
-        now = self._pulse.enter(phase)
+            self._page.watch(watched)
+        now = self._page.enter(phase)
         if self._is_first and self._phase == "evaluating" != phase:
             self._start_up.lap("evaluation")
         if self._phase in _IN_A_STEP:
@@ -79,7 +79,7 @@ class Heartbeat:
     def resumed(self, step: int) -> None:
         """Show from which step the training goes on; 0 for a beginning."""
         self._step = step
-        self._pulse.resumed(step)
+        self._page.resumed(step)
 
     def step_begins(self) -> None:
         """Take note of `should_stop`: it stands before each step."""
@@ -97,7 +97,7 @@ class Heartbeat:
         """Take note of `backward`: the forward pass has come to its end."""
         self._computed = True
         if self._forward is not None:
-            self._pulse.forward(self._forward.stop())
+            self._page.forward(self._forward.stop())
 
     def batches(self, source: Iterator[T], device: torch.device) -> Iterator[T]:
         """Yield from `source`, with the waits for it shown and counted.
@@ -133,7 +133,7 @@ class Heartbeat:
         if self._step is None:
             self.resumed(0)
         self._step = (self._step or 0) + 1
-        self._pulse.completed(self._step, self._step_s, self._wait_s)
+        self._page.completed(self._step, self._step_s, self._wait_s)
         seconds, self._step_s, self._wait_s = self._step_s, 0.0, 0.0
         self._computed = self._is_first = False
         self.on_step(self._step, seconds)

@@ -13,7 +13,7 @@ from torch import distributed
 from slurmddp.environments.detect import detect
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, SlurmddpError, StoppedAtCheckpoint
-from slurmddp.host.heartbeat_page import Pulse
+from slurmddp.host.heartbeat_page import HeartbeatPage
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.heartbeat import Heartbeat
 from slurmddp.training.process_group import setup
@@ -41,7 +41,7 @@ class RankSession:
         self.run = RunContext.read(environ)
         self.stop = StopController(ExitGuard.standing, self.run)
         self.startup = StartupTimer(environ)
-        self.heartbeat = Heartbeat(Pulse.attach(environ), self.startup)
+        self.heartbeat = Heartbeat(HeartbeatPage.attach(environ), self.startup)
         self.milestones = Milestones(self.run, self.startup)
         self._context: setup.RankContext | None = None
         self._pid = os.getpid()

@@ -19,7 +19,7 @@ AGENT = """
 import os, sys
 from slurmddp.launchers.agent.agent import run
 from slurmddp.launchers.agent import node_watch
-for name in ("LINE_EVERY_S", "_LOOK_S"):
+for name in ("LINE_EVERY_S", "_POLL_S"):
     assert hasattr(node_watch, name), "to set what nobody reads would change nothing"
     setattr(node_watch, name, 0.2)
 code = run(sys.argv[1], entry="rank_program:main")

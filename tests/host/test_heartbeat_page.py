@@ -12,7 +12,7 @@ import pytest
 
 from slurmddp.checkpoint.memory.channel import MAX_MESSAGE_BYTES, Channel
 from slurmddp.environments.names import CHANNEL_VARIABLE, HEARTBEAT_VARIABLE
-from slurmddp.host.heartbeat_page import PHASES, Pulse
+from slurmddp.host.heartbeat_page import PHASES, HeartbeatPage
 
 
 def run_in_child(action) -> None:  # type: ignore[no-untyped-def]
@@ -24,39 +24,39 @@ def run_in_child(action) -> None:  # type: ignore[no-untyped-def]
 
 
 def test_what_a_killed_rank_has_shown_stays_readable() -> None:
-    pulse = Pulse.create()
+    page = HeartbeatPage.create()
 
     def rank() -> None:
-        own = Pulse.attach({HEARTBEAT_VARIABLE: str(pulse.descriptor)})
+        own = HeartbeatPage.attach({HEARTBEAT_VARIABLE: str(page.descriptor)})
         own.resumed(6)
         own.enter("step")
         own.completed(7, 0.5, 0.125)
         own.completed(8, 0.25, 0.0)
 
     run_in_child(rank)
-    beat = pulse.read()
+    beat = page.read()
     assert (beat.phase, beat.resumed, beat.step, beat.steps) == ("step", 6, 8, 2)
     assert (beat.step_s, beat.wait_s) == (0.75, 0.125)
     assert beat.since <= beat.stepped
-    pulse.close()
+    page.close()
 
 
 def test_a_page_begins_anew_for_the_next_rank() -> None:
-    pulse = Pulse.create()
-    pulse.completed(8, 0.25, 0.0)
-    pulse.reset()
-    beat = pulse.read()
+    page = HeartbeatPage.create()
+    page.completed(8, 0.25, 0.0)
+    page.reset()
+    beat = page.read()
     assert (beat.phase, beat.resumed, beat.step, beat.steps, beat.step_s) == (PHASES[0], -1, -1, 0, 0.0)
     assert beat.since > 0
-    pulse.close()
+    page.close()
 
 
 def test_without_an_agent_nobody_reads_and_nothing_breaks() -> None:
-    pulse = Pulse.attach({})
-    pulse.enter("step")
-    assert pulse.read().phase == "step"
+    page = HeartbeatPage.attach({})
+    page.enter("step")
+    assert page.read().phase == "step"
     assert Channel.attach({}) is None
-    pulse.close()
+    page.close()
 
 
 def test_memory_that_a_killed_rank_sent_stays_with_the_service() -> None:

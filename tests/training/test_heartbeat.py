@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from slurmddp import Distributon
 from slurmddp.environments.names import HEARTBEAT_VARIABLE
 from slurmddp.errors import ConfigError
-from slurmddp.host.heartbeat_page import Pulse
+from slurmddp.host.heartbeat_page import HeartbeatPage
 from slurmddp.training.heartbeat import Heartbeat
 from slurmddp.training.startup_timer import StartupTimer
 from slurmddp.training.trainer.loop import train
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.distributed
 
 
 @pytest.fixture
-def page(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pulse]:
-    page = Pulse.create()
+def page(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeartbeatPage]:
+    page = HeartbeatPage.create()
     monkeypatch.setenv(HEARTBEAT_VARIABLE, str(page.descriptor))
     yield page
     page.close()
@@ -35,13 +35,13 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pulse]:
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Collect the phases that are entered, one after the other."""
     phases: list[str] = []
-    enter = Pulse.enter
+    enter = HeartbeatPage.enter
 
-    def note(self: Pulse, phase: str) -> float:
+    def note(self: HeartbeatPage, phase: str) -> float:
         phases.append(phase)
         return enter(self, phase)
 
-    monkeypatch.setattr(Pulse, "enter", note)
+    monkeypatch.setattr(HeartbeatPage, "enter", note)
     return phases
 
 
@@ -52,7 +52,7 @@ def in_turn(phases: list[str]) -> list[str]:
 class Data(torch.utils.data.Dataset):  # type: ignore[type-arg]
     """Eight samples; says what the page shows while one is read."""
 
-    def __init__(self, page: Pulse) -> None:
+    def __init__(self, page: HeartbeatPage) -> None:
         self.page, self.seen = page, []
 
     def __len__(self) -> int:
@@ -71,7 +71,9 @@ def set_up(data: Data) -> tuple[Distributon, nn.Module, torch.optim.Optimizer, D
     return distributon, model, optimizer, loader
 
 
-def test_the_shipped_trainer_shows_all_that_it_does(page: Pulse, shown: list[str], tmp_path: Path) -> None:
+def test_the_shipped_trainer_shows_all_that_it_does(
+    page: HeartbeatPage, shown: list[str], tmp_path: Path
+) -> None:
     for number in range(8):
         (tmp_path / f"{number}.py").write_text("def f(x):\n    return x\n" * 20)
     config = trainer_config(
@@ -109,7 +111,7 @@ def test_the_shipped_trainer_shows_all_that_it_does(page: Pulse, shown: list[str
     assert phases[-1] == "ending"
 
 
-def test_a_loop_of_ones_own_shows_its_steps_and_waits(page: Pulse, tmp_path: Path) -> None:
+def test_a_loop_of_ones_own_shows_its_steps_and_waits(page: HeartbeatPage, tmp_path: Path) -> None:
     data = Data(page)
     distributon, model, optimizer, loader = set_up(data)
     assert (page.read().phase, page.read().watched, page.read().step) == ("loading", False, -1)
@@ -131,7 +133,7 @@ def test_a_loop_of_ones_own_shows_its_steps_and_waits(page: Pulse, tmp_path: Pat
     assert (page.read().phase, page.read().watched) == ("ending", False)
 
 
-def test_a_loop_that_is_left_early_or_evaluates_is_known_for_it(page: Pulse) -> None:
+def test_a_loop_that_is_left_early_or_evaluates_is_known_for_it(page: HeartbeatPage) -> None:
     data = Data(page)
     distributon, model, optimizer, loader = set_up(data)
     for batch in loader:
@@ -151,7 +153,7 @@ def test_a_loop_that_is_left_early_or_evaluates_is_known_for_it(page: Pulse) -> 
     distributon.close()
 
 
-def test_steps_are_counted_without_an_optimizer_that_was_set_up(page: Pulse) -> None:
+def test_steps_are_counted_without_an_optimizer_that_was_set_up(page: HeartbeatPage) -> None:
     with Distributon(strategy="single", seed=0) as distributon:
         distributon.launch()
         model = distributon.setup_model(nn.Linear(2, 1))
@@ -162,7 +164,7 @@ def test_steps_are_counted_without_an_optimizer_that_was_set_up(page: Pulse) -> 
         assert page.read().watched
 
 
-def test_accumulated_batches_are_one_step(page: Pulse) -> None:
+def test_accumulated_batches_are_one_step(page: HeartbeatPage) -> None:
     distributon, model, optimizer, loader = set_up(Data(page))
     for number, batch in enumerate(loader, 1):
         distributon.backward(model(batch).sum())
@@ -173,7 +175,7 @@ def test_accumulated_batches_are_one_step(page: Pulse) -> None:
 
 
 def test_a_checkpoint_is_shown_and_the_phase_before_comes_back(
-    page: Pulse, shown: list[str], tmp_path: Path
+    page: HeartbeatPage, shown: list[str], tmp_path: Path
 ) -> None:
     distributon, model, optimizer, loader = set_up(Data(page))
     for batch in loader:
@@ -191,7 +193,7 @@ def test_a_checkpoint_is_shown_and_the_phase_before_comes_back(
         assert (page.read().resumed, page.read().phase, page.read().watched) == (4, "loading", False)
 
 
-def test_work_of_ones_own_can_show_that_it_gets_on(page: Pulse) -> None:
+def test_work_of_ones_own_can_show_that_it_gets_on(page: HeartbeatPage) -> None:
     with Distributon(strategy="single", seed=0) as distributon:
         distributon.launch()
         distributon.heartbeat("loading")
@@ -220,12 +222,12 @@ class Event:
 
 
 def test_forward_passes_on_a_gpu_are_measured_without_waiting_for_it(
-    page: Pulse, monkeypatch: pytest.MonkeyPatch
+    page: HeartbeatPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slurmddp.training.heartbeat._event", Event)
     monkeypatch.setattr(Event, "now", 0.0)
     monkeypatch.setattr(Event, "done", False)
-    progress = Heartbeat(Pulse.attach({HEARTBEAT_VARIABLE: str(page.descriptor)}), StartupTimer({}))
+    progress = Heartbeat(HeartbeatPage.attach({HEARTBEAT_VARIABLE: str(page.descriptor)}), StartupTimer({}))
     for number, _ in enumerate(progress.batches(iter(range(7)), torch.device("cuda")), 1):
         Event.now += 0.25
         Event.done = number >= 4

@@ -2,11 +2,11 @@
 
     python -m slurmddp.launchers.agent RUN_DIR
 
-The batch script starts it through srun, the local launcher as a plain process, submitit as its task. It
-learns its place from the environment and everything else from the run folder. It never touches CUDA (a forked
-rank could not use it any more) and keeps no thread. Node 0's agent decides for all when ranks start,
-restart and end (see `Coordinator`). An agent's exit code is its ranks' (see `outcome.combine`), and 0 once a
-later attempt has begun; `exit-node-N` always tells the ranks'.
+The batch script starts it through srun, the local launcher as a plain process, submitit as its task. It reads
+its rank from the environment and everything else from the run folder. It never initialises CUDA and keeps no
+thread, so that it can be forked. Node 0's agent decides for all when ranks start, restart and end (see
+`Coordinator`). An agent's exit code combines the codes of its ranks (see `outcome.combine`). It is 0 once a
+later attempt has begun; `exit-node-N` always holds the combined code.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from slurmddp.host import process
 from slurmddp.host.orphans import OrphanReaper
 from slurmddp.host.signals import STOP_SIGNALS, SignalInbox
 from slurmddp.host.streams import keep_output
+from slurmddp.launchers.agent.first_node_lost import batch_script_is_gone, requeue
 from slurmddp.launchers.agent.forked_workers import ForkedWorkers, WorkerSpec
 from slurmddp.launchers.agent.loop import AgentLoop
-from slurmddp.launchers.agent.node_watch import Watch
+from slurmddp.launchers.agent.node_watch import NodeWatch
 from slurmddp.launchers.agent.preload import PRELOAD, enter_project, import_for_all
 from slurmddp.launchers.agent.trackers import tracker_environment
 from slurmddp.launchers.agent.unlinked import report_unable, report_unable_early
 from slurmddp.launchers.coordinator.records import Records, say
 from slurmddp.launchers.coordinator.restart_policy import Rules, rules_of
-from slurmddp.launchers.hostless import put_back, script_is_gone
-from slurmddp.launchers.link.events import Events, Line
+from slurmddp.launchers.link.events import Events
 from slurmddp.launchers.link.link import Link, open_link
 from slurmddp.launchers.watchdog.nccl_trace import FlightRecorder
 from slurmddp.runs.failures import capture
@@ -76,10 +76,10 @@ def run(run_dir: str, *, entry: str = WORKER, preload: Sequence[str] = PRELOAD) 
             return error.exit_code
         agent = Agent(folder, attempt, node, inbox)
         code = agent.run(entry, preload)
-        process.end_children(_UNKILLABLE_S)  # What has left the process group of its rank is still below.
+        process.end_children(_UNKILLABLE_S)  # Processes that have left the process group of their rank.
         _write_exit_file(folder, attempt, node.node_rank, code)
-    if agent.lost_coordinator or (node.node_rank == 0 and script_is_gone(os.environ)):
-        put_back(folder, os.environ)
+    if agent.lost_coordinator or (node.node_rank == 0 and batch_script_is_gone(os.environ)):
+        requeue(folder, os.environ)
     # Told of a failure, srun ends its step by number, and the later attempt's step has the same number.
     return EXIT_FINISHED if superseded(folder, attempt) else code
 
@@ -91,12 +91,12 @@ class Agent:
         self.folder, self.attempt, self.node, self._inbox = folder, attempt, node, inbox
         self._records = Records(folder, attempt)
         self._rules: Rules | None = None
-        self._line: Line | None = None
-        """The link to the other agents; None until it is open."""
+        self._events: Events | None = None
+        """The events of this agent; None until its link to the other agents is open."""
         self._loop: AgentLoop | None = None
 
     def run(self, entry: str, preload: Sequence[str]) -> int:
-        """Prepare, then let ranks run; an error of the agent's own is this node's failure."""
+        """Prepare, then run the ranks; an error of the agent itself is this node's failure."""
         with ExitStack() as undo:
             try:
                 self._loop = self._prepare(entry, preload, undo)
@@ -111,7 +111,7 @@ class Agent:
 
     @property
     def lost_coordinator(self) -> bool:
-        """Whether it had to end because node 0's agent is gone."""
+        """Whether this agent had to end because node 0's agent is gone."""
         return self._loop is not None and self._loop.lost_coordinator
 
     def _prepare(self, entry: str, preload: Sequence[str], undo: ExitStack) -> AgentLoop:
@@ -120,41 +120,43 @@ class Agent:
         require(self.node, nodes=rules.all_nodes, ranks_per_node=1)
         reaper = OrphanReaper()  # Before the link: the reaper's process would keep it open.
         undo.callback(reaper.close)
-        # It listens from here on, and is handled after the imports: who has not imported yet has not arrived.
+        # It listens from here on, and is handled after the imports: an agent joins once it has imported.
         link = open_link(self.node, _secret(os.environ, self.node))
         undo.callback(link.close)
-        self._line = Line(self.node, link, Events(self._inbox, link))
+        self._events = Events(self._inbox, link)
         enter_project(self.folder, config.get("project_dir"))
         checkpoints = CheckpointService()
         undo.callback(checkpoints.close)
         recorder = self._recorder(config.get("gpus_per_node"))
         if recorder is not None:
             undo.callback(recorder.close)
-        spec = self._spec(rules, entry, self._import(preload, rules), recorder)
+        spec = self._import(rules, entry, preload, recorder)
         workers = ForkedWorkers(
             spec, reaper, checkpoints, partial(_close_in_child, self._inbox, link, checkpoints)
         )
-        watch = Watch(
+        watch = NodeWatch(
             (config.get("policy") or {}).get("stall_timeout_s"),
             self._log_dir,
             socket.gethostname(),
-            beats=workers.beats,
             processes=workers.processes,
             recorder=recorder,
         )
-        line = Line(self.node, link, Events(self._inbox, link, checkpoints))
-        return AgentLoop(line, rules, workers, checkpoints, watch, self._records, read_limits(os.environ))
+        events = Events(self._inbox, link, checkpoints)
+        limits = read_limits(os.environ)
+        return AgentLoop(self.node, events, rules, workers, checkpoints, watch, self._records, limits)
 
     def _recorder(self, gpus: int | None) -> FlightRecorder | None:
-        """Return what has NCCL's last collectives written down on a stall; training can do without it."""
+        """Return NCCL's flight recorder on nodes with GPUs; None if it can't be set up."""
         try:
             return FlightRecorder(self._log_dir) if gpus else None
         except OSError as error:
             say(f"NCCL's flight recorder stays off on this node: {error}")
             return None
 
-    def _import(self, preload: Sequence[str], rules: Rules) -> float:
-        """Import for all ranks; return the seconds since this process was started."""
+    def _import(
+        self, rules: Rules, entry: str, preload: Sequence[str], recorder: FlightRecorder | None
+    ) -> WorkerSpec:
+        """Import for all ranks; return what they run."""
         if why := import_for_all(preload):
             say(f"{why}, so ranks are not forked: each imports for itself, which takes longer")
         imports_s = process.age_s()
@@ -162,16 +164,18 @@ class Agent:
             f"node {self.node.node_rank} of {self.node.nodes} on {socket.gethostname()}, attempt "
             f"{self.attempt}: imports took {imports_s:.2f} s, ranks here: {rules.ranks_per_node}"
         )
-        return imports_s
-
-    def _spec(
-        self, rules: Rules, entry: str, imports_s: float, recorder: FlightRecorder | None
-    ) -> WorkerSpec:
         common = tracker_environment(self.folder, os.environ)
         if recorder is not None:
             common |= recorder.environment(os.environ)
         return WorkerSpec(
-            self.folder, self.attempt, self.node, rules.ranks_per_node, entry, imports_s, common
+            self.folder,
+            self.attempt,
+            self.node,
+            rules.ranks_per_node,
+            entry,
+            imports_s,
+            common,
+            forks=why is None,
         )
 
     @property
@@ -179,25 +183,25 @@ class Agent:
         return self.folder.log_dir(self.attempt)
 
     def _give_up(self, why: capture.Failure) -> int:
-        """End the ranks, and say why this agent itself can't go on."""
+        """End the ranks, and report why this agent can't go on."""
         if self._loop is not None:
             self._loop.give_up(why)
         else:
             say(capture.describe(why))
             if self._report_unable(why):
-                return EXIT_FAILED  # srun hands its code on, and that of the attempt is node 0's.
+                return EXIT_FAILED  # srun returns it, but the attempt's code is node 0's.
             self._records.failed(why)
         return why.exit_code or EXIT_FAILED
 
     def _report_unable(self, why: capture.Failure) -> bool:
-        """Tell node 0 that this node can run no ranks; return False if that has to end the attempt."""
-        if self._rules is None or self._line is None:
+        """Report to node 0 that this node can run no ranks; return False if that ends the attempt."""
+        if self._rules is None or self._events is None:
             return report_unable_early(self.node.node_rank, why, self._rules, self._records, self._inbox)
-        return report_unable(self._line, why, self._rules, self._records)
+        return report_unable(self._events, self.node.node_rank, why, self._rules, self._records)
 
 
 def _close_in_child(inbox: SignalInbox, link: Link, checkpoints: CheckpointService) -> None:
-    """Close in a forked rank what belongs to the agent."""
+    """Close the agent's signals, link and checkpoint checkpoints in a forked rank."""
     inbox.close_in_child()
     link.close(farewell=False)
     checkpoints.close_in_child()
@@ -214,10 +218,10 @@ def _attempt_number(environ: Mapping[str, str]) -> int:
 
 
 def _secret(environ: Mapping[str, str], node: RankInfo) -> str:
-    """Return what only the agents of this attempt know."""
+    """Return the secret that only the agents of this attempt know."""
     secret = environ.get(SECRET_VARIABLE, "")
     if not secret and node.nodes > 1:
-        say(f"{SECRET_VARIABLE} is not set: agents know each other by the launch's id, which is no secret")
+        say(f"{SECRET_VARIABLE} is not set: agents trust the launch's id, which others can guess")
     return secret or node.launch_id
 
 

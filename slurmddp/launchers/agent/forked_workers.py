@@ -1,8 +1,8 @@
 """The worker group of an agent: forked ranks that share the agent's imports.
 
-A fork shares the modules that the agent has imported, so eight ranks cost one import of torch. If an import
-has done something that a fork does not survive, ranks are programs of their own and import for themselves.
-A new rank gets the heartbeat page, the log and the states in memory of its predecessor.
+A fork shares the modules that the agent has imported, so eight ranks cost one import of torch. If a fork
+would break after the imports, ranks are separate programs that import for themselves. A new rank gets the
+heartbeat page, the log and the states in memory of the rank before it.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from slurmddp.environments.names import (
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.host import process
 from slurmddp.host.address import Address
-from slurmddp.host.heartbeat_page import Beat, Pulse
+from slurmddp.host.heartbeat_page import HeartbeatPage
 from slurmddp.host.orphans import OrphanReaper
 from slurmddp.host.ports import candidate_ports, listen, listen_as_rank_zero
 from slurmddp.host.signals import STOP_SIGNALS
-from slurmddp.launchers.agent.preload import why_no_fork
 from slurmddp.launchers.agent.worker import RankSpec, be_rank, spawn
-from slurmddp.launchers.agent.worker_group import RankExit, WorkerGroup
+from slurmddp.launchers.agent.worker_group import WorkerGroup
 from slurmddp.launchers.coordinator.messages import StartWorkers
 from slurmddp.launchers.coordinator.restart_policy import Assignment
 from slurmddp.runs.failures import capture
+from slurmddp.runs.failures.capture import Failure
 from slurmddp.runs.failures.model import ENDED_BY_AGENT
 from slurmddp.runs.folder.layout import RunFolder
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What ranks run, the same in every worker group."""
+    """The program of the ranks, the same in every worker group."""
 
     folder: RunFolder
     attempt: int
     node: RankInfo
-    """The place of the agent: one task on each node of the job."""
+    """The agent's rank, node and hosts: one task on each node of the job."""
     ranks_per_node: int
     entry: str
     """`module:function` that a rank runs."""
@@ -59,6 +59,8 @@ class WorkerSpec:
     """Seconds from the agent's start until it could start ranks."""
     common: Mapping[str, str]
     """Variables that all ranks get."""
+    forks: bool = True
+    """Whether the agent can be forked after its imports."""
 
 
 class ForkedWorkers(WorkerGroup):
@@ -75,7 +77,7 @@ class ForkedWorkers(WorkerGroup):
         super().__init__(spec.ranks_per_node, spec.node.node_rank)
         self._spec, self._reaper, self._checkpoints = spec, reaper, checkpoints
         self._close_in_child = close_in_child
-        self._pulses = [Pulse.create() for _ in range(spec.ranks_per_node)]
+        self._pages = [HeartbeatPage.create() for _ in range(spec.ranks_per_node)]
         self._logged = [0] * spec.ranks_per_node
         """Size of each rank's log when the rank started."""
         self._place = spec.node
@@ -87,7 +89,7 @@ class ForkedWorkers(WorkerGroup):
         """Return MASTER_ADDR and MASTER_PORT for ranks that use them; only node 0's agent asks."""
         node = self._spec.node
         ports = candidate_ports(f"{node.launch_id} {assignment.restart_count} master")
-        # Asked once: a name server that does not answer would hold up a restart, and the link between agents.
+        # Resolved once: a silent name server would hold up a restart, and the link between agents.
         # The order to start tells the port, so any port does (`bool`).
         with listen(self._own, ports, bool) if self._own else listen_as_rank_zero(node, ports, bool) as probe:
             text, port = probe.getsockname()[:2]
@@ -95,7 +97,7 @@ class ForkedWorkers(WorkerGroup):
             return text, int(port)
 
     def start(self, order: StartWorkers) -> None:
-        """Start the ranks of this node; plain torch in them meets at `order.master`."""
+        """Start the ranks of this node; ranks on plain torch meet at `order.master`."""
         node = self._spec.node
         place = order.agents.index(node.node_rank)
         self._place = replace(
@@ -112,7 +114,7 @@ class ForkedWorkers(WorkerGroup):
         super().start(order)
 
     def _start(self, local_rank: int, order: StartWorkers) -> int:
-        self._pulses[local_rank].reset()
+        self._pages[local_rank].reset()
         log = self._log(local_rank)
         self._logged[local_rank] = _size(log)
         rank = RankSpec(
@@ -122,7 +124,7 @@ class ForkedWorkers(WorkerGroup):
             entry=self._spec.entry,
             run_dir=str(self._spec.folder.path),
         )
-        pid = start_process(rank, self._close_in_child)
+        pid = start_process(rank, self._close_in_child, forks=self._spec.forks)
         self._reaper.add(pid)
         return pid
 
@@ -135,21 +137,22 @@ class ForkedWorkers(WorkerGroup):
             **({"MASTER_ADDR": master, "MASTER_PORT": str(port)} if port else {}),
             IMPORTS_VARIABLE: f"{0.0 if order.restart_count else spec.imports_s:.3f} {self._since:.3f}",
             **rank_environment(self._place, local_rank, spec.ranks_per_node, os.environ),
-            HEARTBEAT_VARIABLE: str(self._pulses[local_rank].descriptor),
+            HEARTBEAT_VARIABLE: str(self._pages[local_rank].descriptor),
             CHANNEL_VARIABLE: str(self._checkpoints.channel_for(local_rank)),
             MEMORY_VARIABLE: ",".join(map(str, self._checkpoints.memory_fds())),
         }
 
-    def poll(self) -> list[RankExit]:
-        """Return the ranks that have ended since the last call, and record how they ended."""
-        exits = super().poll()
-        for ended in exits:
-            # A rank that the agent has ended is recorded too: srun's exit code hides the first one.
-            reason = ENDED_BY_AGENT if self._ended_by_us else ""
-            spec, rank = self._spec, self.rank(ended.local_rank)
-            capture.write_exit(spec.folder, spec.attempt, rank, ended.returncode, self.restart_count, reason)
+    def poll(self) -> list[Failure]:
+        """Take note of the ranks that have ended since the last call, and reap orphans of all ranks."""
+        failed = super().poll()
         process.reap_orphans({*self._running, *self._checkpoints.pids})
-        return exits
+        return failed
+
+    def _record_exit(self, local_rank: int, code: int) -> None:
+        # A rank that the agent has ended is recorded too: srun's exit code hides the first one.
+        reason = ENDED_BY_AGENT if self._ended_by_us else ""
+        spec, rank = self._spec, self.rank(local_rank)
+        capture.write_exit(spec.folder, spec.attempt, rank, code, self.restart_count, reason)
 
     def _exit_code(self, pid: int) -> int | None:
         if not process.has_ended(pid):
@@ -164,31 +167,27 @@ class ForkedWorkers(WorkerGroup):
 
     def progress(self) -> tuple[int, float]:
         """Return the last step that a rank has completed (-1: none), and the seconds since then."""
-        beats = [pulse.read() for pulse in self._pulses]
+        beats = [page.read() for page in self._pages]
         silent_s = time.monotonic() - max(beat.stepped for beat in beats)
         return max(beat.step for beat in beats), round(silent_s, 3)
 
-    def beats(self) -> dict[int, Beat]:
-        """Return the heartbeats of the ranks that run, by global rank."""
-        return {rank: pulse.read() for rank, (_, pulse) in self.processes().items()}
-
-    def processes(self) -> dict[int, tuple[int, Pulse]]:
+    def processes(self) -> dict[int, tuple[int, HeartbeatPage]]:
         """Return the pid and the heartbeat page of each rank that runs, by global rank."""
-        return {self.rank(one): (pid, self._pulses[one]) for pid, one in self._running.items()}
+        return {self.rank(one): (pid, self._pages[one]) for pid, one in self._running.items()}
 
     def _log(self, local_rank: int) -> Path:
         return self._spec.folder.rank_log(self._spec.attempt, self.rank(local_rank))
 
 
-def start_process(rank: RankSpec, close_in_child: Callable[[], object]) -> int:
+def start_process(rank: RankSpec, close_in_child: Callable[[], object], *, forks: bool) -> int:
     """Start one rank as the leader of a process group and return its pid.
 
-    A forked rank shares all modules with this process. It shares no later change of them.
+    A forked rank shares the modules that this process has imported, without later changes.
     """
-    # No signal may reach the child while it still shares the agent's handlers and wake-up pipe.
+    # Signals wait until the child no longer shares the agent's handlers and wake-up pipe.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, signal.SIGINT, signal.SIGCHLD})
     try:
-        pid = _fork(rank, close_in_child) if why_no_fork() is None else spawn(rank)
+        pid = _fork(rank, close_in_child) if forks else spawn(rank)
         with suppress(ProcessLookupError, PermissionError):
             os.setpgid(pid, pid)  # The child does it too, so the group exists from now on.
         return pid

@@ -1,4 +1,4 @@
-"""What the agent does to itself before it forks: all that its ranks inherit, paid for once per node."""
+"""Prepare the agent before it forks: its ranks inherit the folder, the search path and the imports."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PURE = "sympy"
 
 
 def enter_project(folder: RunFolder, project_dir: str | None) -> None:
-    """Stand where the person stood, and import their modules as they were at submission."""
+    """Enter the person's project folder, and import its modules as they were at submission."""
     project = Path(project_dir or Path.cwd())
     try:
         os.chdir(project)
@@ -48,7 +48,7 @@ def enter_project(folder: RunFolder, project_dir: str | None) -> None:
             f"The project folder {project} can't be entered on {socket.gethostname()}: {error.strerror}.",
             hint="It must be on a filesystem that the compute nodes share.",
         ) from error
-    # `python -m` put the folder of its start in the first place.
+    # `python -m` has put its working folder first.
     sys.path[0] = str(folder.code_dir if folder.code_dir.is_dir() else project)
     if folder.code_dir.is_dir():
         _import_from_copy(project.resolve(), folder.code_dir)
@@ -60,7 +60,7 @@ def _import_from_copy(project: Path, code: Path) -> None:
     if "PYTHONPATH" in os.environ:  # for programs that a rank starts
         entries = os.environ["PYTHONPATH"].split(os.pathsep)
         os.environ["PYTHONPATH"] = os.pathsep.join(_in_copy(entry, project, code) for entry in entries)
-    # Setuptools keeps the folder of each package in a module of its own where a line in a .pth file won't do.
+    # Some editable installs keep the folder of each package in a module, not in a .pth file.
     finders = [vars(module) for name, module in sys.modules.items() if name.startswith("__editable___")]
     for mapping in [finder["MAPPING"] for finder in finders if isinstance(finder.get("MAPPING"), dict)]:
         for package, place in mapping.items():
@@ -70,7 +70,7 @@ def _import_from_copy(project: Path, code: Path) -> None:
 
 
 def _in_copy(entry: str, project: Path, code: Path) -> str:
-    """Return where the snapshot holds a folder or module of the project; `entry` where it holds no copy."""
+    """Return the snapshot's copy of a folder or module of the project, or `entry` if there is no copy."""
     place = Path(entry).resolve()
     if not place.is_relative_to(project):
         return entry
@@ -80,8 +80,8 @@ def _in_copy(entry: str, project: Path, code: Path) -> str:
 
 
 def import_for_all(names: Sequence[str]) -> str | None:
-    """Import modules by name for every rank to share; return why ranks can't be forked then, if so."""
-    gc.disable()  # Almost all that an import makes stays; looking for garbage takes a fifth of the time.
+    """Import modules by name for every rank to share; return why ranks can't be forked then, or None."""
+    gc.disable()  # Imports leave little garbage, and looking for it takes a fifth of the time.
     try:
         if "torch" in names:
             with _libraries_loading("torch", "libtorch_global_deps.so", "libtorch_python.so"):
@@ -89,15 +89,16 @@ def import_for_all(names: Sequence[str]) -> str | None:
         why = import_all(names)
     finally:
         gc.enable()
-    gc.freeze()  # No collection in a rank will look at, and so copy, what is shared now.
-    return why if why_no_fork() else None
+    gc.freeze()  # No collection in a rank touches, and so copies, the objects that are shared now.
+    found = why_no_fork()
+    return None if found is None else why or f"the agent {found}"
 
 
 @contextmanager
 def _libraries_loading(package: str, *libraries: str) -> Iterator[None]:
     """Let the kernel and the linker load a package's libraries while this thread imports Python modules.
 
-    Loading torch's takes a fifth of a second on a warm machine, of a processor that nobody else uses.
+    Loading torch's libraries takes a fifth of a second of an idle processor.
     """
     for name in _EXTENSIONS:
         _import_quietly(name)
@@ -110,10 +111,10 @@ def _libraries_loading(package: str, *libraries: str) -> Iterator[None]:
 
 
 def _load_libraries(package: str, libraries: Sequence[str]) -> None:
-    """Load libraries of a package that is not imported yet; what can't be loaded fails in its import."""
+    """Load libraries of a package that is not imported yet. If that fails, the import reports it."""
     found = importlib.util.find_spec(package)
     folders = (found.submodule_search_locations if found else None) or []
-    # Called through ctypes it lets the interpreter go; ctypes.CDLL itself and imports don't.
+    # Called through ctypes, dlopen releases the interpreter; ctypes.CDLL itself and imports don't.
     dlopen = ctypes.CDLL(None).dlopen
     dlopen.restype, dlopen.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int)
     for name, scope in zip(libraries, (os.RTLD_GLOBAL, 0), strict=True):
@@ -122,7 +123,7 @@ def _load_libraries(package: str, libraries: Sequence[str]) -> None:
 
 
 def _import_quietly(name: str) -> None:
-    """Import a module ahead of those that need it; one that is not there is theirs to miss."""
+    """Import a module ahead of the modules that need it; a missing module is their error."""
     with suppress(ImportError):
         importlib.import_module(name)
 
@@ -130,7 +131,7 @@ def _import_quietly(name: str) -> None:
 def import_all(names: Sequence[str]) -> str | None:
     """Import modules by name; `package.*` stands for every module of the package and of its subpackages.
 
-    Returns which import left this process so that it can't be forked, and how; None if none did.
+    Returns which import has made a fork impossible, and how; None if a fork is still possible.
     """
     why = None
     for name in names:
@@ -150,7 +151,7 @@ def import_all(names: Sequence[str]) -> str | None:
 
 
 def _tolerate_missing(error: ModuleNotFoundError, name: str) -> None:
-    """Raise unless what is missing is a part of torch that only some versions have."""
+    """Raise unless the missing module is a part of a package that only some versions have."""
     if error.name == name and name.count(".") > 0 and not name.startswith("slurmddp"):
         return
     raise ConfigError(
@@ -160,10 +161,10 @@ def _tolerate_missing(error: ModuleNotFoundError, name: str) -> None:
 
 
 def why_no_fork() -> str | None:
-    """Return what in this process a fork would break, as what somebody has done; None: nothing is known.
+    """Return why this process can't be forked, as a verb phrase like "has initialised CUDA"; None if it can.
 
-    A forked process can't use CUDA if its parent has, and inherits the locks of threads that it has not.
-    Threads that are not Python's (those of numpy's BLAS) see to that themselves.
+    A forked process can't use CUDA if its parent has. It inherits locks of Python threads that it does not
+    have. Other threads, such as those of numpy's BLAS, survive a fork.
     """
     torch = sys.modules.get("torch")
     if (torch is not None and torch.cuda.is_initialized()) or _cuda_is_initialised():
@@ -173,12 +174,12 @@ def why_no_fork() -> str | None:
 
 
 def _cuda_is_initialised() -> bool:
-    """Whether anything has initialised CUDA here; its driver counts no devices before that.
+    """Return whether CUDA is initialised in this process; before that its driver counts no devices.
 
-    torch knows of itself only, and not even of what its `cuda.is_available()` does in its usual setting.
+    torch knows only its own part, without the effect of `cuda.is_available()`.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
     except OSError:
-        return False  # Nothing here has loaded it.
+        return False  # The driver is not loaded.
     return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) == 0

@@ -1,7 +1,6 @@
-"""One identity for a run at experiment trackers, so that an attempt goes on where the one before has logged.
+"""The identity of a run at experiment trackers, so that each attempt continues the same experiment.
 
-A tracker that is not told starts a new experiment at every restart. MLflow hands out its ids itself and is
-left alone.
+Without it a tracker starts a new experiment at every restart. MLflow makes ids on its server and gets none.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _WANDB_CHARS = 64
 
 
 def tracker_environment(folder: RunFolder, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which trackers know the run, less those that `environ` has already."""
+    """Return the variables by which trackers identify the run, less those that `environ` has already."""
     digest = hashlib.sha256(f"{folder.name}\0{_birth(folder)}".encode()).hexdigest()
     name = re.sub(r"[^A-Za-z0-9_-]", "-", folder.name)[: _WANDB_CHARS - 7]
     values = {
@@ -30,7 +29,7 @@ def tracker_environment(folder: RunFolder, environ: Mapping[str, str]) -> dict[s
 
 
 def _birth(folder: RunFolder) -> str:
-    """Return the run's first event: a run of the same name by another person, or begun again, has another."""
+    """Return the run's first event, which differs for another person's run and after `--fresh`."""
     try:
         with folder.attempts_file.open(encoding="utf-8", errors="replace") as events:
             return events.readline()

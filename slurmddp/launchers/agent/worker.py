@@ -1,9 +1,9 @@
-"""One rank: how a process that its agent has started becomes it, and leaves; as a program, a rank not forked.
+"""One rank: turn a fresh process of the agent into a rank, run it, and leave.
 
     python -m slurmddp.launchers.agent.worker DESCRIPTOR
 
-The agent starts that program where it can't be forked any more. Behind the descriptor lies, as JSON, what a
-forked rank finds in its memory: nobody else is to read it, as they could a command line.
+The agent starts this program if it can't be forked. The descriptor holds as JSON what a forked rank finds in
+its memory. No other account can read it, unlike a command line.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _DESCRIPTORS = (HEARTBEAT_VARIABLE, CHANNEL_VARIABLE, MEMORY_VARIABLE)
 
 @dataclass(frozen=True, kw_only=True)
 class RankSpec:
-    """What one rank needs to begin: its place, its log, and the function it runs."""
+    """The environment, the log and the function of one rank."""
 
     local_rank: int
     environ: Mapping[str, str]
@@ -53,20 +53,20 @@ class RankSpec:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """What the rank inherits by number."""
+        """The descriptors that the rank inherits by number."""
         numbers = ",".join(self.environ.get(name, "") for name in _DESCRIPTORS).split(",")
         return tuple(int(number) for number in numbers if number.isdecimal())
 
 
 def spawn(start: RankSpec) -> int:
-    """Start one rank as a program of its own, in a process group of its own; return its pid.
+    """Start one rank as a program in a new process group; return its pid.
 
-    It inherits the signal mask, and lets signals in once it is a rank.
+    The rank inherits the signal mask, and unblocks signals once it is set up.
     """
-    told = {"agent": os.getpid(), "path": sys.path, "start": asdict(start) | {"log": str(start.log)}}
+    values = {"agent": os.getpid(), "path": sys.path, "start": asdict(start) | {"log": str(start.log)}}
     letter = os.memfd_create("slurmddp-rank")
     try:
-        os.write(letter, json.dumps(told).encode())
+        os.write(letter, json.dumps(values).encode())
         os.lseek(letter, 0, os.SEEK_SET)
         command = [sys.executable, "-m", __name__, str(letter)]
         for descriptor in (letter, *start.descriptors):
@@ -77,13 +77,13 @@ def spawn(start: RankSpec) -> int:
 
 
 def main(argv: Sequence[str]) -> NoReturn:
-    """Become the rank that is described behind the descriptor which the agent has named."""
+    """Become the rank that the agent has described behind the descriptor."""
     with open(int(argv[0]), encoding="utf-8") as letter:
-        told = json.load(letter)
+        values = json.load(letter)
     # `python -m` put the folder of its start in the first place; the agent imports the snapshot's modules.
-    sys.path[:] = told["path"]
-    start = RankSpec(**{**told["start"], "log": Path(told["start"]["log"])})
-    be_rank(start, told["agent"], lambda: None)
+    sys.path[:] = values["path"]
+    start = RankSpec(**{**values["start"], "log": Path(values["start"]["log"])})
+    be_rank(start, values["agent"], lambda: None)
 
 
 def be_rank(start: RankSpec, agent: int, close_in_child: Callable[[], object]) -> NoReturn:
@@ -91,7 +91,7 @@ def be_rank(start: RankSpec, agent: int, close_in_child: Callable[[], object]) -
     code = EXIT_FAILED
     try:
         process.die_with_parent(signal.SIGKILL, agent)
-        _take_own_place(start, close_in_child)
+        _set_up(start, close_in_child)
         code = _run_entry(start.entry, start.run_dir)
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # The code stands; a late signal must not replace it.
@@ -107,7 +107,7 @@ def be_rank(start: RankSpec, agent: int, close_in_child: Callable[[], object]) -
         os._exit(code)
 
 
-def _take_own_place(start: RankSpec, close_in_child: Callable[[], object]) -> None:
+def _set_up(start: RankSpec, close_in_child: Callable[[], object]) -> None:
     os.setpgid(0, 0)
     close_in_child()
     _set_signals()
@@ -119,7 +119,7 @@ def _take_own_place(start: RankSpec, close_in_child: Callable[[], object]) -> No
 
 def _set_signals() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # A terminal's Ctrl-C is for the one who started the run; it reaches ranks as SIGTERM.
+    # A terminal's Ctrl-C is handled by the launcher; it reaches ranks as SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in STOP_SIGNALS:
         signal.signal(number, _stop_before_training)
@@ -127,7 +127,7 @@ def _set_signals() -> None:
 
 
 def _stop_before_training(number: int, frame: FrameType | None) -> None:
-    """Leave at once: until the worker puts its own handlers in place there is nothing to save."""
+    """Leave at once: until the rank sets other handlers it has nothing to save."""
     os._exit(EXIT_STOPPED)
 
 
@@ -164,7 +164,7 @@ def _run_entry(entry: str, run_dir: str) -> int:
 
 
 def _as_byte(code: int) -> int:
-    """Return what the kernel keeps of an exit code; 256, as `os.system` returns it, stays a failure."""
+    """Return the low byte of an exit code, as the kernel does; 256 of `os.system` stays a failure."""
     return code & 0xFF or (EXIT_FAILED if code else EXIT_FINISHED)
 
 

@@ -1,6 +1,6 @@
 """The worker group of one node: its ranks, started, watched and ended together.
 
-How the processes are made is left to a subclass: an agent forks them, `launch()` runs a command.
+A subclass makes the processes: an agent forks them, `launch()` runs a command.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from slurmddp.errors import EXIT_FINISHED, GOOD_CODES, SlurmddpError
 from slurmddp.host import process
@@ -27,25 +26,17 @@ _END_S = 2.0
 _POLL_S = 0.002
 
 
-@dataclass(frozen=True)
-class RankExit:
-    """The exit of one rank; `returncode` is negative for a signal, as in `subprocess`."""
-
-    local_rank: int
-    returncode: int
-
-    @property
-    def good(self) -> bool:
-        return self.returncode in GOOD_CODES
-
-
 class WorkerGroup(ABC):
     """The ranks of one node, one worker group after the other; all methods belong to the main thread."""
 
     def __init__(self, ranks_per_node: int, agent: int = 0) -> None:
-        self.left: list[Failure] = []
-        """Ranks of this worker group that exited with 0: too early, if other ranks still needed them."""
         self.restart_count = 0
+        self.codes: list[int] = []
+        """Exit codes of the ranks that this agent has not ended; negative for a signal."""
+        self.failed: list[Failure] = []
+        """The failures among them."""
+        self.left: list[Failure] = []
+        """Ranks that exited with 0: too early, if other ranks still needed them."""
         self._ranks_per_node, self._agent = ranks_per_node, agent
         self._node_rank = 0
         self._running: dict[int, int] = {}
@@ -69,6 +60,11 @@ class WorkerGroup(ABC):
     def __len__(self) -> int:
         return len(self._running)
 
+    @property
+    def good_codes(self) -> list[int]:
+        """Exit codes of the ranks that ended well."""
+        return [code for code in self.codes if code in GOOD_CODES]
+
     def rank(self, local_rank: int) -> int:
         """Return the global rank of a local one."""
         return self._node_rank * self._ranks_per_node + local_rank
@@ -77,29 +73,36 @@ class WorkerGroup(ABC):
         """Start the ranks that this node has in a worker group."""
         self._node_rank = order.agents.index(self._agent)
         self.restart_count = order.restart_count
-        self.left, self._ended_by_us = [], False
+        self.codes, self.failed, self.left, self._ended_by_us = [], [], [], False
         self._oom.begin()
         for local_rank in range(self._ranks_per_node):
             self._running[self._start(local_rank, order)] = local_rank
 
-    def poll(self) -> list[RankExit]:
-        """Return the ranks that have ended since the last call."""
-        codes = {pid: self._exit_code(pid) for pid in self._running}
-        exits = [RankExit(self._running.pop(pid), code) for pid, code in codes.items() if code is not None]
-        self.left += [self._failure(one, LEFT_EARLY) for one in exits if one.returncode == EXIT_FINISHED]
-        return exits
+    def poll(self) -> list[Failure]:
+        """Take note of the ranks that have ended since the last call; return the failures among them."""
+        ended = {pid: code for pid in self._running if (code := self._exit_code(pid)) is not None}
+        failed = []
+        for pid, code in ended.items():
+            local_rank = self._running.pop(pid)
+            self._record_exit(local_rank, code)
+            if code == EXIT_FINISHED:
+                self.left.append(self._failure(local_rank, code, LEFT_EARLY))
+            if not self._ended_by_us:
+                self.codes.append(code)
+                failed += [] if code in GOOD_CODES else [self._failure(local_rank, code)]
+        self.failed += failed
+        return failed
 
-    def failures(self, exits: Sequence[RankExit]) -> list[Failure]:
-        """Return the failures among exits that `poll` has returned."""
-        return [self._failure(one) for one in exits if not one.good]
+    def _record_exit(self, local_rank: int, code: int) -> None:  # noqa: B027
+        """Record how a rank ended; a subclass without a run folder does nothing."""
 
-    def _failure(self, ended: RankExit, reason: str = "") -> Failure:
+    def _failure(self, local_rank: int, code: int, reason: str = "") -> Failure:
         return capture.here(
-            ended.returncode,
+            code,
             node_rank=self._agent,
-            rank=self.rank(ended.local_rank),
-            local_rank=ended.local_rank,
-            lines=self._last_lines(ended.local_rank),
+            rank=self.rank(local_rank),
+            local_rank=local_rank,
+            lines=self._last_lines(local_rank),
             reason=reason,
             generation=self.restart_count,
             oom=self._oom.verdict(),
@@ -134,7 +137,7 @@ class WorkerGroup(ABC):
             process.signal_group(pid, signal.SIGKILL)
 
     def is_gone(self) -> bool:
-        """Return whether `poll` has returned every rank; raise SlurmddpError if one can't be killed."""
+        """Return whether `poll` has seen every rank end; raise SlurmddpError if a rank can't be killed."""
         if self._running and time.monotonic() > self._kill_by:
             raise SlurmddpError(
                 f"{len(self._running)} rank(s) on this node can't be ended: the kernel holds them in a call.",

@@ -1,52 +1,29 @@
 """The coordinator: the part of node 0's agent that starts, restarts and ends the ranks of all nodes together.
 
-It performs no I/O except through its `Record`. The agent passes messages and the time to it, and sends the
-orders that it leaves (`messages` describes reports and orders). No report needs a second question.
+It performs no I/O except through its `Record`. The agent passes messages and the time to it, and sends its
+orders (`messages.py` describes both).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from enum import Enum
 
 from slurmddp.batch import outcome
 from slurmddp.errors import EXIT_CONFIG, EXIT_STOPPED
-from slurmddp.launchers.coordinator.join import Gathering, names_of
-from slurmddp.launchers.coordinator.messages import (
-    AgentUnable,
-    EndHungRanks,
-    Fail,
-    HangSuspected,
-    HungAtExit,
-    Joined,
-    KillWorkers,
-    Leave,
-    Lost,
-    Message,
-    OthersDone,
-    PaceReported,
-    Report,
-    ReportStacks,
-    RequestStop,
-    StacksReported,
-    StartWorkers,
-    StopRequested,
-    WorkersDone,
-    WorkersFailed,
-    WorkersKilled,
-)
+from slurmddp.launchers.coordinator import messages as msg
+from slurmddp.launchers.coordinator.group import Group
+from slurmddp.launchers.coordinator.join import JoinWait, names_of
 from slurmddp.launchers.coordinator.record import Record
 from slurmddp.launchers.coordinator.restart_policy import (
     Assignment,
     Decision,
     Facts,
-    Reached,
     Rules,
     choose_agents,
     decide,
 )
-from slurmddp.launchers.watchdog.diagnosis import Comparison, Inquiry, Verdict
+from slurmddp.launchers.watchdog.diagnosis import Verdict
 from slurmddp.launchers.watchdog.stuck_rank import at_exit, hung_at_exit, why
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.capture import Failure
@@ -80,49 +57,18 @@ class State(str, Enum):
     ENDING = "ending"
 
 
-@dataclass
-class _Group:
-    """The present worker group, and what the agents have reported about it."""
-
-    assignment: Assignment
-    hangs: Inquiry
-    paces: Comparison
-    reached: Reached = field(default_factory=Reached)
-    failures: list[Failure] = field(default_factory=list)
-    left: dict[int, Failure] = field(default_factory=dict)
-    """Ranks that exited with 0, by their numbers."""
-    lost: set[int] = field(default_factory=set)
-    """Agents that are gone, and their ranks with them."""
-    done: dict[int, int] = field(default_factory=dict)
-    """Exit codes of the agents whose ranks have all ended well."""
-    hung: dict[int, HungAtExit] = field(default_factory=dict)
-    killing: set[int] = field(default_factory=set)
-    """Agents that have not answered `KillWorkers` yet."""
-
-    @classmethod
-    def of(cls, assignment: Assignment, ranks_per_node: int) -> _Group:
-        """Return a group of which nothing is known yet."""
-        ranks = len(assignment.agents) * ranks_per_node
-        return cls(assignment, Inquiry(assignment.agents), Comparison(ranks))
-
-    @property
-    def cause(self) -> Failure:
-        """The failure that has caused the others."""
-        return capture.likely_first([*self.failures, *self.left.values()])
-
-
 class Coordinator:
     """Decide for all agents of one attempt; times are seconds of one monotonic clock."""
 
     def __init__(
         self, rules: Rules, hosts: Sequence[str], record: Record, now: float, meet: MeetingPoint
     ) -> None:
-        self.orders: list[tuple[int, Message]] = []
+        self.orders: list[tuple[int, msg.Order]] = []
         """Orders to send next, each with its agent; the coordinator's own agent comes last."""
         self.state = State.JOINING
         self._rules, self._hosts, self._record, self._meet = rules, hosts, record, meet
         # The nodes.
-        self._joining = Gathering(hosts, rules, record.say, now)
+        self._joining = JoinWait(hosts, rules, record.say, now)
         self._present = {0}
         self._gone: dict[int, Failure] = {}
         """Agents that are lost or unable, with the reasons."""
@@ -134,7 +80,7 @@ class Coordinator:
         self._shrunk: Failure | None = None
         """Why a node is missing, if the others went on without another in its place."""
         # The worker groups.
-        self._group = _Group.of(Assignment(-1, tuple(range(rules.nodes))), rules.ranks_per_node)
+        self._group = Group.of(-1, range(rules.nodes), rules.ranks_per_node)
         self._furthest = -1
         """Last step that an earlier worker group has completed."""
         self._stopping = False
@@ -147,44 +93,46 @@ class Coordinator:
         if self.state == State.JOINING:
             return self._joining.next_notice
         cause_by = self._cause_by if self.state == State.AWAITING_CAUSE else None
-        return min(filter(None, (cause_by, self._group.hangs.next_look)), default=None)
+        return min(filter(None, (cause_by, self._group.hangs.deadline)), default=None)
 
     # Messages and time.
 
-    def receive(self, sender: int, message: Message, now: float) -> None:
-        """Handle a message of an agent, or of the link about it; orders are ignored."""
+    def receive(self, sender: int, message: msg.Message, now: float) -> None:
+        """Handle a message of an agent, or of the link about the agent."""
         group = self._group
-        if isinstance(message, Report):
+        if isinstance(message, msg.Report):
             if message.restart_count != group.assignment.restart_count:
                 return
             group.left |= {one.rank: one for one in message.left if one.rank is not None}
         match message:
-            case Joined():
+            case msg.Joined():
                 self._present.add(sender)
-            case StopRequested():
+            case msg.StopRequested():
                 self._forward_stop(sender, message.signal)
-            case Lost():
+            case msg.Lost():
                 self._lost(sender, message, now)
-            case AgentUnable():
+            case msg.AgentUnable():
                 self._unable(sender, message.failure, now)
-            case WorkersFailed():
+            case msg.WorkersFailed():
                 self._note(message, now)
                 self._react(now)
-            case WorkersKilled():
-                self._killed(sender, message, now)
-            case WorkersDone():
+            case msg.WorkersKilled():
+                self._note(message, now)
+                self._group.killing.discard(sender)
+                self._go_on_if_killed(now)
+            case msg.WorkersDone():
                 self._done(sender, message, now)
-            case HungAtExit():
+            case msg.HungAtExit():
                 group.hung[sender] = message
-                self._end_hung(now)
-            case HangSuspected():
+                self._end_hung_at_exit(now)
+            case msg.HangSuspected():
                 if self.state == State.RUNNING and group.hangs.begin(now):
-                    asked = ReportStacks(restart_count=group.assignment.restart_count)
+                    asked = msg.ReportStacks(restart_count=group.assignment.restart_count)
                     self._order(group.assignment.agents, asked)
-            case StacksReported():
+            case msg.StacksReported():
                 group.hangs.take(sender, message.reports)
-                self._judge(now)
-            case PaceReported():
+                self._end_hang(now)
+            case msg.PaceReported():
                 self._compare(message, now)
 
     def poll(self, now: float, missing: Sequence[int] = ()) -> None:
@@ -194,18 +142,18 @@ class Coordinator:
             self._join(now)
         elif self.state == State.AWAITING_CAUSE and now >= self._cause_by:
             self.fail(self._group.cause)
-        self._judge(now)
+        self._end_hang(now)
 
     def leave(self, code: int) -> None:
         """Order all agents to leave; agents that ran no ranks exit with `code`."""
         self.state = State.ENDING
-        self._order(self._present, Leave(code=code))
+        self._order(self._present, msg.Leave(code=code))
 
     def fail(self, cause: Failure) -> None:
         """End the attempt as failed: record the cause and order all agents to end their ranks and leave."""
         if self.state == State.ENDING:
             return
-        if cause.exit_code == EXIT_CONFIG and self._shrunk is not None and self._group.reached.step < 0:
+        if cause.exit_code == EXIT_CONFIG and self._shrunk is not None and self._group.step < 0:
             self._record.say("the ranks refuse to go on with fewer nodes")
             cause = self._shrunk  # The next attempt gets all of them again.
         decision = self._decide()
@@ -214,7 +162,7 @@ class Coordinator:
         self._record.say(f"{capture.describe(cause)} The attempt ends{reason}.")
         self._record.failed(cause)
         self.state = State.ENDING
-        self._order(self._present, Fail(code=capture.node_code(cause)))
+        self._order(self._present, msg.Fail(code=capture.node_code(cause)))
 
     # Nodes.
 
@@ -223,14 +171,14 @@ class Coordinator:
         if self._stopping:
             self.leave(EXIT_STOPPED)
             return
-        agents, missed = self._joining.look(now, self._present, self._gone) or ((), None)
+        agents, missed = self._joining.poll(now, self._present, self._gone) or ((), None)
         if agents:
             self._shrunk = missed if len(agents) < self._rules.nodes else None
             self._start(agents)
         elif missed is not None:
             self.fail(missed)
 
-    def _lost(self, sender: int, message: Lost, now: float) -> None:
+    def _lost(self, sender: int, message: msg.Lost, now: float) -> None:
         if self.state == State.ENDING:
             return
         lost = lost_agent(sender, self._hosts, message.why, message.together, here=0)
@@ -258,7 +206,7 @@ class Coordinator:
         if self.state == State.JOINING or agent in group.done:
             return False
         if agent not in group.assignment.agents:
-            self._record.go_on_without([agent])
+            self._record.continue_without([agent])
             return False
         group.lost.add(agent)
         return True
@@ -268,7 +216,7 @@ class Coordinator:
         found = {self._group.assignment.agents[node_rank]: why for node_rank, why in unhealthy.items()}
         for agent in sorted(found.keys() - self._unhealthy.keys()) if self._rules.tolerates_node_loss else ():
             self._unhealthy[agent] = found[agent]
-            self._record.say(f"{names_of([agent], self._hosts)} is not fit: {found[agent]}")
+            self._record.say(f"{names_of([agent], self._hosts)} did not pass the preflight: {found[agent]}")
 
     # Ranks.
 
@@ -276,71 +224,62 @@ class Coordinator:
         """Ask the ranks of the other nodes to stop as well; all ranks agree on the step."""
         is_first, self._stopping = not self._stopping, True
         if is_first and self.state == State.RUNNING:
-            others = set(self._group.assignment.agents) - self._group.done.keys() - {sender}
-            self._order(others, RequestStop(signal=sent))
+            others = self._group.agents - self._group.done.keys() - {sender}
+            self._order(others, msg.RequestStop(signal=sent))
 
-    def _note(self, message: Report, now: float) -> None:
-        if isinstance(message, (WorkersFailed, WorkersKilled)):
+    def _note(self, message: msg.Report, now: float) -> None:
+        """Take note of failures, unhealthy nodes and completed steps."""
+        if isinstance(message, msg.FailureReport):
             self._group.failures += message.failures
             self._exclude(message.unhealthy)
-        self._group.reached.take(message.step, now - message.silent_s)
+        self._group.reach(message.step, now - message.silent_s)
 
-    def _killed(self, sender: int, message: WorkersKilled, now: float) -> None:
-        self._note(message, now)
-        self._group.killing.discard(sender)
-        if self.state == State.RESTARTING and not self._group.killing:
-            self._conclude(now)
-
-    def _done(self, sender: int, message: WorkersDone, now: float) -> None:
+    def _done(self, sender: int, message: msg.WorkersDone, now: float) -> None:
         group = self._group
         is_news = not group.done or (message.code == EXIT_STOPPED and EXIT_STOPPED not in group.done.values())
         group.done[sender] = message.code
         self._note(message, now)
         if self.state != State.RUNNING:
             return
-        if set(group.assignment.agents) <= group.done.keys():
+        if group.agents <= group.done.keys():
             self.leave(outcome.combine(group.done.values()))
             return
         if is_news:
-            self._order(set(group.assignment.agents) - group.done.keys(), OthersDone(code=message.code))
-        self._end_hung(now)
+            self._order(group.agents - group.done.keys(), msg.OthersDone(code=message.code))
+        self._end_hung_at_exit(now)
 
-    def _end_hung(self, now: float) -> None:
+    def _end_hung_at_exit(self, now: float) -> None:
         """End the ranks that hang at their exit once all others have ended well; their result stands."""
-        group = self._group
-        hung = {
-            agent: found for agent, found in group.hung.items() if agent not in group.done and found.reports
-        }
-        codes = [*group.done.values(), *(code for found in hung.values() for code in found.codes)]
-        everyone = set(group.assignment.agents) <= group.done.keys() | hung.keys()
-        if self.state != State.RUNNING or not (hung and codes and everyone):
+        hung = self._group.hung_at_exit()
+        if self.state != State.RUNNING or not hung:
             return
         found = [report for one in hung.values() for report in one.reports]
         if stuck := [one for one in found if not at_exit(one)]:  # Others left too early, say.
-            self._stuck(Verdict(stuck[0], why(found, stuck[0])), now)
+            self._fail_stuck(Verdict(stuck[0], why(found, stuck[0])), now)
             return
         for one in found:
             self._record.warn(hung_at_exit(one))
-        self._order(hung.keys(), EndHungRanks(code=outcome.combine(codes)))
-        group.hung = {}
+        codes = [*self._group.done.values(), *(code for one in hung.values() for code in one.codes)]
+        self._order(hung.keys(), msg.EndHungRanks(code=outcome.combine(codes)))
+        self._group.hung = {}
 
-    def _compare(self, message: PaceReported, now: float) -> None:
+    def _compare(self, message: msg.PaceReported, now: float) -> None:
         line, straggler = self._group.paces.take(message.paces, now)
         if line is not None:
             self._record.say(line)
         if straggler is not None:
             self._record.slow(straggler, self._group.assignment.restart_count)
 
-    def _judge(self, now: float) -> None:
-        """Count the rank that holds up all others as failed."""
+    def _end_hang(self, now: float) -> None:
+        """Count the stuck rank as failed once the reports of all agents name it."""
         verdict = self._group.hangs.verdict(now)
         if verdict is not None and self.state == State.RUNNING:
-            self._stuck(verdict, now)
+            self._fail_stuck(verdict, now)
 
-    def _stuck(self, verdict: Verdict, now: float) -> None:
+    def _fail_stuck(self, verdict: Verdict, now: float) -> None:
         group = self._group
         self._record.stalled(verdict.report, group.assignment.restart_count)
-        group.reached.take(verdict.report.step, 0.0)
+        group.reach(verdict.report.step, 0.0)
         group.failures.append(verdict.failure(group.assignment.agents, self._rules.ranks_per_node))
         self._react(now)
 
@@ -351,13 +290,13 @@ class Coordinator:
         group = self._group
         if self.state == State.JOINING:
             self.fail(group.cause)
-        elif self.state == State.RESTARTING and not group.killing:
-            self._conclude(now)
-        elif self.state in (State.RUNNING, State.AWAITING_CAUSE):
+        elif self.state == State.RESTARTING:
+            self._go_on_if_killed(now)
+        elif self.state != State.ENDING:
             if self._decide().restart:
                 self.state = State.RESTARTING
-                group.killing = set(group.assignment.agents) - group.lost
-                self._order(group.killing, KillWorkers())
+                group.killing = group.agents - group.lost
+                self._order(group.killing, msg.KillWorkers())
             elif not capture.is_consequence(group.cause):
                 self.fail(group.cause)
             elif self.state == State.RUNNING:
@@ -371,10 +310,10 @@ class Coordinator:
             stopping=self._stopping,
             done=bool(group.done),
             lost=bool(group.lost),
-            unfit=not self._unhealthy.keys().isdisjoint(group.assignment.agents),
+            unhealthy=not self._unhealthy.keys().isdisjoint(group.agents),
             agents=self._next_agents(),
             restarts=group.assignment.restart_count,
-            step=group.reached.step,
+            step=group.step,
             furthest=self._furthest,
         )
         return decide(facts, self._rules)
@@ -383,46 +322,47 @@ class Coordinator:
         healthy = self._present - self._unhealthy.keys()
         return choose_agents(self._group.assignment.agents, healthy, self._rules)
 
-    def _conclude(self, now: float) -> None:
-        """Start the next worker group, or end the attempt: no rank of the present group is left."""
+    def _go_on_if_killed(self, now: float) -> None:
+        """Start the next worker group, or end the attempt, once no rank of a killed group is left."""
+        if self.state != State.RESTARTING or self._group.killing:
+            return
         cause = self._group.cause
         if self._decide().restart:
             self._restart(cause, now)
         elif self._stopping:
-            self._record.fell(cause, self._group.assignment.restart_count)
-            self._record.say("asked to stop before the ranks had begun again")
+            self._record.group_failed(cause, self._group.assignment.restart_count)
+            self._record.say("asked to stop before the ranks were started again")
             self.leave(EXIT_STOPPED)
         else:
             self.fail(cause)
 
     def _restart(self, cause: Failure, now: float) -> None:
-        before, reached = self._group.assignment, self._group.reached
-        agents = self._next_agents()
+        group, before, agents = self._group, self._group.assignment, self._next_agents()
         if len(agents) < len(before.agents):
             self._shrunk = cause
         unhealthy = [agent for agent in before.agents if agent in self._unhealthy]
         if unhealthy:
             cause = unhealthy_node(unhealthy[0], self._hosts, self._unhealthy[unhealthy[0]])
-        self._record.fell(cause, before.restart_count)
-        self._furthest = max(self._furthest, reached.step)
+        self._record.group_failed(cause, before.restart_count)
+        self._furthest = max(self._furthest, group.step)
         after = Assignment(before.restart_count + 1, agents)
-        self._record.restarted(after, before, cause, reached.step, now - reached.at)
+        self._record.restarted(after, before, cause, group.step, now - group.stepped_at)
         self._start(agents)
 
     def _start(self, agents: tuple[int, ...]) -> None:
-        self._record.go_on_without(self._gone)
+        self._record.continue_without(self._gone)
         self.state = State.RUNNING
-        assignment = Assignment(self._group.assignment.restart_count + 1, agents)
-        self._group = _Group.of(assignment, self._rules.ranks_per_node)
-        start = StartWorkers(
-            restart_count=assignment.restart_count,
+        restart_count = self._group.assignment.restart_count + 1
+        self._group = Group.of(restart_count, agents, self._rules.ranks_per_node)
+        start = msg.StartWorkers(
+            restart_count=restart_count,
             agents=agents,
-            master=self._meet(assignment),
+            master=self._meet(self._group.assignment),
             # Before the first step nodes may be unchecked, and a spare among them is new.
             preflight=self._furthest < 0,
             excluded=tuple(sorted(self._unhealthy)),
         )
         self._order(self._present, start)
 
-    def _order(self, agents: Sequence[int] | Set[int], message: Message) -> None:
-        self.orders += [(agent, message) for agent in sorted(agents, reverse=True)]
+    def _order(self, agents: Sequence[int] | Set[int], order: msg.Order) -> None:
+        self.orders += [(agent, order) for agent in sorted(agents, reverse=True)]

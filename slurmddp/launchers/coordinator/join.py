@@ -1,4 +1,4 @@
-"""Node 0's wait for the other agents before any rank starts: it has an end, and names the missing nodes."""
+"""Node 0's wait for the agents of all nodes before any rank starts; it names the missing nodes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from slurmddp.runs.failures.capture import Failure
 from slurmddp.runs.failures.model import lost_node
 
 FIRST_NOTICE_S = 3.0
-"""After this many seconds those that have not arrived are named, and then again and again."""
+"""Seconds until the missing nodes are named for the first time."""
 NOTICE_S = 10.0
+"""Seconds between later notices."""
 _SPARES_WAIT_S = 10.0
-"""How long those that are enough to begin wait for the spares."""
+"""Seconds that enough agents wait for spares."""
 
 
 def names_of(agents: Sequence[int], hosts: Sequence[str]) -> str:
@@ -21,20 +22,26 @@ def names_of(agents: Sequence[int], hosts: Sequence[str]) -> str:
     return shown + (f" and {len(agents) - 8} more" if len(agents) > 8 else "")
 
 
-class Gathering:
+class JoinWait:
     """Node 0's wait for all agents; times are of one monotonic clock."""
 
     def __init__(self, hosts: Sequence[str], rules: Rules, say: Callable[[str], None], now: float) -> None:
         self._hosts, self._rules, self._say = hosts, rules, say
         self._begun, self.next_notice = now, now + FIRST_NOTICE_S
 
-    def look(
+    def poll(
         self, now: float, present: set[int], gone: Mapping[int, Failure]
     ) -> tuple[tuple[int, ...], Failure | None] | None:
-        """Return which agents run ranks, in order, and what another is missed for; None while some may come.
+        """Decide whether the wait is over.
 
-        `gone` are those that were lost again, and why: they are not waited for. Without them, or without some
-        that do not come in time, there may be nobody to run ranks.
+        Args:
+            now: the time.
+            present: the agents that have joined and are not gone.
+            gone: the agents that were lost again, with the reasons; the wait ignores them.
+
+        Returns:
+            None to wait on. Else the agents that run ranks, in the order of the ranks, and why a node is
+            missing; no agents if too few have joined.
         """
         rules, places = self._rules, range(self._rules.nodes)
         coming = set(range(rules.all_nodes)) - present - gone.keys()
@@ -43,16 +50,16 @@ class Gathering:
         if not coming or enough or not choose_agents(places, present | coming, rules):
             missed = gone
         elif waited >= rules.join_timeout_s:
-            why = f"it did not arrive within {rules.join_timeout_s:g} s (policy.join_timeout_s)"
+            why = f"it did not join within {rules.join_timeout_s:g} s (policy.join_timeout_s)"
             missed = gone or {agent: lost_node(agent, self._hosts, why) for agent in coming}
         else:
-            self._tell(now, sorted(coming), len(present))
+            self._notify(now, sorted(coming), len(present))
             return None
         if agents and (absent := sorted(coming | gone.keys())):
             self._say(f"the ranks begin without {names_of(absent, self._hosts)}")
         return agents, missed[min(missed)] if missed else None
 
-    def _tell(self, now: float, coming: Sequence[int], here: int) -> None:
+    def _notify(self, now: float, coming: Sequence[int], here: int) -> None:
         if now >= self.next_notice:
             self.next_notice = now + NOTICE_S
             self._say(

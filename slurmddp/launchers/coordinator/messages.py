@@ -1,7 +1,7 @@
 """Messages between the agents of an attempt: one dataclass for each kind, encoded and decoded here alone.
 
-Agents send reports to the coordinator, which is part of node 0's agent. The coordinator sends orders. The
-link itself adds `Joined` and `Lost`.
+Agents send requests and reports to the coordinator, which is part of node 0's agent. The coordinator sends
+orders. The link itself adds `Joined` and `Lost`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from slurmddp.launchers.link.wire import MAX_MESSAGE_BYTES
+from slurmddp.launchers.link.connection import MAX_MESSAGE_BYTES
 from slurmddp.launchers.watchdog.stragglers import Pace
 from slurmddp.launchers.watchdog.stuck_rank import RankReport
 from slurmddp.runs.failures.capture import Failure
@@ -42,7 +42,7 @@ class Lost(Message):
 
     why: str = ""
     together: int = 0
-    """How many agents fell silent together; 0 if this end still heard another agent."""
+    """How many agents fell silent together; 0 if another agent still sends."""
 
 
 # From an agent to the coordinator.
@@ -77,21 +77,20 @@ class Report(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkersFailed(Report):
-    """Ranks of the node have failed."""
+class FailureReport(Report):
+    """A report about ranks of the node that have failed."""
 
-    failures: tuple[Failure, ...]
+    failures: tuple[Failure, ...] = ()
     unhealthy: Mapping[int, str] = field(default_factory=dict)
     """Nodes that did not pass the preflight, by their node ranks, each with the reason."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkersKilled(Report):
-    """No rank is left on the node, as `KillWorkers` has ordered."""
+class WorkersFailed(FailureReport):
+    """Ranks of the node have failed; other ranks of the node may still run."""
 
-    failures: tuple[Failure, ...] = ()
-    """Ranks that had failed before the agent killed the others."""
-    unhealthy: Mapping[int, str] = field(default_factory=dict)
+
+class WorkersKilled(FailureReport):
+    """No rank is left on the node, as `KillWorkers` has ordered. `failures` came before the kill."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +132,12 @@ class HungAtExit(Report):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartWorkers(Message):
+class Order(Message):
+    """An order of the coordinator to one agent, which may be the coordinator's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartWorkers(Order):
     """Start the ranks of a worker group. An agent that is not among `agents` waits as a spare."""
 
     restart_count: int
@@ -148,74 +152,56 @@ class StartWorkers(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KillWorkers(Message):
+class KillWorkers(Order):
     """Kill the ranks and answer with `WorkersKilled`: another worker group follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RequestStop(Message):
+class RequestStop(Order):
     """Send the ranks the signal by which the run was asked to stop on another node."""
 
     signal: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportStacks(Message):
+class ReportStacks(Order):
     """Answer with `StacksReported`: a node suspects a hang."""
 
     restart_count: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class OthersDone(Message):
+class _OrderWithCode(Order):
+    code: int
+    """An exit code."""
+
+
+class OthersDone(_OrderWithCode):
     """The ranks of another node have ended with `code`, 0 or 75: the ranks of this node should follow."""
 
-    code: int
 
-
-@dataclass(frozen=True, kw_only=True)
-class EndHungRanks(Message):
+class EndHungRanks(_OrderWithCode):
     """End the ranks that hang at their exit: all others have ended well, with `code`."""
 
-    code: int
 
-
-@dataclass(frozen=True, kw_only=True)
-class Leave(Message):
+class Leave(_OrderWithCode):
     """Leave: all ranks have ended. An agent that ran no ranks exits with `code`."""
 
-    code: int
 
-
-@dataclass(frozen=True, kw_only=True)
-class Fail(Message):
+class Fail(_OrderWithCode):
     """End the ranks and leave with `code`: the attempt has failed."""
-
-    code: int
 
 
 _KINDS: Mapping[str, type[Message]] = {
-    "arrived": Joined,
-    "lost": Lost,
-    "stopping": StopRequested,
-    "unable": AgentUnable,
-    "fell": WorkersFailed,
-    "stopped": WorkersKilled,
-    "done": WorkersDone,
-    "stall": HangSuspected,
-    "report": StacksReported,
-    "pace": PaceReported,
-    "hung": HungAtExit,
-    "go": StartWorkers,
-    "stop": KillWorkers,
-    "pass_on": RequestStop,
-    "ask": ReportStacks,
-    "others_left": OthersDone,
-    "end_hung": EndHungRanks,
-    "leave": Leave,
-    "end": Fail,
+    kind.__name__: kind
+    for kind in (
+        *(Joined, Lost, StopRequested, AgentUnable),
+        *(WorkersFailed, WorkersKilled, WorkersDone),
+        *(HangSuspected, StacksReported, PaceReported, HungAtExit),
+        *(StartWorkers, KillWorkers, RequestStop, ReportStacks),
+        *(OthersDone, EndHungRanks, Leave, Fail),
+    )
 }
-_NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def encode(message: Message) -> dict[str, Any]:
@@ -225,7 +211,7 @@ def encode(message: Message) -> dict[str, Any]:
         for one in fields(message)
         if one.name in ("failures", "left")
     }
-    return {"kind": _NAMES[type(message)], **asdict(replace(message, **short))}
+    return {"kind": type(message).__name__, **asdict(replace(message, **short))}
 
 
 def decode(values: Mapping[str, Any]) -> Message | None:
@@ -237,11 +223,7 @@ def decode(values: Mapping[str, Any]) -> Message | None:
     if kind is None:
         return None
     known = {one.name for one in fields(kind)} & values.keys()
-    return kind(**{name: _FIELDS.get(name, _as_is)(values[name]) for name in known})
-
-
-def _as_is(value: Any) -> Any:
-    return value
+    return kind(**{name: _FIELDS[name](values[name]) if name in _FIELDS else values[name] for name in known})
 
 
 def _failure(facts: Mapping[str, Any]) -> Failure:
@@ -257,7 +239,7 @@ _FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "failures": _failures,
     "left": _failures,
     "reports": lambda found: tuple(map(RankReport.from_json, found)),
-    "paces": lambda found: {int(rank): Pace.from_json(values) for rank, values in found.items()},
+    "paces": lambda found: {int(rank): Pace(**pace) for rank, pace in found.items()},
     "agents": tuple,
     "codes": tuple,
     "master": tuple,

@@ -1,4 +1,4 @@
-"""What the coordinator wants recorded; see `Records` for the files of a run folder."""
+"""The records that the coordinator asks for; `records.py` writes them into a run folder."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
 
 
 class Record:
-    """Where the coordinator records what people and later attempts read; this one keeps nothing."""
+    """The coordinator's records for people and later attempts. This base class keeps nothing."""
 
     def say(self, text: str) -> None:
         """Write a line to the log."""
 
     def warn(self, text: str) -> None:
-        """Warn a person of something after which the attempt goes on."""
+        """Warn a person of an event after which the attempt continues."""
 
-    def fell(self, cause: Failure, restart_count: int) -> None:
-        """Record the failure of a worker group after which the attempt goes on."""
+    def group_failed(self, cause: Failure, restart_count: int) -> None:
+        """Record the failure of a worker group after which the attempt continues."""
 
     def restarted(
         self, assignment: Assignment, before: Assignment, cause: Failure, step: int, silent_s: float
     ) -> None:
         """Record a restart; the ranks `before` completed their last step, `step`, `silent_s` s ago."""
 
-    def go_on_without(self, agents: Collection[int]) -> None:
+    def continue_without(self, agents: Collection[int]) -> None:
         """Record that the attempt can finish without these nodes."""
 
     def failed(self, cause: Failure) -> None:

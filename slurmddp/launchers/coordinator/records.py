@@ -1,6 +1,6 @@
-"""What node 0's agent writes into the run folder about an attempt's ranks: lines, events, failures.
+"""The records of an attempt in the run folder: log lines, events, failures, reports of agents without a link.
 
-A record that can't be written, on a full disk say, may hide what happened, never change what follows.
+If a record can't be written, as on a full disk, the attempt continues without it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Records(Record):
         say(text)
 
     def warn(self, text: str) -> None:
-        """Say it in the log and, by an event, in `slurmddp status`."""
+        """Write a line to the log and an event for `slurmddp status`."""
         say(text)
         self._add("warned", about="node", text=text)
 
@@ -53,13 +53,13 @@ class Records(Record):
         return any(map(is_there, marks)) or superseded(self._folder, self._attempt)
 
     def failure(self) -> Failure | None:
-        """Return the failure that the attempt has ended with, if it has; None also where it can't be read."""
+        """Return the failure that ended the attempt; None if there is none yet, or it can't be read."""
         with suppress(OSError):
             return capture.read(self._folder, self._attempt)
         return None
 
     def code_of_first_node(self) -> int | None:
-        """Return how node 0's agent has left, if it has."""
+        """Return the exit code of node 0's agent, if it has left."""
         return self._folder.exit_code_of(self._attempt, 0)
 
     def has_ended(self) -> bool:
@@ -67,16 +67,16 @@ class Records(Record):
         return self.failure() is not None or self.code_of_first_node() is not None
 
     def leave_unable(self, agent: int, why: Failure) -> bool:
-        """Write for node 0 that this agent can run no ranks and has no link; return False if that fails."""
+        """Leave a report for node 0 that this agent can run no ranks; return False if that fails."""
         try:
             write_small(self._unable_file(agent), capture.as_json(why))
         except OSError as error:
-            say(f"node 0 could not be told: {error}")
+            say(f"the report to node 0 was not written: {error}")
             return False
         return True
 
     def unable(self) -> list[tuple[int, Failure]]:
-        """Return the agents that wrote that they can run no ranks, with the reasons; for node 0."""
+        """Return the agents that left a report that they can run no ranks, with the reasons."""
         found = []
         with suppress(OSError):
             for path in sorted(self._unable_file(0).parent.glob("unable-node-*.json")):
@@ -85,13 +85,13 @@ class Records(Record):
                     found.append((why.node_rank, why))
         return found
 
-    def hear_unable(self, agent: int) -> None:
-        """Confirm to an agent that node 0 has read its message."""
+    def confirm_unable(self, agent: int) -> None:
+        """Confirm to an agent that node 0 has read the agent's report."""
         with suppress(OSError):
             self._unable_file(agent).unlink()
 
-    def was_heard(self, agent: int) -> bool:
-        """Whether node 0 has read this agent's message."""
+    def is_confirmed(self, agent: int) -> bool:
+        """Whether node 0 has read this agent's report."""
         with suppress(OSError):
             return not self._unable_file(agent).exists()
         return False
@@ -100,17 +100,17 @@ class Records(Record):
         return self._folder.log_dir(self._attempt) / f"unable-node-{agent}.json"
 
     def flush_newest(self, checkpoints: CheckpointService) -> None:
-        """Let the newest state be written if only memory holds it: the attempt ends without another save."""
+        """Write the newest state to disk if only memory holds it: the attempt ends without another save."""
         try:
             step = checkpoints.flush_newest(self._folder.path, self._attempt, self._claim_save)
         except OSError as error:
-            say(f"what memory holds can't be held against the checkpoints: {error}")
+            say(f"the state in memory was not saved, because the checkpoints can't be listed: {error}")
             return
         if step is not None:
-            say(f"the state of step {step}, which only memory holds, is written to the disk")
+            say(f"the state of step {step}, which only memory holds, is written to disk")
 
     def _claim_save(self, step: int) -> bool:
-        """Whether this agent saves a step's state: of all agents that hold it, the first claims it."""
+        """Claim the save of a step's state; return False if another agent has claimed it."""
         try:
             (self._folder.log_dir(self._attempt) / f"saving-{step}").mkdir()
         except FileExistsError:
@@ -119,8 +119,8 @@ class Records(Record):
             say(f"the save of step {step} could not be claimed, so another node may save it too: {error}")
         return True
 
-    def fell(self, cause: Failure, restart_count: int) -> None:
-        """Record the failure of a worker group after which the attempt goes on."""
+    def group_failed(self, cause: Failure, restart_count: int) -> None:
+        """Record the failure of a worker group after which the attempt continues."""
         try:
             capture.record(self._folder, self._attempt, cause, generation=restart_count)
         except OSError as error:
@@ -136,7 +136,7 @@ class Records(Record):
     def restarted(
         self, assignment: Assignment, before: Assignment, cause: Failure, step: int, silent_s: float
     ) -> None:
-        """Record that the ranks begin again, and which nodes have others in their places."""
+        """Record a restart in place, and the spares that take part."""
         facts: dict[str, object] = {}
         taken = [agent for agent in assignment.agents if agent not in before.agents]
         if taken:
@@ -147,7 +147,7 @@ class Records(Record):
             facts["silent_s"] = round(silent_s, 3)
         reached = f"; they had come to step {step}" if step >= 0 else ""
         say(
-            f"{capture.describe(cause)} The ranks begin again (generation {assignment.restart_count}) on "
+            f"{capture.describe(cause)} The ranks restart (generation {assignment.restart_count}) on "
             f"{len(assignment.agents)} node(s){reached}."
         )
         try:
@@ -165,7 +165,7 @@ class Records(Record):
             say(f"the restart was not recorded: {error}")
 
     def stalled(self, report: RankReport, restart_count: int) -> None:
-        """Record the rank at which all ranks stand still."""
+        """Record the rank that holds up all others."""
         facts = {"rank": report.rank, "host": report.host, "phase": report.phase, "step": report.step}
         self._add("stalled", generation=restart_count, **facts, seconds=report.seconds)
 
@@ -180,7 +180,7 @@ class Records(Record):
         except OSError as error:
             say(f"{event} was not recorded: {error}")
 
-    def go_on_without(self, agents: Collection[int]) -> None:
+    def continue_without(self, agents: Collection[int]) -> None:
         """Record for the batch step that the attempt can finish without these nodes."""
         if agents:
             self._add("continued", without=sorted(agents))

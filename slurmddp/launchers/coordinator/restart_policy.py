@@ -30,7 +30,7 @@ class Assignment:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What the run's configuration says about the nodes of a job and about ranks that die."""
+    """The run's configuration about the nodes of a job and about ranks that die."""
 
     nodes: int = 1
     spare_nodes: int = 0
@@ -39,12 +39,13 @@ class Rules:
     max_restarts: int = 10
     join_timeout_s: float = 300.0
     samples: int | None = None
-    """The samples of one optimizer step over all ranks, where the configuration fixes them."""
+    """Samples of one optimizer step over all ranks, if the configuration fixes them."""
     is_script: bool = False
-    """Whether the ranks run a person's script, which may know nothing of the run's stop file."""
+    """Whether the ranks run a person's script, which may not read the run's stop file."""
 
     @property
     def tolerates_node_loss(self) -> bool:
+        """Whether the ranks of other nodes continue when a node is lost."""
         return self.elastic or self.spare_nodes > 0
 
     @property
@@ -52,7 +53,7 @@ class Rules:
         return self.nodes + self.spare_nodes
 
     def usable(self, nodes: int) -> int:
-        """Return how many of `nodes` agents can run ranks together; 0: none, without those that are gone."""
+        """Return how many of `nodes` agents can run ranks together; 0 if they are too few."""
         if nodes >= self.nodes:
             return self.nodes
         if not self.elastic:
@@ -61,7 +62,7 @@ class Rules:
 
 
 def rules_of(config: Mapping[str, Any], nodes_here: int) -> Rules:
-    """Return the rules of a run's configuration; one without sizes takes the step as it is."""
+    """Return the rules of a run's configuration; without `nodes` in it, the job's `nodes_here` count."""
     policy, train = config.get("policy") or {}, config.get("train") or {}
     return Rules(
         nodes=int(config.get("nodes") or nodes_here),
@@ -76,10 +77,15 @@ def rules_of(config: Mapping[str, Any], nodes_here: int) -> Rules:
 
 
 def choose_agents(before: Sequence[int], present: Collection[int], rules: Rules) -> tuple[int, ...]:
-    """Return who runs ranks next, in order; empty when those that are present can't.
+    """Return the agents that run ranks next, in the order of the ranks; empty if too few are present.
 
-    Who ran ranks `before` keeps its place, a spare takes that of an agent that is gone, and without spares
-    the others move up. The first agent is the one that decides: without it there is nobody.
+    An agent that ran ranks keeps its place. A spare takes the place of an agent that is gone. If no spare is
+    left, the agents behind it move up. Without the first agent, which decides, no agent runs ranks.
+
+    Args:
+        before: the agents that ran ranks before, in order.
+        present: all agents that can run ranks now.
+        rules: the rules of the run.
     """
     if before[0] not in present:
         return ()
@@ -89,22 +95,9 @@ def choose_agents(before: Sequence[int], present: Collection[int], rules: Rules)
     return tuple(agents[: rules.usable(len(agents))])
 
 
-@dataclass
-class Reached:
-    """How far the ranks of one generation have come, as their agents tell."""
-
-    step: int = -1
-    """The last step that one of them has completed; -1 for none."""
-    at: float = 0.0
-    """When one of them last completed a step, by the clock of whoever is told."""
-
-    def take(self, step: int, at: float) -> None:
-        self.step, self.at = max(self.step, step), max(self.at, at)
-
-
 @dataclass(frozen=True)
 class Decision:
-    """What follows when a rank has died, and why."""
+    """Whether the ranks restart in place, and why."""
 
     restart: bool
     why: str
@@ -112,35 +105,34 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known when a rank of a generation has died, or a node is lost."""
+    """The facts about a worker group in which a rank has died, or a node was lost."""
 
     codes: Iterable[int | None] = ()
-    """The exit codes of those that died; None for a signal."""
+    """Exit codes of the ranks that died; None for a signal."""
     stopping: bool = False
     """Whether the run was asked to stop, by a signal or a person."""
     done: bool = False
-    """Whether other ranks of the generation have ended as they should."""
+    """Whether other ranks of the group have ended well."""
     lost: bool = False
     """Whether a node was lost."""
-    unfit: bool = False
-    """Whether the preflight has found a node unfit, and it is known which."""
+    unhealthy: bool = False
+    """Whether a node did not pass the preflight, and it is known which."""
     agents: tuple[int, ...] = (0,)
-    """Who can run ranks now; empty: too few."""
+    """Agents that can run ranks now; empty if they are too few."""
     restarts: int = 0
-    """How often ranks have begun again in this attempt."""
+    """Number of restarts in place in this attempt."""
     step: int = -1
-    """The last step that this generation has completed; -1 for none."""
+    """Last step that this group has completed; -1 if there is none."""
     furthest: int = -1
-    """The last step that an earlier one has completed."""
+    """Last step that an earlier group has completed."""
 
 
 def decide(facts: Facts, rules: Rules) -> Decision:
-    """Return whether the ranks begin again in place; what is no accident, or would only come again, ends it.
+    """Return whether the ranks restart in place. A deliberate end, or a failure that would recur, forbids it.
 
-    A lost or unfit node says nothing about the program, so it needs no step in between, only somebody to go
-    on.
+    A lost or unhealthy node says nothing about the program. So it needs no new step, only enough other nodes.
     """
-    accepted = {None, EXIT_UNHEALTHY_NODE} if facts.unfit else {None}
+    accepted = {None, EXIT_UNHEALTHY_NODE} if facts.unhealthy else {None}
     if DELIBERATE_CODES.intersection(code for code in facts.codes if code not in accepted):
         return Decision(False, "a rank refused to go on")
     if facts.stopping:
@@ -151,12 +143,9 @@ def decide(facts: Facts, rules: Rules) -> Decision:
         return Decision(False, "no other node can take the place of the one that is lost")
     if facts.restarts >= rules.max_restarts:
         return Decision(False, f"policy.max_restarts_in_place={rules.max_restarts}")
-    if facts.lost or facts.unfit:
+    if facts.lost or facts.unhealthy:
         return Decision(True, "a node is lost")
     if facts.step <= facts.furthest:
-        return Decision(False, "no step was completed" + _beyond(facts.furthest))
+        beyond = f" beyond step {facts.furthest}, which earlier ranks had completed"
+        return Decision(False, "no step was completed" + (beyond if facts.furthest >= 0 else ""))
     return Decision(True, f"the ranks had come to step {facts.step}")
-
-
-def _beyond(step: int) -> str:
-    return f" beyond step {step}, to which the ranks before had come" if step >= 0 else ""

@@ -1,7 +1,4 @@
-"""One wait for everything that can happen to an agent: signals, what other agents say, what ranks hand over.
-
-Nothing is polled: a signal, a message or the end of a child wakes it, and a moment at which something is due.
-"""
+"""The only wait of an agent: for signals, messages of other agents, requests of ranks, and deadlines."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from slurmddp.environments.rank_info import RankInfo
 from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers.link.link import Link, Message
 
@@ -25,38 +21,30 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Happened:
-    """What one wait has brought."""
+    """The signals and messages that came during one wait; each message with its sender."""
 
     signals: list[signal.Signals]
     messages: list[tuple[int, Message]]
 
 
 class Events:
-    """The only place where an agent waits."""
+    """The events of one agent: a signal, a message, the end of a child or a deadline ends the wait."""
 
     def __init__(self, inbox: SignalInbox, link: Link, *others: Source) -> None:
-        self._inbox, self._link, self._others = inbox, link, others
+        self.link = link
+        self._inbox, self._others = inbox, others
 
     def wait(self, until: float) -> Happened:
-        """Return as soon as something has come, or at `until` (of the monotonic clock)."""
+        """Return as soon as something has happened, and at `until` (of the monotonic clock) at the latest."""
         poll = select.poll()  # `select` itself takes no descriptor above 1023.
-        for source in (self._link, *self._others):
+        for source in (self.link, *self._others):
             for descriptor in source.descriptors():
                 poll.register(descriptor, select.POLLIN)
         poll.register(self._inbox.fileno(), select.POLLIN)
-        left = min(until, self._link.next_look()) - time.monotonic()
+        left = min(until, self.link.next_deadline()) - time.monotonic()
         poll.poll(max(0.0, left) * 1000)
         # Signals first: the source of a SIGCHLD may be a child of another source.
         signals = self._inbox.read()
         for other in self._others:
             other.handle()
-        return Happened(signals, self._link.handle())
-
-
-@dataclass(frozen=True)
-class Line:
-    """Where the agent stands among the others, and how it hears of them and of all else."""
-
-    node: RankInfo
-    link: Link
-    events: Events
+        return Happened(signals, self.link.handle())

@@ -1,4 +1,4 @@
-"""Node 0's end of the line between agents: it lets in who proves the secret, and notes who is lost."""
+"""Node 0's end of the link: it accepts agents that prove the secret, and reports lost agents."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from functools import partial
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.host.ports import candidate_ports, listen_as_rank_zero
-from slurmddp.launchers.link.session import ALL, Awake, Clock, Join, Message, Session, copied
-from slurmddp.launchers.link.wire import CLOSED, Secret, Wire
+from slurmddp.launchers.link.connection import CLOSED, Connection, Secret
+from slurmddp.launchers.link.session import Awake, Clock, Join, Message, Session, copied
 from slurmddp.runs.folder.run_context import RunContext
 
 _log = logging.getLogger(__name__)
 
-_GUEST_S = 5.0
-"""How long a connection may take to prove itself."""
+_CALLER_S = 5.0
+"""Seconds for a caller to prove the secret."""
 _ACCEPTS = 256
 _FAREWELL_S = 0.5
 
 
 @dataclass
-class _Guest:
-    """A connection that has proved nothing yet."""
+class _Caller:
+    """A connection that has not proved the secret yet."""
 
-    wire: Wire
+    connection: Connection
     nonce: str
     since: float
 
 
 @dataclass
 class _Peer:
-    """One member: never arrived (no identity), here, or gone for good."""
+    """One member: not joined yet (no identity), here, or gone for good."""
 
     session: Session = field(default_factory=Session)
     identity: str = ""
     host: str = ""
-    wire: Wire | None = None
+    connection: Connection | None = None
     heard: float = 0.0
     gone: bool = False
     silent: bool = False
@@ -54,7 +54,7 @@ class _Peer:
 
 
 class Hub:
-    """A `Link` (see `control`)."""
+    """The link of node 0's agent (see `Link`)."""
 
     def __init__(
         self, info: RankInfo, secret: str, *, heartbeat_s: float, lost_after_s: float, clock: Clock
@@ -66,9 +66,9 @@ class Hub:
         self._awake = Awake(clock, 2 * heartbeat_s)
         self._next_beat = clock()
         self._peers = {node: _Peer() for node in range(1, info.nodes)}
-        self._guests: dict[int, _Guest] = {}
-        self._most_guests = 4 * info.nodes + 32
-        self._nodes_by_wire: dict[int, int] = {}
+        self._callers: dict[int, _Caller] = {}
+        self._most_callers = 4 * info.nodes + 32
+        self._nodes_by_connection: dict[int, int] = {}
         self._refused: set[str] = set()
         self._own: list[tuple[int, Message]] = []
         self._listener = _listen(info)
@@ -81,27 +81,26 @@ class Hub:
     def handle(self) -> list[tuple[int, Message]]:
         if self._poll.closed:
             return []
-        now = self._awake.look()
-        came, self._own = self._own, []
-        # What has queued up is read before anybody is called silent.
+        now = self._awake.update()
+        messages, self._own = self._own, []
+        # All queued messages are read before a peer counts as silent.
         for descriptor, _ in self._poll.poll(0):
             if descriptor == self._listener.fileno():
                 self._accept(now)
-            elif descriptor in self._guests:
-                came += self._read_guest(descriptor, now)
-            elif descriptor in self._nodes_by_wire:
-                came += self._read_member(self._nodes_by_wire[descriptor], now)
-        return came + self._look_after(now)
+            elif descriptor in self._callers:
+                messages += self._read_caller(descriptor, now)
+            elif descriptor in self._nodes_by_connection:
+                messages += self._read_member(self._nodes_by_connection[descriptor], now)
+        return messages + self._look_after(now)
 
     def send(self, to: int, message: Message) -> None:
         message = copied(message)
-        if to in (0, ALL):
+        if to == 0:
             self._own.append((0, message))
-        if to != 0:
-            for peer in self._peers.values() if to == ALL else [self._peer(to)]:
-                self._tell(peer, message)
+        else:
+            self._tell(self._peer(to), message)
 
-    def next_look(self) -> float:
+    def next_deadline(self) -> float:
         return self._clock() if self._own else self._next_beat
 
     def missing(self) -> list[int]:
@@ -110,16 +109,16 @@ class Hub:
     def close(self, farewell: bool = True) -> None:
         deadline = time.monotonic() + _FAREWELL_S
         for peer in self._peers.values():
-            if peer.wire and farewell:
-                peer.wire.put(["farewell"])
-                peer.wire.finish(deadline)
-            elif peer.wire:
-                peer.wire.forget()
-            peer.wire, peer.gone = None, True
-        for guest in self._guests.values():
-            guest.wire.forget()
-        self._guests.clear()
-        self._nodes_by_wire.clear()
+            if peer.connection and farewell:
+                peer.connection.put(["farewell"])
+                peer.connection.finish(deadline)
+            elif peer.connection:
+                peer.connection.forget()
+            peer.connection, peer.gone = None, True
+        for caller in self._callers.values():
+            caller.connection.forget()
+        self._callers.clear()
+        self._nodes_by_connection.clear()
         self._listener.close()
         self._poll.close()
 
@@ -132,8 +131,8 @@ class Hub:
         if peer.gone:
             return
         frame = peer.session.numbered(message)
-        if peer.wire:
-            peer.wire.put(frame)
+        if peer.connection:
+            peer.connection.put(frame)
 
     def _accept(self, now: float) -> None:
         for _ in range(_ACCEPTS):
@@ -142,40 +141,40 @@ class Hub:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):  # Strangers must not use up what we may open.
-                    self._drop_oldest_guest()
-                if not self._guests:  # Who waits to be let in would wake this agent all the time.
+                if error.errno in (errno.EMFILE, errno.ENFILE):  # Callers must not use up the descriptors.
+                    self._drop_oldest_caller()
+                if not self._callers:  # A pending connection would wake the agent in a busy loop.
                     self._poll.modify(self._listener, 0)
                 return
             end.setblocking(False)
-            if len(self._guests) >= self._most_guests:
-                self._drop_oldest_guest()
-            guest = _Guest(Wire(end, self._poll), secrets.token_hex(16), now)
-            self._guests[guest.wire.fileno()] = guest
-            guest.wire.put({"slurmddp": 1, "nonce": guest.nonce})
+            if len(self._callers) >= self._most_callers:
+                self._drop_oldest_caller()
+            caller = _Caller(Connection(end, self._poll), secrets.token_hex(16), now)
+            self._callers[caller.connection.fileno()] = caller
+            caller.connection.put({"slurmddp": 1, "nonce": caller.nonce})
 
-    def _drop_oldest_guest(self) -> None:
-        for descriptor in list(self._guests)[:1]:
-            self._drop_guest(descriptor)
+    def _drop_oldest_caller(self) -> None:
+        for descriptor in list(self._callers)[:1]:
+            self._drop_caller(descriptor)
 
-    def _drop_guest(self, descriptor: int) -> None:
-        self._guests.pop(descriptor).wire.close()
+    def _drop_caller(self, descriptor: int) -> None:
+        self._callers.pop(descriptor).connection.close()
 
-    def _read_guest(self, descriptor: int, now: float) -> list[tuple[int, Message]]:
-        guest = self._guests[descriptor]
-        guest.wire.read()
-        said = guest.wire.next()
-        if said is None and not guest.wire.ended:
+    def _read_caller(self, descriptor: int, now: float) -> list[tuple[int, Message]]:
+        caller = self._callers[descriptor]
+        caller.connection.read()
+        said = caller.connection.next()
+        if said is None and not caller.connection.ended:
             return []
-        join = self._proved(said, guest.nonce)
+        join = self._proved(said, caller.nonce)
         if join is None or not self._may_come(self._peers[join.node], join):
-            self._drop_guest(descriptor)
+            self._drop_caller(descriptor)
             return []
-        del self._guests[descriptor]
-        return self._welcome(guest, join, now)
+        del self._callers[descriptor]
+        return self._welcome(caller, join, now)
 
     def _proved(self, said: object, nonce: str) -> Join | None:
-        """Return what a guest says of itself if its proof is right."""
+        """Return the facts that a caller sends if its proof is right."""
         match said:
             case {"said": [int(), str(), str(), int(), str()] as words, "proof": proof}:
                 if self._secret.proves(proof, "member", nonce, *words) and words[0] in self._peers:
@@ -183,74 +182,79 @@ class Hub:
         return None
 
     def _may_come(self, peer: _Peer, join: Join) -> bool:
-        """Whether this agent is the member it says it is, or takes the place of one that is gone."""
+        """Return whether this agent is a known member, or takes the place of a member that is gone."""
         if peer.identity == join.identity:
             return not peer.gone
         if peer.here and join.identity not in self._refused:
-            self._refused.add(join.identity)  # It will ask again and again.
-            told = join.node, peer.host, join.host
-            _log.warning("node %d is here already, on %s; a second one on %s is refused", *told)
+            self._refused.add(join.identity)  # It asks again and again.
+            facts = join.node, peer.host, join.host
+            _log.warning("node %d is here already, on %s; a second one on %s is refused", *facts)
         return not peer.here
 
-    def _welcome(self, guest: _Guest, join: Join, now: float) -> list[tuple[int, Message]]:
-        """Make the guest's connection that of its member; a new member has arrived."""
-        came: list[tuple[int, Message]] = []
+    def _welcome(self, caller: _Caller, join: Join, now: float) -> list[tuple[int, Message]]:
+        """Make the caller's connection the connection of its member; report a new member."""
+        messages: list[tuple[int, Message]] = []
         peer = self._peers[join.node]
         if peer.gone:
             peer = self._peers[join.node] = _Peer()
         if not peer.identity:
-            came.append((join.node, {"kind": "arrived", "host": join.host}))
-        self._drop_wire(peer)
-        peer.identity, peer.host, peer.heard, peer.wire = join.identity, join.host, now, guest.wire
-        self._nodes_by_wire[guest.wire.fileno()] = join.node
+            messages.append((join.node, {"kind": "Joined", "host": join.host}))
+        self._drop_connection(peer)
+        peer.identity, peer.host, peer.heard, peer.connection = (
+            join.identity,
+            join.host,
+            now,
+            caller.connection,
+        )
+        self._nodes_by_connection[caller.connection.fileno()] = join.node
         welcome = [peer.session.received, socket.gethostname()]
-        proof = self._secret.proof("hub", guest.nonce, join.nonce, *welcome)
-        guest.wire.put({"said": welcome, "proof": proof})
-        guest.wire.secure(
-            self._secret.frame_key("from hub", guest.nonce, join.nonce),
-            self._secret.frame_key("from member", guest.nonce, join.nonce),
+        proof = self._secret.proof("hub", caller.nonce, join.nonce, *welcome)
+        caller.connection.put({"said": welcome, "proof": proof})
+        caller.connection.secure(
+            self._secret.frame_key("from hub", caller.nonce, join.nonce),
+            self._secret.frame_key("from member", caller.nonce, join.nonce),
         )
         peer.session.confirm(join.received)
         for frame in peer.session.unconfirmed():
-            guest.wire.put(frame)
-        # Its first words may have come in one piece with its proof.
-        return came + self._read_member(join.node, now)
+            caller.connection.put(frame)
+        # Its first messages may have come together with its proof.
+        return messages + self._read_member(join.node, now)
 
     def _read_member(self, node: int, now: float) -> list[tuple[int, Message]]:
-        came: list[tuple[int, Message]] = []
+        messages: list[tuple[int, Message]] = []
         peer = self._peers[node]
-        wire = peer.wire
-        if wire is None:
-            return came
-        wire.read()
-        while (frame := wire.next()) is not None:
+        connection = peer.connection
+        if connection is None:
+            return messages
+        connection.read()
+        while (frame := connection.next()) is not None:
             peer.heard = now
             match frame:
                 case ["message", number, message]:
                     if peer.session.is_new(number):
-                        came.append((node, message))
+                        messages.append((node, message))
                 case ["echo", received]:
                     peer.session.confirm(received)
                 case ["farewell"]:
                     self._part(peer)
-                    return came
-        if wire.ended == CLOSED:
-            came.append((node, self._lose(peer, "connection closed")))
-        elif wire.ended:
-            self._drop_wire(peer)  # It may come again by another connection, until it counts as silent.
-        return came
+                    return messages
+        if connection.ended == CLOSED:
+            messages.append((node, self._lose(peer, "connection closed")))
+        elif connection.ended:
+            self._drop_connection(peer)  # The member may connect again until it counts as silent.
+        return messages
 
     def _look_after(self, now: float) -> list[tuple[int, Message]]:
-        """Ask all for a sign of life when it is time; return who has been silent for too long."""
-        for descriptor, guest in list(self._guests.items()):
-            if now - guest.since > _GUEST_S:
-                self._drop_guest(descriptor)
+        """Send heartbeats when they are due; return the losses of members that were silent for too long."""
+        for descriptor, caller in list(self._callers.items()):
+            if now - caller.since > _CALLER_S:
+                self._drop_caller(descriptor)
         if self._clock() >= self._next_beat:
             self._next_beat = self._clock() + self._heartbeat_s
             self._poll.modify(self._listener, select.EPOLLIN)
             for peer in self._peers.values():
-                if peer.wire:
-                    peer.wire.put(["beat", peer.session.received])
+                if peer.connection:
+                    peer.connection.put(["beat", peer.session.received])
         silent = [
             (node, peer)
             for node, peer in self._peers.items()
@@ -271,17 +275,17 @@ class Hub:
 
     def _lose(self, peer: _Peer, why: str) -> Message:
         self._part(peer)
-        return {"kind": "lost", "why": why}
+        return {"kind": "Lost", "why": why}
 
     def _part(self, peer: _Peer) -> None:
-        self._drop_wire(peer)
+        self._drop_connection(peer)
         peer.gone = True
 
-    def _drop_wire(self, peer: _Peer) -> None:
-        if peer.wire:
-            self._nodes_by_wire.pop(peer.wire.fileno(), None)
-            peer.wire.close()
-            peer.wire = None
+    def _drop_connection(self, peer: _Peer) -> None:
+        if peer.connection:
+            self._nodes_by_connection.pop(peer.connection.fileno(), None)
+            peer.connection.close()
+            peer.connection = None
 
 
 def _listen(info: RankInfo) -> socket.socket:

@@ -1,8 +1,8 @@
-"""Any other node's end of the line between agents: it looks for the hub, proves itself, and answers.
+"""Another node's end of the link: it finds the hub, proves the secret, and answers heartbeats.
 
-Until it has found the hub it walks the candidate ports again and again. When the hub falls silent it tries a
-second connection beside the first, since a route that is back may be used at once by a new connection while
-the old one waits for its next retransmission.
+Until it has found the hub it tries the candidate ports again and again. When the hub falls silent, it tries a
+second connection beside the first: after a fault of the network a new connection works at once, while the old
+connection waits for its next retransmission.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from itertools import product
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.host.address import Address, find_rank_zero
 from slurmddp.host.ports import candidate_ports
-from slurmddp.launchers.link.session import ALL, Awake, Clock, Join, Message, Session, copied
-from slurmddp.launchers.link.wire import CLOSED, Secret, Wire
+from slurmddp.launchers.link.connection import CLOSED, Connection, Secret
+from slurmddp.launchers.link.session import Awake, Clock, Join, Message, Session, copied
 from slurmddp.runs.folder.run_context import RunContext
 
 Place = tuple[Address, int]
 
 _ANSWER_S = (1.0, 5.0)
-"""How long a listener may take to answer: at first, and at most in later rounds."""
+"""Seconds for a listener to answer: at first, and at most in later rounds."""
 _PAUSE_S = (0.02, 0.5)
 _PUBLISHED_S = 3.0
-"""After this many seconds without the hub, a port that it may have left in the attempt's folder is tried."""
+"""Seconds without the hub until the member tries the port in the attempt's folder."""
 _FAREWELL_S = 0.5
 _SILENT_SHARE = 0.3
-"""After this part of the time in which the hub counts as lost a second connection is tried."""
+"""The part of `lost_after_s` until the member tries a second connection."""
 
 
 @dataclass
 class _Attempt:
-    """A connection to what may be the hub."""
+    """A connection to a listener that may be the hub."""
 
-    wire: Wire
+    connection: Connection
     place: Place
     until: float
     greeting: str = ""
-    """The listener's nonce, once it has said one."""
+    """The listener's nonce, once it has come."""
     nonce: str = ""
 
 
 class Member:
-    """A `Link` (see `control`)."""
+    """The link of an agent of another node than node 0 (see `Link`)."""
 
     def __init__(
         self, info: RankInfo, secret: str, *, heartbeat_s: float, lost_after_s: float, clock: Clock
@@ -68,37 +68,37 @@ class Member:
         self._places: list[Place] = list(product(self._addresses, candidate_ports(self._looks_for)))
         self._begin_walk()
         self._attempt: _Attempt | None = None
-        self._wire: Wire | None = None
-        self._arrived = self._gone = False
+        self._connection: Connection | None = None
+        self._joined = self._gone = False
         self._heard = 0.0
 
     def descriptors(self) -> list[int]:
         return [] if self._poll.closed else [self._poll.fileno()]
 
     def handle(self) -> list[tuple[int, Message]]:
-        came: list[Message] = []
-        now = self._awake.look()
+        messages: list[Message] = []
+        now = self._awake.update()
         if self._attempt and not self._gone:
-            self._go_on(self._attempt, came, now)
-        if self._wire and not self._gone:
-            self._read_hub(self._wire, came, now)
-        if self._arrived and not self._gone and now - self._heard > self._lost_after_s:
-            self._lose(came, f"no heartbeat for {now - self._heard:.0f} s", together=1)
+            self._go_on(self._attempt, messages, now)
+        if self._connection and not self._gone:
+            self._read_hub(self._connection, messages, now)
+        if self._joined and not self._gone and now - self._heard > self._lost_after_s:
+            self._lose(messages, f"no heartbeat for {now - self._heard:.0f} s", together=1)
         if not self._gone:
-            self._seek(came, now)
-        return [(0, message) for message in came]
+            self._seek(messages, now)
+        return [(0, message) for message in messages]
 
     def send(self, to: int, message: Message) -> None:
         if to != 0:
-            raise ValueError(f"Node {self._node} may tell node 0 only, not {'all' if to == ALL else to}.")
+            raise ValueError(f"Node {self._node} may send to node 0 only, not {to}.")
         message = copied(message)
         if self._gone:
             return
         frame = self._session.numbered(message)
-        if self._wire:
-            self._wire.put(frame)
+        if self._connection:
+            self._connection.put(frame)
 
-    def next_look(self) -> float:
+    def next_deadline(self) -> float:
         now = self._awake.now
         at = now + self._heartbeat_s
         if self._attempt:
@@ -108,17 +108,17 @@ class Member:
         return self._awake.moment(at)
 
     def missing(self) -> list[int]:
-        return [] if self._wire else [0]
+        return [] if self._connection else [0]
 
     def close(self, farewell: bool = True) -> None:
-        if self._wire and farewell:
-            self._wire.put(["farewell"])
-            self._wire.finish(time.monotonic() + _FAREWELL_S)
-        elif self._wire:
-            self._wire.forget()
+        if self._connection and farewell:
+            self._connection.put(["farewell"])
+            self._connection.finish(time.monotonic() + _FAREWELL_S)
+        elif self._connection:
+            self._connection.forget()
         if self._attempt:
-            self._attempt.wire.forget()
-        self._wire = self._attempt = None
+            self._attempt.connection.forget()
+        self._connection = self._attempt = None
         self._gone = True
         self._poll.close()
 
@@ -127,11 +127,11 @@ class Member:
         self._answer_s, self._pause_s, self._next_walk = _ANSWER_S[0], _PAUSE_S[0], 0.0
 
     def _wanted(self, now: float) -> bool:
-        """Whether a connection, or a second one, is to be tried."""
-        return self._wire is None or now - self._heard > _SILENT_SHARE * self._lost_after_s
+        """Return whether to try a connection, or a second connection."""
+        return self._connection is None or now - self._heard > _SILENT_SHARE * self._lost_after_s
 
-    def _seek(self, came: list[Message], now: float) -> None:
-        """Try the next places until one keeps us waiting for its answer."""
+    def _seek(self, messages: list[Message], now: float) -> None:
+        """Try the next addresses until a listener has to be waited for."""
         if self._attempt and now > self._attempt.until:
             self._give_up(self._attempt)
         while self._attempt is None and self._wanted(now) and now >= self._next_walk:
@@ -145,8 +145,8 @@ class Member:
                 self._connect(place, now)
 
     def _published(self) -> list[Place]:
-        """Return where else the hub may listen; the disk is asked only if the hub is long in coming."""
-        if self._arrived or self._awake.now < _PUBLISHED_S:
+        """Return other addresses of the hub; the folder is read only after a while without the hub."""
+        if self._joined or self._awake.now < _PUBLISHED_S:
             return []
         return list(product(self._addresses, RunContext.read(os.environ).published_ports(self._looks_for)))
 
@@ -154,28 +154,28 @@ class Member:
         address, port = place
         end = socket.socket(address.family, socket.SOCK_STREAM)
         end.setblocking(False)
-        # The listener speaks first, so that there is something to read once the connection stands.
+        # The listener sends first, so the socket is readable once it is connected.
         if end.connect_ex((address.text, port)) in (0, errno.EINPROGRESS):
-            self._attempt = _Attempt(Wire(end, self._poll), place, now + self._answer_s)
+            self._attempt = _Attempt(Connection(end, self._poll), place, now + self._answer_s)
         else:
             end.close()
 
     def _give_up(self, attempt: _Attempt) -> None:
-        attempt.wire.close()
+        attempt.connection.close()
         self._attempt = None
 
-    def _go_on(self, attempt: _Attempt, came: list[Message], now: float) -> None:
-        """Take the next steps of the proof as far as the other side has answered."""
-        attempt.wire.read()
-        while self._attempt and (said := attempt.wire.next()) is not None:
+    def _go_on(self, attempt: _Attempt, messages: list[Message], now: float) -> None:
+        """Take the next steps of the proof, as far as the other side has answered."""
+        attempt.connection.read()
+        while self._attempt and (said := attempt.connection.next()) is not None:
             if not attempt.greeting:
                 self._introduce(attempt, said)
             else:
-                self._enter(attempt, said, came, now)
-        if self._attempt and attempt.wire.ended:
+                self._enter(attempt, said, messages, now)
+        if self._attempt and attempt.connection.ended:
             self._give_up(attempt)
-            if self._arrived and self._wire is None and attempt.wire.ended == CLOSED:
-                self._lose(came, "connection closed")
+            if self._joined and self._connection is None and attempt.connection.ended == CLOSED:
+                self._lose(messages, "connection closed")
 
     def _introduce(self, attempt: _Attempt, said: object) -> None:
         match said:
@@ -185,12 +185,12 @@ class Member:
                     self._node, socket.gethostname(), self._identity, self._session.received, attempt.nonce
                 )
                 proof = self._secret.proof("member", greeting, *join)
-                attempt.wire.put({"said": join, "proof": proof})
+                attempt.connection.put({"said": join, "proof": proof})
             case _:
                 self._give_up(attempt)
 
-    def _enter(self, attempt: _Attempt, said: object, came: list[Message], now: float) -> None:
-        """Take this connection as ours if the listener proves that it is our hub."""
+    def _enter(self, attempt: _Attempt, said: object, messages: list[Message], now: float) -> None:
+        """Use this connection if the listener proves that it is the hub of this attempt."""
         nonces = attempt.greeting, attempt.nonce
         match said:
             case {"said": [int(received), str(host)] as words, "proof": proof} if self._secret.proves(
@@ -200,49 +200,49 @@ class Member:
             case _:
                 self._give_up(attempt)
                 return
-        attempt.wire.secure(
+        attempt.connection.secure(
             self._secret.frame_key("from member", *nonces), self._secret.frame_key("from hub", *nonces)
         )
-        if self._wire:
-            self._wire.close()
-        self._wire, self._attempt, self._heard = attempt.wire, None, now
+        if self._connection:
+            self._connection.close()
+        self._connection, self._attempt, self._heard = attempt.connection, None, now
         self._places = [attempt.place]  # The hub stays where it is.
         self._begin_walk()
-        if not self._arrived:
-            self._arrived = True
-            came.append({"kind": "arrived", "host": host})
+        if not self._joined:
+            self._joined = True
+            messages.append({"kind": "Joined", "host": host})
         self._session.confirm(received)
         for frame in self._session.unconfirmed():
-            self._wire.put(frame)
+            self._connection.put(frame)
 
-    def _read_hub(self, wire: Wire, came: list[Message], now: float) -> None:
-        wire.read()
-        while (frame := wire.next()) is not None:
+    def _read_hub(self, connection: Connection, messages: list[Message], now: float) -> None:
+        connection.read()
+        while (frame := connection.next()) is not None:
             self._heard = now
             match frame:
                 case ["message", number, message]:
                     if self._session.is_new(number):
-                        came.append(message)
+                        messages.append(message)
                 case ["beat", received]:
                     self._session.confirm(received)
-                    wire.put(["echo", self._session.received])
+                    connection.put(["echo", self._session.received])
                 case ["farewell"]:
                     self._part()
                     return
-        if wire.ended == CLOSED and self._attempt is None:
-            self._lose(came, "connection closed")
-        elif wire.ended:
-            # Closed while another connection is on its way: the hub may have taken that one instead.
-            wire.close()
-            self._wire = None
+        if connection.ended == CLOSED and self._attempt is None:
+            self._lose(messages, "connection closed")
+        elif connection.ended:
+            # The hub may have taken another connection, which is on its way.
+            connection.close()
+            self._connection = None
 
-    def _lose(self, came: list[Message], why: str, **facts: int) -> None:
-        came.append({"kind": "lost", "why": why, **facts})
+    def _lose(self, messages: list[Message], why: str, **facts: int) -> None:
+        messages.append({"kind": "Lost", "why": why, **facts})
         self._part()
 
     def _part(self) -> None:
-        for wire in (self._wire, self._attempt and self._attempt.wire):
-            if wire:
-                wire.close()
-        self._wire = self._attempt = None
+        for connection in (self._connection, self._attempt and self._attempt.connection):
+            if connection:
+                connection.close()
+        self._connection = self._attempt = None
         self._gone = True

@@ -1,8 +1,8 @@
-"""Runs a person's own script once per device: the command of this very process, again, N times.
+"""Run a person's script once per device: start the command of this process again, N times.
 
-`Distributon.launch()` ends here in a plain `python script.py`. The first process trains nothing; it hands out
-ranks, watches, and relays output: rank 0's as it is, other ranks' lines as `[rank 1] ...`. The ranks have no
-standard input. If one fails, the others end within two seconds and the failure is told.
+`Distributon.launch()` in a plain `python script.py` calls this module. The first process trains nothing. It
+starts the ranks, watches them, and relays their output: rank 0's as it is, other lines as `[rank 1] ...`. The
+ranks have no standard input. If a rank fails, the others end within two seconds, and the failure is printed.
 """
 
 from __future__ import annotations
@@ -26,16 +26,9 @@ from slurmddp.environments.names import LAUNCH_ID_VARIABLE, LAUNCHER_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, GOOD_CODES, ConfigError
 from slurmddp.host import process as linux
 from slurmddp.host.signals import SignalInbox
-from slurmddp.launchers.agent.worker_group import RankExit, WorkerGroup
+from slurmddp.launchers.agent.worker_group import WorkerGroup
+from slurmddp.launchers.coordinator import messages as msg
 from slurmddp.launchers.coordinator.coordinator import Coordinator
-from slurmddp.launchers.coordinator.messages import (
-    Fail,
-    Leave,
-    Message,
-    StartWorkers,
-    WorkersDone,
-    WorkersFailed,
-)
 from slurmddp.launchers.coordinator.record import Record
 from slurmddp.launchers.coordinator.restart_policy import Rules
 from slurmddp.runs.failures import capture
@@ -97,7 +90,7 @@ def rank_environment(
 
 
 class Relay:
-    """One output stream of one rank: passed on as it comes, its end kept for a failure's report."""
+    """One output stream of one rank: relayed as it comes, its end kept for the report of a failure."""
 
     def __init__(self, source: IO[bytes], target: int, prefix: str) -> None:
         self.source = source
@@ -108,31 +101,31 @@ class Relay:
         os.set_blocking(source.fileno(), False)
 
     def pump(self) -> bool:
-        """Pass on what has come; False once the rank has closed the stream."""
+        """Relay the new output; return False once the rank has closed the stream."""
         with suppress(BlockingIOError):
             while chunk := os.read(self.source.fileno(), _TAIL_BYTES):
                 self.tail = (self.tail + chunk)[-_TAIL_BYTES:]
-                self._pass_on(chunk)
+                self._relay(chunk)
             return False
         return True
 
-    def _pass_on(self, chunk: bytes) -> None:
+    def _relay(self, chunk: bytes) -> None:
         if not self._prefix:
             return self._write(chunk)
         *lines, self._line = (self._line + chunk).split(b"\n")
-        # Of a progress bar that redraws its line, only what stood last is worth a line here.
+        # A progress bar redraws its line: only the last state is worth a line here.
         self._line = self._line[self._line.rfind(b"\r", 0, -1) + 1 :]
         self._write(b"".join(self._prefix + line[line.rfind(b"\r", 0, -1) + 1 :] + b"\n" for line in lines))
 
     def close(self) -> None:
-        """Pass on a last line that has no end."""
+        """Relay a last line that has no end."""
         self.pump()
         if self._line:
             self._write(self._prefix + self._line + b"\n")
         self.source.close()
 
     def _write(self, data: bytes) -> None:
-        with suppress(OSError):  # Whoever reads the output may be gone; the training goes on.
+        with suppress(OSError):  # The reader of the output may be gone; the training continues.
             while data:
                 data = data[os.write(self._target, data) :]
 
@@ -147,7 +140,7 @@ class ScriptWorkers(WorkerGroup):
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._relays: dict[int, list[Relay]] = {}
 
-    def _start(self, local_rank: int, order: StartWorkers) -> int:
+    def _start(self, local_rank: int, order: msg.StartWorkers) -> int:
         process = linux.start_bound(
             self._command,
             signal.SIGKILL,
@@ -183,7 +176,7 @@ class ScriptWorkers(WorkerGroup):
 
 
 class _Cause(Record):
-    """Keeps why a run has failed."""
+    """Keeps the failure that ended a run."""
 
     cause: Failure | None = None
 
@@ -196,18 +189,18 @@ class ScriptRun:
 
     def __init__(self, command: Sequence[str], num_devices: int) -> None:
         self._selector = selectors.DefaultSelector()
+        self._num_devices = num_devices
         self._workers = ScriptWorkers(command, num_devices, self._selector)
         self._record = _Cause()
         rules = Rules(ranks_per_node=num_devices, max_restarts=0)
         now = time.monotonic()
         self._coordinator = Coordinator(rules, ["localhost"], self._record, now, lambda assignment: ("", 0))
-        self._codes: list[int] = []
         self._stopped_by: signal.Signals | None = None
         self._kill_at = math.inf
         self._is_over = False
 
     def run(self) -> int:
-        """Start all ranks and return their common exit code; nothing that they started is left."""
+        """Start all ranks and return their common exit code; no process that they started is left."""
         try:
             with SignalInbox((*_FORWARDED, signal.SIGCHLD)) as inbox:
                 self._selector.register(inbox, selectors.EVENT_READ)
@@ -225,7 +218,7 @@ class ScriptRun:
         for received in inbox.read():
             if received != signal.SIGCHLD:
                 self._forward(received)
-        self._report(self._workers.poll())
+        self._reap()
         now = time.monotonic()
         self._coordinator.poll(now)
         while self._coordinator.orders:
@@ -240,26 +233,26 @@ class ScriptRun:
             if key.data is not None and not key.data.pump():
                 self._selector.unregister(key.fileobj)
 
-    def _report(self, exits: Sequence[RankExit]) -> None:
-        self._codes += [one.returncode for one in exits]
-        # A rank that fails once it was told to stop has not caused the end.
-        failures = self._workers.failures(exits) if self._stopped_by is None else []
+    def _reap(self) -> None:
+        """Report the ranks that have ended to the coordinator."""
+        ran, failures = bool(self._workers), self._workers.poll()
         left, now = tuple(self._workers.left), time.monotonic()
-        if failures:
-            report = WorkersFailed(restart_count=0, left=left, failures=tuple(failures))
+        # A rank that fails after a request to stop has not caused the end.
+        if failures and self._stopped_by is None:
+            report = msg.WorkersFailed(restart_count=0, left=left, failures=tuple(failures))
             self._coordinator.receive(0, report, now)
-        if exits and not self._workers:
-            self._coordinator.receive(0, WorkersDone(restart_count=0, left=left, code=EXIT_FINISHED), now)
+        if ran and not self._workers:
+            self._coordinator.receive(0, msg.WorkersDone(restart_count=0, left=left, code=EXIT_FINISHED), now)
 
-    def _obey(self, order: Message) -> None:
+    def _obey(self, order: msg.Order) -> None:
         match order:
-            case StartWorkers():
+            case msg.StartWorkers():
                 self._workers.start(order)
-            case Fail():
+            case msg.Fail():
                 self._is_over = True
                 self._workers.signal(signal.SIGTERM)
                 self._kill_at = time.monotonic() + _KILL_GRACE_S
-            case Leave():
+            case msg.Leave():
                 self._is_over = True
 
     def _forward(self, received: signal.Signals) -> None:
@@ -275,7 +268,8 @@ class ScriptRun:
             said = " Its last lines:" + lines if lines else ""
             print(f"slurmddp: {capture.describe(found)}{said}", file=sys.stderr, flush=True)
             return found.exit_code or capture.node_code(found)
-        code = outcome.combine(self._codes)
-        if self._stopped_by is not None and code not in GOOD_CODES:
+        code = outcome.combine(self._workers.codes)
+        was_killed = len(self._workers.codes) < self._num_devices
+        if self._stopped_by is not None and (was_killed or code not in GOOD_CODES):
             return 128 + self._stopped_by
         return code

@@ -1,7 +1,7 @@
-"""The pretended nodes of one attempt on this machine, each with an agent of its own.
+"""The emulated nodes of one attempt on this machine, one agent for each.
 
-This does what srun does on a cluster: it starts an agent for each node, forwards signals, and kills agents
-that outlive a failed one for too long. The coordinator in node 0's agent decides everything else.
+This module takes srun's part: it starts an agent for each node, forwards signals, and kills agents that
+outlive a failed agent for too long. The coordinator in node 0's agent decides everything else.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from slurmddp.spec import Job
 _FORCE_AFTER_S = 30.0
 """Seconds for the agents to save a checkpoint and leave once an agent has failed; as SLURM's KillWait."""
 LEFT_BEHIND_S = 600.0
-"""How long agents whose launcher was killed may take to save and leave; nobody else would end them."""
+"""Seconds for agents whose launcher was killed to save and leave. Then the orphan reaper ends them."""
 
 
 class LocalNodes:
@@ -49,9 +49,9 @@ class LocalNodes:
         self._reaper: OrphanReaper | None = None
 
     def start(self, job_id: str, held: int) -> None:
-        """Start an agent for every node; should one not start, `close` ends those before it.
+        """Start an agent for every node; if an agent does not start, `close` ends the agents before it.
 
-        `held` is a descriptor that stays open as long as any process of theirs lives.
+        `held` is a descriptor that stays open as long as a process of the agents lives.
         """
         secret = secrets.token_hex(16)
         self._reaper = OrphanReaper(LEFT_BEHIND_S)
@@ -94,17 +94,17 @@ class LocalNodes:
         return capture.node_code(found) if found else outcome.combine([codes[0] or EXIT_FINISHED])
 
     def _code_of(self, agent: subprocess.Popen[bytes]) -> int | None:
-        """Return an agent's code; one that our SIGTERM ended had no handler yet, so no ranks and no state."""
+        """Return an agent's code. An agent that our SIGTERM killed had no handler yet, so no ranks either."""
         code = self._poll(agent)
         return EXIT_STOPPED if self.stopping and code == -signal.SIGTERM else code
 
     def _note_failure(self, node_rank: int, returncode: int) -> None:
-        """Record the failure of an agent, so that the others end even if they have no link to it."""
+        """Record the failure of an agent, so that agents without a link to it end too."""
         if not self._killed:
             lines = capture.last_lines(self.log(node_rank))
             found = capture.here(returncode, node_rank=node_rank, lines=lines, oom=self._oom.verdict())
             with said_if_not_recorded("the failure", self._say):
-                # A failure that the agent has recorded itself says more, and stands.
+                # A failure that the agent itself has recorded stays: it says more.
                 capture.record(self._folder, self._attempt, found)
         self._force_at = time.monotonic() + _FORCE_AFTER_S
 
@@ -134,5 +134,5 @@ class LocalNodes:
 
     def _poll(self, agent: subprocess.Popen[bytes]) -> int | None:
         if agent.returncode is None and agent.poll() is not None and self._reaper is not None:
-            self._reaper.forget(agent.pid)  # Its number may be another process's from now on.
+            self._reaper.forget(agent.pid)  # Another process may get its pid from now on.
         return agent.returncode

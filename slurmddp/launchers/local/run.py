@@ -1,7 +1,7 @@
-"""Runs a job on this machine: one agent per pretended node, in the foreground, restarted as on a cluster.
+"""Run a job on this machine: one agent per emulated node, in the foreground, restarted as on a cluster.
 
-The agents find a SLURM step around them, so a laptop runs the code that the cluster runs. What needs a real
-site (modules, the lines of `cluster.setup`, containers) is left out.
+The agents get the environment of a SLURM step, so a laptop runs the code that the cluster runs. Modules, the
+lines of `cluster.setup` and containers need a real site and are left out.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from slurmddp.runs.status.alive import is_alive
 from slurmddp.spec import Job
 
 EXIT_KILLED = 128 + signal.SIGINT
-"""What `wait` returns after a person has ended the run by force."""
+"""The exit code of `wait` after a person has ended the run by force."""
 _CROWDED, _TOO_MANY = 4, 16
-"""Ranks per CPU from which training is slow, and from which it is no use."""
+"""Ranks per CPU from which training is slow, and from which it is refused."""
 _SMALLER = "say nodes=2 and gpus_per_node=2 (ranks_per_node=2 without GPUs) as well"
-_POLLED_S = 0.1
-_HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD)
+_POLL_S = 0.1
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD)
 
 
-def _heard() -> list[signal.Signals]:
-    """Return the signals to listen to; the hangup of a terminal that `nohup` has turned off stays so."""
+def _signals() -> list[signal.Signals]:
+    """Return the signals to handle; a hangup that `nohup` has turned off stays off."""
     is_off = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [one for one in _HEARD if one != signal.SIGHUP or not is_off]
+    return [one for one in _SIGNALS if one != signal.SIGHUP or not is_off]
 
 
 def _print(text: str) -> None:
@@ -77,7 +77,7 @@ class LocalRun:
         self._job_number = str(secrets.choice(LOCAL_JOB_IDS))
         self._job_id = f"local-{self._job_number}"
         self._counts = outcome.Counts()
-        """Of the attempts so far, in memory: a full disk must not make the run start again without end."""
+        """Failures so far, in memory, so that a full disk can't make the run restart without end."""
         self._killed = False
         self._unattended = False
         self._before = Saved()
@@ -92,8 +92,8 @@ class LocalRun:
             self._say(warning)
         if self._inbox is None:
             self._hold_folder()
-            # From here on a Ctrl-C is a message: an exception between two agents would be lost, or lose one.
-            self._inbox = self._undo.enter_context(SignalInbox(_heard()))
+            # From here on Ctrl-C is a message: an exception between two agents could lose an agent.
+            self._inbox = self._undo.enter_context(SignalInbox(_signals()))
         try:
             self._start_attempt()
         except BaseException:
@@ -103,10 +103,10 @@ class LocalRun:
     def _hold_folder(self) -> None:
         """Refuse to train in a folder in which another process trains already.
 
-        Agents and ranks hold the lock too. After their launcher was killed they save: that is waited for.
+        Agents and ranks hold the lock too. If their launcher was killed, wait until they have saved.
         """
         if self._lock.fileno >= 0:
-            return  # The command has taken it before it looked at the run.
+            return  # The command has taken it before it read the run.
         self._undo.enter_context(self._lock)
         try:
             self._lock.wait(
@@ -122,7 +122,7 @@ class LocalRun:
             return False
         raise ConfigError(
             f"{self.folder.name} is being trained by another process of this machine.",
-            hint=f"Follow it with `slurmddp logs -f {self.folder.name}`, or give this one another name=.",
+            hint=f"Follow it with `slurmddp logs -f {self.folder.name}`, or give this run another name=.",
         )
 
     def _start_attempt(self) -> None:
@@ -154,7 +154,7 @@ class LocalRun:
         return LocalNodes(self.job, self.folder, self.attempt, self._command, self._say)
 
     def poll(self) -> int | None:
-        """Return the attempt's exit code once every agent has ended; the failure of one ends the others."""
+        """Return the attempt's exit code once every agent has ended, else None."""
         return self.nodes.poll()
 
     def stop(self) -> None:
@@ -167,11 +167,21 @@ class LocalRun:
         self._killed = self.stopping = True
         self.nodes.kill()
 
-    def wait(self, on_tick: Callable[[], None] | None = None, interval: float = _POLLED_S) -> int:
-        """Stay until the run ends; return 0, 75, or 130 after `kill`; raise what a person should read.
+    def wait(self, on_tick: Callable[[], None] | None = None, interval: float = _POLL_S) -> int:
+        """Wait until the run ends.
 
         The first Ctrl-C (or SIGTERM) stops at a checkpoint, the second Ctrl-C kills. A failure within the
-        policy's `max_restarts` starts the next attempt. `on_tick` is called every `interval` seconds.
+        policy's `max_restarts` starts the next attempt.
+
+        Args:
+            on_tick: called every `interval` seconds.
+            interval: seconds between two calls.
+
+        Returns:
+            0, 75, or 130 after `kill`.
+
+        Raises:
+            SlurmddpError: the failure that ended the run.
         """
         try:
             while True:
@@ -196,7 +206,7 @@ class LocalRun:
     def _answer(self, received: signal.Signals) -> None:
         if received == signal.SIGCHLD:
             return
-        # Nothing more can be shown on a terminal that was closed.
+        # A closed terminal shows no more output.
         self._unattended |= received == signal.SIGHUP
         if self.stopping and received == signal.SIGINT:
             last = "" if self._is_script else "; it resumes from its last checkpoint when it is started again"
@@ -209,7 +219,7 @@ class LocalRun:
             self.stop()
 
     def _conclude(self, code: int) -> outcome.Outcome:
-        """Record how the attempt ended and what comes next, by the rule that the batch script follows."""
+        """Record how the attempt ended and what comes next, by the rules of the batch step."""
         if superseded(self.folder, self.attempt):
             return outcome.Outcome("superseded", "none")  # The run and its record are another machine's now.
         has_progressed = progressed(self._before, self._saved())
@@ -218,7 +228,7 @@ class LocalRun:
             code,
             progressed=has_progressed,
             cancelled=self._killed or self.folder.cancelled_file.exists(),
-            # A laptop has no queue to go back to: the person who stopped the run starts it again.
+            # A laptop has no queue: the person who stopped the run starts it again.
             stop_asked=self.stopping or code == EXIT_STOPPED or self.folder.stop_file.exists(),
         )
         rules = outcome.Policy(policy.requeue, policy.max_restarts)
@@ -258,11 +268,11 @@ class LocalRun:
 
 def still_ending(folder: RunFolder) -> str:
     """Return the message for a wait on a run whose launcher was killed."""
-    return f"{folder.name} is still ending after its launcher was killed; this waits for it."
+    return f"{folder.name} is still ending after its launcher was killed; this command waits for it."
 
 
 def check_size(ranks: int, cpus: int) -> str | None:
-    """Return a warning if `ranks` share the CPUs of this machine badly; raises ConfigError if hopelessly."""
+    """Return a warning if `ranks` are many for the CPUs here; raises ConfigError if they are far too many."""
     if ranks > _TOO_MANY * max(cpus, 2):
         raise ConfigError(
             f"{ranks} ranks can't be tried on this machine, which has {cpus} CPUs.",

@@ -1,8 +1,8 @@
 """Find the rank that holds up or slows the others, from the reports of all agents.
 
-An agent whose ranks are at a standstill sends `HangSuspected`. The coordinator then asks all agents what
-their ranks do. Their reports tell which rank has stopped, or that no rank has. The agents also send the pace
-of their ranks, twice a minute.
+An agent whose ranks hang sends `HangSuspected`. The coordinator then asks all agents for the stacks of their
+ranks. The reports tell which rank is stuck, or that no rank is. The agents also send the paces of their ranks
+twice a minute.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slurmddp.launchers.watchdog.stuck_rank import RankReport, first_stopped, wh
 from slurmddp.runs.failures.model import Failure
 
 _REPORTS_S = 15.0
-"""How long agents may take to report: each waits eight seconds at most for its ranks' stacks."""
+"""Seconds for the agents to report. Each agent waits eight seconds at most for its ranks' stacks."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Verdict:
 
     report: RankReport
     reason: str
-    """What to record as the cause of a failure."""
+    """The reason of its failure."""
 
     def failure(self, agents: Sequence[int], ranks_per_node: int) -> Failure:
         """Return the failure of the stuck rank; `agents` run the ranks, in the order of the ranks."""
@@ -50,58 +50,54 @@ class Verdict:
         )
 
 
-class Inquiry:
-    """One generation's standstills; agents are known by their numbers."""
+class StallDiagnosis:
+    """The hangs of one worker group, each diagnosed from the reports of all its agents."""
 
     def __init__(self, agents: tuple[int, ...]) -> None:
-        self._awaited = set(agents)
+        self.deadline: float | None = None
+        """When to call `verdict`, if no report comes before; None while no reports are collected."""
         self._agents = agents
+        self._awaited = set(agents)
         self._reports: list[RankReport] = []
-        self._until: float | None = None
-
-    @property
-    def next_look(self) -> float | None:
-        """When `verdict` is to be asked for, should no report come before."""
-        return self._until
 
     def begin(self, now: float) -> bool:
         """Begin to collect reports; return False if reports are being collected already."""
-        if self._until is not None:
+        if self.deadline is not None:
             return False
-        self._until, self._awaited, self._reports = now + _REPORTS_S, set(self._agents), []
+        self.deadline, self._awaited, self._reports = now + _REPORTS_S, set(self._agents), []
         return True
 
     def take(self, agent: int, reports: Sequence[RankReport]) -> None:
         """Add the reports of an agent's ranks."""
-        if self._until is not None and agent in self._awaited:
+        if self.deadline is not None and agent in self._awaited:
             self._awaited.discard(agent)
             self._reports += reports
 
     def verdict(self, now: float) -> Verdict | None:
-        """Return who has stopped, once; None while reports are awaited, and when nobody has."""
-        if self._until is None or (self._awaited and now < self._until):
+        """Return the stuck rank, once; None while reports are awaited, and when no rank is stuck."""
+        if self.deadline is None or (self._awaited and now < self.deadline):
             return None
-        self._until = None
+        self.deadline = None
         first = first_stopped(self._reports)
         return None if first is None else Verdict(first, why(self._reports, first))
 
 
-class Comparison:
-    """The paces of all ranks of a generation, compared whenever all have come."""
+class PaceComparison:
+    """The paces of all ranks of a worker group, compared when those of all ranks have come."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
         self._new: dict[int, Pace] = {}
         self._before: dict[int, Pace] = {}
         self._next_lines: dict[int, float] = {}
-        """When each straggler may be told of again, by rank."""
+        """When each straggler may be reported again, by rank."""
         self._seen: int | None = None
         self._next_pace = 0.0
 
     def take(self, paces: Mapping[int, Pace], now: float) -> tuple[str | None, Straggler | None]:
         """Add the paces of an agent's ranks; return a line for the log, and a straggler if it is a new one.
 
-        One slow moment makes no straggler: it takes the same rank twice in a row.
+        A rank is a straggler if it is the slowest twice in a row.
         """
         self._new |= paces
         if len(self._new) < self._ranks:

@@ -1,7 +1,7 @@
-"""Whether the ranks of a node hang at their exit: decided once other ranks of the job have left well.
+"""Decide whether the ranks of a node hang at their exit, once other ranks of the job have ended well.
 
 The threads of a process group may block a rank's exit: torch 2.13 joins gloo's thread while it holds
-Python's lock. The watchdog does not judge a rank there, because the program shows no heartbeat. This watch
+Python's lock. The watchdog does not judge a rank there, because the program shows no heartbeat. This module
 reads the kernel's counters instead: CPU time, bytes read and written, waits for a disk.
 """
 
@@ -13,14 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmddp.host.heartbeat_page import Beat
+from slurmddp.host.heartbeat_page import RankHeartbeat
 
 EXIT_LIMIT_S = 30.0
 """Seconds without activity after which a rank hangs, where policy.stall_timeout_s is null."""
 _BUSY_SHARE = 0.1
 """Part of one CPU that counts as work. Twenty threads that wait for Python's lock use 0.07."""
-_LOOK_S = 5.0
-"""The most seconds that one look adds: a job that SLURM suspends does not hang."""
+_LONGEST_POLL_S = 5.0
+"""The most seconds that one poll adds: a job that SLURM suspends does not hang."""
 _TICKS = 100
 """Clock ticks per second in /proc/PID/stat (USER_HZ)."""
 
@@ -48,19 +48,19 @@ class ExitWatch:
     def forget(self) -> None:
         """Start to count again, with other ranks."""
         self.silent_s = 0.0
-        self._looked: float | None = None
-        self._seen: dict[int, tuple[Activity, Beat]] = {}
+        self._polled_at: float | None = None
+        self._seen: dict[int, tuple[Activity, RankHeartbeat]] = {}
 
     def rebase(self) -> None:
-        """Ignore what the ranks have done since the last look: they have answered a request."""
+        """Ignore the activity of the ranks since the last poll: they have answered a request."""
         self._seen = {}
 
-    def look(self, ranks: Mapping[int, tuple[int, Beat]], now: float) -> bool:
+    def poll(self, ranks: Mapping[int, tuple[int, RankHeartbeat]], now: float) -> bool:
         """Return whether all `ranks` (pid and heartbeat of each) have hung for longer than the limit."""
-        passed = 0.0 if self._looked is None else min(now - self._looked, _LOOK_S)
-        self._looked = now
+        passed = 0.0 if self._polled_at is None else min(now - self._polled_at, _LONGEST_POLL_S)
+        self._polled_at = now
         seen = {rank: (self._activity(pid), beat) for rank, (pid, beat) in ranks.items()}
-        if any(_lives(self._seen.get(rank), one, passed) for rank, one in seen.items()):
+        if any(_is_active(self._seen.get(rank), one, passed) for rank, one in seen.items()):
             self.silent_s = 0.0
         else:
             self.silent_s += passed
@@ -68,7 +68,9 @@ class ExitWatch:
         return bool(ranks and self._limit_s) and self.silent_s >= self._limit_s
 
 
-def _lives(before: tuple[Activity, Beat] | None, now: tuple[Activity, Beat], passed: float) -> bool:
+def _is_active(
+    before: tuple[Activity, RankHeartbeat] | None, now: tuple[Activity, RankHeartbeat], passed: float
+) -> bool:
     activity, beat = now
     if activity.held or (beat.watched and beat.phase != "ending"):  # The watchdog judges these phases.
         return True

@@ -1,8 +1,8 @@
-"""NCCL's flight recorder: what each rank's last collectives were, written down when a training stands still.
+"""NCCL's flight recorder: the last collectives of each rank, written to files when the ranks hang.
 
-torch keeps it in memory and writes it on a time-out of NCCL's own, which comes later than the watchdog, or
-when something is written into a named pipe that each rank makes. `torchfrtrace` reads the files. Ranks on
-gloo have no such record.
+torch keeps the collectives in memory. It writes them on NCCL's time-out, which comes later than the watchdog,
+or when a byte arrives in a named pipe that each rank makes. `torchfrtrace` reads the files. Ranks on gloo
+have no such recorder.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from importlib import metadata
 from pathlib import Path
 
 ENTRIES = 2000
+"""Collectives that each rank keeps."""
 _RENAMED_IN = (2, 10)
-"""From this version on torch is sure to know the new names, and each rank warns of the old ones."""
+"""From this version on torch knows the new names of the variables, and each rank warns of the old ones."""
 
 
 class FlightRecorder:
@@ -25,11 +26,11 @@ class FlightRecorder:
 
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
-        # Not beside the logs: a rank ends when it can't make its pipe, and not every file system has pipes.
+        # Not beside the logs: a rank that can't make its pipe ends, and some file systems have no pipes.
         self._pipes = Path(tempfile.mkdtemp(prefix="slurmddp-nccl-"))
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return what to lay over `environ` for the ranks; what a person has set stays."""
+        """Return the variables that switch the recorder on in ranks, less those that `environ` has set."""
         wanted = {
             ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"): str(ENTRIES),
             ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"): str(
@@ -39,14 +40,14 @@ class FlightRecorder:
             ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE",): f"{self._pipes}/",
         }
         known = 1 if _torch_version() >= _RENAMED_IN else 2
-        # torch prefers the new one of two names, so a person's old one would not be heard beside it.
+        # torch prefers the new name of a variable. Set beside a person's old name, it would override it.
         free = {names: value for names, value in wanted.items() if environ.keys().isdisjoint(names)}
         return {name: value for names, value in free.items() for name in names[:known]}
 
     def request(self, ranks: Iterable[int]) -> None:
-        """Ask ranks to write theirs; each does so within a second or two if its NCCL threads still run."""
+        """Ask ranks to write their files; a rank whose NCCL threads still run takes a second or two."""
         for rank in ranks:
-            with suppress(OSError):  # No pipe, or nobody who reads it.
+            with suppress(OSError):  # There is no pipe, or no process reads it.
                 pipe = os.open(self._pipes / f"{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
                 with open(pipe, "wb", buffering=0) as stream:
                     stream.write(b"1\n")

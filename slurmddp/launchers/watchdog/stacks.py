@@ -1,9 +1,9 @@
-"""The Python stacks of ranks that stand still, and of their loader workers, asked for by a signal.
+"""The Python stacks of ranks that hang, and of their loader workers, requested by a signal.
 
-Each rank arms faulthandler at its start: the handler runs in C at once, whatever thread holds the
-interpreter, and loader workers that a rank forks inherit it. It writes behind the rank's page
-(`host/heartbeat_page.py`). The agent asks one process of a rank after the other, since they share that
-place, and never waits: its loop calls `poll`.
+Each rank arms faulthandler at its start. The handler runs in C at once, whatever thread holds the
+interpreter. Loader workers that a rank forks inherit it. It writes behind the rank's heartbeat page
+(`host/heartbeat_page.py`). Because all processes of a rank share that place, the agent asks one after the
+other. It never waits: its loop calls `poll`.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slurmddp.host.heartbeat_page import Pulse, descriptor_from
+from slurmddp.host.heartbeat_page import HeartbeatPage, descriptor_from
 
 SIGNAL = signal.SIGRTMIN + 7
 """A real-time signal that nothing else is known to use; it is sent only to processes that catch it."""
 _ANSWER_S = 1.0
+"""Seconds for a process to begin its answer."""
 _REST_S = 0.05
-"""After which silence a stack counts as written."""
+"""Seconds without another byte after which a stack is complete."""
 _TOGETHER_S = 8.0
+"""Seconds for all processes of a node."""
 _MOST_PROCESSES = 17
 """A rank and sixteen of its workers."""
 _MOST_FRAMES = 30
@@ -33,11 +35,11 @@ _FRAME_CHARS = 240
 _FRAME = re.compile(r'^  File "(?P<path>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 _FETCHING = "/torch/utils/data/_utils/fetch.py"
 _BEGUN_BY = "/slurmddp/launchers/agent/worker.py:"
-"""Below these frames stand those of the agent, which the rank has inherited by its fork."""
+"""Frames below this one are the agent's, which the rank has inherited by its fork."""
 
 
 def arm(environ: Mapping[str, str]) -> None:
-    """Let this process, and what it forks, write its stacks for the agent; without an agent do nothing."""
+    """Let this process, and processes that it forks, write stacks for the agent; do nothing without one."""
     descriptor = descriptor_from(environ)
     if descriptor is not None:
         faulthandler.register(SIGNAL, file=descriptor, all_threads=True, chain=False)
@@ -45,7 +47,7 @@ def arm(environ: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True)
 class RankStacks:
-    """What one rank answered."""
+    """The answer of one rank."""
 
     state: str = ""
     """The kernel's letter for it; `t` while a debugger holds it."""
@@ -58,22 +60,22 @@ class RankStacks:
 
 
 class StackRequest:
-    """Asks ranks for their stacks: call `poll` every few hundredths of a second until it is done."""
+    """Asks ranks for their stacks. Call `poll` every few hundredths of a second until it returns True."""
 
-    def __init__(self, ranks: Mapping[int, tuple[int, Pulse]]) -> None:
+    def __init__(self, ranks: Mapping[int, tuple[int, HeartbeatPage]]) -> None:
         """`ranks` holds pid and page of each rank by its number."""
         self._until = time.monotonic() + _TOGETHER_S
         groups = _groups({pid for pid, _ in ranks.values()})
         self._asked = {rank: _Rank(pid, page, groups[pid]) for rank, (pid, page) in ranks.items()}
 
     def poll(self) -> bool:
-        """Go on where there is something to do; return whether all stacks are there, or given up."""
+        """Take answers and ask the next processes; return whether all have answered or the time is over."""
         now = time.monotonic()
         done = [rank.advance(now) for rank in self._asked.values()]
         return all(done) or now >= self._until
 
     def stacks(self) -> dict[int, RankStacks]:
-        """Return what has come, by rank."""
+        """Return the answers so far, by rank."""
         return {rank: asked.result() for rank, asked in self._asked.items()}
 
 
@@ -82,7 +84,7 @@ class _Rank:
     """The processes of one rank, asked in turn."""
 
     pid: int
-    page: Pulse
+    page: HeartbeatPage
     left: list[int]
     state: str = ""
     texts: dict[int, str] = field(default_factory=dict)
@@ -92,7 +94,7 @@ class _Rank:
     _changed: float = 0.0
 
     def __post_init__(self) -> None:
-        self.state = _look(self.pid).state
+        self.state = _read_status(self.pid).state
         self.page.forget_stacks()
 
     def advance(self, now: float) -> bool:
@@ -100,7 +102,7 @@ class _Rank:
             return False
         while self.left:
             pid = self.left.pop(0)
-            if _look(pid).answers:
+            if _read_status(pid).answers:
                 with suppress(ProcessLookupError):
                     os.kill(pid, SIGNAL)
                     self._now_asked, self._begin, self._changed = pid, self._seen, now
@@ -136,7 +138,7 @@ class _Rank:
 def main_thread(text: str) -> tuple[str, ...]:
     """Return the frames of the main thread in what faulthandler wrote: the thread that it names last.
 
-    They end where the rank was begun.
+    The frames end where the rank was started.
     """
     frames: list[str] = []
     for line in text.splitlines():
@@ -149,24 +151,24 @@ def main_thread(text: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class _Look:
-    """What the kernel says of a process."""
+class _Status:
+    """The kernel's status of a process."""
 
     state: str = ""
     answers: bool = False
 
 
-def _look(pid: int) -> _Look:
-    """Return state, and whether the process has a handler for the signal, which would end it otherwise."""
+def _read_status(pid: int) -> _Status:
+    """Return the state, and whether the process has a handler: without one the signal would end it."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
-        return _Look()
+        return _Status()
     facts = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
     state = facts.get("State", "?")[:1]
     caught = int(facts.get("SigCgt", "0"), 16) >> (SIGNAL - 1) & 1
     traced = facts.get("TracerPid", "0").strip() != "0"
-    return _Look("t" if traced else state, bool(caught) and state not in "TtZ")
+    return _Status("t" if traced else state, bool(caught) and state not in "TtZ")
 
 
 def _groups(leaders: set[int]) -> dict[int, list[int]]:
@@ -181,9 +183,9 @@ def _groups(leaders: set[int]) -> dict[int, list[int]]:
     return {leader: [leader, *sorted(pids[1:])][:_MOST_PROCESSES] for leader, pids in groups.items()}
 
 
-def write(log_dir: Path, stacks: Mapping[int, RankStacks], generation: int, told: Iterable[str] = ()) -> None:
-    """Add what came to `stacks-rank-R.txt` of each rank; a folder that can't be written to is no error."""
+def write(log_dir: Path, stacks: Mapping[int, RankStacks], generation: int) -> None:
+    """Append the answers to `stacks-rank-R.txt` of each rank; an error of the disk is ignored."""
     for rank, one in sorted(stacks.items()):
         head = f"== generation {generation}, rank {rank}, state {one.state or 'unknown'}"
         with suppress(OSError), (log_dir / f"stacks-rank-{rank}.txt").open("a", encoding="utf-8") as stream:
-            stream.write("\n".join([head, *told, one.text or "It did not answer.", ""]))
+            stream.write("\n".join([head, one.text or "It did not answer.", ""]))

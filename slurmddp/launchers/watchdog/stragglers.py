@@ -1,36 +1,33 @@
-"""Which rank is slower than the others, told from what each measures for itself, without a word between them.
+"""Find the rank that is slower than the others, from the times that each rank measures without the others.
 
 In data parallel training all ranks take as long as the slowest, since they wait for it in the backward pass.
-So what is compared is the time until then, which no other rank lengthens: the wait for data, and the forward
-pass, on a GPU by its own clock (`training/heartbeat.py`). That shows slow storage, a slow GPU, and a busy or
-throttled CPU. It does not show what is slow in the backward pass or in the optimizer alone, nor, where the
-forward pass waits for other ranks (DDP does that for the buffers of a model, such as batch norm's), which of
-them it waited for; waits for data are told apart even then. A loop that does not call `Distributon.backward`
-has its waits for data compared and nothing else.
+So the time until the backward pass is compared: the wait for data and the forward pass, on a GPU by the GPU's
+clock (`training/heartbeat.py`). It shows slow storage, a slow GPU, and a busy or throttled CPU.
 
-A line says where there is something to be done: a rank whose time is above the median of all ranks by a
-fifth, and by a twentieth of the step. It comes at most every half minute; a line about the pace comes every
-ten minutes.
+It does not show a slow backward pass or optimizer. If the forward pass waits for other ranks, as DDP does for
+batch norm's buffers, only the waits for data are told apart. The same holds for a loop that does not call
+`Distributon.backward`.
+
+A rank is slow if its time is above the median of all ranks by a fifth, and by a twentieth of the step. The
+line about it comes at most every half minute; a line about the pace comes every ten minutes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from slurmddp.host.heartbeat_page import Beat
+from slurmddp.host.heartbeat_page import RankHeartbeat
 
 LINE_EVERY_S = 30.0
 PACE_EVERY_S = 600.0
-_ABOVE_MEDIAN = 1.2
-_OF_THE_STEP = 0.05
+_ABOVE_MEDIAN, _OF_THE_STEP = 1.2, 0.05
 _FEWEST_STEPS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How far a rank has come, and in what time: sums since its start."""
+    """The last step of a rank, and its seconds and number of steps summed up since its start."""
 
     host: str
     step: int
@@ -40,22 +37,9 @@ class Pace:
     forward_s: float
 
     @classmethod
-    def of(cls, beat: Beat, host: str) -> Pace:
-        return cls(
-            host=host,
-            step=beat.step,
-            steps=beat.steps,
-            step_s=round(beat.step_s, 4),
-            wait_s=round(beat.wait_s, 4),
-            forward_s=round(beat.forward_s, 4),
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Pace:
-        return cls(**values)
+    def of(cls, beat: RankHeartbeat, host: str) -> Pace:
+        times = {name: round(getattr(beat, name), 4) for name in ("step_s", "wait_s", "forward_s")}
+        return cls(host=host, step=beat.step, steps=beat.steps, **times)
 
 
 @dataclass(frozen=True)
@@ -69,7 +53,7 @@ class Straggler:
 
 @dataclass(frozen=True)
 class _Mean:
-    """One rank's seconds per step since the last line."""
+    """The seconds per step of one rank since the last line."""
 
     rank: int
     host: str
@@ -83,7 +67,7 @@ class _Mean:
 
 
 def straggler(now: Mapping[int, Pace], before: Mapping[int, Pace]) -> Straggler | None:
-    """Return the rank that holds the others up, if one does; both mappings go by rank."""
+    """Return the rank that holds up the others, or None; both mappings go by rank."""
     means = _means(now, before)
     if len(means) < 2 or len(means) < len(now):
         return None
@@ -114,12 +98,12 @@ def pace_line(now: Mapping[int, Pace], before: Mapping[int, Pace]) -> str | None
 
 
 def enough_steps(now: Mapping[int, Pace], before: Mapping[int, Pace]) -> bool:
-    """Whether there were steps enough in between to compare the ranks by."""
+    """Return whether all ranks have taken enough steps in between to be compared."""
     return len(_means(now, before)) == len(now)
 
 
 def _means(now: Mapping[int, Pace], before: Mapping[int, Pace]) -> list[_Mean]:
-    """Return the means of ranks that have taken enough steps; one that began again counts from there."""
+    """Return the means of ranks that have taken enough steps; a restarted rank counts from its restart."""
     found = []
     for rank, pace in sorted(now.items()):
         old = before.get(rank)
@@ -141,7 +125,7 @@ def _means(now: Mapping[int, Pace], before: Mapping[int, Pace]) -> list[_Mean]:
 
 
 def _median(values: Iterable[float]) -> float:
-    """Return the lower median, without an import of `statistics`, which delays each start."""
+    """Return the lower median. The import of `statistics` would delay each start."""
     found = sorted(values)
     return found[(len(found) - 1) // 2]
 

@@ -1,21 +1,21 @@
-"""Which rank holds the others up, from what each of them does: its step, its phase, and its Python stack.
+"""Find the rank that holds up the others, from the step, the phase and the Python stack of each rank.
 
-In a standstill nearly all ranks wait in a collective. The one to name is the one that they wait for: it does
-something else, or stands in a collective of its own.
+When ranks hang, nearly all wait in a collective. The stuck rank does something else, or is in another
+collective.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
 import slurmddp
-from slurmddp.host.heartbeat_page import Beat
+from slurmddp.host.heartbeat_page import RankHeartbeat
+from slurmddp.launchers.watchdog.hang import Watchdog
 from slurmddp.launchers.watchdog.stacks import RankStacks
-from slurmddp.launchers.watchdog.stall import Watchdog
 from slurmddp.runs.failures.causes import STALLED, STALLED_TOGETHER
 
 ORDER = (
@@ -41,7 +41,7 @@ _BACKWARD = "_engine_run_backward"
 _OWN = f"{Path(slurmddp.__file__).parent}/"
 _LIBRARIES = ("/torch/", "/lib/python3", "<frozen ")
 _AT_WORK = 0.5
-"""A rank that showed life within this part of the culprit's limit gets on."""
+"""A rank with a heartbeat within this part of the stuck rank's limit makes progress."""
 _DOING = {
     "starting": "starting",
     "meeting": "waiting for other ranks to come",
@@ -57,26 +57,23 @@ _DOING = {
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport:
-    """What a rank of a job that has come to a standstill does."""
+    """The state of one rank of a job that may hang."""
 
     rank: int
     host: str
     phase: str
     step: int
-    """The last completed one; -1: none."""
+    """The last completed step; -1 if there is none."""
     seconds: float
-    """For how long there has been no sign of life."""
+    """Seconds without a heartbeat."""
     limit_s: float | None
-    """How long it may go without; None: for ever."""
+    """Seconds that it may go without a heartbeat; None: no limit."""
     state: str = ""
     """The kernel's letter: R runs, S sleeps, D hangs in the kernel, T is stopped, t is being debugged."""
     stack: tuple[str, ...] = ()
-    """`path:line in function` of the main thread, innermost first; empty where the rank did not answer."""
+    """`path:line in function` of the main thread, innermost first; empty if the rank did not answer."""
     worker: tuple[str, ...] = ()
-    """The same of a loader worker that is fetching data."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    """The stack of a loader worker that is fetching data."""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RankReport:
@@ -85,9 +82,9 @@ class RankReport:
 
 
 def reports(
-    watchdog: Watchdog, beats: Mapping[int, Beat], stacks: Mapping[int, RankStacks], host: str
+    watchdog: Watchdog, beats: Mapping[int, RankHeartbeat], stacks: Mapping[int, RankStacks], host: str
 ) -> list[RankReport]:
-    """Return what this node's ranks do, in order; `stacks` as a finished `StackRequest` gives them."""
+    """Return the reports of this node's ranks, in order; `stacks` as a finished `StackRequest` gives them."""
     found = []
     for rank, beat in sorted(beats.items()):
         own = stacks.get(rank, RankStacks())
@@ -97,7 +94,7 @@ def reports(
                 host=host,
                 phase=beat.phase,
                 step=beat.step,
-                seconds=round(watchdog.standing(rank, beat), 1),
+                seconds=round(watchdog.silent_s(rank, beat), 1),
                 limit_s=watchdog.limit_s(beat),
                 state=own.state,
                 stack=own.stack,
@@ -108,10 +105,10 @@ def reports(
 
 
 def first_stopped(found: Sequence[RankReport]) -> RankReport | None:
-    """Return the rank that holds up all ranks of the job, or None when they get on after all.
+    """Return the rank that holds up all ranks of the job, or None if the job makes progress after all.
 
-    They do as long as the one that the others wait for shows signs of life, or need not show any, or is held
-    by a debugger: then the others' patience has only begun to end.
+    It makes progress as long as the rank that the others wait for shows heartbeats, need not show any, or is
+    held by a debugger.
     """
     if not found:
         return None
@@ -127,7 +124,7 @@ def first_stopped(found: Sequence[RankReport]) -> RankReport | None:
 
 
 def _order_among(found: Sequence[RankReport]) -> Any:
-    """Return a sort key: what stopped first comes first."""
+    """Return a sort key by which the rank that stopped first comes first."""
     places = Counter(place(one) for one in found)
 
     def order(one: RankReport) -> tuple[Any, ...]:
@@ -170,7 +167,7 @@ def place(one: RankReport) -> str:
 
 
 def _lines_in_common(one: RankReport, found: Sequence[RankReport]) -> tuple[int, ...]:
-    """Return the lines, outermost first, in the functions that all are in: who is behind has the lower."""
+    """Return the lines, outermost first, in the functions that all ranks are in; a lower line is behind."""
     stacks = [[_split(frame) for frame in reversed(other.stack)] for other in found if other.stack]
     lines = []
     for depth, (function, line) in enumerate(_split(frame) for frame in reversed(one.stack)):
@@ -195,7 +192,7 @@ def _short(frame: str) -> str:
 
 
 def why(found: Iterable[RankReport], first: RankReport) -> str:
-    """Return what is to be said of `first`: what it does, for how long, who waits for it, where it stands."""
+    """Return the reason of a failure by `first`: its activity, for how long, the waiting ranks, its stack."""
     others = sorted((one for one in found if one.rank != first.rank), key=lambda one: one.rank)
     text = f"{STALLED}: {_does(first)} for {first.seconds:.0f} s"
     text += f" (step {first.step + 1})" if first.step >= 0 else ""
@@ -238,7 +235,7 @@ def _ranges(ranks: Sequence[int]) -> str:
 
 
 def _where(others: Sequence[RankReport]) -> str:
-    """Return what most of the others do, as a verb of theirs."""
+    """Return the activity of most of the others, as a verb."""
     verb = "waits" if len(others) == 1 else "wait"
     if all(waits(one) for one in others):
         (where, count), *_ = Counter(place(one) for one in others).most_common()

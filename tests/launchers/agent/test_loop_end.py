@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,14 +12,14 @@ import pytest
 from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.time_limits import Limits
-from slurmddp.launchers.agent import loop
+from slurmddp.launchers.agent import stop_requests
 from slurmddp.launchers.agent.forked_workers import ForkedWorkers
 from slurmddp.launchers.agent.loop import AgentLoop
-from slurmddp.launchers.agent.node_watch import Watch
+from slurmddp.launchers.agent.node_watch import NodeWatch
 from slurmddp.launchers.coordinator.messages import Fail, Joined, Leave, Lost, Message, StartWorkers, encode
 from slurmddp.launchers.coordinator.records import Records
 from slurmddp.launchers.coordinator.restart_policy import Rules
-from slurmddp.launchers.link.events import Happened, Line
+from slurmddp.launchers.link.events import Events, Happened
 from slurmddp.runs.failures.model import from_json, lost_node
 from slurmddp.runs.folder.layout import RunFolder
 
@@ -28,13 +27,14 @@ START = StartWorkers(restart_count=0, agents=(0, 1))
 LOST = Lost(why="connection closed")
 
 
-class Ranks:
-    """Those of node 1; `ended` are the ones whose end is seen next."""
+class Workers:
+    """The ranks of node 1; `ended` are the exit codes that the next poll finds."""
 
-    left = ()
+    left = failed = ()
 
     def __init__(self) -> None:
-        self.ended: list[Any] = []
+        self.ended: list[int] = []
+        self.good_codes: list[int] = []
         self._begun = False
 
     def __bool__(self) -> bool:
@@ -44,15 +44,12 @@ class Ranks:
         self._begun = True
 
     def poll(self) -> list[Any]:
-        ended = self.ended if self._begun else []
-        self._begun = self._begun and not ended
-        return ended
+        if self._begun and self.ended:
+            self.good_codes, self._begun = self.ended, False
+        return []
 
     def progress(self) -> tuple[int, float]:
         return 7, 0.0
-
-    def failures(self, ended: list[Any]) -> list[Any]:
-        return []
 
     def stop(self, grace_s: float) -> None:
         self._begun = False
@@ -75,14 +72,15 @@ class Script:
             is_writing=lambda: writes and bool(self._messages),
             finish=lambda timeout_s: True,
         )
-        self.crew = Ranks()
-        watch = SimpleNamespace(look=lambda now, left_in: [], next_look=lambda: float("inf"))
+        self.workers = Workers()
+        watch = SimpleNamespace(poll=lambda now, left_in: [], next_deadline=lambda: float("inf"))
         self.loop = AgentLoop(
-            Line(node, cast(Any, link), cast(Any, self)),
+            node,
+            cast(Events, SimpleNamespace(link=link, wait=self.wait)),
             Rules(nodes=2),
-            cast(ForkedWorkers, self.crew),
+            cast(ForkedWorkers, self.workers),
             cast(CheckpointService, service),
-            cast(Watch, watch),
+            cast(NodeWatch, watch),
             Records(RunFolder(folder), 0),
             Limits(),
         )
@@ -145,7 +143,7 @@ def test_what_has_finished_stays_finished_whatever_another_node_has_recorded(fol
         '{"rank": null, "host": "n2", "exit_code": 78, "signal": null}'
     )
     script = Script(folder, START, Leave(code=0))
-    script.crew.ended = [SimpleNamespace(returncode=0, good=True)]
+    script.workers.ended = [0]
     assert script.loop.run() == 0
 
 
@@ -161,7 +159,7 @@ def test_an_agent_that_gives_up_without_node_0_ends_only_an_attempt_that_needs_i
 
 def test_what_has_finished_needs_no_other_save(folder: Path) -> None:
     script = Script(folder, START, LOST)
-    script.crew.ended = [SimpleNamespace(returncode=0, good=True)]
+    script.workers.ended = [0]
     assert script.loop.run() == 0
     assert script.loop.lost_coordinator
     assert "flush_newest" not in script.done
@@ -171,8 +169,9 @@ def test_a_state_is_still_written_when_slurm_is_about_to_kill(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # SIGKILL comes in 3.5 seconds: too late for ranks, and the batch script has to be left some of it.
-    monkeypatch.setattr(loop, "time", SimpleNamespace(time=lambda: 116.5, monotonic=time.monotonic))
+    monkeypatch.setattr(stop_requests, "time", SimpleNamespace(time=lambda: 116.5))
     script = Script(folder, START, Joined())
-    script.loop._limits, script.loop._terminated = Limits(kill_wait_s=20.0), 100.0
+    stops = script.loop._stops
+    stops._limits, stops._terminated = Limits(kill_wait_s=20.0), 100.0
     assert script.loop.run() == 75
     assert script.done == ["StartWorkers", "expedite", "Joined"]

@@ -1,4 +1,4 @@
-"""Ranks that die begin again in place, on all nodes; when that is no use, the attempt ends. No torch."""
+"""Ranks that die restart in place, on all nodes, or the attempt ends; ranks here need no torch."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_generation_that_gets_no_further_is_the_last(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_fails_before_its_first_step_ends_the_attempt(tmp_path: Path) -> None:
-    program = STEPPING.replace("    pulse.completed(resumed + 5, 0.1, 0.0)\n", "")
+    program = STEPPING.replace("    page.completed(resumed + 5, 0.1, 0.0)\n", "")
     folder = run_folder(tmp_path, program=program)
     (folder.path / "fail-0-0").touch()
     with agents_of(folder, 1) as agents:
@@ -106,7 +106,7 @@ def test_a_node_that_does_not_come_is_named_and_ends_the_attempt(tmp_path: Path)
     found = capture.read(folder, 0)
     assert found is not None
     assert (found.node_rank, found.rank) == (1, None)
-    assert "did not arrive within 4 s" in found.reason
+    assert "did not join within 4 s" in found.reason
     assert not folder.rank_log(0, 0).exists(), "no rank was started"
 
 

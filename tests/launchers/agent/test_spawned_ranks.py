@@ -21,38 +21,39 @@ AGENT = """
 import json, os, signal, sys, time, types
 from pathlib import Path
 from slurmddp.environments.names import CHANNEL_VARIABLE, HEARTBEAT_VARIABLE
+from slurmddp.launchers.agent import preload
 from slurmddp.launchers.agent.forked_workers import start_process
 from slurmddp.launchers.agent.worker import RankSpec
 from slurmddp.host.signals import SignalInbox
 from slurmddp.checkpoint.memory.channel import Channel
-from slurmddp.host.heartbeat_page import Pulse
+from slurmddp.host.heartbeat_page import HeartbeatPage
 
 if sys.argv[1] == "cuda":
     sys.modules["torch"] = types.ModuleType("torch")
     sys.modules["torch"].cuda = types.SimpleNamespace(is_initialized=lambda: True)
 folder = Path(sys.argv[2])
 sys.path[0] = str(folder)
-pulse, (ours, theirs) = Pulse.create(), Channel.pair()
-environ = {"RANK": "3", HEARTBEAT_VARIABLE: str(pulse.descriptor), CHANNEL_VARIABLE: str(theirs.fileno())}
+page, (ours, theirs) = HeartbeatPage.create(), Channel.pair()
+environ = {"RANK": "3", HEARTBEAT_VARIABLE: str(page.descriptor), CHANNEL_VARIABLE: str(theirs.fileno())}
 with SignalInbox((signal.SIGTERM, signal.SIGCHLD)) as inbox:
     log = folder / "rank.log"
     rank = RankSpec(local_rank=1, environ=environ, log=log, entry="program:main", run_dir="there")
-    pid = start_process(rank, inbox.close_in_child)
+    pid = start_process(rank, inbox.close_in_child, forks=preload.why_no_fork() is None)
     theirs.close()
     (folder / "pid").write_text(str(pid))
     if sys.argv[3:]:
         os.kill(pid, signal.Signals[sys.argv[3]])
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 message = ours.receive(60.0)[0] if code == 0 else {}
-print(json.dumps([code, pulse.read().step, message]))
+print(json.dumps([code, page.read().step, message]))
 """
 PROGRAM = """
 import os, sys
 from slurmddp.checkpoint.memory.channel import Channel
-from slurmddp.host.heartbeat_page import Pulse
+from slurmddp.host.heartbeat_page import HeartbeatPage
 
 def main(run_dir):
-    Pulse.attach(os.environ).completed(7, 0.1, 0.0)
+    HeartbeatPage.attach(os.environ).completed(7, 0.1, 0.0)
     seen = [run_dir, os.environ["RANK"], sys.path[0], "torch" in sys.modules, os.getpgid(0) == os.getpid()]
     with open("/proc/self/cmdline", "rb") as command:
         seen.append(b"RANK" in command.read())

@@ -15,22 +15,23 @@ from support.runs.restarting_runs import agents_of, begun, codes, lines_of, node
 LOOKING = """
 import json, os, time
 from slurmddp.checkpoint.memory.channel import Channel
-from slurmddp.host.heartbeat_page import Pulse
+from slurmddp.host.heartbeat_page import HeartbeatPage
 
 rank, generation = int(os.environ["RANK"]), int(os.environ["SLURMDDP_RESTART_COUNT"])
 
 def main(run_dir):
     print(json.dumps([generation, os.getpid(), os.environ["SLURMDDP_PREFLIGHT"]]), flush=True)
-    verdict, unfit = f"{run_dir}/verdict-{generation}", f"{run_dir}/unfit-{generation}"
-    if os.path.exists(unfit):
-        Channel.attach(os.environ).send({"kind": "unhealthy", "nodes": {open(unfit).read(): "it is hot."}})
+    verdict, unhealthy = f"{run_dir}/verdict-{generation}", f"{run_dir}/unhealthy-{generation}"
+    if os.path.exists(unhealthy):
+        nodes = {open(unhealthy).read(): "it is hot."}
+        Channel.attach(os.environ).send({"kind": "unhealthy", "nodes": nodes})
         if rank == 0:
             open(verdict, "w").close()
         while not os.path.exists(verdict):
             time.sleep(0.01)
         return 76
-    pulse = Pulse.attach(os.environ)
-    pulse.completed(10 * generation + 5, 0.1, 0.0)
+    page = HeartbeatPage.attach(os.environ)
+    page.completed(10 * generation + 5, 0.1, 0.0)
     while not os.path.exists(f"{run_dir}/finish"):
         time.sleep(0.01)
     return 0
@@ -44,8 +45,8 @@ def looks(folder: RunFolder, rank: int) -> list[list[object]]:
 
 def test_the_ranks_begin_again_on_the_spare_and_look_until_they_have_made_a_step(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, nodes=2, spare_nodes=2, program=LOOKING)
-    (folder.path / "unfit-0").write_text("1")
-    (folder.path / "unfit-1").write_text("1")
+    (folder.path / "unhealthy-0").write_text("1")
+    (folder.path / "unhealthy-1").write_text("1")
     with agents_of(folder, 4) as agents:
         wait_until(lambda: begun(folder, 2, 4), "the third generation")
         os.kill(pid_of(folder, 3), signal.SIGKILL)
@@ -60,8 +61,8 @@ def test_the_ranks_begin_again_on_the_spare_and_look_until_they_have_made_a_step
     told = json.loads((folder.log_dir(0) / "failure-g0.json").read_text())
     assert (told["node_rank"], told["reason"]) == (1, "lost node to the preflight: it is hot")
     assert not folder.failure_file(0).exists()
-    assert "node 1 (localhost) is not fit: it is hot." in node_log(folder)
-    assert "this node was found unfit" in node_log(folder, 1)
+    assert "node 1 (localhost) did not pass the preflight: it is hot." in node_log(folder)
+    assert "this node did not pass the preflight" in node_log(folder, 1)
     assert "this node waits" not in node_log(folder, 1)
     assert "this node waits" in node_log(folder, 3)
     assert events(folder, "continued") == [], "its agent is there to the end"
@@ -69,8 +70,8 @@ def test_the_ranks_begin_again_on_the_spare_and_look_until_they_have_made_a_step
 
 def test_without_a_spare_the_attempt_ends_with_76(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, nodes=2, spare_nodes=1, program=LOOKING)
-    (folder.path / "unfit-0").write_text("1")
-    (folder.path / "unfit-1").write_text("1")
+    (folder.path / "unhealthy-0").write_text("1")
+    (folder.path / "unhealthy-1").write_text("1")
     with agents_of(folder, 3) as agents:
         assert codes(agents) == [76, 76, 76]
     found = capture.read(folder, 0)

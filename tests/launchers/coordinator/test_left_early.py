@@ -11,7 +11,7 @@ from slurmddp.launchers.watchdog.stuck_rank import RankReport
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.capture import Failure
 from support.runs.agent_runs import make_run, start_agent
-from support.runs.coordinator_attempts import LOST_PEER, Attempt, fallen, to_all
+from support.runs.coordinator_attempts import LOST_PEER, Attempt, failed, to_all
 
 PROGRAM = """
 import os, pathlib, time
@@ -60,23 +60,23 @@ def in_a_collective(rank: int) -> RankReport:
 
 def test_of_a_standstill_the_rank_that_left_is_the_cause() -> None:
     attempt = Attempt().begin()
-    attempt.hear(1, HangSuspected)
+    attempt.orders(1, HangSuspected)
     for node in (0, 1):
-        attempt.hear(node, StacksReported, reports=[in_a_collective(node)])
-    attempt.hear(2, StacksReported, reports=[], left=[left(5)])
-    attempt.stopped(0)
-    attempt.stopped(1)
-    assert attempt.stopped(2) == to_all(StartWorkers, 0, 1, 2)
-    assert ("fell", 0, 5) in attempt.notes.done
+        attempt.orders(node, StacksReported, reports=[in_a_collective(node)])
+    attempt.orders(2, StacksReported, reports=[], left=[left(5)])
+    attempt.killed(0)
+    attempt.killed(1)
+    assert attempt.killed(2) == to_all(StartWorkers, 0, 1, 2)
+    assert ("group_failed", 0, 5) in attempt.notes.done
 
 
 def test_what_was_told_of_ranks_before_says_nothing_of_those_in_their_places() -> None:
     attempt = Attempt().begin()
-    lost = [fallen(0, code=1, lines=LOST_PEER)]
+    lost = [failed(0, code=1, lines=LOST_PEER)]
     for generation, gone, named in ((0, [left(5)], 5), (1, [], 0)):
-        attempt.hear(
+        attempt.orders(
             0, WorkersFailed, failures=lost, restart_count=generation, step=7 + generation, left=gone
         )
         for node in (0, 1, 2):
-            attempt.stopped(node, restart_count=generation)
-        assert ("fell", generation, named) in attempt.notes.done
+            attempt.killed(node, restart_count=generation)
+        assert ("group_failed", generation, named) in attempt.notes.done

@@ -18,19 +18,20 @@ from slurmddp.launchers.coordinator.messages import (
     decode,
     encode,
 )
-from slurmddp.launchers.link.wire import MAX_MESSAGE_BYTES
+from slurmddp.launchers.link.connection import MAX_MESSAGE_BYTES
 from slurmddp.launchers.watchdog.stragglers import Pace
 from slurmddp.launchers.watchdog.stuck_rank import RankReport
 from slurmddp.runs.failures.model import Failure
 
 REPORT = RankReport(
-    rank=1, host="n0", phase="step", step=3, seconds=400.0, limit_s=None, stack=("a.py:1 in main",)
-)
+    rank=1, host="n0", phase="step", step=3, seconds=400.0, limit_s=None,
+    stack=("a.py:1 in main",), worker=("b.py:2 in get",),
+)  # fmt: skip
 PACE = Pace(host="n0", step=20, steps=20, step_s=20.0, wait_s=1.0, forward_s=2.0)
 LINES = tuple(f"{number} " + "\u00fc" * 390 for number in range(30))
 
 
-def fallen(rank: int, lines: tuple[str, ...] = LINES) -> Failure:
+def failed(rank: int, lines: tuple[str, ...] = LINES) -> Failure:
     return Failure(
         rank=rank, local_rank=rank, node_rank=0, host="n1", exit_code=1, signal=None,
         reason="ValueError: " + "\u00fc" * 300, last_lines=lines,
@@ -39,7 +40,7 @@ def fallen(rank: int, lines: tuple[str, ...] = LINES) -> Failure:
 
 @pytest.mark.parametrize("ranks", [1, 16, 64])
 def test_all_that_fell_together_are_told_at_once(ranks: int) -> None:
-    failures = tuple(fallen(rank) for rank in range(ranks))
+    failures = tuple(failed(rank) for rank in range(ranks))
     text = json.dumps(encode(WorkersFailed(failures=failures, left=failures)))
     assert len(text) < MAX_MESSAGE_BYTES
     message = decode(json.loads(text))
@@ -51,8 +52,8 @@ def test_all_that_fell_together_are_told_at_once(ranks: int) -> None:
 
 
 def test_what_fits_is_told_whole() -> None:
-    failures = tuple(fallen(rank, ("a", "b")) for rank in range(128))
-    for message in (WorkersFailed(failures=failures), WorkersFailed(failures=(fallen(0),))):
+    failures = tuple(failed(rank, ("a", "b")) for rank in range(128))
+    for message in (WorkersFailed(failures=failures), WorkersFailed(failures=(failed(0),))):
         assert decoded(message) == message
 
 
@@ -65,10 +66,10 @@ def decoded(message: Message) -> Message | None:
     [
         StartWorkers(restart_count=2, agents=(0, 3), master=("n0", 4711), preflight=False, excluded=(1,)),
         WorkersFailed(failures=(), unhealthy={1: "it is hot."}),
-        StacksReported(reports=(REPORT,), left=(fallen(1, ()),)),
+        StacksReported(reports=(REPORT,), left=(failed(1, ()),)),
         PaceReported(paces={7: PACE}, step=3, silent_s=0.5),
         HungAtExit(reports=(REPORT,), codes=(0, 75)),
-        AgentUnable(failure=fallen(0, ("a",))),
+        AgentUnable(failure=failed(0, ("a",))),
     ],
     ids=lambda message: type(message).__name__,
 )
@@ -78,6 +79,6 @@ def test_each_field_keeps_its_type(message: Message) -> None:
 
 def test_an_unknown_kind_is_ignored_and_so_is_an_unknown_field() -> None:
     assert decode({"kind": "of a later version"}) is None
-    assert decode({"kind": "leave", "code": 1, "more": 2}) == Leave(code=1)
+    assert decode({"kind": "Leave", "code": 1, "more": 2}) == Leave(code=1)
     with pytest.raises(TypeError, match="code"):
-        decode({"kind": "leave"})
+        decode({"kind": "Leave"})

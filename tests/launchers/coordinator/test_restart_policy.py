@@ -1,4 +1,4 @@
-"""Who runs ranks, and whether ranks begin again: every rule once."""
+"""The agents that run ranks, and whether ranks restart in place: every rule once."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from slurmddp.launchers.coordinator.restart_policy import (
 )
 
 RULES = Rules(nodes=3)
-FELL = Facts(agents=(0, 1, 2), step=7, furthest=5)
+FAILED = Facts(agents=(0, 1, 2), step=7, furthest=5)
 
 
 @pytest.mark.parametrize(
     ("facts", "restart", "why"),
     [
-        (FELL, True, "step 7"),
-        (replace(FELL, codes=[None, 1]), True, "step 7"),
-        (replace(FELL, codes=[1, 78]), False, "refused"),
-        (replace(FELL, codes=[79]), False, "refused"),
-        (replace(FELL, codes=[76]), False, "refused"),
-        (replace(FELL, stopping=True), False, "asked to stop"),
-        (replace(FELL, done=True), False, "come to their end"),
-        (replace(FELL, step=5), False, "beyond step 5"),
-        (replace(FELL, step=4), False, "beyond step 5"),
-        (replace(FELL, step=-1, furthest=-1), False, "no step was completed"),
-        (replace(FELL, step=0, furthest=-1), True, "step 0"),
-        (replace(FELL, restarts=9), True, "step 7"),
-        (replace(FELL, restarts=10), False, "max_restarts_in_place=10"),
-        (replace(FELL, lost=True, step=-1), True, "lost"),
-        (replace(FELL, lost=True, agents=()), False, "no other node"),
-        (replace(FELL, lost=True, restarts=10), False, "max_restarts_in_place"),
-        (replace(FELL, lost=True, stopping=True), False, "asked to stop"),
-        (replace(FELL, codes=[76, 1], unfit=True, step=-1), True, "lost"),
-        (replace(FELL, codes=[76, 78], unfit=True, step=-1), False, "refused"),
-        (replace(FELL, codes=[76], lost=True, step=-1), False, "refused"),
-        (replace(FELL, codes=[76], unfit=True, agents=()), False, "no other node"),
-        (replace(FELL, codes=[76], unfit=True, restarts=10), False, "max_restarts_in_place"),
+        (FAILED, True, "step 7"),
+        (replace(FAILED, codes=[None, 1]), True, "step 7"),
+        (replace(FAILED, codes=[1, 78]), False, "refused"),
+        (replace(FAILED, codes=[79]), False, "refused"),
+        (replace(FAILED, codes=[76]), False, "refused"),
+        (replace(FAILED, stopping=True), False, "asked to stop"),
+        (replace(FAILED, done=True), False, "come to their end"),
+        (replace(FAILED, step=5), False, "beyond step 5"),
+        (replace(FAILED, step=4), False, "beyond step 5"),
+        (replace(FAILED, step=-1, furthest=-1), False, "no step was completed"),
+        (replace(FAILED, step=0, furthest=-1), True, "step 0"),
+        (replace(FAILED, restarts=9), True, "step 7"),
+        (replace(FAILED, restarts=10), False, "max_restarts_in_place=10"),
+        (replace(FAILED, lost=True, step=-1), True, "lost"),
+        (replace(FAILED, lost=True, agents=()), False, "no other node"),
+        (replace(FAILED, lost=True, restarts=10), False, "max_restarts_in_place"),
+        (replace(FAILED, lost=True, stopping=True), False, "asked to stop"),
+        (replace(FAILED, codes=[76, 1], unhealthy=True, step=-1), True, "lost"),
+        (replace(FAILED, codes=[76, 78], unhealthy=True, step=-1), False, "refused"),
+        (replace(FAILED, codes=[76], lost=True, step=-1), False, "refused"),
+        (replace(FAILED, codes=[76], unhealthy=True, agents=()), False, "no other node"),
+        (replace(FAILED, codes=[76], unhealthy=True, restarts=10), False, "max_restarts_in_place"),
     ],
 )
 def test_an_accident_is_tried_again_and_nothing_else(facts: Facts, restart: bool, why: str) -> None:
@@ -54,7 +54,7 @@ def test_an_accident_is_tried_again_and_nothing_else(facts: Facts, restart: bool
 
 
 def test_none_begin_again_where_the_policy_says_so() -> None:
-    assert not decide(FELL, replace(RULES, max_restarts=0)).restart
+    assert not decide(FAILED, replace(RULES, max_restarts=0)).restart
 
 
 @pytest.mark.parametrize(

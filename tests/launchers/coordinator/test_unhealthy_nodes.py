@@ -15,7 +15,7 @@ from slurmddp.launchers.coordinator.messages import (
     WorkersKilled,
 )
 from slurmddp.launchers.coordinator.restart_policy import Assignment
-from support.runs.coordinator_attempts import LOST_PEER, Attempt, fallen, to_all
+from support.runs.coordinator_attempts import LOST_PEER, Attempt, failed, to_all
 
 WHY = "/proc (TMPDIR) can't be written to."
 
@@ -25,15 +25,15 @@ def refuse(
 ) -> list[Any]:
     """Report that the rank of an agent has exited after the preflight, before its first step."""
     rank = attempt.coordinator._group.assignment.agents.index(sender)
-    failed = fallen(sender, rank=rank, code=code, lines=lines)
-    fell = {"restart_count": restart_count, "step": -1, "failures": (failed,), "unhealthy": found_by(attempt)}
-    return attempt.hear(sender, WorkersFailed, **fell)
+    found = failed(sender, rank=rank, code=code, lines=lines)
+    facts = {"restart_count": restart_count, "step": -1, "unhealthy": found_by(attempt)}
+    return attempt.orders(sender, WorkersFailed, failures=(found,), **facts)
 
 
 def found_by(attempt: Attempt) -> dict[int, str]:
     """Return the unhealthy nodes as the ranks report them: by node rank."""
     agents = attempt.coordinator._group.assignment.agents
-    return {agents.index(agent): WHY for agent in attempt.unfit}
+    return {agents.index(agent): WHY for agent in attempt.unhealthy}
 
 
 def end_ranks(attempt: Attempt, *agents: int, restart_count: int = 0) -> None:
@@ -52,9 +52,9 @@ def start_of(attempt: Attempt) -> tuple[StartWorkers, set[int]]:
     return order, set(found)
 
 
-def with_unfit(*unfit: int, **rules: Any) -> Attempt:
+def with_unhealthy(*unhealthy: int, **rules: Any) -> Attempt:
     attempt = Attempt(**rules).begin()
-    attempt.unfit = unfit
+    attempt.unhealthy = unhealthy
     return attempt
 
 
@@ -62,20 +62,20 @@ def test_a_spare_takes_the_place_of_an_unfit_node_and_all_are_looked_at_again() 
     attempt = Attempt(spare_nodes=1)
     attempt.coordinator.poll(0.1)
     assert start_of(attempt)[0].preflight
-    attempt.unfit = (1,)
+    attempt.unhealthy = (1,)
     assert refuse(attempt, 2) == to_all(KillWorkers)
     end_ranks(attempt, 0, 2)
-    assert attempt.ordered() == []
+    assert attempt.taken_orders() == []
     end_ranks(attempt, 1)
     order, to = start_of(attempt)
     assert (order.agents, order.preflight, order.excluded) == ((0, 3, 2), True, (1,))
     assert to == {0, 1, 2, 3}, "the unfit one waits for the end like all others"
-    assert attempt.notes.done == [("fell", 0, None), ("restarted", Assignment(1, (0, 3, 2)), -1)]
-    assert attempt.notes.said == [f"node 1 (n1) is not fit: {WHY}"]
+    assert attempt.notes.done == [("group_failed", 0, None), ("restarted", Assignment(1, (0, 3, 2)), -1)]
+    assert attempt.notes.said == [f"node 1 (n1) did not pass the preflight: {WHY}"]
 
 
 def test_what_is_told_of_it_names_the_node_and_what_was_found() -> None:
-    attempt = with_unfit(1, spare_nodes=1)
+    attempt = with_unhealthy(1, spare_nodes=1)
     told: list[Any] = []
     attempt.notes.restarted = lambda after, before, cause, *rest: told.append(cause)  # type: ignore[method-assign]
     refuse(attempt, 0)
@@ -87,29 +87,29 @@ def test_what_is_told_of_it_names_the_node_and_what_was_found() -> None:
 
 
 def test_each_unfit_node_takes_a_spare_until_none_is_left() -> None:
-    attempt = with_unfit(1, spare_nodes=2)
+    attempt = with_unhealthy(1, spare_nodes=2)
     refuse(attempt, 1)
     end_ranks(attempt, 0, 1, 2)
     assert start_of(attempt)[0].agents == (0, 3, 2)
-    attempt.unfit = (3,)
+    attempt.unhealthy = (3,)
     refuse(attempt, 3, restart_count=1)
     end_ranks(attempt, 0, 3, 2, restart_count=1)
     order, _ = start_of(attempt)
     assert (order.agents, order.preflight, order.excluded) == ((0, 4, 2), True, (1, 3))
-    attempt.unfit = (2,)
-    fell = {"restart_count": 2, "step": -1, "failures": (fallen(2, code=76),), "unhealthy": found_by(attempt)}
-    assert attempt.send(2, WorkersFailed, **fell) == [Fail(code=76)] * 5
+    attempt.unhealthy = (2,)
+    facts = {"restart_count": 2, "step": -1, "unhealthy": found_by(attempt)}
+    assert attempt.send(2, WorkersFailed, failures=(failed(2, code=76),), **facts) == [Fail(code=76)] * 5
     assert attempt.notes.done[-1] == ("failed", 2, 0), "as without spares: the batch script gets others"
     assert "no other node can take the place" in attempt.notes.said[-1]
 
 
 def test_after_a_step_ranks_that_begin_again_do_not_look() -> None:
-    attempt = with_unfit(1, spare_nodes=2)
+    attempt = with_unhealthy(1, spare_nodes=2)
     refuse(attempt, 1)
     end_ranks(attempt, 0, 1, 2)
     start_of(attempt)
-    failures = [fallen(2)]
-    attempt.hear(2, WorkersFailed, restart_count=1, step=4, failures=failures)
+    failures = [failed(2)]
+    attempt.orders(2, WorkersFailed, restart_count=1, step=4, failures=failures)
     end_ranks(attempt, 0, 3, 2, restart_count=1)
     order, _ = start_of(attempt)
     assert (order.agents, order.preflight) == ((0, 3, 2), False)
@@ -117,14 +117,14 @@ def test_after_a_step_ranks_that_begin_again_do_not_look() -> None:
 
 def test_a_node_that_is_lost_during_the_preflight_lets_all_look_again() -> None:
     attempt = Attempt(spare_nodes=1).begin()
-    attempt.hear(1, Lost, why="connection closed")
+    attempt.orders(1, Lost, why="connection closed")
     end_ranks(attempt, 0, 2)
     order, _ = start_of(attempt)
     assert (order.agents, order.preflight, order.excluded) == ((0, 3, 2), True, ())
 
 
 def test_with_elastic_the_others_go_on_without_an_unfit_node() -> None:
-    attempt = with_unfit(1, elastic=True)
+    attempt = with_unhealthy(1, elastic=True)
     refuse(attempt, 1)
     end_ranks(attempt, 0, 1, 2)
     order, to = start_of(attempt)
@@ -132,17 +132,17 @@ def test_with_elastic_the_others_go_on_without_an_unfit_node() -> None:
 
 
 def test_fewer_nodes_that_ranks_refuse_end_the_attempt_with_76() -> None:
-    attempt = with_unfit(1, elastic=True)
+    attempt = with_unhealthy(1, elastic=True)
     refuse(attempt, 1)
     end_ranks(attempt, 0, 1, 2)
     start_of(attempt)
-    refused = fallen(2, rank=1, code=78)
-    fell = {"restart_count": 1, "step": -1, "failures": (refused,)}
-    assert attempt.send(2, WorkersFailed, **fell) == [Fail(code=76)] * 3
+    refused = failed(2, rank=1, code=78)
+    facts = {"restart_count": 1, "step": -1, "failures": (refused,)}
+    assert attempt.send(2, WorkersFailed, **facts) == [Fail(code=76)] * 3
 
 
 @pytest.mark.parametrize(
-    ("unfit", "rules"),
+    ("unhealthy", "rules"),
     [
         ((1,), {}),
         ((0,), {"spare_nodes": 1}),
@@ -152,21 +152,21 @@ def test_fewer_nodes_that_ranks_refuse_end_the_attempt_with_76() -> None:
     ids=["no spare", "the first node", "the first node, elastic", "no restarts in place"],
 )
 def test_otherwise_the_attempt_ends_and_the_next_gets_other_nodes(
-    unfit: tuple[int, ...], rules: dict[str, Any]
+    unhealthy: tuple[int, ...], rules: dict[str, Any]
 ) -> None:
-    attempt = with_unfit(*unfit, **rules)
+    attempt = with_unhealthy(*unhealthy, **rules)
     assert refuse(attempt, 0) == to_all(Fail, *range(3 + rules.get("spare_nodes", 0)))
     assert attempt.notes.done[-1] == ("failed", 0, 0)
 
 
 def test_a_stop_is_a_stop_also_where_a_node_is_unfit() -> None:
-    attempt = with_unfit(1, spare_nodes=1)
+    attempt = with_unhealthy(1, spare_nodes=1)
     attempt.notes.over = True
     assert refuse(attempt, 0) == to_all(Fail, 0, 1, 2, 3)
 
 
 def test_a_wrong_configuration_is_not_tried_again_on_a_spare() -> None:
-    attempt = with_unfit(1, spare_nodes=1)
+    attempt = with_unhealthy(1, spare_nodes=1)
     assert refuse(attempt, 0, code=78) == to_all(Fail, 0, 1, 2, 3)
 
 
@@ -175,7 +175,7 @@ def test_where_no_node_can_be_avoided_later_a_spare_takes_its_place_all_the_same
     code: int, lines: tuple[str, ...]
 ) -> None:
     """On pretended nodes, or with policy.exclude_failed_h=0, ranks leave the preflight with 1."""
-    attempt = with_unfit(1, spare_nodes=1)
+    attempt = with_unhealthy(1, spare_nodes=1)
     assert refuse(attempt, 0, code=code, lines=lines) == to_all(KillWorkers)
 
 
@@ -185,7 +185,7 @@ def test_76_without_a_verdict_ends_the_attempt() -> None:
 
 
 def test_a_job_that_needs_all_its_nodes_ends() -> None:
-    attempt = with_unfit(1)
+    attempt = with_unhealthy(1)
     assert refuse(attempt, 1) == to_all(Fail)
     assert attempt.notes.said[-1].endswith("The attempt ends: a rank refused to go on.")
 
@@ -193,18 +193,18 @@ def test_a_job_that_needs_all_its_nodes_ends() -> None:
 def test_a_verdict_that_comes_while_all_ranks_are_ended_counts_as_well() -> None:
     """A node is lost during the preflight, which finds another one unfit."""
     attempt = Attempt(spare_nodes=2).begin()
-    assert attempt.hear(2, Lost, why="connection closed") == to_all(KillWorkers, 0, 1)
-    attempt.unfit = (1,)
-    left = [fallen(0, rank=0, code=76)]
-    attempt.hear(0, WorkersKilled, step=-1, failures=left, unhealthy=found_by(attempt))
+    assert attempt.orders(2, Lost, why="connection closed") == to_all(KillWorkers, 0, 1)
+    attempt.unhealthy = (1,)
+    left = [failed(0, rank=0, code=76)]
+    attempt.orders(0, WorkersKilled, step=-1, failures=left, unhealthy=found_by(attempt))
     end_ranks(attempt, 1)
     assert start_of(attempt)[0].agents == (0, 3, 4)
 
 
 def test_an_unfit_node_that_is_lost_later_is_not_missed() -> None:
-    attempt = with_unfit(1, spare_nodes=1)
+    attempt = with_unhealthy(1, spare_nodes=1)
     refuse(attempt, 1)
     end_ranks(attempt, 0, 1, 2)
     start_of(attempt)
-    assert attempt.hear(1, Lost, why="connection closed") == []
+    assert attempt.orders(1, Lost, why="connection closed") == []
     assert attempt.notes.done[-1] == ("without", {1})

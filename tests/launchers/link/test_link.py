@@ -14,18 +14,18 @@ import pytest
 from slurmddp.errors import ConfigError, MismatchError, SlurmddpError
 from slurmddp.host.ports import CANDIDATES, candidate_ports
 from slurmddp.launchers.link import hub, member
-from slurmddp.launchers.link.link import ALL, open_link
+from slurmddp.launchers.link.link import open_link
 from support.runs.links import (
     LIMIT_S,
     SECRET,
     Star,
     a_launch,
-    by_hand,
+    by_manual_clocks,
     pass_s,
     place,
     ports_of,
     running,
-    word,
+    text_message,
 )
 
 
@@ -34,9 +34,9 @@ def test_all_arrive_and_are_told_of_each_other(star):
     assert four.links[0].missing() == [1, 2, 3]
     assert four.links[2].missing() == [0]
     four.until(four.met)
-    assert sorted(four.came, key=str) == sorted(
-        [(0, node, {"kind": "arrived", "host": socket.gethostname()}) for node in (1, 2, 3)]
-        + [(node, 0, {"kind": "arrived", "host": socket.gethostname()}) for node in (1, 2, 3)],
+    assert sorted(four.received, key=str) == sorted(
+        [(0, node, {"kind": "Joined", "host": socket.gethostname()}) for node in (1, 2, 3)]
+        + [(node, 0, {"kind": "Joined", "host": socket.gethostname()}) for node in (1, 2, 3)],
         key=str,
     )
     assert [link.missing() for link in four.links.values()] == [[]] * 4
@@ -52,7 +52,7 @@ def test_the_hub_may_be_late(star):
     three = star(Star(3).open(1, 2))
     member = three.links[1]
     three.until(lambda: member._next_walk > 0)  # It has walked past all ports once and found nobody.
-    assert (member.missing(), three.came) == ([0], [])
+    assert (member.missing(), three.received) == ([0], [])
     three.open(0)
     three.until(three.met)
     assert [link.missing() for link in three.links.values()] == [[]] * 3
@@ -62,66 +62,66 @@ def test_the_hub_may_be_late(star):
 
 def test_messages_come_whole_in_order_and_once(star):
     three = star(running(3))
-    sent = [word(f"{number} {'x' * 100 * number}") for number in range(50)]
+    sent = [text_message(f"{number} {'x' * 100 * number}") for number in range(50)]
     for message in sent:
         three.links[1].send(0, message)
         three.links[0].send(2, message)
-    three.until(lambda: len(three.words(0)) == len(three.words(2)) == 50)
-    assert three.words(0) == [(1, message) for message in sent]
-    assert three.words(2) == [(0, message) for message in sent]
-    assert three.words(1) == []
+    three.until(lambda: len(three.texts(0)) == len(three.texts(2)) == 50)
+    assert three.texts(0) == [(1, message) for message in sent]
+    assert three.texts(2) == [(0, message) for message in sent]
+    assert three.texts(1) == []
 
 
-def test_a_word_to_all_comes_to_the_hub_as_well(star):
+def test_the_hub_may_send_messages_to_itself(star):
     three = star(running(3))
-    three.links[0].send(ALL, word("go"))
-    assert three.links[0].next_look() <= time.monotonic()
-    three.until(lambda: all(three.words(node) for node in range(3)))
-    three.links[0].send(0, word("to myself"))
-    three.settle()
-    assert three.words(0) == [(0, word("go")), (0, word("to myself"))]
-    assert three.words(1) == three.words(2) == [(0, word("go"))]
+    three.links[0].send(0, text_message("go"))
+    assert three.links[0].next_deadline() <= time.monotonic()
+    three.until(lambda: three.texts(0))
+    assert three.texts(0) == [(0, text_message("go"))]
+    assert three.texts(1) == three.texts(2) == []
 
 
 def test_what_is_said_before_the_arrival_is_heard_on_arrival(star):
     two = star(Star(2).open(0))
-    two.links[0].send(ALL, word("early"))
+    for node in range(2):
+        two.links[0].send(node, text_message("early"))
     two.open(1)
-    two.links[1].send(0, word("early too"))
-    two.until(lambda: two.words(1) and len(two.words(0)) == 2)
-    assert two.words(0) == [(0, word("early")), (1, word("early too"))]
+    two.links[1].send(0, text_message("early too"))
+    two.until(lambda: two.texts(1) and len(two.texts(0)) == 2)
+    assert two.texts(0) == [(0, text_message("early")), (1, text_message("early too"))]
     for node in (0, 1):
-        kinds = [message["kind"] for at, sender, message in two.came if at == node and sender != node]
-        assert kinds == ["arrived", "word"]
+        kinds = [message["kind"] for at, sender, message in two.received if at == node and sender != node]
+        assert kinds == ["Joined", "text"]
 
 
 def test_members_may_tell_the_hub_only_and_nobody_may_tell_strangers(star):
     two = star(running(2))
-    for to in (ALL, 1, 2):
-        with pytest.raises(ValueError, match="may tell node 0 only"):
-            two.links[1].send(to, word("no"))
+    for to in (1, 2):
+        with pytest.raises(ValueError, match="may send to node 0 only"):
+            two.links[1].send(to, text_message("no"))
     with pytest.raises(ValueError, match="no node 2"):
-        two.links[0].send(2, word("no"))
+        two.links[0].send(2, text_message("no"))
 
 
 def test_a_message_that_is_too_long_is_refused_where_it_is_said(star):
     two = star(running(2))
     for node in (0, 1):
         with pytest.raises(ValueError, match="at most 1048576"):
-            two.links[node].send(1 - node, word("x" * (1 << 20)))
-    almost = word("y" * ((1 << 20) - 100))
+            two.links[node].send(1 - node, text_message("x" * (1 << 20)))
+    almost = text_message("y" * ((1 << 20) - 100))
     two.links[0].send(1, almost)
-    two.until(lambda: two.words(1))
-    assert two.words(1) == [(0, almost)]
+    two.until(lambda: two.texts(1))
+    assert two.texts(1) == [(0, almost)]
 
 
 def test_sixty_four_members(star):
     many = star(running(65))
-    many.links[0].send(ALL, word("go"))
+    for node in range(65):
+        many.links[0].send(node, text_message("go"))
     for node in range(1, 65):
-        many.links[node].send(0, word(f"I am {node}"))
-    many.until(lambda: len(many.words(0)) == 65 and all(many.words(node) for node in range(1, 65)))
-    assert sorted((node, message["text"]) for node, message in many.words(0)) == [
+        many.links[node].send(0, text_message(f"I am {node}"))
+    many.until(lambda: len(many.texts(0)) == 65 and all(many.texts(node) for node in range(1, 65)))
+    assert sorted((node, message["text"]) for node, message in many.texts(0)) == [
         (0, "go"),
         *((node, f"I am {node}") for node in range(1, 65)),
     ]
@@ -132,9 +132,9 @@ def test_two_launches_at_the_same_time_do_not_mix(star):
     stars = [star(Star(2).open()) for _ in range(2)]
     for one in stars:
         one.until(one.met)
-        one.links[0].send(1, word(one.launch_id))
-        one.until(lambda one=one: one.words(1))
-    assert [one.words(1) for one in stars] == [[(0, word(one.launch_id))] for one in stars]
+        one.links[0].send(1, text_message(one.launch_id))
+        one.until(lambda one=one: one.texts(1))
+    assert [one.texts(1) for one in stars] == [[(0, text_message(one.launch_id))] for one in stars]
 
 
 def test_two_of_the_same_name_with_other_secrets_do_not_mix(star):
@@ -156,15 +156,15 @@ def test_an_only_node_talks_to_itself_and_opens_no_socket():
     before = psutil.Process().num_fds()
     alone = open_link(place(0, 1, "alone"), "")
     assert psutil.Process().num_fds() == before
-    alone.send(ALL, word("a"))
-    alone.send(0, word("b"))
-    assert alone.next_look() <= time.monotonic()
-    assert alone.handle() == [(0, word("a")), (0, word("b"))]
+    alone.send(0, text_message("a"))
+    alone.send(0, text_message("b"))
+    assert alone.next_deadline() <= time.monotonic()
+    assert alone.handle() == [(0, text_message("a")), (0, text_message("b"))]
     assert alone.handle() == []
-    assert alone.next_look() > time.monotonic() - LIMIT_S
+    assert alone.next_deadline() > time.monotonic() - LIMIT_S
     assert (alone.descriptors(), alone.missing()) == ([], [])
     with pytest.raises(ValueError, match="no node 1"):
-        alone.send(1, word("c"))
+        alone.send(1, text_message("c"))
     alone.close()
 
 
@@ -254,7 +254,7 @@ def test_a_forked_child_lets_go_and_takes_nothing_with_it(star):
             link.close(farewell=False)
         os._exit(sum(map(is_open, opened)))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    two.settle()
+    two.drain()
     assert two.losses == []
 
 
@@ -276,7 +276,7 @@ def child():
 
 
 def test_who_is_given_up_hears_of_it_although_a_child_holds_a_copy(star):
-    two = star(by_hand(2))
+    two = star(by_manual_clocks(2))
     with child():
         pass_s(two, 12, 1)
         assert two.losses == [(0, 1, "no heartbeat for 10 s")]
@@ -299,24 +299,24 @@ def test_a_closed_link_is_quiet(star, farewell):
         link = two.links[node]
         link.close(farewell)
         link.close(farewell)
-        link.send(0, word("nobody hears it"))
+        link.send(0, text_message("nobody hears it"))
         assert (link.handle(), link.descriptors()) == ([], [])
-        assert link.next_look() > 0.0
+        assert link.next_deadline() > 0.0
 
 
 def test_an_agent_is_woken_by_its_descriptors_alone(star):
     two = star(running(2))
-    two.settle()
+    two.drain()
     (descriptor,) = two.links[1].descriptors()
-    two.links[0].send(1, word("wake up"))
+    two.links[0].send(1, text_message("wake up"))
     assert select.select([descriptor], [], [], LIMIT_S)[0] == [descriptor]
-    assert (0, word("wake up")) in two.links[1].handle()
+    assert (0, text_message("wake up")) in two.links[1].handle()
 
 
-def test_the_time_of_the_next_look_stays_where_it_is(star):
+def test_the_next_deadline_stays_where_it_is(star):
     two = star(running(2))
     for link in two.links.values():
         link.handle()
-        first = link.next_look()
+        first = link.next_deadline()
         assert first <= time.monotonic() + 1.0
-        assert link.next_look() == pytest.approx(first, abs=1e-6)
+        assert link.next_deadline() == pytest.approx(first, abs=1e-6)

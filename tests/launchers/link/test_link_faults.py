@@ -6,23 +6,23 @@ import time
 
 import pytest
 
-from slurmddp.launchers.link.link import ALL
+from slurmddp.launchers.link.connection import CUT
 from slurmddp.launchers.link.session import Awake, Session
-from slurmddp.launchers.link.wire import CUT
-from support.runs.links import Hand, Star, by_hand, pass_s, running, word
+from support.runs.links import ManualClock, Star, by_manual_clocks, pass_s, running, text_message
 
 
 def test_a_member_that_ends_is_lost_at_once(star):
     three = star(running(3))
-    three.links[1].send(0, word("last words"))
+    three.links[1].send(0, text_message("last words"))
     three.links.pop(1).close(farewell=False)
     three.until(lambda: three.losses)
     assert three.losses == [(0, 1, "connection closed")]
-    assert three.words(0) == [(1, word("last words"))]
+    assert three.texts(0) == [(1, text_message("last words"))]
     assert three.links[0].missing() == []
-    three.links[0].send(ALL, word("go on"))
-    three.links[0].send(1, word("nobody hears it"))
-    three.until(lambda: three.words(2))
+    for node in range(3):
+        three.links[0].send(node, text_message("go on"))
+    three.links[0].send(1, text_message("nobody hears it"))
+    three.until(lambda: three.texts(2))
 
 
 def test_a_hub_that_ends_is_lost_to_all_at_once(star):
@@ -31,7 +31,7 @@ def test_a_hub_that_ends_is_lost_to_all_at_once(star):
     three.until(lambda: len(three.losses) == 2)
     assert sorted(three.losses) == [(1, 0, "connection closed"), (2, 0, "connection closed")]
     assert three.links[1].missing() == [0]
-    three.links[1].send(0, word("nobody hears it"))
+    three.links[1].send(0, text_message("nobody hears it"))
     three.turn()
     assert len(three.losses) == 2
 
@@ -39,18 +39,18 @@ def test_a_hub_that_ends_is_lost_to_all_at_once(star):
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_farewell_is_no_loss_and_comes_after_all_that_was_said(star, node):
     two = star(running(2))
-    long = word("x" * 1_000_000)
+    long = text_message("x" * 1_000_000)
     two.links[node].send(1 - node, long)
     two.links.pop(node).close()
     other = two.links[1 - node]
     two.until(lambda: other._gone if node == 0 else other._peers[1].gone)
     two.turn()
-    assert two.words(1 - node) == [(node, long)]
+    assert two.texts(1 - node) == [(node, long)]
     assert two.losses == []
 
 
 def test_a_silent_member_is_lost_after_a_while(star):
-    three = star(by_hand(3))
+    three = star(by_manual_clocks(3))
     pass_s(three, 9, 1)
     assert three.losses == []
     pass_s(three, 3, 1)
@@ -62,14 +62,14 @@ def test_a_silent_member_is_lost_after_a_while(star):
 
 
 def test_a_hub_counts_the_members_that_fell_silent_together(star):
-    three = star(by_hand(3))
+    three = star(by_manual_clocks(3))
     pass_s(three, 1, 1)
     pass_s(three, 12, 1, 2)
     assert three.together == [(0, 1, 2), (0, 2, 2)]
 
 
 def test_a_member_that_falls_silent_alone_is_counted_with_nobody(star):
-    three = star(by_hand(3))
+    three = star(by_manual_clocks(3))
     pass_s(three, 12, 1)
     assert three.together == [(0, 1, 0)]
     pass_s(three, 12, 2)
@@ -77,7 +77,7 @@ def test_a_member_that_falls_silent_alone_is_counted_with_nobody(star):
 
 
 def test_a_member_whose_connection_has_closed_is_not_counted_as_silent(star):
-    three = star(by_hand(3))
+    three = star(by_manual_clocks(3))
     three.links.pop(1).close(farewell=False)
     three.until(lambda: three.losses)
     pass_s(three, 12, 2)
@@ -85,7 +85,7 @@ def test_a_member_whose_connection_has_closed_is_not_counted_as_silent(star):
 
 
 def test_a_silent_hub_is_lost_after_a_while(star):
-    three = star(by_hand(3))
+    three = star(by_manual_clocks(3))
     pass_s(three, 9, 0)
     assert three.losses == []
     pass_s(three, 3, 0)
@@ -93,14 +93,14 @@ def test_a_silent_hub_is_lost_after_a_while(star):
 
 
 def test_a_hub_that_was_stopped_calls_nobody_lost(star):
-    three = star(by_hand(3))
-    for hand in three.hands.values():
-        hand.now += 1.0
+    three = star(by_manual_clocks(3))
+    for clock in three.clocks.values():
+        clock.now += 1.0
     three.turn()
-    three.hands[0].now += 20.0  # Nobody else has looked either, so nothing has queued up for the hub.
+    three.clocks[0].now += 20.0  # Nobody else has looked either, so nothing has queued up for the hub.
     three.turn(1, 2)
     three.turn(1, 2)
-    three.settle()
+    three.drain()
     assert three.losses == []
     # And it goes on to be a hub that notes who is silent.
     pass_s(three, 12, 1)
@@ -108,39 +108,39 @@ def test_a_hub_that_was_stopped_calls_nobody_lost(star):
 
 
 def test_a_hub_reads_what_has_queued_up_before_it_calls_anyone_lost(star):
-    two = star(by_hand(2))
+    two = star(by_manual_clocks(2))
     hub, member = two.links[0], two.links[1]
     pass_s(two, 9, 1)
     member.handle()  # It answers the questions of nine seconds, just before it would count as lost.
-    two.hands[0].now += 1.9
+    two.clocks[0].now += 1.9
     assert hub.handle() == []
     assert two.losses == []
 
 
 def test_a_member_that_was_stopped_for_long_does_not_call_the_hub_lost(star):
-    two = star(by_hand(2))
-    two.hands[1].now += 20.0
+    two = star(by_manual_clocks(2))
+    two.clocks[1].now += 20.0
     two.turn(0)
     two.turn(0)
-    two.settle()
+    two.drain()
     assert two.losses == []
 
 
 def test_looking_away_makes_nobody_silent():
-    hand = Hand()
-    awake = Awake(hand.clock(), 2.0)
-    hand.now += 1.5
-    assert awake.look() == 1.5
-    hand.now += 600.0
-    assert awake.look() == 3.5
-    assert awake.moment(4.0) == hand.now + 0.5
+    clock = ManualClock()
+    awake = Awake(clock.read, 2.0)
+    clock.now += 1.5
+    assert awake.update() == 1.5
+    clock.now += 600.0
+    assert awake.update() == 3.5
+    assert awake.moment(4.0) == clock.now + 0.5
 
 
 class Deaf:
     """Between here and there the network is cut: nothing comes, nothing goes, and nobody is told."""
 
     def __init__(self, wire):
-        self._wire = wire
+        self._connection = wire
         self.ended = None
 
     def put(self, value):
@@ -152,10 +152,10 @@ class Deaf:
         """Return what comes through: nothing."""
 
     def fileno(self):
-        return self._wire.fileno()
+        return self._connection.fileno()
 
     def close(self):
-        self._wire.close()
+        self._connection.close()
 
     forget = close
 
@@ -163,23 +163,23 @@ class Deaf:
 def cut(two):
     """Cut the connection between the hub and node 1; new ones can be made."""
     hub, member = two.links[0], two.links[1]
-    hub._peers[1].wire = Deaf(hub._peers[1].wire)
-    member._wire = Deaf(member._wire)
+    hub._peers[1].connection = Deaf(hub._peers[1].connection)
+    member._connection = Deaf(member._connection)
 
 
 def test_a_short_fault_of_the_network_is_bridged_and_nothing_is_lost_or_told_twice(star):
-    two = star(by_hand(2))
-    two.links[0].send(1, word("before"))
-    two.links[1].send(0, word("before"))
-    two.until(lambda: two.words(0) and two.words(1))
+    two = star(by_manual_clocks(2))
+    two.links[0].send(1, text_message("before"))
+    two.links[1].send(0, text_message("before"))
+    two.until(lambda: two.texts(0) and two.texts(1))
     cut(two)
     for number in range(5):
-        two.links[0].send(1, word(f"down {number}"))
-        two.links[1].send(0, word(f"up {number}"))
+        two.links[0].send(1, text_message(f"down {number}"))
+        two.links[1].send(0, text_message(f"up {number}"))
     pass_s(two, 5)
-    two.settle()
-    assert [message["text"] for _, message in two.words(1)] == ["before", *(f"down {n}" for n in range(5))]
-    assert [message["text"] for _, message in two.words(0)] == ["before", *(f"up {n}" for n in range(5))]
+    two.drain()
+    assert [message["text"] for _, message in two.texts(1)] == ["before", *(f"down {n}" for n in range(5))]
+    assert [message["text"] for _, message in two.texts(0)] == ["before", *(f"up {n}" for n in range(5))]
     assert two.losses == []
     assert len(two.arrivals) == 2
     pass_s(two, 12)
@@ -188,53 +188,53 @@ def test_a_short_fault_of_the_network_is_bridged_and_nothing_is_lost_or_told_twi
 
 
 def test_what_had_arrived_before_the_fault_is_not_told_again(star):
-    two = star(by_hand(2))
+    two = star(by_manual_clocks(2))
     for node in (0, 1):
-        two.links[node].send(1 - node, word("heard but not confirmed"))
-    two.until(lambda: two.words(0) and two.words(1))
+        two.links[node].send(1 - node, text_message("heard but not confirmed"))
+    two.until(lambda: two.texts(0) and two.texts(1))
     cut(two)
     pass_s(two, 5)
-    two.settle()
-    assert len(two.words(0)) == len(two.words(1)) == 1
+    two.drain()
+    assert len(two.texts(0)) == len(two.texts(1)) == 1
     assert two.losses == []
 
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_an_error_of_the_network_is_no_end_of_the_other(star, node):
-    two = star(by_hand(2))
+    two = star(by_manual_clocks(2))
     cut(two)
-    (two.links[0]._peers[1].wire if node == 0 else two.links[1]._wire).ended = CUT
-    two.links[1].send(0, word("hello again"))
+    (two.links[0]._peers[1].connection if node == 0 else two.links[1]._connection).ended = CUT
+    two.links[1].send(0, text_message("hello again"))
     pass_s(two, 6)
-    two.settle()
+    two.drain()
     assert two.losses == []
-    assert two.words(0) == [(1, word("hello again"))]
+    assert two.texts(0) == [(1, text_message("hello again"))]
 
 
 def test_the_end_of_the_old_connection_may_be_seen_before_the_new_one_stands(star):
-    two = star(by_hand(2))
+    two = star(by_manual_clocks(2))
     member = two.links[1]
     pass_s(two, 4, 0)  # The hub is slow, so the member tries a second connection.
     while member._attempt is None or not member._attempt.nonce:
         two.turn()
-    wire = member._attempt.wire
+    wire = member._attempt.connection
     wire.read = lambda: None
-    two.until(lambda: member._wire is None)
+    two.until(lambda: member._connection is None)
     assert two.losses == []
     del wire.read
-    two.until(lambda: member._wire is wire)
-    two.settle()
+    two.until(lambda: member._connection is wire)
+    two.drain()
     assert two.losses == []
 
 
 def test_a_hub_that_ends_while_a_second_connection_is_tried_is_lost_at_once(star):
-    two = star(by_hand(2))
+    two = star(by_manual_clocks(2))
     member = two.links[1]
     pass_s(two, 4, 0)
-    wire = member._attempt.wire
+    wire = member._attempt.connection
     wire.read = lambda: None  # Its end comes later than that of the first connection.
     two.links.pop(0).close(farewell=False)
-    two.until(lambda: member._wire is None)
+    two.until(lambda: member._connection is None)
     assert two.losses == []
     del wire.read
     two.until(lambda: two.losses)
@@ -242,7 +242,7 @@ def test_a_hub_that_ends_while_a_second_connection_is_tried_is_lost_at_once(star
 
 
 def test_a_member_cut_off_for_too_long_is_lost_and_stays_lost(star):
-    two = star(by_hand(2))
+    two = star(by_manual_clocks(2))
     two.links[1]._places = []
     two.links[1]._begin_walk()
     cut(two)
@@ -261,26 +261,26 @@ def test_a_second_agent_of_one_node_is_refused_while_the_first_is_here(star, cap
         return "a second one on" in caplog.text
 
     second.until(refused)
-    two.settle()
+    two.drain()
     assert two.losses == []
-    assert second.came == []
+    assert second.received == []
 
 
 def test_a_new_agent_may_take_the_place_of_a_lost_one(star):
     two = star(running(2))
     two.links.pop(1).close(farewell=False)
     two.until(lambda: two.losses)
-    two.came.clear()
-    two.links[0].send(1, word("to the lost one"))
+    two.received.clear()
+    two.links[0].send(1, text_message("to the lost one"))
     two.open(1)
     two.until(two.met)
-    two.settle()
-    assert two.words(1) == []
+    two.drain()
+    assert two.texts(1) == []
 
 
 def test_messages_are_numbered_kept_and_forgotten():
     one, other = Session(), Session()
-    frames = [one.numbered(word(str(number))) for number in range(3)]
+    frames = [one.numbered(text_message(str(number))) for number in range(3)]
     assert [other.is_new(frame[1]) for frame in frames] == [True] * 3
     assert [other.is_new(frame[1]) for frame in frames] == [False] * 3
     one.confirm(2)

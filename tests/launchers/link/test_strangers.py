@@ -13,8 +13,19 @@ import time
 import pytest
 
 from slurmddp.launchers.link import hub
-from slurmddp.launchers.link.wire import CLOSED, Secret, Wire
-from support.runs.links import LIMIT_S, SECRET, Hand, Star, a_launch, by_hand, pass_s, ports_of, running, word
+from slurmddp.launchers.link.connection import CLOSED, Connection, Secret
+from support.runs.links import (
+    LIMIT_S,
+    SECRET,
+    ManualClock,
+    Star,
+    a_launch,
+    by_manual_clocks,
+    pass_s,
+    ports_of,
+    running,
+    text_message,
+)
 
 NONCE = "ab" * 16
 HALF = {"slurmddp": 1, "nonce": NONCE}
@@ -67,7 +78,7 @@ WORDS = {
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
 def test_programs_that_hold_the_first_ports_are_passed_by(star, words):
     launch = a_launch()
-    two = Star(2, launch_id=launch, hands={0: Hand(), 1: Hand()})
+    two = Star(2, launch_id=launch, clocks={0: ManualClock(), 1: ManualClock()})
     with program(ports_of(launch)[0], words), program(ports_of(launch)[1], words):
         star(two).open(1)
         # The member meets the strangers before its hub is there, and again on the way to it.
@@ -96,46 +107,48 @@ def test_callers_without_the_secret_are_sent_away_and_stop_nothing(star):
         calls.enter_context(call(two)).close()
         two.open(1)
         two.until(two.met)
-        two.settle()
-    assert two.came and not two.losses
+        two.drain()
+    assert two.received and not two.losses
 
 
 def test_a_wrong_secret_is_not_let_in_and_does_not_keep_the_right_one_out(star, monkeypatch):
-    refused, drop = [], hub.Hub._drop_guest
-    monkeypatch.setattr(hub.Hub, "_drop_guest", lambda own, guest: (refused.append(guest), drop(own, guest)))
+    refused, drop = [], hub.Hub._drop_caller
+    monkeypatch.setattr(
+        hub.Hub, "_drop_caller", lambda own, caller: (refused.append(caller), drop(own, caller))
+    )
     three = star(Star(3).open(0))
     three.open(1, secret="no" * 32)
     three.until(lambda: refused)
     three.open(2)
     three.until(lambda: three.met(2))
-    three.settle(1)
+    three.drain(1)
     assert three.links[0].missing() == [1]
     assert three.links[1].missing() == [0]
     assert three.links[1].handle() == []
 
 
 def test_a_caller_who_says_nothing_is_sent_away_in_time(star):
-    two = star(Star(2, hands={0: Hand()}).open(0))
+    two = star(Star(2, clocks={0: ManualClock()}).open(0))
     with call(two) as silent:
-        two.until(lambda: two.links[0]._guests)
+        two.until(lambda: two.links[0]._callers)
         assert silent.recv(1000).startswith(frame({})[:2])
         pass_s(two, 4)
-        assert two.links[0]._guests
+        assert two.links[0]._callers
         pass_s(two, 3)
-        assert two.links[0]._guests == {}
+        assert two.links[0]._callers == {}
         assert silent.recv(1000) == b""
 
 
 def test_callers_who_say_nothing_do_not_crowd_out_the_members(star):
     two = star(Star(2).open(0))
-    most = two.links[0]._most_guests
+    most = two.links[0]._most_callers
     with contextlib.ExitStack() as calls:
         for _ in range(2 * most):
             calls.enter_context(call(two))
-        two.until(lambda: len(two.links[0]._guests) == most)
+        two.until(lambda: len(two.links[0]._callers) == most)
         two.open(1)
         two.until(two.met)
-        assert len(two.links[0]._guests) <= most
+        assert len(two.links[0]._callers) <= most
 
 
 class Full:
@@ -149,20 +162,20 @@ class Full:
 
 
 def test_a_hub_that_may_open_no_more_makes_room(star):
-    two = star(Star(2, hands={0: Hand()}).open(0))
+    two = star(Star(2, clocks={0: ManualClock()}).open(0))
     hub = two.links[0]
     with call(two) as silent:
-        two.until(lambda: hub._guests)
+        two.until(lambda: hub._callers)
         real, hub._listener = hub._listener, Full(hub._listener)
         with call_to(real):
-            two.until(lambda: not hub._guests)
+            two.until(lambda: not hub._callers)
         hub._listener = real
         silent.settimeout(LIMIT_S)
         assert list(iter(lambda: silent.recv(1000), b"")), "it was greeted, and then its connection closed"
 
 
 def test_a_hub_that_may_open_no_more_and_has_no_room_to_make_rests_until_its_next_look(star):
-    two = star(Star(2, hands={0: Hand()}).open(0))
+    two = star(Star(2, clocks={0: ManualClock()}).open(0))
     two.turn()
     hub = two.links[0]
     real, hub._listener = hub._listener, Full(hub._listener)
@@ -172,7 +185,7 @@ def test_a_hub_that_may_open_no_more_and_has_no_room_to_make_rests_until_its_nex
         assert select.select(hub.descriptors(), [], [], 0)[0] == []
         hub._listener = real
         pass_s(two, 2)
-        two.until(lambda: hub._guests)
+        two.until(lambda: hub._callers)
     two.open(1)
     two.until(two.met)
 
@@ -208,7 +221,7 @@ def test_a_proof_that_was_overheard_is_of_no_use_again(star):
 def sealed_pair():
     """Return the two ends of a proven connection, and what an attacker sees in between."""
     ends, poll = socket.socketpair(), select.epoll()
-    wires = [Wire(end, poll) for end in ends]
+    wires = [Connection(end, poll) for end in ends]
     for end in ends:
         end.setblocking(False)
     wires[0].secure(b"there", b"back")
@@ -278,18 +291,20 @@ def test_words_on_a_proven_connection_come_as_they_were_said():
 
 def test_whoever_breaks_into_a_connection_is_not_heard_and_the_member_counts_as_lost(star):
     two = star(running(2))
-    two.links[1]._wire._end.sendall(frame(["message", 1, word("forged")]))
+    two.links[1]._connection._end.sendall(frame(["message", 1, text_message("forged")]))
     two.until(lambda: two.losses)
     assert (0, 1, "connection closed") in two.losses
-    assert two.words(0) == []
+    assert two.texts(0) == []
 
 
 def test_the_secret_is_never_said(star, monkeypatch):
-    sent, put = [], Wire.put
-    monkeypatch.setattr(Wire, "put", lambda wire, value: (sent.append(json.dumps(value)), put(wire, value)))
-    two = star(by_hand(2))
+    sent, put = [], Connection.put
+    monkeypatch.setattr(
+        Connection, "put", lambda wire, value: (sent.append(json.dumps(value)), put(wire, value))
+    )
+    two = star(by_manual_clocks(2))
     pass_s(two, 3)
-    two.settle()
+    two.drain()
     assert len(sent) > 6
     assert not [text for text in sent if SECRET in text]
 

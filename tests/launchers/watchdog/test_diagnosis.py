@@ -1,4 +1,4 @@
-"""What agents tell of their ranks, and what node 0's agent makes of it."""
+"""Agents report what their ranks do; the coordinator finds the stuck rank and stragglers."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from slurmddp.host.heartbeat_page import Beat, Pulse
+from slurmddp.host.heartbeat_page import RankHeartbeat
 from slurmddp.launchers.agent import node_watch
-from slurmddp.launchers.agent.node_watch import Watch
+from slurmddp.launchers.agent.node_watch import NodeWatch
 from slurmddp.launchers.coordinator.messages import HangSuspected, PaceReported, Report, StacksReported
-from slurmddp.launchers.watchdog.diagnosis import Comparison, Inquiry
+from slurmddp.launchers.watchdog.diagnosis import PaceComparison, StallDiagnosis
 from slurmddp.launchers.watchdog.nccl_trace import FlightRecorder
 from slurmddp.launchers.watchdog.stragglers import Pace
 from slurmddp.launchers.watchdog.stuck_rank import RankReport
 
-STEP = Beat("step", 100.0, 7, 0, 7, 100.0, 7.0, 0.0, watched=True)
-NO_PROCESSES: dict[int, tuple[int, Pulse]] = {}
+STEP = RankHeartbeat("step", 100.0, 7, 0, 7, 100.0, 7.0, 0.0, watched=True)
 
 
 def report(rank: int, **changes: Any) -> list[RankReport]:
@@ -29,70 +28,97 @@ def report(rank: int, **changes: Any) -> list[RankReport]:
     return [RankReport(**(usual | changes))]
 
 
-def test_a_watch_tells_of_a_standstill_and_reports_when_asked(
+def watch_over(folder: Path, monkeypatch: pytest.MonkeyPatch, beats: dict[int, RankHeartbeat]) -> NodeWatch:
+    """Return a watch over ranks with these heartbeats, which answer a request for their stacks at once."""
+    answered = SimpleNamespace(poll=lambda: True, stacks=dict)
+    monkeypatch.setattr(node_watch, "StackRequest", lambda processes: answered)
+    pages = {rank: (4711, SimpleNamespace(read=lambda rank=rank: beats[rank])) for rank in beats}
+    return NodeWatch(2.0, folder, "n1", processes=lambda: cast(Any, pages))
+
+
+def test_a_watch_reports_a_hang_and_then_stacks_when_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch = Watch(2.0, tmp_path, "n1", beats=lambda: {4: STEP}, processes=lambda: NO_PROCESSES)
+    watch = watch_over(tmp_path, monkeypatch, {4: STEP})
     told: list[Report] = []
     for now in range(100, 103):
-        told += watch.look(float(now))
+        told += watch.poll(float(now))
     assert told == [PaceReported(paces={4: Pace.of(STEP, "n1")}), HangSuspected()]
     monkeypatch.setattr(node_watch, "time", SimpleNamespace(monotonic=lambda: 102.0))
-    assert watch.next_look() == 103.0
-    watch.ask(generation=0)
-    assert 102.0 < watch.next_look() < 102.1, "stacks take hundredths of a second"
-    (answer,) = watch.look(102.1)
+    assert watch.next_deadline() == 103.0
+    watch.request_stacks(restart_count=0)
+    assert 102.0 < watch.next_deadline() < 102.1, "stacks take hundredths of a second"
+    (answer,) = watch.poll(102.1)
     assert isinstance(answer, StacksReported)
     assert answer.reports[0].seconds >= 2.0
-    assert watch.look(102.2) == []
+    assert watch.poll(102.2) == []
 
 
-def test_a_watch_that_is_told_to_forget_says_nothing(tmp_path: Path) -> None:
-    watch = Watch(2.0, tmp_path, "n1", beats=dict, processes=lambda: NO_PROCESSES)
-    watch.ask(generation=0)
+def test_a_watch_drops_a_request_for_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = watch_over(tmp_path, monkeypatch, {})
+    watch.request_stacks(restart_count=0)
     watch.forget()
-    assert watch.look(100.0) == []
+    assert watch.poll(100.0) == []
 
 
-def test_who_has_stopped_follows_from_the_reports_of_all() -> None:
-    inquiry = Inquiry((0, 1, 2))
-    assert inquiry.begin(100.0)
-    assert not inquiry.begin(100.5), "they are asked once"
-    inquiry.take(0, report(0))
-    inquiry.take(0, report(0, phase="loading"))  # Only the first one counts.
-    inquiry.take(2, report(2, phase="data"))
-    assert inquiry.verdict(101.0) is None
-    inquiry.take(1, report(1))
-    verdict = inquiry.verdict(101.0)
+def test_a_rank_that_has_moved_on_since_the_last_poll_is_not_stuck(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal that asks for stacks may itself end a call that hung."""
+    beats = {0: STEP, 1: STEP}
+    watch = watch_over(tmp_path, monkeypatch, beats)
+    told = [message for now in range(100, 103) for message in watch.poll(float(now))]
+    assert told[-1] == HangSuspected()
+    diagnosis = StallDiagnosis((0,))
+    diagnosis.begin(102.0)
+    watch.request_stacks(restart_count=0)
+    beats[1] = replace(STEP, since=102.05, step=8, steps=8)
+    (answer,) = watch.poll(102.1)
+    assert isinstance(answer, StacksReported)
+    diagnosis.take(0, answer.reports)
+    assert [one.seconds for one in answer.reports] == [2.0, 0.0]
+    assert diagnosis.verdict(102.1) is None
+
+
+def test_the_stuck_rank_follows_from_the_reports_of_all_agents() -> None:
+    diagnosis = StallDiagnosis((0, 1, 2))
+    assert diagnosis.begin(100.0)
+    assert not diagnosis.begin(100.5), "they are asked once"
+    diagnosis.take(0, report(0))
+    diagnosis.take(0, report(0, phase="loading"))  # Only the first one counts.
+    diagnosis.take(2, report(2, phase="data"))
+    assert diagnosis.verdict(101.0) is None
+    diagnosis.take(1, report(1))
+    verdict = diagnosis.verdict(101.0)
     assert verdict is not None
     assert verdict.report.rank == 2
     assert verdict.reason.startswith("stalled: waiting for data for 400 s")
-    assert inquiry.verdict(102.0) is None
-    assert inquiry.next_look is None
+    assert diagnosis.verdict(102.0) is None
+    assert diagnosis.deadline is None
 
 
 def test_an_agent_that_does_not_report_is_not_waited_for_for_ever() -> None:
-    inquiry = Inquiry((0, 1))
-    inquiry.begin(100.0)
-    inquiry.take(0, report(0))
-    assert inquiry.next_look is not None
-    verdict = inquiry.verdict(inquiry.next_look)
+    diagnosis = StallDiagnosis((0, 1))
+    diagnosis.begin(100.0)
+    diagnosis.take(0, report(0))
+    assert diagnosis.deadline is not None
+    verdict = diagnosis.verdict(diagnosis.deadline)
     assert verdict is not None
     assert verdict.report.rank == 0
 
 
-def test_nothing_comes_of_it_while_another_node_is_at_work() -> None:
-    inquiry = Inquiry((0, 1))
-    inquiry.begin(100.0)
-    inquiry.take(0, report(0))
-    inquiry.take(1, report(1, phase="evaluating", seconds=0.2, limit_s=900.0))
-    assert inquiry.verdict(100.1) is None
-    assert inquiry.next_look is None
-    assert inquiry.begin(170.0), "it may be asked again"
+def test_no_rank_is_stuck_while_another_node_makes_progress() -> None:
+    diagnosis = StallDiagnosis((0, 1))
+    diagnosis.begin(100.0)
+    diagnosis.take(0, report(0))
+    diagnosis.take(1, report(1, phase="evaluating", seconds=0.2, limit_s=900.0))
+    assert diagnosis.verdict(100.1) is None
+    assert diagnosis.deadline is None
+    assert diagnosis.begin(170.0), "it may be asked again"
 
 
 def paces(first: int, *waits: float, steps: int) -> dict[int, Pace]:
-    """Return what an agent sends of ranks from `first` on that wait so long for data in each step."""
+    """Return the paces of ranks from `first` on that wait `waits` seconds for data in each step."""
     sent = {}
     for rank, wait in enumerate(waits, first):
         pace = Pace(
@@ -108,7 +134,7 @@ def paces(first: int, *waits: float, steps: int) -> dict[int, Pace]:
 
 
 def test_a_straggler_is_told_once_it_was_slowest_twice_and_then_rarely() -> None:
-    comparison = Comparison(4)
+    comparison = PaceComparison(4)
     lines: list[tuple[str | None, Any]] = []
     for number in range(1, 26):
         assert comparison.take(paces(0, 0.0, 0.0, steps=20 * number), 30.0 * number) == (None, None)
@@ -119,7 +145,7 @@ def test_a_straggler_is_told_once_it_was_slowest_twice_and_then_rarely() -> None
 
 
 def test_ranks_that_are_slow_by_turns_are_each_told_once_and_then_rarely() -> None:
-    comparison, waited, told = Comparison(2), [0.0, 0.0], []
+    comparison, waited, told = PaceComparison(2), [0.0, 0.0], []
     for number in range(1, 21):  # Each is the slowest for a minute.
         waited[number // 2 % 2] += 10.0
         message = paces(0, *(one / (20 * number) for one in waited), steps=20 * number)
@@ -130,7 +156,7 @@ def test_ranks_that_are_slow_by_turns_are_each_told_once_and_then_rarely() -> No
 
 
 def test_slow_steps_are_compared_over_a_longer_time() -> None:
-    comparison = Comparison(2)
+    comparison = PaceComparison(2)
     told = []
     for number in range(1, 13):
         line, _ = comparison.take(paces(0, 0.0, 0.5, steps=2 * number), 30.0 * number)
@@ -139,7 +165,7 @@ def test_slow_steps_are_compared_over_a_longer_time() -> None:
 
 
 def test_ranks_that_keep_pace_have_it_told_every_ten_minutes() -> None:
-    comparison = Comparison(2)
+    comparison = PaceComparison(2)
     told = []
     for number in range(1, 45):
         line, found = comparison.take(paces(0, 0.1, 0.1, steps=20 * number), 30.0 * number)
@@ -149,7 +175,7 @@ def test_ranks_that_keep_pace_have_it_told_every_ten_minutes() -> None:
 
 
 def test_one_slow_moment_makes_no_straggler() -> None:
-    comparison = Comparison(2)
+    comparison = PaceComparison(2)
     comparison.take(paces(0, 0.1, 0.1, steps=20), 30.0)
     slow = paces(0, 0.1, 0.1, steps=40)
     slow[1] = replace(slow[1], wait_s=slow[1].wait_s + 15.0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.host.heartbeat_page import Beat
+from slurmddp.host.heartbeat_page import RankHeartbeat
 from slurmddp.launchers.coordinator.messages import EndHungRanks, Fail, HungAtExit, Leave, WorkersDone
 from slurmddp.launchers.watchdog.exit_watch import Activity, ExitWatch, read_activity
 from slurmddp.launchers.watchdog.stuck_rank import RankReport
@@ -107,46 +107,48 @@ IN_A_COLLECTIVE = ["/x/torch/distributed/distributed_c10d.py:4818 in barrier", "
 @pytest.mark.parametrize("stack", [AT_EXIT, IN_DESTROY, []])
 def test_the_last_rank_is_ended_once_all_others_have_left(stack: list[str]) -> None:
     attempt = Attempt().begin()
-    attempt.hear(0, WorkersDone, code=0)
-    assert attempt.hear(2, HungAtExit, reports=[report(stack)]) == []
-    assert attempt.hear(1, WorkersDone, code=0) == [(2, EndHungRanks)]
-    assert attempt.hear(2, WorkersDone, code=0) == to_all(Leave)
+    attempt.orders(0, WorkersDone, code=0)
+    assert attempt.orders(2, HungAtExit, reports=[report(stack)]) == []
+    assert attempt.orders(1, WorkersDone, code=0) == [(2, EndHungRanks)]
+    assert attempt.orders(2, WorkersDone, code=0) == to_all(Leave)
     assert "hung at its exit" in attempt.notes.said[0]
 
 
 def test_ranks_that_work_again_are_not_ended() -> None:
     attempt = Attempt().begin()
-    attempt.hear(0, WorkersDone, code=0)
-    attempt.hear(2, HungAtExit, reports=[report(AT_EXIT)])
-    attempt.hear(2, HungAtExit, reports=[])
-    assert attempt.hear(1, WorkersDone, code=0) == []
+    attempt.orders(0, WorkersDone, code=0)
+    attempt.orders(2, HungAtExit, reports=[report(AT_EXIT)])
+    attempt.orders(2, HungAtExit, reports=[])
+    assert attempt.orders(1, WorkersDone, code=0) == []
 
 
 def test_nothing_is_ended_where_no_rank_has_left() -> None:
     attempt = Attempt().begin()
-    orders = [attempt.hear(agent, HungAtExit, reports=[report(AT_EXIT, agent)]) for agent in (0, 1, 2)]
+    orders = [attempt.orders(agent, HungAtExit, reports=[report(AT_EXIT, agent)]) for agent in (0, 1, 2)]
     assert orders == [[], [], []]
 
 
 def test_a_rank_that_waits_in_a_collective_is_a_failure() -> None:
     attempt = Attempt().begin()
-    attempt.hear(0, WorkersDone, code=0)
-    attempt.hear(1, WorkersDone, code=0)
-    assert attempt.hear(2, HungAtExit, reports=[report(IN_A_COLLECTIVE)]) == []
+    attempt.orders(0, WorkersDone, code=0)
+    attempt.orders(1, WorkersDone, code=0)
+    assert attempt.orders(2, HungAtExit, reports=[report(IN_A_COLLECTIVE)]) == []
     attempt.coordinator.poll(1.4)
-    assert attempt.ordered() == to_all(Fail)
+    assert attempt.taken_orders() == to_all(Fail)
     assert attempt.notes.done == [("stalled", 0, 2), ("failed", 2, 2)]
 
 
-BEAT = Beat("starting", 0.0, -1, -1, 0, 0.0, 0.0, 0.0)
+BEAT = RankHeartbeat("starting", 0.0, -1, -1, 0, 0.0, 0.0, 0.0)
 
 
-def silent_s(shown: Sequence[tuple[Activity, Beat]], timeout_s: float | None = 3.0) -> tuple[bool, float]:
+def silent_s(
+    shown: Sequence[tuple[Activity, RankHeartbeat]], timeout_s: float | None = 3.0
+) -> tuple[bool, float]:
     """Return what a watch says that looked once a second."""
     activities = iter([activity for activity, _ in shown])
     now, hung, watch = 100.0, False, ExitWatch(timeout_s, lambda pid: next(activities))
     for _, beat in shown:
-        hung, now = watch.look({1: (4711, beat)}, now), now + 1.0
+        hung, now = watch.poll({1: (4711, beat)}, now), now + 1.0
     return hung, watch.silent_s
 
 
@@ -162,7 +164,7 @@ def silent_s(shown: Sequence[tuple[Activity, Beat]], timeout_s: float | None = 3
         (Activity(), replace(BEAT, phase="step", watched=True)),
     ],
 )
-def test_each_sign_of_life_counts(last: Activity, beat: Beat) -> None:
+def test_each_sign_of_life_counts(last: Activity, beat: RankHeartbeat) -> None:
     assert silent_s([(Activity(), BEAT)] * 5) == (True, 4.0)
     assert silent_s([*[(Activity(), BEAT)] * 4, (last, beat)]) == (False, 0.0)
 

@@ -15,21 +15,21 @@ import psutil
 import pytest
 
 from slurmddp.environments.names import HEARTBEAT_VARIABLE
-from slurmddp.host.heartbeat_page import Pulse
+from slurmddp.host.heartbeat_page import HeartbeatPage
 from slurmddp.launchers.watchdog import stacks
 from slurmddp.launchers.watchdog.stacks import RankStacks, StackRequest, main_thread
 from support.runs.agent_runs import runs, wait_until
 
 
 @pytest.fixture
-def page() -> Iterator[Pulse]:
-    page = Pulse.create()
+def page() -> Iterator[HeartbeatPage]:
+    page = HeartbeatPage.create()
     yield page
     page.close()
 
 
 @pytest.fixture
-def rank(page: Pulse) -> Iterator[Callable[[Callable[[], None]], int]]:
+def rank(page: HeartbeatPage) -> Iterator[Callable[[Callable[[], None]], int]]:
     """Start a process that leads a group, is armed as a rank is, and then does something."""
     started: list[int] = []
 
@@ -56,14 +56,14 @@ def rank(page: Pulse) -> Iterator[Callable[[Callable[[], None]], int]]:
         os.waitpid(pid, 0)
 
 
-def ask(pid: int, page: Pulse) -> RankStacks:
+def ask(pid: int, page: HeartbeatPage) -> RankStacks:
     request = StackRequest({3: (pid, page)})
     while not request.poll():
         time.sleep(0.01)
     return request.stacks()[3]
 
 
-def ask_until(pid: int, page: Pulse, there: Callable[[RankStacks], bool]) -> RankStacks:
+def ask_until(pid: int, page: HeartbeatPage, there: Callable[[RankStacks], bool]) -> RankStacks:
     """Ask again until the process has come to where it stays."""
     deadline = time.monotonic() + 60
     while not there(found := ask(pid, page)) and time.monotonic() < deadline:
@@ -80,7 +80,7 @@ def hang_with_the_interpreter_locked() -> None:
 
 
 @pytest.mark.parametrize("act", [hang_in_python, hang_with_the_interpreter_locked])
-def test_a_process_that_hangs_shows_where(rank, page: Pulse, act: Callable[[], None]) -> None:
+def test_a_process_that_hangs_shows_where(rank, page: HeartbeatPage, act: Callable[[], None]) -> None:
     pid = rank(act)
     found = ask_until(pid, page, lambda found: act.__name__ in str(found.stack[:1]))
     assert found.stack[0].startswith(__file__)
@@ -89,7 +89,7 @@ def test_a_process_that_hangs_shows_where(rank, page: Pulse, act: Callable[[], N
     assert found.worker == ()
 
 
-def test_asked_twice_it_answers_twice(rank, page: Pulse) -> None:
+def test_asked_twice_it_answers_twice(rank, page: HeartbeatPage) -> None:
     pid = rank(hang_in_python)
     first = ask_until(pid, page, lambda found: "hang_in_python" in str(found.stack[:1]))
     second = ask(pid, page)
@@ -104,7 +104,7 @@ def fork_a_worker_and_hang() -> None:
     hang_in_python()
 
 
-def test_the_worker_that_fetches_data_is_shown_beside_its_rank(rank, page: Pulse) -> None:
+def test_the_worker_that_fetches_data_is_shown_beside_its_rank(rank, page: HeartbeatPage) -> None:
     pid = rank(fork_a_worker_and_hang)
     found = ask_until(
         pid, page, lambda found: bool(found.worker) and "hang_in_python" in str(found.stack[:1])
@@ -122,7 +122,7 @@ def start_a_program_and_hang() -> None:
     hang_in_python()
 
 
-def test_programs_that_a_rank_has_started_are_left_alone(rank, page: Pulse) -> None:
+def test_programs_that_a_rank_has_started_are_left_alone(rank, page: HeartbeatPage) -> None:
     pid = rank(start_a_program_and_hang)
 
     def programs() -> list[psutil.Process]:
@@ -135,7 +135,7 @@ def test_programs_that_a_rank_has_started_are_left_alone(rank, page: Pulse) -> N
     assert runs(program), "the signal would end a program that does not know it"
 
 
-def test_a_stopped_process_is_named_and_not_waited_for(rank, page: Pulse) -> None:
+def test_a_stopped_process_is_named_and_not_waited_for(rank, page: HeartbeatPage) -> None:
     pid = rank(hang_in_python)
     os.kill(pid, signal.SIGSTOP)
     os.waitpid(pid, os.WUNTRACED)
@@ -144,7 +144,7 @@ def test_a_stopped_process_is_named_and_not_waited_for(rank, page: Pulse) -> Non
     assert request.stacks() == {3: RankStacks(state="T")}
 
 
-def test_a_process_that_is_gone_is_no_error(page: Pulse) -> None:
+def test_a_process_that_is_gone_is_no_error(page: HeartbeatPage) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     assert ask(gone.pid, page) == RankStacks()
@@ -154,9 +154,9 @@ def test_a_descriptor_that_is_something_else_now_is_left_alone(tmp_path: Path) -
     with (tmp_path / "something").open("w") as other:
         environ = {HEARTBEAT_VARIABLE: str(other.fileno())}
         stacks.arm(environ)
-        Pulse.attach(environ).enter("step")
+        HeartbeatPage.attach(environ).enter("step")
         stacks.arm({HEARTBEAT_VARIABLE: "987654"})
-        assert not stacks._look(os.getpid()).answers
+        assert not stacks._read_status(os.getpid()).answers
     assert (tmp_path / "something").read_bytes() == b""
 
 
@@ -173,9 +173,9 @@ Current thread 0x00008f (most recent call first):
 
 def test_stacks_are_added_to_a_file_of_the_rank(tmp_path: Path) -> None:
     one = RankStacks(state="S", text="rank, pid 7\n  File ...")
-    stacks.write(tmp_path, {3: one}, generation=0, told=["Rank 3 stands."])
+    stacks.write(tmp_path, {3: one}, generation=0)
     stacks.write(tmp_path, {3: RankStacks()}, generation=1)
     text = (tmp_path / "stacks-rank-3.txt").read_text()
-    assert "== generation 0, rank 3, state S\nRank 3 stands.\nrank, pid 7\n" in text
+    assert "== generation 0, rank 3, state S\nrank, pid 7\n" in text
     assert "== generation 1, rank 3, state unknown\nIt did not answer.\n" in text
     stacks.write(tmp_path / "not there", {3: one}, generation=0)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from slurmddp.host.heartbeat_page import Beat
+import slurmddp
+from slurmddp.host.heartbeat_page import RankHeartbeat
+from slurmddp.launchers.watchdog.hang import Watchdog
 from slurmddp.launchers.watchdog.stacks import RankStacks
-from slurmddp.launchers.watchdog.stall import Watchdog
 from slurmddp.launchers.watchdog.stuck_rank import RankReport, first_stopped, place, reports, waits, why
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
@@ -188,16 +189,17 @@ def test_the_frame_to_show_is_the_persons_own_code() -> None:
     assert place(report(0, stack=())) == ""
 
 
-def test_reports_travel_as_json() -> None:
-    one = report(0, worker=("/d/dataset.py:41 in get",))
-    assert RankReport.from_json(json.loads(json.dumps(one.to_json()))) == one
+@pytest.mark.parametrize("module", ["training/distributon.py", "launchers/watchdog/stuck_rank.py", "spec.py"])
+def test_the_frame_to_show_is_never_a_line_of_slurmddp(module: str) -> None:
+    own = f"{Path(slurmddp.__file__).parent / module}:336 in barrier"
+    assert place(report(1, stack=(own, "/home/me/loop.py:90 in train"))) == "loop.py:90 in train"
 
 
 def test_a_node_reports_what_it_has_seen() -> None:
     watchdog = Watchdog(2.0)
-    beat = Beat("step", 100.0, 7, 0, 7, 100.0, 7.0, 0.0, watched=True)
+    beat = RankHeartbeat("step", 100.0, 7, 0, 7, 100.0, 7.0, 0.0, watched=True)
     for now in (101.0, 102.0, 103.0, 104.0):
-        watchdog.look({4: beat, 5: beat}, now)
+        watchdog.poll({4: beat, 5: beat}, now)
     one, other = reports(watchdog, {4: beat, 5: beat}, {4: RankStacks("S", SLEEPS, (), "text")}, "n2")
     assert (one.rank, one.host, one.step, one.limit_s, one.stack) == (4, "n2", 7, 2.0, SLEEPS)
     assert one.seconds >= 3.0

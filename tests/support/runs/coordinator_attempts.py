@@ -34,7 +34,7 @@ class Notes:
         self.done: list[tuple[Any, ...]] = []
         self.over = False
         self.causes: list[Failure] = []
-        """The failures that `fell`, `restarted` and `failed` were given."""
+        """The failures that `group_failed`, `restarted` and `failed` were given."""
 
     def say(self, text: str) -> None:
         self.said.append(text)
@@ -42,9 +42,9 @@ class Notes:
     def warn(self, text: str) -> None:
         self.said.append(text)
 
-    def fell(self, cause: Failure, restart_count: int) -> None:
+    def group_failed(self, cause: Failure, restart_count: int) -> None:
         self.causes.append(cause)
-        self.done.append(("fell", restart_count, cause.rank))
+        self.done.append(("group_failed", restart_count, cause.rank))
 
     def restarted(
         self, assignment: Assignment, before: Assignment, cause: Failure, step: int, silent_s: float
@@ -53,7 +53,7 @@ class Notes:
         self.done.append(("restarted", assignment, step))
         self.silent_s = silent_s
 
-    def go_on_without(self, agents: Collection[int]) -> None:
+    def continue_without(self, agents: Collection[int]) -> None:
         if agents:
             self.done.append(("without", set(agents)))
 
@@ -76,20 +76,20 @@ class Attempt:
 
     def __init__(self, **changes: Any) -> None:
         self.notes = Notes()
-        self.unfit: tuple[int, ...] = ()
+        self.unhealthy: tuple[int, ...] = ()
         """Agents whose nodes do not pass the preflight."""
         rules = replace(RULES, **changes)
         hosts = [f"n{agent}" for agent in range(rules.all_nodes)]
         self.coordinator = Coordinator(rules, hosts, self.notes, 0.0, meet=lambda assignment: ("", 0))
 
-    def ordered(self) -> list[tuple[int, type[Message]]]:
+    def taken_orders(self) -> list[tuple[int, type[Message]]]:
         orders = [(to, type(message)) for to, message in self.coordinator.orders]
         self.coordinator.orders.clear()
         return orders
 
     def begin(self) -> Attempt:
         self.coordinator.poll(0.1)
-        self.ordered()
+        self.taken_orders()
         return self
 
     def receive(self, sender: int, kind: type[Message], now: float = 1.0, **facts: Any) -> None:
@@ -99,27 +99,27 @@ class Attempt:
         assert message is not None
         self.coordinator.receive(sender, message, now)
 
-    def hear(self, *message: Any, **facts: Any) -> list[tuple[int, type[Message]]]:
+    def orders(self, *message: Any, **facts: Any) -> list[tuple[int, type[Message]]]:
         """Return the agents and the kinds of the orders that follow a message."""
         self.receive(*message, **facts)
-        return self.ordered()
+        return self.taken_orders()
 
     def send(self, *message: Any, **facts: Any) -> list[Message]:
         """Return the orders that follow a message, with their fields."""
         self.receive(*message, **facts)
         return [order for _, order in self.coordinator.orders]
 
-    def fall(self, sender: int, now: float = 1.0, **of: Any) -> list[tuple[int, type[Message]]]:
-        return self.hear(sender, WorkersFailed, now, failures=(fallen(sender, **of),))
+    def fail(self, sender: int, now: float = 1.0, **of: Any) -> list[tuple[int, type[Message]]]:
+        return self.orders(sender, WorkersFailed, now, failures=(failed(sender, **of),))
 
     def unable(self, sender: int, code: int = 1) -> list[tuple[int, type[Message]]]:
-        return self.hear(sender, AgentUnable, failure=fallen(sender, rank=None, code=code))
+        return self.orders(sender, AgentUnable, failure=failed(sender, rank=None, code=code))
 
-    def stopped(self, sender: int, *failures: Failure, **facts: Any) -> list[tuple[int, type[Message]]]:
-        return self.hear(sender, WorkersKilled, failures=failures, **facts)
+    def killed(self, sender: int, *failures: Failure, **facts: Any) -> list[tuple[int, type[Message]]]:
+        return self.orders(sender, WorkersKilled, failures=failures, **facts)
 
 
-def fallen(node: int, *, rank: int | None = 0, code: int = -9, lines: tuple[str, ...] = ()) -> Failure:
+def failed(node: int, *, rank: int | None = 0, code: int = -9, lines: tuple[str, ...] = ()) -> Failure:
     return capture.here(code, node_rank=node, rank=rank, lines=lines)
 
 

@@ -1,4 +1,4 @@
-"""Several ends of the line between agents in one process, with a clock that tests set."""
+"""The links of several agents in one process, with clocks that tests set."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ NUMBERS = itertools.count()
 
 
 @dataclass
-class Hand:
+class ManualClock:
     """A clock that stands still until it is moved."""
 
     now: float = 1000.0
 
-    def clock(self):
-        return lambda: self.now
+    def read(self):
+        return self.now
 
 
 def ports_of(launch_id):
@@ -52,48 +52,48 @@ def place(node, nodes, launch_id, **changes):
 
 
 class Star:
-    """The links of one launch, driven by one loop; `came` is all that they have heard (at, from, message)."""
+    """The links of one launch, driven by one loop; `received` holds (at, sender, message)."""
 
-    def __init__(self, nodes, launch_id=None, secret=SECRET, hands=None, **options):
+    def __init__(self, nodes, launch_id=None, secret=SECRET, clocks=None, **options):
         self.options = options
         self.nodes = nodes
         self.launch_id = launch_id or a_launch()
         self.secret = secret
-        self.hands = hands or {}
+        self.clocks = clocks or {}
         self.links = {}
-        self.came = []
+        self.received = []
 
     def open(self, *nodes, secret=None):
         for node in nodes or range(self.nodes):
-            hand = self.hands.get(node)
+            clock = self.clocks.get(node)
             self.links[node] = open_link(
                 place(node, self.nodes, self.launch_id),
                 secret or self.secret,
-                clock=hand.clock() if hand else time.monotonic,
+                clock=clock.read if clock else time.monotonic,
                 **self.options,
             )
         return self
 
     def turn(self, *without):
-        """Let every end but those `without` look once."""
+        """Let every end, except those `without`, handle its events once."""
         for node, link in self.links.items():
             if node not in without:
-                self.came += [(node, *heard) for heard in link.handle()]
+                self.received += [(node, *heard) for heard in link.handle()]
 
     def until(self, condition, *without):
-        """Look again and again, as an agent would, until the condition holds."""
+        """Handle events, as the agents would, until the condition holds."""
         deadline = time.monotonic() + LIMIT_S
         awake = [link for node, link in self.links.items() if node not in without]
         while not condition():
-            assert time.monotonic() < deadline, self.came
+            assert time.monotonic() < deadline, self.received
             now = time.monotonic()
-            # By a clock that is set by hand the next look is at no real time.
-            wait_s = 0.01 if self.hands else max(0.0, min(link.next_look() for link in awake) - now)
+            # A manual clock gives no real deadline.
+            wait_s = 0.01 if self.clocks else max(0.0, min(link.next_deadline() for link in awake) - now)
             select.select([fd for link in awake for fd in link.descriptors()], [], [], min(wait_s, 1.0))
             self.turn(*without)
 
-    def settle(self, *without):
-        """Let all that is on its way arrive, by the round trip of a message to and from each member."""
+    def drain(self, *without):
+        """Wait until all messages have come, by the round trip of a message to and from each member."""
         for node in list(self.links):
             if node and node not in without:
                 self.say(node, 0, *without)
@@ -103,8 +103,8 @@ class Star:
         """Send one message and wait until it has come."""
         mark = {"kind": "mark", "number": next(NUMBERS)}
         self.links[sender].send(to, mark)
-        self.until(lambda: (to, sender, mark) in self.came, *without)
-        self.came.remove((to, sender, mark))
+        self.until(lambda: (to, sender, mark) in self.received, *without)
+        self.received.remove((to, sender, mark))
 
     def met(self, *nodes):
         """Return whether these members and the hub have met."""
@@ -113,26 +113,28 @@ class Star:
 
     @property
     def arrivals(self):
-        return {(at, sender) for at, sender, message in self.came if message["kind"] == "arrived"}
+        return {(at, sender) for at, sender, message in self.received if message["kind"] == "Joined"}
 
     @property
     def losses(self):
         return [
-            (at, sender, message["why"]) for at, sender, message in self.came if message["kind"] == "lost"
+            (at, sender, message["why"]) for at, sender, message in self.received if message["kind"] == "Lost"
         ]
 
     @property
     def together(self):
         return [
             (at, sender, message.get("together"))
-            for at, sender, message in self.came
-            if message["kind"] == "lost"
+            for at, sender, message in self.received
+            if message["kind"] == "Lost"
         ]
 
-    def words(self, at):
-        """Return what came at `at`, less what the link says itself."""
+    def texts(self, at):
+        """Return the messages that `at` has received, without those of the link itself."""
         return [
-            (sender, message) for to, sender, message in self.came if to == at and message["kind"] == "word"
+            (sender, message)
+            for to, sender, message in self.received
+            if to == at and message["kind"] == "text"
         ]
 
     def close(self):
@@ -140,8 +142,8 @@ class Star:
             link.close(farewell=False)
 
 
-def word(text):
-    return {"kind": "word", "text": text}
+def text_message(text):
+    return {"kind": "text", "text": text}
 
 
 def running(nodes, **options):
@@ -151,15 +153,15 @@ def running(nodes, **options):
     return star
 
 
-def by_hand(nodes):
+def by_manual_clocks(nodes):
     """Return a star whose nodes have all met, by clocks that stand still until `pass_s` moves them."""
-    return running(nodes, hands={node: Hand() for node in range(nodes)})
+    return running(nodes, clocks={node: ManualClock() for node in range(nodes)})
 
 
 def pass_s(star, seconds, *without):
-    """Let time pass in steps of half a second; the nodes `without` do not look meanwhile."""
+    """Let time pass in steps of half a second; the nodes `without` handle no events meanwhile."""
     for _ in range(round(2 * seconds)):
-        for hand in star.hands.values():
-            hand.now += 0.5
+        for clock in star.clocks.values():
+            clock.now += 0.5
         star.turn(*without)
         star.turn(*without)

@@ -17,18 +17,18 @@ from support.runs.agent_runs import make_run, start_agent
 STEPPING = """
 import json, os, signal, sys, time
 from slurmddp.environments.detect import detect
-from slurmddp.host.heartbeat_page import Pulse
+from slurmddp.host.heartbeat_page import HeartbeatPage
 
 rank, generation = int(os.environ["RANK"]), int(os.environ["SLURMDDP_RESTART_COUNT"])
 stop = []
 
 def main(run_dir):
     signal.signal(signal.SIGTERM, lambda number, frame: stop.append(number))
-    pulse = Pulse.attach(os.environ)
+    page = HeartbeatPage.attach(os.environ)
     info = detect(os.environ)
     resumed = 10 * generation
-    pulse.resumed(resumed)
-    pulse.completed(resumed + 5, 0.1, 0.0)
+    page.resumed(resumed)
+    page.completed(resumed + 5, 0.1, 0.0)
     print(json.dumps([generation, os.getpid(), rank, info.world_size, info.launch_id]), flush=True)
     while not os.path.exists(f"{run_dir}/finish"):
         if stop:

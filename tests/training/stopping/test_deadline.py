@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmddp.environments.time_limits import RESERVE_S, Limits, leave_at, read_limits
-from slurmddp.launchers.agent.loop import DEAF_SHARE, WRITING_SHARE
+from slurmddp.launchers.agent.stop_requests import DEAF_SHARE, WRITING_SHARE
 from slurmddp.training.stopping.deadline import SPREAD, Measured, Pace, last_safe_moment, shortfalls
 
 

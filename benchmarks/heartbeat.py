@@ -1,6 +1,6 @@
 """Measures what a step costs that is shown to the agent: everything of it, without the step.
 
-    python benchmarks/pulse.py [--rounds N] [--output FILE]
+    python benchmarks/heartbeat.py [--rounds N] [--output FILE]
 
 Prints microseconds of CPU time, as the median over the rounds: of a step (`should_stop`, a batch, `backward`,
 the optimizer's), and of a sign of life in work of one's own.
@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from record import keep, parser
 
-from slurmddp.host.heartbeat_page import Pulse
+from slurmddp.host.heartbeat_page import HeartbeatPage
 from slurmddp.training.heartbeat import Heartbeat
 from slurmddp.training.startup_timer import StartupTimer
 
@@ -23,7 +23,7 @@ STEPS = 100_000
 
 
 def steps() -> None:
-    progress = Heartbeat(Pulse.create(), StartupTimer({}))
+    progress = Heartbeat(HeartbeatPage.create(), StartupTimer({}))
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     progress.follow(optimizer)
     (complete,) = optimizer._optimizer_step_post_hooks.values()
@@ -34,7 +34,7 @@ def steps() -> None:
 
 
 def signs() -> None:
-    progress = Heartbeat(Pulse.create(), StartupTimer({}))
+    progress = Heartbeat(HeartbeatPage.create(), StartupTimer({}))
     for _ in range(STEPS):
         progress.alive("evaluating")
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from slurmddp.host.heartbeat_page import Beat
-from slurmddp.launchers.watchdog.stall import LIMITS_S, Stall, Watchdog
+from slurmddp.host.heartbeat_page import RankHeartbeat
+from slurmddp.launchers.watchdog.hang import LIMITS_S, Hang, Watchdog
 
-STEP = Beat(
+STEP = RankHeartbeat(
     phase="step",
     since=100.0,
     step=7,
@@ -28,16 +28,16 @@ class Clock:
     def __init__(self, watchdog: Watchdog) -> None:
         self.watchdog, self.now = watchdog, 100.0
 
-    def wait(self, seconds: float, beats: dict[int, Beat]) -> Stall | None:
+    def wait(self, seconds: float, beats: dict[int, RankHeartbeat]) -> Hang | None:
         """Return the first stall within `seconds` in which nothing changes."""
         until = self.now + seconds
         while self.now < until:
             self.now += 1.0
-            if stall := self.watchdog.look(beats, self.now):
+            if stall := self.watchdog.poll(beats, self.now):
                 return stall
         return None
 
-    def working(self, beat: Beat) -> Beat:
+    def working(self, beat: RankHeartbeat) -> RankHeartbeat:
         return replace(beat, since=self.now)
 
 

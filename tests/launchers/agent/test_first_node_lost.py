@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.launchers.hostless import put_back, script_is_gone
+from slurmddp.launchers.agent.first_node_lost import batch_script_is_gone, requeue
 from slurmddp.runs.folder.layout import RunFolder
 from support.slurm.slurm_jobs import PROGRAMS
 
@@ -38,7 +38,7 @@ def test_the_batch_step_is_asked(
     if program:
         folder.batch_file.write_text(program)
     path = f"{PROGRAMS}:{os.environ['PATH']}"
-    put_back(folder, {**os.environ, "PATH": path, "SLURM_JOB_ID": "41", **environ})
+    requeue(folder, {**os.environ, "PATH": path, "SLURM_JOB_ID": "41", **environ})
     found = tmp_path / "asked"
     assert (found.read_text() if found.exists() else None) == asked
 
@@ -46,6 +46,6 @@ def test_the_batch_step_is_asked(
 def test_a_script_that_was_killed_is_gone() -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    assert script_is_gone({"SLURMDDP_SCRIPT_PID": str(ended.pid)})
-    assert not script_is_gone({"SLURMDDP_SCRIPT_PID": str(os.getpid())})
-    assert not script_is_gone({}), "in a local run"
+    assert batch_script_is_gone({"SLURMDDP_SCRIPT_PID": str(ended.pid)})
+    assert not batch_script_is_gone({"SLURMDDP_SCRIPT_PID": str(os.getpid())})
+    assert not batch_script_is_gone({}), "in a local run"

@@ -1,0 +1,44 @@
+"""Requeue a job whose batch script is gone: lost with node 0, on which it ran, or killed alone.
+
+A job that may lose nodes stays in SLURM when it loses the first node, until its time limit. A job whose
+script was killed has failed for SLURM. If a site refuses to requeue jobs, only the batch step can submit a
+new job. So an agent that is left runs the command `first-node-lost` of `job.pyz`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from slurmddp.environments.names import EMULATED_VARIABLE, SCRIPT_PID_VARIABLE
+from slurmddp.runs.folder.layout import RunFolder
+
+
+def batch_script_is_gone(environ: Mapping[str, str]) -> bool:
+    """Return whether the batch script that started this agent, on the same host, runs no more."""
+    pid = environ.get(SCRIPT_PID_VARIABLE, "")
+    if not pid.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass  # The pid may be another process's by now. `first-node-lost` asks SLURM.
+    return False
+
+
+def requeue(folder: RunFolder, environ: Mapping[str, str]) -> None:
+    """Let the batch step requeue the job if its script is gone, and wait until that is done.
+
+    SLURM may take a quarter of an hour, so end the ranks before. Do nothing in a local run, and nothing in a
+    container without SLURM's commands.
+    """
+    has_slurm = shutil.which("scontrol", path=environ.get("PATH")) and not environ.get(EMULATED_VARIABLE)
+    if not has_slurm or not folder.batch_file.exists():
+        return
+    command = [sys.executable, "-IS", str(folder.batch_file), "first-node-lost"]
+    subprocess.run(command, stdin=subprocess.DEVNULL, env=dict(environ))

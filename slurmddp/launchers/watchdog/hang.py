@@ -1,0 +1,157 @@
+"""Decide whether the ranks of a node hang, from their heartbeat pages and the clock alone.
+
+Ranks in a collective wait for each other, so one rank that hangs holds up all others. The time-out of the
+collective comes half an hour later and names the ranks that wait. Most such time-outs have their cause on the
+CPU's side (over 60 % in Meta's fleet, PyTorch blog of 2026-03-25), in a rank that never came to the
+collective. `stuck_rank.py` finds that rank.
+
+The watchdog must never end a training that makes progress. Therefore:
+
+- Ranks hang only if all watched ranks of the node are without a heartbeat for too long.
+- A rank in code that shows no heartbeat (`RankHeartbeat.watched`) never counts as hung, nor do the ranks that
+  wait for it.
+- The limits are far above usual times, and below the half hour of the collectives. A compiled or autotuned
+  first step may take long, and a file server may be away for minutes. The limits grow to ten times the
+  longest stretch of a phase that went well, at most 25 minutes above it. After a hang, the phase gets twice
+  the time in the next worker group, in case the limit is wrong.
+- Time counts only while the agent polls: neither a laptop that sleeps (CLOCK_MONOTONIC stands still) nor a
+  job that SLURM suspends, agent included, has hung when it wakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slurmddp.host.heartbeat_page import RankHeartbeat
+
+LIMITS_S = {
+    "meeting": 1500.0,  # The rendezvous has a shorter time-out, which names the missing ranks.
+    "loading": 3600.0,
+    "first_step": 1500.0,
+    "data": 900.0,
+    "step": 300.0,
+    "evaluating": 900.0,
+    "saving": 1500.0,
+    "ending": 1500.0,
+}
+"""Seconds without a heartbeat before anything is measured; other phases have no limit."""
+START_UP = frozenset({"meeting", "loading", "first_step"})
+"""Phases for which policy.stall_timeout_s never shortens the usual limit.
+
+The same holds for everything before a rank's first step, such as its first batch.
+"""
+_TIMES_THE_LONGEST = 10.0
+_ABOVE_THE_LONGEST_S = 1500.0
+_TIMES_THE_FIRST = 2.0
+_LONGEST_POLL_S = 5.0
+"""The most seconds that one poll adds; the agent polls once a second."""
+_AGAIN = 0.25
+"""The part of its limit after which a hang is reported again."""
+
+
+@dataclass(frozen=True)
+class Hang:
+    """All ranks of this node are overdue; `rank` has shown no heartbeat for the longest time."""
+
+    rank: int
+    phase: str
+    step: int
+    seconds: float
+    limit_s: float
+
+
+@dataclass
+class _Silence:
+    """The seconds that a rank's heartbeat has not changed."""
+
+    beat: RankHeartbeat
+    seconds: float = 0.0
+
+
+class Watchdog:
+    """Follows the ranks of one node through the worker groups of an attempt; call `poll` every second."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        """`timeout_s` is the limit of every phase after the first step; None: learnt limits; 0: no limit."""
+        self._timeout_s = timeout_s
+        self._silences: dict[int, _Silence] = {}
+        self._longest: dict[str, float] = {}
+        self._patience: dict[str, float] = {}
+        self._polled_at: float | None = None
+        self._reported: str | None = None
+        """The phase of a hang that was reported and has not ended since."""
+        self._since_report_s = 0.0
+
+    def poll(self, beats: Mapping[int, RankHeartbeat], now: float) -> Hang | None:
+        """Return a hang of this node's ranks; None if a rank makes progress, or the hang was just reported.
+
+        Args:
+            beats: the heartbeats by global rank.
+            now: the time, on the monotonic clock.
+        """
+        passed = 0.0 if self._polled_at is None else min(now - self._polled_at, _LONGEST_POLL_S)
+        self._polled_at = now
+        self._since_report_s += passed
+        for rank in self._silences.keys() - beats.keys():
+            del self._silences[rank]
+        for rank, beat in beats.items():
+            self._follow(rank, beat, now, passed)
+        if not beats or not all(self.is_overdue(rank) for rank in beats):
+            return None
+        hang = self._describe()
+        if self._reported and self._since_report_s < max(1.0, _AGAIN * hang.limit_s):
+            return None
+        self._reported, self._since_report_s = hang.phase, 0.0
+        return hang
+
+    def silent_s(self, rank: int, beat: RankHeartbeat) -> float:
+        """Return the seconds that a rank has shown no heartbeat, by its newest `beat`."""
+        silence = self._silences.get(rank)
+        return silence.seconds if silence is not None and silence.beat.since == beat.since else 0.0
+
+    def limit_s(self, beat: RankHeartbeat) -> float | None:
+        """Return the seconds that a rank may go without a heartbeat like this one; None: no limit."""
+        if not beat.watched or self._timeout_s == 0 or beat.phase not in LIMITS_S:
+            return None
+        usual = LIMITS_S[beat.phase]
+        if self._timeout_s is not None:
+            starts = beat.phase in START_UP or beat.steps == 0
+            return max(usual, self._timeout_s) if starts else self._timeout_s
+        longest = self._longest.get(beat.phase, 0.0)
+        learnt = min(_TIMES_THE_LONGEST * longest, longest + _ABOVE_THE_LONGEST_S)
+        if beat.phase == "step":  # The first step is usually the longest.
+            learnt = max(learnt, _TIMES_THE_FIRST * self._longest.get("first_step", 0.0))
+        return max(usual, learnt) * self._patience.get(beat.phase, 1.0)
+
+    def is_overdue(self, rank: int) -> bool:
+        """Return whether a rank has shown no heartbeat for longer than it may."""
+        silence = self._silences.get(rank)
+        limit = self.limit_s(silence.beat) if silence else None
+        return silence is not None and limit is not None and silence.seconds >= limit
+
+    def _follow(self, rank: int, beat: RankHeartbeat, now: float, passed: float) -> None:
+        silence = self._silences.get(rank)
+        if silence is not None and silence.beat.since == beat.since:
+            silence.beat = beat
+            silence.seconds += passed
+            return
+        if beat.phase == "starting" or (silence is not None and beat.steps < silence.beat.steps):
+            self._begin_group()
+        elif silence is not None:
+            before = silence.beat.phase
+            self._longest[before] = max(self._longest.get(before, 0.0), silence.seconds)
+            self._reported = None
+        self._silences[rank] = _Silence(beat, max(0.0, min(now - beat.since, passed)))
+
+    def _begin_group(self) -> None:
+        """Give the phase of a reported hang more time: other ranks have taken the places of the hung ones."""
+        if self._reported is not None:
+            self._patience[self._reported] = 2.0 * self._patience.get(self._reported, 1.0)
+            self._reported = None
+
+    def _describe(self) -> Hang:
+        rank, silence = max(self._silences.items(), key=lambda item: item[1].seconds)
+        beat = silence.beat
+        limit = self.limit_s(beat) or 0.0
+        return Hang(rank, beat.phase, beat.step, round(silence.seconds, 1), limit)
