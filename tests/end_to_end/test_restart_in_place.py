@@ -103,8 +103,11 @@ def test_the_second_node_saves_what_memory_holds_when_the_first_is_lost(
 ) -> None:
     folder = make(tmp_path, 2, in_memory=1, save_every=0)
     with agents_of(folder, 2, **environment({0: (1, 8)}), FALL="stop") as agents:
-        wait_until(lambda: 7 in losses(folder), "step 7")
-        agents[0].kill()  # Rank 1, on the other node, stands still in its step 8.
+        log = folder.rank_log(0, 1)
+        wait_until(
+            lambda: log.exists() and "asleep" in log.read_text(), "rank 1, on node 1, sleeps in step 8"
+        )
+        agents[0].kill()
         assert agents[1].wait(timeout=400) == 1, logs(folder)
     assert steps_of(folder, "saved") == [7]
     assert attempt(folder, 2, {}, number=1) == [0, 0], logs(folder)
