@@ -99,6 +99,15 @@ def make_service():
         Rank.channels.pop().close()
 
 
+@pytest.fixture
+def alone():
+    """A launched Distributon of one rank."""
+    from slurmddp import Distributon
+
+    with Distributon(1, seed=0) as d:
+        yield d.launch()
+
+
 @pytest.fixture(scope="session")
 def rank_server():
     """Fork ranks from a server that has imported torch, so that a test of four ranks costs one import.

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,6 @@ from support.distributed import rank_jobs
 from support.distributed.ranks import place_environments, run_ranks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
-
-
-@pytest.fixture
-def alone() -> Iterator[Distributon]:
-    with Distributon(1, seed=0) as d:
-        yield d.launch()
 
 
 # Order of calls.

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import xxhash
 
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.files import durable
+from slurmddp.checkpoint.files.publish import publish
 from slurmddp.errors import CheckpointError, ConfigError
 from support.distributed.checkpoint_files import flip_bit, hidden_in, save, steps_in
 
@@ -98,6 +100,58 @@ def test_the_same_step_again(tmp_path):
     save(tmp_path, 1, {"w": torch.zeros(2)})
     assert torch.equal(checkpoint.read(checkpoint.latest(tmp_path)).state["w"], torch.zeros(2))
     assert hidden_in(tmp_path) == []
+
+
+def published(root, monkeypatch):
+    """Publish step 7; return its flushes and renames in their order, with generated names cut to a dot."""
+    calls = []
+
+    def fill(folder):
+        return {"part": durable.write_hashed(folder / "part", [memoryview(b"x")])}
+
+    def name_of(path):
+        return "." if path.name.startswith(".") else path.name
+
+    def traced(kind, real, path_of):
+        def call(*words):
+            calls.append((kind, name_of(path_of(*words))))
+            return real(*words)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            os, "fsync", traced("flush", os.fsync, lambda fd: Path(f"/proc/self/fd/{fd}").readlink())
+        )
+        patch.setattr(Path, "rename", traced("rename", Path.rename, lambda path, target: target))
+        publish(root, 7, fill, meta={}, durable=lambda: calls.append(("durable", "")))
+    return calls
+
+
+def test_all_is_flushed_before_and_after_the_rename_that_publishes(tmp_path, monkeypatch):
+    """A power cut at any moment then leaves a whole checkpoint: this one, or the one before."""
+    root = tmp_path / "root"
+    pointer = [("flush", "."), ("flush", "root")]
+    assert published(root, monkeypatch) == [
+        ("flush", "part"),
+        ("flush", "manifest.json"),
+        ("flush", "."),  # the hidden folder
+        ("rename", "step-0000000007"),
+        ("flush", "root"),
+        *pointer,
+        ("durable", ""),
+    ]
+    again = published(root, monkeypatch)
+    assert again[3:] == [("flush", "root"), *pointer, ("durable", "")], "the first flush may have failed"
+
+
+def test_older_checkpoints_are_deleted_after_the_new_one_is_durable(tmp_path, monkeypatch):
+    root = tmp_path / "root"
+    for step in (1, 2, 3):
+        save(root, step)
+    calls = published(root, monkeypatch)
+    assert steps_in(root) == [7, 3, 2]
+    assert calls.index(("durable", "")) < calls.index(("rename", ".")), "a deletion begins with a rename"
 
 
 def test_a_save_deletes_the_leftovers_of_a_killed_writer(tmp_path):

@@ -21,9 +21,8 @@ from slurmddp.checkpoint.memory.channel import Channel
 from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.checkpoint.memory.writer_process import Answer, Request
 from slurmddp.errors import EXIT_USAGE
-from slurmddp.host.atomic_file import replacing
 from slurmddp.runs.folder.layout import RunFolder
-from support.runs.checkpoint_services import TENSORS, TREE, Forked, Rank, fill, request, wait_for
+from support.runs.checkpoint_services import TENSORS, TREE, Forked, Rank, fill, request, wait_for, write
 
 
 def test_a_state_is_published_after_its_rank_is_gone(
@@ -128,11 +127,7 @@ def test_a_writer_imports_nothing_from_the_working_directory(
 ) -> None:
     (tmp_path / "xxhash.py").write_text("raise RuntimeError('a module of the person')")
     monkeypatch.chdir(tmp_path)
-    service = make_service()
-    rank = Rank(service)
-    rank.add_buffer(0, 1)
-    rank.channel.send(request(tmp_path / "checkpoints", 0, 1))
-    wait_for(service)
+    rank = write(make_service(), tmp_path / "checkpoints", 1)
     assert rank.answer()["error"] is None
 
 
@@ -167,11 +162,7 @@ def test_a_killed_writer_is_an_error_for_its_rank(
 def test_a_writer_that_exits_is_reported_with_its_exit_code(
     tmp_path: Path, make_service: Callable[..., CheckpointService]
 ) -> None:
-    service = make_service(lambda held, asked, answer: os._exit(3))
-    rank = Rank(service)
-    rank.add_buffer(0, 3)
-    rank.channel.send(request(tmp_path, 0, 3))
-    wait_for(service)
+    rank = write(make_service(lambda held, asked, answer: os._exit(3)), tmp_path, 3)
     error = writer_process.error_of(rank.answer())
     assert error is not None
     assert error.message == "The process that wrote the checkpoint of step 3 ended with exit code 3."
@@ -183,10 +174,7 @@ def test_a_writer_that_ends_between_two_writes_is_replaced(
     tmp_path: Path, make_service: Callable[..., CheckpointService]
 ) -> None:
     service = make_service()
-    rank = Rank(service)
-    rank.add_buffer(0, 3)
-    rank.channel.send(request(tmp_path, 0, 3))
-    wait_for(service)
+    rank = write(service, tmp_path, 3)
     assert rank.answer()["error"] is None
     assert service._writer is not None
     pid = service._writer.process.pid
@@ -229,11 +217,7 @@ def test_a_writer_that_dies_after_its_answer_gives_its_rank_no_error(
         answer({"kind": "written", "step": asked["step"], "written_s": 0.0, "error": None})
         os.kill(os.getpid(), signal.SIGKILL)
 
-    service = make_service(perform)
-    rank = Rank(service)
-    rank.add_buffer(0, 3)
-    rank.channel.send(request(tmp_path, 0, 3))
-    wait_for(service)
+    rank = write(make_service(perform), tmp_path, 3)
     assert rank.answer()["error"] is None
     assert rank.channel.receive() is None
 
@@ -261,10 +245,7 @@ def test_the_writer_ends_when_its_starter_is_killed(tmp_path: Path) -> None:
             os.dup2(writer, 2)  # The writer gets it, too, and nobody else has it open.
             os.close(writer)
             service = CheckpointService()
-            rank = Rank(service)
-            rank.add_buffer(0, 3)
-            rank.channel.send(request(tmp_path, 0, 3))
-            wait_for(service)
+            write(service, tmp_path, 3)
             assert service._writer is not None
             os.write(2, b"written")
             os.kill(os.getpid(), signal.SIGKILL)
@@ -298,13 +279,10 @@ def test_errors_of_a_write_keep_their_type(
     tmp_path: Path, make_service: Callable[..., CheckpointService]
 ) -> None:
     service = make_service()
-    rank = Rank(service)
-    rank.add_buffer(0, 3)
     (tmp_path / "file").touch()
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    rank.channel.send(request(tmp_path / "file", 0, 3, run_dir=str(folder.path)))
-    wait_for(service)
+    rank = write(service, tmp_path / "file", 3, run_dir=str(folder.path))
     error = writer_process.error_of(rank.answer())
     assert "could not be written to" in str(error) and "Older checkpoints are untouched" in str(error)
     (event,) = folder.events()
@@ -319,11 +297,7 @@ def test_an_unexpected_error_of_a_write_is_named(
         raise OSError(errno.EDQUOT, "quota used up")
 
     monkeypatch.setattr(os, "write", refuse)
-    service = make_service(writer_process.perform)
-    rank = Rank(service)
-    rank.add_buffer(0, 7)
-    rank.channel.send(request(tmp_path, 0, 7))
-    wait_for(service)
+    rank = write(make_service(writer_process.perform), tmp_path, 7)
     assert "quota used up" in rank.answer()["error"][1]
 
 
@@ -347,30 +321,3 @@ def test_a_writer_does_not_hash_its_checkpoints_again(
         assert rank.answer()["error"] is None
     assert [folder.name[-1] for folder in checkpoint_folders(tmp_path / "checkpoints")] == ["4", "3", "2"]
     assert not hashed.exists()
-
-
-def test_a_temporary_pointer_is_deleted_only_after_its_writer_has_ended(tmp_path: Path) -> None:
-    pointer, left, other = (
-        tmp_path / "latest",
-        tmp_path / ".latest.0123456789abcdef",
-        tmp_path / ".latest.mine",
-    )
-    for path in (left, other):
-        path.write_text("step-0000000003\n")
-    with replacing(pointer) as stream:
-        stream.write(b"step-0000000004\n")
-        retention.clear_leftovers(tmp_path)
-        assert not left.exists()
-    assert pointer.read_text() == "step-0000000004\n"
-    assert sorted(tmp_path.iterdir()) == sorted([pointer, other])
-
-
-def test_a_folder_that_a_live_writer_fills_is_not_deleted(tmp_path: Path) -> None:
-    held, dead = tmp_path / ".writing-step-0000000003-1", tmp_path / ".writing-step-0000000003-2"
-    held.mkdir()
-    dead.mkdir()
-    with retention.locked(held):
-        retention.clear_leftovers(tmp_path)
-        assert [path.name for path in tmp_path.iterdir()] == [held.name]
-    retention.clear_leftovers(tmp_path)
-    assert list(tmp_path.iterdir()) == []

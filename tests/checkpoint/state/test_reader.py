@@ -58,6 +58,12 @@ def test_a_manifest_of_another_checkpoint_is_detected(tmp_path):
     assert checkpoint.latest(tmp_path) == first
 
 
+def test_a_checkpoint_under_the_name_of_another_step_is_detected(tmp_path):
+    first, second = save(tmp_path, 1), save(tmp_path, 2)
+    second.rename(tmp_path / "step-0000000009")
+    assert checkpoint.latest(tmp_path) == first
+
+
 def test_without_a_good_checkpoint_latest_returns_none(tmp_path, caplog):
     assert checkpoint.latest(tmp_path / "missing") is None
     assert checkpoint.latest(tmp_path) is None

@@ -13,10 +13,11 @@ import torch
 
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.memory import shared_buffer
-from slurmddp.checkpoint.state.staging import Snapshot, StagingBuffers, read_state
+from slurmddp.checkpoint.state.staging import NoMemory, Snapshot, StagingBuffers, read_state
 from slurmddp.checkpoint.state.staging_copy import MappedTensor
 from slurmddp.checkpoint.state.state_tree import flatten
 from slurmddp.errors import CheckpointError
+from support.distributed.trainer_runs import assert_same
 
 LARGE = (300, 400)
 TENSORS = {
@@ -41,22 +42,34 @@ TENSORS = {
     "trained and large": torch.nn.Parameter(torch.randn(LARGE)),
 }
 
+MIXED = {
+    "half": torch.randn(5, 3, dtype=torch.bfloat16),
+    "turned": torch.randn(4, 6).t(),
+    "last": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+    "complex": torch.randn(3, dtype=torch.complex64).conj(),
+    "flags": torch.tensor([True, False, True]),
+    "one": torch.tensor(3.5),
+    "none": torch.zeros(0, 4),
+    "step": 7,
+    "pair": (1, [2.5, None]),
+}
+
 
 @pytest.fixture
-def snapshots() -> Iterator[StagingBuffers]:
+def buffers() -> Iterator[StagingBuffers]:
     made = StagingBuffers()
     yield made
     made.close()
 
 
-def copied(snapshots: StagingBuffers, state: dict[str, Any]) -> dict[str, Any]:
-    number = snapshots.copy(Snapshot(Path("/root"), 3, 0, state, {}))
+def copied(buffers: StagingBuffers, state: dict[str, Any]) -> dict[str, Any]:
+    number = buffers.copy(Snapshot(Path("/root"), 3, 0, state, {}))
     assert number is not None
-    descriptor = snapshots.descriptors[number]
-    sealed = shared_buffer.read_header(descriptor)
-    assert sealed is not None
-    with shared_buffer.mapped(descriptor, sealed) as parts:
-        return dict(read_state(3, parts).state)
+    descriptor = buffers.descriptors[number]
+    header = shared_buffer.read_header(descriptor)
+    assert header is not None
+    with shared_buffer.mapped(descriptor, header) as stored:
+        return dict(read_state(3, stored).state)
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -66,22 +79,22 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_each_kind_of_tensor_between_two_others(snapshots: StagingBuffers, name: str) -> None:
+def test_each_kind_of_tensor_between_two_others(buffers: StagingBuffers, name: str) -> None:
     state = {"before": torch.arange(13, dtype=torch.int16), "it": TENSORS[name], "after": torch.arange(3.0)}
-    found = copied(snapshots, state)
+    found = copied(buffers, state)
     for key, tensor in state.items():
         assert found[key].dtype == tensor.dtype
         assert found[key].shape == tensor.shape
         assert torch.equal(bits(found[key]), bits(tensor))
 
 
-def test_only_tensors_with_the_same_elements_are_stored_once(snapshots: StagingBuffers) -> None:
+def test_only_tensors_with_the_same_elements_are_stored_once(buffers: StagingBuffers) -> None:
     weight = torch.randn(4, 4)
     state = {
         "a": weight, "tied": weight.view(4, 4), "turned": weight.t(), "bits": weight.view(torch.int32),
         "row": weight[0], "nothing": weight[:0],
     }  # fmt: skip
-    found = copied(snapshots, state)
+    found = copied(buffers, state)
     assert found["a"] is found["tied"]
     others = [found[name] for name in ("a", "turned", "bits", "row", "nothing")]
     assert len({id(tensor) for tensor in others}) == len(others)
@@ -89,13 +102,13 @@ def test_only_tensors_with_the_same_elements_are_stored_once(snapshots: StagingB
         assert torch.equal(found[name], tensor)
 
 
-def test_a_growing_state_is_copied(snapshots: StagingBuffers) -> None:
+def test_a_growing_state_is_copied(buffers: StagingBuffers) -> None:
     root, made = Path("/root"), []
     for step in range(8):
         state = {"replay": torch.zeros(10_000_000 + step * 1_000_000)}
-        if snapshots.copy(Snapshot(root, step, 0, state, {}), wait=False) is not None:
+        if buffers.copy(Snapshot(root, step, 0, state, {}), wait=False) is not None:
             made.append(step)
-        snapshots._join()
+        buffers._join()
     assert len(made) >= 3
 
 
@@ -107,13 +120,13 @@ def test_a_tensor_without_its_storage_is_refused_by_name() -> None:
 
 
 def test_a_copy_in_inference_mode_leaves_buffers_that_training_can_use(
-    snapshots: StagingBuffers,
+    buffers: StagingBuffers,
 ) -> None:
     state = {"weight": torch.randn(LARGE)}
     with torch.inference_mode():
-        copied(snapshots, state)
-        copied(snapshots, state)
-    assert torch.equal(copied(snapshots, state)["weight"], state["weight"])
+        copied(buffers, state)
+        copied(buffers, state)
+    assert torch.equal(copied(buffers, state)["weight"], state["weight"])
 
 
 def test_memory_that_cuda_refuses_is_registered_once_and_the_error_is_cleared(
@@ -157,22 +170,22 @@ def elsewhere_by_default() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("elsewhere_by_default")
-def test_a_state_is_read_to_the_cpu_under_any_default_device(
-    snapshots: StagingBuffers, tmp_path: Path
-) -> None:
+def test_a_state_is_read_to_the_cpu_under_any_default_device(buffers: StagingBuffers, tmp_path: Path) -> None:
     for found in (
-        copied(snapshots, {"weight": TENSORS["part"]}),
+        copied(buffers, {"weight": TENSORS["part"]}),
         checkpoint.read(checkpoint.write(tmp_path, 1, {"weight": TENSORS["part"]}, meta={})).state,
     ):
         assert found["weight"].tolist() == list(range(10, 20))
 
 
 def test_a_failed_allocation_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    take = shared_buffer._advise
+    advise = shared_buffer._advise
 
-    def refuse_the_third(place: int, size: int, advice: int) -> int:
+    def refuse_the_third(address: int, size: int, advice: int) -> int:
         asked.append(advice)
-        return errno.EFAULT if asked.count(shared_buffer._POPULATE_WRITE) == 3 else take(place, size, advice)
+        return (
+            errno.EFAULT if asked.count(shared_buffer._POPULATE_WRITE) == 3 else advise(address, size, advice)
+        )
 
     asked: list[int] = []
     descriptor = shared_buffer.create()
@@ -188,3 +201,72 @@ def test_a_failed_allocation_is_released(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (after.st_size, after.st_blocks) == (before.st_size, before.st_blocks)
     assert os.pread(descriptor, 4, 0) == b"kept"
     os.close(descriptor)
+
+
+def test_a_copy_holds_the_bytes_of_a_checkpoint(tmp_path: Path, buffers: StagingBuffers) -> None:
+    meta = {"seed": 3}
+    assert buffers.copy(Snapshot(tmp_path, 7, 1, MIXED, meta)) == 0
+    found = buffers.newest(tmp_path)
+    assert found is not None
+    written = checkpoint.write(tmp_path, 7, MIXED, meta=meta)
+    with shared_buffer.mapped(*found) as stored:
+        assert bytes(stored.tensors) == (written / "state.safetensors").read_bytes()
+        assert bytes(stored.tree) == (written / "state.json").read_bytes()
+        again = read_state(7, stored)
+    assert_same(again.state, checkpoint.read(written).state)
+    assert again.meta == meta
+    assert buffers.newest(tmp_path / "other") is None
+
+
+def test_copies_alternate_and_never_overwrite_a_state_that_is_being_written(
+    tmp_path: Path, buffers: StagingBuffers
+) -> None:
+    def copy(step: int) -> int | None:
+        return buffers.copy(Snapshot(tmp_path, step, step, {"w": torch.full((9,), step)}, {}))
+
+    assert [copy(1), copy(2), copy(3)] == [0, 1, 0]
+    buffers.set_writing(0, True)
+    assert [copy(4), copy(5)] == [1, 1], "3 is being written: it is whole while the others are copied"
+    buffers.set_writing(1, True)
+    assert not buffers.has_free()
+    assert copy(6) is None
+    buffers.set_writing(0, False)
+    assert (buffers.has_free(), copy(6)) == (True, 0)
+    buffers.set_writing(1, False)
+    buffers.discard_after((5, 5))
+    found = buffers.newest(tmp_path)
+    assert found is not None and found[1].step == 5
+
+
+def test_a_state_that_grows_gets_more_memory(tmp_path: Path, buffers: StagingBuffers) -> None:
+    for step, size in enumerate((10, 3_000_000, 20, 4_000_000)):
+        state = {"w": torch.full((size,), step, dtype=torch.float32)}
+        buffers.copy(Snapshot(tmp_path, step, 0, state, {}))
+        found = buffers.newest(tmp_path)
+        assert found is not None
+        with shared_buffer.mapped(*found) as stored:
+            assert_same(read_state(step, stored).state, state)
+
+
+def test_a_refused_allocation_is_an_error_and_no_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, size: int) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(shared_buffer, "reserve", refuse)
+    made = StagingBuffers()
+    with pytest.raises(NoMemory, match=r"No memory for a copy of .* \(Cannot allocate memory\)"):
+        made.copy(Snapshot(tmp_path, 1, 1, {"w": torch.ones(9)}, {}))
+    made.close()
+
+
+def test_a_state_that_can_not_be_stored_leaves_the_copy_before(
+    tmp_path: Path, buffers: StagingBuffers
+) -> None:
+    buffers.copy(Snapshot(tmp_path, 1, 1, {"w": torch.ones(9)}, {}))
+    for state, meta in (({"w": {1}}, {}), ({"w": 1}, {"x": float("nan")})):
+        with pytest.raises(CheckpointError):
+            buffers.copy(Snapshot(tmp_path, 2, 2, state, meta))
+    found = buffers.newest(tmp_path)
+    assert found is not None and found[1].step == 1

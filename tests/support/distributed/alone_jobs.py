@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,3 +93,16 @@ def copy_that_fails_on_one_rank(root: str) -> list[bool]:
             _copy_to_memory(d, loop, root, 1)
 
         return [saves.newest_in_memory(Path(root)) is not None, saves._copies_off]
+
+
+def leave_by_an_error(root: str) -> float:
+    """Return the seconds from an error to the end of the block; rank 1 fails three seconds after rank 0."""
+    try:
+        with Distributon(seed=1) as d:
+            d.launch()
+            d.save(root, 1, wait=False, progress={"at": 1})
+            time.sleep(3 * d.rank)
+            began = time.monotonic()
+            raise ValueError("only here")
+    except ValueError:
+        return time.monotonic() - began

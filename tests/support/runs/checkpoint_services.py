@@ -73,6 +73,15 @@ def wait_for(service: CheckpointService) -> None:
     assert not service.is_writing()
 
 
+def write(service: CheckpointService, root: Path, step: int, **changes: Any) -> Rank:
+    """Let a new rank fill buffer 0 and request its write; run the service until the write has ended."""
+    rank = Rank(service)
+    rank.add_buffer(0, step)
+    rank.channel.send(request(root, 0, step, **changes))
+    wait_for(service)
+    return rank
+
+
 class Forked:
     """A forked writer, which has the patched modules of this process."""
 

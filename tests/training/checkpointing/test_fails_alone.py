@@ -36,3 +36,8 @@ def test_memory_that_one_rank_can_not_read_is_used_by_no_rank(
 def test_a_rank_that_can_not_copy_blocks_no_other_rank(tmp_path: Path) -> None:
     found = run_ranks(alone_jobs.copy_that_fails_on_one_rank, 2, str(tmp_path), timeout_s=100)
     assert found == [[True, False], [False, True]]
+
+
+def test_a_rank_that_leaves_by_an_error_waits_for_no_other_rank(tmp_path: Path) -> None:
+    seconds = run_ranks(alone_jobs.leave_by_an_error, 2, str(tmp_path), timeout_s=100)
+    assert max(seconds) < 2.0, "the other rank may never join a collective"

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,6 @@ import torch
 
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.files.manifest import checkpoint_folders, verify
-from slurmddp.checkpoint.memory import shared_buffer
-from slurmddp.checkpoint.state import staging
-from slurmddp.checkpoint.state.staging import NoMemory, Snapshot, StagingBuffers
-from slurmddp.errors import CheckpointError
 from support import TESTS
 from support.distributed import memory_jobs
 from support.distributed.checkpoint_files import steps_in
@@ -28,17 +23,6 @@ from support.distributed.trainer_runs import assert_same
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 PROGRAM = TESTS / "support/distributed/memory_agent.py"
-MIXED = {
-    "half": torch.randn(5, 3, dtype=torch.bfloat16),
-    "turned": torch.randn(4, 6).t(),
-    "last": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
-    "complex": torch.randn(3, dtype=torch.complex64).conj(),
-    "flags": torch.tensor([True, False, True]),
-    "one": torch.tensor(3.5),
-    "none": torch.zeros(0, 4),
-    "step": 7,
-    "pair": (1, [2.5, None]),
-}
 
 
 # With an agent.
@@ -137,82 +121,3 @@ def test_with_little_memory_there_are_fewer_copies_and_the_same_checkpoints(
         dict(checkpoint.read(tmp_path / "step-0000000003").state["objects"]["model"]), done["weights"]
     )
     assert done["said"].count("\n") == bool(words) and words in done["said"]
-
-
-# The copy itself.
-
-
-@pytest.fixture
-def snapshots() -> Iterator[StagingBuffers]:
-    made = StagingBuffers()
-    yield made
-    made.close()
-
-
-def test_a_copy_holds_the_very_bytes_of_a_checkpoint(tmp_path: Path, snapshots: StagingBuffers) -> None:
-    meta = {"seed": 3}
-    assert snapshots.copy(Snapshot(tmp_path, 7, 1, MIXED, meta)) == 0
-    held = snapshots.newest(tmp_path)
-    assert held is not None
-    written = checkpoint.write(tmp_path, 7, MIXED, meta=meta)
-    with shared_buffer.mapped(*held) as parts:
-        assert bytes(parts.tensors) == (written / "state.safetensors").read_bytes()
-        assert bytes(parts.tree) == (written / "state.json").read_bytes()
-        again = staging.read_state(7, parts)
-    assert_same(again.state, checkpoint.read(written).state)
-    assert again.meta == meta
-    assert snapshots.newest(tmp_path / "other") is None
-
-
-def test_copies_alternate_and_never_overwrite_a_state_that_is_being_written(
-    tmp_path: Path, snapshots: StagingBuffers
-) -> None:
-    def take(step: int) -> int | None:
-        return snapshots.copy(Snapshot(tmp_path, step, step, {"w": torch.full((9,), step)}, {}))
-
-    assert [take(1), take(2), take(3)] == [0, 1, 0]
-    snapshots.set_writing(0, True)
-    assert [take(4), take(5)] == [1, 1], "3 is being written: it is whole while the others are copied"
-    snapshots.set_writing(1, True)
-    assert not snapshots.has_free()
-    assert take(6) is None
-    snapshots.set_writing(0, False)
-    assert (snapshots.has_free(), take(6)) == (True, 0)
-    snapshots.set_writing(1, False)
-    snapshots.discard_after((5, 5))
-    held = snapshots.newest(tmp_path)
-    assert held is not None and held[1].step == 5
-
-
-def test_a_state_that_grows_gets_more_memory(tmp_path: Path, snapshots: StagingBuffers) -> None:
-    for step, size in enumerate((10, 3_000_000, 20, 4_000_000)):
-        state = {"w": torch.full((size,), step, dtype=torch.float32)}
-        snapshots.copy(Snapshot(tmp_path, step, 0, state, {}))
-        held = snapshots.newest(tmp_path)
-        assert held is not None
-        with shared_buffer.mapped(*held) as parts:
-            assert_same(staging.read_state(step, parts).state, state)
-
-
-def test_a_refused_allocation_is_an_error_and_no_crash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(descriptor: int, size: int) -> None:
-        raise OSError(12, "Cannot allocate memory")
-
-    monkeypatch.setattr(shared_buffer, "reserve", refuse)
-    made = StagingBuffers()
-    with pytest.raises(NoMemory, match=r"No memory for a copy of .* \(Cannot allocate memory\)"):
-        made.copy(Snapshot(tmp_path, 1, 1, {"w": torch.ones(9)}, {}))
-    made.close()
-
-
-def test_a_state_that_can_not_be_stored_leaves_the_copy_before(
-    tmp_path: Path, snapshots: StagingBuffers
-) -> None:
-    snapshots.copy(Snapshot(tmp_path, 1, 1, {"w": torch.ones(9)}, {}))
-    for state, meta in (({"w": {1}}, {}), ({"w": 1}, {"x": float("nan")})):
-        with pytest.raises(CheckpointError):
-            snapshots.copy(Snapshot(tmp_path, 2, 2, state, meta))
-    held = snapshots.newest(tmp_path)
-    assert held is not None and held[1].step == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,18 +17,14 @@ from slurmddp.config.schema import Identity
 from slurmddp.errors import CheckpointError, ConfigError
 from slurmddp.runs.folder.jsonl import read_lines
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.training.checkpointing import restore
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.trainer.loop import Training
 from support.distributed import load_jobs
+from support.distributed.checkpoint_files import flip_bit
 from support.distributed.ranks import run_ranks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
-
-
-@pytest.fixture
-def alone() -> Iterator[Distributon]:
-    with Distributon(1, seed=0) as d:
-        yield d.launch()
 
 
 class Counter:
@@ -302,6 +297,51 @@ def test_checkpoints_are_bound_to_the_keys_that_name_a_run() -> None:
     named = part_of(whole, Identity.COMPUTED, Identity.EXTENT)
     assert named == {"seed": 1, "train": {"batch_size": 4, "steps": 9}, "nodes": 3}
     assert config_match.bound_to(whole) == {"seed": 1, "train": {"batch_size": 4}}
+
+
+def copy_to_memory(d: Distributon, root: Path, step: int) -> None:
+    for _ in range(2):  # The first call only allocates the memory.
+        d.memory_save(root, step, progress={"at": step})
+        d._checkpointer.saves._buffers._join()
+
+
+def loaded(d: Distributon, root: Path) -> tuple[int | None, str | None, dict[str, int]]:
+    progress: dict[str, int] = {}
+    return d.load(root, progress=progress), d.resumed_from, progress
+
+
+def test_the_newer_state_of_memory_and_disk_is_loaded(alone: Distributon, tmp_path: Path) -> None:
+    copy_to_memory(alone, tmp_path, 2)
+    assert loaded(alone, tmp_path) == (2, "memory", {"at": 2})
+    alone.save(tmp_path, 5, progress={"at": 5})
+    assert loaded(alone, tmp_path) == (5, "disk", {"at": 5})
+    copy_to_memory(alone, tmp_path, 7)
+    assert loaded(alone, tmp_path) == (7, "memory", {"at": 7})
+
+
+def test_a_state_in_memory_is_loaded_if_a_newer_checkpoint_is_damaged(
+    alone: Distributon, tmp_path: Path
+) -> None:
+    alone.save(tmp_path, 5, progress={"at": 5})
+    copy_to_memory(alone, tmp_path, 7)
+    flip_bit(alone.save(tmp_path, 9, progress={"at": 9}) / "state.json")
+    assert loaded(alone, tmp_path) == (7, "memory", {"at": 7})
+
+
+def test_states_in_memory_that_are_newer_than_the_loaded_one_are_discarded(
+    alone: Distributon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training repeats these steps, and would later resume from a state of the abandoned ones."""
+
+    def fail(*_: object) -> None:
+        raise CheckpointError("can't be read")
+
+    alone.save(tmp_path, 5, progress={"at": 5})
+    copy_to_memory(alone, tmp_path, 7)
+    with monkeypatch.context() as patch:
+        patch.setattr(restore, "_read", fail)
+        assert loaded(alone, tmp_path) == (5, "disk", {"at": 5})
+    assert loaded(alone, tmp_path) == (5, "disk", {"at": 5})
 
 
 # The test save.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,12 +17,6 @@ from support.distributed.ranks import run_ranks
 from support.distributed.trainer_runs import trainer_config
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
-
-
-@pytest.fixture
-def alone() -> Iterator[Distributon]:
-    with Distributon(1, seed=0) as d:
-        yield d.launch()
 
 
 def make_parts(model: nn.Module, samples: int = 10, **settings: int) -> Any:

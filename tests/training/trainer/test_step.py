@@ -19,12 +19,6 @@ from slurmddp.training.distributon import Distributon
 from slurmddp.training.trainer.loop import Training
 
 
-@pytest.fixture
-def alone() -> Iterator[Distributon]:
-    with Distributon(1, seed=0) as d:
-        yield d.launch()
-
-
 def batches(size: int = 4) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(2)
     while True:
