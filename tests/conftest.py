@@ -58,10 +58,15 @@ def end(processes: Iterable[psutil.Process]) -> None:
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     """Fail a test that leaks an environment variable, a child process or a torch process group."""
-    environment, processes = dict(os.environ), children()
+    environment, processes, begin = dict(os.environ), children(), time.time()
+
+    def left_behind() -> set[psutil.Process]:
+        # The kernel may skip a child in a read in which another one exits, so `processes` may lack older ones.
+        return {one for one in children().keys() - processes if one.create_time() > begin - 1}
+
     yield
     deadline = time.monotonic() + 30
-    while (left := children().keys() - processes) and time.monotonic() < deadline:
+    while (left := left_behind()) and time.monotonic() < deadline:
         time.sleep(0.05)
     lines = [command_line(process) for process in left]
     end(left)
