@@ -61,7 +61,7 @@ def nothing_is_left_behind() -> Iterator[None]:
     environment, processes, begin = dict(os.environ), children(), time.time()
 
     def left_behind() -> set[psutil.Process]:
-        # The kernel may skip a child in a read in which another one exits, so `processes` may lack older ones.
+        # The kernel may skip a child in a read during which another one exits, so `processes` may lack some.
         return {one for one in children().keys() - processes if one.create_time() > begin - 1}
 
     yield
