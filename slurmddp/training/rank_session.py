@@ -15,6 +15,7 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.host.heartbeat_page import HeartbeatPage
 from slurmddp.runs.folder.run_context import RunContext
+from slurmddp.training.device.cuda import visible_gpus
 from slurmddp.training.heartbeat import Heartbeat
 from slurmddp.training.process_group import setup
 from slurmddp.training.process_group.launch_check import refuse_to_multiply, require_devices
@@ -144,4 +145,4 @@ class RankSession:
 
 def _devices_of(info: RankInfo) -> int:
     """Return the number of ranks on this machine for `num_devices="auto"`."""
-    return info.local_world_size if info.environment != "single" else max(1, setup.visible_gpus())
+    return info.local_world_size if info.environment != "single" else max(1, visible_gpus())

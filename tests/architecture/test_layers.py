@@ -25,9 +25,9 @@ _ABOVE = """
 _BELOW = """
     checkpoint.state strategies
     training training.rng training.instantiate training.startup_timer training.heartbeat training.run_log
-    training.process_group training.stopping training.data training.checkpointing training.rank_session
-    training.distributon
-    training.builtin training.trainer training.user_script training.preflight training.rank_main
+    training.device training.process_group training.stopping training.data training.checkpointing
+    training.rank_session training.distributon training.builtin training.trainer training.user_script
+    training.preflight training.rank_main
 """
 TORCH_FREE, WITH_TORCH = _ABOVE.split(), _BELOW.split()
 SHARED_WITH_TORCH = {"errors", "spec", "environments", "host", "runs", "runs.folder", "checkpoint"}

@@ -1,1 +1,1 @@
-"""How ranks meet: device, processors, rendezvous, collectives."""
+"""How the ranks of a launch meet, form a process group, and exchange values."""

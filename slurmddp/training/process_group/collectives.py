@@ -1,6 +1,6 @@
-"""Values that ranks send each other besides gradients; a single rank returns its own value.
+"""Exchange values other than gradients between ranks; a single rank gets its own value back.
 
-Nothing that a rank receives is unpickled (see `checkpoint.packed`).
+Received bytes are never unpickled (see `checkpoint/state/packed.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slurmddp.errors import SlurmddpError
 
 T = TypeVar("T")
 _HAS_ERROR = -1
-"""In place of a size: this rank has nothing to send, but an error."""
+"""Sent instead of a size by a rank that has an error and no value."""
 
 
 def rank() -> int:
@@ -33,21 +33,22 @@ def world_size() -> int:
 def gather(value: T, error: Exception | None = None) -> list[T]:
     """Return every rank's `value`, in the order of ranks, on every rank.
 
-    A value is one that a checkpoint can hold: plain values, tensors, and lists, tuples and dicts of them.
-    If any rank has an `error`, every rank raises: a rank with an error raises its error, and the other ranks
-    raise the error of the lowest of these ranks.
+    Args:
+        value: plain values, tensors, and lists, tuples and dicts of them, as in a checkpoint.
+        error: an error of this rank. If any rank has one, every rank raises: a rank with an error raises its
+            error, another rank the error of the lowest rank that has one.
     """
     if error is None and world_size() == 1:
         return [value]
     packed, error = _packed(value, error)
-    sent = packed if error is None else pack([None, _portable(error)])
-    gathered = [unpack(one) for one in _all_gather(sent)] if world_size() > 1 else []
+    sent = packed if error is None else pack([None, _describe(error)])
+    gathered = [unpack(received) for received in _all_gather(sent)] if world_size() > 1 else []
     if error is not None:
         raise error
-    first = next((found for _, found in gathered if found is not None), None)
-    if first is not None:
-        raise _made(first)
-    return [found for found, _ in gathered]
+    failure = next((failure for _, failure in gathered if failure is not None), None)
+    if failure is not None:
+        raise _rebuild(failure)
+    return [value for value, _ in gathered]
 
 
 def gather_to_zero(value: T) -> list[T] | None:
@@ -77,7 +78,7 @@ def from_zero(value: T) -> T:
 
 
 def _packed(value: Any, error: Exception | None = None) -> tuple[bytes, Exception | None]:
-    """Return the bytes of a value, and the error of this rank: `error`, or why the value can't be sent."""
+    """Return the bytes of a value, and this rank's error: `error`, or why the value can't be sent."""
     try:
         return (pack([value, None]) if error is None else b""), error
     except SlurmddpError as caught:
@@ -93,7 +94,7 @@ def _all_gather(sent: bytes) -> list[bytes]:
 
 
 def _agreed_sizes(packed: bytes, error: Exception | None) -> list[int]:
-    """Return how many bytes each rank has; raises on every rank if any rank has an error."""
+    """Return how many bytes each rank sends; raise on every rank if any rank has an error."""
     sizes = _sizes(len(packed) if error is None else _HAS_ERROR)
     if _HAS_ERROR in sizes:
         gather(None, error)
@@ -108,7 +109,7 @@ def _sizes(size: int) -> list[int]:
 
 
 def _device() -> torch.device:
-    """Return where the group's backend wants tensors to lie."""
+    """Return the device on which the group's backend exchanges tensors."""
     if distributed.get_backend() in ("gloo", "mpi"):
         return torch.device("cpu")
     return (
@@ -119,7 +120,7 @@ def _device() -> torch.device:
 
 
 def _as_tensor(data: bytes, size: int) -> torch.Tensor:
-    """Return `size` bytes where the backend wants them; the first are `data`."""
+    """Return `data`, padded with zeros to `size` bytes, on the backend's device."""
     tensor = torch.zeros(size, dtype=torch.uint8, device="cpu")
     if data:
         tensor[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -131,7 +132,7 @@ def _as_bytes(tensor: torch.Tensor, size: int) -> bytes:
 
 
 def share_buffers(model: nn.Module) -> None:
-    """Give all ranks the buffers of rank 0's `model`; running averages of batches differ by rank."""
+    """Copy the buffers of rank 0's `model` to all ranks: running averages of batches differ by rank."""
     if distributed.is_initialized():
         with torch.no_grad():
             for buffer in model.buffers():
@@ -144,8 +145,15 @@ def share_buffers(model: nn.Module) -> None:
 def mean(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return the mean of `tensor` over the ranks, summed in the order of ranks.
 
-    An all-reduce would be cheaper for large tensors, but its order of summation depends on the size, so that
-    a value logged in a batch of values would not be the same to the last bit as one logged alone.
+    The order of summation in an all-reduce depends on the tensor's size. Here a value has the same bits
+    whether it is averaged alone or in a batch of values. The price is memory for one copy per rank.
+
+    Args:
+        tensor: floating point, of the same shape and dtype on all ranks.
+        device: where the backend exchanges tensors.
+
+    Returns:
+        A tensor of the shape, dtype and device of `tensor`.
     """
     if not distributed.is_initialized():
         return tensor.clone()
@@ -160,7 +168,7 @@ def mean(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 @contextmanager
 def agreed() -> Iterator[None]:
-    """Do the work inside on every rank; raise on every rank if any rank fails in it (see `gather`)."""
+    """Run the block on every rank; raise on every rank if the block fails on any rank (see `gather`)."""
     error: Exception | None = None
     try:
         yield
@@ -169,21 +177,21 @@ def agreed() -> Iterator[None]:
     gather(None, error)
 
 
-def _portable(error: Exception) -> dict[str, str | int]:
-    """Return what makes an error on other ranks, which says where it happened."""
+def _describe(error: Exception) -> dict[str, str | int]:
+    """Return an error as plain values, with the rank and host where it happened."""
     where = f"Rank {rank()} on {socket.gethostname()}"
     if not isinstance(error, SlurmddpError):
         text = f"{where} failed with {type(error).__name__}: {error}."
         return {"kind": SlurmddpError.__name__, "text": text, "hint": "", "code": SlurmddpError.exit_code}
-    kind = next(one.__name__ for one in type(error).__mro__ if one.__module__ == errors.__name__)
+    kind = next(base.__name__ for base in type(error).__mro__ if base.__module__ == errors.__name__)
     return {"kind": kind, "text": f"{where}: {error.message}", "hint": error.hint, "code": error.exit_code}
 
 
-def _made(found: Mapping[str, Any]) -> SlurmddpError:
-    """Return the error that another rank has sent."""
-    kind = getattr(errors, str(found["kind"]), SlurmddpError)
+def _rebuild(failure: Mapping[str, Any]) -> SlurmddpError:
+    """Return the error that another rank has described."""
+    kind = getattr(errors, str(failure["kind"]), SlurmddpError)
     if not (isinstance(kind, type) and issubclass(kind, SlurmddpError)):
         kind = SlurmddpError
-    error = kind(str(found["text"]), hint=str(found["hint"]))
-    error.exit_code = int(found["code"])
+    error = kind(str(failure["text"]), hint=str(failure["hint"]))
+    error.exit_code = int(failure["code"])
     return error

@@ -1,140 +1,162 @@
-"""What every rank computes on, told to all before anything is exchanged: one kind for all, a GPU for each.
+"""Check, before the first collective, that the devices of all ranks go together.
 
-A rank that refuses to go on by itself leaves the others waiting in the first collective, for as long as that
-may take, and so do ranks that wait there under different backends. So each rank says what it has, or why it
-has nothing; rank 0 looks at what all have said, and all go on, or none.
+All ranks need one device type and one backend, and no two ranks may share a GPU. A rank that raised by itself
+would leave the others waiting in a collective. So each rank reports its device, or why it has no device, and
+rank 0 decides for all: either all ranks continue or all raise the same error.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import socket
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
-from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, RankFailure, SlurmddpError
-from slurmddp.training.process_group.signed_store import READ_S, SignedStore
+import torch
 
-_KEY = "slurmddp/claims"
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, MismatchError, RankFailure, SlurmddpError
+from slurmddp.training.device.cuda import identity_of, lacks_gpus, take_device
+from slurmddp.training.process_group.signed_store import SignedStore
+
+_log = logging.getLogger(__name__)
+_KEY = "slurmddp/devices"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceReport:
-    """What one rank says it computes on."""
+    """The device of one rank, as the rank reports it."""
 
     node: int
-    """Its node rank."""
+    """The node rank."""
     host: str = field(default_factory=socket.gethostname)
     kind: str = "cpu"
-    """The type of its device."""
+    """The type of the device: `cpu` or `cuda`."""
     backend: str | None = None
     identity: str = ""
-    """What tells its GPU from all others; empty where nothing does."""
+    """A name that no other GPU has; empty for CPUs, and if torch knows no UUID."""
     trouble: str = ""
-    """Why it has nothing to compute on; empty where it has."""
+    """Why the rank has no device; empty if it has one."""
     hint: str = ""
-    unfit: bool = False
-    """Whether its node shows fewer GPUs than SLURM has given to its ranks, or one that does not answer."""
+    unhealthy: bool = False
+    """Whether the node shows fewer GPUs than SLURM gave to its ranks, or a GPU that does not answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceConflict:
-    """Why the ranks can't compute together, and which nodes (node ranks) are to blame; none: the job is."""
+    """Why the ranks can't compute together."""
 
     text: str
     hint: str
     nodes: Sequence[int]
+    """Node ranks of the unhealthy nodes; empty if the settings of the job are wrong."""
 
 
 class DevicesError(SlurmddpError):
     """The devices of the ranks don't go together; raised on all of them."""
 
-    def __init__(self, refusal: DeviceConflict) -> None:
-        super().__init__(refusal.text, hint=refusal.hint)
-        self.nodes = tuple(refusal.nodes)
-        # On other nodes the same job would do, so it is no wrong value.
+    def __init__(self, conflict: DeviceConflict) -> None:
+        super().__init__(conflict.text, hint=conflict.hint)
+        self.nodes = tuple(conflict.nodes)
+        # The same job would run on other nodes, so its configuration is not wrong.
         self.exit_code = EXIT_FAILED if self.nodes else EXIT_CONFIG
 
 
-def settle(
-    store: SignedStore, rank: int, world_size: int, claim: DeviceReport, *, patience_s: float = 60.0
-) -> None:
-    """Tell all ranks what this one computes on; every rank calls it. Raises DevicesError on all or on none.
+def report_device(info: RankInfo, backend: str) -> tuple[torch.device, str, DeviceReport]:
+    """Take this rank's device; return the device, its backend and the report for the other ranks.
 
-    RankFailure when a rank says nothing for `patience_s` seconds, or goes away.
+    A rank without a device returns a report with `trouble`, so that it still meets the others. A single rank
+    raises DevicesError.
     """
+    lacks = False
     try:
-        store.set(f"{_KEY}/{rank}", json.dumps(asdict(claim)))
-        if rank == 0:
-            refusal = judge(_collect(store, world_size, patience_s))
-            store.set(_KEY, json.dumps(asdict(refusal) if refusal else None))
-        else:
-            refusal = _verdict(store, patience_s)
-    except RuntimeError as error:
-        raise _silence(patience_s) from error
-    if refusal:
-        store.until_read(_KEY, rank, world_size)
-        raise DevicesError(refusal)
-
-
-def _verdict(store: SignedStore, patience_s: float) -> DeviceConflict | None:
-    (told,) = store.wait([_KEY], patience_s + READ_S)
-    if told is None:
-        raise _silence(patience_s)
-    facts = json.loads(told)
-    return DeviceConflict(**facts) if facts else None
-
-
-def _silence(patience_s: float) -> RankFailure:
-    return RankFailure(
-        f"Rank 0 went away, or did not say for {patience_s:g} s whether all devices are right.",
-        hint="Its log says why.",
+        lacks = lacks_gpus(info)
+        device, chosen = take_device(info, backend)
+        identity = identity_of(device)
+    except (MismatchError, RuntimeError) as error:
+        report = _without_device(info, error, lacks)
+        _log.error("no device: %s", report.trouble)
+        if info.world_size == 1 and (conflict := find_conflict([report])):
+            raise DevicesError(conflict) from error
+        return torch.device("cpu"), "gloo", report
+    report = DeviceReport(
+        node=info.node_rank, kind=device.type, backend=chosen, identity=identity, unhealthy=lacks
     )
+    return device, chosen, report
 
 
-def _collect(store: SignedStore, world_size: int, patience_s: float) -> list[DeviceReport]:
-    told = store.wait([f"{_KEY}/{rank}" for rank in range(world_size)], patience_s)
-    if missing := [str(rank) for rank, text in enumerate(told) if text is None]:
-        raise RankFailure(
-            f"Rank {', '.join(missing[:8])}{', ...' if len(missing) > 8 else ''} met the others, but did not "
-            f"say for {patience_s:g} s what it computes on.",
-            hint="The log of that rank says why.",
-        )
-    return [DeviceReport(**json.loads(text)) for text in told if text is not None]
+def _without_device(info: RankInfo, error: Exception, lacks: bool) -> DeviceReport:
+    """Return the report of a rank without a device; if CUDA raised the error, the node is unhealthy."""
+    if isinstance(error, MismatchError):
+        return DeviceReport(node=info.node_rank, trouble=error.message, hint=error.hint, unhealthy=lacks)
+    trouble = f"its GPU can't be used: {str(error).splitlines()[0]}"
+    hint = "Have the GPUs of that node examined (`nvidia-smi`, the kernel's log)."
+    return DeviceReport(node=info.node_rank, trouble=trouble, hint=hint, unhealthy=True)
 
 
-def judge(claims: Sequence[DeviceReport]) -> DeviceConflict | None:
-    """Return why the ranks that claim these devices can't compute together; None where they can."""
-    if troubled := [rank for rank, claim in enumerate(claims) if claim.trouble]:
-        first = claims[troubled[0]]
-        return _refusal(claims, troubled, first.trouble, first.hint)
-    kinds = Counter((claim.kind, claim.backend) for claim in claims)
+def agree_on_devices(
+    store: SignedStore, info: RankInfo, report: DeviceReport, *, timeout_s: float = 60.0
+) -> None:
+    """Return if the devices of all ranks go together; every rank calls it.
+
+    Raises:
+        DevicesError: on all ranks, if the devices don't go together.
+        RankFailure: a rank does not report within `timeout_s` seconds, or exits.
+    """
+
+    def decide(texts: list[str | None]) -> str:
+        if missing := [str(rank) for rank, text in enumerate(texts) if text is None]:
+            raise RankFailure(
+                f"Rank {', '.join(missing[:8])}{', ...' if len(missing) > 8 else ''} met the others, but did "
+                f"not report its device within {timeout_s:g} s.",
+                hint="The log of that rank says why.",
+            )
+        conflict = find_conflict([DeviceReport(**json.loads(text)) for text in texts if text is not None])
+        return json.dumps(asdict(conflict) if conflict else None)
+
+    own = json.dumps(asdict(report))
+    decision = store.decide_at_zero(_KEY, info, own, decide, subject="the devices", timeout_s=timeout_s)
+    if facts := json.loads(decision):
+        store.await_all(f"{_KEY}/read", info)
+        raise DevicesError(DeviceConflict(**facts))
+
+
+def find_conflict(reports: Sequence[DeviceReport]) -> DeviceConflict | None:
+    """Return why the ranks can't compute together, given the report of each rank; None if they can."""
+    if failed := [rank for rank, report in enumerate(reports) if report.trouble]:
+        first = reports[failed[0]]
+        return _conflict(reports, failed, first.trouble, first.hint)
+    kinds = Counter((report.kind, report.backend) for report in reports)
     if len(kinds) > 1:
-        usual = max(kinds, key=lambda one: (one[0] != "cpu", kinds[one]))
-        odd = [rank for rank, claim in enumerate(claims) if (claim.kind, claim.backend) != usual]
-        found = claims[odd[0]]
+        usual = max(kinds, key=lambda kind: (kind[0] != "cpu", kinds[kind]))
+        odd = [rank for rank, report in enumerate(reports) if (report.kind, report.backend) != usual]
+        found = reports[odd[0]]
         text = f"it computes on {found.kind} with {found.backend}, others on {usual[0]} with {usual[1]}."
-        hint = "Look there for what is missing (`nvidia-smi`, the build of torch), or hide the GPUs from all."
-        return _refusal(claims, odd, text, hint)
-    return _shared(claims)
+        hint = (
+            "Find what is missing there (`nvidia-smi`, the build of torch), or hide the GPUs from all ranks."
+        )
+        return _conflict(reports, odd, text, hint)
+    return _find_shared(reports)
 
 
-def _shared(claims: Sequence[DeviceReport]) -> DeviceConflict | None:
+def _find_shared(reports: Sequence[DeviceReport]) -> DeviceConflict | None:
     owners: dict[str, int] = {}
-    for rank, claim in enumerate(claims):
-        owner = owners.setdefault(claim.identity, rank) if claim.identity else rank
+    for rank, report in enumerate(reports):
+        owner = owners.setdefault(report.identity, rank) if report.identity else rank
         if owner != rank:
-            each = sum(other.node == claim.node for other in claims)
-            text = f"it was given {claim.kind} {claim.identity}, which rank {owner} has already."
-            return _refusal(claims, [rank], text, f"Ask for `--gpus-per-node={each}` and no `--gpu-bind`.")
+            ranks_here = sum(other.node == report.node for other in reports)
+            text = f"it was given {report.kind} {report.identity}, which rank {owner} has already."
+            hint = f"Ask for `--gpus-per-node={ranks_here}` and no `--gpu-bind`."
+            return _conflict(reports, [rank], text, hint)
     return None
 
 
-def _refusal(claims: Sequence[DeviceReport], ranks: Sequence[int], text: str, hint: str) -> DeviceConflict:
+def _conflict(reports: Sequence[DeviceReport], ranks: Sequence[int], text: str, hint: str) -> DeviceConflict:
     first = ranks[0]
-    hosts = list(dict.fromkeys(claims[rank].host for rank in ranks[1:]))
+    hosts = list(dict.fromkeys(reports[rank].host for rank in ranks[1:]))
     where = ", ".join(hosts[:8]) + (", ..." if len(hosts) > 8 else "")
-    more = f" So it is with {len(ranks) - 1} more rank(s), on {where}." if hosts else ""
-    nodes = sorted({claims[rank].node for rank in ranks if claims[rank].unfit})
-    return DeviceConflict(text=f"Rank {first} on {claims[first].host}: {text}{more}", hint=hint, nodes=nodes)
+    more = f" The same holds for {len(ranks) - 1} more rank(s), on {where}." if hosts else ""
+    nodes = sorted({reports[rank].node for rank in ranks if reports[rank].unhealthy})
+    return DeviceConflict(text=f"Rank {first} on {reports[first].host}: {text}{more}", hint=hint, nodes=nodes)

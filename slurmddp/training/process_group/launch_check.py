@@ -1,4 +1,4 @@
-"""Whether this process was started as the program wants it: told before it waits for others in vain."""
+"""Check that this process was started as the program expects, before it waits for other ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurmddp.errors import MismatchError, SlurmddpError
 
 
 def refuse_to_multiply() -> None:
-    """Raise where running this program's command again would not start ranks but something else."""
+    """Raise SlurmddpError if running this program's command again would not start ranks."""
     if multiprocessing.parent_process() is not None:
         raise SlurmddpError(
             "launch() was called in a process that multiprocessing started.",
@@ -20,8 +20,8 @@ def refuse_to_multiply() -> None:
         )
     if os.environ.get(LAUNCHER_VARIABLE) == "local":
         raise SlurmddpError(
-            "launch() was called in a process that launch() started, and it does not see its place.",
-            hint="Unset SLURMDDP_ENVIRONMENT; a forced environment hides what the launcher says.",
+            "launch() was called in a process that launch() started, which does not see its rank.",
+            hint="Unset SLURMDDP_ENVIRONMENT; a forced environment hides the launcher's variables.",
         )
 
 
@@ -31,11 +31,11 @@ def require_devices(info: RankInfo, wanted: int) -> None:
         raise MismatchError(
             f"num_devices is {wanted}, but {info.environment} started {info.local_world_size} "
             f"process(es) on {socket.gethostname()}.",
-            hint=_how_many(info, wanted),
+            hint=_start_command(info, wanted),
         )
 
 
-def _how_many(info: RankInfo, wanted: int) -> str:
+def _start_command(info: RankInfo, wanted: int) -> str:
     auto = 'or use num_devices="auto"'
     if info.environment == "slurm":
         return f"Start it with `srun --ntasks-per-node={wanted}`, {auto}."

@@ -1,4 +1,4 @@
-"""Whether an error is the loss of another rank: by its type, and by gloo's words where it has no type."""
+"""Recognise the loss of another rank by the error's type, and by gloo's message where gloo has no type."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _GLOO_LOST = re.compile(
     r"(Connection (closed|reset) by|Connect timeout|Timed out waiting \d+ms|(Read|Write) error|Broken pipe)"
     r"|Application timeout caused pair closure$"
 )
-"""gloo raises a plain RuntimeError. It begins with the place in gloo's source, or has these very words."""
+"""gloo raises a plain RuntimeError, whose message starts with a line of gloo's source or ends so."""
 
 
 def is_lost_rank(error: BaseException | None) -> bool:
-    """Whether the error, or one behind it, is the loss of another rank.
+    """Return whether the error, or one of its causes, is the loss of another rank.
 
-    slurmddp raises RankFailure for that, torch's store and NCCL raise DistError.
+    slurmddp raises RankFailure, torch's store and NCCL raise DistError, gloo a plain RuntimeError.
     """
     while error is not None:
         if isinstance(error, (RankFailure, dist.DistError)):

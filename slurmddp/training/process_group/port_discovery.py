@@ -1,9 +1,9 @@
-"""How ranks that know only their launch's id find the port of rank 0's store: they ask, and are told.
+"""Tell the ranks of a launch the port of rank 0's store, given nothing but the launch's id.
 
-Rank 0 answers on the first free one of the ports that all derive from the launch's id. A rank shows a token
-there, and the answer proves itself too: where the attempt has a secret, both follow from it, so nobody else
-is told the port, and nobody else can name a rank a wrong one. Without a secret (under srun or mpirun alone)
-the launch's id takes its place: it keeps launches apart, not people.
+Rank 0 answers on the first free port of a list that follows from the launch's id. A rank sends a token; rank
+0 answers with the port and a token. With the attempt's secret both tokens are HMACs, so no other process
+learns the port or can send a wrong port. Without a secret (under srun or mpirun alone) the tokens only keep
+launches apart.
 """
 
 from __future__ import annotations
@@ -20,150 +20,153 @@ from slurmddp.host.address import Address
 from slurmddp.host.ports import candidate_ports, listen
 from slurmddp.runs.folder.run_context import RunContext
 
-_HELLO = b"slurmddp-1 "
+_PREFIX = b"slurmddp-1 "
 _LINE_BYTES = 192
 _ANSWER_S = 1.0
-_MOST_GUESTS = 256
+_MAX_CALLERS = 256
 """Most callers connected at once; a further caller replaces the oldest."""
-_LOOK_S = 0.002
-"""Rank 0 looks this often for callers, and so whether all have come: it only counts in its own store."""
+_POLL_S = 0.002
+"""Seconds that one call of `PortServer.answer` waits; rank 0 polls its store between calls."""
 
 
 @dataclass
-class _Guest:
-    """A caller with an incomplete request: the time of its connection, and the bytes received so far."""
+class _Caller:
+    """A caller with an incomplete request."""
 
     since: float
-    said: bytes = b""
+    """When it connected, by the monotonic clock."""
+    received: bytes = b""
 
 
 @dataclass(frozen=True)
-class Words:
-    """What the ranks of one launch say to each other before they have met."""
+class Handshake:
+    """The messages by which the ranks of one launch recognise each other before they have met."""
 
     launch_id: str
     secret: str = field(default_factory=lambda: os.environ.get(SECRET_VARIABLE, ""), repr=False)
 
     @property
     def ports(self) -> list[int]:
-        """Where to ask, in order."""
+        """The ports at which rank 0 may answer, in order of preference."""
         return candidate_ports(self.launch_id)
 
     def publish(self, port: int) -> bool:
-        """Write the port at which rank 0 answers, if `ports` lacks it; return False if that fails."""
+        """Write the port at which rank 0 answers to the attempt's folder; return False if that fails."""
         return RunContext.read(os.environ).publish_port(self._published_as, port)
 
     def published(self) -> list[int]:
-        """Return the port that rank 0 has left, if it has."""
+        """Return the port that rank 0 has published, if it has."""
         return RunContext.read(os.environ).published_ports(self._published_as)
 
     @property
     def _published_as(self) -> str:
         return f"ranks of {self.launch_id}"
 
-    def question(self) -> bytes:
-        """Return what a rank asks."""
-        return _HELLO + self._proof("token")
+    def request(self) -> bytes:
+        """Return the message of a rank that asks for the port."""
+        return _PREFIX + self._token("token")
 
-    def answer(self, store_port: int) -> bytes:
-        """Return what rank 0 tells the ranks of its launch."""
-        return _HELLO + b"%d " % store_port + self._proof(f"store on port {store_port}")
+    def response(self, store_port: int) -> bytes:
+        """Return rank 0's answer to a rank of its launch."""
+        return _PREFIX + b"%d " % store_port + self._token(f"store on port {store_port}")
 
-    def understand(self, answer: bytes) -> int | None:
-        """Return the store's port if our rank 0 gave this answer."""
-        number = answer.removeprefix(_HELLO).split(b" ")[0]
-        if number.isdigit() and hmac.compare_digest(answer, self.answer(int(number))):
+    def port_in(self, response: bytes) -> int | None:
+        """Return the store's port if rank 0 of this launch sent `response`, else None."""
+        number = response.removeprefix(_PREFIX).split(b" ")[0]
+        if number.isdigit() and hmac.compare_digest(response, self.response(int(number))):
             return int(number)
         return None
 
-    def _proof(self, what: str) -> bytes:
+    def _token(self, what: str) -> bytes:
         text = f"{what} of {self.launch_id}"
         return hmac.digest(self.secret.encode(), text.encode(), "sha256").hex().encode()
 
 
-class Beacon:
-    """Rank 0's listener: it serves many callers at once, so that a silent caller delays no rank."""
+class PortServer:
+    """Rank 0's listener; it serves many callers at once, so that a silent caller delays no rank."""
 
-    def __init__(self, address: Address, words: Words) -> None:
+    def __init__(self, address: Address, handshake: Handshake) -> None:
         """Listen on the first candidate port that is free."""
-        self._words = words
-        self._guests: dict[socket.socket, _Guest] = {}
-        self._listener = listen(address, words.ports, words.publish)
+        self._handshake = handshake
+        self._callers: dict[socket.socket, _Caller] = {}
+        self._listener = listen(address, handshake.ports, handshake.publish)
         self._listener.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
 
-    def __enter__(self) -> Beacon:
+    def __enter__(self) -> PortServer:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for caller in list(self._guests):
-            self._drop(caller)
+        for connection in list(self._callers):
+            self._drop(connection)
         self._selector.close()
         self._listener.close()
 
     def answer(self, store_port: int) -> None:
-        """Answer those that have asked: the store's port to our own ranks, `other` to anybody else."""
+        """Answer callers that have asked: the port to ranks of this launch, `other` to other programs."""
         now = time.monotonic()
-        for key, _ in self._selector.select(_LOOK_S):
+        for key, _ in self._selector.select(_POLL_S):
             if key.fileobj is self._listener:
                 self._accept(now)
             elif isinstance(key.fileobj, socket.socket):
-                self._hear(key.fileobj, store_port)
-        for caller in [caller for caller, guest in self._guests.items() if now - guest.since > _ANSWER_S]:
-            self._drop(caller)
+                self._receive(key.fileobj, store_port)
+        for connection in [c for c, caller in self._callers.items() if now - caller.since > _ANSWER_S]:
+            self._drop(connection)
 
     def _accept(self, now: float) -> None:
-        for _ in range(_MOST_GUESTS):
+        for _ in range(_MAX_CALLERS):
             try:
-                caller, _ = self._listener.accept()
+                connection, _ = self._listener.accept()
             except BlockingIOError:
                 return
-            except OSError:  # It went away, or this process has no descriptor left.
+            except OSError:  # The caller has gone, or this process has no descriptor left.
                 self._drop_oldest()
                 return
-            caller.setblocking(False)
-            if len(self._guests) >= _MOST_GUESTS:
+            connection.setblocking(False)
+            if len(self._callers) >= _MAX_CALLERS:
                 self._drop_oldest()
-            self._guests[caller] = _Guest(now)
-            self._selector.register(caller, selectors.EVENT_READ)
+            self._callers[connection] = _Caller(now)
+            self._selector.register(connection, selectors.EVENT_READ)
 
-    def _hear(self, caller: socket.socket, store_port: int) -> None:
-        guest = self._guests[caller]
+    def _receive(self, connection: socket.socket, store_port: int) -> None:
+        caller = self._callers[connection]
         try:
-            received = caller.recv(_LINE_BYTES - len(guest.said))
-            guest.said += received
-            if received and not guest.said.endswith(b"\n") and len(guest.said) < _LINE_BYTES:
+            received = connection.recv(_LINE_BYTES - len(caller.received))
+            caller.received += received
+            if received and not caller.received.endswith(b"\n") and len(caller.received) < _LINE_BYTES:
                 return
-            ours = hmac.compare_digest(guest.said.rstrip(b"\n"), self._words.question())
-            caller.send((self._words.answer(store_port) if ours else _HELLO + b"other") + b"\n")
+            ours = hmac.compare_digest(caller.received.rstrip(b"\n"), self._handshake.request())
+            connection.send((self._handshake.response(store_port) if ours else _PREFIX + b"other") + b"\n")
         except OSError:
-            pass  # The caller went away; it asks again if it is one of ours.
-        self._drop(caller)
+            pass  # The caller has gone; a rank of this launch asks again.
+        self._drop(connection)
 
     def _drop_oldest(self) -> None:
-        for caller in list(self._guests)[:1]:
-            self._drop(caller)
+        for connection in list(self._callers)[:1]:
+            self._drop(connection)
 
-    def _drop(self, caller: socket.socket) -> None:
-        del self._guests[caller]
-        self._selector.unregister(caller)
-        caller.close()
+    def _drop(self, connection: socket.socket) -> None:
+        del self._callers[connection]
+        self._selector.unregister(connection)
+        connection.close()
 
 
-def ask(address: Address, port: int, words: Words, patience_s: float = _ANSWER_S) -> int | None:
-    """Return the store's port if our beacon listens here; None for silence and for strangers."""
+def ask_for_port(
+    address: Address, port: int, handshake: Handshake, timeout_s: float = _ANSWER_S
+) -> int | None:
+    """Return the store's port if rank 0 of this launch answers at `port` within `timeout_s`, else None."""
     try:
-        with socket.create_connection((address.text, port), timeout=patience_s) as connection:
-            connection.sendall(words.question() + b"\n")
-            return words.understand(_read_line(connection, patience_s))
+        with socket.create_connection((address.text, port), timeout=timeout_s) as connection:
+            connection.sendall(handshake.request() + b"\n")
+            return handshake.port_in(_read_line(connection, timeout_s))
     except OSError:
         return None
 
 
-def _read_line(connection: socket.socket, patience_s: float) -> bytes:
-    """Read up to a newline, within `patience_s`; a peer that speaks another protocol is cut off."""
-    line, deadline = b"", time.monotonic() + patience_s
+def _read_line(connection: socket.socket, timeout_s: float) -> bytes:
+    """Read up to a newline within `timeout_s`; stop early at a line that is too long for a response."""
+    line, deadline = b"", time.monotonic() + timeout_s
     while not line.endswith(b"\n") and len(line) < _LINE_BYTES:
         connection.settimeout(max(0.001, deadline - time.monotonic()))
         received = connection.recv(_LINE_BYTES - len(line))

@@ -1,9 +1,9 @@
-"""Signed values in torch's store, to which any account on rank 0's node can connect.
+"""Sign values in torch's store, because any account that reaches rank 0's node can connect to the store.
 
-A value carries an HMAC over its key and itself, made with the attempt's secret. The HMAC's key is bound to
-the launch (job, step, restart, generation of ranks), so a value of an earlier launch does not count. A value
-without a right HMAC is ignored with a warning. Without a secret (torchrun, plain python) values go unsigned.
-Counters can't be signed, so a counter only says when to look at signed values.
+A value carries an HMAC-SHA256 (RFC 2104) over its key and itself. The HMAC's key follows from the attempt's
+secret and the launch, so values of an earlier launch are rejected. A value with a wrong HMAC is ignored with
+a warning. Without a secret (torchrun, plain python) values are unsigned. Counters can't be signed, so a
+counter only shows when to read signed values.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hmac
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -20,20 +20,24 @@ from typing import Any
 import torch.distributed as dist
 
 from slurmddp.environments.names import SECRET_VARIABLE
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import RankFailure
 
 _log = logging.getLogger(__name__)
 
 READ_S = 2.0
-"""Seconds for which rank 0 waits until the other ranks have read a value."""
+"""Most seconds that rank 0 waits until the other ranks have read a decision."""
+_RANK_ZERO_S = 10.0
+"""Seconds that the other ranks wait for rank 0's decision longer than rank 0 waits for their values."""
 _POLL_S = 0.05
 _TRIES = 16
-"""Most times that our value replaces a foreign one, if another process keeps writing it."""
+"""Most times that this rank replaces a foreign value, if another process keeps writing it."""
 
 
 class SignedStore:
     """Read and write values of one launch's ranks in `store`.
 
-    `secret` is by default the attempt's secret. Without any secret, values are neither signed nor checked.
+    `secret` is by default the attempt's secret; with an empty secret, values are neither signed nor checked.
     """
 
     def __init__(self, store: Any, launch_id: str, secret: str | None = None) -> None:
@@ -51,26 +55,69 @@ class SignedStore:
         return self._value(key, bytes(self._store.multi_get([key])[0])) if self._store.check([key]) else None
 
     def get_all(self, keys: Sequence[str]) -> list[str | None]:
-        """Return the values that ranks of this launch have set, None for each that is missing."""
-        there = list(keys) if self._store.check(list(keys)) else [k for k in keys if self._store.check([k])]
-        stored = self._store.multi_get(there) if there else []
-        found = {key: self._value(key, bytes(one)) for key, one in zip(there, stored, strict=True)}
+        """Return the values that ranks of this launch have set; None for a missing value."""
+        set_keys = (
+            list(keys) if self._store.check(list(keys)) else [k for k in keys if self._store.check([k])]
+        )
+        stored = self._store.multi_get(set_keys) if set_keys else []
+        found = {key: self._value(key, bytes(raw)) for key, raw in zip(set_keys, stored, strict=True)}
         return [found.get(key) for key in keys]
 
     def wait(self, keys: Sequence[str], timeout_s: float) -> list[str | None]:
-        """Return the values as soon as all are there, or those that are there after `timeout_s`.
+        """Return the values once all are set; after `timeout_s` seconds, None for each missing value.
 
-        Raises RuntimeError when the store is gone.
+        Raises:
+            RuntimeError: the store is gone.
         """
         deadline = time.monotonic() + timeout_s
-        with suppress(dist.DistStoreError):  # The look that follows tells which keys are missing.
+        with suppress(dist.DistStoreError):  # `get_all` below finds which keys are missing.
             self._store.wait(list(keys), timedelta(seconds=timeout_s))
         while None in (values := self.get_all(keys)) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         return values
 
+    def decide_at_zero(
+        self,
+        key: str,
+        info: RankInfo,
+        own: str,
+        decide: Callable[[list[str | None]], str],
+        *,
+        subject: str,
+        timeout_s: float,
+    ) -> str:
+        """Let rank 0 decide on the values of all ranks; return the decision. Every rank calls it.
+
+        Args:
+            key: the key of the decision; the values stand below it.
+            info: this rank.
+            own: this rank's value.
+            decide: called on rank 0 with the values of all ranks, None for a missing value.
+            subject: the subject of the decision, for the error message.
+            timeout_s: seconds that rank 0 waits for the values.
+
+        Raises:
+            RankFailure: rank 0 has exited, or sends no decision.
+        """
+        text, lost = None, None
+        try:
+            self.set(f"{key}/{info.rank}", own)
+            if info.rank == 0:
+                text = decide(self.wait([f"{key}/{rank}" for rank in range(info.world_size)], timeout_s))
+                self.set(key, text)
+            else:
+                (text,) = self.wait([key], timeout_s + _RANK_ZERO_S)
+        except RuntimeError as error:
+            lost = error
+        if text is None:
+            raise RankFailure(
+                f"Rank 0 has exited, or sent no decision on {subject} within {timeout_s + _RANK_ZERO_S:g} s.",
+                hint="The log of rank 0 says why.",
+            ) from lost
+        return text
+
     def compare_set(self, key: str, value: str) -> str:
-        """Set the value unless a rank of this launch was first, and return the value that stands."""
+        """Set the value unless a rank of this launch was first; return the value that holds."""
         own, expected = self._signed(key, value), b""
         for _ in range(_TRIES):
             stored = bytes(self._store.compare_set(key, expected, own))
@@ -80,19 +127,20 @@ class SignedStore:
         return value
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter, which anybody may change, and return it."""
+        """Add to a counter and return it; counters are unsigned, so any process can change them."""
         return int(self._store.add(key, amount))
 
-    def until_read(self, key: str, rank: int, world_size: int) -> None:
-        """Tell rank 0 that this rank has read the value of `key`; rank 0 waits until all have told it.
+    def await_all(self, key: str, info: RankInfo, timeout_s: float = READ_S) -> None:
+        """Count this rank at `key`; rank 0 waits until all ranks have counted, at most `timeout_s` seconds.
 
-        The store ends with the process of rank 0, so rank 0 calls this before it leaves because of the value.
+        The store ends with rank 0's process, so rank 0 calls this before it exits.
         """
-        deadline = time.monotonic() + READ_S
+        deadline = time.monotonic() + timeout_s
         with suppress(RuntimeError):
-            self.add(f"{key}/read", 1)
-            while rank == 0 and self.add(f"{key}/read", 0) < world_size and time.monotonic() < deadline:
+            count = self.add(key, 1)
+            while info.rank == 0 and count < info.world_size and time.monotonic() < deadline:
                 time.sleep(0.005)
+                count = self.add(key, 0)
 
     def _signed(self, key: str, value: str) -> str:
         return f"{self._mac(key, value)}:{value}" if self._key else value

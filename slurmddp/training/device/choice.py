@@ -1,4 +1,4 @@
-"""Which device a rank computes on, and which backend goes with it; pure decisions about names and numbers."""
+"""Choose a rank's device, backend and number of threads: pure decisions about names and numbers."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from collections.abc import Collection, Mapping
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError, MismatchError, near_matches
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 _KINDS = (re.compile(r"\d+"), re.compile("GPU-."), re.compile("MIG-."))
-"""Names of devices: the kernel's number (CUDA reads as much of it as is one), a UUID or its begin, MIG."""
-_OWN = re.compile(r"\bgpu:(?:verbose,)?(?:per_task:(\d+)|single:)")
-"""How SLURM tells the tasks of a step that each gets its own, also where that follows from other flags."""
+"""The kinds of device names: an index (CUDA reads its leading digits), a UUID, a MIG device."""
+_BOUND_TO_TASK = re.compile(r"\bgpu:(?:verbose,)?(?:per_task:(\d+)|single:)")
+"""Matches SLURMD_TRES_BIND if SLURM gives each task GPUs that no other task of the node gets."""
 
 
 def visible_names(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the devices that CUDA_VISIBLE_DEVICES names, as far as CUDA reads it; None where it is not set.
+    """Return the devices that CUDA reads from CUDA_VISIBLE_DEVICES; None if the variable is not set.
 
-    CUDA stops at the first name that is none, and at the first of another kind than the one before. Raises
-    MismatchError for a name that stands there twice: CUDA then shows no device at all.
+    CUDA stops at the first invalid name, and at the first name of another kind than the name before.
+
+    Raises:
+        MismatchError: a name stands there twice; CUDA then shows no device at all.
     """
-    text = environ.get(_VISIBLE)
+    text = environ.get(VISIBLE)
     if text is None:
         return None
     listed = [name.strip() for name in text.split(",")]
@@ -32,17 +34,17 @@ def visible_names(environ: Mapping[str, str]) -> tuple[str, ...] | None:
             break
         if name in names:
             raise MismatchError(
-                f"{_VISIBLE}={text!r} names {name} twice, and CUDA then shows no device.",
-                hint="Name each once; a rank needs a device of its own.",
+                f"{VISIBLE}={text!r} names {name} twice, and CUDA then shows no device.",
+                hint="Name each device once; each rank needs its own.",
             )
         names.append(name)
     return tuple(names)
 
 
 def own_mig_device(info: RankInfo, environ: Mapping[str, str]) -> str | None:
-    """Return the one MIG device that this rank must see alone; None where names say nothing of the kind.
+    """Return the one MIG device to show to this rank; None if no MIG devices are named.
 
-    CUDA shows a process the first MIG device that it is given, whatever else is named.
+    CUDA shows a process only the first MIG device of the list.
     """
     names = visible_names(environ) or ()
     if not names or not names[0].startswith("MIG-"):
@@ -52,11 +54,14 @@ def own_mig_device(info: RankInfo, environ: Mapping[str, str]) -> str | None:
 
 
 def choose_device(info: RankInfo, environ: Mapping[str, str], visible: int) -> int | None:
-    """Return the CUDA index for this rank among the `visible` GPUs, or None for the CPU.
+    """Return the CUDA index for this rank among the `visible` GPUs; None for the CPU.
 
-    A rank that sees GPUs of its own, where SLURM binds them to tasks, takes the first; ranks that see all of
-    the node's take one each. Raises MismatchError when there are GPUs, but fewer than ranks. Nodes that are
-    pretended share this machine's: where these don't suffice, it is a rehearsal on CPUs.
+    If SLURM binds GPUs to tasks, the rank takes the first GPU that it sees. If all ranks of the node see
+    the same GPUs, the rank takes the GPU of its local rank. Pretended nodes share this machine's GPUs; if
+    there are fewer GPUs than ranks, all ranks compute on CPUs.
+
+    Raises:
+        MismatchError: there are GPUs, but fewer than ranks.
     """
     if visible == 0:
         return None
@@ -64,49 +69,49 @@ def choose_device(info: RankInfo, environ: Mapping[str, str], visible: int) -> i
         return info.rank if visible >= info.world_size else None
     if visible >= info.local_world_size:
         return info.local_rank
-    if _sees_its_own(info, environ, visible):
+    if _sees_bound_gpus(info, environ, visible):
         return 0
     ranks = info.local_world_size
     raise MismatchError(
-        f"{ranks} ranks on this node see {visible} GPU(s); each rank needs one of its own.{_unread(environ)}",
+        f"{ranks} ranks on this node see {visible} GPU(s); each rank needs its own.{_unread(environ)}",
         hint=f"Ask for `--gpus-per-node={ranks}` and no `--gpu-bind`, or start {visible} rank(s) "
         f"per node (`--ntasks-per-node={visible}`), or hide the GPUs (CUDA_VISIBLE_DEVICES=) to use CPUs.",
     )
 
 
 def _unread(environ: Mapping[str, str]) -> str:
-    """Return a sentence on what CUDA leaves out of the names that it was given; empty for nothing."""
-    names, text = visible_names(environ), environ.get(_VISIBLE, "")
+    """Return a sentence that names the first device name that CUDA ignores; empty if CUDA reads all names."""
+    names, text = visible_names(environ), environ.get(VISIBLE, "")
     left = text.split(",")[len(names or ()) :]
-    return f" CUDA reads {_VISIBLE}={text!r} up to {left[0].strip()!r}." if names and left else ""
+    return f" CUDA reads {VISIBLE}={text!r} up to {left[0].strip()!r}." if names and left else ""
 
 
-def _sees_its_own(info: RankInfo, environ: Mapping[str, str], visible: int) -> bool:
-    """Whether what this rank sees is shown to no other rank of the node."""
+def _sees_bound_gpus(info: RankInfo, environ: Mapping[str, str], visible: int) -> bool:
+    """Return whether no other rank of the node sees the GPUs of this rank."""
     if info.environment not in ("slurm", "mpi") or info.emulated:
         return False
-    if bound := _OWN.search(environ.get("SLURMD_TRES_BIND", "")):
+    if bound := _BOUND_TO_TASK.search(environ.get("SLURMD_TRES_BIND", "")):
         return visible == int(bound[1] or 1)
     if visible > 1:
-        return False  # As with `closest`: some ranks see the same ones, and none knows which.
+        return False  # Under `closest` ranks may see the same GPUs, and no rank knows which.
     return info.gpus_on_node is None or info.gpus_on_node >= info.local_world_size
 
 
 def foreign_gpus(info: RankInfo, environ: Mapping[str, str], visible: int) -> str | None:
-    """Return one line for when GPUs can be seen that may be those of other jobs; None where that is not so.
+    """Return a warning if this rank may see GPUs of other jobs, else None.
 
-    SLURM names no devices under `--gpu-bind=none`, and not every site confines jobs to theirs.
+    SLURM names no devices under `--gpu-bind=none`, and some sites don't confine jobs to their devices.
     """
-    if info.emulated or _VISIBLE in environ or not 0 < (info.gpus_on_node or 0) < visible:
+    if info.emulated or VISIBLE in environ or not 0 < (info.gpus_on_node or 0) < visible:
         return None
     return (
-        f"SLURM has given {info.gpus_on_node} GPU(s) of this node, but {visible} can be seen, and nothing "
-        "tells them apart: ranks may take those of other jobs. Leave out `--gpu-bind=none`."
+        f"SLURM has given {info.gpus_on_node} GPU(s) of this node, but {visible} can be seen. Ranks may take "
+        "GPUs of other jobs. Leave out `--gpu-bind=none`."
     )
 
 
 def device_identity(environ: Mapping[str, str], index: int, uuid: object) -> str:
-    """Return what tells the device of this rank from every other; MIG devices may share their GPU's UUID."""
+    """Return a name that no other device has; MIG devices may share the UUID of their GPU."""
     names = visible_names(environ) or ()
     return names[index] if index < len(names) and names[index].startswith("MIG-") else str(uuid)
 
@@ -126,7 +131,7 @@ def choose_backend(asked: str, device_index: int | None, known: Collection[str] 
 
 
 def choose_threads(info: RankInfo, usable_cpus: int) -> int:
-    """Return how many threads this rank should compute with, out of the CPUs that it may run on."""
+    """Return the number of threads for this rank, given the processors that it may run on."""
     ranks_here = info.world_size if info.emulated else info.local_world_size
     share = max(1, usable_cpus // ranks_here)
     if info.cpus is None:

@@ -1,4 +1,4 @@
-"""A rank takes its share of the node's processors, and computes with as many threads as these have cores."""
+"""Bind a rank to its share of the node's processors, and set one thread per core."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import torch
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.host.cpus import may_bind, numa_node_of, read_cpus, share_of, shortage, threads_on
 from slurmddp.runs.folder.run_context import RunContext
-from slurmddp.training.process_group.device import choose_threads
-from slurmddp.training.process_group.variable import set_variable
+from slurmddp.training.device.choice import choose_threads
 
 _log = logging.getLogger(__name__)
+THREADS_VARIABLE = "OMP_NUM_THREADS"
 
 
 def take_cpus(info: RankInfo, undo: contextlib.ExitStack) -> None:
-    """Bind this rank, if an agent has started it, and set the number of its threads until `undo` is closed.
+    """Bind this rank, if an agent has started it, and set its number of threads.
 
-    OMP_NUM_THREADS stays as it is where a person has set it.
+    Closing `undo` restores both. OMP_NUM_THREADS is set too, for libraries that torch does not control. A
+    value that a person has set stays.
     """
     cpus, together = read_cpus(), RunContext.read(os.environ).by_agent
     if info.local_rank == 0 and (line := shortage(info, cpus, together)):
@@ -32,34 +33,34 @@ def take_cpus(info: RankInfo, undo: contextlib.ExitStack) -> None:
         os.sched_setaffinity(0, own)
         threads = min(threads, threads_on(cpus, own))
     alone = info.world_size == 1 and info.cpus is None
-    if alone or os.environ.get("OMP_NUM_THREADS"):
+    if alone or os.environ.get(THREADS_VARIABLE):
         return
     undo.callback(torch.set_num_threads, torch.get_num_threads())
     torch.set_num_threads(threads)
-    set_variable("OMP_NUM_THREADS", str(threads), undo)
+    os.environ[THREADS_VARIABLE] = str(threads)
 
 
 def share_threads(info: RankInfo) -> None:
-    """Let this rank compute with its share of the node's cores, unless OMP_NUM_THREADS is set.
+    """Set as many threads as this rank's share of the node's cores, unless OMP_NUM_THREADS is set.
 
-    It is for programs that never call `take_cpus`; neither CUDA nor the rank's binding is touched.
+    Scripts without `Distributon` get this. The rank stays unbound, and CUDA is not touched.
     """
-    if not os.environ.get("OMP_NUM_THREADS"):
+    if not os.environ.get(THREADS_VARIABLE):
         cpus = read_cpus()
         ranks = info.world_size if info.emulated else info.local_world_size
         torch.set_num_threads(max(1, min(choose_threads(info, cpus.usable), len(cpus.cores()) // ranks)))
 
 
 def _gpu_numa_nodes(info: RankInfo) -> list[int | None]:
-    """Return the NUMA nodes of the GPUs of this node's ranks, where each takes the one of its own number."""
+    """Return the NUMA node of each local rank's GPU; empty if a rank has no GPU or a GPU does not answer."""
     if torch.cuda.device_count() < info.local_world_size:
         return []
     try:
         gpus = [torch.cuda.get_device_properties(index) for index in range(info.local_world_size)]
     except RuntimeError:
-        return []  # One does not answer: its own rank tells of it.
+        return []  # The rank of the broken GPU reports it.
     found = []
     for gpu in gpus:
-        place = [getattr(gpu, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
-        found.append(numa_node_of("{:04x}:{:02x}:{:02x}.0".format(*place)) if min(place) >= 0 else None)
+        address = [getattr(gpu, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
+        found.append(numa_node_of("{:04x}:{:02x}:{:02x}.0".format(*address)) if min(address) >= 0 else None)
     return found

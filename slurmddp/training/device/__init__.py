@@ -1,0 +1,1 @@
+"""What a rank computes on: its GPU or CPU, and its processors."""
