@@ -1,4 +1,4 @@
-"""What every rank of a run does, from its environment to its exit code; the agent calls it."""
+"""Run one rank of a run, from its environment to its exit code; the agent calls it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.spec import is_own_trainer
 from slurmddp.strategies import build
+from slurmddp.training.device.cpu_affinity import share_threads
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.instantiate import instantiate, locate
 from slurmddp.training.preflight import preflight
-from slurmddp.training.process_group.cpu_affinity import share_threads
 from slurmddp.training.process_group.device_agreement import DevicesError
 from slurmddp.training.process_group.lost_rank import is_lost_rank
 from slurmddp.training.process_group.setup import RankContext
@@ -31,13 +31,13 @@ from slurmddp.training.stopping.signals import StopSignals
 from slurmddp.training.user_script import run_script
 
 NOT_OPTIONS = ("_target_", "script", "args", "checkpoints")
-"""Keys of `program` that its function does not get."""
+"""Keys of `program` that are not arguments of its function."""
 _SIGNAL_WAIT_S = 2.5
-"""The agent passes a stop on to the ranks of its node a second after the first of them has left."""
+"""Seconds to wait for the stop signal that other ranks have obeyed already."""
 
 
 def main(run_dir: str) -> int:
-    """Run the program of the run folder as the rank that the environment says; return the exit code."""
+    """Run the program of the run folder as the rank that the environment describes; return the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     folder = RunFolder(run_dir)
     try:
@@ -46,7 +46,7 @@ def main(run_dir: str) -> int:
         return _report(error)
     if program.get("script"):
         share_threads(detect(os.environ))
-        # It says itself when it can be stopped, so no handlers are put in place for it.
+        # The script handles stop signals itself, if it uses `should_stop`.
         return run_script(folder, program["script"], program.get("args") or [])
     with StopSignals() as signals, ExitGuard(signals, read_limits(os.environ)) as guard:
         try:
@@ -79,31 +79,31 @@ def _run(folder: RunFolder) -> None:
 
 
 def _launch(distributon: Distributon, info: RankInfo, config: dict[str, Any], folder: RunFolder) -> None:
-    """Meet the other ranks, and look at all nodes if that was asked for."""
-    looks = config.get("preflight") and os.environ.get(PREFLIGHT_VARIABLE, "1") == "1"
+    """Meet the other ranks, and run the preflight if it is on."""
+    checks = config.get("preflight") and os.environ.get(PREFLIGHT_VARIABLE, "1") == "1"
     try:
         distributon.launch()
     except DevicesError as error:
-        if looks:
-            preflight.blame_devices(info, folder, config, error)
+        if checks:
+            preflight.exclude_conflicting_nodes(info, folder, config, error)
         raise
-    if looks:
+    if checks:
         preflight.run(distributon._session.context, folder, config)
         distributon._session.startup.lap("preflight")
     else:
         _warn_of_cpus(distributon._session.context, folder)
 
 
-def _warn_of_cpus(place: RankContext, folder: RunFolder) -> None:
-    """Let `status` tell that a job with GPUs computes on CPUs: in a rank's log it is read too late."""
-    run, granted = RunContext.read(os.environ, folder), place.info.gpus_on_node
-    if place.info.rank == 0 and granted and place.device.type == "cpu" and not run.is_superseded:
+def _warn_of_cpus(context: RankContext, folder: RunFolder) -> None:
+    """Record for `status` that a job with GPUs computes on CPUs."""
+    run, granted = RunContext.read(os.environ, folder), context.info.gpus_on_node
+    if context.info.rank == 0 and granted and context.device.type == "cpu" and not run.is_superseded:
         text = f"SLURM granted {granted} GPU(s) on node 0, but torch sees none: the ranks compute on CPUs."
         run.add_event("warned", about="device", text=text)
 
 
 def _code_after(error: Exception, guard: ExitGuard) -> int:
-    """Print the error and return the rank's exit code; a rank that stopping ranks have left stops too."""
+    """Print the error and return the rank's exit code: 75 if other ranks have left because of a stop."""
     if isinstance(error, SlurmddpError):
         code = _report(error)
     else:
@@ -112,17 +112,17 @@ def _code_after(error: Exception, guard: ExitGuard) -> int:
     if code != EXIT_FAILED or not is_lost_rank(error):
         return code
     if not guard.begun:
-        # Others that were signalled before the training began have left; the signal for this rank, which
-        # the guard obeys, may be on its way.
+        # The other ranks got the stop signal before the training and have left. The signal for this rank may
+        # still be on its way.
         time.sleep(_SIGNAL_WAIT_S)
-    if guard.signals.look() is None:
+    if guard.signals.poll() is None:
         return code
-    tell(f"{guard.signals.received} came, others are gone: leaving.")
+    tell(f"{guard.signals.received} came and other ranks have left: this rank leaves too.")
     return EXIT_STOPPED
 
 
 def _report(error: SlurmddpError) -> int:
-    """Say what is wrong; what lies behind it comes first, so that the last lines are the message."""
+    """Print the cause, then the error, so that the last lines are the message; return its exit code."""
     if error.__cause__ is not None:
         tell("".join(traceback.format_exception(error.__cause__)).rstrip())
     tell(f"{type(error).__name__}: {error.message}\n{error.hint}".rstrip())

@@ -1,7 +1,7 @@
-"""What each rank looks at on its own node before a training starts; nothing here waits for another rank.
+"""Check this rank's device and node before a training starts, without waiting for another rank.
 
-A check looks and returns what it found wrong. It must be cheap (all of them together well under a second on a
-CPU) and leave nothing behind.
+A check returns what it found wrong, and leaves nothing behind. All checks together take well under a second
+on a CPU.
 """
 
 from __future__ import annotations
@@ -22,18 +22,24 @@ from slurmddp.checkpoint.files.space import free_bytes, size_text
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import CheckpointError
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.training.device.choice import visible_names
 from slurmddp.training.preflight.timeout import within
-from slurmddp.training.process_group.device import visible_names
 
 NODE, RUN, NOBODY = "node", "run", "nobody"
 _MATRIX = 256
+"""Rows and columns of the multiplied matrices."""
 _SHIFTS = (0, 1, 5)
+"""The first matrix is the sum of unit matrices whose columns are shifted by these numbers."""
 _CPU_BYTES, _GPU_BYTES = 64 << 20, 256 << 20
+"""Memory that the check allocates."""
 _GPU_USED = 0.1
-"""The share of a GPU's memory that a context may take; more belongs to another process."""
+"""The share of a GPU's memory that a CUDA context may take; more belongs to another process."""
 _DISK_BYTES = 100 << 20
+"""Free space that a training needs before its first checkpoint."""
 _FILES = 4096
+"""Open files that a rank with loader workers may need."""
 _SHM_PER_WORKER = 64 << 20
+"""Shared memory for the batches of one loader worker."""
 _RDMA = Path("/sys/class/infiniband")
 SHM = Path("/dev/shm")
 TMP = Path("/tmp")
@@ -41,7 +47,7 @@ TMP = Path("/tmp")
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that is wrong on one node."""
+    """One fault of one node."""
 
     check: str
     node: str
@@ -49,8 +55,8 @@ class Finding:
     """What was found, as a sentence."""
     hint: str
     """What to do about it, as a sentence."""
-    blames: str = NODE
-    """NODE: another node would do; RUN: every node would find it; NOBODY: a warning, training can start."""
+    fault: str = NODE
+    """NODE: another node would pass; RUN: every node would fail; NOBODY: a warning, the training starts."""
 
     @property
     def sentence(self) -> str:
@@ -58,8 +64,8 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """What the checks of one rank know."""
+class CheckContext:
+    """The facts that the checks of one rank use."""
 
     info: RankInfo
     device: torch.device
@@ -69,29 +75,29 @@ class Surroundings:
     """Loader workers of each rank."""
 
 
-Check = Callable[[Surroundings], Iterable[Finding]]
+Check = Callable[[CheckContext], Iterable[Finding]]
 
 
-def look(checks: Iterable[Check], here: Surroundings, limit_s: float) -> list[Finding]:
-    """Return what the checks find; one that raises, or does not end in time, has found something too."""
+def run_checks(checks: Iterable[Check], here: CheckContext, limit_s: float) -> list[Finding]:
+    """Return the findings of the checks; a check that raises or exceeds `limit_s` is a finding, too."""
     found: list[Finding] = []
     for check in checks:
         try:
             found += within(limit_s, partial(_results, check, here), here.device)
         except Exception as error:
-            said = f"{type(error).__name__}: {error}".splitlines()[0]
-            text = f"looking at its {check.__name__} failed on rank {here.info.rank}: {said}."
+            cause = f"{type(error).__name__}: {error}".splitlines()[0]
+            text = f"the check of its {check.__name__} failed on rank {here.info.rank}: {cause}."
             hint = "Have the node examined."
             found.append(Finding(check=check.__name__, node=here.node, text=text, hint=hint))
     return found
 
 
-def _results(check: Check, here: Surroundings) -> list[Finding]:
+def _results(check: Check, here: CheckContext) -> list[Finding]:
     return list(check(here))
 
 
-def device(here: Surroundings) -> Iterable[Finding]:
-    """Multiply matrices whose product is known to the last bit, in every type that training uses there."""
+def device(here: CheckContext) -> Iterable[Finding]:
+    """Multiply matrices whose product is known to the last bit: in float32, and in bfloat16 on GPUs."""
     yield from _unseen_gpus(here)
     types = [torch.float32] + [torch.bfloat16] * (here.device.type == "cuda")
     for kind in types:
@@ -100,22 +106,22 @@ def device(here: Surroundings) -> Iterable[Finding]:
             yield Finding(check="device", node=here.node, text=text, hint="Have the device examined.")
 
 
-def _unseen_gpus(here: Surroundings) -> Iterable[Finding]:
-    """Say whether the ranks of this node would compute on CPUs although there are GPUs for them."""
+def _unseen_gpus(here: CheckContext) -> Iterable[Finding]:
+    """Find that the ranks of this node would compute on CPUs although SLURM gave them GPUs."""
     granted, hidden = here.info.gpus_on_node, visible_names(os.environ) == ()
     if not granted or hidden or here.device.type != "cpu" or here.info.local_rank != 0:
         return
     text = f"SLURM has given {granted} GPU(s), and torch shows none: the ranks would compute on CPUs."
     if torch.version.cuda or torch.version.hip:
-        hint = "Have its driver looked at (`nvidia-smi`)."
+        hint = "Have its driver examined (`nvidia-smi`)."
         yield Finding(check="device", node=here.node, text=text, hint=hint)
     else:
         hint = "This torch is built without CUDA: install one that fits the driver."
-        yield Finding(check="device", node=here.node, text=text, hint=hint, blames=NOBODY)
+        yield Finding(check="device", node=here.node, text=text, hint=hint, fault=NOBODY)
 
 
 def multiplies_right(on: torch.device, kind: torch.dtype) -> bool:
-    """Return whether a product of small whole numbers, exact in every type, comes out right."""
+    """Return whether a product of small whole numbers, which `kind` represents exactly, is right."""
     values = (torch.arange(_MATRIX * _MATRIX, device=on).reshape(_MATRIX, _MATRIX) * 5) % 7
     unit = torch.eye(_MATRIX, device=on)
     shifts = torch.stack([unit.roll(shift, 1) for shift in _SHIFTS]).sum(0)
@@ -123,8 +129,8 @@ def multiplies_right(on: torch.device, kind: torch.dtype) -> bool:
     return torch.equal((shifts.to(kind) @ values.to(kind)).long(), expected)
 
 
-def memory(here: Surroundings) -> Iterable[Finding]:
-    """Take some memory of the device; on a GPU look for what another process has left there."""
+def memory(here: CheckContext) -> Iterable[Finding]:
+    """Allocate memory on the device; on a GPU, find memory that another process holds."""
     if here.device.type != "cuda":
         torch.ones(_CPU_BYTES, dtype=torch.uint8)
         return
@@ -135,41 +141,41 @@ def memory(here: Surroundings) -> Iterable[Finding]:
             check="memory",
             node=here.node,
             text=f"{size_text(held)} of the {size_text(whole)} of {here.device} are in use already.",
-            hint="If it is no process of yours, ask for whole GPUs, or tell the site's administrators.",
-            blames=NOBODY,
+            hint="Ask for whole GPUs, or tell the site's administrators, unless the process is yours.",
+            fault=NOBODY,
         )
     torch.ones(_GPU_BYTES, dtype=torch.uint8, device=here.device)
     torch.cuda.empty_cache()
 
 
-def disk(here: Surroundings) -> Iterable[Finding]:
-    """Write to the node's folder for temporary files, and count what is free there and in the run folder."""
+def disk(here: CheckContext) -> Iterable[Finding]:
+    """Write to the node's temporary folder, and check the free space there and in the run folder."""
     if here.info.rank == 0:
         yield from _run_disk(here)
     if here.info.local_rank == 0:
         named, usual = os.environ.get("TMPDIR"), TMP if TMP.is_dir() else Path(tempfile.gettempdir())
         if named and not Path(named).is_dir():
-            text = f"TMPDIR is {named}, which is no folder there: {usual} is used instead."
+            text = f"TMPDIR is {named}, which is not a folder there: {usual} is used instead."
             hint = "Unset it where you submit, or make the folder in the cluster file's setup lines."
-            yield Finding(check="disk", node=here.node, text=text, hint=hint, blames=NOBODY)
+            yield Finding(check="disk", node=here.node, text=text, hint=hint, fault=NOBODY)
             named = None
-        # Python itself would pass over either where it can't write; not so others that write there.
+        # Python skips a folder that it can't write to; other libraries that use TMPDIR don't.
         yield from _node_disk(here, Path(named) if named else usual)
 
 
-def _run_disk(here: Surroundings) -> Iterable[Finding]:
+def _run_disk(here: CheckContext) -> Iterable[Finding]:
     size = _checkpoint_bytes(here.folder)
     needed = 2 * size if size is not None else _DISK_BYTES
     if (free := free_bytes(here.folder.path)) < needed:
         for_what = "two checkpoints take" if size is not None else "a training should find"
         text = f"{size_text(free)} are free in the run folder; {for_what} {size_text(needed)}."
         hint = "Make room, or begin in another runs_dir."
-        yield Finding(check="disk", node=here.node, text=text, hint=hint, blames=RUN)
+        yield Finding(check="disk", node=here.node, text=text, hint=hint, fault=RUN)
 
 
-def _node_disk(here: Surroundings, folder: Path) -> Iterable[Finding]:
-    # What lies on the run's own disk is nothing that another node would have.
-    blames = RUN if folder.stat().st_dev == here.folder.path.stat().st_dev else NODE
+def _node_disk(here: CheckContext, folder: Path) -> Iterable[Finding]:
+    # Another node would find the same fault on the disk of the run folder.
+    fault = RUN if folder.stat().st_dev == here.folder.path.stat().st_dev else NODE
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(os.urandom(4096))
@@ -177,29 +183,29 @@ def _node_disk(here: Surroundings, folder: Path) -> Iterable[Finding]:
             os.fsync(file.fileno())
     except OSError as error:
         text = f"{folder} (TMPDIR) can't be written to: {error.strerror}."
-        hint = "Have its disk looked at, or set TMPDIR to another folder."
-        yield Finding(check="disk", node=here.node, text=text, hint=hint, blames=blames)
+        hint = "Have its disk examined, or set TMPDIR to another folder."
+        yield Finding(check="disk", node=here.node, text=text, hint=hint, fault=fault)
         return
     if (free := free_bytes(folder)) < _DISK_BYTES:
         text = f"{size_text(free)} are free in {folder} (TMPDIR); {size_text(_DISK_BYTES)} should be."
-        hint = "Remove what earlier jobs have left there, or set TMPDIR to another folder."
-        yield Finding(check="disk", node=here.node, text=text, hint=hint, blames=blames)
+        hint = "Remove the files of earlier jobs there, or set TMPDIR to another folder."
+        yield Finding(check="disk", node=here.node, text=text, hint=hint, fault=fault)
 
 
 def _checkpoint_bytes(folder: RunFolder) -> int | None:
-    """Return how many bytes the newest checkpoint has; None where there is none that tells."""
+    """Return the size in bytes of the newest checkpoint with a readable manifest, or None."""
     for path in checkpoint_folders(folder.checkpoints_dir):
         with suppress(CheckpointError, OSError):
             return sum(record.size for record in load_manifest(path).files.values())
     return None
 
 
-def limits(here: Surroundings) -> Iterable[Finding]:
-    """Warn of limits that stop a training late: open files, locked memory, shared memory."""
+def limits(here: CheckContext) -> Iterable[Finding]:
+    """Warn of limits that fail a training late: open files, locked memory, shared memory."""
     if here.info.local_rank != 0:
         return
     shm = free_bytes(SHM) if SHM.is_dir() else None
-    yield from judge_limits(
+    yield from check_limits(
         here.node,
         files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         locked=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if _has_rdma() else resource.RLIM_INFINITY,
@@ -212,12 +218,20 @@ def _has_rdma() -> bool:
     return _RDMA.is_dir() and any(_RDMA.iterdir())
 
 
-def judge_limits(node: str, *, files: int, locked: int, shm: int | None, workers: int) -> Iterable[Finding]:
-    """Say which limits are tight; `locked` counts only where there is hardware that locks memory."""
+def check_limits(node: str, *, files: int, locked: int, shm: int | None, workers: int) -> Iterable[Finding]:
+    """Return a warning for each limit that is too low.
+
+    Args:
+        node: the node's name.
+        files: most open files of a process.
+        locked: most bytes of locked memory; RLIM_INFINITY if no hardware needs locked memory.
+        shm: free bytes of shared memory; None if the node has none.
+        workers: loader workers of the node.
+    """
     unlimited = resource.RLIM_INFINITY
 
     def warning(check: str, text: str, hint: str) -> Finding:
-        return Finding(check=check, node=node, text=text, hint=hint, blames=NOBODY)
+        return Finding(check=check, node=node, text=text, hint=hint, fault=NOBODY)
 
     if files != unlimited and files < _FILES:
         text = f"a process may have {files} files open; with loader workers that is soon too few."

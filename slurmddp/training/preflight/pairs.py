@@ -1,38 +1,46 @@
-"""Which nodes talk to each other before a training starts, how they do it, and who is to blame if they can't.
+"""Exchange known numbers between pairs of nodes, and sum known numbers over all ranks.
 
-In every round a node has at most one partner, so that a silent one holds up no third node.
+In each round a node has at most one partner, so that a silent node delays no third node.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import distributed
 
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.training.preflight.timeout import within
+
 Pair = tuple[int, int]
 
 _ALL_PAIRS_UP_TO = 8
+"""Most nodes of which all pairs exchange numbers."""
 _NUMBERS = 1024
+"""Length of the exchanged vector."""
 _RANKS = 97
+"""Ranks with the same remainder by this prime send the same vector."""
 
 
 def rounds(nodes: int) -> list[list[Pair]]:
-    """Return the pairs of each round: all there are for few nodes, else neighbours in a hypercube.
+    """Return the pairs of each round: all pairs of few nodes, else the neighbours in a hypercube.
 
-    With neighbours alone each node still has a pair, and a node that fails has several.
+    In a hypercube each node is in several pairs, so that a node which fails in all its pairs stands out.
     """
     if nodes <= _ALL_PAIRS_UP_TO:
-        return _tournament(nodes)
+        return _round_robin(nodes)
     bits = range((nodes - 1).bit_length())
     return [
         [(a, a | 1 << bit) for a in range(nodes) if not a & 1 << bit and a | 1 << bit < nodes] for bit in bits
     ]
 
 
-def _tournament(nodes: int) -> list[list[Pair]]:
-    """Let everybody meet everybody: one stays, the others walk around the table by one seat a round."""
+def _round_robin(nodes: int) -> list[list[Pair]]:
+    """Pair each node with each other node once, by the circle method of round-robin tournaments."""
     seats = list(range(nodes + nodes % 2))
     found = []
     for _ in range(len(seats) - 1):
@@ -43,11 +51,41 @@ def _tournament(nodes: int) -> list[list[Pair]]:
     return found
 
 
-def to_blame(failed: Iterable[Pair], suspects: Collection[int] = ()) -> list[int]:
-    """Return few nodes without which none of the failed pairs is left, those in most of them first.
+def check_pairs(info: RankInfo, device: torch.device, pair_s: float) -> dict[Pair, str]:
+    """Exchange numbers with the partner of each round; return the failed pairs of this node with reasons.
 
-    Of two that failed with each other only it is the one that has failed with another before (`suspects`), or
-    else the later one: nothing tells which of them it was, and without one of them there is no such pair.
+    Only local rank 0 takes part. All nodes start round n at the same time, `pair_s` seconds after the last.
+    """
+    began, failed = time.monotonic(), {}
+    for number, pairs in enumerate(rounds(info.nodes), 1):
+        pair = next((pair for pair in pairs if info.node_rank in pair), None)
+        if info.local_rank != 0 or pair is None:
+            continue
+        peer = (pair[0] + pair[1] - info.node_rank) * info.local_world_size
+        deadline = began + number * pair_s
+        why = _failure(partial(exchange, peer, device), deadline - time.monotonic(), device)
+        if why is not None:
+            failed[pair] = why
+    return failed
+
+
+def check_sum(device: torch.device, timeout_s: float) -> str | None:
+    """Sum a known vector over all ranks; return why that failed, or None."""
+    return _failure(partial(reduce_all, device), timeout_s, device)
+
+
+def _failure(action: partial[str | None], timeout_s: float, device: torch.device) -> str | None:
+    try:
+        return within(timeout_s, action, device)
+    except (RuntimeError, TimeoutError) as error:
+        return str(error).splitlines()[0]
+
+
+def faulty_nodes(failed: Iterable[Pair], suspects: Collection[int] = ()) -> list[int]:
+    """Return few nodes that explain all failed pairs, the nodes in most pairs first.
+
+    This is the greedy vertex cover. If two nodes failed only with each other, the suspect is chosen, else
+    the node of the higher rank: nothing tells which of them is faulty.
     """
     left, found = set(failed), []
     while left:
@@ -61,27 +99,27 @@ def to_blame(failed: Iterable[Pair], suspects: Collection[int] = ()) -> list[int
 def describe(
     node: int, failed: Mapping[Pair, str], names: Sequence[str], suspects: Collection[int] = ()
 ) -> str:
-    """Return the sentence that says with whom a node did not exchange data, and why."""
-    why = {(b if a == node else a): said for (a, b), said in failed.items() if node in (a, b)}
-    others = ", ".join(names[other] for other in why)
-    text = f"it does not exchange data with {others}: {next(iter(why.values()))}."
+    """Return the sentence that says with which nodes `node` did not exchange data, and why."""
+    reasons = {(b if a == node else a): why for (a, b), why in failed.items() if node in (a, b)}
+    others = ", ".join(names[other] for other in reasons)
+    text = f"it does not exchange data with {others}: {next(iter(reasons.values()))}."
     if node in suspects:
-        return f"{text} So it was with another node before."
-    alone = len(why) == 1 and sum(next(iter(why)) in pair for pair in failed) == 1
+        return f"{text} Before, it failed with another node."
+    alone = len(reasons) == 1 and sum(next(iter(reasons)) in pair for pair in failed) == 1
     return f"{text} It may be {others} as well." if alone else text
 
 
 def exchange(peer: int, device: torch.device) -> str | None:
-    """Trade a known vector with rank `peer`; return what was wrong with the one that came, or None."""
+    """Exchange known vectors with rank `peer`; return what was wrong with the received vector, or None."""
     own = _vector(distributed.get_rank(), device)
-    came = torch.empty_like(own)
+    received = torch.empty_like(own)
     operations = [
         distributed.P2POp(distributed.isend, own, peer),
-        distributed.P2POp(distributed.irecv, came, peer),
+        distributed.P2POp(distributed.irecv, received, peer),
     ]
     for work in distributed.batch_isend_irecv(operations):
         work.wait()
-    return None if torch.equal(came, _vector(peer, device)) else "other numbers came than were sent"
+    return None if torch.equal(received, _vector(peer, device)) else "other numbers came than were sent"
 
 
 def reduce_all(device: torch.device) -> str | None:

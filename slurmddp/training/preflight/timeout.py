@@ -1,4 +1,4 @@
-"""Waiting for what may never end: a device that hangs, a partner that is silent."""
+"""Run an action that may never end, such as a call to a broken GPU or to a silent node, with a time limit."""
 
 from __future__ import annotations
 
@@ -12,27 +12,30 @@ T = TypeVar("T")
 
 
 def within(seconds: float, action: Callable[[], T], device: torch.device) -> T:
-    """Return what `action` returns or raise what it raises; TimeoutError when it takes longer.
+    """Return what `action` returns, or raise what it raises.
 
-    It then goes on in a thread of its own, which does not keep the process alive. (gloo has waits that end
-    by themselves, but such an end closes all connections of its rank.)
+    The action runs in a daemon thread whose current device is `device`. After a time-out the thread runs on.
+    (gloo has waits with a time-out, but such a time-out closes all connections of the rank.)
+
+    Raises:
+        TimeoutError: the action takes longer than `seconds`.
     """
-    answers: list[T] = []
+    results: list[T] = []
     errors: list[Exception] = []
 
-    def act() -> None:
+    def run() -> None:
         try:
             if device.type == "cuda":
-                torch.cuda.set_device(device)  # Each thread has a current device of its own.
-            answers.append(action())
+                torch.cuda.set_device(device)  # The current device belongs to a thread.
+            results.append(action())
         except Exception as error:
             errors.append(error)
 
-    thread = threading.Thread(target=act, name="slurmddp-preflight", daemon=True)
+    thread = threading.Thread(target=run, name="slurmddp-preflight", daemon=True)
     thread.start()
     thread.join(max(0.0, seconds))
     if errors:
         raise errors[0]
-    if not answers:
+    if not results:
         raise TimeoutError(f"it did not end within {max(0.0, seconds):.0f} s")
-    return answers[0]
+    return results[0]

@@ -1,4 +1,4 @@
-"""What follows from the findings of a preflight: whom to name, to blame, to avoid; decisions about values."""
+"""Decide what follows from the findings of a preflight: which nodes are faulty, and which can be excluded."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from slurmddp.training.preflight.checks import NOBODY, NODE, RUN, Finding
 from slurmddp.training.preflight.pairs import Pair
 
 SKEW_WARNED_S, SKEW_REFUSED_S = 2.0, 60.0
+"""Seconds between a node's clock and most other clocks, from which the node is warned of, and refused."""
 
 
 def node_names(info: RankInfo) -> list[str]:
-    """Return what to call the nodes: by their names where these tell them apart."""
+    """Return a name for each node: its host name, or `node N` if host names don't tell nodes apart."""
     if len(set(info.hosts)) == info.nodes and not info.emulated:
         return [socket.gethostname()] if info.hosts == ("localhost",) else list(info.hosts)
     return [f"node {node}" for node in range(info.nodes)]
 
 
-def can_be_avoided(unfit: Mapping[str, str], info: RankInfo) -> bool:
-    """Whether SLURM knows these names, and others may do better."""
-    known = info.environment == "slurm" and not info.emulated and set(unfit) <= set(info.hosts)
-    return known and others_may_do_better(unfit, info.nodes)
+def can_exclude(unhealthy: Mapping[str, str], info: RankInfo) -> bool:
+    """Return whether SLURM knows these nodes by name, and other nodes may be healthy."""
+    known = info.environment == "slurm" and not info.emulated and set(unhealthy) <= set(info.hosts)
+    return known and others_may_be_healthy(unhealthy, info.nodes)
 
 
-def others_may_do_better(unfit: Mapping[str, str], nodes: int) -> bool:
-    """Whether so few of the nodes are unfit that it lies on them, not on the cluster or the run."""
-    return 2 * len(unfit) <= nodes or nodes == 1
+def others_may_be_healthy(unhealthy: Mapping[str, str], nodes: int) -> bool:
+    """Return whether at most half of the nodes failed; else the cause is the cluster or the run."""
+    return 2 * len(unhealthy) <= nodes or nodes == 1
 
 
 def suspects(events: Iterable[Mapping[str, Any]], attempt: int, names: Sequence[str]) -> set[int]:
-    """Return the nodes that failed in one pair only, with one that a spare has replaced since."""
+    """Return the nodes that failed in a single pair, with a node that a spare has since replaced."""
     before: set[str] = set()
     for event in events:
         if event.get("event") == "preflight" and event.get("attempt") == attempt:
@@ -44,28 +45,36 @@ def suspects(events: Iterable[Mapping[str, Any]], attempt: int, names: Sequence[
     return {node for node, name in enumerate(names) if name in before}
 
 
-def blame(failed: Mapping[Pair, str], names: Sequence[str], suspected: Collection[int] = ()) -> list[Finding]:
-    """Return the nodes to which the pairs that failed come down; `suspected` are those of `suspects`."""
-    nodes = pairs.to_blame(failed, suspected)
-    hint = "Have its network looked at: interface, cable, firewall."
-    blames = NODE if 2 * len(nodes) <= len(names) else RUN
+def find_faulty(
+    failed: Mapping[Pair, str], names: Sequence[str], suspected: Collection[int] = ()
+) -> list[Finding]:
+    """Return a finding for each node that explains failed pairs; `suspected` comes from `suspects`."""
+    nodes = pairs.faulty_nodes(failed, suspected)
+    hint = "Have its network examined: interface, cable, firewall."
+    fault = NODE if 2 * len(nodes) <= len(names) else RUN
     return [
         Finding(
             check="pairs",
             node=names[node],
             text=pairs.describe(node, failed, names, suspected),
             hint=hint,
-            blames=blames,
+            fault=fault,
         )
         for node in nodes
     ]
 
 
-def judge_clocks(names: Sequence[str], stamps: Sequence[float], after: float, before: float) -> list[Finding]:
-    """Say whose clock is off, from stamps that were all made between two moments of rank 0's clock.
+def check_clocks(names: Sequence[str], stamps: Sequence[float], after: float, before: float) -> list[Finding]:
+    """Return a finding for each clock that differs from most others.
 
-    Only what is certain counts: a stamp between the two says nothing, and a machine that is slow warns of
-    nothing.
+    Only a certain difference counts: a stamp between `after` and `before` proves nothing, so that a slow
+    machine causes no warning.
+
+    Args:
+        names: the nodes.
+        stamps: the time at each node, in seconds since the epoch by the node's clock.
+        after: a time before all stamps, by rank 0's clock.
+        before: a time after all stamps, by rank 0's clock.
     """
     ahead = [min(0.0, stamp - after) + max(0.0, stamp - before) for stamp in stamps]
     usual = sorted(ahead)[(len(ahead) - 1) // 2]
@@ -74,8 +83,8 @@ def judge_clocks(names: Sequence[str], stamps: Sequence[float], after: float, be
         if (off := abs(value - usual)) > SKEW_WARNED_S:
             text = f"its clock is {off:.1f} s {'ahead of' if value > usual else 'behind'} most others."
             hint = (
-                "Have its time service (chrony, ntpd) looked at; stops before the time limit need the clock."
+                "Have its time service (chrony, ntpd) examined; stops before the time limit need the clock."
             )
-            blames = NODE if off > SKEW_REFUSED_S else NOBODY
-            found.append(Finding(check="clocks", node=name, text=text, hint=hint, blames=blames))
+            fault = NODE if off > SKEW_REFUSED_S else NOBODY
+            found.append(Finding(check="clocks", node=name, text=text, hint=hint, fault=fault))
     return found
