@@ -73,12 +73,12 @@ def rank_main(rank, options, port):
         "gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=options.ranks
     )
     info = RankInfo(environment="local", rank=rank, world_size=options.ranks, local_world_size=options.ranks)
-    place, poll = SimpleNamespace(store=store, info=info), StopController(None)
+    context, stops = SimpleNamespace(store=store, info=info), StopController(None)
     times = {variant: [] for variant in VARIANTS}
     idle = threads_share()
 
     def should_stop():
-        return poll.tick(place)
+        return stops.should_stop(context)
 
     train("should_stop", should_stop, 50, 0)
     for number in range(options.rounds):
@@ -88,7 +88,7 @@ def rank_main(rank, options, port):
     share = max(0.0, threads_share() - idle)
     call_s = bare_call(should_stop)
     dist.barrier()
-    poll.close()
+    stops.close()
     if rank == 0:
         report(times, call_s, share, options)
     dist.barrier()

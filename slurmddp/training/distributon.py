@@ -318,7 +318,7 @@ class Distributon:
         self._session.heartbeat.step_begins()
         if self._opened is not None:
             self._opened.saves.poll()
-        stops = self._session.stop.tick(self._session.context)
+        stops = self._session.stop.should_stop(self._session.context)
         if stops:
             self._session.milestones.stopped(self.stop_reason)
         return stops
@@ -419,7 +419,7 @@ class Distributon:
         folder, number = self._root_and_step(root, step)
         started = time.monotonic()
         saved = self._checkpointer.save(folder, number, objects, keep_last=keep_last, wait=wait)
-        self._session.stop.stood_still()
+        self._session.stop.exclude_pause()
         if wait:
             self._session.stop.saved(time.monotonic() - started)
         return saved
@@ -433,7 +433,7 @@ class Distributon:
         """
         if self._opened is not None and self._opened.saves.unfinished:
             self._opened.finish()
-            self._session.stop.stood_still()
+            self._session.stop.exclude_pause()
 
     @shown_as("saving")
     def check_can_save(
@@ -456,7 +456,7 @@ class Distributon:
         """
         started = time.monotonic()
         seconds = self._checkpointer.check_can_save(self._root(root), objects, keep_last=keep_last, wait=wait)
-        self._session.stop.stood_still()
+        self._session.stop.exclude_pause()
         self._session.startup.lap("checkpoint")
         self._session.stop.saved(time.monotonic() - started)
         return seconds
@@ -489,7 +489,7 @@ class Distributon:
                 d.memory_save("checkpoints", step, model=model, optimizer=optimizer)
         """
         self._checkpointer.copy_to_memory(Path(root), step, objects)
-        self._session.stop.stood_still()
+        self._session.stop.exclude_pause()
 
     @shown_as("loading")
     def load(

@@ -1,1 +1,1 @@
-"""How ranks stop together at one step, in time."""
+"""Let all ranks stop after the same step, before SLURM kills them."""

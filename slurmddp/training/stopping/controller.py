@@ -1,6 +1,6 @@
-"""Whether to stop, for one training: signals, the run's stop file, the time limit, the ranks' agreement.
+"""Decide for one training whether to stop: by signals, the run's stop file, the time limit and the agreement.
 
-A program that never asks whether to stop has to end on SIGTERM as usual, so nothing happens before it asks.
+Nothing is installed before the first question, so that SIGTERM still ends a program that never asks.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ from slurmddp.training.stopping.signals import StopSignals
 log = logging.getLogger(__name__)
 
 _PAST_SAVES = 10
-"""How many saves of earlier attempts are looked at for the longest."""
+"""How many of the latest saves of earlier attempts count for the longest save."""
 
 
 class StopController:
-    """Asks once per step; `guard` is one that stands already, with its signals, and stays after `close`."""
+    """Answers `should_stop` once per step.
+
+    A given `guard` is used together with its signals, and stays open after `close`.
+    """
 
     is_leaving: ClassVar[bool] = False
-    """Whether this process got a stop and has computed nothing since; then its exit code is not 0."""
+    """Whether `should_stop` returned True and no backward pass followed; the exit code is then not 0."""
 
     def __init__(self, guard: ExitGuard | None, run: RunContext = RunContext()) -> None:  # noqa: B008 - frozen
         self._run = run
@@ -42,70 +45,71 @@ class StopController:
         self._found_at_start: str | None = None
         """Why all ranks stop before their first step."""
         self._steps = 0
-        """Optimizer steps that were allowed to begin."""
+        """How many optimizer steps have started."""
         self._pace = Pace()
-        self._ticked: float | None = None
+        self._answered_at: float | None = None
         self._folder: RunFolder | None = None
-        """The run's folder, on rank 0 of a run that has one: one rank warns, looks for the file, ..."""
+        """The run folder, on rank 0 only: a single rank polls the stop file and warns."""
         self._warned: set[str] = set()
         self.is_writing: Callable[[], bool] = lambda: False
-        """Whether an earlier checkpoint is still being written, for which a stop has to wait."""
+        """Returns whether an earlier checkpoint is still being written; a stop waits for it."""
 
-    def tick(self, place: RankContext) -> bool:
-        """Return whether to stop now rather than begin the next optimizer step."""
+    def should_stop(self, context: RankContext) -> bool:
+        """Return whether to stop now instead of starting the next optimizer step."""
         if self._agreement is None and self._found_at_start is None:
-            self._begin(place)
+            self._begin(context)
         self._steps += self._agreement is not None
         StopController.is_leaving = self._agreement is None or self._ask(self._agreement)
         return StopController.is_leaving
 
     def _ask(self, agreement: StopAgreement) -> bool:
         now = time.monotonic()
-        if self._ticked is not None:
-            self._pace.add_step(now - self._ticked)
-        stop = agreement.tick()
-        self._ticked = time.monotonic()
+        if self._answered_at is not None:
+            self._pace.add_step(now - self._answered_at)
+        stop = agreement.should_stop()
+        self._answered_at = time.monotonic()
         return stop
 
-    def _begin(self, place: RankContext) -> None:
+    def _begin(self, context: RankContext) -> None:
         if self._guard is None:
             self._guard = ExitGuard(StopSignals().__enter__(), read_limits(os.environ)).__enter__()
-        info = place.info
+        info = context.info
         if info.rank == 0 and self._run.folder is not None:
             self._folder = self._run.folder
-            self._recall_saves(self._folder)
+            self._read_saves(self._folder)
         file = self._folder.stop_file if self._folder else None
         signals = self._guard.signals
-        # An agreement takes a moment to spread; what came during the start is known before the first step.
+        # An agreement takes a moment. Gather requests from before the start, so that not even one step runs.
         found = collectives.gather(signal_reason(signals, info.rank) or file_reason(file))
         self._found_at_start = next((reason for reason in found if reason), None)
         if self._found_at_start is None:
             self._agreement = StopAgreement(
-                place.store,
+                context.store,
                 info.rank,
                 info.world_size,
                 signals=signals,
                 stop_file=file,
                 launch_id=info.launch_id,
             )
-        self._guard.begin(self._mind_the_time if info.rank == 0 else None)
+        self._guard.begin(self._check_deadline if info.rank == 0 else None)
         self._warn()
 
-    def _recall_saves(self, folder: RunFolder) -> None:
+    def _read_saves(self, folder: RunFolder) -> None:
+        """Learn from earlier attempts how long a save takes."""
         try:
             saves = [event for event in folder.events() if event.get("event") == "saved"]
         except SlurmddpError:
-            return  # A damaged record is told by what depends on it.
+            return  # Code that needs the events reports a damaged file.
         for event in saves[-_PAST_SAVES:]:
-            still_s, beside_s = event.get("seconds"), event.get("written_s", 0.0)
-            if isinstance(still_s, (int, float)) and isinstance(beside_s, (int, float)):
-                self._pace.add_save(still_s + beside_s)
+            paused_s, written_s = event.get("seconds"), event.get("written_s", 0.0)
+            if isinstance(paused_s, (int, float)) and isinstance(written_s, (int, float)):
+                self._pace.add_save(paused_s + written_s)
 
-    def _mind_the_time(self, now: float) -> None:
-        """Ask for a stop at the last moment from which it can still succeed; called by the guard."""
+    def _check_deadline(self, now: float) -> None:
+        """Request a stop at the last moment at which a save still fits; the exit guard calls it."""
         measured = replace(self._pace.measured, is_writing=self.is_writing())
         agreement, moment = self._agreement, last_safe_moment(self._limits, measured)
-        # An attempt that could not even take a step would come back for ever.
+        # An attempt that takes no step would be requeued forever.
         if agreement is not None and moment is not None and now >= moment and self._steps > 1:
             agreement.request("the time limit")
 
@@ -114,16 +118,16 @@ class StopController:
         return self._guard.limits if self._guard is not None else Limits()
 
     def saved(self, seconds: float) -> None:
-        """Take note that a save was durable after `seconds`, so that the next one is given enough time."""
+        """Record that a save took `seconds` until it was durable, so that the deadline allows for it."""
         self._pace.add_save(seconds)
         self._warn()
 
-    def stood_still(self) -> None:
-        """Take note that the time since the last step was not a step's."""
-        self._ticked = None
+    def exclude_pause(self) -> None:
+        """Don't count the time since the last step, in which the training paused for a save, as a step."""
+        self._answered_at = None
 
     def _warn(self) -> None:
-        """Say once what is too short for a save of the length that was measured."""
+        """Warn once of each limit that is too short for a save of the measured length."""
         if self._folder is None:
             return
         for name, text in shortfalls(self._limits, self._pace.measured).items():

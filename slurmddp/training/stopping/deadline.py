@@ -1,4 +1,4 @@
-"""When to stop before SLURM does: pure arithmetic from the job's limits and from measured steps and saves."""
+"""Compute when to stop before SLURM's kill, from the job's limits and from measured steps and saves."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from dataclasses import dataclass
 from slurmddp.environments.time_limits import RESERVE_S, Limits
 
 SPREAD = 1.25
-"""The next save may take this much longer than the longest so far."""
-_REMEMBERED = 32
+"""The next save may take longer than the longest measured save, by this factor."""
+_STEPS = 32
+"""How many of the latest steps count for the length of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """How long a step and a save take here."""
+    """How long a step and a save take, in seconds."""
 
     step_s: float = 0.0
-    """From one question whether to stop to the next: a step, or a batch of an accumulated one."""
+    """The time between two calls of `should_stop`."""
     save_s: float | None = None
-    """The longest save, from its begin until it was durable; None before the first."""
+    """The longest save, from its start until it was durable; None before the first save."""
     is_writing: bool = False
-    """Whether one is still being written, which a stop waits for before it saves."""
+    """Whether an earlier save is still being written; a stop waits for it before its own save."""
 
 
 class Pace:
     """Collects the durations of steps and saves."""
 
     def __init__(self) -> None:
-        self._steps: deque[float] = deque(maxlen=_REMEMBERED)
+        self._steps: deque[float] = deque(maxlen=_STEPS)
         self._save_s: float | None = None
 
     def add_step(self, seconds: float) -> None:
@@ -40,15 +41,18 @@ class Pace:
 
     @property
     def measured(self) -> Measured:
-        """The longest save, and a long step: one in ten is longer (with an evaluation inside, say)."""
+        """The longest save, and the 90th percentile of the latest steps (some may contain an evaluation)."""
         steps = sorted(self._steps)
         return Measured(step_s=steps[int(0.9 * (len(steps) - 1))] if steps else 0.0, save_s=self._save_s)
 
 
 def last_safe_moment(limits: Limits, measured: Measured) -> float | None:
-    """Return when to ask for a stop at the latest, so that steps under way and a save still fit in.
+    """Return the latest time for a request to stop, so that two steps and a save still fit before the end.
 
-    A save that was never measured is taken to fit into the lead.
+    Before the first measured save, the save counts as long as the lead.
+
+    Returns:
+        Seconds since the epoch; None if the end of the job is unknown.
     """
     if limits.end_time is None:
         return None
@@ -57,7 +61,7 @@ def last_safe_moment(limits: Limits, measured: Measured) -> float | None:
 
 
 def shortfalls(limits: Limits, measured: Measured) -> dict[str, str]:
-    """Return what is too short for a save of the measured length, as sentences by the name of the limit."""
+    """Return a warning for each limit that is too short for the measured save, by the limit's name."""
     found: dict[str, str] = {}
     if measured.save_s is None:
         return found
@@ -68,7 +72,7 @@ def shortfalls(limits: Limits, measured: Measured) -> dict[str, str]:
         found["lead"] = (
             f"{takes}; policy.signal_lead_s leaves {limits.lead_s:.0f} s before the time limit. "
             + (
-                f"Say policy.signal_lead_s={needed + 60:.0f}."
+                f"Set policy.signal_lead_s={needed + 60:.0f}."
                 if limits.end_time is None
                 else "The training stops earlier by itself."
             )

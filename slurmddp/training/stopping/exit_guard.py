@@ -1,7 +1,7 @@
-"""A thread that ends the rank with 75 where the training itself can't: before it began, and before the kill.
+"""End a rank with exit code 75 if its main thread can't leave in time before SLURM's SIGKILL.
 
-The main thread may sit in a collective, in a wait for data or for missing ranks, or in a step or save that
-takes longer than the grace. Both exits leave the run folder as a kill would. The exit code requeues the job.
+The main thread may be inside a collective, wait for data or for missing ranks, or be in a step or save that
+takes longer than the grace. The exit leaves the run folder as a kill would; the exit code requeues the job.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import ClassVar
 
 from slurmddp.environments.time_limits import Limits, leave_at
@@ -23,18 +22,18 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 PATIENCE_S = 1.0
-"""How long a rank that is told to stop before it trains may take to leave in good order."""
+"""Seconds that a rank has for an orderly exit after a stop signal before the training."""
 
 
 class ExitGuard:
-    """Context manager: watches `signals` from another thread until it ends.
+    """Context manager: a thread that watches `signals`, and ends the process if the rank stays too long.
 
-    Until `begin` a stop signal ends the process after a second, since nothing was trained that could be
-    saved. From then on a rank that got SIGTERM leaves by itself shortly before SLURM, by `limits`, kills it.
+    Until `begin`, a stop signal ends the process after a second, because there is nothing to save. From then
+    on, SIGTERM ends the process shortly before SLURM's kill, which `limits` predict.
     """
 
     standing: ClassVar[ExitGuard | None] = None
-    """The guard of this process, if it has one."""
+    """The running guard of this process, or None."""
 
     def __init__(
         self,
@@ -49,7 +48,7 @@ class ExitGuard:
         self._begun = False
         self._noticed: float | None = None
         self._terminated: float | None = None
-        self._each_look: Callable[[float], None] | None = None
+        self._on_poll: Callable[[float], None] | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="slurmddp-guard", daemon=True)
 
@@ -58,13 +57,11 @@ class ExitGuard:
         ExitGuard.standing = self
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """End the watch; the rank leaves in its own way from here on."""
+        """End the thread; nothing ends the rank from outside any more."""
         self._closing.set()
         if ExitGuard.standing is self:
             ExitGuard.standing = None
@@ -73,23 +70,24 @@ class ExitGuard:
 
     @property
     def begun(self) -> bool:
+        """Whether the training handles stops itself."""
         return self._begun
 
-    def begin(self, each_look: Callable[[float], None] | None = None) -> None:
-        """Say that the training minds stops itself now; `each_look` gets the time several times a second."""
-        self._begun, self._each_look = True, each_look
+    def begin(self, on_poll: Callable[[float], None] | None = None) -> None:
+        """Leave stops to the training; from now on `on_poll` gets the time of each poll."""
+        self._begun, self._on_poll = True, on_poll
 
-    def look(self) -> None:
-        """Do what the moment asks for."""
+    def poll(self) -> None:
+        """Check signals and deadlines once."""
         now = self._now()
-        if self.signals.look() is not None and self._noticed is None:
+        if self.signals.poll() is not None and self._noticed is None:
             self._noticed = now
         if self.signals.terminated and self._terminated is None:
             self._terminated = now
         if why := self._reason_to_leave(now):
             self._leave(why)
-        elif self._each_look is not None:
-            self._each_look(now)
+        elif self._on_poll is not None:
+            self._on_poll(now)
 
     def _reason_to_leave(self, now: float) -> str | None:
         if not self._begun:
@@ -101,15 +99,15 @@ class ExitGuard:
             return None
         return (
             f"{now - self._terminated:.0f} s after SIGTERM this rank has not left, and SLURM is about to "
-            "kill it: it leaves now. The run resumes from its newest state in memory or on disk."
+            "kill it: it exits now. The run resumes from its newest state in memory or on disk."
         )
 
     def _watch(self) -> None:
         while not self._closing.wait(POLL_S):
-            self.look()
+            self.poll()
 
 
 def _leave(why: str) -> None:
-    """Say why and end the process, whatever its other threads do."""
+    """Print the reason and end the process, whatever its other threads do."""
     tell(why)
     os._exit(EXIT_STOPPED)

@@ -1,4 +1,4 @@
-"""Signals that mean stop: noted by the rank, and kept away from its loader workers."""
+"""Record stop signals in a rank, and let the rank's loader workers survive them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from slurmddp.host.signals import STOP_SIGNALS, SignalInbox
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_RANK_LOOK_S = 0.2
+_RANK_POLL_S = 0.2
+"""Seconds between two checks of a loader worker whether its rank still lives."""
 
 
 class StopSignals(SignalInbox):
-    """Context manager: SIGTERM and SIGUSR2 set a flag, and do nothing else, until it ends.
+    """Context manager: SIGTERM and SIGUSR2 set a flag and do nothing else until it ends.
 
-    While the main thread is inside a collective, Python runs no handler. Other threads call `look` then.
+    Enter it in the main thread. While the main thread is inside a collective, Python runs no handler; other
+    threads then learn of a signal by `poll`.
 
     Attributes:
         received: the name of the first signal that arrived; None before.
@@ -45,8 +47,8 @@ class StopSignals(SignalInbox):
             )
         return super().__enter__()
 
-    def look(self) -> str | None:
-        """Return `received`, including signals that arrived while the main thread could run no handler."""
+    def poll(self) -> str | None:
+        """Record signals whose handler has not run yet; return `received`. Any thread may call it."""
         for number in self.read():
             self._note(number, None)
         return self.received
@@ -62,11 +64,11 @@ _started_in_main_thread = False
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Hold stop signals back while loader workers are being started, which inherit that; then let them in.
+    """Block stop signals while loader workers start, so that each worker starts with them blocked.
 
-    It closes the moment between a worker's birth and its `hold_in_worker`.
+    Without it, a signal could end a worker before `hold_in_worker` runs in it.
     """
-    global _started_in_main_thread  # a forked worker finds it as it is now
+    global _started_in_main_thread  # A forked worker inherits the value.
     _started_in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
@@ -76,27 +78,27 @@ def signals_held() -> Iterator[None]:
 
 
 def hold_in_worker(worker_id: int) -> None:
-    """Make a loader worker survive the job's stop signals, but not its rank; a DataLoader's `worker_init_fn`.
+    """Let a loader worker ignore SLURM's stop signals, and end with its rank; a `worker_init_fn`.
 
-    A SIGTERM from its own rank ends it, as torch intends; one from SLURM, which signals every process of
-    the step, is left out, so that the rank can go on to its checkpoint. SIGUSR2 is left out always.
+    SLURM signals every process of the step. The worker ignores that SIGTERM and every SIGUSR2, so that the
+    rank can continue to its checkpoint. A SIGTERM from its rank ends the worker, as torch intends.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    signal.set_wakeup_fd(-1)  # the rank's own pipe, inherited: nothing of this process belongs there
+    signal.set_wakeup_fd(-1)  # The inherited pipe belongs to the rank.
     rank = multiprocessing.parent_process()
     pid = rank.pid if rank is not None and rank.pid is not None else os.getppid()
     if _started_in_main_thread and sys.platform == "linux" and os.getppid() == pid:
-        # At once, even from within C code. The kernel sends it at the death of the thread that forked, which
-        # for the main thread is the rank's.
+        # The kernel kills the worker even inside C code, when the thread that forked it ends. The main thread
+        # ends with the rank.
         die_with_parent(signal.SIGKILL)
     threading.Thread(target=_obey, args=(rank, pid), name="slurmddp-signals", daemon=True).start()
 
 
 def _obey(rank: Any, pid: int) -> None:
-    """End this worker at its rank's SIGTERM, or when the rank is gone."""
-    is_child = os.getppid() == pid  # else a fork server stands between them
+    """End this worker at its rank's SIGTERM, or when the rank has ended."""
+    is_child = os.getppid() == pid  # False if a fork server started the worker.
     while True:
-        received = signal.sigtimedwait(STOP_SIGNALS, _RANK_LOOK_S)
+        received = signal.sigtimedwait(STOP_SIGNALS, _RANK_POLL_S)
         if received is not None and received.si_signo == signal.SIGTERM and received.si_pid == pid:
             os._exit(0)
         if os.getppid() != pid if is_child else connection.wait([rank.sentinel], 0):
