@@ -4,7 +4,7 @@
 
 Every measurement is a process of its own that has imported torch and the sampler before the clock starts. It
 is rank 5 of 64 of a shuffled epoch. The variants take turns; sizes go up to 10^--most for torch (at 10^8 it
-needs 4.5 GiB and is measured once) and to 10^9 for `DistributedOrder`. Printed are medians: the time from
+needs 4.5 GiB and is measured once) and to 10^9 for `RankSampler`. Printed are medians: the time from
 building the sampler to its first index, growth of the process's peak memory until then, and the CPU time per
 index for the next ones, at most a million of this rank's part.
 """
@@ -45,9 +45,9 @@ def build(variant: str, n: int) -> Any:
         from torch.utils.data import DistributedSampler
 
         return lambda: DistributedSampler(Length(n), WORLD_SIZE, RANK, shuffle=True)  # type: ignore[arg-type]
-    from slurmddp.training.data.permutation import DistributedOrder
+    from slurmddp.training.data.sampler import RankSampler
 
-    return lambda: DistributedOrder(n, rank=RANK, world_size=WORLD_SIZE, seed=1)
+    return lambda: RankSampler(n, rank=RANK, world_size=WORLD_SIZE, seed=1)
 
 
 def memory_kib(name: str) -> int:

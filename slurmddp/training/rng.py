@@ -1,4 +1,4 @@
-"""Seeds and states of every random generator that training uses, as tensors and plain values."""
+"""Seed, save and restore every random generator of a training: python, torch and NumPy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def derive(seed: int, *parts: int | str) -> int:
-    """Return a 63-bit seed that depends on all of `seed` and `parts`; the same on every machine."""
+    """Return a 63-bit seed that follows from `seed` and all `parts` (BLAKE2b, RFC 7693), on any machine."""
     digest = hashlib.blake2b(repr((seed, *parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -31,35 +31,36 @@ def seed_everything(seed: int) -> None:
 
 
 def seed_sample(seed: int) -> None:
-    """Seed the CPU generators as `seed_everything` does, in the microseconds that a single sample allows."""
+    """Seed the CPU generators only, in a few microseconds."""
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
 @contextmanager
-def aside() -> Iterator[None]:
-    """Leave the CPU generators as they are now, whatever is drawn inside."""
-    kept = keep()
+def preserved() -> Iterator[None]:
+    """Restore the CPU generators after the block, whatever it draws."""
+    states = cpu_states()
     try:
         yield
     finally:
-        put_back(kept)
+        restore_cpu(states)
 
 
-def keep() -> tuple[Any, ...]:
-    """Return the state of the CPU generators, quickly, for `put_back` in this process."""
+def cpu_states() -> tuple[Any, ...]:
+    """Return the states of the CPU generators, quickly, for `restore_cpu` in this process."""
     return random.getstate(), torch.get_rng_state(), np.random.get_state()
 
 
-def put_back(kept: tuple[Any, ...]) -> None:
-    random.setstate(kept[0])
-    torch.set_rng_state(kept[1])
-    np.random.set_state(kept[2])
+def restore_cpu(states: tuple[Any, ...]) -> None:
+    """Set the CPU generators to the result of `cpu_states`."""
+    random.setstate(states[0])
+    torch.set_rng_state(states[1])
+    np.random.set_state(states[2])
 
 
 def capture() -> dict[str, Any]:
-    """Return the state of all generators of this process; CUDA only where this process uses it."""
+    """Return the states of all generators that this process uses, as tensors and plain values."""
     state: dict[str, Any] = {"python": _capture_python(), "torch": torch.get_rng_state()}
     state["numpy"] = _to_tensors(np.random.get_state(legacy=False))
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -68,7 +69,11 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: Mapping[str, Any]) -> None:
-    """Set all generators to a captured state; raises CheckpointError when `state` is none."""
+    """Set all generators to a result of `capture`.
+
+    Raises:
+        CheckpointError: `state` is not a state of these generators.
+    """
     try:
         version, words, gauss = (state["python"][key] for key in ("version", "words", "gauss"))
         random.setstate((version, tuple(words.tolist()), gauss))
@@ -77,7 +82,7 @@ def restore(state: Mapping[str, Any]) -> None:
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
             f"The random state in the checkpoint can't be restored: {type(error).__name__}: {error}.",
-            hint="It was written by another version of Python, NumPy or torch, or by other code.",
+            hint="Another version of Python, NumPy or torch, or other code, wrote it.",
         ) from error
     if "cuda" in state:
         _restore_cuda(state["cuda"])
@@ -92,13 +97,13 @@ def _restore_cuda(state: torch.Tensor) -> None:
     if torch.cuda.is_available():
         torch.cuda.set_rng_state(state)
     else:
-        log.warning("The checkpoint holds a CUDA random state and there is no GPU here; it is left out.")
+        log.warning("The checkpoint holds a CUDA random state, which is ignored: there is no GPU here.")
 
 
 def _to_tensors(value: Any) -> Any:
-    """Make NumPy's nested generator state storable: arrays to bytes, NumPy numbers to Python's.
+    """Turn the arrays in NumPy's nested state into bytes, and NumPy's numbers into Python's.
 
-    Bytes, because older versions of the safetensors format have no name for unsigned words.
+    Older versions of the safetensors format have no type for unsigned words.
     """
     if isinstance(value, dict):
         return {key: _to_tensors(item) for key, item in value.items()}

@@ -1,1 +1,1 @@
-"""Which rank reads which sample, and where reading resumes."""
+"""Decide which rank reads which sample, and where reading resumes."""

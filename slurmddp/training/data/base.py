@@ -1,4 +1,4 @@
-"""What all data loaders of a training share: epochs, devices, and workers that leave signals alone."""
+"""The base of all data loaders of a training: epochs, devices, and workers that ignore stop signals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slurmddp.training.stopping.signals import hold_in_worker, signals_held
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Return `batch` with all tensors in it, however nested, on `device`."""
+    """Return `batch` with all its tensors, in nested mappings, lists and tuples too, on `device`."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
@@ -29,7 +29,13 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 class DistributedLoader:
-    """What `Distributon.setup_dataloader` returns: iterate over it, and ask for its `epoch`."""
+    """The loader that `Distributon.setup_dataloader` returns; each `for` over it is one epoch.
+
+    Example:
+        >>> for epoch in range(loader.epoch, epochs):
+        ...     for inputs, targets in loader:
+        ...         train(inputs, targets)
+    """
 
     def __init__(
         self, loader: DataLoader[Any], device: torch.device, seed: int, info: RankInfo, accumulate: int
@@ -39,7 +45,7 @@ class DistributedLoader:
         self._accumulate = accumulate
         self._entered = False
         self.progress: Heartbeat | None = None
-        """Shows the waits for batches."""
+        """Records the waits for batches, for the watchdog."""
 
     @property
     def dataset(self) -> Any:
@@ -48,7 +54,7 @@ class DistributedLoader:
 
     @property
     def accumulate(self) -> int:
-        """Batches per optimizer step; a resume at another number of ranks may change it."""
+        """Batches per optimizer step; a resume with another number of ranks may change it."""
         return self._accumulate
 
     @property
@@ -58,7 +64,7 @@ class DistributedLoader:
 
     @property
     def epoch(self) -> int:
-        """The epoch that the running `for`, or else the next one, goes through; counts from 0."""
+        """The epoch of the running `for`, or of the next `for` if none is running; counts from 0."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -67,11 +73,11 @@ class DistributedLoader:
 
     @property
     def remaining(self) -> int:
-        """Number of batches that are left of the epoch on this rank; less than `len` in a resumed epoch."""
+        """The batches of the epoch that this rank has not received; fewer than `len` in a resumed epoch."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
-        if self._entered:  # The last `for` was left by `break`.
+        if self._entered:  # A `break` left the last `for`.
             self._next_epoch()
         self._entered = True
         self._reseed()
@@ -91,28 +97,28 @@ class DistributedLoader:
         self._entered = False
 
     def rank_state(self) -> dict[str, Any] | None:
-        """Return what each rank has to save of its own, besides `state_dict`, which is the same on all."""
+        """Return the state that differs by rank, or None; `state_dict` is the same on all ranks."""
         return None
 
     def load_rank_state(self, state: dict[str, Any]) -> None:
-        """Take what `rank_state` gave; comes after `load_state_dict`."""
+        """Restore a result of `rank_state`; call it after `load_state_dict`."""
 
     def check_rank_states(self, states: Sequence[Mapping[str, Any] | None]) -> None:
-        """Raise MismatchError unless a training can resume from what all ranks of a checkpoint had saved."""
+        """Raise MismatchError if training can't resume from the rank states of a checkpoint."""
 
     def mark(self) -> tuple[Any, Any]:
-        """Return the place in the data, for `go_back`."""
+        """Return the position in the data, for `go_back`."""
         return self.state_dict(), self.rank_state()
 
     def go_back(self, mark: tuple[Any, Any]) -> None:
-        """Return to a place: batches that were handed out since count as never trained."""
+        """Return to a position; later batches count as not trained."""
         self.load_state_dict(mark[0])
         if mark[1] is not None:
             self.load_rank_state(mark[1])
 
     def _reseed(self) -> None:
-        # A loader without a generator of its own would draw its workers' seeds from the global one, once
-        # more in a resumed run than in an undisturbed one.
+        # A DataLoader without a generator draws its workers' seeds from the global one. A resumed run would
+        # draw once more than an undisturbed run.
         if self._loader.generator is not None:
             self._loader.generator.manual_seed(derive(self._seed, "loader", self._rank, *self._key()))
 
@@ -134,7 +140,7 @@ class DistributedLoader:
 
 
 def rebuild(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
-    """Return a copy of `loader` with `changes`, whose workers leave the job's signals to their rank."""
+    """Return a copy of `loader` with `changes`, whose workers ignore the stop signals of the job."""
     options: dict[str, Any] = {
         name: getattr(loader, name)
         for name in ("num_workers", "collate_fn", "pin_memory", "timeout", "multiprocessing_context",
@@ -154,7 +160,7 @@ def rebuild(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
 
 
 class _WorkerStart:
-    """Runs in each loader worker before anything else; a class so that spawned workers can get it."""
+    """The `worker_init_fn` of all loaders; a class, so that it can be pickled for spawned workers."""
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self._then = then

@@ -1,16 +1,16 @@
-"""Iterable data as one of several readers sees it: its own share, and a place that a checkpoint can keep.
+"""Read iterable data: each reader gets its share, and the position of each reader is saved.
 
-A reader is a rank, or one of its loader workers. The contract, of which a data set has what it needs:
+A reader is a rank, or a loader worker of a rank. A data set may have these methods:
 
-- `set_share(part, parts)`: called before each epoch in every reader; from then on only the samples of that
-  part come, so that all parts together give each sample once. Without it nothing is divided.
-- `set_epoch(epoch)`: called before each epoch; without it every epoch has the same order.
-- `state_dict()` and `load_state_dict(state)` (plain values and tensors): an iterator that begins after
-  `load_state_dict` goes on after the samples that had come before `state_dict`. Without them a reader reads
-  again, and throws away, what it had read of the epoch; the order then has to follow from the epoch alone.
+- `set_share(part, parts)`: called before each epoch in every reader. From then on the data set yields only
+  the samples of that part; all parts together yield each sample once. Without it, nothing is divided.
+- `set_epoch(epoch)`: called before each epoch. Without it, every epoch has the same order.
+- `state_dict()` and `load_state_dict(state)` (plain values and tensors): an iterator that starts after
+  `load_state_dict` continues after the samples that came before `state_dict`. Without them, a reader reads
+  the epoch again and drops the trained samples; the order must then follow from the epoch alone.
 
-What a sample draws at random follows from (seed, epoch, reader, number of the sample), as far as the
-generators of python, torch and NumPy go.
+The random draws of a sample (generators of python, torch and NumPy) follow from (seed, epoch, reader, number
+of the sample).
 """
 
 from __future__ import annotations
@@ -19,92 +19,91 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from torch.utils.data import IterableDataset, get_worker_info
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import MismatchError
 from slurmddp.training import rng
+from slurmddp.training.data.base import rebuild
+from slurmddp.training.data.passthrough import PassthroughLoader
 from slurmddp.training.data.seeding import DatasetProxy, draws
 
 
 class IterableShard(DatasetProxy, IterableDataset[Any]):
-    """Reads `inner` in each of a rank's readers; to everybody else it looks like `inner`.
+    """The share of `inner` that one reader of a rank yields.
 
-    `begin` says in the rank's own process what the next iteration is; loader workers that start after it have
-    the same answer.
+    The rank calls `begin` before each epoch. Loader workers start after that call, and so inherit its values.
     """
 
-    own_names = (
-        "_inner",
-        "_seed",
-        "_info",
-        "_readers",
-        "_epoch",
-        "_first",
-        "_places",
-        "_reader",
-        "_read",
-        "_kept",
-    )
+    own_names = ("_inner", "_seed", "_info", "_readers", "_epoch", "_first", "_positions", "_reader", "_read",
+                 "_preserved")  # fmt: skip
 
     def __init__(self, inner: Any, *, seed: int, info: RankInfo, workers: int) -> None:
         self._inner, self._seed, self._info = inner, seed, info
         self._readers = max(1, workers)
         self.begin(0, 0, [])
-        self._kept: tuple[Any, ...] | None = None
+        self._preserved: tuple[Any, ...] | None = None
         self._reader = self._read = 0
-        """Which of the rank's readers this process is, and how many samples of the epoch it has given."""
+        """The number of this reader within the rank, and how many samples of the epoch it has yielded."""
 
-    def begin(self, epoch: int, first: int, places: Sequence[Mapping[str, Any] | None]) -> None:
-        """Let `epoch` go on where its readers stood, with a batch of reader `first` as the next one."""
-        self._epoch, self._first, self._places = epoch, first, places
+    def begin(self, epoch: int, first: int, positions: Sequence[Mapping[str, Any] | None]) -> None:
+        """Let the readers continue `epoch` at their positions; the next batch comes from reader `first`."""
+        self._epoch, self._first, self._positions = epoch, first, positions
 
     def __len__(self) -> int:
         return len(self._inner)
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
-        # torch asks its workers in turn, beginning with the first one.
+        # torch takes the batches of its workers in turn, beginning with worker 0.
         self._reader = (self._first + (worker.id if worker else 0)) % self._readers
-        part, parts = self._info.rank * self._readers + self._reader, self._info.world_size * self._readers
-        for name, values in (("set_epoch", (self._epoch,)), ("set_share", (part, parts))):
-            if hasattr(self._inner, name):
-                getattr(self._inner, name)(*values)
-        place = self._places[self._reader] if self._places else None
-        self._read = place["samples"] if place and self.keeps_state else 0
-        if place and self.keeps_state:
-            self._inner.load_state_dict(deepcopy(place["data"]))
-        return self._samples(again=place["samples"] - self._read if place else 0)
+        if hasattr(self._inner, "set_epoch"):
+            self._inner.set_epoch(self._epoch)
+        if hasattr(self._inner, "set_share"):
+            self._inner.set_share(self._part, self._info.world_size * self._readers)
+        position = self._positions[self._reader] if self._positions else None
+        self._read = position["samples"] if position and self.keeps_state else 0
+        if position and self.keeps_state:
+            self._inner.load_state_dict(deepcopy(position["data"]))
+        return self._samples(drop=position["samples"] if position else 0)
 
-    def _samples(self, again: int) -> Iterator[Any]:
-        samples = self._drawing(lambda: iter(self._inner), -1)
+    @property
+    def _part(self) -> int:
+        """The number of this reader among the readers of all ranks."""
+        return self._info.rank * self._readers + self._reader
+
+    def _samples(self, drop: int) -> Iterator[Any]:
+        """Yield the samples after the first `drop` samples of the epoch."""
+        samples = self._seeded(lambda: iter(self._inner), -1)
         end = object()
-        while (sample := self._drawing(lambda: next(samples, end), self._read)) is not end:
+        while (sample := self._seeded(lambda: next(samples, end), self._read)) is not end:
             self._read += 1
-            if self._read > again:
+            if self._read > drop:
                 yield sample
 
-    def _drawing(self, read: Callable[[], Any], number: int) -> Any:
+    def _seeded(self, read: Callable[[], Any], number: int) -> Any:
+        """Call `read` with generators that are seeded for sample `number` of this reader."""
         if not draws(self._inner):
             return read()
-        if self._kept is None and get_worker_info() is None:
-            self._kept = rng.keep()
-        place = self._info.rank * self._readers + self._reader
-        rng.seed_sample(rng.derive(self._seed, "stream", self._epoch, place, number))
+        if self._preserved is None and get_worker_info() is None:
+            self._preserved = rng.cpu_states()
+        rng.seed_sample(rng.derive(self._seed, "stream", self._epoch, self._part, number))
         return read()
 
-    def put_back(self) -> None:
-        """Give the rank's own process back the generators that it had before the batch."""
-        if self._kept is not None:
-            rng.put_back(self._kept)
-            self._kept = None
+    def restore_generators(self) -> None:
+        """Restore the generators of the rank's process to their states before the batch."""
+        if self._preserved is not None:
+            rng.restore_cpu(self._preserved)
+            self._preserved = None
 
     @property
     def keeps_state(self) -> bool:
-        """Whether the data set can say, and be told, how far it is."""
+        """Whether the data set can save and load its position."""
         return hasattr(self._inner, "state_dict") and hasattr(self._inner, "load_state_dict")
 
-    def place(self) -> dict[str, Any]:
-        """Return how far this reader is."""
+    def position(self) -> dict[str, Any]:
+        """Return the position of this reader."""
         data = deepcopy(self._inner.state_dict()) if self.keeps_state else None
         return {"samples": self._read, "data": data}
 
@@ -113,14 +112,88 @@ class IterableShard(DatasetProxy, IterableDataset[Any]):
         return self._reader
 
 
-class Stamp:
-    """Collates a batch and says which reader it came from and where that stood then."""
+class _CollateWithPosition:
+    """Collates a batch, and adds the number and the position of its reader."""
 
-    def __init__(self, stream: IterableShard, collate: Callable[[Any], Any]) -> None:
-        self._stream, self._collate = stream, collate
+    def __init__(self, shard: IterableShard, collate: Callable[[Any], Any]) -> None:
+        self._shard, self._collate = shard, collate
 
     def __call__(self, samples: Any) -> tuple[int, dict[str, Any], Any]:
         worker = get_worker_info()
-        stream: IterableShard = worker.dataset if worker else self._stream  # type: ignore[assignment]
-        stream.put_back()
-        return stream.reader, stream.place(), self._collate(samples)
+        shard: IterableShard = worker.dataset if worker else self._shard  # type: ignore[assignment]
+        shard.restore_generators()
+        return shard.reader, shard.position(), self._collate(samples)
+
+
+class IterableLoader(PassthroughLoader):
+    """A loader over iterable data, read by this rank or by its loader workers in turn.
+
+    Ranks may have shares of different lengths. So each rank saves its epoch, its number of batches, and the
+    position of each reader at the reader's last batch that the loop received. A resume in the middle of an
+    epoch needs as many ranks and loader workers as before.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], device: torch.device, seed: int, info: RankInfo, accumulate: int
+    ) -> None:
+        self._shard = IterableShard(loader.dataset, seed=seed, info=info, workers=loader.num_workers)
+        # A worker that lives on after an epoch would keep the values of the last `begin`.
+        options = {"dataset": self._shard, "persistent_workers": False}
+        own = rebuild(loader, **options, collate_fn=_CollateWithPosition(self._shard, loader.collate_fn))
+        super().__init__(own, device, seed, info, accumulate)
+        self._readers = max(1, loader.num_workers)
+        self._to_epoch(0)
+
+    def _to_epoch(self, epoch: int) -> None:
+        self._epoch, self._done, self._next_reader = epoch, 0, 0
+        self._positions: list[dict[str, Any] | None] = [None] * self._readers
+
+    def _next_epoch(self) -> None:
+        self._to_epoch(self._epoch + 1)
+
+    def _rest_of_epoch(self) -> Iterator[Any]:
+        if self._done and not self._shard.keeps_state:
+            self._warn_of_reading_again()
+        self._shard.begin(self._epoch, self._next_reader, list(self._positions))
+        try:
+            for reader, position, batch in self._started():
+                self._done, self._next_reader = self._done + 1, (reader + 1) % self._readers
+                self._positions[reader] = position
+                yield batch
+        finally:  # The read that finds the end of the data may have seeded the generators, too.
+            self._shard.restore_generators()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "workers": self._loader.num_workers}
+
+    def rank_state(self) -> dict[str, Any] | None:
+        own = {"epoch": self._epoch, "batches": self._done, "workers": self._loader.num_workers}
+        return {**own, "next": self._next_reader, "places": list(self._positions)}
+
+    def check_rank_states(self, states: Sequence[Mapping[str, Any] | None]) -> None:
+        for state in states:
+            if state is not None and state["batches"]:
+                self._require_ranks(len(states), state["batches"])
+                self._require_workers(state["workers"])
+
+    def _load(self, state: dict[str, Any]) -> None:
+        super()._load(state)
+        if state["batches"]:
+            self._require_workers(state.get("workers", 0))
+        self._to_epoch(self._epoch)
+
+    def load_rank_state(self, state: dict[str, Any]) -> None:
+        self._to_epoch(state["epoch"])
+        if state["batches"]:
+            self._done, self._next_reader = state["batches"], state["next"]
+            self._positions = list(state["places"])
+
+    def _require_workers(self, workers: int) -> None:
+        """Raise MismatchError unless as many loader workers as now had read the first batches."""
+        here = self._loader.num_workers
+        if workers != here:
+            raise MismatchError(
+                f"{workers} loader workers per rank shared {type(self.dataset).__name__}, which is iterable, "
+                f"when the checkpoint was written; {here} can't resume in the middle of an epoch.",
+                hint=f"Resume with num_workers={workers} (`train.workers={workers}`).",
+            )

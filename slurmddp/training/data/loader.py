@@ -1,8 +1,8 @@
-"""Data loaders that know how far they are: each rank's own part, on its device, going on after a resume.
+"""Turn a torch DataLoader into a loader that gives each rank its part and resumes where training stopped.
 
-Every `for` over such a loader is one epoch, in an order of its own; only the first one after a resume is the
-rest of the epoch that was interrupted. What counts as done is what the loop was handed, not what loader
-workers have fetched ahead.
+Each `for` over such a loader is one epoch, with its own order. The first `for` after a resume gives the rest
+of the interrupted epoch. A batch counts as trained when the loop receives it, not when a loader worker
+fetches it.
 """
 
 from __future__ import annotations
@@ -22,72 +22,67 @@ from torch.utils.data import (
 )
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import ConfigError
 from slurmddp.spec import GlobalBatch
-from slurmddp.training.data.base import DistributedLoader, rebuild, to_device
-from slurmddp.training.data.passthrough import PassthroughLoader, StreamLoader
-from slurmddp.training.data.permutation import DistributedOrder
-from slurmddp.training.data.seeding import RankSampler, SeededSamples, draws
-from slurmddp.training.data.weighted import WeightedOrder
+from slurmddp.training.data.base import DistributedLoader, rebuild
+from slurmddp.training.data.iterable import IterableLoader
+from slurmddp.training.data.passthrough import PassthroughLoader
+from slurmddp.training.data.sampler import RankSampler
+from slurmddp.training.data.seeding import SeededSamples, draws
+from slurmddp.training.data.weighted import WeightedSampler
 
-__all__ = ["PassthroughLoader", "DistributedLoader", "OrderedLoader", "distribute", "to_device"]
+__all__ = ["DistributedLoader", "SampledLoader", "distribute"]
 
 log = logging.getLogger(__name__)
 
 
-class OrderedLoader(DistributedLoader):
-    """A loader over map-style data in the order that `DistributedOrder` gives."""
+class SampledLoader(DistributedLoader):
+    """A loader over map-style data, which a `RankSampler` divides among the ranks."""
 
     def __init__(
         self,
         loader: DataLoader[Any],
-        order: DistributedOrder,
+        sampler: RankSampler,
         device: torch.device,
         info: RankInfo,
         *,
         accumulate: int,
         keep_global_batch: bool,
     ) -> None:
-        super().__init__(loader, device, order.seed, info, accumulate)
-        self._order, self._keep = order, keep_global_batch
+        super().__init__(loader, device, sampler.seed, info, accumulate)
+        self._sampler, self._keep = sampler, keep_global_batch
 
     @property
     def epoch(self) -> int:
-        return self._order.epoch
+        return self._sampler.epoch
 
     def __len__(self) -> int:
-        return self._batches_between(0, self._order.end_from(0))
+        return self._batches(self._sampler.samples_per_epoch())
 
     @property
     def remaining(self) -> int:
-        return self._batches_between(self._order.position, self._order.end)
+        return self._batches(self._sampler.samples_left())
 
-    def _batches_between(self, start: int, end: int) -> int:
-        """Return in how many batches this rank gets its part of the positions `start` to `end`."""
-        if isinstance(self._loader.sampler, RankSampler) and self._loader.sampler.even:
-            samples = (end - start) // self._world_size
-        else:
-            samples = len(range(start + self._rank, end, self._world_size))
+    def _batches(self, samples: int) -> int:
         return -(-samples // (self._loader.batch_size or 1))
 
     def state_dict(self) -> dict[str, Any]:
-        return self._order.state_dict()
+        return self._sampler.state_dict()
 
     def _key(self) -> tuple[int, int]:
-        return self._order.epoch, self._order.position
+        return self._sampler.epoch, self._sampler.position
 
     def _next_epoch(self) -> None:
-        self._order.seek(self._order.epoch + 1, 0)
+        self._sampler.seek(self._sampler.epoch + 1, 0)
 
     def _rest_of_epoch(self) -> Iterator[Any]:
         for batch in self._started():
-            self._order.advance((self._loader.batch_size or 1) * self._world_size)
+            self._sampler.advance((self._loader.batch_size or 1) * self._world_size)
             yield batch
 
     def _load(self, state: dict[str, Any]) -> None:
-        self._order.load_state_dict(state)
-        samples = state.get("global_batch", self._order.global_batch_size)
-        if samples == self._order.global_batch_size:
+        self._sampler.load_state_dict(state)
+        samples = state.get("global_batch", self._sampler.global_batch_size)
+        if samples == self._sampler.global_batch_size:
             return
         if self._keep:
             self._share(samples)
@@ -95,15 +90,15 @@ class OrderedLoader(DistributedLoader):
             log.warning(
                 "An optimizer step had %d samples when the checkpoint was written, and has %d now.",
                 samples,
-                self._order.global_batch_size,
+                self._sampler.global_batch_size,
             )
 
     def _share(self, samples: int) -> None:
-        """Let a step have `samples` samples on all ranks together."""
-        most = self._loader.batch_size
-        size, self._accumulate = GlobalBatch(samples).share(self._world_size, most or 1)
-        self._order.set_batch_size(size * self._accumulate)
-        if most is not None and size != most:
+        """Give a step `samples` samples over all ranks: change `accumulate`, and the batch if necessary."""
+        largest = self._loader.batch_size
+        size, self._accumulate = GlobalBatch(samples).share(self._world_size, largest or 1)
+        self._sampler.set_batch_size(size * self._accumulate)
+        if largest is not None and size != largest:
             self._loader = rebuild(self._loader, batch_size=size)
         log.info(
             "A step keeps its %d samples: %d rank(s) with %d batch(es) of %d.",
@@ -127,59 +122,52 @@ def distribute(
     """Return a loader like `loader` that gives this rank its part; see `Distributon.setup_dataloader`."""
     if not _has_known_order(loader):
         if info.world_size > 1 and not hasattr(loader.dataset, "set_share"):
-            log.warning("%s is not divided among ranks: it has to look at the rank itself.", _owner(loader))
+            log.warning("%s is not divided among ranks: it must use the rank itself.", _owner(loader))
         if isinstance(loader.dataset, IterableDataset):
-            return StreamLoader(loader, device, seed, info, accumulate)
+            return IterableLoader(loader, device, seed, info, accumulate)
         return PassthroughLoader(rebuild(loader), device, seed, info, accumulate)
-    order = _order_of(loader, info, seed, accumulate)
-    even = even and not loader.drop_last and info.world_size > 1
-    if even and order.n < info.world_size:
-        raise ConfigError(
-            f"The data set has {order.n} samples for {info.world_size} ranks, so no rank gets a batch.",
-            hint="Use fewer ranks or more data; even=False gives each sample to one rank, others get none.",
-        )
     data: Any = loader.dataset
     keyed = draws(data)
-    dealt = RankSampler(
-        order,
+    sampler = _rank_sampler(
+        loader,
+        rank=info.rank,
         world_size=info.world_size,
-        even=even,
+        batch_size=(loader.batch_size or 1) * accumulate,
+        seed=seed,
+        drop_last=loader.drop_last,
+        even=even and not loader.drop_last and info.world_size > 1,
         keyed=keyed,
     )
     own = rebuild(
         loader,
         dataset=SeededSamples(data, seed) if keyed else data,
-        sampler=dealt,
+        sampler=sampler,
         generator=torch.Generator(),
     )
-    return OrderedLoader(own, order, device, info, accumulate=accumulate, keep_global_batch=keep_global_batch)
+    return SampledLoader(
+        own, sampler, device, info, accumulate=accumulate, keep_global_batch=keep_global_batch
+    )
 
 
 def _owner(loader: DataLoader[Any]) -> str:
+    """Return the subject of a sentence about the object that chooses the samples of `loader`."""
     if isinstance(loader.dataset, IterableDataset):
         return f"Iterable data ({type(loader.dataset).__name__})"
     own = loader.batch_sampler if type(loader.batch_sampler) is not BatchSampler else loader.sampler
     return f"The order of the {type(own or loader.sampler).__name__}"
 
 
-def _order_of(loader: DataLoader[Any], info: RankInfo, seed: int, accumulate: int) -> DistributedOrder:
-    options: dict[str, Any] = {
-        "rank": info.rank,
-        "world_size": info.world_size,
-        "batch_size": (loader.batch_size or 1) * accumulate,
-        "seed": seed,
-        "drop_last": loader.drop_last,
-    }
+def _rank_sampler(loader: DataLoader[Any], **options: Any) -> RankSampler:
     sampler = loader.sampler
     if isinstance(sampler, WeightedRandomSampler):
         weights = sampler.weights.tolist()
-        return WeightedOrder(sampler.num_samples, weights, replacement=sampler.replacement, **options)
+        return WeightedSampler(sampler.num_samples, weights, replacement=sampler.replacement, **options)
     size = len(loader.dataset)  # type: ignore[arg-type]
-    return DistributedOrder(size, shuffle=isinstance(sampler, RandomSampler), **options)
+    return RankSampler(size, shuffle=isinstance(sampler, RandomSampler), **options)
 
 
 def _has_known_order(loader: DataLoader[Any]) -> bool:
-    """Whether the loader draws in order, shuffled as `DataLoader(data, shuffle=...)` does, or by weights."""
+    """Return whether `loader` reads map-style data in order, shuffled by `shuffle=True`, or by weights."""
     if isinstance(loader.dataset, IterableDataset):
         return False
     if loader.batch_size is not None and type(loader.batch_sampler) is not BatchSampler:

@@ -1,8 +1,8 @@
-"""Samples drawn by weight, as a pure function of (seed, epoch, global position).
+"""Draw samples by weight, as a pure function of (seed, epoch, global position).
 
-`torch.utils.data.WeightedRandomSampler` draws a whole epoch from one generator: each rank the same samples,
-or, with generators of their own, some twice; and its order can't be entered in the middle. Here position p
-of an epoch has its own random number, so ranks deal the draws among themselves as they deal a permutation.
+`torch.utils.data.WeightedRandomSampler` draws a whole epoch from one generator. All ranks then draw the same
+samples, and reading can't resume in the middle. Here each position of an epoch has its own random number, so
+that ranks divide the draws among themselves like the positions of a permutation.
 """
 
 from __future__ import annotations
@@ -16,18 +16,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slurmddp.errors import ConfigError, MismatchError
-from slurmddp.training.data.permutation import DistributedOrder, Permutation
+from slurmddp.training.data.permutation import Permutation
+from slurmddp.training.data.sampler import RankSampler
 
 Floats = NDArray[np.float64]
 _BITS = 48
+"""Bits of a random number."""
 
 
-class WeightedOrder(DistributedOrder):
+class WeightedSampler(RankSampler):
     """Yields this rank's part of `n` draws per epoch, each sample in proportion to its weight.
 
-    With replacement every draw is made for itself: O(log samples) time. Without it, no sample comes twice
-    in an epoch; that needs one sort per epoch (Efraimidis and Spirakis, "Weighted random sampling with a
-    reservoir", 2006). Here `position` counts draws.
+    With replacement, a draw inverts the cumulative distribution of the weights, in O(log samples) time.
+    Without replacement, no sample comes twice in an epoch; that needs one sort per epoch (Efraimidis and
+    Spirakis, "Weighted random sampling with a reservoir", 2006). The position counts draws.
+
+    Args:
+        n: the number of draws of an epoch.
+        weights: one finite number of 0 or more per sample; they need not sum to 1.
+        replacement: whether a sample may come more than once in an epoch.
+        options: see `RankSampler`; `keyed` yields tuples (index, epoch, position).
+
+    Raises:
+        ConfigError: a weight is invalid, or `n` exceeds the samples of some weight without replacement.
     """
 
     def __init__(self, n: int, weights: Sequence[float], *, replacement: bool = True, **options: Any) -> None:
@@ -46,10 +57,6 @@ class WeightedOrder(DistributedOrder):
         self._weights, self._replacement = given, replacement
         self._digest = hashlib.sha256(given.tobytes() + bytes([replacement])).hexdigest()
 
-    def keyed(self) -> Iterator[tuple[int, ...]]:
-        """Yield each index with its epoch and position, so that a sample drawn twice is augmented again."""
-        return zip(self, repeat(self.epoch), self._positions())
-
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "weights": self._digest}
 
@@ -61,17 +68,21 @@ class WeightedOrder(DistributedOrder):
             )
         super().load_state_dict(state)
 
-    def _drawer(self) -> Callable[[range], Iterable[int]]:
+    def _with_keys(self, indices: Iterator[int]) -> Iterator[tuple[int, ...]]:
+        """Add the position too, so that a sample drawn twice in an epoch is augmented differently."""
+        return zip(indices, repeat(self.epoch), self._positions())
+
+    def _indices(self) -> Callable[[range], Iterable[int]]:
         if not self._replacement:
-            order = _by_race(self._weights, self.n, self.seed, self.epoch)
+            order = _draw_without_replacement(self._weights, self.n, self.seed, self.epoch)
             return lambda at: order[at.start : at.stop : at.step].tolist()
         ends = np.cumsum(self._weights)
         ends /= ends[-1]
         return lambda at: np.searchsorted(ends, _uniform(at, self.seed, self.epoch), side="right").tolist()
 
 
-def _by_race(weights: Floats, n: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Let all samples run at exponential times, the heavy ones faster, and return the first n in order."""
+def _draw_without_replacement(weights: Floats, n: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Draw an exponential time for each sample, at its weight as the rate; return the n first samples."""
     able = np.flatnonzero(weights)
     times = -np.log1p(-_uniform(range(len(weights)), seed, epoch)[able]) / weights[able]
     return able[np.argsort(times, kind="stable")[:n]]
@@ -79,7 +90,7 @@ def _by_race(weights: Floats, n: int, seed: int, epoch: int) -> NDArray[np.int64
 
 def _uniform(positions: range, seed: int, epoch: int) -> Floats:
     """Return a random number in [0, 1) for each position."""
-    # Elements of a permutation never repeat, which random numbers may; among 2^48 of them nobody can tell.
+    # Elements of a permutation never repeat, unlike random numbers; among 2^48 elements nothing shows it.
     permutation = Permutation(1 << _BITS, seed, epoch, "weights")
-    places = permutation.block(positions.start, positions.stop, positions.step)
-    return np.multiply(places, 2.0**-_BITS, dtype=np.float64)
+    elements = permutation.block(positions.start, positions.stop, positions.step)
+    return np.multiply(elements, 2.0**-_BITS, dtype=np.float64)

@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from slurmddp.training import rng
-from slurmddp.training.data.loader import to_device
-from slurmddp.training.data.permutation import shard_range
+from slurmddp.training.data.base import to_device
+from slurmddp.training.data.sampler import shard_range
 from slurmddp.training.data.seeding import SeededSamples, draws
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.process_group import collectives

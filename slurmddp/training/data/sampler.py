@@ -1,0 +1,187 @@
+"""Give each rank its samples of an epoch, from any global position on.
+
+The sample at a position is a pure function of (seed, epoch, position). Rank r of w reads the positions r, r +
+w, r + 2w, ... So the samples of a global batch follow from its positions alone, whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, repeat
+from typing import Any
+
+from torch.utils.data import Sampler
+
+from slurmddp.errors import ConfigError, MismatchError
+from slurmddp.training.data.permutation import Permutation
+
+_FIRST_BLOCK, _BLOCK = 256, 16384
+"""Indices that are computed at once: a short first block, so that the first batch comes early."""
+
+
+def shard_range(n: int, rank: int, world_size: int) -> range:
+    """Return this rank's contiguous part of 0..n-1, for an evaluation: each index is in one part."""
+    return range(n * rank // world_size, n * (rank + 1) // world_size)
+
+
+class RankSampler(Sampler[Any]):
+    """Yields this rank's sample indices of one epoch, from the position of the last `seek` on.
+
+    The state to save is (seed, epoch, position). The position counts the samples that all ranks together have
+    trained; report them with `advance`, because loader workers fetch samples ahead of the training.
+
+    Args:
+        n: the number of samples of an epoch.
+        rank: this rank.
+        world_size: the number of ranks.
+        batch_size: the samples that one rank trains per optimizer step (micro-batch times accumulation).
+        seed: chooses the order, together with the epoch.
+        shuffle: whether the order is a permutation; else it is 0, 1, 2, ...
+        drop_last: whether to leave out the last incomplete global batch of an epoch.
+        even: whether to leave out the last samples, fewer than ranks, so that all ranks get equally many
+            samples; `drop_last` implies it. With neither, each sample comes exactly once, and the last batch
+            is smaller, or missing on some ranks.
+        keyed: whether to yield tuples (index, epoch), from which `SeededSamples` seeds the generators.
+
+    Raises:
+        ConfigError: the sizes contradict each other.
+
+    Example:
+        >>> list(RankSampler(10, rank=1, world_size=3, shuffle=False, drop_last=False))
+        [1, 4, 7]
+    """
+
+    def __init__(
+        self,
+        n: int,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        batch_size: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = True,
+        even: bool = False,
+        keyed: bool = False,
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"Rank {rank} does not exist among {world_size} ranks.")
+        if batch_size < 1:
+            raise ConfigError(f"The batch size is {batch_size}.", hint="It must be at least 1.")
+        if n < (world_size * batch_size if drop_last else 1):
+            raise ConfigError(
+                f"The data set has {n} samples; one step of {world_size} ranks with {batch_size} samples "
+                f"each needs {world_size * batch_size}.",
+                hint="Use a smaller batch, fewer ranks or more data.",
+            )
+        if even and n < world_size:
+            raise ConfigError(
+                f"The data set has {n} samples for {world_size} ranks, so no rank gets a batch.",
+                hint="Use fewer ranks or more data; with even=False some ranks get no sample.",
+            )
+        self.n, self.seed, self.shuffle = n, seed, shuffle
+        self._drop_last, self._even, self._keyed = drop_last, even, keyed
+        self._rank, self._world_size, self._batch_size = rank, world_size, batch_size
+        self._epoch = self._start = self._position = 0
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    @property
+    def position(self) -> int:
+        """How many samples of this epoch all ranks together have trained."""
+        return self._position
+
+    @property
+    def global_batch_size(self) -> int:
+        return self._world_size * self._batch_size
+
+    def set_batch_size(self, batch_size: int) -> None:
+        """Let one rank train `batch_size` samples per optimizer step from now on."""
+        self._batch_size = batch_size
+
+    def seek(self, epoch: int, position: int) -> None:
+        """Let the next iteration start at a global position of `epoch`.
+
+        Raises:
+            ConfigError: there is no such position.
+        """
+        if epoch < 0 or not 0 <= position <= self.n:
+            raise ConfigError(f"There is no position {position} in epoch {epoch} of {self.n} samples.")
+        self._epoch, self._start, self._position = epoch, position, position
+
+    def advance(self, samples: int) -> None:
+        """Count `samples` more as trained by all ranks together, at most to the end of the data."""
+        self._position = min(self._position + samples, self.n)
+
+    def __len__(self) -> int:
+        """Return how many samples this rank gets from the last `seek` to the end of the epoch."""
+        return len(self._positions())
+
+    def __iter__(self) -> Iterator[Any]:
+        self._position = self._start
+        # chain is faster here: a `yield from` costs as much per index as computing it.
+        indices = chain.from_iterable(self._blocks(self._positions()))
+        return self._with_keys(indices) if self._keyed else indices
+
+    def _with_keys(self, indices: Iterator[int]) -> Iterator[tuple[int, ...]]:
+        """Yield each index with the numbers that distinguish its draws from other reads of the sample."""
+        return zip(indices, repeat(self._epoch))
+
+    def _blocks(self, positions: range) -> Iterator[Iterable[int]]:
+        indices_at = self._indices()
+        at, size = 0, _FIRST_BLOCK
+        while at < len(positions):
+            yield indices_at(positions[at : at + size])
+            at, size = at + size, _BLOCK
+
+    def _indices(self) -> Callable[[range], Iterable[int]]:
+        """Return a function from positions of the current epoch to sample indices."""
+        if not self.shuffle:
+            return lambda positions: positions
+        permutation = Permutation(self.n, self.seed, self._epoch)
+        return lambda at: permutation.block(at.start, at.stop, at.step).tolist()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return seed, epoch and trained position, and the settings under which they are valid."""
+        return {
+            "seed": self.seed,
+            "epoch": self._epoch,
+            "position": self._position,
+            "samples": self.n,
+            "shuffle": self.shuffle,
+            "global_batch": self.global_batch_size,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue at the position of `state`, with any number of ranks.
+
+        Raises:
+            MismatchError: the state belongs to other data, another seed or another kind of order.
+        """
+        for key, here in (("samples", self.n), ("seed", self.seed), ("shuffle", self.shuffle)):
+            if state[key] != here:
+                raise MismatchError(
+                    f"The checkpoint's data order has {key}={state[key]!r}, and this run has {here!r}.",
+                    hint="Train on the same data with the same settings, or start a run of another name.",
+                )
+        self.seek(state["epoch"], state["position"])
+
+    def samples_left(self) -> int:
+        """Return how many untrained samples of the epoch this rank gets."""
+        return len(range(self._position + self._rank, self._end_from(self._start), self._world_size))
+
+    def samples_per_epoch(self) -> int:
+        """Return how many samples this rank gets in a whole epoch."""
+        return len(range(self._rank, self._end_from(0), self._world_size))
+
+    def _positions(self) -> range:
+        return range(self._start + self._rank, self._end_from(self._start), self._world_size)
+
+    def _end_from(self, start: int) -> int:
+        """Return the global position at which an iteration from `start` ends."""
+        if not (self._drop_last or self._even):
+            return self.n
+        unit = self.global_batch_size if self._drop_last else self._world_size
+        return start + (self.n - start) // unit * unit
