@@ -1,10 +1,10 @@
-"""Shows the agent where this rank's training stands, as far as the calls of the library tell.
+"""Write this rank's heartbeat: its phase, its step, and the times of the step, for the agent's watchdog.
 
-It costs some stores into a page of memory per step: no system call, no lock, no word to other ranks, and
-nothing that makes a GPU wait. A loop of one's own on `Distributon` shows its steps by `setup_optimizer` (or,
-without it, by `should_stop` after a `backward`), its waits for data by its loaders, and checkpoints by `save`
-and `load`. What comes before the first step, after the end of a loop over a loader, and after `close` is not
-known: no signs of life are expected then, unless `Distributon.heartbeat` has promised them.
+A step costs some stores into a page of memory: no system call, no lock, no message, no wait for a GPU. In a
+loop on `Distributon`, the heartbeat comes from the library's calls: steps from `setup_optimizer` (or from
+`should_stop` after a `backward`), waits for data from the loaders, checkpoints from `save` and `load`. Before
+the first step, after a loop over a loader and after `close` no heartbeat is expected, unless the program has
+called `Distributon.heartbeat`.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ _IN_A_STEP = frozenset({"first_step", "step", "data"})
 
 
 class Heartbeat:
-    """This rank's page, and what is needed to keep it: the phase, and the times of the running step."""
+    """The heartbeat of this rank; measures the times of the running step."""
 
     def __init__(self, page: HeartbeatPage, start_up: StartupTimer) -> None:
         self._page, self._start_up = page, start_up
         self._phase, self._since = "starting", time.monotonic()
         self._watched = False
         self._step_s = self._wait_s = 0.0
-        """Of the step that runs, up to the begin of the phase."""
+        """Seconds of the running step before the current phase, and of its waits for data."""
         self._step: int | None = None
-        """The last completed step, once it is known where the training goes on."""
+        """The last completed step; None until it is known at which step training starts."""
         self._is_first = True
         self._computed = False
-        """Whether there was a backward pass since the last completed step."""
+        """Whether a backward pass has followed the last completed step."""
         self.on_step: Callable[[int, float], None] = lambda step, seconds: None
         """Receives the number of each completed step and the seconds that it took."""
         self._hooked = False
         self._forward: _ForwardClock | None = None
 
     def enter(self, phase: str, *, watched: bool = True) -> None:
-        """Show that `phase` begins, or gets on, and whether more signs of life are to come."""
+        """Write a heartbeat of `phase`; with `watched`, the watchdog expects more heartbeats."""
         if watched is not self._watched:
             self._watched = watched
             self._page.watch(watched)
@@ -61,14 +61,14 @@ class Heartbeat:
         self._phase, self._since = phase, now
 
     def alive(self, phase: str) -> None:
-        """Do so for a person's own work; raises ConfigError for a phase that there is not."""
+        """Write a heartbeat of the user's program; raise ConfigError for an unknown phase."""
         if phase not in PHASES:
             raise ConfigError(f"Unknown phase {phase!r}.", hint=f"One of {', '.join(PHASES)}.")
         self.enter(phase)
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Show `phase` for a while, and then again what came before it."""
+        """Write heartbeats of `phase` before the block, and of the phase before it after the block."""
         before, watched = self._phase, self._watched
         self.enter(phase)
         try:
@@ -77,32 +77,32 @@ class Heartbeat:
             self.enter(before, watched=watched)
 
     def resumed(self, step: int) -> None:
-        """Show from which step the training goes on; 0 for a beginning."""
+        """Write from which step training resumes; 0 for a new training."""
         self._step = step
         self._page.resumed(step)
 
     def step_begins(self) -> None:
-        """Take note of `should_stop`: it stands before each step."""
+        """Record a call of `should_stop`, which comes before each step."""
         if self._computed and not self._hooked:
             self._complete()
         self.enter("first_step" if self._is_first else "step")
 
     def follow(self, optimizer: Optimizer) -> None:
-        """Count the steps of the first optimizer as the training's."""
+        """Count the steps of the first optimizer as the steps of the training."""
         if not self._hooked and hasattr(optimizer, "register_step_post_hook"):
             self._hooked = True
             optimizer.register_step_post_hook(lambda *_: self._complete())
 
     def backward_begins(self) -> None:
-        """Take note of `backward`: the forward pass has come to its end."""
+        """Record a call of `backward`, which ends the forward pass."""
         self._computed = True
         if self._forward is not None:
             self._page.forward(self._forward.stop())
 
     def batches(self, source: Iterator[T], device: torch.device) -> Iterator[T]:
-        """Yield from `source`, with the waits for it shown and counted.
+        """Yield from `source`, and measure the waits for it.
 
-        A batch that is asked for without gradients is one of an evaluation.
+        A batch that is requested under `torch.no_grad` belongs to an evaluation.
         """
         watched = self._watched
         try:
@@ -128,7 +128,7 @@ class Heartbeat:
         self._forward.start()
 
     def _complete(self) -> None:
-        """Count the step that has just been taken."""
+        """Count the step that has just ended."""
         self.enter("step")
         if self._step is None:
             self.resumed(0)
@@ -154,7 +154,7 @@ def shown_as(phase: str) -> Callable[[Method], Method]:
 
 
 class _ForwardClock:
-    """Measures forward passes of a rank that computes on the CPU."""
+    """Measures forward passes on the CPU."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -163,7 +163,7 @@ class _ForwardClock:
         self._since = time.monotonic()
 
     def stop(self) -> float:
-        """Return seconds to count for forward passes; 0.0 where none was begun."""
+        """Return the seconds of the forward pass; 0.0 if none has started."""
         if self._since is None:
             return 0.0
         seconds, self._since = time.monotonic() - self._since, None
@@ -171,9 +171,10 @@ class _ForwardClock:
 
 
 class _DeviceClock(_ForwardClock):
-    """The same by the clock of the GPU, which is asked only for what it has done already.
+    """Measures forward passes by CUDA events, without waiting for the GPU.
 
-    While a measured pass is on its way the next ones are not measured, and count as long as that one.
+    Until the GPU has completed a measured pass, later passes are not measured; each counts as long as that
+    pass.
     """
 
     def __init__(self) -> None:

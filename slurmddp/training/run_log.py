@@ -1,4 +1,4 @@
-"""What rank 0 writes down while it trains: events, losses and rates; other ranks stay silent."""
+"""Record events, losses and rates of a training in the run folder, on rank 0."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RunLog:
             self._run.add_event(event, **facts)
 
     def step(self, step: int, *, loss: float, lr: float, rate: float) -> None:
-        """Add a line about the steps since the last one to `metrics.jsonl`; `rate` is units per second."""
+        """Add loss, learning rate and rate (units per second) after `step` to `metrics.jsonl`."""
         self._line({"step": step}, {"loss": loss, "lr": lr, f"{self._unit}_per_s": round(rate, 1)})
 
     def evaluation(self, step: int, loss: float) -> None:
@@ -36,12 +36,12 @@ class RunLog:
         self._line({"step": step}, {"eval_loss": loss})
 
     def sample(self, text: str) -> None:
-        """Keep the text that the model wrote."""
+        """Write a text that the model generated to the run folder."""
         if (folder := self._writable()) is not None:
             write_atomic(folder.sample_file, text)
 
     def _writable(self) -> RunFolder | None:
-        """Return the folder if this rank writes to it; raises SupersededError in a past attempt."""
+        """Return the folder if this rank writes to it; raise SupersededError in a superseded attempt."""
         if not self._active:
             return None
         self._run.refuse_superseded()
@@ -49,14 +49,14 @@ class RunLog:
 
     def _line(self, step: dict[str, Any], facts: dict[str, Any]) -> None:
         if (folder := self._writable()) is not None:
-            place = {"attempt": self._run.attempt, "time": round(time.time(), 3)}
-            append_line(folder.metrics_file, step | place | facts)
+            origin = {"attempt": self._run.attempt, "time": round(time.time(), 3)}
+            append_line(folder.metrics_file, step | origin | facts)
 
 
 class Milestones:
-    """Records in the run where a training resumes, takes its first step and stops.
+    """Records where a training resumes, takes its first step and stops.
 
-    Nothing is recorded before `open` was given the folder of the run's checkpoints.
+    Nothing is recorded before `open` gets the checkpoint folder of the run.
     """
 
     def __init__(self, run: RunContext, start_up: StartupTimer) -> None:
@@ -65,17 +65,17 @@ class Milestones:
         self._has_step = self._has_stop = False
 
     def open(self, root: Path, rank: int) -> int | None:
-        """Begin to record a training that loads from `root`; return the newest step there on rank 0."""
+        """Start to record if `root` is the checkpoint folder of the run; return its newest step on rank 0."""
         self._start_up.lap("model")
         if not self._run.keeps(root):
             return None
         self._journal = RunLog(self._run, active=rank == 0)
-        with suppress(OSError):  # `loading.load` tries again, on all ranks.
+        with suppress(OSError):  # `restore.load` tries again on all ranks, and raises.
             return newest_step(root) if rank == 0 else None
         return None
 
     def resumed(self, newest: int | None, used: int | None, source: str | None) -> None:
-        """Record from which step training resumes, and whether a newer checkpoint was of no use."""
+        """Record from which step training resumes, and warn if a newer checkpoint can't be used."""
         self._start_up.lap("checkpoint")
         if newest is not None and (used is None or used < newest):
             before = f"; it resumes from step {used}, the newest that verifies."
@@ -88,14 +88,14 @@ class Milestones:
             self._add("resumed", step=used, **{"from": source})
 
     def step(self, step: int) -> None:
-        """Record the first step of this process, and how long its start took."""
+        """Record the first step of this process, and the phases of its start."""
         if not self._has_step:
             self._has_step = True
             self._start_up.lap("first_step")
             self._add("first_step", step=step, phases=self._start_up.seconds)
 
     def stopped(self, reason: str | None) -> None:
-        """Record once that the training stops, and why."""
+        """Record the first stop, and its reason."""
         if not self._has_stop:
             self._has_stop = True
             self._add("signalled", **signal_and_rank(reason or "a request"))
@@ -106,7 +106,7 @@ class Milestones:
 
 
 def signal_and_rank(reason: str) -> dict[str, Any]:
-    """Return signal and rank of a reason such as `SIGTERM on rank 3 (node7)`, for the record."""
+    """Return the signal and the rank in a reason such as `SIGTERM on rank 3 (node7)`."""
     words = reason.split()
     if len(words) >= 4 and words[1:3] == ["on", "rank"] and words[3].isdigit():
         return {"signal": words[0], "rank": int(words[3])}
@@ -114,7 +114,7 @@ def signal_and_rank(reason: str) -> dict[str, Any]:
 
 
 class Stopwatch:
-    """Adds up work and the time it took, leaving out what happens between `stop` and `start`."""
+    """Measures the rate of work; the time between `stop` and `start` does not count."""
 
     def __init__(self) -> None:
         self._work, self._seconds, self._since = 0, 0.0, time.perf_counter()
@@ -123,14 +123,14 @@ class Stopwatch:
         self._since = time.perf_counter()
 
     def stop(self, work: int) -> float:
-        """Count `work` units as done since `start`; return the seconds since then."""
+        """Count `work` units as done since `start`; return the seconds since `start`."""
         seconds = time.perf_counter() - self._since
         self._work += work
         self._seconds += seconds
         return seconds
 
     def take_rate(self) -> float:
-        """Return units per second since the last call, and begin again."""
+        """Return units per second since the last call, and start again."""
         rate = self._work / self._seconds if self._seconds else 0.0
         self._work, self._seconds = 0, 0.0
         return rate

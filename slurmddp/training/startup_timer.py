@@ -1,4 +1,4 @@
-"""How long the parts of a start took: measured by every rank, written down by rank 0 with its first step."""
+"""Measure the phases of a start; rank 0 records them with its first step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slurmddp.environments.names import IMPORTS_VARIABLE
 
 
 class StartupTimer:
-    """A stopwatch with one lap per phase, on the clock that nobody sets; a phase may have several laps."""
+    """A stopwatch on the monotonic clock, with one or more laps per phase."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         now = time.monotonic()
@@ -17,21 +17,21 @@ class StartupTimer:
         self._since = now
 
     def lap(self, phase: str) -> None:
-        """Count the time since the last lap, or since the stopwatch was made, as `phase`."""
+        """Count the time since the last lap, or since the start, as `phase`."""
         now = time.monotonic()
         self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._since
         self._since = now
 
     @property
     def seconds(self) -> dict[str, float]:
-        """The length of each phase, in the order in which they began."""
+        """The seconds of each phase, in the order of the first laps."""
         return {phase: round(seconds, 3) for phase, seconds in self._seconds.items()}
 
 
 def _before(environ: Mapping[str, str], now: float) -> Mapping[str, float]:
-    """Return what the agent says of the time before: until it could start ranks, and from then to `now`."""
+    """Return the seconds before this process: the agent's imports, and from then to `now`."""
     try:
         imports, ready = map(float, environ[IMPORTS_VARIABLE].split())
     except (KeyError, ValueError):
-        return {}  # Started by another launcher, where every rank imports for itself before this is loaded.
+        return {}  # Under another launcher each rank imports torch itself, before this module.
     return {"imports": imports, "fork": max(0.0, now - ready)}

@@ -3,8 +3,8 @@
     slurmddp run train.py --epochs 20
     slurmddp run -m package.train --epochs 20
 
-The program finds its rank by itself, as it does under srun or torchrun. `{run_dir}` in its arguments becomes
-the run folder: with its checkpoints in `{run_dir}/checkpoints` the run knows whether an attempt got anywhere.
+The program learns its rank from the environment, as under srun or torchrun. `{run_dir}` in its arguments
+becomes the run folder. Checkpoints in `{run_dir}/checkpoints` show whether an attempt made progress.
 """
 
 from __future__ import annotations
