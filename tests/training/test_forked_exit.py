@@ -37,7 +37,7 @@ from slurmddp.training.stopping.agreement import StopAgreement
 
 store = dist.FileStore(sys.argv[1], 2)
 with StopAgreement(store, 0, 2, poll_s=0.005, timeout_s=0.3) as agreement:
-    assert not agreement.tick()
+    assert not agreement.should_stop()
     before = store.num_keys()
     if os.fork() == 0:
         sys.exit(0)

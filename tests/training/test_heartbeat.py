@@ -1,4 +1,4 @@
-"""What a rank shows its agent: the phases of the shipped trainer, and those of a loop of one's own."""
+"""The heartbeat of a rank: the phases of the built-in trainer, and of a user's loop."""
 
 from __future__ import annotations
 
@@ -71,9 +71,7 @@ def set_up(data: Data) -> tuple[Distributon, nn.Module, torch.optim.Optimizer, D
     return distributon, model, optimizer, loader
 
 
-def test_the_shipped_trainer_shows_all_that_it_does(
-    page: HeartbeatPage, shown: list[str], tmp_path: Path
-) -> None:
+def test_the_built_in_trainer_shows_all_phases(page: HeartbeatPage, shown: list[str], tmp_path: Path) -> None:
     for number in range(8):
         (tmp_path / f"{number}.py").write_text("def f(x):\n    return x\n" * 20)
     config = trainer_config(
@@ -111,7 +109,7 @@ def test_the_shipped_trainer_shows_all_that_it_does(
     assert phases[-1] == "ending"
 
 
-def test_a_loop_of_ones_own_shows_its_steps_and_waits(page: HeartbeatPage, tmp_path: Path) -> None:
+def test_a_users_loop_shows_its_steps_and_waits(page: HeartbeatPage, tmp_path: Path) -> None:
     data = Data(page)
     distributon, model, optimizer, loader = set_up(data)
     assert (page.read().phase, page.read().watched, page.read().step) == ("loading", False, -1)
@@ -133,7 +131,7 @@ def test_a_loop_of_ones_own_shows_its_steps_and_waits(page: HeartbeatPage, tmp_p
     assert (page.read().phase, page.read().watched) == ("ending", False)
 
 
-def test_a_loop_that_is_left_early_or_evaluates_is_known_for_it(page: HeartbeatPage) -> None:
+def test_a_loop_that_ends_early_or_evaluates_is_shown(page: HeartbeatPage) -> None:
     data = Data(page)
     distributon, model, optimizer, loader = set_up(data)
     for batch in loader:
@@ -174,7 +172,7 @@ def test_accumulated_batches_are_one_step(page: HeartbeatPage) -> None:
     distributon.close()
 
 
-def test_a_checkpoint_is_shown_and_the_phase_before_comes_back(
+def test_after_a_checkpoint_the_phase_before_is_shown_again(
     page: HeartbeatPage, shown: list[str], tmp_path: Path
 ) -> None:
     distributon, model, optimizer, loader = set_up(Data(page))
@@ -193,7 +191,7 @@ def test_a_checkpoint_is_shown_and_the_phase_before_comes_back(
         assert (page.read().resumed, page.read().phase, page.read().watched) == (4, "loading", False)
 
 
-def test_work_of_ones_own_can_show_that_it_gets_on(page: HeartbeatPage) -> None:
+def test_a_users_work_can_send_heartbeats(page: HeartbeatPage) -> None:
     with Distributon(strategy="single", seed=0) as distributon:
         distributon.launch()
         distributon.heartbeat("loading")

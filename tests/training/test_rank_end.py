@@ -1,4 +1,4 @@
-"""How a rank leaves: what says failure stays one, and why it failed stands in its log."""
+"""The end of a rank: a failure keeps its exit code, and its error is in the log."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def end_of(folder: Path, program: str) -> tuple[int, str]:
         ("return None", 0),
     ],
 )
-def test_no_number_that_says_failure_becomes_a_good_end(tmp_path, program, code):
+def test_an_exit_code_of_a_failure_never_becomes_0(tmp_path, program, code):
     assert end_of(tmp_path, program)[0] == code
 
 
@@ -76,7 +76,7 @@ def test_no_number_that_says_failure_becomes_a_good_end(tmp_path, program, code)
         ("raise ConfigError('lr is 7.', hint='Less.')", 78, "Error: lr is 7.\nLess.\n"),
     ],
 )
-def test_why_it_failed_stands_in_the_log_wherever_stderr_leads(tmp_path, place, end, code, told):
+def test_the_error_is_in_the_log_wherever_stderr_leads(tmp_path, place, end, code, told):
     found, log = end_of(tmp_path, f"{place}\n    {end}")
     assert found == code
     assert log.count(told) == 1
@@ -84,7 +84,7 @@ def test_why_it_failed_stands_in_the_log_wherever_stderr_leads(tmp_path, place, 
         assert (tmp_path / "own.log").read_text().count(told) == 1, "the program's own file has it as well"
 
 
-def test_what_is_told_into_a_pipe_is_told_once():
+def test_a_message_into_a_pipe_is_written_once():
     program = "from slurmddp.host.streams import tell; tell('so it is')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stderr == "so it is\n"

@@ -26,7 +26,7 @@ def program(name: str, **options: Any) -> dict[str, Any]:
     return {"_target_": f"support.distributed.worker_jobs.{name}", **options}
 
 
-def test_a_program_of_ones_own_gets_everything(tmp_path: Path) -> None:
+def test_a_users_program_gets_distributon_config_and_folder(tmp_path: Path) -> None:
     run = make_run(
         tmp_path, program=program("program_that_notes", size=[1], made={"_target_": "dict", "a": 1})
     )
@@ -35,7 +35,7 @@ def test_a_program_of_ones_own_gets_everything(tmp_path: Path) -> None:
     assert f"seed 3 in {tmp_path.name} with {{'size': [1], 'made': {{'a': 1}}}} on 1" in said
 
 
-def test_a_program_that_fails_shows_where(tmp_path: Path) -> None:
+def test_a_failing_program_shows_its_traceback(tmp_path: Path) -> None:
     code, said = run_ranks(worker_jobs.work, 1, make_run(tmp_path, program=program("program_that_fails")))[0]
     assert code == 1
     assert "ZeroDivisionError: all of it" in said
@@ -62,21 +62,21 @@ def test_a_program_that_stops_exits_with_75(tmp_path: Path) -> None:
         ({"program": program("program_that_notes"), "strategy": {"name": "dpp"}}, "Did you mean ddp"),
     ],
 )
-def test_what_can_not_be_exits_with_78(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+def test_a_wrong_configuration_exits_with_78(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     code, said = run_ranks(worker_jobs.work, 1, make_run(tmp_path, **config))[0]
     assert code == 78
     assert message in said
     assert reason_of(code, None, tail_of(said)) == said.splitlines()[-2]
 
 
-def test_what_lies_behind_an_error_is_shown_before_it(tmp_path: Path) -> None:
+def test_the_cause_of_an_error_is_printed_before_it(tmp_path: Path) -> None:
     run = make_run(tmp_path, program=program("program_that_notes", made={"_target_": "int", "_args_": ["x"]}))
     code, said = run_ranks(worker_jobs.work, 1, run)[0]
     assert code == 78
     assert said.index("ValueError: invalid literal") < said.index("ConfigError: program.made: int refused")
 
 
-def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     code, said = run_ranks(worker_jobs.work, 1, str(tmp_path))[0]
     assert code == 66
     assert "not a run folder" in said

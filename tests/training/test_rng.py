@@ -54,7 +54,7 @@ def test_capture_draws_nothing():
     assert draw() == first
 
 
-def test_it_is_kept_on_the_cpu_whatever_device_is_the_default():
+def test_a_captured_state_is_on_the_cpu_whatever_the_default_device():
     with torch.device("meta"):
         state = rng.capture()
     assert state["python"]["words"].device.type == "cpu"
@@ -89,7 +89,7 @@ def test_a_seed_wider_than_numpy_takes():
     assert draw() == first
 
 
-def test_derived_seeds_are_fixed_for_ever_and_all_parts_count():
+def test_derived_seeds_never_change_and_all_parts_count():
     assert rng.derive(0) == 7210762507766007076
     seeds = {rng.derive(*parts) for parts in [(0,), (1,), (0, 0), (0, 1), (0, "0"), (1, 0), (0, 0, 0)]}
     assert len(seeds) == 7
@@ -99,7 +99,7 @@ def test_derived_seeds_are_fixed_for_ever_and_all_parts_count():
 @pytest.mark.parametrize(
     "state", [{}, {"python": 3}, {"python": {"version": 3, "words": torch.ones(2), "gauss": None}}]
 )
-def test_a_state_that_is_none_is_refused(state):
+def test_an_invalid_state_is_refused(state):
     with pytest.raises(CheckpointError, match="random state"):
         rng.restore(state)
 
@@ -118,7 +118,7 @@ def test_on_another_number_of_ranks_each_rank_seed_and_step_draws_anew(monkeypat
     assert "of 3 rank(s), not 2" in caplog.text
 
 
-def test_a_cuda_state_without_a_gpu_is_told(monkeypatch, caplog):
+def test_a_cuda_state_without_a_gpu_is_warned_of(monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     rng.restore({**rng.capture(), "cuda": torch.zeros(16, dtype=torch.uint8)})
     assert "CUDA random state" in caplog.text

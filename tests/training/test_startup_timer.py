@@ -15,7 +15,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_each_lap_takes_the_time_since_the_one_before(clock: list[float]) -> None:
+def test_each_lap_counts_the_time_since_the_last_lap(clock: list[float]) -> None:
     started = StartupTimer({"SLURMDDP_IMPORTS_S": "2.5 99.875"})
     for phase, seconds in [("rendezvous", 0.25), ("data", 1.0), ("model", 0.5), ("data", 2.0)]:
         clock[0] += seconds
@@ -31,7 +31,9 @@ def test_each_lap_takes_the_time_since_the_one_before(clock: list[float]) -> Non
 
 
 @pytest.mark.parametrize("environ", [{}, {"SLURMDDP_IMPORTS_S": "long"}, {"SLURMDDP_IMPORTS_S": "2.5"}])
-def test_without_the_agent_nothing_is_said_of_imports(clock: list[float], environ: dict[str, str]) -> None:
+def test_without_an_agent_the_phases_start_without_imports(
+    clock: list[float], environ: dict[str, str]
+) -> None:
     started = StartupTimer(environ)
     started.lap("rendezvous")
     assert started.seconds == {"rendezvous": 0.0}

@@ -1,8 +1,10 @@
-"""The exit code of a rank that runs a person's script, for each way in which the script ends."""
+"""A user's script as a rank: its exit code, its process group, and the threads of its ranks."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,3 +56,73 @@ def test_an_error_after_a_stop_is_no_stop(
     tmp_path: Path, begin: str, then: str, last: str, code: int
 ) -> None:
     assert run_as_rank(tmp_path, loop_with_a_stop(begin, then, last)) == code
+
+
+ADOPTS = """
+import os, signal, sys, time, torch, torch.distributed as dist
+from slurmddp import Distributon
+from slurmddp.errors import StoppedAtCheckpoint
+
+dist.init_process_group("gloo")
+for attempt in (1, 2):
+    try:
+        with Distributon(seed=0) as d:
+            d.launch()
+            model = d.setup_model(torch.nn.Linear(1, 1, bias=False))
+            d.backward(model(torch.full((1, 1), 1.0 + d.rank)).sum())
+            assert not d.should_stop()
+            if d.rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            while not d.should_stop():
+                time.sleep(0.01)
+            d.save(attempt, model=model)
+            gradient = model.module.weight.grad.item()
+            d.stop()
+    except StoppedAtCheckpoint as stopped:
+        assert "SIGTERM on rank 1" in str(stopped)
+with Distributon() as d:
+    d.launch()
+total = torch.ones(1)
+dist.all_reduce(total)
+open(f"found-{dist.get_rank()}", "w").write(f"{total.item():g} {gradient:g}")
+dist.destroy_process_group()
+"""
+
+
+def train(folder: Path, text: str, *more: str, **environ: str) -> None:
+    (folder / "script.py").write_text(text)
+    command = [sys.executable, "-m", "slurmddp", "train", "program.script=script.py", "name=script", *more]
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        command, cwd=folder, env=scrub(environment) | environ, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_launch_uses_the_process_group_of_the_program(tmp_path: Path) -> None:
+    train(tmp_path, ADOPTS)
+    assert [(tmp_path / f"found-{rank}").read_text() for rank in range(2)] == ["2 1.5", "2 1.5"]
+
+
+def test_a_second_distributon_at_once_is_refused(tmp_path: Path) -> None:
+    text = """
+from slurmddp import Distributon, SlurmddpError
+with Distributon() as first:
+    first.launch()
+    try:
+        Distributon().launch()
+    except SlurmddpError as error:
+        open(f"refused-{first.rank}", "w").write(error.message)
+"""
+    train(tmp_path, text)
+    refused = [(tmp_path / f"refused-{rank}").read_text() for rank in range(2)]
+    assert refused == ["Another Distributon of this process has not been closed."] * 2
+
+
+@pytest.mark.parametrize("given", [None, "2"])
+def test_ranks_of_a_script_share_the_cores(tmp_path: Path, given: str | None) -> None:
+    text = "import os, torch\nopen('threads-' + os.environ['RANK'], 'w').write(str(torch.get_num_threads()))"
+    train(tmp_path, text, **({} if given is None else {"OMP_NUM_THREADS": given}))
+    most = max(1, len(os.sched_getaffinity(0)) // 2)
+    found = [int((tmp_path / f"threads-{rank}").read_text()) for rank in range(2)]
+    assert all(threads == 2 if given else threads <= most for threads in found)

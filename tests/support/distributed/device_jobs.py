@@ -1,10 +1,9 @@
-"""Ranks of which one has got no device, or another kind of it than the others, as if there were GPUs."""
+"""Ranks that pretend to have GPUs: one rank has no device, or another kind of device than the others."""
 
 from __future__ import annotations
 
 import os
 import time
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError, SlurmddpError
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training import rank_main
+from slurmddp.training.device import cuda
 from slurmddp.training.preflight import preflight
 from slurmddp.training.process_group import setup
 from slurmddp.training.process_group.device_agreement import DeviceConflict, DeviceReport, DevicesError
@@ -32,34 +32,34 @@ def start() -> Told:
 
 
 def with_too_few_gpus(rank: int) -> Told:
-    def choose(info: RankInfo, undo: ExitStack) -> int | None:
+    def choose(info: RankInfo) -> int | None:
         if info.rank == rank:
             raise MismatchError("2 ranks on this node see 1 GPU(s).", hint="Ask for more.")
         return None
 
-    setup._choose_device = choose
+    cuda._choose_index = choose
     return start()
 
 
 def with_a_gpu_that_raises(rank: int) -> Told:
-    def choose(info: RankInfo, undo: ExitStack) -> int | None:
+    def choose(info: RankInfo) -> int | None:
         if info.rank == rank:
             raise RuntimeError("CUDA error: uncorrectable ECC error encountered\nCompile with DSA")
         return None
 
-    setup._choose_device = choose
+    cuda._choose_index = choose
     return start()
 
 
 def with_a_gpu_for_one(rank: int) -> Told:
     """Let one rank find a GPU: it would wait under NCCL for the others, and these under gloo for it."""
 
-    def claim(info: RankInfo, asked: str, undo: ExitStack) -> tuple[torch.device, str, DeviceReport]:
+    def report(info: RankInfo, backend: str) -> tuple[torch.device, str, DeviceReport]:
         if info.rank == rank:
             return torch.device("cpu"), "nccl", DeviceReport(node=info.node_rank, kind="cuda", backend="nccl")
         return torch.device("cpu"), "gloo", DeviceReport(node=info.node_rank, backend="gloo")
 
-    setup._claim_device = claim
+    setup.report_device = report
     return start()
 
 
@@ -71,11 +71,11 @@ def work_on_an_unfit_node(folder: str) -> tuple[int, list[tuple[int, ...]]]:
     """Run the worker of a rank whose GPU does not answer; return its code and the nodes that were blamed."""
     blamed = []
 
-    def claim(info: RankInfo, asked: str, undo: ExitStack) -> tuple[torch.device, str, DeviceReport]:
+    def report(info: RankInfo, backend: str) -> tuple[torch.device, str, DeviceReport]:
         raise DevicesError(DeviceConflict(text="its GPU is gone.", hint="", nodes=[0]))
 
     def blame(info: RankInfo, run: RunFolder, config: dict[str, Any], refused: DevicesError) -> None:
         blamed.append(refused.nodes)
 
-    setup._claim_device, preflight.blame_devices = claim, blame
+    setup.report_device, preflight.exclude_conflicting_nodes = report, blame
     return rank_main.main(folder), blamed

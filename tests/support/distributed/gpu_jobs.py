@@ -17,10 +17,10 @@ from slurmddp.environments.detect import detect
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.strategies import build
+from slurmddp.training.device.choice import choose_backend, choose_device
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.preflight import checks, pairs, preflight
 from slurmddp.training.process_group import setup
-from slurmddp.training.process_group.device import choose_backend, choose_device
 from support.distributed.rank_jobs import Net, batch_of, step_on, weights
 
 
@@ -47,18 +47,18 @@ def choices() -> dict[str, Any]:
 
 
 def nccl_group_of_one() -> dict[str, Any]:
-    """Train on a group of one NCCL rank, as a larger one would; return what came of its parts."""
-    place = setup.RankContext(
+    """Train on a group of one NCCL rank, as a larger one would; return the findings."""
+    context = setup.RankContext(
         RankInfo(environment="single"), torch.device("cuda", 0), "nccl", None, contextlib.ExitStack()
     )
     torch.cuda.set_device(0)
-    met = setup._meet(place, torch.distributed.HashStore(), 60)
+    context = setup._join_group(context, torch.distributed.HashStore(), 60)
     torch.manual_seed(0)
-    net = Net().to(place.device)
-    alone = Net().to(place.device)
+    net = Net().to(context.device)
+    alone = Net().to(context.device)
     alone.load_state_dict(weights(net))
     strategy = build("ddp")
-    model = strategy.wrap(net, met)
+    model = strategy.wrap(net, context)
     for one, module in ((model, net), (alone, alone)):
         optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
         for step in range(4):
@@ -69,9 +69,9 @@ def nccl_group_of_one() -> dict[str, Any]:
         "same": all(
             torch.equal(a, b) for a, b in zip(weights(net).values(), weights(alone).values(), strict=True)
         ),
-        "sum": pairs.reduce_all(place.device),
+        "sum": pairs.reduce_all(context.device),
     }
-    setup.finish(place)
+    setup.finish(context)
     return found
 
 

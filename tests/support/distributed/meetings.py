@@ -1,4 +1,4 @@
-"""Ranks that meet, each a thread, and what others on the machine do and say at their ports."""
+"""Ranks that meet, each a thread, and other programs at their ports."""
 
 import contextlib
 import dataclasses
@@ -12,7 +12,7 @@ from slurmddp.errors import SlurmddpError
 from slurmddp.training.process_group.rendezvous import open_store
 
 WHO = threading.local()
-"""`WHO.rank` is the rank that a thread plays."""
+"""`WHO.rank` is the rank of a thread."""
 
 
 def rank(number, world_size=2, launch_id="1.0.0", **changes):
@@ -28,7 +28,7 @@ def rank(number, world_size=2, launch_id="1.0.0", **changes):
 
 
 def on_two_nodes(number, launch_id, **changes):
-    """Return the place of one of four ranks on two nodes that this machine pretends to be."""
+    """Return one of four ranks on two pretended nodes."""
     place = rank(number, 4, launch_id, nodes=2, hosts=("n1", "n2"), local_world_size=2, emulated=True)
     return dataclasses.replace(place, **{"node_rank": number // 2, "local_rank": number % 2} | changes)
 
@@ -49,7 +49,7 @@ def meet(infos, timeout_s=120.0):
 
 @contextlib.contextmanager
 def listener(port, answer=None):
-    """A program that has nothing to do with us and sits on `port`; it answers every caller, or never."""
+    """Another program that listens on `port`; it answers every caller, or never."""
     with socket.create_server(("127.0.0.1", port)) as server:
         stopped = threading.Event()
         server.settimeout(0.05)
@@ -71,8 +71,8 @@ def listener(port, answer=None):
             thread.join()
 
 
-def talk(port, words):
-    """Say something to the beacon on `port`, as soon as there is one, and return its answer."""
+def talk(port, request):
+    """Send a request to the port server on `port`, once it listens; return its answer."""
     while True:
         try:
             connection = socket.create_connection(("127.0.0.1", port), timeout=60)
@@ -80,7 +80,7 @@ def talk(port, words):
             time.sleep(0.01)
             continue
         with connection:
-            connection.sendall(words)
+            connection.sendall(request)
             connection.shutdown(socket.SHUT_WR)
             try:
                 return connection.recv(1000)

@@ -15,23 +15,23 @@ warnings.simplefilter("error")
 before = dict(os.environ)
 threads = torch.get_num_threads()
 info = detect(os.environ)
-place = setup.start(info, rendezvous_timeout_s=240)
-total = torch.tensor([float(info.rank + 1)], device=place.device)
-if place.backend is not None:
+context = setup.start(info, rendezvous_timeout_s=240)
+total = torch.tensor([float(info.rank + 1)], device=context.device)
+if context.backend is not None:
     dist.all_reduce(total)
 found = {
     "rank": info.rank,
     "environment": info.environment,
-    "backend": place.backend,
-    "device": str(place.device),
+    "backend": context.backend,
+    "device": str(context.device),
     "total": total.item(),
     "interface": os.environ.get("GLOO_SOCKET_IFNAME"),
     "threads": torch.get_num_threads(),
     "threads_before": threads,
     "omp": os.environ.get("OMP_NUM_THREADS"),
 }
-setup.finish(place)
-setup.finish(place)
+setup.finish(context)
+setup.finish(context)
 found["undone"] = (
     dict(os.environ) == before and torch.get_num_threads() == threads and not dist.is_initialized()
 )

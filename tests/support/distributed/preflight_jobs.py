@@ -1,4 +1,4 @@
-"""Ranks that go through a preflight, healthy or with a fault that one of them is given."""
+"""Ranks that run a preflight; one of them may have a fault."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from slurmddp.errors import SlurmddpError
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.preflight import checks, pairs, preflight, verdicts
-from slurmddp.training.preflight.checks import CHECKS, Finding, Surroundings
+from slurmddp.training.preflight.checks import CHECKS, CheckContext, Finding
 
 LIMIT_S = 0.5
-"""For what is meant not to end; nothing that is healthy has to end within it."""
+"""Seconds until an action that never ends is abandoned; no healthy action has to end within them."""
 
 
 def fly(folder: str, config: dict[str, Any] | None = None, **options: Any) -> tuple[str, int, str]:
@@ -25,13 +25,12 @@ def fly(folder: str, config: dict[str, Any] | None = None, **options: Any) -> tu
     os.environ["SLURMDDP_ATTEMPT"] = "0"
     with Distributon() as d:
         d.launch()
-        # The nodes are pretended; from here on they have names, as on a cluster.
-        names = tuple(f"n{node + 1}" for node in range(d._session.context.info.nodes))
-        place = replace(
-            d._session.context, info=replace(d._session.context.info, hosts=names, emulated=False)
-        )
+        # Give names to the pretended nodes, as on a cluster.
+        context = d._session.context
+        names = tuple(f"n{node + 1}" for node in range(context.info.nodes))
+        context = replace(context, info=replace(context.info, hosts=names, emulated=False))
         try:
-            preflight.run(place, RunFolder(folder), config or {}, **options)
+            preflight.run(context, RunFolder(folder), config or {}, **options)
         except SlurmddpError as error:
             return type(error).__name__, error.exit_code, str(error)
         return "", 0, ""
@@ -53,7 +52,7 @@ def with_a_bad_device(folder: str, rank: int, hours: int) -> tuple[str, int, str
 
 
 def with_a_device_that_hangs(folder: str, rank: int) -> tuple[str, int, str]:
-    def device(here: Surroundings) -> list[Finding]:
+    def device(here: CheckContext) -> list[Finding]:
         time.sleep(3600)
         return []
 
@@ -63,7 +62,7 @@ def with_a_device_that_hangs(folder: str, rank: int) -> tuple[str, int, str]:
 
 
 def with_a_check_that_raises(folder: str, rank: int) -> tuple[str, int, str]:
-    def device(here: Surroundings) -> list[Finding]:
+    def device(here: CheckContext) -> list[Finding]:
         raise MemoryError("no more of it")
 
     return fly(folder, checks=(device,)) if _is_me(rank) else fly(folder)
@@ -95,7 +94,7 @@ def with_a_silent_node(folder: str, node: int) -> tuple[str, int, str]:
 
 
 def with_a_node_that_damages(folder: str, node: int) -> tuple[str, int, str]:
-    """Let other numbers than it should send come from one node."""
+    """Let one node send wrong numbers."""
     vector, bad = pairs._vector, os.environ["NODE_RANK"] == str(node)
 
     def damaged(rank: int, device: torch.device) -> torch.Tensor:
@@ -118,7 +117,6 @@ def checks_of_one_rank(folder: str) -> list[str]:
     """Return the findings of all single-rank checks here, except limits that differ between machines."""
     with Distributon() as d:
         d.launch()
-        here = Surroundings(
-            info=d._session.context.info, device=d.device, node="n1", folder=RunFolder(folder)
-        )
-        return [one.sentence for one in checks.look(CHECKS, here, 60) if one.blames != "nobody"]
+        info = d._session.context.info
+        here = CheckContext(info=info, device=d.device, node="n1", folder=RunFolder(folder))
+        return [one.sentence for one in checks.run_checks(CHECKS, here, 60) if one.fault != "nobody"]

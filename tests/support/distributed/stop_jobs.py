@@ -1,4 +1,4 @@
-"""Rank programs of test_stop_paths: whole ranks that are asked to stop in one way or another."""
+"""Rank programs of test_controller: ranks that are asked to stop in several ways."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.distributed import rank_jobs
 
 
 def all_have_come(place: str) -> None:
-    """Wait until all ranks have come to this place, each in its own time."""
+    """Wait until all ranks have reached this line."""
     folder = Path(os.environ["SLURMDDP_RUN_DIR"])
     (folder / f"{place}-{os.environ['RANK']}").touch()
     deadline = time.monotonic() + 60
@@ -64,7 +64,7 @@ class Countdown(torch.utils.data.Dataset[Any]):
         pass
 
     def be_late(self) -> None:
-        """Long after the step before: ranks that have data are in this step, the others wait for it."""
+        """Delay the data of this step: the ranks with data are in the step, the other ranks wait for data."""
         metrics = Path(os.environ["SLURMDDP_RUN_DIR"], "metrics.jsonl")
         deadline = time.monotonic() + 60
         while not (metrics.exists() and '"step": 9,' in metrics.read_text()):
@@ -90,7 +90,7 @@ def work(folder: str, act: str, at: int, rank: int, environ: dict[str, str]) -> 
 
 
 def isolated(folder: str, act: str, at: int, rank: int, environ: dict[str, str]) -> tuple[int, str]:
-    """Do as `work` in a child process, which may leave without a word; return its exit code and output."""
+    """Run `work` in a child process, which may exit at any time; return its exit code and output."""
     reader, writer = os.pipe()
     parent = os.getpid()
     if (pid := os.fork()) == 0:

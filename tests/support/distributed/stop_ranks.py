@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from slurmddp.training.stopping.agreement import StopAgreement, StopSignals
+from slurmddp.training.stopping.agreement import StopAgreement
+from slurmddp.training.stopping.signals import StopSignals
 
 STEPS = 100_000
 KINDS = ("one", "before", "two", "twice", "evaluation", "usr2", "request", "finished")
@@ -56,7 +57,7 @@ def train(agreement, kind, rank, number):
     pace, left_early = random.Random(number * 100 + rank), False
     limit = 20 if kind == "finished" else STEPS
     for step in range(limit):
-        if agreement.tick():
+        if agreement.should_stop():
             return step, left_early
         time.sleep(pace.uniform(0, 0.004))
         token = torch.tensor([step])
@@ -83,7 +84,7 @@ def one_round(number, store, rank, world_size):
             stopped, left_early = train(agreement, kind, rank, number)
             for timer in others:
                 timer.join()
-            again = agreement.tick() if kind != "finished" else True
+            again = agreement.should_stop() if kind != "finished" else True
             facts = {
                 "round": number,
                 "kind": kind,

@@ -81,7 +81,7 @@ def test_it_learns_to_count() -> None:
         ({"dropout": 1.0}, r"model\.dropout is 1\.0"),
     ],
 )
-def test_impossible_sizes(changes, message: str) -> None:
+def test_impossible_sizes_are_refused(changes, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         tiny(**changes)
 

@@ -1,4 +1,4 @@
-"""Iterable data: shared by all readers, each sample once, resumed where the loop was, with the same draws."""
+"""Iterable data: divided among all readers, each sample once, resumed at the loop's position."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError
 from slurmddp.training.checkpointing import training_state
+from slurmddp.training.data.iterable import IterableLoader
 from slurmddp.training.data.loader import DistributedLoader, distribute
-from slurmddp.training.data.passthrough import StreamLoader
 
 SAMPLES = 53
 
@@ -129,7 +129,7 @@ def test_a_resume_anywhere_gives_the_rest_of_the_epoch_and_the_next_one(data: ty
 
 
 @pytest.mark.parametrize("data", [Placed, Live])
-def test_batches_that_are_taken_back_come_again(data: type) -> None:
+def test_batches_after_a_rollback_come_again(data: type) -> None:
     loader, other = make(data, 0), make(data, 0)
     expected = shown(list(other))[1:4]
     walk = iter(loader)
@@ -149,14 +149,14 @@ def draws_of(seed: int, workers: int) -> set[float]:
 
 @pytest.mark.filterwarnings("default::DeprecationWarning")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_each_sample_of_each_reader_and_epoch_draws_for_itself(workers: int) -> None:
+def test_the_draws_of_a_sample_follow_from_epoch_reader_and_number(workers: int) -> None:
     found = draws_of(4, workers)
     assert len(found) == 2 * SAMPLES
     assert draws_of(4, workers) == found
     assert not found & draws_of(5, workers)
 
 
-def test_a_deterministic_stream_is_left_alone() -> None:
+def test_deterministic_iterable_data_is_not_seeded() -> None:
     random.seed(1)
     expected = [random.random() for _ in range(SAMPLES)]
     random.seed(1)
@@ -164,7 +164,7 @@ def test_a_deterministic_stream_is_left_alone() -> None:
     assert found == pytest.approx(expected)
 
 
-def test_what_a_stream_draws_leaves_the_ranks_own_generators_alone() -> None:
+def test_draws_of_iterable_data_do_not_change_the_ranks_generators() -> None:
     random.seed(1)
     expected = random.random()
     random.seed(1)
@@ -190,7 +190,7 @@ def test_another_number_of_loader_workers_is_refused_within_an_epoch(before: int
         resumed.load_state_dict(stopped_at(before).state_dict())
 
 
-def test_a_checkpoint_in_which_any_rank_is_within_an_epoch_wants_as_many_ranks() -> None:
+def test_a_resume_within_an_epoch_needs_as_many_ranks() -> None:
     """Shares may differ in length: rank 0 has come to its end, which is all that the common state says."""
     states = [stopped_at(0, batches, 2).rank_state() for batches in (0, 3)]
     one = make(Placed, 0)
@@ -198,12 +198,12 @@ def test_a_checkpoint_in_which_any_rank_is_within_an_epoch_wants_as_many_ranks()
     one.check_rank_states([states[0], states[0]])
     with pytest.raises(MismatchError, match="2 ranks had read 3 batches each of Placed"):
         one.check_rank_states(states)
-    assert isinstance(one, StreamLoader)
+    assert isinstance(one, IterableLoader)
     with pytest.raises(MismatchError, match="0 loader workers per rank shared Placed"):
         make(Placed, 2, ranks=2).check_rank_states(states)
 
 
-def test_such_a_checkpoint_is_refused_before_anything_is_loaded() -> None:
+def test_a_refused_checkpoint_loads_nothing() -> None:
     stopped = [stopped_at(0, batches, 2) for batches in (0, 3)]
     rng = [{"data": [loader.rank_state()]} for loader in stopped]
     state = {"objects": {}, "loaders": [stopped[0].state_dict()], "rng": rng}

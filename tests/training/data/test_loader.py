@@ -1,4 +1,4 @@
-"""Loaders that know how far they are: epochs, positions, devices, and samplers that are somebody else's."""
+"""Loaders that resume: epochs, positions, devices, and samplers of the user."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError, SlurmddpError
 from slurmddp.training.checkpointing import training_state
-from slurmddp.training.data.loader import DistributedLoader, PassthroughLoader, distribute, to_device
+from slurmddp.training.data.base import DistributedLoader, to_device
+from slurmddp.training.data.loader import distribute
+from slurmddp.training.data.passthrough import PassthroughLoader
 
 CPU = torch.device("cpu")
 
@@ -56,6 +58,15 @@ def test_a_loaded_position_gives_the_rest_of_the_epoch(workers: int, stop_after:
     assert epoch_of(resumed) == epoch_of(whole)
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_position_counts_the_samples_of_all_ranks(ranks: int) -> None:
+    info = RankInfo(environment="local", rank=ranks - 1, world_size=ranks, local_world_size=ranks)
+    loader = distribute(DataLoader(numbers(50), batch_size=3), device=CPU, info=info, seed=4)
+    next(walk := iter(loader))
+    next(walk)
+    assert loader.state_dict()["position"] == 2 * 3 * ranks
+
+
 def test_a_stop_after_a_last_batch_that_is_smaller_begins_the_next_epoch() -> None:
     whole, stopped, resumed = (make(numbers(11), shuffle=True) for _ in range(3))
     epochs = [epoch_of(whole) for _ in range(2)]
@@ -68,7 +79,7 @@ def test_a_stop_after_a_last_batch_that_is_smaller_begins_the_next_epoch() -> No
     del walk
 
 
-def test_a_loop_left_by_break_is_over() -> None:
+def test_after_a_break_the_next_loop_is_the_next_epoch() -> None:
     loader, other = make(numbers(12), shuffle=True), make(numbers(12), shuffle=True)
     for _ in loader:
         break
@@ -89,7 +100,7 @@ def test_another_length_is_refused() -> None:
         make(numbers(13), shuffle=True).load_state_dict(state)
 
 
-def test_a_loader_that_refuses_leaves_the_one_before_it_where_it_was() -> None:
+def test_a_refused_load_leaves_all_loaders_at_their_positions() -> None:
     next(walk := iter(stopped := make(numbers(12))))
     state = {"objects": {}, "loaders": [stopped.state_dict(), make(numbers(13)).state_dict()]}
     loaders = [make(numbers(12)), make(numbers(12))]
@@ -100,12 +111,12 @@ def test_a_loader_that_refuses_leaves_the_one_before_it_where_it_was() -> None:
     del walk
 
 
-def test_a_sampler_of_ones_own_is_kept_and_counted() -> None:
+def test_a_users_sampler_keeps_its_order() -> None:
     loader = make(numbers(6), sampler=[3, 1, 2, 0, 5, 4])
     assert isinstance(loader, PassthroughLoader)
     assert epoch_of(loader) == [[3, 1, 2], [0, 5, 4]]
     assert loader.epoch == 1
-    with pytest.raises(SlurmddpError, match="sampler of its own"):
+    with pytest.raises(SlurmddpError, match="had no sampler of the user"):
         loader.load_state_dict(make(numbers(6), shuffle=True).state_dict())
 
 
@@ -119,7 +130,7 @@ class Stream(IterableDataset):
         return iter(torch.arange(7) + 100 * self.epoch)
 
 
-def test_iterable_data_skips_what_was_done_and_is_told_the_epoch() -> None:
+def test_iterable_data_resumes_after_the_trained_batches() -> None:
     stopped, resumed = make(Stream()), make(Stream())
     walk = iter(stopped)
     assert next(walk).tolist() == [0, 1, 2]
@@ -128,7 +139,7 @@ def test_iterable_data_skips_what_was_done_and_is_told_the_epoch() -> None:
     assert [batch.tolist() for batch in resumed] == [[100, 101, 102], [103, 104, 105], [106]]
 
 
-def test_iterable_data_that_is_read_again_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_reading_iterable_data_again_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     stopped, resumed = make(Stream()), make(Stream())
     next(walk := iter(stopped))
     hand_over(stopped, resumed)
@@ -158,7 +169,7 @@ class Counter(IterableDataset):
         self.at = state["at"]
 
 
-def test_iterable_data_with_a_state_goes_on_from_it_and_reads_nothing_again() -> None:
+def test_iterable_data_with_a_state_reads_no_sample_again() -> None:
     stopped, resumed = make(Counter(), batch_size=4), make(Counter(), batch_size=4)
     walk = iter(stopped)
     assert [next(walk).tolist() for _ in range(2)][-1] == [5, 6, 7, 8]
@@ -172,7 +183,7 @@ def test_iterable_data_with_a_state_goes_on_from_it_and_reads_nothing_again() ->
 @pytest.mark.filterwarnings("default::DeprecationWarning")
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("data", [Stream, Counter, lambda: numbers(12)])
-def test_what_workers_fetched_ahead_is_not_counted(data, persistent: bool) -> None:
+def test_batches_that_workers_fetched_ahead_do_not_count(data, persistent: bool) -> None:
     options = {"batch_size": 2, "num_workers": 2, "persistent_workers": persistent, "prefetch_factor": 4}
     stopped, resumed, whole = (make(data(), **options) for _ in range(3))
     first = [str(batch) for batch in whole]
@@ -188,15 +199,15 @@ def test_what_workers_fetched_ahead_is_not_counted(data, persistent: bool) -> No
         assert epoch or rest == first[2:]
 
 
-def test_another_number_of_ranks_cannot_take_over_data_with_an_order_of_its_own() -> None:
+def test_other_ranks_can_not_resume_iterable_data_within_an_epoch() -> None:
     loader = make(Stream())
     loader.load_state_dict({"epoch": 3, "batches": 0, "world_size": 4})
     assert loader.epoch == 3
-    with pytest.raises(SlurmddpError, match=r"4 ranks had read 2 batches each of Stream.*Go on with 4 ranks"):
+    with pytest.raises(SlurmddpError, match=r"4 ranks had read 2 batches each of Stream.*Resume with 4"):
         loader.load_state_dict({"epoch": 3, "batches": 2, "world_size": 4})
 
 
-def test_batches_of_ones_own_are_kept() -> None:
+def test_a_users_batch_sampler_keeps_its_order() -> None:
     loader = distribute(
         DataLoader(numbers(4), batch_sampler=[[0, 3], [1]]),
         device=CPU,
@@ -227,15 +238,17 @@ def test_workers_draw_differently_by_epoch_and_equally_by_seed() -> None:
 
 
 def test_ranks_have_different_worker_seeds() -> None:
+    """The seeds of workers count where no sample is seeded: with a sampler of the user."""
     seen = []
     for rank in range(2):
         info = RankInfo(environment="local", rank=rank, world_size=2, local_world_size=2)
-        loader = distribute(DataLoader(Draws(), batch_size=2, num_workers=1), device=CPU, info=info, seed=1)
+        given = DataLoader(Draws(), batch_size=2, num_workers=1, sampler=range(4))
+        loader = distribute(given, device=CPU, info=info, seed=1)
         seen.append([batch.tolist() for batch in loader])
     assert seen[0] != seen[1]
 
 
-def test_the_workers_own_start_still_runs(tmp_path) -> None:
+def test_a_users_worker_init_fn_still_runs(tmp_path) -> None:
     loader = make(numbers(4), num_workers=1, worker_init_fn=lambda number: (tmp_path / f"{number}").touch())
     epoch_of(loader)
     assert (tmp_path / "0").exists()
@@ -254,7 +267,7 @@ def test_a_loader_keeps_its_options() -> None:
         }
 
 
-def test_an_epoch_has_as_many_batches_as_it_says() -> None:
+def test_len_is_the_number_of_batches_of_an_epoch() -> None:
     for accumulate, drop_last, batches in (
         (1, True, 6),
         (2, True, 6),
@@ -274,7 +287,7 @@ def test_an_epoch_has_as_many_batches_as_it_says() -> None:
 
 @pytest.mark.parametrize("sampler", [None, list(range(20))], ids=["ordered", "own sampler"])
 @pytest.mark.parametrize("drop_last", [True, False])
-def test_a_resumed_loader_says_how_many_batches_remain(drop_last: bool, sampler: list[int] | None) -> None:
+def test_remaining_counts_the_batches_of_a_resumed_epoch(drop_last: bool, sampler: list[int] | None) -> None:
     def loader() -> DistributedLoader:
         return make(numbers(20), batch_size=3, drop_last=drop_last, sampler=sampler)
 
@@ -304,7 +317,7 @@ def test_fewer_samples_than_ranks_are_refused(samples: int, ranks: int) -> None:
 Pair = namedtuple("Pair", "x y")
 
 
-def test_tensors_are_moved_however_nested() -> None:
+def test_nested_tensors_are_moved() -> None:
     batch = {"a": [torch.ones(1), (torch.ones(2), "text")], "b": Pair(torch.ones(3), 4)}
     moved = to_device(batch, torch.device("meta"))
     assert moved["a"][0].is_meta

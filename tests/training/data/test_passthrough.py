@@ -1,4 +1,4 @@
-"""Samplers of one's own: their order is kept, they hear of each epoch, and a resume goes on within one."""
+"""Samplers of the user: they keep their order, get each epoch, and resume within an epoch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, S
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError
-from slurmddp.training.data.loader import DistributedLoader, PassthroughLoader, distribute
+from slurmddp.training.data.base import DistributedLoader
+from slurmddp.training.data.loader import distribute
+from slurmddp.training.data.passthrough import PassthroughLoader
 
 SAMPLES = 12
 
@@ -74,7 +76,7 @@ def epoch_of(loader: DistributedLoader) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("kind", ["sampler", "batch_sampler"])
-def test_sampler_and_data_hear_of_every_epoch(kind: str) -> None:
+def test_set_epoch_is_called_on_samplers_and_data(kind: str) -> None:
     loader = make(**{kind: Turned() if kind == "sampler" else TurnedBatches()})
     assert epoch_of(loader) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
     assert epoch_of(loader)[3] == [1010, 1011, 1000]
@@ -93,7 +95,7 @@ def test_a_resume_gives_the_rest_of_the_epoch_and_the_next_one(stop: int) -> Non
     assert epoch_of(resumed) == epochs[2]
 
 
-def test_other_ranks_cannot_go_on_within_an_epoch_and_can_between_two() -> None:
+def test_other_ranks_can_resume_only_between_epochs() -> None:
     stopped, resumed = make(ranks=2, sampler=Turned()), make(sampler=Turned())
     resumed.load_state_dict(stopped.state_dict())
     next(walk := iter(stopped))
@@ -106,7 +108,7 @@ def test_other_ranks_cannot_go_on_within_an_epoch_and_can_between_two() -> None:
     ("kind", "owner"),
     [("sampler", "The order of the Turned is"), ("batch_sampler", "The order of the TurnedBatches is")],
 )
-def test_several_ranks_hear_that_an_order_is_not_divided(
+def test_an_undivided_order_is_warned_of_on_several_ranks(
     kind: str, owner: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     order = Turned() if kind == "sampler" else TurnedBatches()
@@ -136,7 +138,7 @@ class OwnSteps(SequentialSampler):
     ],
     ids=["the first seven", "any seven", "the first seven, shuffled", "some twice", "shuffle", "steps"],
 )
-def test_a_sampler_of_torch_that_is_no_plain_one_keeps_its_order(sampler: Any) -> None:
+def test_a_special_sampler_of_torch_keeps_its_order(sampler: Any) -> None:
     torch.manual_seed(5)
     expected = list(sampler)
     torch.manual_seed(5)
@@ -149,7 +151,7 @@ class Draws(Numbers):
 
 
 @pytest.mark.filterwarnings("default::DeprecationWarning")  # a fork beside threads
-def test_what_workers_draw_follows_from_seed_and_epoch() -> None:
+def test_draws_of_workers_follow_from_seed_and_epoch() -> None:
     first, again, other = (make(data=Draws(), sampler=Turned(), num_workers=1, seed=s) for s in (1, 1, 2))
     epochs = [epoch_of(first) for _ in range(2)]
     assert epochs[0] != epochs[1]

@@ -1,4 +1,4 @@
-"""Random augmentation: what a sample draws follows from seed, epoch and sample, and from nothing else."""
+"""Random augmentation: the draws of a sample follow from seed, epoch and sample alone."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_workers_do_not_matter(options: dict[str, Any]) -> None:
     assert len({sample[1:] for batch in epochs[0] for sample in batch}) == 24
 
 
-def test_another_seed_draws_otherwise() -> None:
+def test_another_seed_gives_other_draws() -> None:
     one, other = (by_index(read(make(seed=seed))) for seed in (7, 8))
     assert one.keys() == other.keys()
     assert not {drawn for sample in one.values() for drawn in sample[1:]} & {
@@ -118,7 +118,7 @@ def test_a_resume_in_the_middle_of_an_epoch_draws_the_same(workers: int, stop_af
     assert read(resumed) == epochs[1]
 
 
-def test_the_training_does_not_notice() -> None:
+def test_reading_a_sample_does_not_change_the_ranks_generators() -> None:
     rng.seed_everything(1)
     undisturbed = [torch.rand(()).item(), random.random(), np.random.rand()]
     rng.seed_everything(1)
@@ -126,7 +126,7 @@ def test_the_training_does_not_notice() -> None:
     assert [torch.rand(()).item(), random.random(), np.random.rand()] == undisturbed
 
 
-def test_the_training_does_not_notice_a_sample_that_cannot_be_read() -> None:
+def test_a_sample_that_can_not_be_read_does_not_change_the_ranks_generators() -> None:
     class Broken(Augmented):
         def __getitem__(self, index: int) -> list[float]:
             raise ZeroDivisionError
@@ -137,7 +137,7 @@ def test_the_training_does_not_notice_a_sample_that_cannot_be_read() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_deterministic_data_is_left_alone() -> None:
+def test_deterministic_data_is_not_seeded() -> None:
     rng.seed_everything(1)
     expected = torch.rand(24).tolist()
     rng.seed_everything(1)
@@ -145,14 +145,14 @@ def test_deterministic_data_is_left_alone() -> None:
     assert [sample[1] for batch in batches for sample in batch] == pytest.approx(expected)
 
 
-def test_data_that_is_read_by_the_batch_still_is() -> None:
+def test_getitems_still_reads_whole_batches() -> None:
     first, again = make(ByTheBatch()), make(ByTheBatch(), num_workers=1)
     batches = read(first)
     assert batches == read(again)
     assert len({sample[1] for batch in batches for sample in batch}) == 24
 
 
-def test_a_sample_that_is_drawn_twice_is_augmented_anew() -> None:
+def test_a_sample_that_is_drawn_twice_is_augmented_differently() -> None:
     sampler = WeightedRandomSampler([1.0] * 3, 24)
     batches = read(make(Augmented(3), sampler=sampler))
     assert len({sample[1] for batch in batches for sample in batch}) == 24
@@ -181,7 +181,7 @@ class Opened(Augmented):
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_a_workers_own_start_sees_the_data_set_itself(context: str) -> None:
+def test_a_users_worker_init_fn_sees_the_data_set(context: str) -> None:
     loader = make(
         Opened(6),
         batch_size=3,

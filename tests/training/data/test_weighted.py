@@ -1,4 +1,4 @@
-"""Drawing by weight: the draws follow the weights, at any world size, and go on after a stop."""
+"""Weighted draws follow the weights, on any number of ranks, and resume after a stop."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError, MismatchError
-from slurmddp.training.data.loader import OrderedLoader, distribute
-from slurmddp.training.data.weighted import WeightedOrder
+from slurmddp.training.data import weighted
+from slurmddp.training.data.loader import SampledLoader, distribute
+from slurmddp.training.data.weighted import WeightedSampler
 
 WEIGHTS = [0.0, 1.0, 2.0, 0.0, 5.0, 2.0, 0.0]
 
 
-def counts(order: WeightedOrder) -> np.ndarray:
+def counts(order: WeightedSampler) -> np.ndarray:
     return np.bincount(list(order), minlength=len(WEIGHTS))
 
 
 def test_samples_come_in_proportion_to_their_weights() -> None:
     n = 50_000
-    found = counts(WeightedOrder(n, WEIGHTS, seed=3))
+    found = counts(WeightedSampler(n, WEIGHTS, seed=3))
     assert found[[0, 3, 6]].tolist() == [0, 0, 0]
     expected = n * np.array(WEIGHTS)[[1, 2, 4, 5]] / 10
     chi_square = float(((found[[1, 2, 4, 5]] - expected) ** 2 / expected).sum())
@@ -33,16 +34,16 @@ def test_samples_come_in_proportion_to_their_weights() -> None:
 
 
 def test_pairs_of_draws_are_independent() -> None:
-    draws = list(WeightedOrder(40_000, [1.0, 3.0], seed=1))
+    draws = list(WeightedSampler(40_000, [1.0, 3.0], seed=1))
     pairs = Counter(itertools.pairwise(draws))
     expected = {(a, b): 40_000 * (0.25, 0.75)[a] * (0.25, 0.75)[b] for a in (0, 1) for b in (0, 1)}
     assert sum((pairs[pair] - want) ** 2 / want for pair, want in expected.items()) < 16.3
 
 
-def test_without_replacement_the_heavy_come_early_and_none_twice() -> None:
+def test_without_replacement_heavy_samples_come_early_and_no_sample_twice() -> None:
     firsts = Counter()
     for seed in range(2000):
-        order = list(WeightedOrder(4, WEIGHTS, replacement=False, seed=seed))
+        order = list(WeightedSampler(4, WEIGHTS, replacement=False, seed=seed))
         assert sorted(order) == [1, 2, 4, 5]
         firsts[order[0]] += 1
     assert abs(firsts[4] / 2000 - 0.5) < 0.05
@@ -53,14 +54,14 @@ def test_without_replacement_the_heavy_come_early_and_none_twice() -> None:
 def test_the_draws_do_not_depend_on_the_world_size(replacement: bool) -> None:
     weights = np.arange(1, 101).tolist()
     options: dict[str, Any] = {"replacement": replacement, "seed": 2, "drop_last": False}
-    whole = list(WeightedOrder(60, weights, **options))
+    whole = list(WeightedSampler(60, weights, **options))
     for world_size in (2, 3, 4):
         parts = [
-            list(WeightedOrder(60, weights, rank=rank, world_size=world_size, **options))
+            list(WeightedSampler(60, weights, rank=rank, world_size=world_size, **options))
             for rank in range(world_size)
         ]
         assert [parts[at % world_size][at // world_size] for at in range(60)] == whole
-    later = WeightedOrder(60, weights, **options)
+    later = WeightedSampler(60, weights, **options)
     later.seek(0, 37)
     assert list(later) == whole[37:]
     later.seek(1, 0)
@@ -69,20 +70,28 @@ def test_the_draws_do_not_depend_on_the_world_size(replacement: bool) -> None:
 
 def test_the_draws_never_change_between_versions() -> None:
     for replacement, expected in ((True, [4, 2, 2, 1]), (False, [4, 2, 1, 5])):
-        order = WeightedOrder(4, WEIGHTS, replacement=replacement, seed=1)
+        order = WeightedSampler(4, WEIGHTS, replacement=replacement, seed=1)
         order.seek(2, 0)
         assert list(order) == expected
 
 
-def test_what_a_sample_draws_follows_from_epoch_and_position_on_any_rank() -> None:
+def test_keys_hold_epoch_and_position_on_any_rank() -> None:
     options: dict[str, Any] = {"world_size": 2, "seed": 1, "drop_last": False}
     for rank in range(2):
-        order = WeightedOrder(9, WEIGHTS, rank=rank, **options)
+        order = WeightedSampler(9, WEIGHTS, rank=rank, keyed=True, **options)
         order.seek(3, 4)
-        assert [key[1:] for key in order.keyed()] == [(3, position) for position in range(4 + rank, 9, 2)]
+        assert [key[1:] for key in order] == [(3, position) for position in range(4 + rank, 9, 2)]
 
 
-def loader_of(world_size: int, rank: int, weights: list[float], **options: Any) -> OrderedLoader:
+def test_a_number_at_a_boundary_draws_the_sample_that_begins_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number of 0 never draws a first sample without weight."""
+    monkeypatch.setattr(
+        weighted, "_uniform", lambda at, seed, epoch: np.array([0.0, 0.5])[at.start : at.stop]
+    )
+    assert list(WeightedSampler(2, [0.0, 1.0, 1.0], seed=1)) == [1, 2]
+
+
+def loader_of(world_size: int, rank: int, weights: list[float], **options: Any) -> SampledLoader:
     sampler = WeightedRandomSampler(weights, 48, **options)
     loader = distribute(
         DataLoader(TensorDataset(torch.arange(len(weights))), sampler=sampler, batch_size=12 // world_size),
@@ -91,11 +100,11 @@ def loader_of(world_size: int, rank: int, weights: list[float], **options: Any) 
         seed=0,
         even=False,
     )
-    assert isinstance(loader, OrderedLoader)
+    assert isinstance(loader, SampledLoader)
     return loader
 
 
-def test_torchs_weighted_sampler_is_dealt_out_and_goes_on_at_another_world_size() -> None:
+def test_a_weighted_random_sampler_is_divided_and_resumes_on_other_ranks() -> None:
     weights = [1.0, 2.0, 3.0]
     whole = [sorted(batch[0].tolist()) for batch in loader_of(1, 0, weights)]
     assert len(whole) == 4
@@ -117,26 +126,26 @@ def test_other_weights_are_refused() -> None:
 
 
 def test_the_same_weights_with_another_seed_or_other_rules_are_refused() -> None:
-    state = WeightedOrder(4, WEIGHTS, seed=1).state_dict()
+    state = WeightedSampler(4, WEIGHTS, seed=1).state_dict()
     with pytest.raises(MismatchError, match="other weights"):
-        WeightedOrder(4, WEIGHTS, seed=1, replacement=False).load_state_dict(state)
+        WeightedSampler(4, WEIGHTS, seed=1, replacement=False).load_state_dict(state)
     with pytest.raises(MismatchError, match="seed=1"):
-        WeightedOrder(4, WEIGHTS, seed=2).load_state_dict(state)
+        WeightedSampler(4, WEIGHTS, seed=2).load_state_dict(state)
     with pytest.raises(MismatchError, match="samples=4"):
-        WeightedOrder(5, WEIGHTS, seed=1).load_state_dict(state)
+        WeightedSampler(5, WEIGHTS, seed=1).load_state_dict(state)
 
 
-def test_torchs_weighted_sampler_without_replacement_gives_none_twice() -> None:
+def test_a_weighted_random_sampler_without_replacement_gives_no_sample_twice() -> None:
     loader = loader_of(1, 0, [1.0] * 48, replacement=False)
     assert sorted(index for batch in loader for index in batch[0].tolist()) == [*range(48)]
 
 
 @pytest.mark.parametrize("weights", [[], [0.0, 0.0], [1.0, -1.0], [1.0, float("nan")], [[1.0]]])
-def test_weights_that_cannot_be(weights: Any) -> None:
+def test_invalid_weights_are_refused(weights: Any) -> None:
     with pytest.raises(ConfigError, match="weights"):
-        WeightedOrder(3, weights)
+        WeightedSampler(3, weights)
 
 
-def test_too_many_draws_without_replacement() -> None:
+def test_too_many_draws_without_replacement_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"5 draws without replacement.*there are 4"):
-        WeightedOrder(5, WEIGHTS, replacement=False)
+        WeightedSampler(5, WEIGHTS, replacement=False)

@@ -1,4 +1,4 @@
-"""A node whose GPUs are gone is avoided by the next attempt, also where its ranks find it before the look."""
+"""The next attempt avoids a node with broken GPUs, also if its ranks find them before the preflight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slurmddp.errors import EXIT_FAILED, UnhealthyNodeError
 from slurmddp.runs.folder.excluded import excluded_nodes
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training.preflight import preflight
-from slurmddp.training.preflight.checks import NOBODY, NODE, Surroundings, device
+from slurmddp.training.preflight.checks import NOBODY, NODE, CheckContext, device
 from slurmddp.training.process_group.device_agreement import DeviceConflict, DevicesError
 from support.distributed import device_jobs, worker_jobs
 from support.distributed.ranks import run_ranks
@@ -43,9 +43,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_the_node_is_written_down_once_and_all_ranks_ask_for_others(run: RunFolder, rank: int) -> None:
+def test_the_node_is_excluded_once_and_all_ranks_exit_with_76(run: RunFolder, rank: int) -> None:
     with pytest.raises(UnhealthyNodeError) as caught:
-        preflight.blame_devices(replace(INFO, rank=rank), run, {}, DevicesError(GONE))
+        preflight.exclude_conflicting_nodes(replace(INFO, rank=rank), run, {}, DevicesError(GONE))
     assert GONE.text in caught.value.message
     assert caught.value.hint == "The next attempt runs on other nodes than n2."
     assert excluded_nodes(run) == (["n2"] if rank == 0 else [])
@@ -56,10 +56,10 @@ def test_the_node_is_written_down_once_and_all_ranks_ask_for_others(run: RunFold
     [([], {}, []), ([0, 1], {}, []), ([1], {"policy": {"exclude_failed_h": 0}}, ["1"])],
     ids=["the job's own fault", "most nodes", "no exclusion"],
 )
-def test_where_other_nodes_would_do_no_better_the_refusal_stands(
+def test_without_healthier_nodes_the_devices_error_stands(
     run: RunFolder, nodes: list[int], config: dict[str, Any], unfit: list[str]
 ) -> None:
-    preflight.blame_devices(INFO, run, config, DevicesError(replace(GONE, nodes=nodes)))
+    preflight.exclude_conflicting_nodes(INFO, run, config, DevicesError(replace(GONE, nodes=nodes)))
     assert excluded_nodes(run) == []
     told = run.events() if run.attempts_file.exists() else []
     assert [list(event.get("unfit", {})) for event in told] == ([unfit] if nodes else []), (
@@ -71,7 +71,7 @@ def test_where_other_nodes_would_do_no_better_the_refusal_stands(
 @pytest.mark.parametrize(
     ("asked", "told", "blamed"), [(True, "1", [(0,)]), (False, "1", []), (True, "0", [])]
 )
-def test_the_worker_blames_the_node_where_it_was_asked_to_look(
+def test_rank_main_excludes_the_node_if_the_preflight_is_on(
     run: RunFolder, asked: bool, told: str, blamed: list[tuple[int, ...]]
 ) -> None:
     program = {"program": {"_target_": "support.distributed.worker_jobs.program_that_notes"}}
@@ -92,7 +92,7 @@ def test_the_worker_blames_the_node_where_it_was_asked_to_look(
         ("12.8", replace(INFO, rank=1, local_rank=1), "0,1", None),
     ],
 )
-def test_gpus_that_torch_does_not_show_are_told(
+def test_gpus_that_torch_does_not_show_are_a_finding(
     run: RunFolder,
     monkeypatch: pytest.MonkeyPatch,
     built_with: str | None,
@@ -102,14 +102,14 @@ def test_gpus_that_torch_does_not_show_are_told(
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", built_with)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    found = list(device(Surroundings(info=info, device=torch.device("cpu"), node="n1", folder=run)))
-    assert [one.blames for one in found] == ([blames] if blames else [])
+    found = list(device(CheckContext(info=info, device=torch.device("cpu"), node="n1", folder=run)))
+    assert [one.fault for one in found] == ([blames] if blames else [])
     assert all("SLURM has given 2 GPU(s), and torch shows none" in one.text for one in found)
 
 
 @pytest.mark.usefixtures("rank_server")
 @pytest.mark.parametrize(("granted", "warned"), [("2", 1), ("", 0)])
-def test_without_a_preflight_a_run_with_gpus_says_that_it_computes_on_cpus(
+def test_without_a_preflight_computing_on_cpus_is_warned_of(
     run: RunFolder, granted: str, warned: int
 ) -> None:
     program = {"program": {"_target_": "support.distributed.worker_jobs.program_that_notes"}}

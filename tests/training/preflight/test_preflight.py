@@ -1,4 +1,4 @@
-"""The look at all nodes before a training: what it finds, whom it names, what the next attempt avoids."""
+"""The preflight: its findings, the nodes at fault, and the nodes that the next attempt avoids."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.runs.folder.excluded import excluded_nodes
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training.preflight import verdicts
-from slurmddp.training.preflight.checks import NOBODY, NODE, RUN, judge_limits
-from slurmddp.training.preflight.pairs import rounds, to_blame
+from slurmddp.training.preflight.checks import NOBODY, NODE, RUN, check_limits
+from slurmddp.training.preflight.pairs import faulty_nodes, rounds
 from support.distributed import preflight_jobs, worker_jobs
 from support.distributed.ranks import run_ranks
 
@@ -69,13 +69,13 @@ def test_healthy_nodes_pass_and_it_is_recorded(run: RunFolder) -> None:
     assert not [event for event in events(run, "warned") if "clock" in event["text"]]
 
 
-def test_a_rank_alone_looks_at_itself(run: RunFolder) -> None:
+def test_a_single_rank_checks_its_node(run: RunFolder) -> None:
     assert run_ranks(preflight_jobs.healthy, 1, str(run.path), {}) == [("", 0, "")]
     assert run_ranks(preflight_jobs.checks_of_one_rank, 1, str(run.path)) == [[]]
     assert len(events(run, "preflight")) == 1
 
 
-def test_a_device_that_is_wrong_excludes_its_node(run: RunFolder) -> None:
+def test_a_wrong_device_excludes_its_node(run: RunFolder) -> None:
     """Rank 3 is the second one of n2; all four leave, with the code that asks for other nodes."""
     answers = fly(run, preflight_jobs.with_a_bad_device, 3, 5, nodes=2, each=2)
     for kind, code, said in answers:
@@ -95,60 +95,70 @@ def test_a_device_that_is_wrong_excludes_its_node(run: RunFolder) -> None:
     assert event["unfit"]["1"].startswith("cpu of rank 3 multiplies")
 
 
-def test_where_no_node_may_be_excluded_the_run_fails(run: RunFolder) -> None:
+def test_without_exclusion_the_run_fails(run: RunFolder) -> None:
     for kind, code, said in fly(run, preflight_jobs.with_a_bad_device, 1, 0):
         assert (kind, code) == ("SlurmddpError", 1)
         assert "n2: cpu of rank 1" in said
         assert "No node was excluded" in said
     assert avoided(run) == []
     (event,) = events(run, "preflight")
-    assert list(event["unfit"]) == ["1"], "a spare of this job may take its place all the same"
+    assert list(event["unfit"]) == ["1"], "a spare of this job may replace it"
 
 
-def test_a_device_that_hangs_is_named_also_where_it_is_rank_zeros(run: RunFolder) -> None:
-    for kind, _, said in fly(run, preflight_jobs.with_a_device_that_hangs, 0):
-        assert kind == "UnhealthyNodeError"
-        assert "n1: looking at its device failed on rank 0: TimeoutError: it did not end within" in said
-    assert excluded_nodes(run) == ["n1"]
+FAULTS = {
+    "a hanging device": (
+        (preflight_jobs.with_a_device_that_hangs, 0),
+        ["n1"],
+        "n1: the check of its device failed on rank 0: TimeoutError: it did not end within",
+    ),
+    "a check that raises": (
+        (preflight_jobs.with_a_check_that_raises, 1),
+        ["n2"],
+        "n2: the check of its device failed on rank 1: MemoryError: no more of it.",
+    ),
+    "a read-only TMPDIR": (
+        (preflight_jobs.with_tmpdir, 1, "/proc"),
+        ["n2"],
+        "n2: /proc (TMPDIR) can't be written to",
+    ),
+    "a read-only /tmp, which Python would skip": (
+        (preflight_jobs.with_a_full_tmp, 1, "/proc"),
+        ["n2"],
+        "n2: /proc (TMPDIR) can't be written to",
+    ),
+    "a full run folder": (
+        (preflight_jobs.with_a_full_run_disk,),
+        [],
+        "17 bytes are free in the run folder; a training should find 104.9 MB.",
+    ),
+    "a node that damages numbers, in two of three pairs": (
+        (preflight_jobs.with_a_node_that_damages, 1),
+        ["n2"],
+        "n2: it does not exchange data with n1, n3: other numbers came than were sent.",
+    ),
+}
 
 
-def test_a_check_that_raises_has_found_something(run: RunFolder) -> None:
-    for kind, _, said in fly(run, preflight_jobs.with_a_check_that_raises, 1):
-        assert kind == "UnhealthyNodeError"
-        assert "n2: looking at its device failed on rank 1: MemoryError: no more of it." in said
+@pytest.mark.parametrize("fault", FAULTS)
+def test_all_ranks_name_a_fault(run: RunFolder, fault: str) -> None:
+    job, excluded, text = FAULTS[fault]
+    for kind, code, said in fly(run, *job, nodes=3):
+        assert (kind, code) == (("UnhealthyNodeError", 76) if excluded else ("SlurmddpError", 1))
+        assert text in said
+    assert excluded_nodes(run) == excluded
 
 
-def test_a_disk_that_refuses_is_the_nodes_and_a_full_run_folder_everybodys(run: RunFolder) -> None:
-    for kind, _, said in fly(run, preflight_jobs.with_tmpdir, 1, "/proc"):
-        assert kind == "UnhealthyNodeError"
-        assert "n2: /proc (TMPDIR) can't be written to" in said
-    for kind, _, said in fly(run, preflight_jobs.with_a_full_run_disk):
-        assert kind == "SlurmddpError"
-        assert "17 bytes are free in the run folder; a training should find 104.9 MB." in said
-
-
-def test_a_tmp_that_is_full_is_seen_where_python_would_pass_over_it(run: RunFolder) -> None:
-    for kind, _, said in fly(run, preflight_jobs.with_a_full_tmp, 1, "/proc"):
-        assert kind == "UnhealthyNodeError"
-        assert "n2: /proc (TMPDIR) can't be written to" in said
+def test_a_missing_tmp_is_skipped(run: RunFolder) -> None:
     assert fly(run, preflight_jobs.with_a_full_tmp, 1, "/nowhere") == [("", 0, "")] * 2
 
 
-def test_a_tmpdir_that_is_not_there_is_warned_of(run: RunFolder) -> None:
+def test_a_missing_tmpdir_is_warned_of(run: RunFolder) -> None:
     assert fly(run, preflight_jobs.with_tmpdir, 1, "/login/node") == [("", 0, "")] * 2
     told = [event["text"] for event in events(run, "warned")]
-    assert any("n2: TMPDIR is /login/node, which is no folder there" in text for text in told)
+    assert any("n2: TMPDIR is /login/node, which is not a folder there" in text for text in told)
 
 
-def test_a_node_from_which_other_numbers_come_is_named(run: RunFolder) -> None:
-    """Two of three pairs fail, and n2 is in both."""
-    for kind, code, said in fly(run, preflight_jobs.with_a_node_that_damages, 1, nodes=3):
-        assert (kind, code) == ("UnhealthyNodeError", 76)
-        assert "n2: it does not exchange data with n1, n3: other numbers came than were sent." in said
-    assert excluded_nodes(run) == ["n2"]
-
-
-def test_of_two_that_fail_with_each_other_it_may_be_either(run: RunFolder) -> None:
+def test_if_two_nodes_fail_with_each_other_the_message_names_both(run: RunFolder) -> None:
     for kind, _, said in fly(run, preflight_jobs.with_a_silent_node, 0):
         assert kind == "UnhealthyNodeError"
         assert "n2: it does not exchange data with n1: it did not end within" in said
@@ -157,14 +167,14 @@ def test_of_two_that_fail_with_each_other_it_may_be_either(run: RunFolder) -> No
     assert event["pairs"] == [["n1", "n2"]]
 
 
-def test_which_of_two_it_is_shows_in_the_pair_with_a_spare(run: RunFolder) -> None:
-    """The node that the spare has replaced was wrongly blamed; the first one is the sick one."""
+def test_a_pair_with_a_spare_shows_which_of_two_nodes_is_at_fault(run: RunFolder) -> None:
+    """The spare has replaced the wrong node: the first node is at fault."""
     run.add_event("preflight", attempt=1, generation=0, pairs=[["n2", "n7"]])
     run.add_event("preflight", attempt=0, generation=0, pairs=[["n1", "n7"]])
     for kind, _, said in fly(run, preflight_jobs.with_a_silent_node, 0):
         assert kind == "UnhealthyNodeError"
         assert "n1: it does not exchange data with n2: it did not end within" in said
-        assert "So it was with another node before." in said
+        assert "Before, it failed with another node." in said
         assert "as well" not in said
     assert excluded_nodes(run) == ["n1"]
     event = events(run, "preflight")[-1]
@@ -172,7 +182,7 @@ def test_which_of_two_it_is_shows_in_the_pair_with_a_spare(run: RunFolder) -> No
 
 
 @pytest.mark.parametrize(("ahead_s", "kind"), [(-3600.0, ""), (3600.0, ""), (3600.0, "UnhealthyNodeError")])
-def test_a_clock_that_is_off_is_warned_of_and_far_off_refused(
+def test_a_wrong_clock_is_warned_of_and_a_very_wrong_clock_refused(
     run: RunFolder, ahead_s: float, kind: str
 ) -> None:
     refused_s = verdicts.SKEW_REFUSED_S if kind else 7200.0
@@ -194,7 +204,7 @@ def test_a_clock_that_is_off_is_warned_of_and_far_off_refused(
         ({"preflight": True}, "0", 0),
     ],
 )
-def test_the_worker_looks_where_it_was_asked_to_and_the_agent_lets_it(
+def test_the_preflight_runs_if_the_config_and_the_agent_say_so(
     run: RunFolder, config: dict[str, Any], told: str, looks: int
 ) -> None:
     program = {"program": {"_target_": "support.distributed.worker_jobs.program_that_notes"}}
@@ -210,7 +220,7 @@ def test_the_worker_looks_where_it_was_asked_to_and_the_agent_lets_it(
 
 
 @pytest.mark.parametrize("nodes", range(1, 9))
-def test_few_nodes_meet_each_other_once_and_one_at_a_time(nodes: int) -> None:
+def test_few_nodes_form_all_pairs_one_at_a_time(nodes: int) -> None:
     met = rounds(nodes)
     assert sorted(pair for pairs in met for pair in pairs) == list(combinations(range(nodes), 2))
     for pairs in met:
@@ -218,7 +228,7 @@ def test_few_nodes_meet_each_other_once_and_one_at_a_time(nodes: int) -> None:
 
 
 @pytest.mark.parametrize("nodes", [9, 16, 17, 100, 1024])
-def test_many_nodes_meet_neighbours_in_few_rounds(nodes: int) -> None:
+def test_many_nodes_form_pairs_with_neighbours_in_few_rounds(nodes: int) -> None:
     met = rounds(nodes)
     assert len(met) == (nodes - 1).bit_length()
     for pairs in met:
@@ -226,16 +236,16 @@ def test_many_nodes_meet_neighbours_in_few_rounds(nodes: int) -> None:
     assert {node for pairs in met for pair in pairs for node in pair} == set(range(nodes))
 
 
-def test_the_node_that_is_in_most_failed_pairs_is_to_blame() -> None:
-    assert to_blame([]) == []
-    assert to_blame([(0, 2), (1, 2), (2, 3)]) == [2]
-    assert to_blame([(0, 1)]) == [1]
-    assert to_blame([(0, 2), (1, 2), (3, 5), (3, 4)]) == [3, 2]
-    assert to_blame([(0, 1)], {0}) == [0]
-    assert to_blame([(0, 2), (1, 2)], {0}) == [2]
+def test_the_node_in_most_failed_pairs_is_at_fault() -> None:
+    assert faulty_nodes([]) == []
+    assert faulty_nodes([(0, 2), (1, 2), (2, 3)]) == [2]
+    assert faulty_nodes([(0, 1)]) == [1]
+    assert faulty_nodes([(0, 2), (1, 2), (3, 5), (3, 4)]) == [3, 2]
+    assert faulty_nodes([(0, 1)], {0}) == [0]
+    assert faulty_nodes([(0, 2), (1, 2)], {0}) == [2]
 
 
-def test_who_failed_with_one_that_failed_with_all_is_no_suspect() -> None:
+def test_a_node_that_failed_only_with_a_faulty_node_is_no_suspect() -> None:
     told = {"event": "preflight", "attempt": 2}
     events = [
         {**told, "generation": 0, "pairs": [["a", "c"], ["b", "c"]]},
@@ -246,12 +256,12 @@ def test_who_failed_with_one_that_failed_with_all_is_no_suspect() -> None:
     assert verdicts.suspects(events, 3, ["a", "b", "e"]) == set()
 
 
-def test_when_most_nodes_fail_it_is_no_single_one() -> None:
+def test_if_most_nodes_fail_it_is_the_runs_fault() -> None:
     names = ["a", "b", "c"]
-    (found,) = verdicts.blame({(0, 1): "silent", (1, 2): "silent"}, names)
-    assert (found.node, found.blames) == ("b", NODE)
-    everywhere = verdicts.blame(dict.fromkeys(combinations(range(3), 2), "silent"), names)
-    assert {finding.blames for finding in everywhere} == {RUN}
+    (found,) = verdicts.find_faulty({(0, 1): "silent", (1, 2): "silent"}, names)
+    assert (found.node, found.fault) == ("b", NODE)
+    everywhere = verdicts.find_faulty(dict.fromkeys(combinations(range(3), 2), "silent"), names)
+    assert {finding.fault for finding in everywhere} == {RUN}
 
 
 @pytest.mark.parametrize(
@@ -267,37 +277,35 @@ def test_when_most_nodes_fail_it_is_no_single_one() -> None:
 )
 def test_only_nodes_that_slurm_knows_are_excluded(changes: dict[str, Any], known: bool) -> None:
     given = {"environment": "slurm", "nodes": 3, "hosts": ("a", "b", "c"), **changes}
-    assert verdicts.can_be_avoided({"c": "why"}, RankInfo(**given)) is known
+    assert verdicts.can_exclude({"c": "why"}, RankInfo(**given)) is known
 
 
-def test_a_bad_cluster_is_not_excluded_node_by_node() -> None:
+def test_if_most_nodes_fail_no_node_is_excluded() -> None:
     info = RankInfo(environment="slurm", nodes=3, hosts=("a", "b", "c"))
-    assert not verdicts.can_be_avoided({"a": "why", "c": "why"}, info)
+    assert not verdicts.can_exclude({"a": "why", "c": "why"}, info)
 
 
-def test_a_slow_machine_warns_of_no_clock() -> None:
-    """What a stamp says counts only where it lies outside of what rank 0 itself needed."""
+def test_a_slow_machine_causes_no_warning_of_its_clock() -> None:
+    """A stamp counts only if it lies outside the interval of rank 0's clock."""
     names = ["a", "b", "c"]
-    assert verdicts.judge_clocks(names, [100.0, 119.0, 101.0], 100.0, 120.0) == []
-    (found,) = verdicts.judge_clocks(names, [100.0, 123.5, 101.0], 100.0, 120.0)
-    assert (found.node, found.blames) == ("b", NOBODY)
+    assert verdicts.check_clocks(names, [100.0, 119.0, 101.0], 100.0, 120.0) == []
+    (found,) = verdicts.check_clocks(names, [100.0, 123.5, 101.0], 100.0, 120.0)
+    assert (found.node, found.fault) == ("b", NOBODY)
     assert "3.5 s ahead of" in found.text
-    found_zero = verdicts.judge_clocks(names, [100.0, 190.0, 191.0], 100.0, 101.0)
-    assert [(one.node, one.blames) for one in found_zero] == [("a", NODE)], (
-        "rank 0's own may be the wrong one"
-    )
+    found_zero = verdicts.check_clocks(names, [100.0, 190.0, 191.0], 100.0, 101.0)
+    assert [(one.node, one.fault) for one in found_zero] == [("a", NODE)], "rank 0's clock may be wrong"
 
 
-def test_limits_that_are_tight_are_warned_of() -> None:
+def test_low_limits_are_warned_of() -> None:
     unlimited = resource.RLIM_INFINITY
     fine = {"files": 4096, "locked": unlimited, "shm": 10 << 30, "workers": 8}
-    assert list(judge_limits("n1", **fine)) == []
-    assert list(judge_limits("n1", **{**fine, "files": unlimited, "shm": None})) == []
+    assert list(check_limits("n1", **fine)) == []
+    assert list(check_limits("n1", **{**fine, "files": unlimited, "shm": None})) == []
     for name, value, check in (
         ("files", 1024, "nofile"),
         ("locked", 65536, "memlock"),
         ("shm", 64 << 20, "shm"),
     ):
-        (found,) = judge_limits("n1", **{**fine, name: value})
-        assert (found.check, found.blames) == (check, NOBODY)
+        (found,) = check_limits("n1", **{**fine, name: value})
+        assert (found.check, found.fault) == (check, NOBODY)
         assert found.sentence.startswith("n1: ")

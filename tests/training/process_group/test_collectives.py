@@ -1,4 +1,4 @@
-"""Values that ranks send each other: they arrive as they were, and no code comes with them."""
+"""Values between ranks arrive unchanged, and never run code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.distributed
 
 
 @pytest.mark.usefixtures("rank_server")
-def test_values_arrive_as_they_were() -> None:
+def test_received_values_equal_the_sent_values() -> None:
     told = run_ranks(gather_jobs.values, 2)
     for number, (gathered, at_zero, of_zero) in enumerate(told):
         assert [one["rank"] for one in gathered] == [0, 1]
@@ -50,7 +50,7 @@ def test_a_pickle_from_another_process_runs_nothing(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_bytes_that_are_no_value_are_refused(tmp_path: Path) -> None:
+def test_invalid_bytes_are_refused(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     whole = pack({"a": 1})
     hostile = pickle.dumps(gather_jobs.Hostile(str(mark)))

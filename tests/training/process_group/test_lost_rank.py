@@ -1,4 +1,4 @@
-"""Which errors are the loss of another rank: torch 2.13's own, and others that only read alike."""
+"""Errors of torch 2.13 that mean the loss of another rank, and similar errors that don't."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ time.sleep(600)
         "Application timeout caused pair closure",
     ],
 )  # fmt: skip
-def test_what_gloo_says_of_a_lost_rank(text: str) -> None:
+def test_gloos_messages_about_a_lost_rank_are_recognised(text: str) -> None:
     assert is_lost_rank(RuntimeError(text))
 
 
@@ -52,11 +52,11 @@ def test_what_gloo_says_of_a_lost_rank(text: str) -> None:
         None,
     ],
 )
-def test_other_errors_that_read_alike(error: Exception | None) -> None:
+def test_similar_errors_are_not_a_lost_rank(error: Exception | None) -> None:
     assert not is_lost_rank(error)
 
 
-def test_the_store_of_a_rank_that_is_gone() -> None:
+def test_the_store_of_a_dead_rank_is_a_lost_rank() -> None:
     host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True)
     assert host.stdout is not None
     try:
@@ -74,7 +74,7 @@ def test_the_store_of_a_rank_that_is_gone() -> None:
     assert is_lost_rank(gone.value)
 
 
-def test_an_error_behind_which_a_lost_rank_stands() -> None:
+def test_an_error_caused_by_a_lost_rank_is_recognised() -> None:
     behind = ValueError("a program's own")
     behind.__cause__ = RankFailure("Rank 0 went away.")
     assert is_lost_rank(behind)

@@ -1,4 +1,4 @@
-"""Ranks that find each other. Each rank is a thread here: the meeting is all sockets, and nothing else."""
+"""Ranks meet at rank 0's store. Each rank is a thread here, because the rendezvous uses sockets only."""
 
 import contextlib
 import socket
@@ -13,7 +13,8 @@ from slurmddp.errors import MismatchError, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.host.address import LOOPBACK
 from slurmddp.host.ports import candidate_ports
 from slurmddp.training.process_group import port_discovery, rendezvous
-from slurmddp.training.process_group.port_discovery import Beacon, Words
+from slurmddp.training.process_group.participants import Participants
+from slurmddp.training.process_group.port_discovery import Handshake, PortServer
 from slurmddp.training.process_group.rendezvous import open_store
 from support.distributed.meetings import listener, meet, on_two_nodes, rank, talk
 from support.runs.launch_ports import a_launch
@@ -21,12 +22,17 @@ from support.runs.launch_ports import a_launch
 pytestmark = pytest.mark.distributed
 
 
-def test_four_ranks_share_a_store():
-    launch = a_launch()
-    stores = meet([rank(number, 4, launch) for number in range(4)])
+def require_shared(*stores):
+    """Require that a value of each rank reaches all ranks."""
     for number, store in enumerate(stores):
         store.set(f"from {number}", str(number))
-    assert [store.get("from 2") for store in stores] == [b"2"] * 4
+    for number in range(len(stores)):
+        assert {store.get(f"from {number}") for store in stores} == {str(number).encode()}
+
+
+def test_four_ranks_share_a_store():
+    launch = a_launch()
+    require_shared(*meet([rank(number, 4, launch) for number in range(4)]))
 
 
 def test_rank_zero_may_be_late():
@@ -35,8 +41,7 @@ def test_rank_zero_may_be_late():
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(open_store, info, 120.0) for info in infos]
         first = open_store(rank(0, 3, launch), 120.0)
-        first.set("key", "value")
-        assert [future.result().get("key") for future in waiting] == [b"value"] * 2
+        require_shared(first, *(future.result() for future in waiting))
 
 
 def test_two_launches_on_one_machine_do_not_mix():
@@ -55,8 +60,7 @@ def test_a_requeue_finds_its_own_rank_zero_while_the_old_one_still_listens(monke
         try:
             talk(ports[0], b"are you there?\n")
             new = meet([rank(0, 2, "9.0.1"), rank(1, 2, "9.0.1")])
-            new[0].set("restart", "1")
-            assert new[1].get("restart") == b"1"
+            require_shared(*new)
         finally:
             over.set()
         with pytest.raises(StoppedAtCheckpoint, match="before the ranks had met"):
@@ -71,28 +75,26 @@ def test_a_requeue_finds_its_own_rank_zero_while_the_old_one_still_listens(monke
         b"slurmddp-1 x\n",
         b"slurmddp-1 1\n",
         b"slurmddp-1 1 %s\n" % (b"0" * 64),
-        Words("some other launch").answer(1) + b"\n",
+        Handshake("some other launch").response(1) + b"\n",
     ],
 )
-def test_ports_that_others_hold_are_passed_by(answer):
+def test_ports_of_other_programs_are_skipped(answer):
     launch = a_launch()
     ports = candidate_ports(launch)
     with listener(ports[0], answer), listener(ports[1], answer):
         stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
-        stores[0].set("key", "value")
-        assert stores[1].get("key") == b"value"
+        require_shared(*stores)
 
 
-def test_a_port_that_accepts_and_never_answers_is_passed_by(monkeypatch):
-    monkeypatch.setattr(rendezvous, "_PATIENCE_S", (0.1, 0.1))
+def test_a_port_that_accepts_and_never_answers_is_skipped(monkeypatch):
+    monkeypatch.setattr(rendezvous, "_ANSWER_S", (0.1, 0.1))
     launch = a_launch()
     with listener(candidate_ports(launch)[0]):
         stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
-        stores[0].set("key", "value")
-        assert stores[1].get("key") == b"value"
+        require_shared(*stores)
 
 
-def test_no_free_port_at_all_is_an_error_to_read(monkeypatch):
+def test_no_free_port_at_all_is_an_error_that_names_the_ports(monkeypatch):
     launch = a_launch()
     taken = candidate_ports(launch)[:2]
     monkeypatch.setattr(port_discovery, "candidate_ports", lambda launch_id: taken)
@@ -100,53 +102,50 @@ def test_no_free_port_at_all_is_an_error_to_read(monkeypatch):
         open_store(rank(0, 2, launch), 5.0)
 
 
-def test_a_stranger_gets_no_port_and_does_not_stop_the_meeting():
+def test_a_caller_without_the_token_gets_no_port_and_stops_nothing():
     launch = a_launch()
     with ThreadPoolExecutor(1) as pool:
         zero = pool.submit(open_store, rank(0, 2, launch), 120.0)
-        for words in (Words("14.0.0").question() + b"\n", b"GET / HTTP/1.1\r\n\r\n", b""):
-            answer = talk(candidate_ports(launch)[0], words)
+        for request in (Handshake("14.0.0").request() + b"\n", b"GET / HTTP/1.1\r\n\r\n", b""):
+            answer = talk(candidate_ports(launch)[0], request)
             assert not any(character in answer for character in b"23456789")
         one = open_store(rank(1, 2, launch), 120.0)
-        zero.result().set("key", "value")
-        assert one.get("key") == b"value"
+        require_shared(zero.result(), one)
 
 
-def test_callers_that_say_nothing_hold_up_nobody():
+def test_silent_callers_delay_no_rank():
     launch = a_launch()
     port = candidate_ports(launch)[0]
     with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as callers:
         zero = pool.submit(open_store, rank(0, 2, launch), 120.0)
-        talk(port, b"")  # It listens now.
+        talk(port, b"")  # Returns once rank 0 listens.
         for _ in range(40):
             callers.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
         began = time.monotonic()
         one = open_store(rank(1, 2, launch), 120.0)
         assert time.monotonic() - began < 5.0, "one after the other they would take 40 s"
-        zero.result().set("key", "value")
-        assert one.get("key") == b"value"
+        require_shared(zero.result(), one)
 
 
-def test_a_beacon_keeps_no_more_callers_than_it_may_and_none_for_long(monkeypatch):
-    monkeypatch.setattr(port_discovery, "_MOST_GUESTS", 4)
+def test_the_port_server_limits_the_number_and_the_time_of_its_callers(monkeypatch):
+    monkeypatch.setattr(port_discovery, "_MAX_CALLERS", 4)
     monkeypatch.setattr(port_discovery, "_ANSWER_S", 0.3)
     launch = a_launch()
-    words = Words(launch)
-    with Beacon(LOOPBACK, words) as ours, contextlib.ExitStack() as callers:
-        place = ("127.0.0.1", candidate_ports(launch)[0])
-        idle = [callers.enter_context(socket.create_connection(place, timeout=60)) for _ in range(6)]
-        while len(ours._guests) < 4:
-            ours.answer(1)
-        ours.answer(1)
-        assert len(ours._guests) == 4
+    with PortServer(LOOPBACK, Handshake(launch)) as server, contextlib.ExitStack() as callers:
+        address = ("127.0.0.1", candidate_ports(launch)[0])
+        idle = [callers.enter_context(socket.create_connection(address, timeout=60)) for _ in range(6)]
+        while len(server._callers) < 4:
+            server.answer(1)
+        server.answer(1)
+        assert len(server._callers) == 4
         assert idle[0].recv(1) == b"", "the oldest is dropped"
         until = time.monotonic() + 0.5
         while time.monotonic() < until:
-            ours.answer(1)
-        assert not ours._guests
+            server.answer(1)
+        assert not server._callers
 
 
-def test_ports_that_others_hold_all_are_no_end_where_the_attempt_has_a_folder(monkeypatch, tmp_path):
+def test_without_a_free_candidate_the_port_is_published_in_the_attempts_folder(monkeypatch, tmp_path):
     launch = a_launch()
     taken = candidate_ports(launch)[:2]
     (tmp_path / "logs/attempt-3").mkdir(parents=True)
@@ -155,32 +154,29 @@ def test_ports_that_others_hold_all_are_no_end_where_the_attempt_has_a_folder(mo
     monkeypatch.setattr(port_discovery, "candidate_ports", lambda launch_id: taken)
     with listener(taken[0]), listener(taken[1], b"slurmddp-1 other\n"):
         stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
-        stores[0].set("key", "value")
-        assert stores[1].get("key") == b"value"
+        require_shared(*stores)
 
 
-def test_a_torch_that_takes_no_socket_opens_the_store_itself(monkeypatch):
+def test_an_older_torch_that_accepts_no_socket_opens_the_store_itself(monkeypatch):
     monkeypatch.setattr(rendezvous, "_torch_version", lambda: (2, 4))
     launch = a_launch()
     stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
-    stores[0].set("key", "value")
-    assert stores[1].get("key") == b"value"
+    require_shared(*stores)
 
 
-def test_ranks_that_know_the_secret_meet_beside_some_of_the_same_launch_that_do_not(monkeypatch):
+def test_callers_of_the_same_launch_without_the_secret_get_no_port(monkeypatch):
     launch = a_launch()
     monkeypatch.setenv("SLURMDDP_SECRET", "5e" * 32)
     with ThreadPoolExecutor(1) as pool:
         zero = pool.submit(open_store, rank(0, 2, launch), 120.0)
         for secret in ("", "no" * 32):
-            answer = talk(candidate_ports(launch)[0], Words(launch, secret).question() + b"\n")
+            answer = talk(candidate_ports(launch)[0], Handshake(launch, secret).request() + b"\n")
             assert answer == b"slurmddp-1 other\n"
         store = open_store(rank(1, 2, launch), 120.0)
-        zero.result().set("key", "value")
-        assert store.get("key") == b"value"
+        require_shared(zero.result(), store)
 
 
-def test_the_store_is_reached_on_the_address_that_leads_to_the_others_only():
+def test_the_store_listens_only_on_the_address_that_leads_to_the_others():
     launch = a_launch()
     stores = meet([on_two_nodes(n, launch, emulated=False, master_addr="127.0.0.2") for n in range(4)])
     with socket.create_connection(("127.0.0.2", stores[0].port), timeout=60):
@@ -189,21 +185,21 @@ def test_the_store_is_reached_on_the_address_that_leads_to_the_others_only():
         socket.create_connection(("127.0.0.1", stores[0].port), timeout=60)
 
 
-@pytest.mark.parametrize(("present", "told"), [((0, 1), 0), ((0, 1), 1), ((0,), 0), ((1,), 1)])
-def test_a_stop_before_all_have_met_ends_the_wait_of_all(present, told, monkeypatch):
+@pytest.mark.parametrize(("present", "signalled"), [((0, 1), 0), ((0, 1), 1), ((0,), 0), ((1,), 1)])
+def test_a_stop_before_all_ranks_have_joined_ends_the_wait_of_all(present, signalled, monkeypatch):
     launch = a_launch()
-    reported, report = threading.Event(), rendezvous._report
+    joined, join = threading.Event(), Participants.join
 
-    def report_and_say(store, info):
-        report(store, info)
-        if info.rank == told:
-            reported.set()
+    def join_and_note(self):
+        join(self)
+        if self._info.rank == signalled:
+            joined.set()
 
-    monkeypatch.setattr(rendezvous, "_report", report_and_say)
+    monkeypatch.setattr(Participants, "join", join_and_note)
 
     def outcome(number):
         def stopped():
-            return number == told and (reported.is_set() or 0 not in present)
+            return number == signalled and (joined.is_set() or 0 not in present)
 
         with pytest.raises(StoppedAtCheckpoint) as caught:
             open_store(rank(number, 3, launch), 120.0, stopped=stopped)
@@ -213,17 +209,16 @@ def test_a_stop_before_all_have_met_ends_the_wait_of_all(present, told, monkeypa
         assert all("had met" in message for message in pool.map(outcome, present))
 
 
-def test_a_stop_after_all_have_met_is_left_to_the_training():
+def test_a_stop_as_the_last_rank_joins_stops_all_ranks_or_none():
     asked, launch = {0: iter([False, True]), 1: iter([])}, a_launch()
     with ThreadPoolExecutor(2) as pool:
         stopped = [lambda answers=asked[n]: next(answers, False) for n in (0, 1)]
         meeting = [pool.submit(open_store, rank(n, 2, launch), 120.0, stopped=stopped[n]) for n in (1, 0)]
         outcomes = [future.exception() or future.result() for future in meeting]
-    # Either all go on or all leave, whoever was first.
     assert len({isinstance(found, StoppedAtCheckpoint) for found in outcomes}) == 1
 
 
-def test_rank_zero_away_from_its_host_is_refused_at_once():
+def test_a_rank_zero_on_another_host_is_refused_at_once():
     info = rank(0, 2, nodes=2, master_addr="203.0.113.9")
     with pytest.raises(MismatchError) as caught:
         open_store(info, 20.0)
@@ -239,7 +234,7 @@ def test_only_this_machine_can_reach_ranks_of_this_machine():
     assert {address.ip for address in listening} == {"127.0.0.1"}
 
 
-def test_the_beacon_is_dark_once_all_have_met():
+def test_the_port_server_is_closed_once_all_have_joined():
     launch = a_launch()
     stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
     assert len(stores) == 2

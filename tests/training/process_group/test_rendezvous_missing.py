@@ -1,4 +1,4 @@
-"""Ranks that do not come to the meeting: they are named to all who wait for them, and in time."""
+"""Ranks that do not join: every waiting rank names them, in time."""
 
 import dataclasses
 import itertools
@@ -12,7 +12,8 @@ import torch.distributed as dist
 from slurmddp.errors import MismatchError, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.host.ports import candidate_ports
 from slurmddp.training.process_group import rendezvous
-from slurmddp.training.process_group.port_discovery import Words
+from slurmddp.training.process_group.participants import Participants
+from slurmddp.training.process_group.port_discovery import Handshake
 from slurmddp.training.process_group.rendezvous import open_store
 from support.distributed.meetings import WHO, listener, meet, on_two_nodes, rank
 from support.runs.launch_ports import a_launch
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.distributed
 
 @pytest.fixture
 def patience(monkeypatch):
-    """Let the time of one rank run out when something has become true, however slow the machine is."""
+    """Let the time of one rank run out once a condition is true, however slow the machine is."""
 
     def until(condition, number=0):
         def now():
@@ -34,23 +35,23 @@ def patience(monkeypatch):
 
 
 @pytest.fixture
-def reports(monkeypatch):
-    """Collect the ranks that have reported, or tried to."""
-    seen, report = [], rendezvous._report
+def joins(monkeypatch):
+    """Collect the ranks that have joined, or tried to."""
+    seen, join = [], Participants.join
 
-    def report_and_note(store, info):
+    def join_and_note(self):
         try:
-            report(store, info)
+            join(self)
         finally:
-            seen.append(info.rank)
+            seen.append(self._info.rank)
 
-    monkeypatch.setattr(rendezvous, "_report", report_and_note)
+    monkeypatch.setattr(Participants, "join", join_and_note)
     return seen
 
 
-def test_missing_ranks_are_named_to_all_who_came(patience, reports):
+def test_all_waiting_ranks_name_the_missing_ranks(patience, joins):
     launch = a_launch()
-    patience(lambda: len(reports) == 2)
+    patience(lambda: len(joins) == 2)
     errors = meet([rank(0, 4, launch), rank(2, 4, launch)])
     assert all(isinstance(error, SlurmddpError) for error in errors)
     for error in errors:
@@ -59,16 +60,16 @@ def test_missing_ranks_are_named_to_all_who_came(patience, reports):
         assert error.exit_code == 1
 
 
-def test_missing_ranks_are_named_with_their_hosts(patience, reports):
+def test_missing_ranks_are_named_with_their_hosts(patience, joins):
     launch = a_launch()
-    patience(lambda: len(reports) == 2)
+    patience(lambda: len(joins) == 2)
     errors = meet([on_two_nodes(number, launch) for number in (0, 3)])
     assert all("rank 1 on n1 and rank 2 on n2." in error.message for error in errors)
 
 
-def test_missing_ranks_of_an_uneven_step_are_named_with_their_hosts(patience, reports):
+def test_missing_ranks_of_an_uneven_step_are_named_with_their_hosts(patience, joins):
     launch = a_launch()
-    patience(lambda: len(reports) == 3)
+    patience(lambda: len(joins) == 3)
     uneven = [(0, 0, 0), (1, 0, 1), (3, 1, 0)]
     places = [
         on_two_nodes(number, launch, node_rank=node, local_rank=local, local_world_size=1 + 2 * (node == 0))
@@ -78,14 +79,14 @@ def test_missing_ranks_of_an_uneven_step_are_named_with_their_hosts(patience, re
     assert all("rank 2 on n1." in error.message for error in errors)
 
 
-def test_ranks_that_do_not_lie_in_blocks_are_named_without_hosts(patience, reports):
+def test_without_blocks_of_ranks_missing_ranks_are_named_without_hosts(patience, joins):
     launch = a_launch()
-    patience(lambda: len(reports) == 3)
+    patience(lambda: len(joins) == 3)
     errors = meet([on_two_nodes(number, launch, node_rank=number % 2) for number in (0, 1, 2)])
     assert all(error.message.endswith("rank 3.") for error in errors)
 
 
-def test_rank_zero_says_for_whom_it_waits(monkeypatch, caplog, patience):
+def test_rank_zero_logs_the_missing_ranks_while_it_waits(monkeypatch, caplog, patience):
     monkeypatch.setattr(rendezvous, "_NOTICE_S", (0.1, 0.1))
     launch = a_launch()
     patience(lambda: "1 of 3 ranks" in caplog.text)
@@ -95,23 +96,23 @@ def test_rank_zero_says_for_whom_it_waits(monkeypatch, caplog, patience):
     assert said and all("rank 1." in text for text in said)
 
 
-def test_a_rank_that_finds_no_rank_zero_says_so_while_it_waits(monkeypatch, caplog, patience):
+def test_a_rank_logs_that_rank_zero_does_not_answer(monkeypatch, caplog, patience):
     monkeypatch.setattr(rendezvous, "_NOTICE_S", (0.1, 0.1))
     patience(lambda: "rank 0 on n1 does not answer" in caplog.text, number=2)
     (error,) = meet([on_two_nodes(2, a_launch())])
     assert "did not find rank 0" in error.message
 
 
-def test_ports_that_swallow_every_question_do_not_delay_what_is_said(monkeypatch, caplog):
+def test_ports_that_never_answer_do_not_delay_the_log(monkeypatch, caplog):
     asked, now = [], itertools.count(100.0, 0.5)
     monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=now.__next__, sleep=time.sleep))
-    monkeypatch.setattr(rendezvous, "ask", lambda *place: asked.append(place))
+    monkeypatch.setattr(rendezvous, "ask_for_port", lambda *place: asked.append(place))
     with pytest.raises(StoppedAtCheckpoint):
         open_store(on_two_nodes(2, a_launch()), 3600, stopped=lambda: "does not answer" in caplog.text)
     assert len(asked) < len(candidate_ports("any"))
 
 
-def test_a_rank_that_waits_says_so_after_seconds_and_then_now_and_then():
+def test_a_waiting_rank_logs_after_three_seconds_and_then_every_ten():
     now = itertools.count(100.0, 0.5)
     clock = SimpleNamespace(monotonic=now.__next__)
     with pytest.MonkeyPatch.context() as patched:
@@ -122,7 +123,7 @@ def test_a_rank_that_waits_says_so_after_seconds_and_then_now_and_then():
     assert len(said) == 3
 
 
-def test_without_rank_zero_the_others_say_where_they_looked():
+def test_without_rank_zero_the_error_names_the_address_and_the_ports():
     launch = a_launch()
     with pytest.raises(SlurmddpError) as caught:
         open_store(rank(1, 2, launch), 0.3)
@@ -132,7 +133,7 @@ def test_without_rank_zero_the_others_say_where_they_looked():
     assert "SLURMDDP_MASTER_ADDR" in caught.value.hint
 
 
-def test_a_slow_look_up_of_names_is_told_with_the_ranks_that_are_missing(monkeypatch, caplog):
+def test_a_slow_name_server_is_named_with_the_missing_ranks(monkeypatch, caplog):
     tcp_store = dist.TCPStore
 
     def slow(*place, **options):
@@ -149,26 +150,26 @@ def test_a_slow_look_up_of_names_is_told_with_the_ranks_that_are_missing(monkeyp
     assert sum("torch took" in record.getMessage() for record in caplog.records) == 2
 
 
-def test_two_processes_with_one_rank_are_refused(patience, reports):
+def test_two_processes_with_one_rank_are_refused(patience, joins):
     launch = a_launch()
-    patience(lambda: len(reports) == 3)
+    patience(lambda: len(joins) == 3)
     outcomes = meet([rank(0, 3, launch), rank(1, 3, launch), rank(1, 3, launch)])
     assert any(isinstance(found, MismatchError) and "rank 1" in found.message for found in outcomes)
     assert all(isinstance(found, SlurmddpError) for found in outcomes)
 
 
 def test_a_store_that_does_not_answer_costs_no_more_than_the_given_time(monkeypatch, patience):
-    heard, ask, launch = [], rendezvous.ask, a_launch()
+    answers, ask, launch = [], rendezvous.ask_for_port, a_launch()
 
-    def ask_and_note(*words):
-        heard.append(ask(*words))
-        return heard[-1]
+    def ask_and_note(*arguments):
+        answers.append(ask(*arguments))
+        return answers[-1]
 
-    monkeypatch.setattr(rendezvous, "ask", ask_and_note)
-    patience(lambda: any(heard), number=1)
+    monkeypatch.setattr(rendezvous, "ask_for_port", ask_and_note)
+    patience(lambda: any(answers), number=1)
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # and nobody listens
+        closed.bind(("127.0.0.1", 0))  # No program listens.
         dead = closed.getsockname()[1]
-        with listener(candidate_ports(launch)[0], Words(launch).answer(dead) + b"\n"):
+        with listener(candidate_ports(launch)[0], Handshake(launch).response(dead) + b"\n"):
             (error,) = meet([rank(1, 2, launch)])
     assert isinstance(error, SlurmddpError) and f"port {dead}" in error.message

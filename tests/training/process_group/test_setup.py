@@ -1,4 +1,4 @@
-"""Real processes that learn their place from what a launcher set, form a gloo group, and leave it."""
+"""Processes that take their rank from a launcher's variables, form a gloo group, and leave it."""
 
 import contextlib
 import json
@@ -14,11 +14,11 @@ from slurmddp.environments.emit import emulated_step, rank_environment
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.scrub import scrub
 from slurmddp.errors import ConfigError, MismatchError, SlurmddpError
-from slurmddp.host.cpus import read_cpus, share_of
 from slurmddp.host.ports import candidate_ports
-from slurmddp.training.process_group import cpu_affinity, setup
+from slurmddp.training.distributon import Distributon
+from slurmddp.training.process_group import setup
 from support import TESTS
-from support.distributed.ranks import Program, run_programs
+from support.distributed.ranks import Program, place_environments, run_programs
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
@@ -89,20 +89,20 @@ def test_ranks_that_launch_started():
     assert {(rank["environment"], rank["total"], rank["undone"]) for rank in found} == {("local", 3.0, True)}
 
 
-def test_what_a_person_has_set_is_left_alone():
+def test_variables_that_a_person_has_set_stay():
     changes = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "3"}
     found = run_all([{**environ, **changes} for environ in local_ranks("set")])
     assert {(rank["interface"], rank["omp"]) for rank in found} == {("lo", "3")}
     assert all(rank["threads"] == rank["threads_before"] for rank in found)
 
 
-def test_a_process_on_its_own_needs_no_group():
+def test_a_single_process_needs_no_group():
     (found,) = run_all([clean()])
     assert (found["backend"], found["environment"], found["undone"]) == (None, "single", True)
 
 
 def free_port():
-    """Return a free port that the kernel gives to nobody by itself meanwhile."""
+    """Return a free port that the kernel does not give to another process by itself."""
     for port in candidate_ports(f"test {os.getpid()}"):
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
@@ -138,7 +138,7 @@ def pair(rank=0):
     )
 
 
-def test_one_rank_takes_the_cpus_it_was_given_and_gives_the_thread_count_back(no_gpu):
+def test_one_rank_uses_its_cpus_and_restores_the_number_of_threads(no_gpu):
     before = torch.get_num_threads()
     place = setup.start(alone(cpus=1))
     assert torch.get_num_threads() == 1
@@ -149,7 +149,7 @@ def test_one_rank_takes_the_cpus_it_was_given_and_gives_the_thread_count_back(no
     assert "OMP_NUM_THREADS" not in os.environ
 
 
-def test_an_unknown_backend_is_refused_before_anybody_is_waited_for(no_gpu):
+def test_an_unknown_backend_is_refused_before_the_rendezvous(no_gpu):
     with pytest.raises(ConfigError, match="'gllo'"):
         setup.start(pair(rank=1), backend="gllo", rendezvous_timeout_s=600)
 
@@ -172,73 +172,34 @@ def test_a_group_of_another_size_is_refused(no_gpu):
         dist.destroy_process_group()
 
 
-def test_granted_gpus_that_torch_does_not_see_are_worth_a_warning(no_gpu, caplog):
+def test_a_group_that_contradicts_the_environment_is_refused(tmp_path, monkeypatch):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with Distributon(1) as d:
+            assert d.launch().world_size == 1
+        assert dist.is_initialized()
+        for name, value in place_environments(2)[1].items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(MismatchError, match=r"says rank 0 of 1, .* says rank 1 of 2"):
+            Distributon(2).launch()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_granted_gpus_that_torch_does_not_see_are_warned_of(no_gpu, caplog):
     setup.finish(setup.start(alone(gpus_on_node=4)))
     assert "SLURM granted 4 GPU(s), but torch sees none" in caplog.text
 
 
-MIG = "MIG-a,MIG-b"
-TWO_LOCAL = RankInfo(environment="torchrun", rank=1, local_rank=1, world_size=2, local_world_size=2)
+def test_a_narrowed_list_of_mig_devices_is_restored(no_gpu, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b")
+    context = setup.start(alone())
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-a"
+    setup.finish(context)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-a,MIG-b"
 
 
-def test_a_mig_device_is_alone_before_cuda_is_asked(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", MIG)
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    seen = []
-
-    def device_count():
-        seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
-        return 1
-
-    monkeypatch.setattr(torch.cuda, "device_count", device_count)
-    assert setup.visible_gpus() == 2, "as many as the ranks of the node can share"
-    assert seen == []
-    with contextlib.ExitStack() as undo:
-        assert setup._choose_device(TWO_LOCAL, undo) == 0
-        assert seen == ["MIG-b"]
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == MIG, "finish puts it back"
-
-
-def test_whole_gpus_are_counted_by_torch(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert setup.visible_gpus() == 2
-    with contextlib.ExitStack() as undo:
-        assert setup._choose_device(TWO_LOCAL, undo) == 1
-
-
-@pytest.mark.parametrize(("local_rank", "warnings"), [(0, 1), (1, 0)])
-def test_a_node_that_shows_the_gpus_of_other_jobs_warns_once(monkeypatch, caplog, local_rank, warnings):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
-    info = RankInfo(environment="slurm", local_rank=local_rank, local_world_size=2, gpus_on_node=2)
-    assert setup._take_device(info, local_rank) == torch.device("cuda", local_rank)
-    assert caplog.text.count("8 can be seen") == warnings
-
-
-@pytest.mark.parametrize("together", [True, False])
-def test_ranks_of_an_agent_take_their_share_of_the_cpus_and_give_it_back(monkeypatch, together, caplog):
-    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setenv("SLURM_CPUS_ON_NODE", str(len(before)))
-    if together:
-        monkeypatch.setenv("SLURMDDP_RESTART_COUNT", "0")
-    else:
-        monkeypatch.delenv("SLURMDDP_RESTART_COUNT", raising=False)
-    info = RankInfo(environment="slurm", world_size=2, local_world_size=2, cpus=4 * len(before))
-    with contextlib.ExitStack() as undo:
-        cpu_affinity.take_cpus(info, undo)
-        own = share_of(read_cpus(allowed=before), 0, 2) if together else before
-        assert os.sched_getaffinity(0) == own
-        assert int(os.environ["OMP_NUM_THREADS"]) == torch.get_num_threads() <= len(own)
-    assert os.sched_getaffinity(0) == before
-    assert (torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")) == (threads, None)
-    (warned,) = caplog.messages
-    assert f"SLURM promises {len(before) * (8 if together else 4)} CPU(s)" in warned
-
-
-def test_an_interface_that_is_not_there_is_refused_before_anybody_waits(monkeypatch):
+def test_an_unknown_interface_is_refused_before_the_rendezvous(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "surely0")
     info = RankInfo(environment="slurm", world_size=2, local_world_size=2, launch_id="1.0.0")
     with pytest.raises(MismatchError, match=r"GLOO_SOCKET_IFNAME='surely0' can't be used on .*no surely0"):

@@ -1,4 +1,4 @@
-"""Values in torch's store that another account has written are ignored with a warning, and never act."""
+"""Values in torch's store without a right signature are ignored with a warning."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 import torch.distributed as dist
 
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.training.preflight.preflight import Answer, _Flight
-from slurmddp.training.process_group import rendezvous
-from slurmddp.training.process_group.device_agreement import DeviceReport, settle
+from slurmddp.training.preflight.preflight import Answer, _Preflight
+from slurmddp.training.process_group.device_agreement import DeviceReport, agree_on_devices
+from slurmddp.training.process_group.participants import Participants
 from slurmddp.training.process_group.rendezvous import open_store
 from slurmddp.training.process_group.signed_store import SignedStore
 from slurmddp.training.stopping.agreement import StopAgreement
@@ -32,7 +32,7 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> str:
     return SECRET
 
 
-def test_what_a_rank_sets_is_what_the_others_get(secret: str) -> None:
+def test_a_value_is_the_same_for_all_ranks(secret: str) -> None:
     store = dist.HashStore()
     SignedStore(store, "1.0.0").set("key", "wert: ü\n")
     assert SignedStore(store, "1.0.0").get("key") == "wert: ü\n"
@@ -40,7 +40,7 @@ def test_what_a_rank_sets_is_what_the_others_get(secret: str) -> None:
     assert secret.encode() not in store.get("key")
 
 
-def test_a_value_that_is_not_signed_for_this_key_of_this_launch_is_ignored(
+def test_a_value_without_a_signature_for_this_key_and_launch_is_ignored(
     secret: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = dist.HashStore()
@@ -70,7 +70,7 @@ def test_a_value_that_is_not_signed_for_this_key_of_this_launch_is_ignored(
 
 
 @pytest.mark.parametrize("forged", ["stop", b"\xff\xfe"])
-def test_a_forged_value_gives_way_to_the_first_that_is_signed(secret: str, forged: str | bytes) -> None:
+def test_compare_set_replaces_a_forged_value(secret: str, forged: str | bytes) -> None:
     store = dist.HashStore()
     store.set("key", forged)
     one, other = SignedStore(store, "1.0.0"), SignedStore(store, "1.0.0")
@@ -79,7 +79,7 @@ def test_a_forged_value_gives_way_to_the_first_that_is_signed(secret: str, forge
     assert other.get("key") == "first"
 
 
-def test_a_wait_goes_on_over_a_forged_value_until_the_signed_one(secret: str) -> None:
+def test_a_wait_ignores_a_forged_value(secret: str) -> None:
     store = dist.HashStore()
     store.set("key", "null")
     ours = SignedStore(store, "1.0.0")
@@ -90,7 +90,7 @@ def test_a_wait_goes_on_over_a_forged_value_until_the_signed_one(secret: str) ->
     later.join()
 
 
-def test_without_a_secret_values_go_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_secret_values_are_unsigned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURMDDP_SECRET", raising=False)
     store = dist.HashStore()
     ours = SignedStore(store, "1.0.0")
@@ -99,60 +99,62 @@ def test_without_a_secret_values_go_as_they_are(monkeypatch: pytest.MonkeyPatch)
     assert ours.compare_set("key", "other") == "value"
 
 
-def test_nobody_else_can_stop_a_training(secret: str) -> None:
+def test_no_other_process_can_stop_a_training(secret: str) -> None:
     store = dist.HashStore()
     agreements = [StopAgreement(store, number, 2, poll_s=0.005, launch_id="1.0.0") for number in (0, 1)]
     store.compare_set("slurmddp/stop/1/reason", "", "because I can")
     store.add("slurmddp/stop/1/posted", 2)
     store.set("slurmddp/stop/1/started/0", "0")
     time.sleep(0.2)
-    assert [one.tick() for one in agreements] == [False, False]
+    assert [one.should_stop() for one in agreements] == [False, False]
     assert [one.requested for one in agreements] == [False, False]
     agreements[1].request("a wish")
     with ThreadPoolExecutor(2) as pool:
-        ticks = pool.map(lambda one: [one.tick() for _ in range(3000) if not time.sleep(0.001)], agreements)
+        ticks = pool.map(
+            lambda one: [one.should_stop() for _ in range(3000) if not time.sleep(0.001)], agreements
+        )
     assert [True in each for each in ticks] == [True, True]
     assert agreements[0].reason == agreements[1].reason == "a wish on rank 1"
-    assert agreements[0].started == agreements[1].started
+    assert agreements[0]._started == agreements[1]._started
     for one in agreements:
         one.close()
 
 
-def test_nobody_else_can_refuse_the_devices_of_a_run(secret: str) -> None:
+def test_no_other_process_can_refuse_the_devices_of_a_run(secret: str) -> None:
     store = dist.HashStore()
-    store.set("slurmddp/claims", json.dumps({"text": "no", "hint": "", "nodes": []}))
-    store.set("slurmddp/claims/1", json.dumps({"node": 0, "trouble": "it is broken"}))
-    claim = DeviceReport(node=0, backend="gloo")
+    store.set("slurmddp/devices", json.dumps({"text": "no", "hint": "", "nodes": []}))
+    store.set("slurmddp/devices/1", json.dumps({"node": 0, "trouble": "it is broken"}))
+    report = DeviceReport(node=0, backend="gloo")
     with ThreadPoolExecutor(2) as pool:
-        told = [
-            pool.submit(settle, SignedStore(store, "1.0.0"), number, 2, claim, patience_s=60.0)
+        results = [
+            pool.submit(agree_on_devices, SignedStore(store, "1.0.0"), rank(number, 2), report)
             for number in (1, 0)
         ]
-        assert [one.result() for one in told] == [None, None]
+        assert [result.result() for result in results] == [None, None]
 
 
-def test_nobody_else_can_fail_a_preflight(secret: str, tmp_path: Path) -> None:
+def test_no_other_process_can_fail_a_preflight(secret: str, tmp_path: Path) -> None:
     store = dist.HashStore()
     store.set("slurmddp/preflight/own", json.dumps([["it is broken"], ["n1"]]))
     store.set("slurmddp/preflight/own/1", Answer(failed_pairs={(0, 1): "silence"}).to_json())
-    flights = [_Flight(rank(number, 2), store, RunFolder(tmp_path), {}) for number in (0, 1)]
+    preflights = [_Preflight(rank(number, 2), store, RunFolder(tmp_path), {}) for number in (0, 1)]
     with ThreadPoolExecutor(2) as pool:
-        told = [pool.submit(one.share, "own", Answer()) for one in reversed(flights)]
-        assert [one.result() for one in told] == [None, None]
+        results = [pool.submit(preflight.share, "own", Answer()) for preflight in reversed(preflights)]
+        assert [result.result() for result in results] == [None, None]
 
 
-def test_nobody_else_can_stop_ranks_that_meet(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = rendezvous._report
+def test_no_other_process_can_end_a_rendezvous(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    join = Participants.join
 
-    def after_a_stranger(store: SignedStore, info: object) -> None:
-        if info.rank == 0:  # type: ignore[attr-defined]
-            raw = store._store
-            raw.set("slurmddp/verdict", "stopped")
-            raw.set("slurmddp/here/1", "another host")
-            raw.add("slurmddp/arrived", 5)
-        report(store, info)  # type: ignore[arg-type]
+    def join_after_a_forgery(self: Participants) -> None:
+        if self._info.rank == 0:
+            raw = self._store._store
+            raw.set("slurmddp/outcome", "stopped")
+            raw.set("slurmddp/joined/1", "another host")
+            raw.add("slurmddp/joined", 5)
+        join(self)
 
-    monkeypatch.setattr(rendezvous, "_report", after_a_stranger)
+    monkeypatch.setattr(Participants, "join", join_after_a_forgery)
     launch = a_launch()
     with ThreadPoolExecutor(1) as pool:
         zero = pool.submit(open_store, rank(0, 3, launch), 120.0)

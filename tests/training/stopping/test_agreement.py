@@ -1,4 +1,4 @@
-"""Stopping: flags only, one step for all ranks, whoever is signalled and whenever."""
+"""The stop agreement: all ranks stop after the same step, whichever rank is signalled, and whenever."""
 
 import json
 import os
@@ -8,16 +8,14 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import timedelta
 
 import pytest
-import torch
 import torch.distributed as dist
 
-from slurmddp.errors import ConfigError, RankFailure
+from slurmddp.errors import RankFailure
 from slurmddp.training.stopping import agreement as stop
-from slurmddp.training.stopping.agreement import StopAgreement, StopSignals
-from slurmddp.training.stopping.signals import hold_in_worker, signals_held
+from slurmddp.training.stopping.agreement import StopAgreement
+from slurmddp.training.stopping.signals import StopSignals
 from support import TESTS
 
 PROGRAM = TESTS / "support/distributed/stop_ranks.py"
@@ -77,7 +75,7 @@ class Rank(threading.Thread):
 
     def run(self):
         try:
-            while self.done < self.steps and not self.agreement.tick():
+            while self.done < self.steps and not self.agreement.should_stop():
                 if self.done == self.asks_at:
                     self.agreement.request("a wish")
                 time.sleep(self.pace.uniform(0, 0.003))
@@ -110,13 +108,13 @@ def test_agreement_over_many_seeds(in_step):
         assert len({rank.done for rank in ranks}) == 1, (seed, [rank.done for rank in ranks])
 
 
-def test_a_new_agreement_on_the_same_store_knows_nothing_of_the_last():
+def test_a_new_agreement_on_the_same_store_reads_no_entry_of_the_last():
     store = dist.HashStore()
     for _ in range(3):
         ranks = [
             Rank(store, rank, 2, 100_000, random.Random(rank), None, 3 if rank else None) for rank in range(2)
         ]
-        assert not any(rank.agreement.tick() for rank in ranks)
+        assert not any(rank.agreement.should_stop() for rank in ranks)
         for rank in ranks:
             rank.start()
         for rank in ranks:
@@ -131,7 +129,7 @@ def test_ranks_that_do_not_answer_are_named():
         pytest.raises(RankFailure, match="rank 1, 2, 3"),
     ):
         agreement.request("a wish")
-        while not agreement.tick():
+        while not agreement.should_stop():
             time.sleep(0.005)
 
 
@@ -161,30 +159,30 @@ def watchers():
 
 
 @pytest.mark.distributed
-def test_when_the_store_dies_the_watcher_says_so_and_the_rank_still_obeys_its_own_signal(
+def test_the_loss_of_the_store_is_warned_of_and_the_rank_obeys_its_own_signal(
     store_host, caplog, monkeypatch
 ):
-    monkeypatch.setattr(stop, "_LEAVING_S", 0.01)
+    monkeypatch.setattr(stop, "_CLOSING_S", 0.01)
     host, store = store_host
     with StopSignals() as signals, StopAgreement(store, 1, 2, poll_s=0.01, signals=signals) as agreement:
-        assert not agreement.tick()
+        assert not agreement.should_stop()
         host.kill()
         host.wait()
         for thread in watchers():
             thread.join(60)
-        assert not agreement.tick() and agreement.reason is None
+        assert not agreement.should_stop() and agreement.reason is None
         (said,) = caplog.messages
         assert "Rank 1" in said and "store" in said
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(
             RankFailure, match=r"SIGTERM on rank 1 .* store on the first rank went away"
         ) as raised:
-            agreement.tick()
+            agreement.should_stop()
         assert isinstance(raised.value.__cause__, RuntimeError), "so that the rank's exit code is a stop's"
 
 
 @pytest.mark.distributed
-def test_a_store_that_goes_when_the_rank_leaves_too_is_not_warned_of(store_host, caplog):
+def test_the_loss_of_the_store_at_the_end_is_not_warned_of(store_host, caplog):
     host, store = store_host
     agreement = StopAgreement(store, 1, 2, poll_s=0.01)
     host.kill()
@@ -202,25 +200,25 @@ def kill_when_posted(host, store):
 
 
 @pytest.mark.distributed
-def test_when_the_store_dies_during_the_agreement_it_is_said(store_host):
+def test_the_loss_of_the_store_during_the_agreement_is_a_rank_failure(store_host):
     _, store = store_host
     with StopAgreement(store, 1, 2, poll_s=0.01, timeout_s=60) as agreement:
         agreement.request("a wish")
         threading.Thread(target=kill_when_posted, args=store_host).start()
         with pytest.raises(RankFailure, match="store on the first rank went away"):
-            while not agreement.tick():
+            while not agreement.should_stop():
                 time.sleep(0.005)
 
 
 @pytest.mark.distributed
-def test_a_blocking_call_on_the_main_connection_does_not_hold_up_the_watcher(store_host):
+def test_a_blocking_call_on_the_main_connection_does_not_delay_the_watcher(store_host):
     _, store = store_host
     blocked = threading.Thread(target=store.get, args=("late",), daemon=True)
     with StopAgreement(store, 0, 2, poll_s=0.01) as first, StopAgreement(store, 1, 2, poll_s=0.01) as second:
         blocked.start()
         second.request("a wish")
         deadline = time.monotonic() + 60
-        while not (first.tick() and second.tick()) and time.monotonic() < deadline:
+        while not (first.should_stop() and second.should_stop()) and time.monotonic() < deadline:
             time.sleep(0.005)
         assert blocked.is_alive() and first.reason == second.reason == "a wish on rank 1"
     other = dist.TCPStore(store.host, store.port, is_master=False, wait_for_workers=False)
@@ -228,24 +226,24 @@ def test_a_blocking_call_on_the_main_connection_does_not_hold_up_the_watcher(sto
     blocked.join(60)
 
 
-def test_alone_a_signal_stops_at_the_next_step():
+def test_a_single_rank_stops_at_the_next_step_after_a_signal():
     with StopSignals() as signals, StopAgreement(None, signals=signals) as agreement:
-        assert [agreement.tick(), agreement.requested, agreement.reason] == [False, False, None]
+        assert [agreement.should_stop(), agreement.requested, agreement.reason] == [False, False, None]
         os.kill(os.getpid(), signal.SIGTERM)
-        assert [agreement.tick(), agreement.tick(), agreement.requested] == [True, True, True]
-        assert agreement.started == 1
+        assert [agreement.should_stop(), agreement.should_stop(), agreement.requested] == [True, True, True]
+        assert agreement._started == 1
         assert "SIGTERM on rank 0" in agreement.reason
         assert watchers() == []
 
 
-def test_alone_a_file_stops(tmp_path):
+def test_a_single_rank_stops_by_the_file(tmp_path):
     with StopAgreement(None, stop_file=tmp_path / "stop", poll_s=0.005) as agreement:
-        assert not agreement.tick()
+        assert not agreement.should_stop()
         (tmp_path / "stop").touch()
         deadline = time.monotonic() + 60
-        while not agreement.tick() and time.monotonic() < deadline:
+        while not agreement.should_stop() and time.monotonic() < deadline:
             time.sleep(0.005)
-        assert agreement.tick() and "stop" in agreement.reason
+        assert agreement.should_stop() and "stop" in agreement.reason
     assert watchers() == []
 
 
@@ -255,129 +253,23 @@ def test_a_file_seen_by_one_rank_stops_all(tmp_path):
         StopAgreement(store, 0, 2, poll_s=0.005, stop_file=file) as first,
         StopAgreement(store, 1, 2, poll_s=0.005) as second,
     ):
-        assert not (first.tick() or second.tick())
+        assert not (first.should_stop() or second.should_stop())
         file.touch()
         deadline = time.monotonic() + 60
         while not second.requested and time.monotonic() < deadline:
             time.sleep(0.005)
-        assert first.tick() and second.tick()
+        assert first.should_stop() and second.should_stop()
         assert first.reason == second.reason == f"the file {file}"
 
 
-def test_an_agreement_that_nobody_closes_does_not_keep_the_process(store_host):
+def test_an_open_agreement_does_not_keep_the_process_alive(store_host):
     program = (
         "import sys, torch.distributed as dist\n"
         "from slurmddp.training.stopping.agreement import StopAgreement\n"
         "store = dist.TCPStore('127.0.0.1', int(sys.argv[1]), is_master=False, wait_for_workers=False)\n"
         "agreement = StopAgreement(store, 0, 2, poll_s=0.0)\n"
-        "print(agreement.tick())\n"
+        "print(agreement.should_stop())\n"
     )
     command = [sys.executable, "-c", program, str(store_host[1].port)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
-def test_signals_only_set_a_flag_and_handlers_come_back(number):
-    def mine(*_):
-        raise AssertionError("the earlier handler ran")
-
-    before = signal.signal(number, mine)
-    try:
-        with StopSignals() as signals:
-            assert signals.received is None
-            os.kill(os.getpid(), number)
-            os.kill(os.getpid(), signal.SIGUSR2)
-            assert signals.received == signal.Signals(number).name, "the first one counts"
-        assert signal.getsignal(number) is mine
-    finally:
-        signal.signal(number, before)
-
-
-def test_a_signal_that_comes_while_the_main_thread_is_busy_is_seen_by_another_thread():
-    with StopSignals() as signals:
-        sender = subprocess.Popen(["sh", "-c", f"sleep 0.2; kill -s USR2 {os.getpid()}"])
-        blocked = dist.HashStore()
-        blocked.set_timeout(timedelta(seconds=120))
-        looking = threading.Thread(target=lambda: blocked.set("seen", str(look_until(signals))))
-        looking.start()
-        # One C call that does not come back to the interpreter until the other thread has looked.
-        seen = blocked.get("seen")
-        sender.wait()
-        looking.join()
-    assert seen == b"SIGUSR2"
-
-
-def look_until(signals):
-    deadline = time.monotonic() + 60
-    while signals.look() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return signals.received
-
-
-def test_handlers_outside_the_main_thread_are_refused():
-    caught = []
-
-    def enter():
-        try:
-            with StopSignals():
-                caught.append(None)
-        except ConfigError as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-    assert "main thread" in str(caught[0])
-
-
-def signal_from_elsewhere(pid, name):
-    subprocess.run(["sh", "-c", f"kill -s {name} {pid}; exit 0"], check=True)
-
-
-@pytest.mark.distributed
-@pytest.mark.filterwarnings("default::DeprecationWarning")  # Python 3.12 warns of any fork beside threads
-def test_loader_workers_outlive_the_jobs_signals_and_obey_their_rank():
-    loader = torch.utils.data.DataLoader(
-        range(4000), batch_size=4, num_workers=2, worker_init_fn=hold_in_worker, prefetch_factor=1
-    )
-    with signals_held():
-        batches = iter(loader)
-    seen = next(batches).tolist()
-    workers = batches._workers
-    for worker in workers:
-        for name in ("TERM", "USR2", "TERM"):
-            signal_from_elsewhere(worker.pid, name)
-    for batch in batches:
-        seen.extend(batch.tolist())
-    assert seen == list(range(4000))
-
-    batches = iter(loader)
-    next(batches)
-    workers = batches._workers
-    del batches
-    for worker in workers:
-        worker.join(60)
-        assert worker.exitcode == 0
-
-
-@pytest.mark.distributed
-@pytest.mark.filterwarnings("default::DeprecationWarning")
-def test_a_worker_ends_when_its_own_rank_terminates_it():
-    context = torch.multiprocessing.get_context("fork")
-    ready = context.Event()
-
-    def work():
-        hold_in_worker(0)
-        ready.set()
-        time.sleep(600)
-
-    worker = context.Process(target=work, daemon=True)
-    worker.start()
-    assert ready.wait(60)
-    signal_from_elsewhere(worker.pid, "TERM")
-    worker.join(0.2)
-    assert worker.is_alive()
-    worker.terminate()
-    worker.join(60)
-    assert worker.exitcode == 0

@@ -1,4 +1,4 @@
-"""When to stop before SLURM does it, from limits and measured times."""
+"""The last moment for a stop, from limits and measured times."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def test_limits_come_from_the_environment() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "Unknown", "UNLIMITED", "-1", "1e9", "nan", "2026-03-01T11:00:00"])
-def test_what_slurm_does_not_tell_is_not_known(text: str) -> None:
+def test_missing_limits_are_unknown(text: str) -> None:
     names = ("END_TIME", "LEAD_S", "KILL_WAIT_S", "PREEMPT_GRACE_S")
     assert read_limits({f"SLURMDDP_{name}": text for name in names}) == Limits()
 
 
-def test_slurm_itself_tells_the_end_from_23_02_on() -> None:
+def test_slurms_end_time_is_used_from_23_02_on() -> None:
     assert read_limits({"SLURM_JOB_END_TIME": "3000"}).end_time == 3000
     assert read_limits({"SLURM_JOB_END_TIME": "3000", "SLURMDDP_END_TIME": "2000"}).end_time == 2000
 
@@ -70,14 +70,14 @@ def test_a_rank_leaves_just_before_it_is_killed(
     assert leave_at(limits, terminated) == expected
 
 
-def test_agents_end_deaf_ranks_after_the_ranks_guards_and_leave_the_batch_script_four_seconds() -> None:
+def test_agents_kill_unresponsive_ranks_after_the_guards_and_four_seconds_before_slurm() -> None:
     limits = Limits(kill_wait_s=10)
     assert leave_at(limits, 100) == 105
     assert leave_at(limits, 100, DEAF_SHARE) == 106
     assert leave_at(limits, 100, WRITING_SHARE) == 107
 
 
-def test_the_pace_is_that_of_long_steps_and_of_the_longest_save() -> None:
+def test_the_pace_counts_long_steps_and_the_longest_save() -> None:
     pace = Pace()
     assert pace.measured == Measured()
     for number in range(30):
@@ -102,19 +102,19 @@ def test_the_pace_is_that_of_long_steps_and_of_the_longest_save() -> None:
         (Limits(lead_s=20), 20, {"lead"}),
     ],
 )
-def test_what_is_too_short_for_a_save_is_named(limits: Limits, save_s: float | None, about: set[str]) -> None:
+def test_limits_too_short_for_a_save_are_named(limits: Limits, save_s: float | None, about: set[str]) -> None:
     found = shortfalls(limits, Measured(save_s=save_s))
     assert set(found) == about
     assert all(f"A save takes {save_s} s" in text for text in found.values())
 
 
-def test_a_lead_that_is_too_short_is_only_made_up_for_where_the_end_is_known() -> None:
+def test_a_short_lead_is_compensated_only_if_the_end_is_known() -> None:
     measured = Measured(save_s=200)
     assert "policy.signal_lead_s=315" in shortfalls(Limits(), measured)["lead"]
     assert "stops earlier by itself" in shortfalls(Limits(end_time=1000), measured)["lead"]
 
 
-def test_a_short_save_is_told_with_the_time_that_it_needs() -> None:
+def test_the_warning_names_the_time_that_a_save_needs() -> None:
     text = shortfalls(Limits(lead_s=1, end_time=1000), Measured(save_s=0.041))["lead"]
     assert text.startswith(
         "A save takes 0.041 s, and 6 s are needed to be safe; policy.signal_lead_s leaves 1 s"

@@ -1,4 +1,4 @@
-"""The thread that leaves where the training can't, by a clock and signals of the test's own."""
+"""The exit guard ends a rank in time, tested with a clock and signals of the test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.runs.agent_runs import wait_until
 class Signals(StopSignals):
     """Signals that the test sends by hand."""
 
-    def look(self) -> str | None:
+    def poll(self) -> str | None:
         return self.received
 
     def send(self, name: str) -> None:
@@ -22,7 +22,7 @@ class Signals(StopSignals):
 
 
 class Watched:
-    """A guard whose every look is the test's."""
+    """An exit guard that polls only when the test says so."""
 
     def __init__(self, **limits: float) -> None:
         self.time = 1000.0
@@ -32,7 +32,7 @@ class Watched:
 
     def after(self, seconds: float) -> list[str]:
         self.time += seconds
-        self.guard.look()
+        self.guard.poll()
         return self.said
 
 
@@ -46,7 +46,7 @@ def test_before_the_training_a_signal_ends_the_rank(name: str) -> None:
     assert name in said and "nothing to save" in said
 
 
-def test_a_training_that_has_begun_stops_in_its_own_way() -> None:
+def test_a_training_that_has_begun_is_not_ended_without_a_kill_to_come() -> None:
     watched = Watched()
     watched.guard.begin()
     watched.signals.send("SIGTERM")
@@ -62,7 +62,7 @@ def test_a_rank_that_is_about_to_be_killed_leaves() -> None:
     assert "25 s after SIGTERM" in said
 
 
-def test_after_usr2_nobody_is_killed_until_sigterm_comes() -> None:
+def test_sigusr2_ends_no_rank_before_sigterm_comes() -> None:
     watched = Watched(kill_wait_s=30, end_time=1100)
     watched.guard.begin()
     watched.signals.send("SIGUSR2")
@@ -72,19 +72,19 @@ def test_after_usr2_nobody_is_killed_until_sigterm_comes() -> None:
     assert watched.after(5) != []
 
 
-def test_who_began_is_told_the_time() -> None:
-    watched, told = Watched(), list[float]()
+def test_a_training_that_has_begun_gets_the_time_of_each_poll() -> None:
+    watched, times = Watched(), list[float]()
     watched.after(1)
-    watched.guard.begin(told.append)
+    watched.guard.begin(times.append)
     watched.after(1)
-    assert told == [1002.0]
+    assert times == [1002.0]
 
 
-def test_the_thread_looks_by_itself_and_ends_with_the_guard() -> None:
+def test_the_thread_polls_until_the_guard_is_closed() -> None:
     said: list[str] = []
     signals = Signals()
     with ExitGuard(signals, Limits(), leave=said.append) as guard:
         signals.send("SIGTERM")
-        wait_until(lambda: said, "the thread looks")
+        wait_until(lambda: said, "the thread polls")
         assert guard._thread.is_alive()
     assert said and not guard._thread.is_alive()

@@ -1,4 +1,4 @@
-"""Every way to stop a run, through a whole worker: file, signal, deadline, also at the wrong time."""
+"""Every way to stop a rank of a run: file, signal, deadline, before the training and during a save."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def test_an_attempt_that_trained_nothing_saves_nothing(tmp_path: Path) -> None:
     assert len(events(run, "signalled")) == 1 and events(run, "saved") == []
 
 
-def test_a_job_without_time_takes_a_step_all_the_same(run: RunFolder) -> None:
-    """Otherwise it would come back for ever and get nowhere."""
+def test_a_job_without_time_still_takes_a_step(run: RunFolder) -> None:
+    """Without a step, the job would be requeued forever."""
     assert work(run, "nothing", SLURMDDP_END_TIME="1") == [75, 75]
     assert events(run, "saved")[-1]["step"] >= 1
 
@@ -123,8 +123,8 @@ def test_a_rank_whose_save_hangs_leaves_before_it_is_killed(tmp_path: Path) -> N
     assert [event["step"] for event in events(run, "saved")] == [3, 6, 9]
 
 
-def test_the_end_of_the_job_stops_all_without_any_signal(run: RunFolder) -> None:
-    """Of the hour that is left, a save that takes 2872 s needs all but the first five seconds."""
+def test_the_end_of_the_job_stops_all_ranks_without_a_signal(run: RunFolder) -> None:
+    """A save of 2872 s needs all but the first five seconds of the hour that is left."""
     run.add_event("saved", attempt=0, step=0, seconds=2872.0)
     assert work(run, "nothing", SLURMDDP_END_TIME=str(int(time.time()) + 3600)) == [75, 75]
     (signalled,) = events(run, "signalled")
@@ -144,7 +144,7 @@ def test_a_grace_that_a_save_of_this_attempt_exceeds_is_warned_of(run: RunFolder
     assert [event["about"] for event in events(run, "warned")] == ["grace"]
 
 
-def test_a_rank_whose_data_is_late_follows_the_others_into_the_step(tmp_path: Path) -> None:
+def test_a_rank_with_late_data_stops_at_the_same_step(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", workers=1, log_every=1)
     assert work(run, "be_late", rank=1) == [75, 75]
     assert newest(run).step >= 10
@@ -176,16 +176,16 @@ def test_only_a_lost_peer_during_a_stop_is_no_failure(
     assert rank_main._code_after(error, guard) == code
 
 
-@pytest.mark.parametrize(("started", "asked"), [(0, []), (1, []), (2, ["the time limit"])])
-def test_the_end_of_the_job_waits_for_the_first_step(started: int, asked: list[str]) -> None:
-    poll, reasons = StopController(ExitGuard(StopSignals(), Limits(end_time=1))), list[str]()
-    poll._agreement = SimpleNamespace(request=reasons.append)  # type: ignore[assignment]
-    poll._steps = started
-    poll._mind_the_time(1000.0)
-    assert reasons == asked
+@pytest.mark.parametrize(("started", "requested"), [(0, []), (1, []), (2, ["the time limit"])])
+def test_the_end_of_the_job_waits_for_the_first_step(started: int, requested: list[str]) -> None:
+    stops, reasons = StopController(ExitGuard(StopSignals(), Limits(end_time=1))), list[str]()
+    stops._agreement = SimpleNamespace(request=reasons.append)  # type: ignore[assignment]
+    stops._steps = started
+    stops._check_deadline(1000.0)
+    assert reasons == requested
 
 
-def test_a_save_counts_from_its_begin_until_it_was_durable(tmp_path: Path) -> None:
+def test_a_save_counts_from_its_start_until_it_is_durable(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for facts in (
         {"seconds": 3.0},
@@ -193,16 +193,16 @@ def test_a_save_counts_from_its_begin_until_it_was_durable(tmp_path: Path) -> No
         {"seconds": 1.0, "written_s": "long"},
     ):
         folder.add_event("saved", step=1, **facts)
-    poll = StopController(ExitGuard(StopSignals(), Limits(end_time=1000, lead_s=5)))
-    poll._recall_saves(folder)
-    assert poll._pace.measured.save_s == 6.5
+    stops = StopController(ExitGuard(StopSignals(), Limits(end_time=1000, lead_s=5)))
+    stops._read_saves(folder)
+    assert stops._pace.measured.save_s == 6.5
     asked: list[str] = []
-    poll._agreement = SimpleNamespace(request=asked.append)  # type: ignore[assignment]
-    poll._steps = 2
+    stops._agreement = SimpleNamespace(request=asked.append)  # type: ignore[assignment]
+    stops._steps = 2
     moment = last_safe_moment(Limits(end_time=1000), Measured(save_s=6.5))
     assert moment is not None
-    poll._mind_the_time(moment - 1)
+    stops._check_deadline(moment - 1)
     assert asked == []
-    poll.is_writing = lambda: True
-    poll._mind_the_time(moment - 1)
-    assert asked == ["the time limit"], "the write under way has to end before the last one begins"
+    stops.is_writing = lambda: True
+    stops._check_deadline(moment - 1)
+    assert asked == ["the time limit"], "the running write ends before the last save starts"

@@ -1,4 +1,4 @@
-"""Which GPU, which backend, how many threads: decisions about numbers, for layouts no test machine has."""
+"""The choice of GPU, backend and number of threads, for node layouts that no test machine has."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ import pytest
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError, MismatchError
-from slurmddp.training.process_group.device import (
+from slurmddp.training.device.choice import (
     choose_backend,
     choose_device,
     choose_threads,
@@ -62,7 +62,7 @@ def test_every_local_rank_has_its_own_gpu():
 
 
 BINDINGS = [
-    # what was asked of SLURM, what it tells the tasks, GPUs that each of four ranks sees, indices of the four
+    # options of srun, SLURMD_TRES_BIND, GPUs that each of four ranks sees, chosen indices
     ("--gpus-per-node=4", None, 4, [0, 1, 2, 3]),
     ("--gpus-per-node=8", None, 8, [0, 1, 2, 3]),
     ("--gpus-per-task=1", "gpu:per_task:1", 1, [0, 0, 0, 0]),
@@ -97,17 +97,17 @@ def test_each_way_to_bind_gpus(binding, visible, indices):
 
 
 @pytest.mark.parametrize(
-    ("environ", "visible", "told"),
+    ("environ", "visible", "warned"),
     [
         ({"SLURMD_TRES_BIND": "gpu:none"}, 8, True),  # SLURM 22.05 names no devices then
         ({"SLURMD_TRES_BIND": "gpu:none"}, 4, False),
         ({"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}, 8, False),
     ],
 )
-def test_gpus_that_may_be_those_of_other_jobs_are_told(environ, visible, told):
+def test_gpus_that_may_belong_to_other_jobs_are_warned_of(environ, visible, warned):
     found = foreign_gpus(place(local_rank=0, gpus_on_node=4), environ, visible)
-    assert (found is not None) == told
-    assert foreign_gpus(TORCHRUN, environ, visible) is None, "SLURM says nothing of any"
+    assert (found is not None) == warned
+    assert foreign_gpus(TORCHRUN, environ, visible) is None, "SLURM has given no GPU"
     assert found is None or ("has given 4 GPU(s)" in found and "8 can be seen" in found)
 
 
@@ -129,7 +129,7 @@ def test_gpus_that_may_be_those_of_other_jobs_are_told(environ, visible, told):
         ("MIG-1a2b,GPU-5", ("MIG-1a2b",)),
     ],
 )
-def test_names_are_read_as_cuda_reads_them(text, names):
+def test_device_names_are_read_as_cuda_reads_them(text, names):
     assert visible_names({} if text is None else {"CUDA_VISIBLE_DEVICES": text}) == names
 
 
@@ -139,7 +139,7 @@ def test_a_device_that_is_named_twice_is_refused(text):
         visible_names({"CUDA_VISIBLE_DEVICES": text})
 
 
-def test_the_name_at_which_cuda_stops_is_told():
+def test_the_name_at_which_cuda_stops_is_in_the_message():
     with pytest.raises(
         MismatchError, match=r"see 1 GPU\(s\).*reads CUDA_VISIBLE_DEVICES='0,x,2,3' up to 'x'"
     ):
@@ -149,7 +149,7 @@ def test_the_name_at_which_cuda_stops_is_told():
 @pytest.mark.parametrize(
     "names", ["MIG-a,MIG-b,MIG-c,MIG-d", "MIG-GPU-5/1/0,MIG-GPU-5/2/0,MIG-GPU-6/1/0,MIG-GPU-6/2/0"]
 )
-def test_each_rank_is_to_see_one_mig_device(names):
+def test_each_rank_sees_one_mig_device(names):
     environ = {"CUDA_VISIBLE_DEVICES": names}
     found = [own_mig_device(place(local_rank=rank), environ) for rank in range(4)]
     assert found == names.split(",")
@@ -164,7 +164,7 @@ def test_fewer_mig_devices_than_ranks_are_refused():
 
 
 @pytest.mark.parametrize("text", [None, "", "0,1,2,3", "GPU-1,GPU-2,GPU-3,GPU-4"])
-def test_whole_gpus_are_left_to_cuda(text):
+def test_whole_gpus_are_not_narrowed(text):
     environ = {} if text is None else {"CUDA_VISIBLE_DEVICES": text}
     assert own_mig_device(NODE_OF_FOUR, environ) is None
     assert device_identity(environ, 0, "uuid-of-0") == "uuid-of-0"
@@ -211,3 +211,41 @@ def test_an_unknown_backend_lists_the_near_ones():
 )
 def test_threads(changes, usable_cpus, threads):
     assert choose_threads(place(**changes), usable_cpus) == threads
+
+
+# Pretended nodes share the GPUs of this machine, or compute on its CPUs.
+
+
+def places(nodes, each):
+    return [
+        RankInfo(
+            environment="slurm",
+            rank=rank,
+            local_rank=rank % each,
+            node_rank=rank // each,
+            world_size=nodes * each,
+            local_world_size=each,
+            nodes=nodes,
+            emulated=True,
+        )
+        for rank in range(nodes * each)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("visible", "taken"),
+    [(0, [None] * 4), (1, [None] * 4), (2, [None] * 4), (4, [0, 1, 2, 3]), (8, [0, 1, 2, 3])],
+)
+def test_all_ranks_of_pretended_nodes_get_a_gpu_or_no_rank_does(visible, taken):
+    assert [choose_device(place, {}, visible) for place in places(2, 2)] == taken
+
+
+def test_pretended_nodes_share_the_mig_devices():
+    environ = {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b,MIG-c,MIG-d"}
+    assert [own_mig_device(place, environ) for place in places(2, 2)] == ["MIG-a", "MIG-b", "MIG-c", "MIG-d"]
+
+
+def test_one_node_with_too_few_gpus_is_refused():
+    assert [choose_device(place, {}, 2) for place in places(1, 2)] == [0, 1]
+    with pytest.raises(MismatchError, match=r"2 ranks on this node see 1 GPU\(s\)"):
+        choose_device(places(1, 2)[0], {}, 1)

@@ -1,4 +1,4 @@
-"""Which interface gloo is told under torchrun, whose meeting point rank 0's node may take for loopback."""
+"""The interface for gloo, also under torchrun if rank 0's node resolves its own name to loopback."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError, SlurmddpError
 from slurmddp.host.address import Address
-from slurmddp.training.process_group import setup
+from slurmddp.training.process_group import gloo_interface
 
 HERE, THERE = "127.0.1.1", "192.0.2.1"
 
@@ -24,9 +24,9 @@ def on_node(node, name="n1", **changes):
 
 @pytest.fixture
 def meet(monkeypatch):
-    """Let two ranks meet that find rank 0's name to be what they are told; return the addresses they take."""
+    """Give two ranks the address to which rank 0's name resolves on each; return the addresses they take."""
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(setup, "interface_towards", lambda text: f"to-{text}")
+    monkeypatch.setattr(gloo_interface, "interface_towards", lambda text: f"to-{text}")
 
     def run(found, **changes):
         def find(info):
@@ -34,11 +34,11 @@ def meet(monkeypatch):
                 raise found[info.rank]
             return [Address(2, found[info.rank])]
 
-        monkeypatch.setattr(setup, "find_rank_zero", find)
+        monkeypatch.setattr(gloo_interface, "find_rank_zero", find)
         store = dist.HashStore()
 
         def name_one(node):
-            return setup._address_of_rank_zero(on_node(node, **changes), store)
+            return gloo_interface._address_of_rank_zero(on_node(node, **changes), store)
 
         with ThreadPoolExecutor(2) as pool:
             return list(pool.map(name_one, (0, 1)))
@@ -46,7 +46,7 @@ def meet(monkeypatch):
     return run
 
 
-def test_rank_zeros_node_takes_the_address_by_which_the_others_know_it(meet):
+def test_rank_zeros_node_takes_the_address_that_other_ranks_resolve(meet):
     # Debian's installer gives a machine's own name to 127.0.1.1; other machines ask the name server.
     assert meet([HERE, THERE]) == [THERE, THERE]
 
@@ -56,26 +56,22 @@ def test_nodes_that_share_a_machine_stay_on_its_loopback(meet):
     assert meet(["127.0.0.1", "127.0.0.1"], name="127.0.0.1") == ["127.0.0.1", "127.0.0.1"]
 
 
-def test_a_name_that_one_rank_does_not_find_holds_up_none(meet):
+def test_a_name_that_one_rank_can_not_resolve_delays_no_rank(meet):
     error = SlurmddpError("no such name", hint="")
     assert meet([HERE, error]) == [HERE, None]
 
 
 def test_the_interface_is_named_for_that_address(monkeypatch):
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(setup, "_address_of_rank_zero", lambda info, store: THERE)
-    monkeypatch.setattr(setup, "interface_towards", lambda text: f"to-{text}")
-    with contextlib.ExitStack() as undo:
-        place = setup.RankContext(on_node(0), setup.torch.device("cpu"), "gloo", None, undo)
-        setup._name_interface(place, dist.HashStore())
-        assert os.environ["GLOO_SOCKET_IFNAME"] == f"to-{THERE}"
-    assert "GLOO_SOCKET_IFNAME" not in os.environ
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")
+    monkeypatch.setattr(gloo_interface, "_address_of_rank_zero", lambda info, store: THERE)
+    monkeypatch.setattr(gloo_interface, "interface_towards", lambda text: f"to-{text}")
+    gloo_interface.name_interface(on_node(0), dist.HashStore())
+    assert os.environ["GLOO_SOCKET_IFNAME"] == f"to-{THERE}"
 
 
 @pytest.mark.parametrize(("name", "taken"), [("localhost", True), ("127.0.0.1", True), ("n1", False)])
-def test_loopback_is_refused_unless_the_meeting_point_is_loopback_by_its_name(monkeypatch, name, taken):
+def test_loopback_is_refused_unless_rank_zeros_address_is_loopback(monkeypatch, name, taken):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     refused = contextlib.nullcontext() if taken else pytest.raises(MismatchError, match="loopback leads to")
-    with contextlib.ExitStack() as undo, refused:
-        place = setup.RankContext(on_node(0, name), setup.torch.device("cpu"), "gloo", None, undo)
-        setup._check_interfaces(place)
+    with refused:
+        gloo_interface.check_interfaces(on_node(0, name), "gloo")
