@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from slurmddp.environments.detect import detect
 from slurmddp.environments.rank_info import RankInfo
@@ -65,6 +66,16 @@ def with_a_gpu_for_one(rank: int) -> Told:
 
 def with_nothing_wrong() -> Told:
     return start()
+
+
+def leave_one_after_the_other() -> float:
+    """Leave the process group, rank 1 a second later than rank 0; return the seconds that leaving takes."""
+    context = setup.start(detect(os.environ), timeout_s=30.0)
+    dist.barrier()
+    time.sleep(context.info.rank)
+    began = time.monotonic()
+    setup.finish(context)
+    return time.monotonic() - began
 
 
 def work_on_an_unfit_node(folder: str) -> tuple[int, list[tuple[int, ...]]]:

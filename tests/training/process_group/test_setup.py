@@ -18,7 +18,8 @@ from slurmddp.host.ports import candidate_ports
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.process_group import setup
 from support import TESTS
-from support.distributed.ranks import Program, place_environments, run_programs
+from support.distributed import device_jobs
+from support.distributed.ranks import Program, place_environments, run_programs, run_ranks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
@@ -147,6 +148,10 @@ def test_one_rank_uses_its_cpus_and_restores_the_number_of_threads(no_gpu):
     setup.finish(place)
     assert torch.get_num_threads() == before
     assert "OMP_NUM_THREADS" not in os.environ
+
+
+def test_rank_zero_keeps_the_store_open_until_all_ranks_have_left():
+    assert run_ranks(device_jobs.leave_one_after_the_other, 2)[0] > 0.8
 
 
 def test_an_unknown_backend_is_refused_before_the_rendezvous(no_gpu):
