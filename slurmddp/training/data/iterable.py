@@ -129,8 +129,8 @@ class IterableLoader(PassthroughLoader):
     """A loader over iterable data, read by this rank or by its loader workers in turn.
 
     Ranks may have shares of different lengths. So each rank saves its epoch, its number of batches, and the
-    position of each reader at the reader's last batch that the loop received. A resume in the middle of an
-    epoch needs as many ranks and loader workers as before.
+    position of each reader. A position belongs to the reader's last batch that the loop received. A resume in
+    the middle of an epoch needs as many ranks and loader workers as before.
     """
 
     def __init__(

@@ -44,8 +44,8 @@ class DatasetProxy:
 class SeededSamples(DatasetProxy, Dataset[Any]):
     """Reads samples of `inner` by keys (index, epoch, ...), and seeds the generators from each key first.
 
-    In the rank's process the generators are restored afterwards. If `inner` has `__getitems__`, it reads a
-    whole batch at once, and the samples of the batch share the seed of the first key.
+    In the rank's process the generators are restored afterwards. With `__getitems__`, `inner` reads a whole
+    batch at once. The samples of the batch then share the seed of the first key.
     """
 
     own_names = ("_inner", "_seed")

@@ -1,8 +1,8 @@
 """Draw samples by weight, as a pure function of (seed, epoch, global position).
 
 `torch.utils.data.WeightedRandomSampler` draws a whole epoch from one generator. All ranks then draw the same
-samples, and reading can't resume in the middle. Here each position of an epoch has its own random number, so
-that ranks divide the draws among themselves like the positions of a permutation.
+samples, and reading can't resume in the middle. Here a random number follows from each position of
+an epoch. So ranks divide the draws like the positions of a permutation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run an action that may never end, such as a call to a broken GPU or to a silent node, with a time limit."""
+"""Run an action with a time limit, because a broken GPU or a silent node may never answer."""
 
 from __future__ import annotations
 

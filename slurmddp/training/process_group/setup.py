@@ -1,7 +1,7 @@
 """Turn a `RankInfo` into a device, threads, an interface and a process group, and undo all of it.
 
-`finish` undoes every change that `start` made in this process (environment variables, number of threads, the
-group), so that the same process can start again.
+`finish` undoes the changes of `start` in this process: environment variables, number of threads, process
+group. So the same process can start again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """End a rank with exit code 75 if its main thread can't leave in time before SLURM's SIGKILL.
 
-The main thread may be inside a collective, wait for data or for missing ranks, or be in a step or save that
-takes longer than the grace. The exit leaves the run folder as a kill would; the exit code requeues the job.
+The main thread may wait in a collective, for data or for missing ranks. Or a step or save takes longer than
+the grace. The exit leaves the run folder as a kill would; the exit code requeues the job.
 """
 
 from __future__ import annotations
