@@ -22,9 +22,9 @@ def test_ranks_of_an_agent_take_their_share_of_the_cpus_and_restore_it(monkeypat
     monkeypatch.setenv("OMP_NUM_THREADS", "")
     monkeypatch.setenv("SLURM_CPUS_ON_NODE", str(len(before)))
     if together:
-        monkeypatch.setenv("SLURMDDP_GENERATION", "0")
+        monkeypatch.setenv("SLURMDDP_RESTART_COUNT", "0")
     else:
-        monkeypatch.delenv("SLURMDDP_GENERATION", raising=False)
+        monkeypatch.delenv("SLURMDDP_RESTART_COUNT", raising=False)
     info = RankInfo(environment="slurm", world_size=2, local_world_size=2, cpus=4 * len(before))
     with contextlib.ExitStack() as undo:
         cpu_affinity.take_cpus(info, undo)

@@ -68,10 +68,10 @@ def test_gpus_of_other_jobs_are_warned_of_once_per_node(monkeypatch, caplog, loc
 def test_a_node_lacks_gpus_that_shows_fewer_than_slurm_has_given(
     monkeypatch: pytest.MonkeyPatch, granted: int | None, visible: int, by_agent: bool, lacks: bool
 ) -> None:
-    monkeypatch.delenv("SLURMDDP_GENERATION", raising=False)
+    monkeypatch.delenv("SLURMDDP_RESTART_COUNT", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if by_agent:
-        monkeypatch.setenv("SLURMDDP_GENERATION", "0")
+        monkeypatch.setenv("SLURMDDP_RESTART_COUNT", "0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     assert cuda.lacks_gpus(replace(NODE, gpus_on_node=granted)) == lacks
 
