@@ -148,3 +148,14 @@ def plain(error: OSError) -> str:
     """Return the reason and the file of an OSError, without the error number."""
     where = f" ({error.filename})" if error.filename else ""
     return f"{error.strerror or error}{where}"
+
+
+def combine_exit_codes(codes: Iterable[int]) -> int:
+    """Return the exit code of a group from its members' codes: a refusal, else a failure, else a stop."""
+    found = set(codes)
+    for deliberate in (EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNHEALTHY_NODE):
+        if deliberate in found:
+            return deliberate
+    if found - {EXIT_FINISHED, EXIT_STOPPED}:
+        return EXIT_FAILED
+    return EXIT_STOPPED if EXIT_STOPPED in found else EXIT_FINISHED

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     claimed, job_id = int(environ[ATTEMPT_VARIABLE]), environ.get("SLURM_JOB_ID", "")
     attempt = Attempt(folder, claimed, settings, job_id, _say)
     if command == "watch":
-        from slurmddp.batch.watch import watch
+        from slurmddp.batch.srun_watch import watch
 
         watch(attempt, environ)
     elif command == "setup-failed":

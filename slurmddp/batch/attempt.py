@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slurmddp.batch import outcome
+from slurmddp.batch import requeue_policy
 from slurmddp.batch.progress import Saved, latest_name, progressed, saved
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, SlurmddpError
 from slurmddp.runs.folder.fence import superseded
@@ -56,8 +56,8 @@ class Settings(NamedTuple):
     max_requeues_without_progress: int = 3
 
     @property
-    def policy(self) -> outcome.Policy:
-        return outcome.Policy(self.requeue, self.max_restarts, self.max_requeues_without_progress)
+    def policy(self) -> requeue_policy.Policy:
+        return requeue_policy.Policy(self.requeue, self.max_restarts, self.max_requeues_without_progress)
 
 
 def read_settings(folder: RunFolder) -> Settings:
@@ -187,15 +187,17 @@ class Attempt:
         starts = [at for at, one in enumerate(events) if one.get("event") == "started"]
         return [one for one in events[max(starts, default=0) :] if one.get("event") == kind]
 
-    def recorded_end(self) -> outcome.Outcome | None:
+    def recorded_end(self) -> requeue_policy.Outcome | None:
         """Return the outcome in the `ended` event of this attempt; None without the event."""
         ended = self._events("ended")
         if not ended:
             return None
         end = ended[-1]
-        return outcome.Outcome(str(end.get("outcome")), str(end.get("next")), int(end.get("exit_code") or 0))
+        return requeue_policy.Outcome(
+            str(end.get("outcome")), str(end.get("next")), int(end.get("exit_code") or 0)
+        )
 
-    def decide(self, code: int, fate: str, has_progressed: bool) -> outcome.Outcome:
+    def decide(self, code: int, fate: str, has_progressed: bool) -> requeue_policy.Outcome:
         """Return what the end of this attempt means.
 
         Args:
@@ -204,8 +206,8 @@ class Attempt:
             has_progressed: whether the run has saved anything new since the start.
         """
         # A preemption may come while the training starts. The time limit has to leave the start enough time.
-        at_limit = fate in (outcome.RUNNING, outcome.TIMEOUT)
-        end = outcome.End(
+        at_limit = fate in (requeue_policy.RUNNING, requeue_policy.TIMEOUT)
+        end = requeue_policy.End(
             code,
             fate,
             has_progressed,
@@ -214,11 +216,13 @@ class Attempt:
             cancelled=self.folder.cancelled_file.exists(),
             stop_asked=self.folder.stop_file.exists(),
         )
-        return outcome.decide(end, outcome.count_all(events_of(self.folder)), self.settings.policy)
+        return requeue_policy.decide(
+            end, requeue_policy.count_all(events_of(self.folder)), self.settings.policy
+        )
 
     def record_end(
         self,
-        decision: outcome.Outcome,
+        decision: requeue_policy.Outcome,
         has_progressed: bool,
         *,
         lost: Mapping[int, str],

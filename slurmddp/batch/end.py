@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Collection, Mapping
 
-from slurmddp.batch import outcome
+from slurmddp.batch import requeue_policy
 from slurmddp.batch.attempt import Attempt
 from slurmddp.batch.exclusions import Exclusions
 from slurmddp.batch.requeue import leave_queue, requeue, resubmit
@@ -60,14 +60,14 @@ class AttemptEnd:
         attempt, job = self._attempt, self._job
         job.poll_patiently()
         self._find_failed_nodes()
-        if job.fate == outcome.REQUEUED:  # At once: SLURM ends this process soon.
+        if job.fate == requeue_policy.REQUEUED:  # At once: SLURM ends this process soon.
             self._exclusions.choose()
             self._exclusions.send()
         has_progressed = attempt.has_progressed()
         failure = attempt.recorded_failure()
         ask_agents = failure is None and self._ranks_began
         agents = attempt.common_exit_code(job.sleep) if ask_agents else None
-        code = outcome.exit_code(
+        code = requeue_policy.exit_code(
             srun_code, failure=failure, agents=agents, fate=job.fate, progressed=has_progressed
         )
         if code is None:
@@ -84,8 +84,8 @@ class AttemptEnd:
         replaced = {hosts[node] for node in attempt.replaced_nodes() if node in hosts}
         silent = {hosts[node] for node in attempt.silent_nodes() if node in hosts}
         self.note_failed_nodes(silent, replaced)
-        if job.fate == outcome.RUNNING and (silent - replaced) & self._exclusions.failed:
-            job.fate = outcome.NODE_FAIL
+        if job.fate == requeue_policy.RUNNING and (silent - replaced) & self._exclusions.failed:
+            job.fate = requeue_policy.NODE_FAIL
 
     def note_failed_nodes(self, silent: Collection[str], replaced: Collection[str]) -> None:
         """Note the nodes that failed under the attempt, so that the next attempt avoids them.
@@ -106,7 +106,7 @@ class AttemptEnd:
         *,
         lost: Mapping[int, str] | None = None,
         may_requeue: bool = True,
-    ) -> outcome.Outcome:
+    ) -> requeue_policy.Outcome:
         """Decide what follows by the job's fate, record it, and do it.
 
         Args:
@@ -124,7 +124,7 @@ class AttemptEnd:
                 f"Attempt {attempt.number} is over (code {code}) and a later one has begun: "
                 "the run is left to that one."
             )
-            return outcome.Outcome("superseded", "none", EXIT_NO_PROGRESS)
+            return requeue_policy.Outcome("superseded", "none", EXIT_NO_PROGRESS)
         recorded = attempt.recorded_end()  # By the batch script, before it was killed.
         decision = recorded or attempt.decide(code, job.fate, has_progressed)
         if decision.next == "requeue" and (job.facts.get("Requeue") == "0" or not may_requeue):
@@ -135,7 +135,7 @@ class AttemptEnd:
             lost = attempt.lost_agents(job.hosts) if decision.outcome == "failed" else {}
         for node, host in lost.items():
             job.say(f"The agent of node {node} ({host or 'unknown host'}) left no exit code.")
-        if decision.next != "none" and job.fate != outcome.REQUEUED:
+        if decision.next != "none" and job.fate != requeue_policy.REQUEUED:
             self._exclusions.choose()
         job.say(f"Attempt {attempt.number}: {decision.outcome}, next: {decision.next}.")
         if recorded is None:
@@ -149,14 +149,14 @@ class AttemptEnd:
             attempt.record_end(done._replace(stalled_at=None), has_progressed, lost=lost, is_revised=True)
         return done
 
-    def _run_again(self, decision: outcome.Outcome) -> outcome.Outcome:
+    def _run_again(self, decision: requeue_policy.Outcome) -> requeue_policy.Outcome:
         """Put the job back or submit a new one; return the outcome, with what was done as `next`."""
         folder, job = self._attempt.folder, self._job
         if decision.next == "requeue" and requeue(job):
             self._exclusions.send()
             return decision
         # A person may have ended the run while SLURM refused to put the job back.
-        if job.fate == outcome.CANCELLED or folder.cancelled_file.exists():
+        if job.fate == requeue_policy.CANCELLED or folder.cancelled_file.exists():
             return decision._replace(outcome="cancelled", next="none")
         if folder.stop_file.exists():
             return decision._replace(next="none")
@@ -176,7 +176,7 @@ class AttemptEnd:
         the job.
         """
         job, host = self._job, self._job.environ.get("SLURMD_NODENAME", "")
-        if job.fate != outcome.REQUEUED or not host or self._terminated:
+        if job.fate != requeue_policy.REQUEUED or not host or self._terminated:
             return
         if host in hosts_of(job.facts.get("NodeList", "")):
             return

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slurmddp.batch.attempt import Settings, said_if_not_recorded
 from slurmddp.batch.slurm_job import SlurmJob, hosts_of
-from slurmddp.runs.folder.excluded import exclude, excluded_nodes
+from slurmddp.runs.folder.excluded_nodes import exclude, excluded_nodes
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.output import parse_time
 

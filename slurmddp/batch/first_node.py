@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from slurmddp.batch import outcome
+from slurmddp.batch import requeue_policy
 from slurmddp.batch.attempt import Attempt
 from slurmddp.batch.end import AttemptEnd
 from slurmddp.batch.slurm_job import SlurmJob, hosts_of
@@ -35,7 +35,7 @@ def first_node_lost(attempt: Attempt, job: SlurmJob) -> None:
     end, left = AttemptEnd(attempt, job), attempt.exit_code_of(0)
     # SLURM ended the ranks, unless they had ended before the script was killed alone.
     is_by_slurm = lost == NODE or left == EXIT_STOPPED
-    job.fate = outcome.NODE_FAIL if is_by_slurm else outcome.RUNNING
+    job.fate = requeue_policy.NODE_FAIL if is_by_slurm else requeue_policy.RUNNING
     if lost == NODE:
         job.say(f"SLURM has lost {first}, on which the batch script of job {job.id} ran.")
         held = hosts_of(job.facts.get("NodeList", ""))

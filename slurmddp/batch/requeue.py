@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurmddp.batch import outcome
+from slurmddp.batch import requeue_policy
 from slurmddp.batch.attempt import said_if_not_recorded
 from slurmddp.batch.slurm_job import SlurmJob
 from slurmddp.runs.folder.layout import RunFolder
@@ -14,7 +14,7 @@ _DELAYS_S = (0, 5, 15)
 def requeue(job: SlurmJob) -> bool:
     """Requeue the job; return whether SLURM has done so, even if its answer was lost."""
     for delay in (1, 2, 3):
-        if job.fate == outcome.REQUEUED:
+        if job.fate == requeue_policy.REQUEUED:
             return True
         answer = job.scontrol("requeue", job.id)
         if answer.code == 0:
@@ -22,7 +22,7 @@ def requeue(job: SlurmJob) -> bool:
         job.say(answer.err.strip())
         job.sleep(delay)
         job.poll_patiently()
-    return job.fate == outcome.REQUEUED
+    return job.fate == requeue_policy.REQUEUED
 
 
 def resubmit(folder: RunFolder, job: SlurmJob, attempt: int, exclude: str) -> bool:
@@ -61,7 +61,7 @@ def _find(queue: str, token: str) -> str | None:
 
 def leave_queue(job: SlurmJob) -> None:
     """Cancel the job of a run that is over if SLURM has requeued it."""
-    if job.fate in (outcome.PREEMPTED, outcome.NODE_FAIL):
+    if job.fate in (requeue_policy.PREEMPTED, requeue_policy.NODE_FAIL):
         job.poll_patiently()  # SLURM may have put it back since.
-    if job.fate == outcome.REQUEUED:
+    if job.fate == requeue_policy.REQUEUED:
         job.scancel()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from slurmddp.batch import outcome
+from slurmddp.batch import requeue_policy
 from slurmddp.environments.hostlist import expand
 from slurmddp.errors import ConfigError
 from slurmddp.slurm.output import parse_facts
@@ -93,7 +93,7 @@ class SlurmJob:
         self.restart_count = int(environ.get("SLURM_RESTART_COUNT") or 0)
         self.node_list = environ.get("SLURM_JOB_NODELIST", "")
         self.facts: dict[str, str] = {}
-        self.fate = outcome.RUNNING
+        self.fate = requeue_policy.RUNNING
         self.sleep, self.say = sleep, say
         self._command = command
 
@@ -214,27 +214,27 @@ def fate_of(facts: Mapping[str, str], restart_count: int, preemption_requeues: C
     """
     restarts = facts.get("Restarts", "")
     if restarts.isdigit() and int(restarts) > restart_count:
-        return outcome.REQUEUED
+        return requeue_policy.REQUEUED
     state = facts.get("JobState", "")
     preempted = facts.get("PreemptTime", "")[:1].isdigit()
     if state.startswith(("PENDING", "REQUEUED")):
-        return outcome.REQUEUED
+        return requeue_policy.REQUEUED
     if state.startswith("RUNNING") and preempted:
-        return outcome.PREEMPTED  # The ranks left within the grace.
+        return requeue_policy.PREEMPTED  # The ranks left within the grace.
     if not state or state.startswith(("RUNNING", "CONFIGURING", "SUSPENDED")):
-        return outcome.RUNNING
+        return requeue_policy.RUNNING
     if state.startswith("CANCELLED"):
-        return outcome.CANCELLED
+        return requeue_policy.CANCELLED
     if state.startswith("COMPLETING") and preempted:
         # The job ended during the grace of a preemption and was not requeued: a person has cancelled it.
-        return outcome.CANCELLED if preemption_requeues() else outcome.PREEMPTED
+        return requeue_policy.CANCELLED if preemption_requeues() else requeue_policy.PREEMPTED
     if state.startswith("PREEMPTED") or preempted:
-        return outcome.PREEMPTED
+        return requeue_policy.PREEMPTED
     # While a job is being ended, its state is COMPLETING and no longer says why.
     if state.startswith("NODE_FAIL") or facts.get("Reason", "").startswith(("NodeDown", *_SCRIPT_KILLED)):
-        return outcome.NODE_FAIL
+        return requeue_policy.NODE_FAIL
     limit = parse_seconds(facts.get("TimeLimit", "").lower())
     ran = parse_seconds(facts.get("RunTime", "").lower()) or 0
     if state.startswith("TIMEOUT") or (limit is not None and ran >= limit):
-        return outcome.TIMEOUT
-    return outcome.CANCELLED
+        return requeue_policy.TIMEOUT
+    return requeue_policy.CANCELLED

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from slurmddp.errors import EXIT_FINISHED, SlurmError
-from slurmddp.runs.table import counted
+from slurmddp.runs.text_format import counted
 from slurmddp.spec import GlobalBatch
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError, SlurmError
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.table import counted
+from slurmddp.runs.text_format import counted
 
 if TYPE_CHECKING:
     from slurmddp.runs.folder.lock import RunLock

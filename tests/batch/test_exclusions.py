@@ -11,7 +11,7 @@ import pytest
 
 from slurmddp.batch import slurm_job
 from slurmddp.batch.slurm_job import Answer
-from slurmddp.runs.folder.excluded import exclude
+from slurmddp.runs.folder.excluded_nodes import exclude
 from support.slurm.batch_run import (
     ENDING,
     FINISH,

@@ -26,7 +26,7 @@ from slurmddp.cli.messages import EXIT_INTERRUPTED
 from slurmddp.cli.messages import report as report_error
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, SlurmddpError
 from slurmddp.host.atomic_file import write_atomic
-from slurmddp.runs.table import print_table
+from slurmddp.runs.text_format import print_table
 from slurmddp.sandbox.machine import can_make_namespaces
 
 

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from chaos.faults import FAULTS
 from chaos.recovery import Outcome
 from chaos.runner import Result
-from slurmddp.runs.table import print_table
+from slurmddp.runs.text_format import print_table
 
 HEADERS = (
     "FAULT",

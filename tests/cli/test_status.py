@@ -15,7 +15,7 @@ from slurmddp.cli.commands.status import _awaited
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_FAILED, EXIT_NO_RUN
 from slurmddp.runs.folder.jsonl import append_line
-from slurmddp.runs.table import clock
+from slurmddp.runs.text_format import clock
 from slurmddp.slurm.states import JobState
 from support.runs.cli_runs import end, start, submit
 

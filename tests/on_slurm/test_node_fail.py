@@ -11,7 +11,7 @@ import pytest
 
 from slurmddp.environments.hostlist import expand
 from slurmddp.launchers.submit.sbatch import build
-from slurmddp.runs.folder.excluded import excluded_nodes
+from slurmddp.runs.folder.excluded_nodes import excluded_nodes
 from slurmddp.sandbox import Sandbox
 from slurmddp.slurm.client import SlurmClient
 from support.slurm.sandboxes import nodes_of, own_sandbox, shortest_timeout_s

@@ -15,7 +15,7 @@ from slurmddp.runs import index
 from slurmddp.runs.folder import config_secrets
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import RunStatus, statuses
-from slurmddp.runs.table import STATE_STYLES, duration, number, print_table
+from slurmddp.runs.text_format import STATE_STYLES, duration, number, print_table
 from slurmddp.slurm.client import SlurmClient
 
 HEADERS = ("NAME", "STATE", "STEP", "LOSS", "JOB", "AGE", "SETTINGS", "FOLDER")

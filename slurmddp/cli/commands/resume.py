@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from slurmddp.runs import index
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.status.run_status import status
-from slurmddp.runs.table import counted
+from slurmddp.runs.text_format import counted
 from slurmddp.slurm.client import SlurmClient
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 from slurmddp.errors import SlurmddpError
 from slurmddp.runs import index
-from slurmddp.runs.folder.excluded import excluded_nodes
+from slurmddp.runs.folder.excluded_nodes import excluded_nodes
 from slurmddp.runs.folder.history import how_ended, read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.report.goodput import AttemptTime, Goodput, read_goodput
@@ -20,7 +20,7 @@ from slurmddp.runs.report.start_phases import Phases, newest_phases
 from slurmddp.runs.status import logs
 from slurmddp.runs.status.notices import notices
 from slurmddp.runs.status.run_status import RunStatus, status
-from slurmddp.runs.table import STATE_STYLES, clock, duration, number, paint, percent, print_table
+from slurmddp.runs.text_format import STATE_STYLES, clock, duration, number, paint, percent, print_table
 from slurmddp.slurm.client import SlurmClient
 
 _FAILURE_LINES = 12

@@ -5,8 +5,8 @@
 The batch script starts it through srun, the local launcher as a plain process, submitit as its task. It reads
 its rank from the environment and everything else from the run folder. It never initialises CUDA and keeps no
 thread, so that it can be forked. Node 0's agent decides for all when ranks start, restart and end (see
-`Coordinator`). An agent's exit code combines the codes of its ranks (see `outcome.combine`). It is 0 once a
-later attempt has begun; `exit-node-N` always holds the combined code.
+`Coordinator`). An agent's exit code combines the codes of its ranks (`errors.combine_exit_codes`). It is 0
+once a later attempt has begun; `exit-node-N` always holds the combined code.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from slurmddp.launchers.agent.node_watch import NodeWatch
 from slurmddp.launchers.agent.preload import PRELOAD, enter_project, import_for_all
 from slurmddp.launchers.agent.trackers import tracker_environment
 from slurmddp.launchers.agent.unlinked import report_unable, report_unable_early
-from slurmddp.launchers.coordinator.records import Records, say
 from slurmddp.launchers.coordinator.restart_policy import Rules, rules_of
+from slurmddp.launchers.coordinator.run_folder_recorder import Records, say
 from slurmddp.launchers.link.events import Events
 from slurmddp.launchers.link.link import Link, open_link
 from slurmddp.launchers.watchdog.nccl_trace import FlightRecorder

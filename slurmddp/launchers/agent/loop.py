@@ -11,7 +11,7 @@ import signal
 import time
 from dataclasses import replace
 
-from slurmddp.batch import outcome
+from slurmddp import errors
 from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.time_limits import Limits
@@ -22,8 +22,8 @@ from slurmddp.launchers.agent.stop_requests import WRITING_SHARE, StopRequests
 from slurmddp.launchers.agent.unlinked import LinkWait, end_without_coordinator
 from slurmddp.launchers.coordinator import messages as msg
 from slurmddp.launchers.coordinator.coordinator import Coordinator
-from slurmddp.launchers.coordinator.records import Records
 from slurmddp.launchers.coordinator.restart_policy import Assignment, Rules
+from slurmddp.launchers.coordinator.run_folder_recorder import Records
 from slurmddp.launchers.link.events import Events
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.capture import Failure
@@ -257,7 +257,7 @@ class AgentLoop:
             return  # It only stays until a checkpoint is written.
         if self._assignment is not None and not self._at_work:
             codes = self._workers.good_codes
-            self._code = outcome.combine(codes) if codes else EXIT_STOPPED
+            self._code = errors.combine_exit_codes(codes) if codes else EXIT_STOPPED
             return
         cause = capture.likely_first([*self._workers.failed, lost])
         self._workers.stop(_KILL_GRACE_S)
@@ -300,7 +300,7 @@ class AgentLoop:
         if self._at_work:
             self._workers.stop(0.0)
             codes.append(EXIT_STOPPED)
-        own = outcome.combine(codes) if codes and self._coordinator is None else code
+        own = errors.combine_exit_codes(codes) if codes and self._coordinator is None else code
         self._code = capture.node_code(found) if found is not None else own
 
     def _end_hung(self, code: int) -> None:
@@ -308,7 +308,7 @@ class AgentLoop:
         if self._at_work:
             self._at_work = False
             self._workers.stop(0.0)
-            self._send(msg.WorkersDone(code=outcome.combine([*self._workers.good_codes, code])))
+            self._send(msg.WorkersDone(code=errors.combine_exit_codes([*self._workers.good_codes, code])))
 
     def _fail(self, code: int) -> None:
         if self._at_work and not self._workers.failed:
@@ -329,7 +329,7 @@ class AgentLoop:
             self._send(msg.WorkersFailed(failures=tuple(failed)))
         elif not self._workers and not self._workers.failed:
             self._at_work = False
-            self._send(msg.WorkersDone(code=outcome.combine(self._workers.good_codes)))
+            self._send(msg.WorkersDone(code=errors.combine_exit_codes(self._workers.good_codes)))
 
 
 def _why_no_ranks(agent: int, order: msg.StartWorkers) -> str:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from slurmddp.environments.time_limits import Limits, leave_at
 from slurmddp.errors import EXIT_STOPPED
 from slurmddp.launchers.agent.worker_group import WorkerGroup
-from slurmddp.launchers.coordinator.records import Records
 from slurmddp.launchers.coordinator.restart_policy import Rules
+from slurmddp.launchers.coordinator.run_folder_recorder import Records
 
 DEAF_SHARE, WRITING_SHARE = 0.8, 0.6
 """Parts of `RESERVE_S` that are left when agents end deaf ranks, and when they give up a checkpoint.

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers.coordinator.join import FIRST_NOTICE_S, NOTICE_S, names_of
 from slurmddp.launchers.coordinator.messages import AgentUnable, encode
-from slurmddp.launchers.coordinator.records import Records
 from slurmddp.launchers.coordinator.restart_policy import Rules
+from slurmddp.launchers.coordinator.run_folder_recorder import Records
 from slurmddp.launchers.link.events import Events
 from slurmddp.launchers.link.link import Alone
 from slurmddp.runs.failures import capture

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from enum import Enum
 
-from slurmddp.batch import outcome
+from slurmddp import errors
 from slurmddp.errors import EXIT_CONFIG, EXIT_STOPPED
 from slurmddp.launchers.coordinator import messages as msg
 from slurmddp.launchers.coordinator.group import Group
 from slurmddp.launchers.coordinator.join import JoinWait, names_of
-from slurmddp.launchers.coordinator.record import Record
+from slurmddp.launchers.coordinator.recorder import Record
 from slurmddp.launchers.coordinator.restart_policy import (
     Assignment,
     Decision,
@@ -242,7 +242,7 @@ class Coordinator:
         if self.state != State.RUNNING:
             return
         if group.agents <= group.done.keys():
-            self.leave(outcome.combine(group.done.values()))
+            self.leave(errors.combine_exit_codes(group.done.values()))
             return
         if is_news:
             self._order(group.agents - group.done.keys(), msg.OthersDone(code=message.code))
@@ -260,7 +260,7 @@ class Coordinator:
         for one in found:
             self._record.warn(hung_at_exit(one))
         codes = [*self._group.done.values(), *(code for one in hung.values() for code in one.codes)]
-        self._order(hung.keys(), msg.EndHungRanks(code=outcome.combine(codes)))
+        self._order(hung.keys(), msg.EndHungRanks(code=errors.combine_exit_codes(codes)))
         self._group.hung = {}
 
     def _compare(self, message: msg.PaceReported, now: float) -> None:

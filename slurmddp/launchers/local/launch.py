@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, NoReturn
 
-from slurmddp.batch import outcome
+from slurmddp import errors
 from slurmddp.environments.names import LAUNCH_ID_VARIABLE, LAUNCHER_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, GOOD_CODES, ConfigError
 from slurmddp.host import process as linux
@@ -29,7 +29,7 @@ from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers.agent.worker_group import WorkerGroup
 from slurmddp.launchers.coordinator import messages as msg
 from slurmddp.launchers.coordinator.coordinator import Coordinator
-from slurmddp.launchers.coordinator.record import Record
+from slurmddp.launchers.coordinator.recorder import Record
 from slurmddp.launchers.coordinator.restart_policy import Rules
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.capture import Failure
@@ -268,7 +268,7 @@ class ScriptRun:
             said = " Its last lines:" + lines if lines else ""
             print(f"slurmddp: {capture.describe(found)}{said}", file=sys.stderr, flush=True)
             return found.exit_code or capture.node_code(found)
-        code = outcome.combine(self._workers.codes)
+        code = errors.combine_exit_codes(self._workers.codes)
         was_killed = len(self._workers.codes) < self._num_devices
         if self._stopped_by is not None and (was_killed or code not in GOOD_CODES):
             return 128 + self._stopped_by

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from slurmddp.batch import outcome
+from slurmddp import errors
 from slurmddp.batch.attempt import said_if_not_recorded
 from slurmddp.environments.emit import emulated_step
 from slurmddp.environments.names import SECRET_VARIABLE
@@ -91,7 +91,7 @@ class LocalNodes:
         if None in codes:
             return None
         found = None if self._killed else capture.read(self._folder, self._attempt)
-        return capture.node_code(found) if found else outcome.combine([codes[0] or EXIT_FINISHED])
+        return capture.node_code(found) if found else errors.combine_exit_codes([codes[0] or EXIT_FINISHED])
 
     def _code_of(self, agent: subprocess.Popen[bytes]) -> int | None:
         """Return an agent's code. An agent that our SIGTERM killed had no handler yet, so no ranks either."""

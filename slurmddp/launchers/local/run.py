@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 
-from slurmddp.batch import outcome
+from slurmddp.batch import requeue_policy
 from slurmddp.batch.attempt import said_if_not_recorded
 from slurmddp.batch.progress import Saved, progressed, saved
 from slurmddp.environments.emit import LOCAL_JOB_IDS
@@ -76,7 +76,7 @@ class LocalRun:
         self._say = say
         self._job_number = str(secrets.choice(LOCAL_JOB_IDS))
         self._job_id = f"local-{self._job_number}"
-        self._counts = outcome.Counts()
+        self._counts = requeue_policy.Counts()
         """Failures so far, in memory, so that a full disk can't make the run restart without end."""
         self._killed = False
         self._unattended = False
@@ -218,25 +218,26 @@ class LocalRun:
             self._say(f"{what} Ctrl-C once more kills the run.")
             self.stop()
 
-    def _conclude(self, code: int) -> outcome.Outcome:
+    def _conclude(self, code: int) -> requeue_policy.Outcome:
         """Record how the attempt ended and what comes next, by the rules of the batch step."""
         if superseded(self.folder, self.attempt):
-            return outcome.Outcome("superseded", "none")  # The run and its record are another machine's now.
+            # Another machine has the run and its record now.
+            return requeue_policy.Outcome("superseded", "none")
         has_progressed = progressed(self._before, self._saved())
         policy = self.job.policy
-        end = outcome.End(
+        end = requeue_policy.End(
             code,
             progressed=has_progressed,
             cancelled=self._killed or self.folder.cancelled_file.exists(),
             # A laptop has no queue: the person who stopped the run starts it again.
             stop_asked=self.stopping or code == EXIT_STOPPED or self.folder.stop_file.exists(),
         )
-        rules = outcome.Policy(policy.requeue, policy.max_restarts)
-        decision = outcome.decide(end, self._counts, rules)
+        rules = requeue_policy.Policy(policy.requeue, policy.max_restarts)
+        decision = requeue_policy.decide(end, self._counts, rules)
         facts: dict[str, object] = {"outcome": decision.outcome, "next": decision.next}
         if has_progressed:
             facts["progressed"] = True
-        self._counts = outcome.count(self._counts, {"event": "ended", **facts})
+        self._counts = requeue_policy.count(self._counts, {"event": "ended", **facts})
         with said_if_not_recorded("ended", self._say):
             self.folder.add_event("ended", attempt=self.attempt, job_id=self._job_id, exit_code=code, **facts)
         return decision

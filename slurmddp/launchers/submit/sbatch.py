@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from slurmddp.errors import ConfigError, RunStateError, SlurmError, near_matches
-from slurmddp.runs.folder.excluded import excluded_nodes
+from slurmddp.runs.folder.excluded_nodes import excluded_nodes
 from slurmddp.runs.folder.history import History, read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.client import Slurm, SlurmClient

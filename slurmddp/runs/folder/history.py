@@ -9,7 +9,7 @@ from typing import Any
 
 from slurmddp.errors import SlurmddpError
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.table import counted
+from slurmddp.runs.text_format import counted
 
 _FAILED_SETUP = re.compile(r"The (setup line `.*` failed with code \d+)\.")
 AGAIN = frozenset({"requeue", "resubmit"})

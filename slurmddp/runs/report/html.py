@@ -26,7 +26,7 @@ from slurmddp.runs.report.goodput import Goodput, read_goodput
 from slurmddp.runs.report.time_bars import TimeBars, time_bars
 from slurmddp.runs.status.metrics import Metrics, read
 from slurmddp.runs.status.run_status import RunStatus, finished_detail, status
-from slurmddp.runs.table import clock, duration, number, percent
+from slurmddp.runs.text_format import clock, duration, number, percent
 
 _SAMPLE_CHARS = 4000
 TONES = {

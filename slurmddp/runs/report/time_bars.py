@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slurmddp.runs.report.goodput import Goodput, Parts
-from slurmddp.runs.table import duration, percent
+from slurmddp.runs.text_format import duration, percent
 
 ORDER = ("idle", "queued", "starting", "training", "saving", "lost", "ending", "unknown")
 """From left to right, in the order of an attempt."""

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from slurmddp.checkpoint.memory.channel import Channel
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import SlurmddpError, UnhealthyNodeError
-from slurmddp.runs.folder.excluded import exclude
+from slurmddp.runs.folder.excluded_nodes import exclude
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.preflight.checks import (

@@ -11,7 +11,7 @@ import pytest
 from slurmddp.checkpoint.files.manifest import TENSORS_FILE, checkpoint_folders, verify
 from slurmddp.checkpoint.memory import shared_buffer
 from slurmddp.checkpoint.memory.service import CheckpointService
-from slurmddp.launchers.coordinator.records import Records
+from slurmddp.launchers.coordinator.run_folder_recorder import Records
 from slurmddp.runs.folder.layout import RunFolder
 from support.runs.checkpoint_services import TENSORS, Rank, request, wait_for
 

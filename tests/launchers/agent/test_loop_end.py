@@ -17,8 +17,8 @@ from slurmddp.launchers.agent.forked_workers import ForkedWorkers
 from slurmddp.launchers.agent.loop import AgentLoop
 from slurmddp.launchers.agent.node_watch import NodeWatch
 from slurmddp.launchers.coordinator.messages import Fail, Joined, Leave, Lost, Message, StartWorkers, encode
-from slurmddp.launchers.coordinator.records import Records
 from slurmddp.launchers.coordinator.restart_policy import Rules
+from slurmddp.launchers.coordinator.run_folder_recorder import Records
 from slurmddp.launchers.link.events import Events, Happened
 from slurmddp.runs.failures.model import from_json, lost_node
 from slurmddp.runs.folder.layout import RunFolder

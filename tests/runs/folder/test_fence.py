@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import EXIT_NO_PROGRESS, SupersededError
-from slurmddp.launchers.coordinator.records import Records
+from slurmddp.launchers.coordinator.run_folder_recorder import Records
 from slurmddp.runs.folder.fence import superseded
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext

@@ -1,4 +1,4 @@
-"""The table of decisions after an attempt; `slurmddp.batch.outcome` and the whole batch step are held to it.
+"""The table of decisions after an attempt, for `batch.requeue_policy` and the whole batch step.
 
 Each row: a label, how the attempt ended, what the attempts before it count, and the (outcome, next) expected.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurmddp.batch.outcome import Counts, End, Policy
+from slurmddp.batch.requeue_policy import Counts, End, Policy
 
 
 @dataclass(frozen=True)

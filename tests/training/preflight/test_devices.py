@@ -12,7 +12,7 @@ import torch
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_FAILED, UnhealthyNodeError
-from slurmddp.runs.folder.excluded import excluded_nodes
+from slurmddp.runs.folder.excluded_nodes import excluded_nodes
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training.preflight import preflight
 from slurmddp.training.preflight.checks import NOBODY, NODE, CheckContext, device

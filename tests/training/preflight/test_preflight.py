@@ -12,7 +12,7 @@ import pytest
 
 from slurmddp.environments.emit import emulated_step, rank_environment
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.runs.folder.excluded import excluded_nodes
+from slurmddp.runs.folder.excluded_nodes import excluded_nodes
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training.preflight import verdicts
 from slurmddp.training.preflight.checks import NOBODY, NODE, RUN, check_limits

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmddp.batch.outcome import Counts, End, Policy, combine, count_all, decide, exit_code
 from slurmddp.batch.progress import newest_step
+from slurmddp.batch.requeue_policy import Counts, End, Policy, count_all, decide, exit_code
+from slurmddp.errors import combine_exit_codes
 from support.runs.outcome_table import CODES, PROGRESS, TABLE, Row
 
 
@@ -101,4 +102,4 @@ def test_events_are_counted_since_a_person_submitted(events: list[dict], expecte
     ],
 )
 def test_one_code_for_many_processes(codes: tuple[int, ...], expected: int) -> None:
-    assert combine(codes) == expected
+    assert combine_exit_codes(codes) == expected

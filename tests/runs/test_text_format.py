@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from slurmddp.runs.table import duration, number, percent, print_table
+from slurmddp.runs.text_format import duration, number, percent, print_table
 
 
 class Terminal(io.StringIO):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.batch.watch import SrunWatch, _children
+from slurmddp.batch.srun_watch import SrunWatch, _children
 from support.slurm.batch_run import Run
 
 LEFT_S, SILENT_S = 60.0, 1200.0

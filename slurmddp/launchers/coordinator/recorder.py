@@ -1,4 +1,4 @@
-"""The records that the coordinator asks for; `records.py` writes them into a run folder."""
+"""The records that the coordinator asks for; `run_folder_recorder.py` writes them into a run folder."""
 
 from __future__ import annotations
 

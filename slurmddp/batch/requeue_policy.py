@@ -171,14 +171,3 @@ def _stopped(end: End, before: Counts, policy: Policy, again: bool) -> Outcome:
         )
         return Outcome("no_progress", "none", EXIT_NO_PROGRESS, idle, None, advice)
     return Outcome("stopped", "requeue" if again else "none", end.code, idle, stalled_at)
-
-
-def combine(codes: Iterable[int]) -> int:
-    """Return the exit code of a group from its members' codes: a refusal, else a failure, else a stop."""
-    found = set(codes)
-    for deliberate in (EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNHEALTHY_NODE):
-        if deliberate in found:
-            return deliberate
-    if found - {EXIT_FINISHED, EXIT_STOPPED}:
-        return EXIT_FAILED
-    return EXIT_STOPPED if EXIT_STOPPED in found else EXIT_FINISHED

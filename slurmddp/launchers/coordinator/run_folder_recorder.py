@@ -12,7 +12,7 @@ from pathlib import Path
 
 from slurmddp.checkpoint.files.durable import write_small
 from slurmddp.checkpoint.memory.service import CheckpointService
-from slurmddp.launchers.coordinator.record import Record
+from slurmddp.launchers.coordinator.recorder import Record
 from slurmddp.launchers.coordinator.restart_policy import Assignment
 from slurmddp.launchers.watchdog.stragglers import Straggler
 from slurmddp.launchers.watchdog.stuck_rank import RankReport
