@@ -35,12 +35,12 @@ class Cpus:
 
     @property
     def usable(self) -> int:
-        """How many processors can work at once."""
+        """The number of processors that can work at once."""
         return max(1, len(self.allowed) if self.quota is None else min(len(self.allowed), int(self.quota)))
 
     @property
     def on_machine(self) -> int | None:
-        """How many processors the machine has, if known."""
+        """The number of processors of the machine; None if unknown."""
         return len(self.numa) or None
 
     def cores(self) -> list[tuple[int, ...]]:

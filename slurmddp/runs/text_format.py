@@ -1,4 +1,4 @@
-"""How the commands print: aligned plain text into a pipe, a little colour on a terminal."""
+"""Plain text for the commands: aligned tables, times and numbers; colour only on a terminal."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ CANCEL_PATIENCE_S = 3
 
 @dataclass(frozen=True)
 class Status:
-    """Which daemons run, and the states of the nodes in SLURM; empty if SLURM does not answer."""
+    """The running daemons, and the states of the nodes in SLURM; empty if SLURM does not answer."""
 
     daemons: dict[str, bool]
     nodes: dict[str, str]

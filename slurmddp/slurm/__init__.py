@@ -1,1 +1,1 @@
-"""Talking to SLURM: commands, states, limits, scripts, and a SLURM of one's own to try things on."""
+"""Talking to SLURM: its commands, options, states and limits, and the batch script."""

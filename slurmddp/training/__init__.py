@@ -1,1 +1,1 @@
-"""What runs inside a rank; from here on torch may be imported."""
+"""The code of a rank; from here on torch may be imported."""

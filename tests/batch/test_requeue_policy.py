@@ -1,4 +1,4 @@
-"""What follows an attempt: the table that the whole batch step is held to as well."""
+"""The decision after an attempt, by the table that the tests of the whole batch step use as well."""
 
 from __future__ import annotations
 

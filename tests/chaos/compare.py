@@ -1,4 +1,4 @@
-"""Whether two trainings ended with the same numbers: the same bytes of weights, the same losses."""
+"""Compare the ends of two trainings: the bytes of the weights, and every loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurmddp.runs.status import metrics
 
 @dataclass(frozen=True)
 class End:
-    """What a training ended with: its last checkpoint, verified, and the loss of every step."""
+    """The end of a training: its last checkpoint, verified, and the loss of every step."""
 
     step: int
     weights: str
@@ -23,7 +23,7 @@ class End:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What of a disturbed training is as in the undisturbed one."""
+    """The equal parts of a disturbed and the undisturbed training."""
 
     weights_equal: bool
     losses_equal: bool

@@ -29,7 +29,7 @@ BATCH_HOST_CUT_S = (30.0, 45.0)
 
 @dataclass(frozen=True)
 class Scene:
-    """What a fault may touch."""
+    """The objects that a fault may change."""
 
     sandbox: Sandbox
     training: Training
@@ -43,7 +43,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Struck:
-    """What was done, in words, when, and whether the attempt must end of it (None: it may)."""
+    """A fault that happened: its description, its time, and whether the attempt must end (None: it may)."""
 
     what: str
     at: float

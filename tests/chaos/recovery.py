@@ -1,4 +1,4 @@
-"""One fault on one training: do it, then watch from the run folder whether and when the training goes on."""
+"""One fault on one training: do it, then read from the run folder whether and when the training continues."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WENT_ON, IN_PLACE, CAME_BACK, BY_HAND, LOST = "went on", "in place", "came back"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a training after one fault."""
+    """The fate of a training after one fault."""
 
     number: int
     kind: str
@@ -86,7 +86,7 @@ def strike(scene: Scene, planned: Planned, limit_s: float) -> Outcome | None:
 
 
 def _await(training: Training, attempt: int, restarts: int, struck: Struck, limit_s: float) -> str | None:
-    """Return how the training goes on, LOST when it does not, None when it ended undisturbed."""
+    """Return how the training continues, LOST if it does not, None if it ended undisturbed."""
     done, deadline = time.time(), time.monotonic() + limit_s
     while time.monotonic() < deadline:
         if _is_beyond(training, attempt):
@@ -138,7 +138,7 @@ def return_nodes(scene: Scene) -> None:
 
 
 def _resume_by_hand(scene: Scene, attempt: int, limit_s: float) -> bool:
-    """Do what a person would: end what hangs, resume, and see whether it goes on."""
+    """Do what a person would: end hanging processes, resume, and return whether the training continues."""
     training = scene.training
     if not training.history().settled:
         training.give_up()

@@ -39,7 +39,7 @@ LAST_SECONDS = 4.0
 
 @dataclass(frozen=True)
 class Settings:
-    """What a person asks for."""
+    """The settings of the experiment."""
 
     kinds: tuple[str, ...]
     faults: int = 12
@@ -68,7 +68,7 @@ class RunResult:
 
 @dataclass
 class Result:
-    """What came of it, complete or so far."""
+    """The result of the experiment, complete or so far."""
 
     settings: Settings
     versions: dict[str, str] = field(default_factory=dict)
@@ -204,7 +204,7 @@ def _await_moment(scene: Scene, planned: Planned, limit_s: float) -> bool:
 
 
 def _seconds_left(training: Training) -> float:
-    """Guess from the pace of the last steps how long the training goes on."""
+    """Guess from the pace of the last steps the seconds until the training ends."""
     recent = training.steps(lambda attempt: attempt == training.attempt)[-20:]
     if len(recent) < 2:
         return 0.0

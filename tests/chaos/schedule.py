@@ -1,4 +1,4 @@
-"""Which fault comes when: drawn from a seed alone, so that a run of faults can be repeated. Pure."""
+"""Draw faults and their moments from a seed alone, so that a run of faults can be repeated. Pure."""
 
 from __future__ import annotations
 

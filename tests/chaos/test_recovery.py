@@ -1,4 +1,4 @@
-"""How a run recovers from a fault: on its own or by hand, with how many lost steps and seconds."""
+"""The recovery of a run from a fault: without help or by hand, with its lost steps and seconds."""
 
 from __future__ import annotations
 

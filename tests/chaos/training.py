@@ -58,7 +58,7 @@ class Shape:
 
 
 class Place:
-    """Where the trainings happen: a project folder, and the sandbox whose SLURM they run on."""
+    """The place of the trainings: a project folder, and the sandbox whose SLURM they run on."""
 
     def __init__(self, project: Path, sandbox: Sandbox) -> None:
         self.project, self.sandbox = project, sandbox
@@ -142,7 +142,7 @@ class Training:
         self._events, self._metrics = Lines(folder.attempts_file), Lines(folder.metrics_file)
 
     def resume(self) -> None:
-        """Go on with it by hand."""
+        """Resume by hand."""
         self.place.command(*self.resume_words)
 
     def give_up(self) -> None:
@@ -194,7 +194,7 @@ class Training:
         return int(steps[-1]) if steps else 0
 
     def restarts(self) -> list[dict[str, Any]]:
-        """Return when ranks began again within an attempt."""
+        """Return the restarts of ranks within an attempt."""
         return self.events("restarted")
 
     def saved(self, attempt: int) -> bool:
@@ -219,7 +219,7 @@ class Training:
         return "no such job"
 
     def end_word(self) -> str:
-        """Say how the newest attempt stands, for a report on a run that does not go on."""
+        """Say how the newest attempt stands, for a report on a run that does not continue."""
         newest = self.history().newest
         if newest is None:
             return "no attempt has started"

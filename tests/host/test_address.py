@@ -1,4 +1,4 @@
-"""Where rank 0 is met; the resolver is replaced, since names differ from machine to machine."""
+"""The address of rank 0; the resolver is replaced, because names differ between machines."""
 
 import dataclasses
 import errno

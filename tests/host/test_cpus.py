@@ -1,4 +1,4 @@
-"""Which CPUs each rank takes: on machines that no test has, from what they tell about themselves."""
+"""The CPUs of each rank, on machines of many shapes, from their files in /sys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What agents and ranks print is worth no run: on a full disk, or with nowhere to print to, all goes on."""
+"""Agents and ranks continue when they can't print: on a full disk, or without an output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the commands print tables, times and numbers."""
+"""Tables, times and numbers as the commands print them."""
 
 from __future__ import annotations
 

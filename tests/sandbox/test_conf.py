@@ -1,4 +1,4 @@
-"""What a sandbox is made of, checked on its plan and on the text of its files, without starting anything."""
+"""The plan of a sandbox and the text of its files, without a start."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ class Agent:
         return self.folder.log_dir(self.attempt)
 
     def _give_up(self, why: capture.Failure) -> int:
-        """End the ranks, and report why this agent can't go on."""
+        """End the ranks, and report why this agent ends."""
         if self._loop is not None:
             self._loop.give_up(why)
         else:

@@ -83,7 +83,7 @@ class AgentLoop:
         return self._code
 
     def give_up(self, why: Failure) -> None:
-        """Report that this agent can't go on: to the coordinator or, without a link, in the run folder."""
+        """Report that this agent ends: to the coordinator or, without a link, in the run folder."""
         self._workers.stop(0.0)
         if self._coordinator is not None:
             self._coordinator.fail(why)

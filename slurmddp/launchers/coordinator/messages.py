@@ -114,7 +114,7 @@ class StacksReported(Report):
 
 @dataclass(frozen=True, kw_only=True)
 class PaceReported(Report):
-    """How far the ranks of the node have come, and in what time; sent twice a minute."""
+    """The steps of the node's ranks and their times; sent twice a minute."""
 
     paces: Mapping[int, Pace]
 

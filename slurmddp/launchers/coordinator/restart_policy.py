@@ -17,7 +17,7 @@ from slurmddp.spec import GlobalBatch
 
 @dataclass(frozen=True)
 class Assignment:
-    """Which agents run the ranks of a worker group, in the order of the ranks."""
+    """The agents that run the ranks of a worker group, in the order of the ranks."""
 
     restart_count: int
     """Number of restarts in place before this worker group."""

@@ -83,7 +83,7 @@ class StallDiagnosis:
 
 
 class PaceComparison:
-    """The paces of all ranks of a worker group, compared when those of all ranks have come."""
+    """The paces of all ranks of a worker group, compared when the paces of all ranks have arrived."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks

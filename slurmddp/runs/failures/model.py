@@ -133,12 +133,12 @@ def lost_agent(agent: int, hosts: Sequence[str], why: str, together: int, *, her
 
 
 def unhealthy_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
-    """Return the failure of a node that did not pass the preflight, if the others go on without it."""
+    """Return the failure of a node that failed the preflight, if the other nodes continue without it."""
     return replace(lost_node(agent, hosts, ""), reason=f"{causes.UNFIT_NODE}: {why.removesuffix('.')}")
 
 
 def unable_node(agent: int, hosts: Sequence[str], found: Failure) -> Failure:
-    """Return the failure of a node whose agent can't go on because of `found`, if the others may."""
+    """Return the failure of a node whose agent ends because of `found`, if the other nodes may continue."""
     why = (found.reason or found.sentence).removesuffix(".")
     return replace(lost_node(agent, hosts, ""), reason=f"{causes.UNABLE_NODE}: {why}")
 

@@ -1,1 +1,1 @@
-"""What the time of a run went into, and the page that shows it."""
+"""The goodput of a run, its timeline, and the page that shows them."""

@@ -1,1 +1,1 @@
-"""How a run stands: its state, its logs, its figures."""
+"""The state of a run, its logs and its metrics."""

@@ -21,7 +21,7 @@ _TAIL_BLOCK = 1 << 16
 
 @dataclass(frozen=True)
 class Selection:
-    """Which logs a person wants to see."""
+    """The logs that a command shows."""
 
     ranks: frozenset[int] = frozenset({0})
     everything: bool = False

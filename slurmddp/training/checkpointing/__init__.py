@@ -1,1 +1,1 @@
-"""How ranks save and load the state of a training."""
+"""Collective save and load of the training state."""

@@ -90,7 +90,7 @@ class RankSampler(Sampler[Any]):
 
     @property
     def position(self) -> int:
-        """How many samples of this epoch all ranks together have trained."""
+        """The number of samples of this epoch that all ranks together have trained."""
         return self._position
 
     @property

@@ -1,1 +1,1 @@
-"""What a rank computes on: its GPU or CPU, and its processors."""
+"""The device of a rank: its GPU or CPU, and its processors."""

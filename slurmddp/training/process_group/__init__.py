@@ -1,1 +1,1 @@
-"""How the ranks of a launch meet, form a process group, and exchange values."""
+"""The ranks of a launch meet, form a process group, and exchange values."""

@@ -16,7 +16,7 @@ _STEPS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """How long a step and a save take, in seconds."""
+    """The durations of a step and of a save, in seconds."""
 
     step_s: float = 0.0
     """The time between two calls of `should_stop`."""

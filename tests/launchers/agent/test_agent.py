@@ -1,4 +1,4 @@
-"""The agent: forks ranks, watches them, and tells how they ended; ranks here need no torch."""
+"""The agent forks ranks, watches them, and records how they ended; ranks here need no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What CUDA itself says of this process: an import may have initialised it without torch knowing."""
+"""CUDA's own answer about this process: an import may have initialised CUDA without torch knowing."""
 
 from __future__ import annotations
 

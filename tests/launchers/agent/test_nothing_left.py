@@ -1,4 +1,4 @@
-"""Nothing that a rank has started outlives its agent, however that ends; and how each rank ended is written.
+"""No process of a rank outlives the agent, however the agent ends; each rank's end is recorded.
 
 Trees are real ones. What SLURM does at the end of a step depends on how the site tracks processes: by
 control group it kills all that is left, by process group (proctrack/pgid) the agent's group alone, by the

@@ -1,4 +1,4 @@
-"""What trackers are told: one id for all attempts of a run, and for no other run."""
+"""The ids of trackers: one for all attempts of a run, and for no other run."""
 
 from __future__ import annotations
 

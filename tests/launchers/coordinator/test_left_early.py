@@ -1,4 +1,4 @@
-"""A rank that ends with 0 while others go on: they lose it, or wait for it, and it is the one to name."""
+"""A rank that exits with 0 while others still need it is named as the cause."""
 
 from __future__ import annotations
 

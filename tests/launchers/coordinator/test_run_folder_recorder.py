@@ -1,4 +1,4 @@
-"""What an agent reads of its run while a file server has its troubles: it knows nothing, and goes on."""
+"""An agent that can't read its run folder for a while assumes nothing and continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a person ends a run on this machine: a stop, Ctrl-C, a cancel, the end of the terminal."""
+"""A person ends a run on this machine: by a stop, Ctrl-C, a cancel, or the end of the terminal."""
 
 from __future__ import annotations
 

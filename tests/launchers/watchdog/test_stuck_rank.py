@@ -1,4 +1,4 @@
-"""Which rank is named for a standstill."""
+"""The rank that is named when all ranks hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept and shown of a process's last lines, and whose end was the first."""
+"""The last lines of a process in the failure record, and the choice of the first failure."""
 
 from __future__ import annotations
 

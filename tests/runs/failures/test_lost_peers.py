@@ -1,4 +1,4 @@
-"""Whether a process only lost another rank: by the errors of torch 2.13 and of programs that sound alike."""
+"""A process that only lost another rank, told from errors that sound alike; the logs are torch 2.13's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of a rank's death."""
+"""The record of a rank's death."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a run went, told from the events of its attempts."""
+"""The shares of a run's time, from the events of its attempts."""
 
 from __future__ import annotations
 

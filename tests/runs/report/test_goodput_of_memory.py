@@ -1,4 +1,4 @@
-"""Ranks that begin again from a state in memory, which no event has told of: what of their steps is lost."""
+"""The lost steps of ranks that restart from a state in memory, which no event records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page shows of the last attempt."""
+"""The last attempt on the report's page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the process of a local run lives: by what no clock changes, and no guess where nothing is seen."""
+"""The process of a local run: known by facts that no clock changes, and never guessed."""
 
 from __future__ import annotations
 

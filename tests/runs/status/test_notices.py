@@ -1,4 +1,4 @@
-"""Stalls and slow ranks as a person sees them: in `status`, and while the run goes on."""
+"""Hangs and slow ranks in `status` and in the live view."""
 
 from __future__ import annotations
 
