@@ -18,8 +18,8 @@ cost      seconds of training that the save costs: the stall, and what the steps
 
 Promised, of the agent's saves: stall <= 1.5 copies and <= 0.3 of async_save's; durable no later than
 torch.save with fsync; steps at most 10 % slower, and less than async_save's; copies into memory, as often as
-the trainer makes them, take less than 1 % of the steps' time. What is missed is named, and then the exit code
-is 1.
+the trainer makes them, take less than 1 % of the steps' time. A missed limit is named, and the exit code
+is then 1.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
 DistributedDataParallel packs gradients into buckets and packs them anew after the first backward pass of a
 process. A run that resumes sums its first step in the first layout where the undisturbed one has the second.
 Both are trained here, on the same batches and without any randomness: a small GPT on the source text of
-Python's json and asyncio modules, saved after a tenth of the steps and taken up by a new wrapper. Shown are
-mean losses over all ranks, and weights; a difference of 0 means equal bits. What FILE holds of other numbers
-of ranks stays in it.
+Python's json and asyncio modules, saved after a tenth of the steps and taken up by a new wrapper. The output
+shows mean losses over all ranks, and weights; a difference of 0 means equal bits. Results in FILE for other
+numbers of ranks stay.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def workplace(name: str, files: Mapping[str, str]) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Site:
-    """Where commands are started: on this machine, or as the steps of one job."""
+    """The place of the commands: this machine, or the steps of one job."""
 
     environ: Mapping[str, str]
     hosts: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ def cluster(name: str, folder: Path, nodes: int, cpus: int) -> Iterator[Site]:
 
 @dataclass(frozen=True)
 class Training:
-    """What is started side by side for one training: commands, and what to lay over their environments."""
+    """The commands of one training, started side by side, and the variables added to their environments."""
 
     way: str
     commands: list[tuple[list[str], dict[str, str]]]

@@ -1,4 +1,4 @@
-"""Who am I, in a job of SLURM? One mapping in, one RankInfo or one error out.
+"""The rank info of a process in a job of SLURM: one mapping in, one RankInfo or one error out."""
 
 This process's own environment plays no part.
 """

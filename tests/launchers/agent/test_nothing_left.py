@@ -1,8 +1,8 @@
 """No process of a rank outlives the agent, however the agent ends; each rank's end is recorded.
 
-Trees are real ones. What SLURM does at the end of a step depends on how the site tracks processes: by
-control group it kills all that is left, by process group (proctrack/pgid) the agent's group alone, by the
-process tree (proctrack/linuxproc) all that still hangs together; other signals may reach the agent alone.
+The process trees are real. At the end of a step SLURM kills the processes that the site tracks: the whole
+control group, the agent's process group alone (proctrack/pgid), or the remaining process tree
+(proctrack/linuxproc). Other signals may reach the agent alone.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def test_an_agent_whose_reaper_was_killed_goes_on(tmp_path: Path) -> None:
 
 
 def test_the_reaper_hears_nothing_but_the_agents_death(tmp_path: Path) -> None:
-    """Where SLURM tracks the process tree it sends every signal to every process in it."""
+    """SLURM sends every signal to each process of a tracked process tree."""
     folder = make_run(tmp_path, FAMILY.format(also="", ending="time.sleep(600)"))
     with start_agent(folder) as agent:
         wait_for_lines(folder, "all", 2)

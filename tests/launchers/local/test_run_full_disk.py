@@ -23,7 +23,7 @@ def full(*words: Any, **facts: Any) -> None:
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is shown to the person of a run whose folder takes no event any more once it has begun."""
+    """Fail every event after the first one; return the lines shown to the person."""
     told: list[str] = []
     add = RunFolder.add_event
 
