@@ -1,6 +1,6 @@
-"""The rank info of a process in a job of SLURM: one mapping in, one RankInfo or one error out."""
+"""The rank info of a process in a job of SLURM: one mapping in, one RankInfo or one error out.
 
-This process's own environment plays no part.
+The environment of this process plays no part.
 """
 
 import dataclasses
