@@ -111,12 +111,13 @@ def _run(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
-    own, program = module.split(arguments[1:]) if name == "run" else (arguments[1:], [])
+    own, program = module.split(arguments[1:]) if name == "run" else (arguments[1:], None)
     try:
         parsed = _parse(parser, own)
     except SystemExit as left:  # argparse exits after --help.
         return int(left.code or 0)
-    parsed.program = program
+    if program is not None:
+        parsed.program = program
     code: int = module.run(parsed)
     return code
 
