@@ -93,6 +93,20 @@ def test_every_argument_reaches_each_rank_as_typed(project: Path, program: list[
         assert path.endswith(program[-1].replace("package.", "package/").removesuffix(".py") + ".py")
 
 
+def test_a_finished_script_is_started_again_only_with_fresh(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    command = ["run", "-n", "1", "show.py", "--lr", "1"]
+    assert main(command) == 0
+    capsys.readouterr()
+    assert main(command) == 0
+    assert (
+        "--fresh starts it again; other arguments of the script are another run." in capsys.readouterr().out
+    )
+    assert len([*(project / "runs").iterdir()]) == 1
+
+
 def test_the_run_is_named_for_the_program_and_sized_by_ranks(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -104,7 +104,7 @@ def _begin(job: Job, *, fresh: bool) -> int:
         if lock.fileno < 0 or (found.active and not is_unanswered(folder)):
             return start_run.already_active(found)
         if found.state == "finished":
-            return _already_finished(found)
+            return _already_finished(found, job)
         if found.attempts:
             print(_goes_on(found))
         return start_run.start_job(job, lock, is_new=is_new)
@@ -133,11 +133,14 @@ def _goes_on(found: RunStatus) -> str:
     return f"{found.name} exists already ({found.state}); it {where}."
 
 
-def _already_finished(found: RunStatus) -> int:
+def _already_finished(found: RunStatus, job: Job) -> int:
     print(f"{found.name} is finished: {found.detail}.")
     if found.report is not None:
         print(f"report  {found.report}")
-    print("Start it again from step 0 with --fresh; another seed, model or train.steps is another run.")
+    if job.program.config["program"].get("script"):
+        print("--fresh starts it again; other arguments of the script are another run.")
+    else:
+        print("Start it again from step 0 with --fresh; another seed, model or train.steps is another run.")
     return EXIT_FINISHED
 
 
