@@ -61,7 +61,7 @@ def asked_to_spare(run: Run) -> list[str]:
     """Return the node lists that SLURM was asked whether it would do without."""
     return [
         word.partition("=")[2]
-        for call in run.test_only_calls()
+        for call in run.questions_to_sbatch()
         for word in call
         if word.startswith("--exclude=")
     ]
@@ -233,7 +233,7 @@ def test_a_cluster_that_has_too_few_others_gives_the_node_again(run: Run) -> Non
 def test_where_not_all_can_be_spared_it_is_the_newest(run: Run) -> None:
     note(run, "n3", age_s=600)
     run.slurm.job = RUNNING + " ExcNodeList=n3"
-    run.slurm.on["test-only"] = lambda: refuse_all() if len(run.test_only_calls()) == 1 else None
+    run.slurm.on["test-only"] = lambda: refuse_all() if len(run.questions_to_sbatch()) == 1 else None
     run.start(STOP)
     assert asked_to_spare(run) == ["n2,n3", "n2"]
     assert run.asked() == ["requeue 41", "update JobId=41 ExcNodeList=n2"]
@@ -292,14 +292,14 @@ def test_an_attempt_that_is_given_its_failed_node_again_leaves_it_to_others(run:
     assert [(entry["node"], entry["reason"]) for entry in run.excluded()] == [("n1", "it was started again")]
     assert run.asked() == ["requeue 41", "update JobId=41 ExcNodeList=n1"]
     assert run.folder.attempts() == [0]
-    assert {"--nodes=1", "--exclude=n1,n2"} <= set(run.test_only_calls()[0])
+    assert {"--nodes=1", "--exclude=n1,n2"} <= set(run.questions_to_sbatch()[0])
 
 
 def test_it_asks_for_as_many_others_as_it_was_given_failed_nodes(run: Run) -> None:
     note(run, "n2", age_s=600)
     again(vanished(run))
     assert run.asked() == ["requeue 41", "update JobId=41 ExcNodeList=n1,n2"]
-    assert {"--nodes=2", "--exclude=n1,n2"} <= set(run.test_only_calls()[0])
+    assert {"--nodes=2", "--exclude=n1,n2"} <= set(run.questions_to_sbatch()[0])
 
 
 @pytest.mark.parametrize("answer", [LATER, refuse_all, lambda: Answer(0)], ids=["later", "never", "silent"])

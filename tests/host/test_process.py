@@ -21,5 +21,6 @@ def refuse(*words: object) -> int:
 def test_a_request_that_the_kernel_refuses_is_reported(ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process.sys, "platform", "linux")
     monkeypatch.setattr(process.ctypes, "CDLL", lambda name, use_errno: SimpleNamespace(prctl=refuse))
-    with pytest.warns(UserWarning, match="Operation not permitted"):
+    with pytest.warns(UserWarning, match="Operation not permitted") as warned:
         ask()
+    assert len(warned) == 1

@@ -289,7 +289,7 @@ class Run:
     def submissions(self) -> list[list[str]]:
         return [call for call in self.slurm.calls if call[0] == "sbatch" and "--test-only" not in call]
 
-    def test_only_calls(self) -> list[list[str]]:
+    def questions_to_sbatch(self) -> list[list[str]]:
         """Return the questions whether SLURM would take the job."""
         return self.slurm.of("--test-only")
 

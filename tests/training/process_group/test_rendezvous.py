@@ -22,17 +22,17 @@ from support.runs.launch_ports import a_launch
 pytestmark = pytest.mark.distributed
 
 
-def require_shared(*stores):
-    """Require that a value of each rank reaches all ranks."""
+def are_shared(*stores):
+    """Return whether a value that each rank sets reaches all ranks."""
     for number, store in enumerate(stores):
         store.set(f"from {number}", str(number))
-    for number in range(len(stores)):
-        assert {store.get(f"from {number}") for store in stores} == {str(number).encode()}
+    ranks = range(len(stores))
+    return all({store.get(f"from {rank}") for store in stores} == {str(rank).encode()} for rank in ranks)
 
 
 def test_four_ranks_share_a_store():
     launch = a_launch()
-    require_shared(*meet([rank(number, 4, launch) for number in range(4)]))
+    assert are_shared(*meet([rank(number, 4, launch) for number in range(4)]))
 
 
 def test_rank_zero_may_be_late():
@@ -41,7 +41,7 @@ def test_rank_zero_may_be_late():
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(open_store, info, 120.0) for info in infos]
         first = open_store(rank(0, 3, launch), 120.0)
-        require_shared(first, *(future.result() for future in waiting))
+        assert are_shared(first, *(future.result() for future in waiting))
 
 
 def test_two_launches_on_one_machine_do_not_mix():
@@ -60,7 +60,7 @@ def test_a_requeue_finds_its_own_rank_zero_while_the_old_one_still_listens(monke
         try:
             talk(ports[0], b"are you there?\n")
             new = meet([rank(0, 2, "9.0.1"), rank(1, 2, "9.0.1")])
-            require_shared(*new)
+            assert are_shared(*new)
         finally:
             over.set()
         with pytest.raises(StoppedAtCheckpoint, match="before the ranks had met"):
@@ -83,7 +83,7 @@ def test_ports_of_other_programs_are_skipped(answer):
     ports = candidate_ports(launch)
     with listener(ports[0], answer), listener(ports[1], answer):
         stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
-        require_shared(*stores)
+        assert are_shared(*stores)
 
 
 def test_a_port_that_accepts_and_never_answers_is_skipped(monkeypatch):
@@ -91,7 +91,7 @@ def test_a_port_that_accepts_and_never_answers_is_skipped(monkeypatch):
     launch = a_launch()
     with listener(candidate_ports(launch)[0]):
         stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
-        require_shared(*stores)
+        assert are_shared(*stores)
 
 
 def test_no_free_port_at_all_is_an_error_that_names_the_ports(monkeypatch):
@@ -110,7 +110,7 @@ def test_a_caller_without_the_token_gets_no_port_and_stops_nothing():
             answer = talk(candidate_ports(launch)[0], request)
             assert not any(character in answer for character in b"23456789")
         one = open_store(rank(1, 2, launch), 120.0)
-        require_shared(zero.result(), one)
+        assert are_shared(zero.result(), one)
 
 
 def test_silent_callers_delay_no_rank():
@@ -124,7 +124,7 @@ def test_silent_callers_delay_no_rank():
         began = time.monotonic()
         one = open_store(rank(1, 2, launch), 120.0)
         assert time.monotonic() - began < 5.0, "one after the other they would take 40 s"
-        require_shared(zero.result(), one)
+        assert are_shared(zero.result(), one)
 
 
 def test_the_port_server_limits_the_number_and_the_time_of_its_callers(monkeypatch):
@@ -154,14 +154,14 @@ def test_without_a_free_candidate_the_port_is_published_in_the_attempts_folder(m
     monkeypatch.setattr(port_discovery, "candidate_ports", lambda launch_id: taken)
     with listener(taken[0]), listener(taken[1], b"slurmddp-1 other\n"):
         stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
-        require_shared(*stores)
+        assert are_shared(*stores)
 
 
 def test_an_older_torch_that_accepts_no_socket_opens_the_store_itself(monkeypatch):
     monkeypatch.setattr(rendezvous, "_torch_version", lambda: (2, 4))
     launch = a_launch()
     stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
-    require_shared(*stores)
+    assert are_shared(*stores)
 
 
 def test_callers_of_the_same_launch_without_the_secret_get_no_port(monkeypatch):
@@ -173,7 +173,7 @@ def test_callers_of_the_same_launch_without_the_secret_get_no_port(monkeypatch):
             answer = talk(candidate_ports(launch)[0], Handshake(launch, secret).request() + b"\n")
             assert answer == b"slurmddp-1 other\n"
         store = open_store(rank(1, 2, launch), 120.0)
-        require_shared(zero.result(), store)
+        assert are_shared(zero.result(), store)
 
 
 def test_the_store_listens_only_on_the_address_that_leads_to_the_others():
