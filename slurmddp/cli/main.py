@@ -30,6 +30,7 @@ from slurmddp.environments.names import DEBUG_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, EXIT_USAGE, SlurmddpError, near_matches
 
 # A command's module has `add_arguments(parser)`, `run(args) -> int`, and a docstring that begins so.
+# The module of a command that starts a user's program also has `split(arguments)`.
 COMMANDS = {
     "train": "Train here, or submit to a cluster with +cluster=NAME.",
     "run": "Run your own script or module as every rank, here or on a cluster.",
@@ -111,7 +112,7 @@ def _run(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
-    own, program = module.split(arguments[1:]) if name == "run" else (arguments[1:], None)
+    own, program = module.split(arguments[1:]) if hasattr(module, "split") else (arguments[1:], None)
     try:
         parsed = _parse(parser, own)
     except SystemExit as left:  # argparse exits after --help.

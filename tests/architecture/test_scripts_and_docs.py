@@ -108,5 +108,24 @@ def test_train_lines_in_the_docs_compose(tmp_path: Path) -> None:
     assert seen >= 3, "the docs show how to train"
 
 
+def test_run_lines_in_the_docs_parse() -> None:
+    import argparse
+    import shlex
+
+    from slurmddp.cli.commands import run
+
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    run.add_arguments(parser)
+    seen = 0
+    for _, line in shell_lines():
+        words = shlex.split(line, comments=True)
+        if words[:2] == ["slurmddp", "run"]:
+            own, program = run.split(words[2:])
+            assert not parser.parse_known_intermixed_args(own)[1], line
+            assert program, line
+            seen += 1
+    assert seen >= 3, "the docs show how to run a script"
+
+
 def test_make_needs_nothing_unusual() -> None:
     assert shutil.which("make"), "the tests are started by make"
