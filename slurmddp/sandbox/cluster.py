@@ -139,7 +139,7 @@ class Sandbox:
             raise
 
     def down(self) -> bool:
-        """Stop and remove the sandbox with its jobs; return False if there is none."""
+        """Stop and remove the sandbox with its jobs; return False if no such sandbox exists."""
         if not self.exists():
             return False
         with contextlib.suppress(SlurmError):

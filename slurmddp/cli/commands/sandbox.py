@@ -66,7 +66,7 @@ def _add_sizes(up: argparse.ArgumentParser) -> None:
         action="store_false",
         dest="namespaces",
         default=None,
-        help="do not give each node a network namespace (without root there is none)",
+        help="do not give each node a network namespace (always so without root)",
     )
 
 

@@ -20,7 +20,7 @@ class Group:
     hangs: StallDiagnosis
     paces: PaceComparison
     step: int = -1
-    """Last step that one of its ranks has completed; -1 if there is none."""
+    """Last step that one of its ranks has completed; -1 before the first."""
     stepped_at: float = 0.0
     """When that was, on the coordinator's clock."""
     failures: list[Failure] = field(default_factory=list)

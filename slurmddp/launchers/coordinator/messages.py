@@ -69,7 +69,7 @@ class Report(Message):
     restart_count: int = -1
     """Number of the worker group that the report is about; -1 before the first one."""
     step: int = -1
-    """Last step that a rank of the node has completed; -1 if there is none."""
+    """Last step that a rank of the node has completed; -1 before the first."""
     silent_s: float = math.inf
     """Seconds since then."""
     left: tuple[Failure, ...] = ()

@@ -122,7 +122,7 @@ class Facts:
     restarts: int = 0
     """Number of restarts in place in this attempt."""
     step: int = -1
-    """Last step that this group has completed; -1 if there is none."""
+    """Last step that this group has completed; -1 before the first."""
     furthest: int = -1
     """Last step that an earlier group has completed."""
 

@@ -53,7 +53,7 @@ class Records(Record):
         return any(map(is_there, marks)) or superseded(self._folder, self._attempt)
 
     def failure(self) -> Failure | None:
-        """Return the failure that ended the attempt; None if there is none yet, or it can't be read."""
+        """Return the failure that ended the attempt; None before a failure, or if the file can't be read."""
         with suppress(OSError):
             return capture.read(self._folder, self._attempt)
         return None

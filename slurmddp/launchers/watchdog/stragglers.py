@@ -5,7 +5,7 @@ So the time until the backward pass is compared: the wait for data and the forwa
 clock (`training/heartbeat.py`). It shows slow storage, a slow GPU, and a busy or throttled CPU.
 
 It does not show a slow backward pass or optimizer. If the forward pass waits for other ranks, as DDP does for
-batch norm's buffers, only the waits for data are told apart. The same holds for a loop that does not call
+batch norm's buffers, only the waits for data can be measured. The same holds for a loop that does not call
 `Distributon.backward`.
 
 A rank is slow if its time is above the median of all ranks by a fifth, and by a twentieth of the step. The

@@ -63,7 +63,7 @@ class RankReport:
     host: str
     phase: str
     step: int
-    """The last completed step; -1 if there is none."""
+    """The last completed step; -1 before the first."""
     seconds: float
     """Seconds without a heartbeat."""
     limit_s: float | None

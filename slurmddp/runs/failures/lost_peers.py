@@ -25,7 +25,7 @@ _LINES = 5
 
 
 def words_of_loss(lines: Sequence[str]) -> str:
-    """Return the line in which a process says that it lost another rank; empty if there is none.
+    """Return the line in which a process says that it lost another rank; empty without such a line.
 
     Only the message of the last exception counts, or the last lines without an exception.
     """

@@ -78,7 +78,7 @@ class RunContext:
         return path is not None
 
     def published_ports(self, identity: str) -> list[int]:
-        """Return the port that `identity` has published; empty if there is none."""
+        """Return the port that `identity` has published; empty before that."""
         path = self._port_file(identity)
         with suppress(OSError):
             # Because a network file system caches look-ups, the folder is listed: that asks the server.
