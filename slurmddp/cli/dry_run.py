@@ -59,7 +59,7 @@ def _limits(job: Job) -> list[str]:
     if not client.on_path():
         return []
     try:
-        found = partitions.check(job, client.SlurmClient(timeout_s=10).limits())
+        found = partitions.check(job, client.SlurmClient(timeout_s=10).partitions())
     except SlurmError:
         return ["SLURM does not answer here, so its limits are not checked."]
     return [f"This SLURM would never start the job: {problem}" for problem in found]

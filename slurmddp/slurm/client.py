@@ -13,16 +13,15 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from slurmddp.environments.scrub import scrub
 from slurmddp.errors import SlurmError
 from slurmddp.slurm.output import parse_job_id
-from slurmddp.slurm.partitions import Limits, parse_limits
-from slurmddp.slurm.rejections import ended, hint_for, is_transient
+from slurmddp.slurm.partitions import Partition, parse_partitions
+from slurmddp.slurm.rejections import hint_for, is_transient
 from slurmddp.slurm.states import (
     PENDING,
     JobState,
@@ -41,28 +40,6 @@ _SILENT_S = 3.0
 _IDS_PER_QUERY = 200
 
 
-class Slurm(Protocol):
-    """The requests to SLURM; `SlurmClient` runs its commands, the tests' `FakeSlurm` keeps jobs in memory."""
-
-    def submit(self, script: Path, *, token: str, options: Sequence[str] = ()) -> str:
-        """Submit `script` once and return the job's id; `token` is unique and goes into the job's comment."""
-
-    def would_take(self, script: Path, options: Sequence[str] = ()) -> bool:
-        """Return whether SLURM has the nodes for `script`: busy nodes count, nodes that are down don't."""
-
-    def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
-        """Return the states of the jobs that SLURM knows; raises SlurmError without an answer."""
-
-    def jobs_of(self, folder: Path) -> dict[str, JobState]:
-        """Return the jobs of this account whose batch script lies in `folder` and that SLURM still knows."""
-
-    def cancel(self, job_id: str) -> None:
-        """End a job for good; do nothing if it is over."""
-
-    def limits(self) -> Limits:
-        """Return the limits of this SLURM."""
-
-
 def on_path() -> bool:
     """Return whether this machine has SLURM's commands."""
     return shutil.which("sbatch") is not None
@@ -74,7 +51,7 @@ def _to_stderr(text: str) -> None:
 
 
 class SlurmClient:
-    """The SLURM that the commands on PATH talk to."""
+    """The SLURM that the commands on PATH talk to; the tests' `FakeSlurm` keeps jobs in memory instead."""
 
     def __init__(
         self,
@@ -95,7 +72,10 @@ class SlurmClient:
         self._say = say
 
     def submit(self, script: Path, *, token: str, options: Sequence[str] = ()) -> str:
-        """Submit `script` once, in spite of a controller that answers late or twice; return the job's id."""
+        """Submit `script` once, in spite of a controller that answers late or twice; return the job's id.
+
+        `token` is unique and goes into the job's comment.
+        """
         command = ["sbatch", "--parsable", *options, f"--comment={_comment(token, options)}", str(script)]
         for delay in RETRY_DELAYS_S:
             try:
@@ -110,7 +90,10 @@ class SlurmClient:
         raise unanswered
 
     def would_take(self, script: Path, options: Sequence[str] = ()) -> bool:
-        """Ask `sbatch --test-only`, which queues nothing; without an answer return False, and say why."""
+        """Return whether SLURM has the nodes for `script`: busy nodes count, nodes that are down don't.
+
+        `sbatch --test-only` queues nothing. Without an answer return False, and say why.
+        """
         try:
             self._run(["sbatch", "--test-only", *options, str(script)])
         except SlurmError as error:
@@ -151,9 +134,14 @@ class SlurmClient:
         return None
 
     def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
-        """Ask squeue, then the accounting for jobs that squeue has forgotten; omit unknown jobs."""
+        """Ask squeue, then the accounting for jobs that squeue has forgotten; omit unknown jobs.
+
+        Raises SlurmError without an answer.
+        """
         found: dict[str, JobState] = {}
-        for some in _batches(list(dict.fromkeys(job_ids))):
+        ids = list(dict.fromkeys(job_ids))
+        for start in range(0, len(ids), _IDS_PER_QUERY):
+            some = ids[start : start + _IDS_PER_QUERY]
             found.update(self._queued(some))
             missing = [job_id for job_id in some if job_id not in found]
             if missing:
@@ -183,7 +171,7 @@ class SlurmClient:
         return {job.job_id: job for job in map(_from_sacct, lines.splitlines()) if job.job_id in job_ids}
 
     def jobs_of(self, folder: Path) -> dict[str, JobState]:
-        """Ask squeue for the account's jobs; choose by the path of the script, for a run's name may recur."""
+        """Return this account's jobs whose batch script lies in `folder`: a run's name may recur."""
         command = ["squeue", "--noheader", "--all", "--array", "--states=all", "--user", _user()]
         lines = self._run([*command, "-o", "%i|%T|%o"]).splitlines()
         asked = [line.split("|", 2) for line in lines if line.count("|") >= 2]
@@ -194,16 +182,16 @@ class SlurmClient:
         }
 
     def cancel(self, job_id: str) -> None:
-        """Run scancel; do nothing if the job is over."""
+        """End a job for good; do nothing if it is over."""
         try:
             self._run(["scancel", job_id])
         except SlurmError as error:
             if not re.search("invalid job id|already completing or completed", error.message, re.IGNORECASE):
                 raise
 
-    def limits(self) -> Limits:
-        """Read the partitions through scontrol."""
-        return parse_limits(self._run(["scontrol", "-o", "show", "partition"]))
+    def partitions(self) -> dict[str, Partition]:
+        """Return the partitions and their limits, by name."""
+        return parse_partitions(self._run(["scontrol", "-o", "show", "partition"]))
 
     def _run(self, command: list[str]) -> str:
         """Run one command and return its standard output; its error output is in the SlurmError otherwise."""
@@ -222,10 +210,10 @@ class SlurmClient:
             ) from None
         if done.returncode == 0:
             return done.stdout
-        words = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").rstrip()
-        words += "" if words[-1] in ".!?" else "."
+        words = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
+        words += "" if words.endswith((".", "!", "?")) else "."  # so that a sentence may follow
         kind = _NotAnswered if is_transient(words) else SlurmError
-        raise kind(f"{command[0]} failed: {ended(words)}", hint=hint_for(words))
+        raise kind(f"{command[0]} failed: {words}", hint=hint_for(words))
 
     def _answer(self, command: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
         with subprocess.Popen(
@@ -289,11 +277,6 @@ def _from_sacct(line: str) -> JobState:
     return JobState(
         job_id=job_id.strip(), state=parse_state(state), nodes=nodes, exit_code=exit_code, signal=signal
     )
-
-
-def _batches(job_ids: list[str]) -> Iterator[list[str]]:
-    for start in range(0, len(job_ids), _IDS_PER_QUERY):
-        yield job_ids[start : start + _IDS_PER_QUERY]
 
 
 def _user() -> str:

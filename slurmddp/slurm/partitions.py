@@ -6,10 +6,11 @@ allows. Such a job waits for ever, so that the request is compared before the su
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from slurmddp.errors import near_matches
+from slurmddp.slurm.output import parse_facts
 from slurmddp.slurm.units import parse_slurm_limit, render_minutes
 from slurmddp.spec import Job
 
@@ -26,45 +27,28 @@ class Partition:
     total_nodes: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """The limits of a SLURM."""
-
-    partitions: Mapping[str, Partition] = field(default_factory=dict)
-
-
-def parse_limits(partitions: str) -> Limits:
-    """Return the limits in the output of `scontrol -o show partition`."""
-    found = [_partition(line) for line in partitions.splitlines() if line.startswith("PartitionName=")]
-    return Limits(partitions={partition.name: partition for partition in found})
+def parse_partitions(text: str) -> dict[str, Partition]:
+    """Return the partitions in the output of `scontrol -o show partition`, by name."""
+    found = [parse_facts(line) for line in text.splitlines() if line.startswith("PartitionName=")]
+    return {facts["PartitionName"]: _partition(facts) for facts in found}
 
 
-def check(job: Job, limits: Limits) -> list[str]:
+def check(job: Job, partitions: Mapping[str, Partition]) -> list[str]:
     """Return a sentence for each reason why this SLURM would never start `job`, with what to change."""
-    if not limits.partitions:
+    if not partitions:
         return []
-    asked = job.cluster.partition
-    unknown = [name for name in _names(asked) if name not in limits.partitions]
+    asked = [name for name in (job.cluster.partition or "").split(",") if name]
+    unknown = [name for name in asked if name not in partitions]
     if unknown:
-        return [_unknown_partition(name, limits) for name in unknown]
-    candidates = [limits.partitions[name] for name in _names(asked)] or _default(limits)
+        return [
+            f"There is no partition {name!r} here. {near_matches(name, partitions)} Set it with partition=."
+            for name in unknown
+        ]
+    candidates = [one for one in partitions.values() if one.name in asked or (one.is_default and not asked)]
     if not candidates:
         return ["SLURM has no default partition here. Name one with partition=."]
     problems = [_misfits(job, partition) for partition in candidates]
     return [] if any(not found for found in problems) else [text for found in problems for text in found]
-
-
-def _names(partition: str | None) -> list[str]:
-    return [name for name in (partition or "").split(",") if name]
-
-
-def _default(limits: Limits) -> list[Partition]:
-    return [partition for partition in limits.partitions.values() if partition.is_default]
-
-
-def _unknown_partition(name: str, limits: Limits) -> str:
-    near = near_matches(name, limits.partitions)
-    return f"There is no partition {name!r} here. {near} Set it with partition=."
 
 
 def _misfits(job: Job, partition: Partition) -> list[str]:
@@ -95,23 +79,15 @@ def _misfits(job: Job, partition: Partition) -> list[str]:
     return problems
 
 
-def _partition(line: str) -> Partition:
-    fields = dict(_pairs(line))
+def _partition(facts: Mapping[str, str]) -> Partition:
     return Partition(
-        name=fields["PartitionName"],
-        is_default=fields.get("Default") == "YES",
-        state=fields.get("State", "UP"),
-        max_time_min=parse_slurm_limit(fields.get("MaxTime", "")),
-        max_nodes=_number(fields.get("MaxNodes", "")),
-        total_nodes=_number(fields.get("TotalNodes", "")),
+        name=facts["PartitionName"],
+        is_default=facts.get("Default") == "YES",
+        state=facts.get("State", "UP"),
+        max_time_min=parse_slurm_limit(facts.get("MaxTime", "")),
+        max_nodes=_number(facts.get("MaxNodes", "")),
+        total_nodes=_number(facts.get("TotalNodes", "")),
     )
-
-
-def _pairs(line: str) -> Iterable[tuple[str, str]]:
-    for word in line.split():
-        key, equals, value = word.partition("=")
-        if equals:
-            yield key, value
 
 
 def _number(text: str) -> int | None:

@@ -82,11 +82,6 @@ def is_transient(text: str) -> bool:
     return _TRANSIENT.search(text) is not None
 
 
-def ended(words: str) -> str:
-    """Return SLURM's message with a full stop, so that a sentence may follow."""
-    return words if words.endswith((".", "!", "?")) else f"{words}."
-
-
 def hint_for(text: str) -> str:
     """Return what to do about SLURM's words; a general sentence for unknown words."""
     for pattern, hint in _HINTS:

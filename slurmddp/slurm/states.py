@@ -30,14 +30,6 @@ ALL = PENDING | ACTIVE | TERMINAL
 UNKNOWN = "UNKNOWN"
 """SLURM reported an unknown state; never treat it as terminal."""
 
-_COMPACT = {
-    "PD": "PENDING", "RQ": "REQUEUED", "RF": "REQUEUE_FED", "RH": "REQUEUE_HOLD", "SE": "SPECIAL_EXIT",
-    "RD": "RESV_DEL_HOLD", "R": "RUNNING", "CG": "COMPLETING", "CF": "CONFIGURING", "S": "SUSPENDED",
-    "ST": "STOPPED", "SI": "SIGNALING", "SO": "STAGE_OUT", "RS": "RESIZING", "CD": "COMPLETED", "F": "FAILED",
-    "TO": "TIMEOUT", "CA": "CANCELLED", "PR": "PREEMPTED", "NF": "NODE_FAIL", "OOM": "OUT_OF_MEMORY",
-    "BF": "BOOT_FAIL", "DL": "DEADLINE", "RV": "REVOKED",
-}  # fmt: skip
-
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
@@ -72,10 +64,9 @@ class JobState:
 
 
 def parse_state(text: str) -> str:
-    """Return the state in SLURM's `text`: `CANCELLED by 1000`, `COMPLETED+`, `CG`, `RUNNING,COMPLETING`."""
+    """Return the state in SLURM's `text`: `CANCELLED by 1000`, `COMPLETED+`, `RUNNING,COMPLETING`."""
     words = re.split(r"[\s,+]+", text.strip().upper())
     word = words[0] if words else ""
-    word = _COMPACT.get(word, word)
     return word if word in ALL else UNKNOWN
 
 

@@ -39,10 +39,7 @@ def render_minutes(minutes: int) -> str:
 
 def parse_slurm_limit(text: str) -> int | None:
     """Return a limit that SLURM printed in minutes; None for UNLIMITED and the like."""
-    word = text.strip()
-    if word.upper() in {"UNLIMITED", "INFINITE", "NONE", "N/A", ""}:
-        return None
-    seconds = parse_seconds(word.lower())
+    seconds = parse_seconds(text.strip().lower())
     return None if seconds is None else -(-seconds // 60)
 
 
@@ -52,21 +49,14 @@ def parse_seconds(text: str) -> int | None:
         return int(text) * 60
     if re.fullmatch(r"(\d+[dhms])+", text):
         return sum(int(number) * _UNIT_S[unit] for number, unit in re.findall(r"(\d+)([dhms])", text))
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    match = re.fullmatch(r"(\d+):([0-5]?\d)", text)
+    if match is not None:
+        return int(match[1]) * 60 + int(match[2])
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::([0-5]?\d))?(?::([0-5]?\d))?", text)
     if match is None:
         return None
-    days, first, second, third = match.groups()
-    if days is not None:
-        hours, minutes, seconds = int(first), int(second or 0), int(third or 0)
-    elif third is not None:
-        hours, minutes, seconds = int(first), int(second), int(third)
-    else:
-        hours, minutes, seconds = 0, int(first), int(second)
-    if days is None and third is None:
-        return minutes * 60 + seconds if seconds < 60 else None
-    if minutes >= 60 or seconds >= 60:
-        return None
-    return int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
+    days, hours, minutes, seconds = (int(number or 0) for number in match.groups())
+    return days * 86400 + hours * 3600 + minutes * 60 + seconds
 
 
 def _wrong(value: object) -> ConfigError:

@@ -10,7 +10,7 @@ import pytest
 from slurmddp.cli.main import main
 from slurmddp.config.compose import compose
 from slurmddp.config.job import build_job
-from slurmddp.slurm.partitions import Limits, Partition
+from slurmddp.slurm.partitions import Partition
 from slurmddp.slurm.script import render
 from support.runs.train_runs import BIG
 from support.slurm.slurm_in_memory import FakeSlurm
@@ -81,7 +81,7 @@ def test_a_dry_run_says_how_many_nodes_go_on_when_one_is_lost(
 def test_a_dry_run_says_whether_this_slurm_would_take_it(
     project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster.site = Limits(partitions={"gpu": Partition(name="gpu", max_nodes=2, max_time_min=60)})
+    cluster.site = {"gpu": Partition(name="gpu", max_nodes=2, max_time_min=60)}
     assert main(["train", "--dry-run", *BIG]) == 0
     shown = capsys.readouterr()
     assert shown.out.startswith("#!/bin/bash\n")

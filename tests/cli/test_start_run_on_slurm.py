@@ -16,7 +16,7 @@ from slurmddp.errors import (
     SlurmError,
 )
 from slurmddp.runs import index
-from slurmddp.slurm.partitions import Limits, Partition
+from slurmddp.slurm.partitions import Partition
 from support.runs.train_runs import BIG, only_run
 from support.slurm.slurm_in_memory import FakeSlurm
 
@@ -67,7 +67,7 @@ def test_a_submission_with_spares_tells_of_them(
     assert main(["train", *BIG, "spare_nodes=2"]) == 0
     assert "(24 ranks on 3 nodes and 2 spares of big)" in capsys.readouterr().out
     assert "#SBATCH --nodes=5\n" in cluster.submissions[0].script
-    cluster.site = Limits(partitions={"gpu": Partition(name="gpu", max_nodes=4)})
+    cluster.site = {"gpu": Partition(name="gpu", max_nodes=4)}
     assert main(["train", *BIG, "spare_nodes=2", "name=other"]) == EXIT_CONFIG
     error = capsys.readouterr().err
     assert "nodes=3 with spare_nodes=2 is more than partition 'gpu' gives a job (4)" in error
@@ -77,7 +77,7 @@ def test_a_submission_with_spares_tells_of_them(
 def test_what_would_never_start_is_refused_before_anything_is_written(
     project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster.site = Limits(partitions={"gpu": Partition(name="gpu", max_nodes=2)})
+    cluster.site = {"gpu": Partition(name="gpu", max_nodes=2)}
     assert main(["train", *BIG]) == EXIT_CONFIG
     assert "nodes=3 is more than partition 'gpu' gives" in capsys.readouterr().err
     assert not (project / "runs").exists() and not cluster.submissions

@@ -154,7 +154,6 @@ def test_a_submission_from_inside_a_job_inherits_nothing(
 
 
 def test_limits_are_read_and_hold(slurm: SlurmClient, start: Start) -> None:
-    limits = slurm.limits()
-    assert limits.partitions["low"].total_nodes == 3
+    assert slurm.partitions()["low"].total_nodes == 3
     with pytest.raises(Exception, match="nodes=9 is more than partition 'low' gives a job"):
         start(goal=1, nodes=9)

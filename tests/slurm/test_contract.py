@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
 from slurmddp.errors import SlurmError
-from slurmddp.slurm.client import Slurm, SlurmClient
-from slurmddp.slurm.partitions import parse_limits
+from slurmddp.slurm.client import SlurmClient
+from slurmddp.slurm.partitions import parse_partitions
 from support.slurm.slurm_in_memory import FakeSlurm
 from support.slurm.slurm_jobs import PARTITIONS, FakePrograms
 
 
-class Site(Protocol):
-    """A SLURM that a test can steer from behind."""
+class ProgramsSite(SlurmClient):
+    """A SLURM of fake programs that a test can steer from behind, as it does the SLURM in memory."""
 
-    slurm: Slurm
-
-    def set_state(self, job_id: str, state: str, reason: str = "", nodes: str = "") -> None: ...
-    def forget(self, job_id: str) -> None: ...
-    def refuse(self, words: str) -> None: ...
-    def lack_nodes(self) -> None: ...
-    def fall_silent(self, words: str) -> None: ...
-
-
-class ProgramsSite:
     def __init__(self, programs: FakePrograms) -> None:
+        super().__init__(sleep=lambda _: None)
         self.programs = programs
-        self.slurm: Slurm = SlurmClient(sleep=lambda _: None)
         programs.write("partitions", PARTITIONS)
 
     def set_state(self, job_id: str, state: str, reason: str = "", nodes: str = "") -> None:
@@ -51,115 +39,106 @@ class ProgramsSite:
         self.refuse(words)
 
 
-class MemorySite:
-    def __init__(self) -> None:
-        self.fake = FakeSlurm(site=parse_limits(PARTITIONS))
-        self.slurm: Slurm = self.fake
-
-    def set_state(self, job_id: str, state: str, reason: str = "", nodes: str = "") -> None:
-        self.fake.set_state(job_id, state, reason=reason, nodes=nodes)
-
-    def forget(self, job_id: str) -> None:
-        self.fake.forget(job_id)
-
+class MemorySite(FakeSlurm):
     def refuse(self, words: str) -> None:
-        self.fake.refusal = words
+        self.refusal = words
 
     def lack_nodes(self) -> None:
-        self.fake.lacks_nodes = True
+        self.lacks_nodes = True
 
     def fall_silent(self, words: str) -> None:
-        self.fake.silence = words
+        self.silence = words
+
+
+Site = ProgramsSite | MemorySite
 
 
 @pytest.fixture(params=["programs", "memory"])
-def site(request: pytest.FixtureRequest) -> Iterator[Site]:
+def site(request: pytest.FixtureRequest) -> Site:
     if request.param == "memory":
-        yield MemorySite()
-    else:
-        yield ProgramsSite(request.getfixturevalue("programs"))
+        return MemorySite(site=parse_partitions(PARTITIONS))
+    return ProgramsSite(request.getfixturevalue("programs"))
 
 
 def test_a_submitted_job_is_pending_with_its_reason(site: Site, script: Path) -> None:
-    job_id = site.slurm.submit(script, token="t:1")
-    job = site.slurm.jobs([job_id])[job_id]
+    job_id = site.submit(script, token="t:1")
+    job = site.jobs([job_id])[job_id]
     assert (job.job_id, job.state, job.reason, job.terminal) == (job_id, "PENDING", "Priority", False)
 
 
 def test_a_job_is_known_as_the_job_of_its_run(site: Site, script: Path) -> None:
-    job_id = site.slurm.submit(script, token="slurmddp:gpt-0a1b2c3d:0123456789ab")
-    assert site.slurm.jobs([job_id])[job_id].run == "gpt-0a1b2c3d"
+    job_id = site.submit(script, token="slurmddp:gpt-0a1b2c3d:0123456789ab")
+    assert site.jobs([job_id])[job_id].run == "gpt-0a1b2c3d"
 
 
 def test_two_submissions_are_two_jobs(site: Site, script: Path) -> None:
-    ids = [site.slurm.submit(script, token=f"t:{number}") for number in range(2)]
-    assert set(site.slurm.jobs(ids)) == set(ids)
+    ids = [site.submit(script, token=f"t:{number}") for number in range(2)]
+    assert set(site.jobs(ids)) == set(ids)
     assert len(set(ids)) == 2
 
 
 def test_a_running_job_shows_its_nodes(site: Site, script: Path) -> None:
-    job_id = site.slurm.submit(script, token="t:1")
+    job_id = site.submit(script, token="t:1")
     site.set_state(job_id, "RUNNING", nodes="n[1-2]")
-    job = site.slurm.jobs([job_id])[job_id]
+    job = site.jobs([job_id])[job_id]
     assert (job.state, job.nodes) == ("RUNNING", "n[1-2]")
 
 
 def test_a_job_that_slurm_does_not_know_is_left_out(site: Site, script: Path) -> None:
-    job_id = site.slurm.submit(script, token="t:1")
+    job_id = site.submit(script, token="t:1")
     site.forget(job_id)
-    assert site.slurm.jobs([job_id]) == {}
-    assert site.slurm.jobs(["4711", "4712"]) == {}
-    assert site.slurm.jobs([]) == {}
+    assert site.jobs([job_id]) == {}
+    assert site.jobs(["4711", "4712"]) == {}
+    assert site.jobs([]) == {}
 
 
 def test_what_slurm_would_take_is_asked_without_queueing_it(site: Site, script: Path) -> None:
-    assert site.slurm.would_take(script, ["--exclude=n1"])
+    assert site.would_take(script, ["--exclude=n1"])
     site.lack_nodes()
-    assert not site.slurm.would_take(script, ["--exclude=n1"])
-    assert site.slurm.submit(script, token="t:1") == "1"
+    assert not site.would_take(script, ["--exclude=n1"])
+    assert site.submit(script, token="t:1") == "1"
 
 
 @pytest.mark.parametrize("words", ["sbatch: error: Invalid account", "sbatch: error: Socket timed out"])
 def test_a_slurm_that_gives_no_clear_answer_would_not_take_it(site: Site, script: Path, words: str) -> None:
     site.refuse(words)
-    assert not site.slurm.would_take(script)
+    assert not site.would_take(script)
 
 
 def test_cancel_ends_a_job(site: Site, script: Path) -> None:
-    job_id = site.slurm.submit(script, token="t:1")
-    site.slurm.cancel(job_id)
-    assert site.slurm.jobs([job_id])[job_id].state == "CANCELLED"
+    job_id = site.submit(script, token="t:1")
+    site.cancel(job_id)
+    assert site.jobs([job_id])[job_id].state == "CANCELLED"
 
 
 def test_cancelling_what_is_over_or_unknown_is_no_error(site: Site, script: Path) -> None:
-    job_id = site.slurm.submit(script, token="t:1")
+    job_id = site.submit(script, token="t:1")
     site.set_state(job_id, "COMPLETED")
-    site.slurm.cancel(job_id)
-    site.slurm.cancel("4711")
-    assert site.slurm.jobs([job_id])[job_id].state == "COMPLETED"
+    site.cancel(job_id)
+    site.cancel("4711")
+    assert site.jobs([job_id])[job_id].state == "COMPLETED"
 
 
 def test_a_refusal_gives_slurms_own_words(site: Site, script: Path) -> None:
     site.refuse("sbatch: error: invalid partition specified: hihg")
     with pytest.raises(SlurmError, match="invalid partition specified: hihg") as caught:
-        site.slurm.submit(script, token="t:1")
+        site.submit(script, token="t:1")
     assert caught.value.hint
     assert caught.value.exit_code == 69
 
 
 def test_silence_is_an_error_and_never_a_state(site: Site, script: Path) -> None:
-    job_id = site.slurm.submit(script, token="t:1")
+    job_id = site.submit(script, token="t:1")
     site.fall_silent("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
     for ask in (
-        lambda: site.slurm.jobs([job_id]),
-        lambda: site.slurm.cancel(job_id),
-        lambda: site.slurm.limits(),
-        lambda: site.slurm.submit(script, token="t:2"),
+        lambda: site.jobs([job_id]),
+        lambda: site.cancel(job_id),
+        site.partitions,
+        lambda: site.submit(script, token="t:2"),
     ):
         with pytest.raises(SlurmError, match="Unable to contact slurm controller"):
             ask()
 
 
 def test_limits_are_told(site: Site) -> None:
-    limits = site.slurm.limits()
-    assert set(limits.partitions) == {"low", "high", "old"}
+    assert set(site.partitions()) == {"low", "high", "old"}

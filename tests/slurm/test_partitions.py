@@ -2,21 +2,21 @@ from __future__ import annotations
 
 import pytest
 
-from slurmddp.slurm.partitions import Limits, check, parse_limits
+from slurmddp.slurm.partitions import check, parse_partitions
 from support.slurm.slurm_jobs import PARTITIONS, make_job
 
-LIMITS = parse_limits(PARTITIONS)
+SITE = parse_partitions(PARTITIONS)
 
 
 def test_limits_are_read_from_scontrol() -> None:
-    low, high = LIMITS.partitions["low"], LIMITS.partitions["high"]
+    low, high = SITE["low"], SITE["high"]
     assert (low.is_default, low.max_time_min, low.max_nodes, low.total_nodes) == (True, 1440, None, 4)
     assert (high.is_default, high.max_time_min, high.max_nodes, high.total_nodes) == (False, None, 2, 4)
 
 
 def test_nothing_is_read_from_nothing() -> None:
-    assert parse_limits("") == Limits()
-    assert check(make_job(partition="gpu"), Limits()) == []
+    assert parse_partitions("") == {}
+    assert check(make_job(partition="gpu"), {}) == []
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_nothing_is_read_from_nothing() -> None:
     ],
 )
 def test_what_fits_has_no_problems(changes: dict[str, object]) -> None:
-    assert check(make_job(**changes), LIMITS) == []
+    assert check(make_job(**changes), SITE) == []
 
 
 @pytest.mark.parametrize(
@@ -45,15 +45,15 @@ def test_what_fits_has_no_problems(changes: dict[str, object]) -> None:
 def test_what_can_never_start_is_told_with_what_to_change(
     changes: dict[str, object], words: list[str]
 ) -> None:
-    problems = check(make_job(**changes), LIMITS)
+    problems = check(make_job(**changes), SITE)
     assert len(problems) == 1
     assert [word for word in words if word not in problems[0]] == []
 
 
 def test_every_problem_is_told() -> None:
-    assert len(check(make_job(partition="low", nodes=9, time_limit_min=9999), LIMITS)) == 2
+    assert len(check(make_job(partition="low", nodes=9, time_limit_min=9999), SITE)) == 2
 
 
 def test_without_a_default_partition_one_must_be_named() -> None:
-    limits = parse_limits(PARTITIONS.replace("Default=YES", "Default=NO"))
-    assert "partition=" in check(make_job(), limits)[0]
+    site = parse_partitions(PARTITIONS.replace("Default=YES", "Default=NO"))
+    assert "partition=" in check(make_job(), site)[0]

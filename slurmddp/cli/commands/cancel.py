@@ -17,7 +17,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.status.alive import is_alive, is_here
 from slurmddp.runs.status.run_status import status
-from slurmddp.slurm.client import Slurm, SlurmClient
+from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.states import TERMINAL
 
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def cancel(folder: RunFolder, slurm: Slurm) -> list[str]:
+def cancel(folder: RunFolder, slurm: SlurmClient) -> list[str]:
     """Mark a run as cancelled, then end its jobs or its process; return sentences about it."""
     read_history(folder)  # An unreadable record is an error before anything is changed.
     again = folder.cancelled_file.exists()
@@ -58,7 +58,7 @@ def cancel(folder: RunFolder, slurm: Slurm) -> list[str]:
     return done or [f"{folder.name} is cancelled; no job of it was left."]
 
 
-def cancel_jobs(folder: RunFolder, slurm: Slurm, ids: Sequence[str]) -> list[str]:
+def cancel_jobs(folder: RunFolder, slurm: SlurmClient, ids: Sequence[str]) -> list[str]:
     """Cancel the live jobs of a run and return their ids.
 
     Args:
@@ -74,7 +74,7 @@ def cancel_jobs(folder: RunFolder, slurm: Slurm, ids: Sequence[str]) -> list[str
     return active
 
 
-def _cancel_jobs(folder: RunFolder, slurm: Slurm, ids: list[str]) -> list[str]:
+def _cancel_jobs(folder: RunFolder, slurm: SlurmClient, ids: list[str]) -> list[str]:
     try:
         active = cancel_jobs(folder, slurm, ids)
     except SlurmError as error:

@@ -18,7 +18,7 @@ from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status import logs
 from slurmddp.runs.status.run_status import status
-from slurmddp.slurm.client import Slurm, SlurmClient
+from slurmddp.slurm.client import SlurmClient
 
 ASK_EVERY_S = 30.0
 """Seconds between two requests to SLURM, which only tell of runs that ended without a record."""
@@ -85,7 +85,7 @@ def _follow(folder: RunFolder, selection: logs.Selection, count: int | None) -> 
 
 
 def end_of(
-    folder: RunFolder, slurm: Slurm, clock: Callable[[], float] = time.monotonic
+    folder: RunFolder, slurm: SlurmClient, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[], bool]:
     """Return a function that tells whether the run has ended; it asks SLURM at most twice a minute."""
     asked_at: float | None = None

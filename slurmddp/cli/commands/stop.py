@@ -19,7 +19,7 @@ from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.status.run_status import RunStatus, status
-from slurmddp.slurm.client import Slurm, SlurmClient
+from slurmddp.slurm.client import SlurmClient
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +54,7 @@ def promise(found: RunStatus) -> str:
     return f"{found.name} was asked to stop: within seconds it {then}.{more}"
 
 
-def leave_queue(folder: RunFolder, slurm: Slurm) -> str:
+def leave_queue(folder: RunFolder, slurm: SlurmClient) -> str:
     """Cancel the queued jobs of a run; return the message about them."""
     history = read_history(folder)
     saved = any(attempt.saved_step is not None for attempt in history.attempts)

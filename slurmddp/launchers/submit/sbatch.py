@@ -14,7 +14,7 @@ from slurmddp.errors import ConfigError, RunStateError, SlurmError, near_matches
 from slurmddp.runs.folder.excluded_nodes import excluded_nodes
 from slurmddp.runs.folder.history import History, read_history
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.slurm.client import Slurm, SlurmClient
+from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.options import job_name
 from slurmddp.slurm.partitions import check
 from slurmddp.slurm.script import render
@@ -35,7 +35,7 @@ class Submitter(Protocol):
 class SbatchSubmitter:
     """`sbatch --parsable job.sbatch`."""
 
-    def __init__(self, slurm: Slurm) -> None:
+    def __init__(self, slurm: SlurmClient) -> None:
         self._slurm = slurm
 
     def script(self, job: Job) -> str:
@@ -49,26 +49,29 @@ class SbatchSubmitter:
         return job_id
 
 
-def build(name: str, slurm: Slurm | None = None) -> Submitter:
+def build(name: str, slurm: SlurmClient | None = None) -> Submitter:
     """Return the submitter `sbatch` or `submitit`."""
     if name not in _SUBMITTERS:
         raise ConfigError(f"submitter={name!r} is not known.", hint=near_matches(name, _SUBMITTERS))
     return _SUBMITTERS[name](slurm or SlurmClient())
 
 
-def _submitit(slurm: Slurm) -> Submitter:
+def _submitit(slurm: SlurmClient) -> Submitter:
     from slurmddp.launchers.submit.submitit import SubmititSubmitter
 
     return SubmititSubmitter(slurm)
 
 
-_SUBMITTERS: dict[str, Callable[[Slurm], Submitter]] = {"sbatch": SbatchSubmitter, "submitit": _submitit}
+_SUBMITTERS: dict[str, Callable[[SlurmClient], Submitter]] = {
+    "sbatch": SbatchSubmitter,
+    "submitit": _submitit,
+}
 
 
-def refuse_misfit(job: Job, slurm: Slurm) -> None:
+def refuse_misfit(job: Job, slurm: SlurmClient) -> None:
     """Raise ConfigError if SLURM would queue `job` but never start it; call this before `submit`."""
     try:
-        found = check(job, slurm.limits())
+        found = check(job, slurm.partitions())
     except SlurmError:
         return  # sbatch, which runs next, gives a better reason.
     if found:
@@ -76,14 +79,14 @@ def refuse_misfit(job: Job, slurm: Slurm) -> None:
         raise ConfigError(f"This SLURM would never start the job: {reasons}", hint="Nothing was queued.")
 
 
-def live_jobs(folder: RunFolder, slurm: Slurm) -> dict[str, JobState]:
+def live_jobs(folder: RunFolder, slurm: SlurmClient) -> dict[str, JobState]:
     """Return the jobs of a run that SLURM has queued or runs, also jobs that the folder does not name."""
     found = slurm.jobs_of(folder.path)
     live = (PENDING | ACTIVE) - {"COMPLETING"}
     return {job_id: job for job_id, job in found.items() if job.state in live}
 
 
-def leftovers(folder: RunFolder, slurm: Slurm) -> list[str]:
+def leftovers(folder: RunFolder, slurm: SlurmClient) -> list[str]:
     """Return the jobs of a run that is over and that SLURM may still start; empty without an answer."""
     try:
         live = live_jobs(folder, slurm)
@@ -93,7 +96,7 @@ def leftovers(folder: RunFolder, slurm: Slurm) -> list[str]:
     return [job_id for job_id, job in live.items() if job.pending or job_id not in named]
 
 
-def settle(folder: RunFolder, slurm: Slurm, say: Callable[[str], None]) -> str | None:
+def settle(folder: RunFolder, slurm: SlurmClient, say: Callable[[str], None]) -> str | None:
     """Settle the jobs that SLURM still has of a run which is over by its folder.
 
     A job that SLURM has requeued is cancelled. A job that the folder does not name is adopted: its submission
@@ -130,7 +133,7 @@ def _named(history: History) -> set[str | None]:
     return {history.job_id, *history.open_jobs, *(attempt.job_id for attempt in history.attempts)}
 
 
-def submit(job: Job, script: Path, slurm: Slurm) -> str:
+def submit(job: Job, script: Path, slurm: SlurmClient) -> str:
     """Submit `script` and return the job's id.
 
     The job excludes the nodes that failed under the run, if SLURM has enough others.

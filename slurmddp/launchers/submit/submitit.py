@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from slurmddp.errors import SlurmError
 from slurmddp.launchers.submit.sbatch import submit
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.slurm.client import Slurm
+from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.options import Option, sbatch_options
 from slurmddp.slurm.units import render_minutes
 from slurmddp.spec import Job
@@ -52,7 +52,7 @@ def _leave_it_to_the_script(_number: int, _frame: object) -> None:
 class SubmititSubmitter:
     """Runs the run's script inside a submitit job; submitit's files lie in `submitit/` of the run folder."""
 
-    def __init__(self, slurm: Slurm) -> None:
+    def __init__(self, slurm: SlurmClient) -> None:
         self._slurm = slurm
 
     def script(self, job: Job) -> str:
@@ -90,7 +90,7 @@ def _parameters(job: Job, known: set[str]) -> dict[str, Any]:
     }
 
 
-def _executor(job: Job, slurm: Slurm, *, sends: bool = True) -> SlurmExecutor:
+def _executor(job: Job, slurm: SlurmClient, *, sends: bool = True) -> SlurmExecutor:
     """Return submitit's executor for the job, with our client as its sbatch; `sends` needs a SLURM here."""
     import submitit
     from submitit.core.utils import JobPaths

@@ -19,7 +19,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.alive import is_alive
 from slurmddp.runs.status.metrics import Latest, latest
 from slurmddp.runs.status.verdict import ALL_STEPS, Verdict, decide
-from slurmddp.slurm.client import Slurm
+from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.states import JobState
 from slurmddp.spec import is_own_trainer
 
@@ -75,12 +75,12 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def status(folder: RunFolder, slurm: Slurm | None) -> RunStatus:
+def status(folder: RunFolder, slurm: SlurmClient | None) -> RunStatus:
     """Return the status of one run; without `slurm` only the folder counts."""
     return statuses([folder], slurm)[0]
 
 
-def statuses(folders: Sequence[RunFolder], slurm: Slurm | None) -> list[RunStatus]:
+def statuses(folders: Sequence[RunFolder], slurm: SlurmClient | None) -> list[RunStatus]:
     """Return the status of several runs, with one query to SLURM for all."""
     read = [_read(folder) for folder in folders]
     ids = [one.history.job_id for one in read if isinstance(one, _Read) and one.open_slurm_job]
@@ -130,7 +130,7 @@ def _read(folder: RunFolder) -> _Read | RunStatus:
         return RunStatus(name=folder.name, path=folder.path, state="unknown", detail=detail, active=True)
 
 
-def _ask(slurm: Slurm | None, ids: list[str]) -> tuple[dict[str, JobState] | None, str]:
+def _ask(slurm: SlurmClient | None, ids: list[str]) -> tuple[dict[str, JobState] | None, str]:
     """Return the states of jobs in SLURM; None and the error if SLURM does not answer."""
     if slurm is None or not ids:
         return None, ""

@@ -17,7 +17,7 @@ from slurmddp.runs.folder.create import prepare
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.options import sbatch_options
-from slurmddp.slurm.partitions import parse_limits
+from slurmddp.slurm.partitions import parse_partitions
 from slurmddp.slurm.script import outline, render
 from slurmddp.spec import Job
 from support.slurm.slurm_in_memory import FakeSlurm
@@ -31,7 +31,7 @@ BOTH = pytest.mark.parametrize("name", ["sbatch", "submitit"])
 
 @pytest.fixture
 def slurm() -> FakeSlurm:
-    return FakeSlurm(site=parse_limits(PARTITIONS))
+    return FakeSlurm(site=parse_partitions(PARTITIONS))
 
 
 def prepared(tmp_path: Path, **changes: object) -> Job:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slurmddp.errors import SlurmError
-from slurmddp.slurm.partitions import Limits
+from slurmddp.slurm.partitions import Partition
 from slurmddp.slurm.states import JobState, parse_run, parse_state
 
 
@@ -27,7 +27,7 @@ class Submission:
 class FakeSlurm:
     """Behaves as `SlurmClient` does with a SLURM behind it; passes the same contract tests."""
 
-    site: Limits = field(default_factory=Limits)
+    site: dict[str, Partition] = field(default_factory=dict)
     refusal: str = ""
     """What SLURM says to every submission; empty: it accepts them."""
     lacks_nodes: bool = False
@@ -67,7 +67,7 @@ class FakeSlurm:
         if job is not None and not job.terminal:
             self.states[job_id] = replace(job, state="CANCELLED", reason="")
 
-    def limits(self) -> Limits:
+    def partitions(self) -> dict[str, Partition]:
         self._answer()
         return self.site
 
