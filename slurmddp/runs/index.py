@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 
 from slurmddp.errors import RunNotFoundError
@@ -19,13 +18,11 @@ from slurmddp.runs.folder.owner import account
 log = logging.getLogger(__name__)
 
 
-def index_file(environ: Mapping[str, str] | None = None) -> Path:
+def index_file() -> Path:
     """Return the file that lists this account's runs: `$XDG_STATE_HOME/slurmddp/runs.jsonl`."""
-    variables = os.environ if environ is None else environ
-    state = variables.get("XDG_STATE_HOME", "")
+    state = os.environ.get("XDG_STATE_HOME", "")
     # The XDG specification says to ignore a relative path.
-    home = Path(variables.get("HOME") or "~").expanduser()
-    base = Path(state) if state.startswith("/") else home / ".local" / "state"
+    base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
     return base / "slurmddp" / "runs.jsonl"
 
 

@@ -86,14 +86,10 @@ def _print_rich(
         table.add_column(header, no_wrap=True, min_width=width, overflow="ellipsis")
         table.columns[-1].justify = "right" if header in right else "left"
     for number, row in enumerate(rows):
-        colour = styles[number] if number < len(styles) else ""
-        cells = [Text(cell, style=_rich_style(colour) if at == 1 else "") for at, cell in enumerate(row)]
+        colour = (styles[number] if number < len(styles) else "").replace("grey", "bright_black")
+        cells = [Text(cell, style=colour if at == 1 else "") for at, cell in enumerate(row)]
         table.add_row(*cells)
     Console(file=stream).print(table)
-
-
-def _rich_style(style: str) -> str:
-    return {"grey": "bright_black"}.get(style, style)
 
 
 def duration(seconds: float | None) -> str:

@@ -223,5 +223,8 @@ def test_a_damaged_index_is_skipped(home, monkeypatch, caplog):
         ({"HOME": "/home/ann", "XDG_STATE_HOME": "here"}, "/home/ann/.local/state/slurmddp/runs.jsonl"),
     ],
 )
-def test_where_the_index_lies(environ, expected):
-    assert str(index.index_file(environ)) == expected
+def test_where_the_index_lies(environ, expected, monkeypatch):
+    monkeypatch.delenv("XDG_STATE_HOME")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert str(index.index_file()) == expected

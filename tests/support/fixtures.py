@@ -28,7 +28,7 @@ train:
 @pytest.fixture
 def slurm(monkeypatch):
     fake = FakeSlurm()
-    for command in ("list", "status", "logs", "stop", "cancel", "resume"):
+    for command in ("list", "status", "logs", "stop", "cancel", "resume", "report"):
         monkeypatch.setattr(f"slurmddp.cli.commands.{command}.SlurmClient", lambda: fake)
     return fake
 

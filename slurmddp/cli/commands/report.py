@@ -7,6 +7,8 @@ import argparse
 from slurmddp.errors import SlurmddpError, plain
 from slurmddp.runs import index
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
+from slurmddp.runs.status.run_status import status
+from slurmddp.slurm.client import SlurmClient
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     folder = index.find(args.run) if args.run is not None else index.newest()
     refuse_foreign(folder.path, READ_ONLY)
     try:
-        print(write_report(folder))
+        print(write_report(folder, status(folder, SlurmClient())))
     except OSError as error:
         raise SlurmddpError(
             f"The report of {folder.name} can't be written: {plain(error)}.",

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from slurmddp.errors import ConfigError
 
-SIZE_CAP_MB = 200
+_MOST_MB = 200
+"""Size of all copied files together, at most."""
 RECORD = ".slurmddp"
 """Folder inside the snapshot with `commit.txt`, `diff.patch` and `files.json`, the names of its files."""
 _MOST_LINKS = 1000
@@ -35,57 +36,44 @@ _CACHES = frozenset({
 """Names of ignored entries that no training reads."""
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """A copy of the code; `note` describes the copy, or the reason why nothing was copied."""
-
-    files: int
-    commit: str | None
-    note: str
-
-
-def take(
-    project_dir: Path, target: Path, *, exclude: Sequence[Path] = (), size_cap_mb: float = SIZE_CAP_MB
-) -> Snapshot:
+def take(project_dir: Path, target: Path, *, exclude: Sequence[Path] = ()) -> str:
     """Copy the code of `project_dir` into the new folder `target`, without the folders in `exclude`.
 
-    Outside a git repository nothing is created, and the note says so.
+    Outside a git repository nothing is created.
+
+    Returns:
+        A description of the copy, or the reason why nothing was copied.
 
     Raises:
-        ConfigError: the code is larger than `size_cap_mb`.
+        ConfigError: the code is larger than `_MOST_MB`.
     """
     trouble = _git_trouble(project_dir)
     if trouble:
-        return Snapshot(0, None, f"No snapshot of the code: {trouble}. Jobs import it from {project_dir}.")
+        return f"No snapshot of the code: {trouble}. Jobs import it from {project_dir}."
     found = _list_files(project_dir, exclude)
-    _refuse_large(project_dir, found.code, size_cap_mb)
+    _refuse_large(project_dir, found.code)
     ignored = found.ignored
     if len(ignored) > _MOST_LINKS:
         ignored = [path for path in ignored if path.is_dir()]
     links = [*found.secrets, *ignored]
+    places = {path: target / path.relative_to(project_dir) for path in (*found.code, *links)}
+    for place in places.values():
+        place.parent.mkdir(parents=True, exist_ok=True)
     for path in found.code:
-        _copy(path, target / path.relative_to(project_dir))
+        _copy(path, places[path])
     for path in links:
-        _link(path, target / path.relative_to(project_dir))
+        places[path].symlink_to(path)
     for path in found.code:
-        _keep_leading(path, target / path.relative_to(project_dir), project_dir)
-    names = [str(path.relative_to(project_dir)) for path in (*found.code, *links)]
-    commit, state = _record(project_dir, target, names)
-    note = f"Snapshot of {len(found.code)} files of {project_dir}: {state}."
-    linked = _links_note(names[len(found.code) :], len(found.ignored) - len(ignored))
-    return Snapshot(len(found.code), commit, note + linked)
+        _keep_leading(path, places[path], project_dir)
+    names = [str(path.relative_to(project_dir)) for path in places]
+    note = f"Snapshot of {len(found.code)} files of {project_dir}: {_record(project_dir, target, names)}."
+    return note + _links_note(names[len(found.code) :], len(found.ignored) - len(ignored))
 
 
 def _copy(path: Path, copy: Path) -> None:
-    copy.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy2(path, copy, follow_symlinks=False)
     if not copy.is_symlink():
         copy.chmod(copy.stat().st_mode & ~0o022)
-
-
-def _link(path: Path, link: Path) -> None:
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.symlink_to(path)
 
 
 def _keep_leading(path: Path, copy: Path, project_dir: Path) -> None:
@@ -105,18 +93,18 @@ def _links_note(links: Sequence[str], left_out: int) -> str:
     return linked + (f" Neither copied nor linked: {left_out} ignored files." if left_out else "")
 
 
-def _record(project_dir: Path, target: Path, names: Sequence[str]) -> tuple[str | None, str]:
-    """Record the copied files; return the commit, and a description of the state of the code."""
+def _record(project_dir: Path, target: Path, names: Sequence[str]) -> str:
+    """Record the copied files, the commit and the difference from it; describe the state of the code."""
     commit = _git(project_dir, "rev-parse", "--verify", "--quiet", "HEAD").stdout.decode().strip() or None
     record = target / RECORD
     record.mkdir(parents=True, exist_ok=True)
     (record / "files.json").write_text(json.dumps(names), encoding="utf-8")
     (record / "commit.txt").write_text(f"{commit or 'no commit yet'}\n", encoding="utf-8")
     if not commit:
-        return None, "no commit yet"
+        return "no commit yet"
     diff = _git(project_dir, "diff", "--no-ext-diff", "--no-color", "--binary", "HEAD", "--", ".").stdout
     (record / "diff.patch").write_bytes(diff)
-    return commit, f"commit {commit}{', with uncommitted changes' if diff else ''}"
+    return f"commit {commit}{', with uncommitted changes' if diff else ''}"
 
 
 def differences(old: Path, new: Path) -> list[str]:
@@ -166,16 +154,16 @@ def _names(code: Path) -> set[str] | None:
         return None
 
 
-def _refuse_large(project_dir: Path, files: Sequence[Path], size_cap_mb: float) -> None:
+def _refuse_large(project_dir: Path, files: Sequence[Path]) -> None:
     sizes = {path: path.lstat().st_size for path in files}
     total_mb = sum(sizes.values()) / 1e6
-    if total_mb <= size_cap_mb:
+    if total_mb <= _MOST_MB:
         return
     largest = sorted(sizes, key=lambda path: sizes[path], reverse=True)[:3]
     named = ", ".join(f"{path.relative_to(project_dir)} ({sizes[path] / 1e6:.0f} MB)" for path in largest)
     raise ConfigError(
         f"The code in {project_dir} comes to {total_mb:.0f} MB, more than a snapshot may hold "
-        f"({size_cap_mb:g} MB). Largest: {named}.",
+        f"({_MOST_MB:g} MB). Largest: {named}.",
         hint="Name data and results in .gitignore, or switch the snapshot off with snapshot=false.",
     )
 

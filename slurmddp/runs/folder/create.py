@@ -96,7 +96,7 @@ def _take_code(draft: Path, job: Job) -> str:
     runs = job.run_dir.parent
     project = job.project_dir
     exclude = [draft, job.run_dir] if project.is_relative_to(runs) else [runs]
-    return code_snapshot.take(project, draft / "code", exclude=exclude).note
+    return code_snapshot.take(project, draft / "code", exclude=exclude)
 
 
 def _put_in_place(draft: Path, place: Path) -> bool:

@@ -125,6 +125,11 @@ class History:
         return self.attempts[-1] if self.attempts else None
 
     @property
+    def last_saved(self) -> Attempt | None:
+        """The newest attempt that recorded a save."""
+        return next((one for one in reversed(self.attempts) if one.saved_step is not None), None)
+
+    @property
     def goes_on(self) -> bool:
         """Whether the run continues: an open attempt, a queued job, or a job that will be requeued."""
         if self.last in (None, "cancelled"):
@@ -144,16 +149,6 @@ class History:
         return self.last is not None and not self.goes_on
 
 
-@dataclass
-class _Draft:
-    attempts: dict[int, Attempt] = field(default_factory=dict)
-    open_jobs: dict[str, None] = field(default_factory=dict)
-    started: set[str] = field(default_factory=set)
-    last: str | None = None
-    job_id: str | None = None
-    created: float | None = None
-
-
 def read_history(folder: RunFolder) -> History:
     """Read the events of a run."""
     return fold(folder.events())
@@ -167,40 +162,33 @@ def is_unanswered(folder: RunFolder) -> bool:
         return False  # The state of the run says that its events can't be read.
 
 
-def fold(events: Iterable[Mapping[str, Any]]) -> History:
+def fold(events: Iterable[Any]) -> History:
     """Fold events into a History; skip events and facts that this version does not know."""
-    draft = _Draft()
+    attempts: dict[int, Attempt] = {}
+    open_jobs: dict[str, None] = {}
+    started: set[str] = set()
+    last = job_id = created = None
     for event in events:
-        if isinstance(event, Mapping):
-            _apply(draft, event)
-    return History(
-        attempts=tuple(draft.attempts[number] for number in sorted(draft.attempts)),
-        last=draft.last,
-        job_id=draft.job_id,
-        open_jobs=tuple(draft.open_jobs),
-        created=draft.created,
-    )
-
-
-def _apply(draft: _Draft, event: Mapping[str, Any]) -> None:
-    kind = event.get("event")
-    if kind == "submitted" and str(event.get("job_id")) in draft.started:
-        return  # The job wrote `started` before the submission was recorded.
-    if kind in ("submitted", UNANSWERED, "started", "ended", "cancelled"):
-        draft.last = kind
-    job_id = event.get("job_id")
-    if kind == "started":
-        draft.started.add(str(job_id))
-    if job_id is not None and kind in ("submitted", "started"):
-        draft.job_id = str(job_id)
-        draft.open_jobs[str(job_id)] = None
-        draft.created = event.get("time") if draft.created is None else draft.created
-    if kind == "ended" and event.get("next") != "requeue":
-        draft.open_jobs.pop(str(job_id), None)
-    number = event.get("attempt")
-    if isinstance(number, int):
-        known = draft.attempts.get(number, Attempt(number=number))
-        draft.attempts[number] = replace(known, seen=event.get("time"), **_facts(known, event))
+        if not isinstance(event, Mapping):
+            continue
+        kind, job, number = event.get("event"), event.get("job_id"), event.get("attempt")
+        if kind == "submitted" and str(job) in started:
+            continue  # The job wrote `started` before the submission was recorded.
+        if kind in ("submitted", UNANSWERED, "started", "ended", "cancelled"):
+            last = kind
+        if kind == "started":
+            started.add(str(job))
+        if job is not None and kind in ("submitted", "started"):
+            job_id = str(job)
+            open_jobs[job_id] = None
+            created = event.get("time") if created is None else created
+        if kind == "ended" and event.get("next") != "requeue":
+            open_jobs.pop(str(job), None)
+        if isinstance(number, int):
+            known = attempts.get(number, Attempt(number=number))
+            attempts[number] = replace(known, seen=event.get("time"), **_facts(known, event))
+    ordered = tuple(attempts[number] for number in sorted(attempts))
+    return History(attempts=ordered, last=last, job_id=job_id, open_jobs=tuple(open_jobs), created=created)
 
 
 def _facts(known: Attempt, event: Mapping[str, Any]) -> dict[str, Any]:

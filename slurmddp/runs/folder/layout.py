@@ -35,76 +35,28 @@ class RunFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).absolute()
-
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-    @property
-    def config_file(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def overrides_file(self) -> Path:
-        return self.path / "overrides.txt"
-
-    @property
-    def script_file(self) -> Path:
-        return self.path / "job.sbatch"
-
-    @property
-    def job_file(self) -> Path:
+        self.name = self.path.name
+        self.config_file = self.path / "config.yaml"
+        self.overrides_file = self.path / "overrides.txt"
+        self.script_file = self.path / "job.sbatch"
+        self.job_file = self.path / "job.json"
         """The settings of the job for the batch step: numbers and rules, as JSON."""
-        return self.path / "job.json"
-
-    @property
-    def batch_file(self) -> Path:
+        self.batch_file = self.path / "job.pyz"
         """The program of the batch step, frozen at submission."""
-        return self.path / "job.pyz"
-
-    @property
-    def code_dir(self) -> Path:
-        return self.path / "code"
-
-    @property
-    def attempts_file(self) -> Path:
-        return self.path / "attempts.jsonl"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints_dir(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def report_file(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def figure_file(self) -> Path:
-        return self.path / "report.png"
-
-    @property
-    def sample_file(self) -> Path:
+        self.code_dir = self.path / "code"
+        self.attempts_file = self.path / "attempts.jsonl"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.checkpoints_dir = self.path / "checkpoints"
+        self.report_file = self.path / "report.html"
+        self.figure_file = self.path / "report.png"
+        self.sample_file = self.path / "sample.txt"
         """Text that a language model wrote at the end of its training."""
-        return self.path / "sample.txt"
-
-    @property
-    def excluded_file(self) -> Path:
+        self.excluded_file = self.path / "excluded.jsonl"
         """The nodes that failed under the run, each with the time until which it is avoided."""
-        return self.path / "excluded.jsonl"
-
-    @property
-    def cancelled_file(self) -> Path:
+        self.cancelled_file = self.path / "cancelled"
         """Exists after a person has cancelled the run: nothing may requeue it."""
-        return self.path / "cancelled"
-
-    @property
-    def stop_file(self) -> Path:
+        self.stop_file = self.path / "stop"
         """Exists after a person has asked the run to save and leave: nothing may requeue it."""
-        return self.path / "stop"
 
     def log_dir(self, attempt: int) -> Path:
         return self.path / "logs" / f"attempt-{attempt}"

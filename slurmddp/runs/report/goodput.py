@@ -27,9 +27,9 @@ from typing import Any
 
 from slurmddp.runs.folder.history import Attempt, fold
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.report.timeline import LoggedStep, Timeline, seconds_or_none
-from slurmddp.runs.status import metrics
+from slurmddp.runs.report.timeline import Timeline
 from slurmddp.runs.status.alive import is_alive
+from slurmddp.runs.status.metrics import LoggedStep, latest, read, seconds_or_none
 from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.spec import is_own_trainer
 
@@ -148,9 +148,7 @@ def in_order(times: Sequence[float | None]) -> list[float]:
     return result
 
 
-def read_goodput(
-    folder: RunFolder, found: RunStatus, now: float, unwritten: Sequence[Mapping[str, Any]] = ()
-) -> Goodput:
+def read_goodput(folder: RunFolder, found: RunStatus, now: float) -> Goodput:
     """Return the goodput of the run in `folder`.
 
     If nothing shows how the run stands (SLURM does not answer, or a local run is on another machine), the
@@ -160,36 +158,25 @@ def read_goodput(
         folder: of the run.
         found: the status of the run.
         now: in seconds since the epoch.
-        unwritten: the `ended` event of the newest attempt, if it is about to be written.
 
     Raises:
         SlurmddpError: the events can't be read.
     """
-    events = [*folder.events(), *unwritten]
+    events = folder.events()
     attempts = fold(events).attempts
     visible = found.state != "unknown" and not (attempts and _is_elsewhere(attempts[-1]))
-    active = found.active and not unwritten
-    running = active and found.state in ("starting", "running", "cancelled", "unknown")
+    running = found.active and found.state in ("starting", "running", "cancelled", "unknown")
     without_end = sum(one.is_open for one in attempts)
     return measure(
         events,
-        now=now if visible else metrics.latest(folder).time or 0.0,
+        now=now if visible else latest(folder).time or 0.0,
         running=running,
-        pending=active and visible and found.state in ("queued", "stopped", "starting", "running"),
+        pending=found.active and visible and found.state in ("queued", "stopped", "starting", "running"),
         records_steps=is_own_trainer(folder.config().get("program"))
         or any(one.first_step is not None for one in attempts),
-        logged=_last_logged(folder) if without_end > running else None,  # The file may be long.
+        logged=read(folder).logged if without_end > running else None,  # The file may be long.
     )
 
 
 def _is_elsewhere(newest: Attempt) -> bool:
     return newest.launcher == "local" and newest.pid is not None and is_alive(newest) is None
-
-
-def _last_logged(folder: RunFolder) -> dict[int, LoggedStep]:
-    logged = metrics.read(folder)
-    return {
-        attempt: LoggedStep(logged.reached[attempt], time)
-        for attempt, time in logged.last_seen.items()
-        if seconds_or_none(time) is not None
-    }

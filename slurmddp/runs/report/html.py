@@ -18,14 +18,14 @@ from slurmddp.config.identity import relevant
 from slurmddp.host.atomic_file import write_atomic
 from slurmddp.runs.failures.read import read_failure, read_restarts
 from slurmddp.runs.folder import config_secrets
-from slurmddp.runs.folder.history import Attempt, History, fold, why_stopped
+from slurmddp.runs.folder.history import Attempt, History, read_history, why_stopped
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.report import figures
 from slurmddp.runs.report.goodput import Goodput, read_goodput
-from slurmddp.runs.report.time_bars import TimeBars, time_bars
-from slurmddp.runs.status.metrics import Metrics, read
-from slurmddp.runs.status.run_status import RunStatus, finished_detail, status
+from slurmddp.runs.report.time_bars import Bar, time_bars
+from slurmddp.runs.status.metrics import LoggedStep, Metrics, read
+from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.runs.text_format import clock, duration, number, percent
 
 _SAMPLE_CHARS = 4000
@@ -86,7 +86,7 @@ class Page:
     tiles: list[Tile]
     rows: list[Row]
     restarts: list[RestartItem] = field(default_factory=list)
-    time: TimeBars | None = None
+    bars: list[Bar] = field(default_factory=list)
     charts: dict[str, str] = field(default_factory=dict)
     chart_label: str = ""
     marked: bool = False
@@ -107,7 +107,7 @@ def with_report(folder: RunFolder, found: RunStatus) -> RunStatus:
         with suppress(Exception):  # An error of the report must not hide the status.
             refuse_foreign(folder.path, READ_ONLY)
             if _is_due(folder):
-                return replace(found, report=write_report(folder))
+                return replace(found, report=write_report(folder, found))
     return found
 
 
@@ -120,19 +120,18 @@ def _is_due(folder: RunFolder) -> bool:
     return times[0] < max(times)
 
 
-def write_report(folder: RunFolder) -> Path:
+def write_report(folder: RunFolder, found: RunStatus) -> Path:
     """Write `report.html` and `report.png` from the run folder, and return the path of the page.
+
+    Args:
+        folder: of the run.
+        found: the status of the run.
 
     Raises:
         SlurmddpError: matplotlib is missing.
     """
-    moment, metrics = time.time(), read(folder)
-    history = fold(folder.events())
-    found = status(folder, None)
-    now = _as_of_now(found)
-    # SLURM was not asked whether a job still runs.
-    seen = found.launcher == "local"
-    goodput = read_goodput(folder, found if seen else replace(found, state="unknown"), moment)
+    history, metrics = read_history(folder), read(folder)
+    goodput = read_goodput(folder, found, time.time())
     starts = _starts(history)
     charts: dict[str, str] = {}
     if figures.has_points(metrics):
@@ -141,12 +140,15 @@ def write_report(folder: RunFolder) -> Path:
         charts["narrow"] = figures.svg(metrics, starts, name="narrow", size=(4.6, 3.9))
     page = Page(
         name=folder.name,
-        status=now,
-        tone=TONES[now.state],
-        tiles=_tiles(folder.config(), now, goodput, metrics),
-        rows=[_row(one, metrics, _outcome(one, folder, history, now)) for one in history.attempts],
+        status=found,
+        tone=TONES[found.state],
+        tiles=_tiles(folder.config(), found, goodput, metrics),
+        rows=[
+            _row(one, metrics.logged.get(one.number), _outcome(one, folder, history, found))
+            for one in history.attempts
+        ],
         restarts=_restarts(folder, history),
-        time=time_bars(goodput),
+        bars=time_bars(goodput),
         charts=charts,
         chart_label=_chart_label(metrics),
         marked=bool(starts),
@@ -175,18 +177,6 @@ def _coded(text: str) -> Any:
     from markupsafe import Markup, escape
 
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
-
-
-def _as_of_now(found: RunStatus) -> RunStatus:
-    """Return the status of a run whose last attempt is about to record its end."""
-    if found.state not in ("starting", "running"):
-        return found
-    if found.failure is not None:
-        return replace(found, state="failed", detail=found.failure.short, advice="")
-    done = found.step is not None and found.total_steps is not None and found.step >= found.total_steps
-    if done:
-        return replace(found, state="finished", detail=finished_detail(found.total_steps), advice="")
-    return found
 
 
 def _starts(history: History) -> dict[int, int]:
@@ -222,24 +212,25 @@ def _time_tile(goodput: Goodput) -> Tile:
     return Tile("Goodput", percent(goodput.share), f"of {duration(goodput.whole)}")
 
 
-def _lasted(attempt: Attempt, metrics: Metrics) -> float | None:
+def _lasted(attempt: Attempt, logged: LoggedStep | None) -> float | None:
     if attempt.started is None:
         return None
-    seen = [moment for moment in (attempt.seen, metrics.last_seen.get(attempt.number)) if moment is not None]
+    seen = [moment for moment in (attempt.seen, logged.time if logged else None) if moment is not None]
     end = attempt.ended if attempt.ended is not None else max(seen, default=None)
     return None if end is None else max(0.0, end - attempt.started)
 
 
-def _row(attempt: Attempt, metrics: Metrics, outcome: tuple[str, str]) -> Row:
-    last = [step for step in (metrics.reached.get(attempt.number), attempt.saved_step) if step is not None]
-    first = attempt.start_step
+def _row(attempt: Attempt, logged: LoggedStep | None, outcome: tuple[str, str]) -> Row:
+    known = (logged.step if logged else None, attempt.saved_step)
+    last = max((step for step in known if step is not None), default=None)
+    first = "?" if attempt.start_step is None else attempt.start_step
     return Row(
         number=attempt.number,
         job=attempt.job_id or "-",
         nodes=attempt.nodes or "-",
         started=clock(attempt.started),
-        lasted=duration(_lasted(attempt, metrics)),
-        steps=f"{'?' if first is None else first} to {max(last)}" if last else "none",
+        lasted=duration(_lasted(attempt, logged)),
+        steps="none" if last is None else f"{first} to {last}",
         outcome=outcome[0],
         tone=outcome[1],
     )

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slurmddp.runs.report.timeline import seconds_or_none, whole_number
+from slurmddp.runs.report.timeline import whole_number
+from slurmddp.runs.status.metrics import seconds_or_none
 
 
 @dataclass(frozen=True)

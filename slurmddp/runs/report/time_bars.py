@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from slurmddp.runs.report.goodput import Goodput, Parts
 from slurmddp.runs.text_format import duration, percent
 
-ORDER = ("idle", "queued", "starting", "training", "saving", "lost", "ending", "unknown")
-"""From left to right, in the order of an attempt."""
 _MEANINGS = {
     "idle": "nothing was submitted",
     "queued": "waiting for nodes",
@@ -19,6 +17,7 @@ _MEANINGS = {
     "ending": "after the last step",
     "unknown": "the program records no steps",
 }
+"""From left to right, in the order of an attempt."""
 
 
 @dataclass(frozen=True)
@@ -48,27 +47,19 @@ class Bar:
         return f"{self.title}, {self.lasted}: {said}"
 
 
-@dataclass(frozen=True)
-class TimeBars:
-    """The bars of the section: the whole run, and its attempts if there are several."""
-
-    whole: Bar
-    attempts: tuple[Bar, ...] = ()
-
-
-def time_bars(goodput: Goodput) -> TimeBars | None:
-    """Return the bars of a run; None if no time has passed."""
+def time_bars(goodput: Goodput) -> list[Bar]:
+    """Return the bar of the whole run, then of its attempts if there are several; empty if no time passed."""
     if not goodput.whole:
-        return None
-    bars: tuple[Bar, ...] = ()
+        return []
+    bars = [_bar("All of the time", goodput.parts, goodput.whole)]
     if len(goodput.attempts) > 1:
         longest = max(one.whole for one in goodput.attempts)
-        bars = tuple(
+        bars += [
             _bar(_title(one.attempt), one.parts, one.whole, one.whole / longest)
             for one in goodput.attempts
             if one.whole
-        )
-    return TimeBars(_bar("All of the time", goodput.parts, goodput.whole), bars)
+        ]
+    return bars
 
 
 def _title(attempt: int | None) -> str:
@@ -76,15 +67,15 @@ def _title(attempt: int | None) -> str:
 
 
 def _bar(title: str, parts: Parts, whole: float, length: float = 1.0) -> Bar:
-    known = [(kind, parts[kind]) for kind in ORDER if parts.get(kind)]
     slices = tuple(
         Slice(
             kind,
-            seconds / whole,
-            duration(seconds) if round(seconds) else "< 1s",
-            percent(seconds / whole),
-            _MEANINGS[kind],
+            parts[kind] / whole,
+            duration(parts[kind]) if round(parts[kind]) else "< 1s",
+            percent(parts[kind] / whole),
+            meaning,
         )
-        for kind, seconds in known
+        for kind, meaning in _MEANINGS.items()
+        if parts.get(kind)
     )
     return Bar(title, slices, duration(whole), length)

@@ -11,17 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurmddp.runs.folder.history import AGAIN
+from slurmddp.runs.status.metrics import LoggedStep, seconds_or_none
 
 _ENDLESS = math.inf
 Event = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class LoggedStep:
-    """The last step that an attempt logged, and the time of that line."""
-
-    step: int
-    time: float
 
 
 @dataclass
@@ -253,13 +246,6 @@ class Timeline:
         if self._waited:
             sums[None] = self._waited
         return {number: {kind: s for kind, s in parts.items() if s > 0} for number, parts in sums.items()}
-
-
-def seconds_or_none(value: Any) -> float | None:
-    """Return `value` if it is a plausible number of seconds, else None."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return None
-    return float(value) if 0 <= value < 1e15 else None
 
 
 def whole_number(value: Any) -> int | None:

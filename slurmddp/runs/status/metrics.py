@@ -27,6 +27,14 @@ class Curve:
         return len(self.steps)
 
 
+@dataclass(frozen=True)
+class LoggedStep:
+    """The last step that an attempt logged, and the time of that line."""
+
+    step: int
+    time: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
     """The contents of `metrics.jsonl` for the report."""
@@ -36,10 +44,8 @@ class Metrics:
     rate: float | None
     """Median of the logged rates, because single steps are slow: the first step, or a step beside a save."""
     rate_unit: str
-    reached: Mapping[int, int]
-    """The last step that each attempt logged."""
-    last_seen: Mapping[int, float]
-    """Time of the last logged line of each attempt."""
+    logged: Mapping[int, LoggedStep]
+    """The last step of each attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +71,10 @@ def read(folder: RunFolder) -> Metrics:
         held_out=_curve(_kept(records, "eval_loss"), "eval_loss"),
         rate=statistics.median(value for value, _ in rates) if rates else None,
         rate_unit=rates[-1][1] if rates else "tokens/s",
-        reached={record.get("attempt", 0): record["step"] for record in records},
-        last_seen={
-            record.get("attempt", 0): when for record in records if (when := _number(record.get("time")))
+        logged={
+            record.get("attempt", 0): LoggedStep(record["step"], time)
+            for record in records
+            if (time := seconds_or_none(record.get("time"))) is not None
         },
     )
 
@@ -115,6 +122,12 @@ def _curve(kept: dict[int, dict[str, Any]], key: str) -> Curve:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def seconds_or_none(value: Any) -> float | None:
+    """Return `value` if it is a plausible number of seconds, else None."""
+    number = _number(value)
+    return number if number is not None and 0 <= number < 1e15 else None
 
 
 def _rate(record: dict[str, Any]) -> tuple[float, str] | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -172,10 +172,11 @@ def _verdict(read: _Read, jobs: dict[str, JobState] | None, trouble: str) -> Ver
 
 def _compose(read: _Read, verdict: Verdict) -> RunStatus:
     folder, history = read.folder, read.history
-    newest, values = history.newest, latest(folder)
-    is_new = newest is None or values.attempt == newest.number  # Values may be of an earlier attempt.
-    failure = read_failure(folder, newest.number) if newest and verdict.state != "finished" else None
-    known = RunStatus(
+    values, none = latest(folder), Attempt(number=0)
+    newest, saved = history.newest or none, history.last_saved or none
+    is_new = history.newest is None or values.attempt == newest.number  # Values may be of an earlier attempt.
+    failure = read_failure(folder, newest.number) if verdict.state != "finished" else None
+    return RunStatus(
         name=folder.name,
         path=folder.path,
         state=verdict.state,
@@ -183,7 +184,9 @@ def _compose(read: _Read, verdict: Verdict) -> RunStatus:
         advice=verdict.advice,
         active=verdict.active,
         job_id=history.job_id,
+        launcher=newest.launcher,
         attempts=len(history.attempts),
+        nodes=newest.nodes,
         step=_reached(history, values),
         total_steps=read.total_steps,
         loss=values.loss if is_new else None,
@@ -191,50 +194,30 @@ def _compose(read: _Read, verdict: Verdict) -> RunStatus:
         rate=values.rate if is_new else None,
         rate_unit=values.rate_unit,
         created=history.created,
+        started=newest.started,
+        ended=newest.ended,
         before=_before(folder, history),
-        seen=max(filter(None, [newest.seen if newest else None, values.time]), default=None),
+        seen=max(filter(None, [newest.seen, values.time]), default=None),
+        saved=saved.saved,
+        saved_step=saved.saved_step,
+        exit_code=newest.exit_code,
+        outcome=newest.outcome,
         failure=failure,
-        restarted=read_restarts(folder, newest) if newest else (),
+        restarted=read_restarts(folder, newest),
         log=_log(folder, newest, failure),
         report=folder.report_file if folder.report_file.exists() else None,
     )
-    return replace(known, **_of_attempts(history))
 
 
-def finished_detail(total_steps: int | None) -> str:
-    """Return how a run finished; the steps of a script are not known."""
-    return ALL_STEPS if total_steps is not None else "its program ended with exit code 0"
-
-
-def _detail(
-    verdict: Verdict, failure: Failure | None, newest: Attempt | None, total_steps: int | None
-) -> str:
-    if verdict.state == "finished":
-        return finished_detail(total_steps)
+def _detail(verdict: Verdict, failure: Failure | None, newest: Attempt, total_steps: int | None) -> str:
+    if verdict.state == "finished":  # The steps of a script are not known.
+        return ALL_STEPS if total_steps is not None else "its program ended with exit code 0"
     if verdict.state != "failed":
         return verdict.detail
     if failure is not None:
         return f"{verdict.detail}; {failure.short}"
-    setup = newest.setup_failure if newest else ""
+    setup = newest.setup_failure
     return f"{verdict.detail}; before that, the {setup}" if setup else verdict.detail
-
-
-def _of_attempts(history: History) -> dict[str, Any]:
-    """Return the fields of the newest attempt, and of the newest save of all attempts."""
-    newest = history.newest
-    if newest is None:
-        return {}
-    saves = [one for one in history.attempts if one.saved_step is not None]
-    return {
-        "launcher": newest.launcher,
-        "nodes": newest.nodes,
-        "started": newest.started,
-        "ended": newest.ended,
-        "exit_code": newest.exit_code,
-        "outcome": newest.outcome,
-        "saved": saves[-1].saved if saves else None,
-        "saved_step": saves[-1].saved_step if saves else None,
-    }
 
 
 def _before(folder: RunFolder, history: History) -> str:
@@ -262,14 +245,12 @@ def _reached(history: History, values: Latest) -> int | None:
     known = [step for step in (own, saved, resumed) if step is not None]
     if known:
         return max(known)
-    saves = [one.saved_step for one in history.attempts if one.saved_step is not None]
-    return values.step if values.attempt == newest.number or not saves else saves[-1]
+    last = history.last_saved
+    return values.step if values.attempt == newest.number or last is None else last.saved_step
 
 
-def _log(folder: RunFolder, newest: Attempt | None, failure: Failure | None) -> Path | None:
+def _log(folder: RunFolder, newest: Attempt, failure: Failure | None) -> Path | None:
     """Return the log that a person should open first."""
-    if newest is None:
-        return None
     logs = folder.log_dir(newest.number)
     wanted = [folder.rank_log(newest.number, 0), logs / "node-0.log", logs]
     if failure is not None and failure.rank is not None:

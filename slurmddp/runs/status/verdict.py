@@ -8,11 +8,6 @@ from slurmddp.runs.folder.history import AGAIN, UNANSWERED, Attempt, History, ho
 from slurmddp.slurm.reasons import explain
 from slurmddp.slurm.states import ACTIVE, PENDING, TERMINAL, JobState
 
-STATES = (
-    "preparing", "queued", "starting", "running", "stopped", "finished", "failed", "cancelled", "lost",
-    "unknown",
-)  # fmt: skip
-
 _RESUME = "Go on with `slurmddp resume {run}`."
 _LOGS = "See `slurmddp logs {run}`."
 _LOGS_OR_RESUME = _LOGS + " " + _RESUME
@@ -134,12 +129,12 @@ def _end(attempt: Attempt, cancelled: bool) -> Verdict:
         # The run stopped before its first checkpoint, or its program records no checkpoints.
         return Verdict("stopped", "it stopped and nothing will start it again", _RESUME)
     if outcome == "no_progress" and attempt.without_progress:
-        return Verdict("failed", f"it was stopped{_limits(attempt)}", _NAME_FILES)
+        where = f"at time limit {attempt.without_progress} in a row that left no newer checkpoint"
+        return Verdict("failed", f"it was stopped {where}", _NAME_FILES)
     if outcome in _ENDS:
         return Verdict(*_ENDS[outcome])
-    return Verdict(
-        "failed", f"it ended with an outcome that this version does not know ({_how(attempt)})", _LOGS
-    )
+    detail = f"it ended with an outcome that this version does not know ({how_ended(attempt)})"
+    return Verdict("failed", detail, _LOGS)
 
 
 def _cancelled(history: History, job: JobState | None, trouble: str, *, alive: bool | None) -> Verdict:
@@ -253,14 +248,3 @@ def _over(history: History, job: JobState) -> Verdict:
         "DEADLINE": "its deadline passed",
     }.get(job.state, f"SLURM calls it {job.state}{code}")
     return Verdict("failed", f"job {history.job_id}: {why}", _LOGS_OR_RESUME)
-
-
-def _how(attempt: Attempt) -> str:
-    code = "" if attempt.exit_code is None else f", exit code {attempt.exit_code}"
-    return f"{attempt.outcome or 'no outcome given'}{code}{_limits(attempt)}"
-
-
-def _limits(attempt: Attempt) -> str:
-    """Return the number of time limits in a row without a newer checkpoint, as text."""
-    count = attempt.without_progress
-    return f" at time limit {count} in a row that left no newer checkpoint" if count else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurmddp.runs.report.goodput import in_order, measure
-from slurmddp.runs.report.timeline import LoggedStep
+from slurmddp.runs.status.metrics import LoggedStep
 from support.runs.run_events import FAILED, ended, event, saved, started, submitted
 
 

@@ -11,16 +11,18 @@ from html.parser import HTMLParser
 import pytest
 
 from slurmddp.errors import SlurmddpError
+from slurmddp.runs.failures.causes import KILLED
 from slurmddp.runs.folder import owner
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.report import figures
-from slurmddp.runs.report.html import with_report, write_report
+from slurmddp.runs.report.html import _coded, with_report, write_report
 from slurmddp.runs.status import metrics
 from slurmddp.runs.status.metrics import Curve
 from slurmddp.runs.status.run_status import status
 from support.runs.run_events import add as event
-from support.runs.run_events import make_folder
+from support.runs.run_events import make_folder, saved, started, write
+from support.slurm.slurm_in_memory import FakeSlurm
 
 CONFIG = "name: gpt\nnodes: 2\nranks_per_node: 2\ntrain:\n  steps: 40\n"
 
@@ -30,28 +32,37 @@ def folder(tmp_path):
     return make_folder(tmp_path, CONFIG)
 
 
+def log(folder, step, attempt=0, time=1.0, **values):
+    append_line(folder.metrics_file, {"step": step, "attempt": attempt, "time": time, **values})
+
+
 def train(folder, attempt, first, last, loss=2.0):
     for step in range(first, last + 1, 10):
-        line = {"step": step, "attempt": attempt, "time": 100.0 + step, "loss": loss, "tokens_per_s": 50.0}
-        append_line(folder.metrics_file, line)
+        log(folder, step, attempt, 100.0 + step, loss=loss, tokens_per_s=50.0)
+
+
+def end(folder, time, attempt=0, outcome="finished", next_="none", code=0):
+    facts = {"job_id": "7", "exit_code": code, "outcome": outcome, "next": next_}
+    event(folder, "ended", time, attempt=attempt, **facts)
 
 
 def two_attempts(folder):
-    event(folder, "started", 100.0, attempt=0, job_id="7", nodes="node[1-2]", launcher="slurm")
+    write(folder, started(100.0, nodes="node[1-2]"))
     event(folder, "first_step", 101.0, attempt=0, step=0)
     train(folder, 0, 10, 30)
-    event(folder, "saved", 121.0, attempt=0, step=20)
-    event(folder, "ended", 160.0, attempt=0, job_id="7", exit_code=75, outcome="stopped", next="requeue")
-    event(folder, "started", 300.0, attempt=1, job_id="7", nodes="node[1-2]", launcher="slurm")
+    write(folder, saved(121.0, 20, seconds=0.0))
+    end(folder, 160.0, outcome="stopped", next_="requeue", code=75)
+    write(folder, started(300.0, 1, nodes="node[1-2]"))
     event(folder, "resumed", 301.0, attempt=1, step=20)
     event(folder, "first_step", 303.0, attempt=1, step=21)
-    append_line(folder.metrics_file, {"step": 20, "attempt": 1, "time": 302.0, "eval_loss": 3.5})
+    log(folder, 20, 1, 302.0, eval_loss=3.5)
     train(folder, 1, 30, 40, loss=1.5)
-    append_line(folder.metrics_file, {"step": 40, "attempt": 1, "time": 330.0, "eval_loss": 1.75})
+    log(folder, 40, 1, 330.0, eval_loss=1.75)
 
 
-def finish(folder):
-    event(folder, "ended", 360.0, attempt=1, job_id="7", exit_code=0, outcome="finished", next="none")
+def fail(folder, attempt, name="failure.json", **left):
+    folder.log_dir(attempt).mkdir(parents=True, exist_ok=True)
+    (folder.log_dir(attempt) / name).write_text(json.dumps({"rank": 3, "host": "node4"} | left))
 
 
 class Page(HTMLParser):
@@ -87,13 +98,17 @@ class Page(HTMLParser):
         return re.sub(r"\s+", " ", " ".join(self.texts))
 
 
+def html_of(folder):
+    return write_report(folder, status(folder, None)).read_text()
+
+
 def page_of(folder):
-    return Page(write_report(folder).read_text())
+    return Page(html_of(folder))
 
 
 def test_a_finished_run(folder):
     two_attempts(folder)
-    finish(folder)
+    end(folder, 360.0, 1)
     folder.overrides_file.write_text("+cluster=a100x8\n'name=it is'\n")
     folder.sample_file.write_text("def main():\n    pass\n")
     text = page_of(folder).text
@@ -128,8 +143,8 @@ def bars_of(html):
 
 def test_what_the_time_went_into(folder):
     two_attempts(folder)
-    finish(folder)
-    html = write_report(folder).read_text()
+    end(folder, 360.0, 1)
+    html = html_of(folder)
     whole, first, second = bars_of(html)
     assert whole[0] == (
         "All of the time, 4m 20s: queued 2m 20s (54 %), starting 4s (2 %), training 1m 17s (30 %), "
@@ -142,41 +157,42 @@ def test_what_the_time_went_into(folder):
     assert "Lost 15 % 39s in steps that were repeated" in Page(html).text
 
 
-def test_one_attempt_has_one_bar(folder):
-    event(folder, "started", 100.0, attempt=0, job_id="7", nodes="node1", launcher="slurm")
-    event(folder, "first_step", 105.0, attempt=0, step=1)
-    event(folder, "ended", 160.0, attempt=0, job_id="7", exit_code=0, outcome="finished", next="none")
-    assert len(bars_of(write_report(folder).read_text())) == 1
+@pytest.mark.parametrize(
+    ("program", "detail", "used"),
+    [
+        ("", "all steps are done", "Goodput 92 % of 1m 00s"),
+        (
+            "program: {script: train.py}\n",
+            "its program ended with exit code 0",
+            "Time 1m 00s share of training unknown",
+        ),
+    ],
+)
+def test_a_run_of_one_attempt_has_one_bar_and_only_the_trainer_tells_its_steps(folder, program, detail, used):
+    folder.config_file.write_text(CONFIG + program)
+    write(folder, started(100.0))
+    if not program:
+        event(folder, "first_step", 105.0, attempt=0, step=1)
+    end(folder, 160.0)
+    html = html_of(folder)
+    text = Page(html).text
+    assert len(bars_of(html)) == 1
+    assert detail in text and used in text
+    assert ("Unknown 100 % 1m 00s" in text) == ("Goodput" not in text) == bool(program)
 
 
-def test_the_time_of_a_program_that_records_no_steps(folder):
-    folder.config_file.write_text(CONFIG + "program: {script: train.py}\n")
-    event(folder, "started", 100.0, attempt=0, job_id="7", nodes="node1", launcher="slurm")
-    event(folder, "ended", 160.0, attempt=0, job_id="7", exit_code=0, outcome="finished", next="none")
-    text = page_of(folder).text
-    assert "Time 1m 00s share of training unknown" in text
-    assert "Unknown 100 % 1m 00s" in text
-    assert "Goodput" not in text
-
-
-def test_the_page_needs_nothing_from_outside(folder):
+def test_the_page_needs_nothing_from_outside_and_every_reference_is_met(folder):
     two_attempts(folder)
-    html = write_report(folder).read_text()
+    html = html_of(folder)
     page = Page(html)
     assert all(link.startswith("#") for link in page.links)
     assert page.links, "the curve refers to its own markers"
     assert not page.tags & {"script", "link", "img", "iframe"}
     assert not re.search(r"url\((?!#)|@import", html)
     assert "svg" in page.tags
-
-
-def test_ids_are_unique_and_every_reference_is_met(folder):
-    two_attempts(folder)
-    html = write_report(folder).read_text()
     ids = re.findall(r'\bid="([^"]+)"', html)
     assert len(ids) == len(set(ids))
     used = re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', html)
-    assert used
     assert {one or other for one, other in used} <= set(ids)
 
 
@@ -190,42 +206,85 @@ def test_everything_is_escaped(tmp_path):
     two_attempts(run)
     run.sample_file.write_text(HOSTILE)
     run.overrides_file.write_text(HOSTILE)
-    run.log_dir(1).mkdir(parents=True)
-    left = {"rank": 1, "host": HOSTILE, "exit_code": 1, "signal": None, "last_lines": [HOSTILE]}
-    run.failure_file(1).write_text(json.dumps(left))
-    html = write_report(run).read_text()
+    fail(run, 1, host=HOSTILE, exit_code=1, last_lines=[HOSTILE])
+    html = html_of(run)
     page = Page(html)
     assert not page.tags & {"script", "b"}
     assert page.text.count("{{ 7 * 7 }}") >= 4
     assert "<script>alert(1)</script>" in page.text
 
 
-def test_a_failed_run_shows_rank_host_and_last_lines(folder):
+def test_a_failed_run_shows_rank_host_and_the_end_of_its_last_lines(folder):
     two_attempts(folder)
-    folder.log_dir(1).mkdir(parents=True)
-    left = {"rank": 3, "host": "node4", "exit_code": None, "signal": "SIGKILL", "last_lines": ["boom"]}
-    folder.failure_file(1).write_text(json.dumps(left))
-    event(folder, "ended", 360.0, attempt=1, job_id="7", exit_code=137, outcome="failed", next="none")
-    text = page_of(folder).text
+    fail(folder, 1, signal="SIGKILL", last_lines=["File a.py", "boom"])
+    end(folder, 360.0, 1, outcome="failed", code=137)
+    html = html_of(folder)
+    text = Page(html).text
     assert "What failed" in text
     assert "Rank 3 on node4 was killed by SIGKILL" in text
-    assert "boom" in text
+    style = re.search(r"\.failure pre {([^}]*)}", html)
+    assert style is not None and "column-reverse" in style[1], "scrolled to its end"
+    assert re.search(r"<pre[^>]*><span>File a.py\nboom</span></pre>", html)
+
+
+def test_a_failure_that_only_slurm_knows_is_on_the_page(folder):
+    two_attempts(folder)
+    slurm = FakeSlurm()
+    slurm.set_state("7", "TIMEOUT")
+    found = with_report(folder, status(folder, slurm))
+    text = Page(found.report.read_text()).text
+    assert "failed job 7: it was killed at its time limit" in text
+    assert "running" not in text
+
+
+def test_what_stands_between_backticks_in_an_advice_is_code(folder):
+    two_attempts(folder)
+    for name in ("failure.json", "failure-g0.json"):
+        fail(folder, 1, name, signal="SIGKILL", reason=KILLED)
+    event(folder, "restarted", 130.0, attempt=1, generation=1, step=1)
+    html = html_of(folder)
+    assert html.count("<code>sacct</code>") == 2
+    assert "`sacct`" not in html
+    assert _coded("a `<b>` & c") == "a <code>&lt;b&gt;</code> &amp; c"
 
 
 def test_failures_before_restarts_in_place_are_listed(folder):
     two_attempts(folder)
-    folder.log_dir(1).mkdir(parents=True)
     assert "Restarted in place" not in page_of(folder).text
     for generation, reason in enumerate(("out of memory: the kernel killed it", "")):
-        left = {"rank": generation, "host": "node4", "signal": "SIGKILL", "reason": reason, "time": 340.0}
-        path = folder.log_dir(1) / f"failure-g{generation}.json"
-        path.write_text(json.dumps(left | {"generation": generation}))
+        left = {"rank": generation, "signal": "SIGKILL", "reason": reason, "time": 340.0}
+        fail(folder, 1, f"failure-g{generation}.json", generation=generation, **left)
         step = 40 if generation else -1
         event(folder, "restarted", 340.5 + generation, attempt=1, generation=generation + 1, step=step)
     text = " ".join(page_of(folder).text.split())
     assert "Restarted in place" in text
     assert "Rank 0 on node4 was killed by SIGKILL: out of memory: the kernel killed it. Ask for more" in text
     assert "attempt 1, after step 40 Rank 1 on node4 was killed by SIGKILL" in text
+
+
+def test_an_attempt_that_was_stopped_without_a_checkpoint_does_not_claim_one(folder):
+    for attempt, reason in enumerate((f"the file {folder.stop_file}", "SIGUSR2")):
+        write(folder, started(100.0, attempt), *([saved(140.0, 30, attempt)] * attempt))
+        event(folder, "signalled", 150.0, attempt=attempt, signal=reason)
+        end(folder, 151.0, attempt, outcome="stopped", code=75)
+    assert re.findall(r'data-label="Outcome" class="wait">([^<]*)<', html_of(folder)) == [
+        "stopped (on request)",
+        "stopped at a checkpoint (time limit)",
+    ]
+
+
+def test_only_an_attempt_that_resumed_from_a_checkpoint_is_marked_in_the_chart(folder):
+    for attempt in (0, 1):
+        write(folder, started(100.0, attempt))
+        event(folder, "first_step", 110.0, attempt=attempt, step=1)
+        train(folder, attempt, 20, 40)
+        end(folder, 151.0, attempt, outcome="stopped", code=75)
+    assert "dashed line" not in html_of(folder)
+    write(folder, started(152.0, 2))
+    event(folder, "resumed", 153.0, attempt=2, step=30)
+    page = html_of(folder)
+    assert "dashed line" in page
+    assert "attempt 2" in page and "attempt 1<" not in page
 
 
 @pytest.mark.parametrize("first_resumed", [True, False])
@@ -248,28 +307,10 @@ def test_a_run_without_metrics_has_a_page_too(folder):
     assert not folder.figure_file.exists()
 
 
-def test_a_run_whose_last_step_is_done_counts_as_finished_before_its_end_is_recorded(folder):
-    two_attempts(folder)
-    text = page_of(folder).text
-    assert " finished " in text
-    assert "running" not in text
-
-
-@pytest.mark.parametrize(
-    ("program", "detail"),
-    [("", "all steps are done"), ("program: {script: mine.py}\n", "its program ended with exit code 0")],
-)
-def test_only_the_trainer_is_known_to_have_made_all_steps(folder, program, detail):
-    folder.config_file.write_text(CONFIG + program)
-    event(folder, "started", 100.0, attempt=0, job_id="7", nodes="node1", launcher="slurm")
-    event(folder, "ended", 150.0, attempt=0, job_id="7", exit_code=0, outcome="finished", next="none")
-    assert detail in page_of(folder).text
-
-
 def test_a_status_draws_the_report_of_a_run_that_has_ended_since(folder):
     two_attempts(folder)
     assert with_report(folder, status(folder, None)).report is None, "it still runs"
-    finish(folder)
+    end(folder, 360.0, 1)
     assert with_report(folder, status(folder, None)).report == folder.report_file
     drawn = folder.report_file.stat().st_mtime_ns
     assert with_report(folder, status(folder, None)).report == folder.report_file
@@ -277,16 +318,18 @@ def test_a_status_draws_the_report_of_a_run_that_has_ended_since(folder):
     os.utime(folder.metrics_file, ns=(drawn + 1, drawn + 1))
     with_report(folder, status(folder, None))
     assert folder.report_file.stat().st_mtime_ns != drawn
+    left = {path.name for path in folder.path.iterdir()}
+    assert left == {"config.yaml", "attempts.jsonl", "metrics.jsonl", "report.html", "report.png"}
 
 
 @pytest.mark.parametrize("why", ["no matplotlib", "another measure's"])
 def test_a_report_that_can_not_be_drawn_hides_no_status(folder, monkeypatch, why):
     two_attempts(folder)
-    finish(folder)
+    end(folder, 360.0, 1)
     if why == "no matplotlib":
         monkeypatch.setitem(sys.modules, "matplotlib", None)
         with pytest.raises(SlurmddpError, match="needs matplotlib") as refused:
-            write_report(folder)
+            html_of(folder)
         assert "slurmddp[report]" in refused.value.hint
     else:
         monkeypatch.setattr(owner.os, "geteuid", lambda: os.getuid() + 1)
@@ -296,31 +339,34 @@ def test_a_report_that_can_not_be_drawn_hides_no_status(folder, monkeypatch, why
 
 
 def test_losses_that_are_no_numbers_are_left_out_of_the_picture(folder):
+    log(folder, 1, loss=float("nan"))
+    assert "nothing to draw" in page_of(folder).text
     two_attempts(folder)
-    append_line(folder.metrics_file, {"step": 41, "attempt": 1, "time": 331.0, "loss": float("nan")})
-    append_line(folder.metrics_file, {"step": 42, "attempt": 1, "time": 332.0, "loss": float("inf")})
+    log(folder, 42, 1, 332.0, loss=float("inf"))
     page = page_of(folder)
     assert "inf" in page.text
     assert "svg" in page.tags
 
 
-def test_only_nan_is_nothing_to_draw(folder):
-    append_line(folder.metrics_file, {"step": 1, "attempt": 0, "time": 1.0, "loss": float("nan")})
-    assert "nothing to draw" in page_of(folder).text
+def test_the_mark_of_the_first_held_out_loss_is_whole_and_the_speed_is_of_the_whole_run(folder):
+    train(folder, 0, 10, 20)
+    log(folder, 30, loss=2.0)
+    for step in (0, 40):
+        log(folder, step, eval_loss=3.0 - step / 40)
+    html = html_of(folder)
+    marks = re.findall(r"<g([^>]*)>\s*<use [^>]*var\(--held\)", html)
+    assert marks
+    assert not [one for one in marks if "clip-path" in one]
+    assert 'Speed</dt><dd><span class="value">50</span><span class="note">tokens/s, median</span>' in html
 
 
-def test_steps_that_ran_twice_count_once(folder):
+def test_steps_that_ran_twice_count_once_in_any_order_of_lines(folder):
     two_attempts(folder)
+    train(folder, 0, 40, 40, loss=9.0)
     curve = metrics.read(folder).train
     assert curve.steps == (10, 20, 30, 40)
     assert curve.values == (2.0, 2.0, 1.5, 1.5)
     assert curve.attempts == (0, 0, 1, 1)
-
-
-def test_the_order_of_lines_does_not_matter_for_that(folder):
-    train(folder, 1, 10, 10, loss=1.0)
-    train(folder, 0, 10, 10, loss=9.0)
-    assert metrics.read(folder).train.values == (1.0,)
 
 
 def test_damaged_lines_are_skipped(folder):
@@ -334,10 +380,9 @@ def test_damaged_lines_are_skipped(folder):
 
 
 def test_the_newest_values_come_from_the_end_of_a_long_file(folder):
-    append_line(folder.metrics_file, {"step": 5, "attempt": 0, "time": 1.0, "eval_loss": 7.0})
+    log(folder, 5, eval_loss=7.0)
     for step in range(3000):
-        line = {"step": step, "attempt": 0, "time": 2.0, "loss": float(step), "samples_per_s": 3.0}
-        append_line(folder.metrics_file, line)
+        log(folder, step, loss=float(step), samples_per_s=3.0)
     found = metrics.latest(folder)
     assert (found.step, found.loss, found.held_out) == (2999, 2999.0, 7.0)
     assert (found.rate, found.rate_unit) == (3.0, "samples/s")
@@ -351,7 +396,7 @@ def test_the_newest_values_come_from_the_end_of_a_long_file(folder):
 )
 def test_curves_of_any_shape_can_be_drawn(folder, losses):
     for step, loss in enumerate(losses):
-        append_line(folder.metrics_file, {"step": step, "attempt": 0, "time": 1.0, "loss": loss})
+        log(folder, step, loss=loss)
     page = page_of(folder)
     assert "svg" in page.tags
     assert folder.figure_file.stat().st_size > 5000
@@ -361,10 +406,10 @@ def test_a_personal_matplotlib_style_does_not_reach_the_report(folder, monkeypat
     import matplotlib
 
     two_attempts(folder)
-    write_report(folder)
+    html_of(folder)
     plain = folder.figure_file.read_bytes()
     with matplotlib.rc_context({"text.usetex": True, "figure.facecolor": "black", "lines.linewidth": 9}):
-        write_report(folder)
+        html_of(folder)
         assert matplotlib.rcParams["text.usetex"]
     assert folder.figure_file.read_bytes() == plain
 
@@ -377,15 +422,6 @@ def test_long_curves_are_thinned_by_averaging():
     assert xs == sorted(xs)
 
 
-def test_writing_twice_gives_one_page(folder):
-    two_attempts(folder)
-    write_report(folder)
-    finish(folder)
-    write_report(folder)
-    left = {path.name for path in folder.path.iterdir()}
-    assert left == {"config.yaml", "attempts.jsonl", "metrics.jsonl", "report.html", "report.png"}
-
-
 def test_values_of_the_environment_and_for_it_are_not_on_the_page(tmp_path):
     config = CONFIG + (
         "data:\n  token: s3cret-1\n  size: 3\ncluster:\n  name: mine\n  env: {API_KEY: s3cret-2}\n"
@@ -394,7 +430,7 @@ def test_values_of_the_environment_and_for_it_are_not_on_the_page(tmp_path):
     folder = make_folder(tmp_path, config)
     typed = "+cluster=mine\n+cluster.env.OTHER=s3cret-3\ndata.size=3\n"
     folder.overrides_file.write_text(typed)
-    page = write_report(folder).read_text()
+    page = html_of(folder)
     assert "s3cret" not in page and "from_environment" not in page
     assert "token: ${oc.env:TOKEN}" in page and "API_KEY: (not shown)" in page
     assert "+cluster=mine" in page and "cluster.env.OTHER=(not shown)" in page and "data.size=3" in page

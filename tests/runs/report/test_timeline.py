@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from slurmddp.runs.report.goodput import KINDS, in_order, measure
 from slurmddp.runs.report.start_phases import newest_phases
-from slurmddp.runs.report.timeline import LoggedStep, seconds_or_none, whole_number
+from slurmddp.runs.report.timeline import whole_number
+from slurmddp.runs.status.metrics import LoggedStep, seconds_or_none
 from support.runs.run_events import ended, event, saved, started, submitted
 
 EVENT_NAMES = [

@@ -12,7 +12,8 @@ import pytest
 
 from slurmddp.runs.folder.history import fold, read_history
 from slurmddp.runs.status.run_status import status
-from slurmddp.runs.status.verdict import STATES, decide
+from slurmddp.runs.status.verdict import decide
+from slurmddp.runs.text_format import STATE_STYLES
 from slurmddp.slurm.states import ALL, TERMINAL, JobState
 from support.runs.job_events import (
     CANCELLED,
@@ -121,7 +122,7 @@ def test_nothing_that_slurm_says_makes_a_success(state, cancelled):
     for events in ([SUBMITTED], [SUBMITTED, started()], [SUBMITTED, started(), ended("stopped", "requeue")]):
         job = JobState(job_id="7", state=state)
         found = decide(fold(events), run="gpt", cancelled=cancelled, asked=True, job=job)
-        assert found.state in STATES
+        assert found.state in STATE_STYLES
         assert found.state != "finished"
         assert found.active or state in TERMINAL | {"UNKNOWN"} or cancelled
 
