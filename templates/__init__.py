@@ -1,1 +1,25 @@
 """The jinja2 templates of the scripts that slurmddp submits and of the report it writes."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+
+@cache
+def template(name: str) -> Template:
+    """Return a template; HTML escapes its values, and a name without a value is an error."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=name.endswith(".html.j2"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.from_string(Path(__file__).with_name(name).read_text(encoding="utf-8"))

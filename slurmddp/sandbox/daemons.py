@@ -29,8 +29,8 @@ def write_files(plan: Plan) -> None:
     for path, text in conf.render_files(plan).items():
         path.write_text(text, encoding="utf-8")
         path.chmod(0o700 if path.suffix == ".sh" else 0o600)
-    for path in conf.gpu_files(plan):
-        path.symlink_to("/dev/null")
+    for index in range(plan.request.gpus):  # SLURM accepts only character devices.
+        (plan.root / "gpus" / f"gpu{index}").symlink_to("/dev/null")
     key = plan.root / "munge.key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o600)

@@ -9,9 +9,6 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
-from functools import cache
-from importlib import resources
-from typing import TYPE_CHECKING
 
 from slurmddp.environments.names import (
     ATTEMPT_VARIABLE,
@@ -22,10 +19,7 @@ from slurmddp.environments.names import (
 from slurmddp.errors import ConfigError
 from slurmddp.slurm.options import Option, job_name, sbatch_options, srun_options
 from slurmddp.spec import Job
-
-if TYPE_CHECKING:
-    from jinja2 import Template
-
+from slurmddp.templates import template
 
 _OF_A_TASK = (
     "cpus-per-gpu", "cpus-per-task", "gpus-per-socket", "gpus-per-task", "mem-per-cpu", "mem-per-gpu",
@@ -38,7 +32,7 @@ _OWN_VARIABLES = frozenset({RUN_DIR_VARIABLE, ATTEMPT_VARIABLE, SECRET_VARIABLE,
 
 def render(job: Job) -> str:
     """Return the batch script of `job`; raises ConfigError for values that no script can carry."""
-    return _template().render(
+    return template("job.sbatch.j2").render(
         title=job.run_name if re.fullmatch(r"[\w.+=-]+", job.run_name) else "",
         header=_header(job),
         inherited=textwrap.wrap(" ".join(_inherited(job)), 100),
@@ -95,20 +89,6 @@ def _header(job: Job) -> list[str]:
 
 def _exports(job: Job) -> list[str]:
     return [_export(name, value) for name, value in sorted(job.cluster.env.items())]
-
-
-@cache
-def _template() -> Template:
-    import jinja2
-
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
-    return environment.from_string(_text("job.sbatch.j2"))
-
-
-def _text(name: str) -> str:
-    return resources.files("slurmddp.templates").joinpath(name).read_text(encoding="utf-8")
 
 
 def _inherited(job: Job) -> list[str]:

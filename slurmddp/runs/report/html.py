@@ -7,7 +7,6 @@ import shlex
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from slurmddp.runs.report.time_bars import Bar, time_bars
 from slurmddp.runs.status.metrics import LoggedStep, Metrics, read
 from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.runs.text_format import clock, duration, number, percent
+from slurmddp.templates import template
 
 _SAMPLE_CHARS = 4000
 TONES = {
@@ -163,13 +163,7 @@ def write_report(folder: RunFolder, found: RunStatus) -> Path:
 
 def render(page: Page) -> str:
     """Return the page as HTML; every text in it is escaped."""
-    from jinja2 import Environment, StrictUndefined
-
-    source = files("slurmddp.templates").joinpath("report.html.j2").read_text(encoding="utf-8")
-    options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
-    environment = Environment(autoescape=True, undefined=StrictUndefined, **options)
-    environment.filters["coded"] = _coded
-    return environment.from_string(source).render(page=page, run=page.status)
+    return template("report.html.j2").render(page=page, run=page.status, coded=_coded)
 
 
 def _coded(text: str) -> Any:
