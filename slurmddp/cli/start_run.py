@@ -81,9 +81,15 @@ def start_job(job: Job, lock: RunLock, *, is_new: bool = False) -> int:
     """Submit a job, or run it on this machine to its end, and return the exit code.
 
     Args:
-        lock: the run's lock, which the caller holds.
+        lock: the run's lock. It may be free only since the caller has found a launcher at work (see `hold`).
         is_new: whether the run folder was created for this job; it is removed if SLURM refuses the job.
     """
+    if lock.fileno < 0 and not lock.acquire():
+        name = job.run_name
+        raise ConfigError(
+            f"{name} is being trained by another process of this machine.",
+            hint=f"Follow it with `slurmddp logs -f {name}`, or give this run another name=.",
+        )
     return _submit(job, is_new=is_new) if job.launcher == "slurm" else _train_here(job, lock, is_new=is_new)
 
 
@@ -196,7 +202,7 @@ def _train_here(job: Job, lock: RunLock, *, is_new: bool) -> int:
     # Another program than the trainer may only print.
     steps, output = job.program.config["train"]["steps"], not job.program.is_own_trainer
     with RunView(folder, steps, output=output) as view:
-        training = local.LocalRun(job, folder, say=view.say, lock=lock)
+        training = local.LocalRun(job, folder, lock, view.say)
         training.start()
         code = training.wait(view.tick)
     return _conclude(folder, code)

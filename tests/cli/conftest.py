@@ -42,7 +42,7 @@ class FakeLocal:
     ends: Callable[[], int] = staticmethod(lambda: 0)
     started = 0
 
-    def __init__(self, job: Any, folder: RunFolder, *, say: Callable[[str], None], lock: Any) -> None:
+    def __init__(self, job: Any, folder: RunFolder, lock: Any, say: Callable[[str], None]) -> None:
         self.folder, self.steps = folder, job.program.config["train"]["steps"]
 
     def start(self) -> None:

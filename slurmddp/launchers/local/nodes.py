@@ -1,4 +1,4 @@
-"""The emulated nodes of one attempt on this machine, one agent for each.
+"""The emulated nodes of a run on this machine, one agent for each.
 
 This module takes srun's part: it starts an agent for each node, forwards signals, and kills agents that
 outlive a failed agent for too long. The coordinator in node 0's agent decides everything else.
@@ -34,25 +34,27 @@ LEFT_BEHIND_S = 600.0
 
 
 class LocalNodes:
-    """The agents of one attempt; used by the main thread only."""
+    """The agents of a run, attempt after attempt; used by the main thread only."""
 
     def __init__(
-        self, job: Job, folder: RunFolder, attempt: int, command: Sequence[str], say: Callable[[str], None]
+        self, job: Job, folder: RunFolder, command: Sequence[str], say: Callable[[str], None]
     ) -> None:
         self.agents: list[subprocess.Popen[bytes]] = []
-        self.stopping = False
-        self._job, self._folder, self._attempt = job, folder, attempt
-        self._command, self._say = command, say
-        self._killed = False
+        self.stopping = self.killed = False
+        self._job, self._folder, self._command, self._say = job, folder, command, say
+        self._attempt = -1
         self._force_at: float | None = None
         self._oom = OomWatch()
         self._reaper: OrphanReaper | None = None
 
-    def start(self, job_id: str, held: int) -> None:
+    def start(self, attempt: int, job_id: str, held: int) -> None:
         """Start an agent for every node; if an agent does not start, `close` ends the agents before it.
 
         `held` is a descriptor that stays open as long as a process of the agents lives.
         """
+        self.close()
+        self.agents, self._attempt, self._force_at = [], attempt, None
+        self._oom.begin()
         secret = secrets.token_hex(16)
         self._reaper = OrphanReaper(LEFT_BEHIND_S)
         for node_rank in range(self._job.resources.all_nodes):
@@ -90,7 +92,7 @@ class LocalNodes:
             self._signal(signal.SIGKILL)
         if None in codes:
             return None
-        found = None if self._killed else capture.read(self._folder, self._attempt)
+        found = None if self.killed else capture.read(self._folder, self._attempt)
         return capture.node_code(found) if found else errors.combine_exit_codes([codes[0] or EXIT_FINISHED])
 
     def _code_of(self, agent: subprocess.Popen[bytes]) -> int | None:
@@ -100,7 +102,7 @@ class LocalNodes:
 
     def _note_failure(self, node_rank: int, returncode: int) -> None:
         """Record the failure of an agent, so that agents without a link to it end too."""
-        if not self._killed:
+        if not self.killed:
             lines = capture.last_lines(self.log(node_rank))
             found = capture.here(returncode, node_rank=node_rank, lines=lines, oom=self._oom.verdict())
             with said_if_not_recorded("the failure", self._say):
@@ -115,7 +117,7 @@ class LocalNodes:
 
     def kill(self) -> None:
         """End everything at once; the ranks die with their agents."""
-        self._killed = self.stopping = True
+        self.killed = self.stopping = True
         self._signal(signal.SIGKILL)
 
     def close(self) -> None:

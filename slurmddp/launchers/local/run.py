@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 from slurmddp.batch import requeue_policy
 from slurmddp.batch.attempt import said_if_not_recorded
@@ -20,15 +20,12 @@ from slurmddp.batch.progress import Saved, progressed, saved
 from slurmddp.environments.emit import LOCAL_JOB_IDS
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, RankFailure, SlurmddpError
 from slurmddp.host import process
-from slurmddp.host.process import start_time
 from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers.local.nodes import LocalNodes
 from slurmddp.runs.failures import capture
 from slurmddp.runs.folder.fence import superseded
-from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.lock import RunLock
-from slurmddp.runs.status.alive import is_alive
 from slurmddp.spec import Job
 
 EXIT_KILLED = 128 + signal.SIGINT
@@ -46,52 +43,38 @@ def _signals() -> list[signal.Signals]:
     return [one for one in _SIGNALS if one != signal.SIGHUP or not is_off]
 
 
-def _print(text: str) -> None:
-    with suppress(OSError):  # The terminal may be gone.
-        print(text, file=sys.stderr, flush=True)
-
-
-def agent_command(folder: RunFolder) -> list[str]:
-    """Return the command of an agent under this interpreter."""
-    return [sys.executable, "-m", "slurmddp.launchers.agent", str(folder.path)]
-
-
 class LocalRun:
     """One run on this machine, attempt after attempt; used by the main thread only."""
 
     def __init__(
         self,
         job: Job,
-        folder: RunFolder | None = None,
+        folder: RunFolder,
+        lock: RunLock,
+        say: Callable[[str], None],
         *,
         command: Sequence[str] = (),
-        say: Callable[[str], None] = _print,
-        lock: RunLock | None = None,
     ) -> None:
-        self.job = job
-        self.folder = folder or RunFolder(job.run_dir)
+        """Describe the run; `lock` is held until the agents end, `command` replaces the usual agent."""
+        self.job, self.folder = job, folder
         self.attempt = -1
-        self.stopping = False
-        self._command = list(command) or agent_command(self.folder)
-        self._say = say
+        command = command or [sys.executable, "-m", "slurmddp.launchers.agent", str(folder.path)]
+        self.nodes = LocalNodes(job, folder, command, say)
+        self._lock, self._say = lock, say
         self._job_number = str(secrets.choice(LOCAL_JOB_IDS))
         self._job_id = f"local-{self._job_number}"
         self._counts = requeue_policy.Counts()
         """Failures so far, in memory, so that a full disk can't make the run restart without end."""
-        self._killed = False
         self._unattended = False
         self._before = Saved()
         self._inbox: SignalInbox | None = None
         self._undo = ExitStack()
-        self._lock = lock or RunLock(self.folder)
-        self.nodes = self._nodes()
 
     def start(self) -> None:
         """Start the agents of the next attempt; raises ConfigError if this machine is far too small."""
         if self.attempt < 0 and (warning := check_size(self.job.resources.world_size, process.usable_cpus())):
             self._say(warning)
         if self._inbox is None:
-            self._hold_folder()
             # From here on Ctrl-C is a message: an exception between two agents could lose an agent.
             self._inbox = self._undo.enter_context(SignalInbox(_signals()))
         try:
@@ -100,36 +83,9 @@ class LocalRun:
             self._leave_nothing()
             raise
 
-    def _hold_folder(self) -> None:
-        """Refuse to train in a folder in which another process trains already.
-
-        Agents and ranks hold the lock too. If their launcher was killed, wait until they have saved.
-        """
-        if self._lock.fileno >= 0:
-            return  # The command has taken it before it read the run.
-        self._undo.enter_context(self._lock)
-        try:
-            self._lock.wait(
-                self._refuse_beside_a_launcher, waiting=lambda: self._say(still_ending(self.folder))
-            )
-        except BaseException:
-            self._undo.close()
-            raise
-
-    def _refuse_beside_a_launcher(self) -> bool:
-        history = read_history(self.folder)
-        if history.newest is not None and is_alive(history.newest) is False:
-            return False
-        raise ConfigError(
-            f"{self.folder.name} is being trained by another process of this machine.",
-            hint=f"Follow it with `slurmddp logs -f {self.folder.name}`, or give this run another name=.",
-        )
-
     def _start_attempt(self) -> None:
         self.attempt = self.folder.claim_attempt()
         self._before = self._saved()
-        self.nodes.close()
-        self.nodes = self._nodes()
         self.folder.add_event(
             "started",
             attempt=self.attempt,
@@ -138,10 +94,10 @@ class LocalRun:
             nodes=socket.gethostname(),
             launcher="local",
             pid=os.getpid(),
-            process_start=start_time(os.getpid()),
+            process_start=process.start_time(os.getpid()),
             host=socket.gethostname(),
         )
-        self.nodes.start(self._job_number, self._lock.fileno)
+        self.nodes.start(self.attempt, self._job_number, self._lock.fileno)
 
     def _saved(self) -> Saved:
         return saved(self.folder, self.job.project_dir, self.job.saved_files)
@@ -150,42 +106,24 @@ class LocalRun:
     def _is_script(self) -> bool:
         return bool((self.job.program.config.get("program") or {}).get("script"))
 
-    def _nodes(self) -> LocalNodes:
-        return LocalNodes(self.job, self.folder, self.attempt, self._command, self._say)
-
-    def poll(self) -> int | None:
-        """Return the attempt's exit code once every agent has ended, else None."""
-        return self.nodes.poll()
-
-    def stop(self) -> None:
-        """Ask the ranks to save and leave; the run ends with 75."""
-        self.stopping = True
-        self.nodes.stop()
-
-    def kill(self) -> None:
-        """End everything at once; the ranks die with their agents."""
-        self._killed = self.stopping = True
-        self.nodes.kill()
-
-    def wait(self, on_tick: Callable[[], None] | None = None, interval: float = _POLL_S) -> int:
+    def wait(self, on_tick: Callable[[], None] = lambda: None) -> int:
         """Wait until the run ends.
 
         The first Ctrl-C (or SIGTERM) stops at a checkpoint, the second Ctrl-C kills. A failure within the
         policy's `max_restarts` starts the next attempt.
 
         Args:
-            on_tick: called every `interval` seconds.
-            interval: seconds between two calls.
+            on_tick: called ten times a second.
 
         Returns:
-            0, 75, or 130 after `kill`.
+            0, 75, or 130 after a kill.
 
         Raises:
             SlurmddpError: the failure that ended the run.
         """
         try:
             while True:
-                code = self._wait_for_attempt(on_tick, interval)
+                code = self._wait_for_attempt(on_tick)
                 decision = self._conclude(code)
                 if decision.next == "none":
                     return self._result(code)
@@ -195,11 +133,11 @@ class LocalRun:
         finally:
             self._leave_nothing()
 
-    def _wait_for_attempt(self, on_tick: Callable[[], None] | None, interval: float) -> int:
-        while (code := self.poll()) is None:
-            for received in self._inbox.wait(interval) if self._inbox is not None else ():
+    def _wait_for_attempt(self, on_tick: Callable[[], None]) -> int:
+        while (code := self.nodes.poll()) is None:
+            for received in self._inbox.wait(_POLL_S) if self._inbox is not None else ():
                 self._answer(received)
-            if on_tick is not None and not self._unattended:
+            if not self._unattended:
                 on_tick()
         return code
 
@@ -208,15 +146,15 @@ class LocalRun:
             return
         # A closed terminal shows no more output.
         self._unattended |= received == signal.SIGHUP
-        if self.stopping and received == signal.SIGINT:
+        if self.nodes.stopping and received == signal.SIGINT:
             last = "" if self._is_script else "; it resumes from its last checkpoint when it is started again"
             self._say(f"Killing the run{last}.")
-            self.kill()
-        elif not self.stopping:
+            self.nodes.kill()
+        elif not self.nodes.stopping:
             script = "The script gets SIGTERM; slurmddp can't see whether it saves."
             what = script if self._is_script else "Stopping at a checkpoint."
             self._say(f"{what} Ctrl-C once more kills the run.")
-            self.stop()
+            self.nodes.stop()
 
     def _conclude(self, code: int) -> requeue_policy.Outcome:
         """Record how the attempt ended and what comes next, by the rules of the batch step."""
@@ -228,34 +166,32 @@ class LocalRun:
         end = requeue_policy.End(
             code,
             progressed=has_progressed,
-            cancelled=self._killed or self.folder.cancelled_file.exists(),
+            cancelled=self.nodes.killed or self.folder.cancelled_file.exists(),
             # A laptop has no queue: the person who stopped the run starts it again.
-            stop_asked=self.stopping or code == EXIT_STOPPED or self.folder.stop_file.exists(),
+            stop_asked=self.nodes.stopping or code == EXIT_STOPPED or self.folder.stop_file.exists(),
         )
         rules = requeue_policy.Policy(policy.requeue, policy.max_restarts)
         decision = requeue_policy.decide(end, self._counts, rules)
         facts: dict[str, object] = {"outcome": decision.outcome, "next": decision.next}
-        if has_progressed:
-            facts["progressed"] = True
+        facts |= {"progressed": True} if has_progressed else {}
         self._counts = requeue_policy.count(self._counts, {"event": "ended", **facts})
         with said_if_not_recorded("ended", self._say):
             self.folder.add_event("ended", attempt=self.attempt, job_id=self._job_id, exit_code=code, **facts)
         return decision
 
     def _result(self, code: int) -> int:
-        if self._killed and code != EXIT_FINISHED:
+        if self.nodes.killed and code != EXIT_FINISHED:
             return EXIT_KILLED
         if code in (EXIT_FINISHED, EXIT_STOPPED):
             return code
         raise self._error()
 
     def _error(self) -> SlurmddpError:
-        found = capture.read(self.folder, self.attempt)
+        found, logs = capture.read(self.folder, self.attempt), self.folder.log_dir(self.attempt)
         if found is None:
-            return RankFailure("A rank failed.", hint=f"See the logs in {self.folder.log_dir(self.attempt)}.")
-        if found.rank is None:
-            return capture.as_error(found, self.nodes.log(found.node_rank or 0))
-        return capture.as_error(found, self.folder.rank_log(self.attempt, found.rank))
+            return RankFailure("A rank failed.", hint=f"See the logs in {logs}.")
+        rank_log = self.folder.rank_log(self.attempt, found.rank) if found.rank is not None else None
+        return capture.as_error(found, rank_log or self.nodes.log(found.node_rank or 0))
 
     def _failure_text(self) -> str:
         found = capture.read(self.folder, self.attempt)

@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
-from slurmddp.batch.progress import latest_name, newest_step
+from slurmddp.cli.start_run import start_job
 from slurmddp.config.schema import Policy
 from slurmddp.errors import ConfigError, NoProgressError, RankFailure
 from slurmddp.host import process as linux
-from slurmddp.launchers.local.run import LocalRun, agent_command, check_size
+from slurmddp.launchers.local.run import check_size
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.spec import Program, Resources
+from slurmddp.runs.folder.lock import RunLock
+from slurmddp.spec import Program
 from support.runs.agent_runs import (
     SAVING,
     all_gone,
     children_of,
     events,
-    make_run,
     runs,
     wait_for_lines,
     wait_until,
@@ -54,7 +54,7 @@ def test_pretended_nodes_train_as_one_job(tmp_path: Path, monkeypatch: pytest.Mo
     run = local_run(tmp_path, program, nodes=2)
     run.start()
     ticks: list[int] = []
-    assert run.wait(lambda: ticks.append(1), 0.02) == 0
+    assert run.wait(lambda: ticks.append(1)) == 0
     assert ticks
     (started,) = events(run.folder, "started")
     found = [json.loads(run.folder.rank_log(0, rank).read_text()) for rank in range(4)]
@@ -75,13 +75,13 @@ def test_pretended_nodes_train_as_one_job(tmp_path: Path, monkeypatch: pytest.Mo
 
 STAND_INS = """
 import os, pathlib, signal, sys, time
-folder, node = pathlib.Path(sys.argv[1]), int(os.environ["SLURM_NODEID"])
+folder, node = pathlib.Path(sys.argv[2]), int(os.environ["SLURM_NODEID"])
 (folder / f"here-{node}").write_text(str(os.getpid()))
 while len(list(folder.glob("here-*"))) < 3:
     time.sleep(0.01)
-if node == int(sys.argv[2]):
+if node == int(sys.argv[1]):
     os.kill(os.getpid(), signal.SIGKILL)
-lost = folder / f"here-{sys.argv[2]}"
+lost = folder / f"here-{sys.argv[1]}"
 while os.path.exists(f"/proc/{lost.read_text()}"):
     time.sleep(0.01)
 time.sleep(0.3)  # Whoever ends the others because of it does so now.
@@ -94,104 +94,63 @@ time.sleep(0.3)  # Whoever ends the others because of it does so now.
 def test_who_goes_on_when_a_pretended_node_is_lost_is_for_the_first_agent_to_say(
     tmp_path: Path, job: dict[str, int], lost: int
 ) -> None:
-    folder = make_run(tmp_path, "")
-    resources = Resources(nodes=job["nodes"], spare_nodes=job.get("spare_nodes", 0), ranks_per_node=1)
-    described = job_of(folder, resources=resources, elastic=bool(job.get("elastic")))
-    command = [sys.executable, "-c", STAND_INS, str(folder.path), str(lost)]
-    run = LocalRun(described, folder, command=command, say=lambda text: None)
+    run = local_run(tmp_path, command=[sys.executable, "-c", STAND_INS, str(lost)], ranks_per_node=1, **job)
     run.start()
     if lost == 0:
         with pytest.raises(RankFailure, match="SIGKILL"):
             run.wait()
     else:
         assert run.wait() == 0
-        assert {path.name for path in folder.path.glob("went-on-*")} == {"went-on-0", "went-on-2"}
+        assert {path.name for path in run.folder.path.glob("went-on-*")} == {"went-on-0", "went-on-2"}
 
 
-def test_a_failure_that_got_further_starts_again(tmp_path: Path) -> None:
-    program = CHECKPOINT + (
-        "def main(run_dir):\n    save(run_dir, 10 * (attempt + 1))\n"
-        "    if attempt < 2:\n        raise ValueError('bad luck')\n    return 0\n"
-    )
-    run = local_run(tmp_path, program, ranks_per_node=1)
+OWN_FILES = Program(target="rank_program.main", config={"program": {"checkpoints": "out"}})
+TO_ANOTHER_MACHINE = "pathlib.Path(run_dir, 'logs', f'attempt-{attempt + 1}').mkdir()"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes", "following"),
+    [
+        ("save(run_dir, attempt + 1); return 3 * (attempt < 2)", {}, ["requeue", "requeue", "none"]),
+        ("save(run_dir, attempt + 1); return 3", {"policy": Policy(max_restarts=1)}, ["requeue", "none"]),
+        ("save(run_dir, 7); return 3", {"policy": Policy(max_restarts=9)}, ["requeue", "requeue", "none"]),
+        ("return 3", {}, ["none"]),
+        (
+            "pathlib.Path('out').write_text('x' * min(attempt, 1)); return 3",
+            {"program": OWN_FILES},
+            ["requeue", "requeue", "requeue", "none"],
+        ),
+        ("save(run_dir, attempt + 1); open(run_dir + '/stop', 'w').close(); return 3", {}, ["none"]),
+        (f"save(run_dir, attempt + 1); {TO_ANOTHER_MACHINE}; return 3", {}, []),
+    ],
+    ids=["got further", "restarts", "progress once", "no progress", "own files", "stopped", "superseded"],
+)
+def test_what_follows_a_failure(
+    tmp_path: Path, ranks: str, changes: dict[str, Any], following: list[str]
+) -> None:
+    program = f"{CHECKPOINT}def main(run_dir):\n    {ranks}\n"
+    run = local_run(tmp_path, program, ranks_per_node=1, **changes)
     run.start()
-    assert run.wait() == 0
-    assert [(event["outcome"], event["next"]) for event in events(run.folder, "ended")] == [
-        ("failed", "requeue"),
-        ("failed", "requeue"),
-        ("finished", "none"),
+    if "attempt < 2" in ranks:
+        assert run.wait() == 0
+    else:
+        with pytest.raises(RankFailure, match="ended with exit code 3"):
+            run.wait()
+    ended, started = events(run.folder, "ended"), events(run.folder, "started")
+    assert [event["next"] for event in ended] == following
+    attempts = list(range(len(following) or 1))
+    assert [(event["attempt"], event["restart_count"]) for event in started] == [
+        (attempt, attempt) for attempt in attempts
     ]
-    assert [event["attempt"] for event in events(run.folder, "started")] == [0, 1, 2]
-    assert [event["restart_count"] for event in events(run.folder, "started")] == [0, 1, 2]
 
 
-def test_files_that_a_program_of_ones_own_names_are_progress(tmp_path: Path) -> None:
-    program = CHECKPOINT + (
-        "def main(run_dir):\n    path = pathlib.Path('out/model.pt')\n    path.parent.mkdir(exist_ok=True)\n"
-        "    if attempt < 2:\n        path.write_text('x' * attempt)\n    raise ValueError('bad luck')\n"
-    )
-    config = {"program": {"_target_": "rank_program.main", "checkpoints": "out"}}
-    own = Program(target="rank_program.main", config=config)
-    run = local_run(tmp_path, program, ranks_per_node=1, program_spec=own)
-    run.start()
-    with pytest.raises(RankFailure):
-        run.wait()
-    assert [event["next"] for event in events(run.folder, "ended")] == ["requeue"] * 3 + ["none"]
-
-
-def test_a_failure_of_a_run_that_a_person_stopped_is_not_tried_again(tmp_path: Path) -> None:
-    program = CHECKPOINT + (
-        "def main(run_dir):\n    save(run_dir, attempt + 1)\n"
-        "    open(run_dir + '/stop', 'w').close()\n    return 3\n"
-    )
-    run = local_run(tmp_path, program, ranks_per_node=1)
-    run.start()
-    with pytest.raises(RankFailure, match="ended with exit code 3"):
-        run.wait()
-    assert [event["next"] for event in events(run.folder, "ended")] == ["none"]
-
-
-def test_a_run_that_another_machine_has_begun_meanwhile_is_left_to_it(tmp_path: Path) -> None:
-    program = CHECKPOINT + (
-        "def main(run_dir):\n    save(run_dir, attempt + 1)\n"
-        "    pathlib.Path(run_dir, 'logs', f'attempt-{attempt + 1}').mkdir()\n    return 1\n"
-    )
-    run = local_run(tmp_path, program, ranks_per_node=1)
-    run.start()
-    with pytest.raises(RankFailure):
-        run.wait()
-    assert events(run.folder, "ended") == []
-    assert [event["attempt"] for event in events(run.folder, "started")] == [0]
-
-
-def test_restarts_are_counted(tmp_path: Path) -> None:
-    program = CHECKPOINT + "def main(run_dir):\n    save(run_dir, attempt + 1)\n    return 3\n"
-    run = local_run(tmp_path, program, ranks_per_node=1, policy=Policy(max_restarts=1))
-    run.start()
-    with pytest.raises(RankFailure, match="ended with exit code 3"):
-        run.wait()
-    assert [event["next"] for event in events(run.folder, "ended")] == ["requeue", "none"]
-
-
-def test_a_failure_without_progress_is_tried_once_more_after_progress(tmp_path: Path) -> None:
-    program = CHECKPOINT + "def main(run_dir):\n    save(run_dir, 7)\n    return 3\n"
-    run = local_run(tmp_path, program, ranks_per_node=1, policy=Policy(max_restarts=9))
-    run.start()
-    with pytest.raises(RankFailure, match="ended with exit code 3"):
-        run.wait()
-    assert [event["next"] for event in events(run.folder, "ended")] == ["requeue", "requeue", "none"]
-
-
-def test_a_failure_without_progress_is_told_at_once(tmp_path: Path) -> None:
+def test_a_failure_is_told_at_once(tmp_path: Path) -> None:
     run = local_run(tmp_path, "def main(run_dir): raise ValueError('always')")
     run.start()
-    with pytest.raises(RankFailure) as raised:
+    with pytest.raises(RankFailure, match="ValueError: always") as raised:
         run.wait()
-    assert "ValueError: always" in raised.value.message
     assert str(run.folder.log_dir(0) / "rank-") in raised.value.hint
-    assert [(event["outcome"], event["next"]) for event in events(run.folder, "ended")] == [
-        ("failed", "none")
-    ]
+    assert [event["outcome"] for event in events(run.folder, "ended")] == ["failed"]
 
 
 @pytest.mark.parametrize(
@@ -260,15 +219,13 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
     with terminal(tmp_path, SAVING) as person:
         folder = RunFolder(tmp_path / "runs" / "test-00000000")
         wait_for_lines(folder, "ready", 2)
-        second = LocalRun(job_of(folder), folder, command=["false"])
         with pytest.raises(ConfigError, match="is being trained by another process"):
-            second.start()
+            start_job(job_of(folder), RunLock(folder))
         assert folder.attempts() == [0]
         person.send_signal(signal.SIGINT)
         assert person.wait(timeout=120) == 75
-    third = LocalRun(job_of(folder), folder, command=["true"])
-    third.start()
-    assert third.wait() == 0
+    with RunLock(folder) as lock:
+        assert lock.acquire()
 
 
 @pytest.mark.parametrize(
@@ -283,23 +240,3 @@ def test_a_hopeless_size_is_refused_before_anything_starts(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="8000 ranks can't be tried on this machine"):
         run.start()
     assert run.folder.attempts() == []
-
-
-@pytest.mark.parametrize(
-    ("text", "step"), [("step-0000001200\n", 1200), ("step-0\n", 0), ("rubbish", 0), (None, 0)]
-)
-def test_the_newest_step_is_read_from_latest(tmp_path: Path, text: str | None, step: int) -> None:
-    folder = RunFolder(tmp_path)
-    if text is not None:
-        folder.checkpoints_dir.mkdir()
-        (folder.checkpoints_dir / "latest").write_text(text)
-    assert newest_step(latest_name(folder)) == step
-
-
-def test_the_agent_runs_under_the_same_interpreter(tmp_path: Path) -> None:
-    assert agent_command(RunFolder(tmp_path)) == [
-        sys.executable,
-        "-m",
-        "slurmddp.launchers.agent",
-        str(tmp_path),
-    ]

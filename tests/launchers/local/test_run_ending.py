@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.launchers.local.run import LocalRun
-from slurmddp.spec import Resources
-from support.runs.agent_runs import make_run, wait_until
-from support.runs.local_runs import job_of
+from support.runs.agent_runs import wait_until
+from support.runs.local_runs import local_run
 
 WRITING = """
 import os, pathlib, sys, time
@@ -28,20 +26,19 @@ sys.exit(1)
 def test_an_agent_has_as_long_as_under_slurm_to_write_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passed_s: int, killed: bool
 ) -> None:
-    folder = make_run(tmp_path, "")
-    job = job_of(folder, resources=Resources(nodes=2, ranks_per_node=1))
-    run = LocalRun(job, folder, command=[sys.executable, "-c", WRITING, str(folder.path)])
+    run = local_run(tmp_path, command=[sys.executable, "-c", WRITING], nodes=2, ranks_per_node=1)
+    folder, poll = run.folder, run.nodes.poll
     run.start()
     try:
-        wait_until(lambda: run.poll() is None and folder.failure_file(0).exists(), "node 1 has failed")
+        wait_until(lambda: poll() is None and folder.failure_file(0).exists(), "node 1 has failed")
         clock = time.monotonic
         monkeypatch.setattr(time, "monotonic", lambda: clock() + passed_s)
-        assert run.poll() is None
+        assert poll() is None
         monkeypatch.undo()
         if not killed:
             (folder.path / "written").touch()
-        wait_until(lambda: run.poll() == 1, "all have ended")
+        wait_until(lambda: poll() == 1, "all have ended")
         assert [agent.returncode for agent in run.nodes.agents] == [-9 if killed else 1, 1]
     finally:
-        run.kill()
+        run.nodes.kill()
         run.wait()

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from slurmddp.errors import RankFailure
-from slurmddp.launchers.local.run import LocalRun
 from slurmddp.runs.failures import capture
 from slurmddp.runs.folder.layout import RunFolder
 from support.runs.local_runs import local_run
@@ -34,21 +33,15 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return told
 
 
-def run_of(tmp_path: Path, program: str, said: list[str]) -> LocalRun:
-    run = local_run(tmp_path, program, ranks_per_node=1)
-    run._say = said.append
-    return run
-
-
 def test_a_training_that_finished_has_finished(tmp_path: Path, said: list[str]) -> None:
-    run = run_of(tmp_path, "def main(run_dir): return 0", said)
+    run = local_run(tmp_path, "def main(run_dir): return 0", ranks_per_node=1, say=said.append)
     run.start()
     assert run.wait() == 0
     assert said == ["ended was not recorded: [Errno 28] No space left on device"]
 
 
 def test_a_failure_is_told(tmp_path: Path, said: list[str]) -> None:
-    run = run_of(tmp_path, "def main(run_dir): return 3", said)
+    run = local_run(tmp_path, "def main(run_dir): return 3", ranks_per_node=1, say=said.append)
     run.start()
     with pytest.raises(RankFailure, match="exit code 3"):
         run.wait()
@@ -58,8 +51,7 @@ def test_a_failure_is_told(tmp_path: Path, said: list[str]) -> None:
 def test_an_agent_that_is_gone_ends_the_run_as_ever(
     tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = run_of(tmp_path, "", said)
-    run._command = ["false"]
+    run = local_run(tmp_path, command=["false"], say=said.append)
     monkeypatch.setattr(capture, "record", full)
     run.start()
     with pytest.raises(RankFailure, match=r"A rank failed\."):

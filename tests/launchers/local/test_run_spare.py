@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.launchers.local.run import LocalRun
-from slurmddp.spec import Resources
-from support.runs.agent_runs import events, make_run
-from support.runs.local_runs import job_of
+from support.runs.agent_runs import events
+from support.runs.local_runs import local_run
 
 LEAVES_EARLY = """
 import os, pathlib, signal, sys, time
@@ -29,10 +27,7 @@ sys.exit(75 if told else 0)
 def test_a_node_that_is_given_up_and_leaves_does_not_stop_the_run(
     tmp_path: Path, job: dict[str, int]
 ) -> None:
-    folder = make_run(tmp_path, "")
-    resources = Resources(nodes=job["nodes"], spare_nodes=job.get("spare_nodes", 0), ranks_per_node=1)
-    described = job_of(folder, resources=resources, elastic=bool(job.get("elastic")))
-    run = LocalRun(described, folder, command=[sys.executable, "-c", LEAVES_EARLY], say=lambda text: None)
+    run = local_run(tmp_path, command=[sys.executable, "-c", LEAVES_EARLY], ranks_per_node=1, **job)
     run.start()
     assert run.wait() == 0
-    assert [event["outcome"] for event in events(folder, "ended")] == ["finished"]
+    assert [event["outcome"] for event in events(run.folder, "ended")] == ["finished"]

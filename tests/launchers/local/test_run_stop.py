@@ -11,26 +11,24 @@ import pytest
 
 from slurmddp.host import process
 from slurmddp.host.signals import SignalInbox
-from slurmddp.launchers.local.run import LocalRun
 from slurmddp.runs.folder.layout import RunFolder
 from support.runs.agent_runs import (
     SAVING,
     all_gone,
     children_of,
     events,
-    make_run,
     runs,
     wait_for_lines,
     wait_until,
 )
-from support.runs.local_runs import job_of, local_run, terminal, terminal_again
+from support.runs.local_runs import local_run, terminal, terminal_again
 
 
 def test_stop_saves_on_every_node(tmp_path: Path) -> None:
     run = local_run(tmp_path, SAVING, nodes=2)
     run.start()
     wait_for_lines(run.folder, "ready", 4)
-    run.stop()
+    run.nodes.stop()
     assert run.wait() == 75
     assert all("saved after SIGTERM" in run.folder.rank_log(0, rank).read_text() for rank in range(4))
     assert [(event["outcome"], event["next"]) for event in events(run.folder, "ended")] == [
@@ -54,18 +52,17 @@ def test_a_cancelled_run_is_not_called_stopped(tmp_path: Path) -> None:
     run.start()
     wait_for_lines(run.folder, "ready", 2)
     run.folder.cancelled_file.touch()
-    run.stop()
+    run.nodes.stop()
     assert run.wait() == 75
     assert [event["outcome"] for event in events(run.folder, "ended")] == ["cancelled"]
 
 
 def test_a_stop_before_an_agent_listens_is_no_failure(tmp_path: Path) -> None:
-    folder = make_run(tmp_path, SAVING)
-    run = LocalRun(job_of(folder), folder, command=["sleep", "600"], say=lambda text: None)
+    run = local_run(tmp_path, command=[sys.executable, "-c", "import time; time.sleep(600)"])
     run.start()
-    run.stop()
+    run.nodes.stop()
     assert run.wait() == 75
-    assert not folder.failure_file(0).exists()
+    assert not run.folder.failure_file(0).exists()
 
 
 def test_ctrl_c_stops_at_a_checkpoint(tmp_path: Path) -> None:

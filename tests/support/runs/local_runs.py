@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slurmddp.config.schema import Cluster, Policy
 from slurmddp.launchers.local.run import LocalRun
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.lock import RunLock
 from slurmddp.spec import Job, Program, Resources
 from support import TESTS
 from support.runs.agent_runs import agent_command, make_run
 
 
-def job_of(folder: RunFolder, *, nodes: int = 1, ranks_per_node: int = 2, **changes: object) -> Job:
+def job_of(folder: RunFolder, **changes: object) -> Job:
     fields = {
         "name": "test",
         "run_name": folder.name,
@@ -24,7 +26,7 @@ def job_of(folder: RunFolder, *, nodes: int = 1, ranks_per_node: int = 2, **chan
         "submitter": "sbatch",
         "python": sys.executable,
         "cluster": Cluster(name="local", env={"FROM_CLUSTER": "a b"}),
-        "resources": Resources(nodes=nodes, ranks_per_node=ranks_per_node),
+        "resources": Resources(nodes=1, ranks_per_node=2),
         "policy": Policy(),
         "program": Program(target="rank_program.main", config={}),
     }
@@ -32,13 +34,23 @@ def job_of(folder: RunFolder, *, nodes: int = 1, ranks_per_node: int = 2, **chan
 
 
 def local_run(
-    tmp_path: Path, program: str, *, nodes: int = 1, ranks_per_node: int = 2, **changes: object
+    tmp_path: Path,
+    rank_program: str = "",
+    *,
+    nodes: int = 1,
+    spare_nodes: int = 0,
+    ranks_per_node: int = 2,
+    command: Sequence[str] = (),
+    say: Callable[[str], None] = lambda text: None,
+    **changes: object,
 ) -> LocalRun:
-    folder = make_run(tmp_path, program, nodes=nodes, ranks_per_node=ranks_per_node)
-    if "program_spec" in changes:
-        changes["program"] = changes.pop("program_spec")
-    job = job_of(folder, nodes=nodes, ranks_per_node=ranks_per_node, **changes)
-    return LocalRun(job, folder, command=[*agent_command(tmp_path), str(folder.path)], say=lambda text: None)
+    """Return a run whose ranks run `rank_program`, or with a `command` for agents; it gets the run folder."""
+    folder = make_run(tmp_path, rank_program, nodes=nodes, ranks_per_node=ranks_per_node)
+    resources = Resources(nodes=nodes, spare_nodes=spare_nodes, ranks_per_node=ranks_per_node)
+    lock = RunLock(folder)
+    assert lock.acquire()
+    command = [*(command or agent_command(tmp_path)), str(folder.path)]
+    return LocalRun(job_of(folder, resources=resources, **changes), folder, lock, say, command=command)
 
 
 HANGUP_ON = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"
@@ -52,10 +64,13 @@ def terminal(tmp_path: Path, program: str, *, first: str = HANGUP_ON) -> subproc
     command = [*agent_command(tmp_path), str(folder.path)]
     script.write_text(
         f"import sys\nsys.path.insert(0, {str(TESTS)!r})\n"
+        "from slurmddp.cli.start_run import hold\n"
         "from support.runs.local_runs import LocalRun, RunFolder, job_of\n"
-        f"folder = RunFolder({str(folder.path)!r})\n"
-        f"run = LocalRun(job_of(folder), folder, command={command!r})\n{first}\n"
-        "run.start()\nsys.exit(run.wait())\n"
+        f"folder = RunFolder({str(folder.path)!r})\n{first}\n"
+        "with hold(folder) as lock:\n"
+        "    say = lambda text: print(text, file=sys.stderr, flush=True)\n"
+        f"    run = LocalRun(job_of(folder), folder, lock, say, command={command!r})\n"
+        "    run.start()\n    sys.exit(run.wait())\n"
     )
     return terminal_again(tmp_path)
 
