@@ -187,7 +187,7 @@ def test_leftovers_of_a_killed_writer_free_their_space_first(tmp_path, monkeypat
 )
 def test_a_refused_reservation_is_an_error(tmp_path, monkeypatch, code, words):
     save(tmp_path, 1)
-    monkeypatch.setattr(space, "_fallocate", lambda: lambda descriptor, size: code)
+    monkeypatch.setattr(space, "_fallocate", lambda descriptor, size: code)
     with pytest.raises(CheckpointError, match=r"it needs 8\.0 MB.*" + words):
         save(tmp_path, 2, {"w": torch.zeros(2_000_000)})
     assert (steps_in(tmp_path), hidden_in(tmp_path)) == ([1], [])
@@ -195,7 +195,7 @@ def test_a_refused_reservation_is_an_error(tmp_path, monkeypatch, code, words):
 
 @pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINTR], ids=errno.errorcode.get)
 def test_a_file_system_without_reservations_is_written_to(tmp_path, monkeypatch, code):
-    monkeypatch.setattr(space, "_fallocate", lambda: lambda descriptor, size: code)
+    monkeypatch.setattr(space, "_fallocate", lambda descriptor, size: code)
     assert checkpoint.read(save(tmp_path, 1)).step == 1
 
 
@@ -209,7 +209,7 @@ def test_a_reservation_reduces_the_free_space(tmp_path):
 def test_no_reservation_exceeds_the_free_space(tmp_path, monkeypatch):
     """A call that can't be met takes what there is before it fails, and with it everybody's space."""
     asked = []
-    monkeypatch.setattr(space, "_fallocate", lambda: lambda descriptor, size: asked.append(size) or 0)
+    monkeypatch.setattr(space, "_fallocate", lambda descriptor, size: asked.append(size) or 0)
     monkeypatch.setattr(space, "free_bytes", lambda folder: 50_000_000)
     with (tmp_path / "file").open("xb") as stream:
         with pytest.raises(space.NoRoomError, match=r"needs 60\.0 MB .*, and 50\.0 MB are free"):

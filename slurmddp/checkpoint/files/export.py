@@ -56,7 +56,7 @@ def export_weights(
 def _names_of(folder: Path, model: str | None) -> dict[str, str]:
     """Map the names of the model's tensors in its state_dict to their names in the checkpoint's file."""
     tree = json.loads((folder / TREE_FILE).read_text(encoding="utf-8"))["state"]
-    objects = {str(name): value for name, value in _pairs(_get(tree, "objects"))}
+    objects = {str(name): value for name, value in _pairs(dict(_pairs(tree)).get("objects"))}
     models = {name: found for name, value in objects.items() if (found := _tensors_in(value))}
     if model is None:
         model = "model" if "model" in models or len(models) != 1 else next(iter(models))
@@ -66,10 +66,6 @@ def _names_of(folder: Path, model: str | None) -> dict[str, str]:
             hint=f"Choose one with --object. {near_matches(model, models)}".strip(),
         )
     return {name.replace(_COMPILED, ""): stored for name, stored in models[model].items()}
-
-
-def _get(tree: Any, key: str) -> Any:
-    return dict(_pairs(tree)).get(key)
 
 
 def _pairs(tree: Any) -> list[tuple[Any, Any]]:

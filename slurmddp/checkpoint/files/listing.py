@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slurmddp.checkpoint.files.manifest import (
-    BAD,
     POINTER_FILE,
     Manifest,
     OtherVersionError,
     check_size,
     checkpoint_folders,
     load_manifest,
+    quarantined_folders,
+    step_of,
     verify,
 )
 from slurmddp.errors import CheckpointError, RunNotFoundError
 from slurmddp.runs import index
 
 OTHER_VERSION, QUARANTINED = "other version", "quarantined"
-_BAD_FOLDER = re.compile(re.escape(BAD) + r"step-(\d{10,})(-\d+)?")
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,9 @@ def rows(root: Path, *, hashed: bool = False) -> list[Row]:
     found = [_row(folder, hashed, pointed) for folder in checkpoint_folders(root)]
     # Retention may have deleted a folder meanwhile.
     good = [row for row in found if row.path.is_dir()]
-    return good + _quarantined(root)
+    return good + [
+        Row(step, QUARANTINED, *_size_and_time(path), False, path) for step, path in quarantined_folders(root)
+    ]
 
 
 def newest_whole(root: Path) -> Path | None:
@@ -90,7 +91,6 @@ def newest_whole(root: Path) -> Path | None:
 
 
 def _row(folder: Path, hashed: bool, pointed: str) -> Row:
-    step = int(folder.name.removeprefix("step-"))
     manifest, problem, state = None, "", "damaged"
     try:
         manifest = verify(folder) if hashed else _sizes_fit(folder)
@@ -103,7 +103,8 @@ def _row(folder: Path, hashed: bool, pointed: str) -> Row:
         problem = f"It can't be read: {error.strerror or error}."
     world_size = manifest.meta.get("world_size") if manifest else None
     is_latest = folder.name == pointed
-    return Row(step, state, _bytes(folder), _saved(folder), is_latest, folder, problem, world_size)
+    facts = _size_and_time(folder)
+    return Row(step_of(folder) or 0, state, *facts, is_latest, folder, problem, world_size)
 
 
 def _sizes_fit(folder: Path) -> Manifest:
@@ -113,16 +114,6 @@ def _sizes_fit(folder: Path) -> Manifest:
     return manifest
 
 
-def _quarantined(root: Path) -> list[Row]:
-    if not root.is_dir():
-        return []
-    named = [(match, path) for path in root.iterdir() if (match := _BAD_FOLDER.fullmatch(path.name))]
-    found = [
-        Row(int(match[1]), QUARANTINED, _bytes(path), _saved(path), False, path) for match, path in named
-    ]
-    return sorted(found, key=lambda row: (-row.step, row.path.name))
-
-
 def _pointed(root: Path) -> str:
     try:
         return (root / POINTER_FILE).read_text(encoding="utf-8", errors="replace").strip()
@@ -130,16 +121,13 @@ def _pointed(root: Path) -> str:
         return ""
 
 
-def _bytes(folder: Path) -> int:
+def _size_and_time(folder: Path) -> tuple[int, float | None]:
+    """Return the bytes of a checkpoint, and when its last file was written, in seconds since the epoch.
+
+    0 and None if the folder is empty or unreadable.
+    """
     try:
-        return sum(path.stat().st_size for path in folder.iterdir())
+        stats = [path.stat() for path in folder.iterdir()]
     except OSError:
-        return 0
-
-
-def _saved(folder: Path) -> float | None:
-    """Return when the checkpoint's last file was written, in seconds since the epoch; None if unreadable."""
-    try:
-        return max(path.stat().st_mtime for path in folder.iterdir())
-    except (OSError, ValueError):
-        return None
+        stats = []
+    return sum(one.st_size for one in stats), max((one.st_mtime for one in stats), default=None)

@@ -25,6 +25,7 @@ WRITING, REPLACED, DELETING, BAD = ".writing-", ".replaced-", ".deleting-", "bad
 
 _OTHER_VERSION = "Use the slurmddp that wrote it; nothing in it was changed."
 _FOLDER = re.compile(r"step-(\d{10,})")
+_QUARANTINED = re.compile(rf"{BAD}step-(\d{{10,}})(-\d+)?")
 
 
 class OtherVersionError(CheckpointError):
@@ -71,6 +72,13 @@ def checkpoint_folders(root: Path) -> list[Path]:
     return [path for _, path in sorted(steps, reverse=True)]
 
 
+def quarantined_folders(root: Path) -> list[tuple[int, Path]]:
+    """Return steps and folders of the quarantined checkpoints under `root`, newest step first."""
+    named = [(_QUARANTINED.fullmatch(path.name), path) for path in root.glob(f"{BAD}*")]
+    found = [(int(match[1]), path) for match, path in named if match]
+    return sorted(found, key=lambda one: (-one[0], one[1].name))
+
+
 def newest_step(root: Path) -> int | None:
     """Return the step of the newest checkpoint by its name, verified or not; None without a checkpoint."""
     return next((step_of(folder) for folder in checkpoint_folders(root)), None)
@@ -84,7 +92,11 @@ def load_manifest(folder: Path) -> Manifest:
         if recorded != _digest(content):
             raise CheckpointError(f"{MANIFEST_FILE} does not match its own hash.")
         check_format(content["format"])
-        _check_algorithm(content["digest"])
+        if content["digest"] != ALGORITHM:
+            raise OtherVersionError(
+                f"its files are hashed by {content['digest']!r}; this slurmddp knows {ALGORITHM}.",
+                hint=_OTHER_VERSION,
+            )
         files = {name: FileRecord(**record) for name, record in content["files"].items()}
         manifest = Manifest(content["step"], files, content["meta"], content["versions"])
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -102,13 +114,6 @@ def check_format(found: int) -> None:
     if found != FORMAT:
         raise OtherVersionError(
             f"it has format {found}; this slurmddp reads format {FORMAT}.", hint=_OTHER_VERSION
-        )
-
-
-def _check_algorithm(found: str) -> None:
-    if found != ALGORITHM:
-        raise OtherVersionError(
-            f"its files are hashed by {found!r}; this slurmddp knows {ALGORITHM}.", hint=_OTHER_VERSION
         )
 
 

@@ -30,7 +30,6 @@ NEVER_BELOW = 2
 """Number of verified checkpoints that always stay."""
 
 _TEMPORARY = re.compile(rf"\.{POINTER_FILE}\.[0-9a-f]{{16}}")
-_QUARANTINED = re.compile(rf"{BAD}step-(\d+)(-\d+)?")
 
 log = logging.getLogger(__name__)
 
@@ -129,12 +128,6 @@ def quarantine(folder: Path) -> Path | None:
         except OSError:
             return None
     return None
-
-
-def newest_quarantined(root: Path) -> int:
-    """Return the highest step of the quarantined checkpoints (`bad-...`), or -1 without any."""
-    found = (_QUARANTINED.fullmatch(path.name) for path in root.glob(f"{BAD}*"))
-    return max((int(match[1]) for match in found if match), default=-1)
 
 
 def _delete(folder: Path) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
-from typing import cast
 
-_KEEP_SIZE = 0x01
+_libc = ctypes.CDLL(None, use_errno=True)
+_KEEP_SIZE, _WRITE = 0x01, 0x02
 _UNSUPPORTED = frozenset(
     {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.ENODEV, errno.EINTR}
 )
@@ -42,7 +40,7 @@ def reserve(descriptor: int, needed: int, folder: Path) -> None:
     if needed == 0:
         return
     require(folder, needed)
-    code = _fallocate()(descriptor, needed)
+    code = _fallocate(descriptor, needed)
     if code == 0 or code in _UNSUPPORTED:
         return
     if code == errno.ENOSPC:
@@ -74,40 +72,17 @@ def size_text(count: int) -> str:
     return f"{size / 1000:.1f} TB"
 
 
-@cache
-def _fallocate() -> Callable[[int, int], int]:
-    """Return the system call fallocate as a function (descriptor, bytes) -> errno.
+def _fallocate(descriptor: int, size: int) -> int:
+    """Reserve blocks by the system call fallocate; return its errno, 0 for success.
 
     `os.posix_fallocate` does not serve: without support of the file system, the C library writes into every
     block.
     """
-    try:
-        call = ctypes.CDLL(None, use_errno=True).fallocate
-    except (OSError, AttributeError):
-        return lambda descriptor, size: errno.ENOSYS
-    call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-
-    def reserve(descriptor: int, size: int) -> int:
-        return ctypes.get_errno() if call(descriptor, _KEEP_SIZE, 0, size) else 0
-
-    return reserve
-
-
-_WRITE = 0x02
+    refused = _libc.fallocate(descriptor, _KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size))
+    return ctypes.get_errno() if refused else 0
 
 
 def write_back(descriptor: int, start: int, size: int) -> None:
     """Start to write a part of a file to the disk, so that the disk is not idle until the flush."""
-    call = _sync_file_range()
-    if call is not None:
-        call(descriptor, start, size, _WRITE)  # A hint only: the flush reports errors.
-
-
-@cache
-def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    try:
-        call = ctypes.CDLL(None, use_errno=True).sync_file_range
-    except (OSError, AttributeError):
-        return None
-    call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-    return cast("Callable[[int, int, int, int], int]", call)
+    # A hint only: the flush reports errors.
+    _libc.sync_file_range(descriptor, ctypes.c_int64(start), ctypes.c_int64(size), _WRITE)

@@ -11,6 +11,7 @@ import os
 import select
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from slurmddp.environments.names import CHANNEL_VARIABLE
@@ -33,20 +34,19 @@ class Channel:
 
     @classmethod
     def attach(cls, environ: Mapping[str, str]) -> Channel | None:
-        """Return the rank's end of the channel to its agent; None without an agent."""
-        number = environ.get(CHANNEL_VARIABLE, "")
-        if not number.isdecimal() or not _is_channel(int(number)):
-            return None
-        return cls(socket.socket(fileno=int(number)))
+        """Return a duplicate of the rank's end of the channel to its agent; None without an agent.
 
-    @classmethod
-    def attach_copy(cls, environ: Mapping[str, str]) -> Channel | None:
-        """Do as `attach`, on a duplicate of the descriptor, which the caller may close."""
-        number = environ.get(CHANNEL_VARIABLE, "")
+        The processes that a rank has started see the variable, but not the channel.
+        """
         try:
-            return cls.attach({CHANNEL_VARIABLE: str(os.dup(int(number)))}) if number.isdecimal() else None
-        except OSError:
+            end = socket.fromfd(int(environ.get(CHANNEL_VARIABLE, "")), socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except (ValueError, OSError):
             return None
+        with suppress(OSError):  # The descriptor is of a file.
+            if end.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_SEQPACKET:
+                return cls(end)
+        end.close()
+        return None
 
     def fileno(self) -> int:
         return self._end.fileno()
@@ -64,23 +64,20 @@ class Channel:
         With `timeout_s` None it waits without a limit. Raises EOFError if the other end is closed.
         """
         self._end.settimeout(timeout_s)
+        limits = self._end, MAX_MESSAGE_BYTES, _MAX_DESCRIPTORS
         try:
-            data, descriptors = self._receive()
+            try:
+                data, descriptors, _, _ = socket.recv_fds(*limits)
+            except ConnectionResetError:
+                # The other end closed with unread messages; the kernel reports that before its last messages.
+                data, descriptors, _, _ = socket.recv_fds(*limits)
         except (BlockingIOError, TimeoutError):
             return None
         if not data:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise EOFError
-        return dict(json.loads(data)), descriptors
-
-    def _receive(self) -> tuple[bytes, list[int]]:
-        try:
-            data, descriptors, _, _ = socket.recv_fds(self._end, MAX_MESSAGE_BYTES, _MAX_DESCRIPTORS)
-        except ConnectionResetError:
-            # The other end closed with unread messages; the kernel reports that before its last messages.
-            data, descriptors, _, _ = socket.recv_fds(self._end, MAX_MESSAGE_BYTES, _MAX_DESCRIPTORS)
-        return data, list(descriptors)
+        return dict(json.loads(data)), list(descriptors)
 
     def is_closed_there(self) -> bool:
         """Tell whether all copies of the other end are closed; its messages may still be unread."""
@@ -90,12 +87,3 @@ class Channel:
 
     def close(self) -> None:
         self._end.close()
-
-
-def _is_channel(descriptor: int) -> bool:
-    """Tell whether this process inherited the channel: its children see the variable, not the descriptor."""
-    try:
-        with socket.socket(fileno=os.dup(descriptor)) as end:
-            return (end.family, end.type) == (socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    except OSError:
-        return False

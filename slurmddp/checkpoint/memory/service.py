@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from slurmddp.checkpoint.files.manifest import newest_step
 from slurmddp.checkpoint.memory import shared_buffer, writer_process
@@ -27,16 +27,11 @@ from slurmddp.runs.failures.capture import signal_name
 _POLL_S = 0.01
 _UNKILLABLE_S = 2.0
 """Wait at most this long for a killed writer: the kernel may hold the process in I/O."""
+_KEEP_ALL = sys.maxsize
+"""`keep_last` of a flush: the ranks, which know how many checkpoints to keep, have ended."""
 
 
-class Process(Protocol):
-    """The part of a subprocess.Popen that the service uses."""
-
-    pid: int
-    returncode: int | None
-
-
-Start = Callable[[], tuple[Channel, Process]]
+Start = Callable[[], tuple[Channel, subprocess.Popen[bytes]]]
 
 
 @dataclass
@@ -66,7 +61,7 @@ class _Writer:
     """The process that writes, and the channel to it; a writer that `is_gone` waits to be reaped."""
 
     channel: Channel
-    process: Process
+    process: subprocess.Popen[bytes]
     is_gone: bool = False
 
 
@@ -198,13 +193,33 @@ class CheckpointService:
             OSError: the checkpoints can't be listed.
         """
         self.handle()
-        request = flush_request(self._slots, self._requested_slots(), run_dir, attempt)
+        request = self._flush_request(run_dir, attempt)
         if request is None or not claim(request["step"]):
             return None
         shared_buffer.set_writing(self._slots[request["slot"]], True)
         self._waiting.append(_Write(request, None))
         self._begin()
         return int(request["step"])
+
+    def _flush_request(self, run_dir: Path, attempt: int) -> Request | None:
+        """Return the request to write the newest state; None if it is on disk or will be written anyway."""
+        headers = {slot: shared_buffer.read_header(number) for slot, number in self._slots.items()}
+        states = [(found.order, slot, found) for slot, found in headers.items() if found is not None]
+        if not states:
+            return None
+        _, slot, newest = max(states)
+        if slot in self._requested_slots():
+            return None
+        with shared_buffer.mapped(self._slots[slot], newest) as stored:
+            root = stored.about["root"]
+        on_disk = newest_step(Path(root))
+        if on_disk is not None and on_disk >= newest.step:
+            return None
+        return {
+            "kind": "write", "slot": slot, "step": newest.step, "root": root, "keep_last": _KEEP_ALL,
+            "background": False, "since": time.monotonic(), "stall_s": 0.0, "copied": newest.stamp / 1e9,
+            "run_dir": str(run_dir), "attempt": attempt,
+        }  # fmt: skip
 
     def expedite(self) -> None:
         """Mark all requested writes as urgent, so that the writer stops pausing between pieces."""
@@ -319,37 +334,3 @@ def _killed(request: Request, status: int) -> Result:
         hint = "If it was killed for want of memory, give the job more (mem_gb)."
     text = f"The process that wrote the checkpoint of step {request['step']} {how}."
     return writer_process.conclude(request, CheckpointError(text, hint=hint))
-
-
-_KEEP_ALL = sys.maxsize
-"""`keep_last` of a flush: the ranks, which know how many checkpoints to keep, have ended."""
-
-
-def flush_request(
-    slots: Mapping[int, int], requested: Collection[int], run_dir: Path, attempt: int
-) -> Request | None:
-    """Find the newest in-memory state that is not on disk yet, and return the request to write it.
-
-    Args:
-        slots: descriptors of the buffers by number.
-        requested: numbers of the buffers that are written anyway.
-
-    Raises:
-        OSError: the checkpoints on the disk can't be listed.
-    """
-    states = {slot: found for slot, number in slots.items() if (found := shared_buffer.read_header(number))}
-    if not states:
-        return None
-    slot = max(states, key=lambda slot: states[slot].order)
-    if slot in requested:
-        return None
-    with shared_buffer.mapped(slots[slot], states[slot]) as stored:
-        root = stored.about["root"]
-    on_disk = newest_step(Path(root))
-    if on_disk is not None and on_disk >= states[slot].step:
-        return None
-    return {
-        "kind": "write", "slot": slot, "step": states[slot].step, "root": root, "keep_last": _KEEP_ALL,
-        "background": False, "since": time.monotonic(), "stall_s": 0.0, "copied": states[slot].stamp / 1e9,
-        "run_dir": str(run_dir), "attempt": attempt,
-    }  # fmt: skip

@@ -21,13 +21,13 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
-from functools import cache
 from typing import Any
 
 from slurmddp.environments.names import MEMORY_VARIABLE
 
 PAGE_BYTES = 4096
 
+_libc = ctypes.CDLL(None, use_errno=True)
 _MAGIC = b"SDDPmem1"
 _HEADER = struct.Struct("<8s8q")
 _COMMITTED_AT, _WRITING_AT, _URGENT_AT = 8, 16, _HEADER.size
@@ -249,11 +249,5 @@ def _populate(descriptor: int, area: mmap.mmap) -> None:
 
 
 def _advise(address: int, size: int, advice: int) -> int:
-    return ctypes.get_errno() if _madvise()(address, size, advice) else 0
-
-
-@cache
-def _madvise() -> Any:
-    call = ctypes.CDLL(None, use_errno=True).madvise
-    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return call
+    refused = _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice)
+    return ctypes.get_errno() if refused else 0

@@ -122,32 +122,24 @@ def _write(buffer: shared_buffer.MappedFile, request: Request, durable: Callable
     def is_urgent() -> bool:
         return not request["background"] or shared_buffer.is_urgent(buffer.descriptor)
 
+    def fill(folder: Path) -> dict[str, FileRecord]:
+        source, start = buffer.descriptor, state.tensors_at
+        with ThreadPoolExecutor(1) as thread:  # flushes the small file while the large one is written
+            tree = thread.submit(write_hashed, folder / TREE_FILE, [stored.tree])
+            tensors = copy_hashed(folder / TENSORS_FILE, source, start, stored.tensors, is_urgent=is_urgent)
+            return {TENSORS_FILE: tensors, TREE_FILE: tree.result()}
+
     with buffer.mapped(state) as stored:
         publish(
             Path(request["root"]),
             state.step,
-            partial(_fill, buffer.descriptor, state, stored, is_urgent),
+            fill,
             meta=stored.about["meta"],
             keep_last=request["keep_last"],
             needed=state.tensors_bytes + state.tree_bytes,
             made_by=stored.about["versions"],
             durable=durable,
         )
-
-
-def _fill(
-    descriptor: int,
-    state: shared_buffer.StoredState,
-    stored: shared_buffer.StateBytes,
-    is_urgent: Callable[[], bool],
-    folder: Path,
-) -> dict[str, FileRecord]:
-    with ThreadPoolExecutor(1) as thread:  # flushes the small file while the large one is written
-        tree = thread.submit(write_hashed, folder / TREE_FILE, [stored.tree])
-        tensors = copy_hashed(
-            folder / TENSORS_FILE, descriptor, state.tensors_at, stored.tensors, is_urgent=is_urgent
-        )
-        return {TENSORS_FILE: tensors, TREE_FILE: tree.result()}
 
 
 def conclude(request: Request, error: SlurmddpError | None) -> Result:

@@ -26,11 +26,12 @@ from slurmddp.checkpoint.files.manifest import (
     folder_name,
     load_manifest,
     newest_step,
+    quarantined_folders,
     require_state,
     step_of,
     verify,
 )
-from slurmddp.checkpoint.files.retention import newest_quarantined, quarantine, restore_replaced
+from slurmddp.checkpoint.files.retention import quarantine, restore_replaced
 from slurmddp.checkpoint.files.retry import retried
 from slurmddp.checkpoint.state.safetensors_stream import decode
 from slurmddp.checkpoint.state.state_tree import unflatten
@@ -90,7 +91,9 @@ def quarantine_newest(root: Path, step: int) -> tuple[str, int] | None:
     """
     root = root.absolute()
     folder = root / folder_name(step)
-    if foreign_owner(root) is not None or newest_step(root) != step or newest_quarantined(root) >= step:
+    if foreign_owner(root) is not None or newest_step(root) != step:
+        return None
+    if any(bad >= step for bad, _ in quarantined_folders(root)):
         return None
     moved = quarantine(folder)
     if moved is None:

@@ -48,9 +48,9 @@ class AsyncWriter:
     """The saves of one rank that another process writes."""
 
     def __init__(self, environ: Mapping[str, str], info: RankInfo | None = None) -> None:
-        # Duplicates of the agent's descriptors: a second Distributon in this process needs the originals.
-        self._channel = Channel.attach_copy(environ)
+        self._channel = Channel.attach(environ)
         self.has_agent = self._channel is not None
+        # Duplicates: a second Distributon in this process needs the originals.
         inherited = [os.dup(number) for number in shared_buffer.from_environment(environ)]
         self._buffers = StagingBuffers(inherited, self._register)
         self._run = RunContext.read(environ)

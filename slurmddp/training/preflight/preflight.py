@@ -269,7 +269,7 @@ def _unhealthy(found: Sequence[Finding]) -> dict[str, str]:
 
 def _report_unhealthy(nodes: Mapping[int, str]) -> None:
     """Report the nodes to the agent before this rank exits: the coordinator starts no more ranks on them."""
-    channel = Channel.attach_copy(os.environ) if nodes else None
+    channel = Channel.attach(os.environ) if nodes else None
     if channel is None:
         return
     try:
