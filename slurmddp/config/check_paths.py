@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import importlib.machinery
 import importlib.util
 import pkgutil
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -81,27 +81,38 @@ def check_data(config: Mapping[str, Any], project_dir: Path) -> None:
                 raise ConfigError(f"There is no data at {path} (`{key}`).", hint=_near_path(path))
 
 
-def check_script(config: Mapping[str, Any], project_dir: Path, *, here: bool = True) -> None:
-    """Refuse a `program.script` that does not exist, and arguments without a script.
+def check_program(config: Mapping[str, Any], project_dir: Path, *, here: bool) -> None:
+    """Refuse a script or module that does not exist, and keys that don't fit the program.
 
     Args:
-        here: whether this Python is the interpreter of the ranks, so that a missing module is an error.
+        here: whether this interpreter runs the ranks. Packages of another interpreter can't be seen here.
     """
-    script = config["program"].get("script")
-    if script is None and config["program"].get("args") and is_own_trainer(config["program"]):
+    program = config["program"]
+    if is_own_trainer(program):
+        return _check_trainer(config)
+    script = program.get("script") or ""
+    if script.startswith(MODULE):
+        return _check_module(script.removeprefix(MODULE).strip(), project_dir, here=here)
+    if script and not (path := project_dir / Path(script).expanduser()).is_file():
+        raise ConfigError(f"There is no script {path} (`program.script`).", hint=_near_path(path))
+
+
+def _check_trainer(config: Mapping[str, Any]) -> None:
+    if config["program"].get("args"):
         raise ConfigError(
             "`program.args` holds the arguments of a script, and there is no script.",
             hint="Say slurmddp run FILE.py, with its arguments after it.",
         )
-    if config["program"].get("checkpoints") is not None and is_own_trainer(config["program"]):
+    if config["program"].get("checkpoints") is not None:
         raise ConfigError(
             "`program.checkpoints` is for a program of your own: the trainer saves in the run folder.",
             hint="Leave it out, or run a script: slurmddp run FILE.py.",
         )
-    if script is not None and script.startswith(MODULE):
-        return _check_module(script.removeprefix(MODULE).strip(), project_dir, here=here)
-    if script is not None and not (path := project_dir / Path(script).expanduser()).is_file():
-        raise ConfigError(f"There is no script {path} (`program.script`).", hint=_near_path(path))
+    if config["loss"] is None:
+        raise ConfigError(
+            "`loss` is empty, but the trainer needs a loss function.",
+            hint="Say loss=NAME for a file of conf/loss, or loss._target_=package.module.function.",
+        )
 
 
 def _check_module(name: str, project_dir: Path, *, here: bool) -> None:
@@ -109,35 +120,16 @@ def _check_module(name: str, project_dir: Path, *, here: bool) -> None:
         raise ConfigError(
             f"{name!r} is not the name of a module.", hint="Write package.module, as after `python -m`."
         )
-    top, *rest = name.split(".")
-    spec = _find_top(f"-m {name} was given", top, project_dir, here=here)
-    if spec is None or not spec.submodule_search_locations:
-        return
-    folder = Path(next(iter(spec.submodule_search_locations)))
-    for part in [*rest, "__main__"]:
-        if (folder / f"{part}.py").is_file() or not folder.is_relative_to(project_dir):
-            return
-        if not (folder / part).is_dir():
-            near = near_matches(part, _modules_in(folder)) or "The folder holds no modules."
-            raise ConfigError(f"There is no module {name} to run: {folder} has no {part}.py.", hint=near)
-        folder /= part
+    names = [*name.split("."), "__main__"]  # Python runs the `__main__` of a package.
+    spec, missing = _locate(f"-m {name} was given", names, project_dir, here=here)
+    folder = Path(next(iter((spec and spec.submodule_search_locations) or ()), ""))
+    if missing and folder.is_relative_to(project_dir):
+        near = near_matches(missing[0], _modules_in(folder)) or "The folder holds no modules."
+        raise ConfigError(f"There is no module {name} to run: {folder} has no {missing[0]}.py.", hint=near)
 
 
-def check_loss(config: Mapping[str, Any]) -> None:
-    """Refuse a training without a loss function; other programs may have none."""
-    if config["loss"] is None and is_own_trainer(config["program"]):
-        raise ConfigError(
-            "`loss` is empty, but the trainer needs a loss function.",
-            hint="Say loss=NAME for a file of conf/loss, or loss._target_=package.module.function.",
-        )
-
-
-def check_targets(config: Mapping[str, Any], project_dir: Path, *, here: bool = True) -> None:
-    """Refuse a `_target_` that can't be imported.
-
-    Args:
-        here: whether this interpreter runs the ranks. Packages of another interpreter can't be seen here.
-    """
+def check_targets(config: Mapping[str, Any], project_dir: Path, *, here: bool) -> None:
+    """Refuse a `_target_` that can't be imported; `here` is as for `check_program`."""
     for node in OPEN_NODES:
         value = config.get(node)
         if value is None:
@@ -149,76 +141,58 @@ def check_targets(config: Mapping[str, Any], project_dir: Path, *, here: bool = 
             )
         for key, inner, _ in [(node, value, {}), *_entries(value, node)]:
             if key.rpartition(".")[2] == "_target_":
-                check_target(key, inner, project_dir, here=here)
+                _check_target(key, inner, project_dir, here=here)
             elif isinstance(inner, Mapping) and "_target_" in inner:
                 check_special_keys(key, inner)
 
 
-def check_target(key: str, target: Any, project_dir: Path, *, here: bool = True) -> None:
-    """Refuse an import path that is misspelled or whose package does not exist; imports nothing."""
+def _check_target(key: str, target: Any, project_dir: Path, *, here: bool) -> None:
+    """Refuse an import path that is misspelled or whose package does not exist; imports nothing.
+
+    Names in packages outside the project are checked when the ranks import them.
+    """
     if not isinstance(target, str) or not _IMPORT_PATH.fullmatch(target):
         raise ConfigError(
             f"`{key}` is {target!r}, which is not an import path.",
             hint="Write package.module.Name, such as torch.optim.AdamW.",
         )
-    top, *rest = target.split(".")
-    if top in _ON_THE_NODES:
+    names = target.split(".")
+    if names[0] in _ON_THE_NODES:
         return
-    if (spec := _find_top(f"`{key}` is {target}", top, project_dir, here=here)) is not None:
-        _check_inside(key, target, spec, rest, project_dir)
+    spec, rest = _locate(f"`{key}` is {target}", names, project_dir, here=here)
+    file = Path((spec and spec.origin) or "")
+    if not rest or file.suffix != ".py" or not file.is_relative_to(project_dir):
+        return
+    defined = _names_in(file)
+    if defined is not None and rest[0] not in defined:
+        raise ConfigError(
+            f"`{key}` is {target}, but {file} defines no {rest[0]!r}.",
+            hint=near_matches(rest[0], defined) or "The file defines nothing.",
+        )
 
 
-def _find_top(
-    given: str, top: str, project_dir: Path, *, here: bool
-) -> importlib.machinery.ModuleSpec | None:
-    """Return where a top-level module is found, and None for another interpreter's; raises ConfigError."""
-    spec = _find(top, project_dir)
+def _locate(
+    given: str, names: Sequence[str], project_dir: Path, *, here: bool
+) -> tuple[ModuleSpec | None, Sequence[str]]:
+    """Find the modules of a dotted path, in the project first, without importing them.
+
+    Returns:
+        The innermost module, or None for a package of another interpreter, and the names after the module.
+    """
+    top, *rest = names
+    spec = None
+    if top != "__main__":  # Here it is this command; in the ranks it is another program.
+        spec = PathFinder.find_spec(top, [str(project_dir)]) or importlib.util.find_spec(top)
     if spec is None and here:
-        near = near_matches(top, [*_modules_in(project_dir), *_installed()], else_all=False)
+        installed = [module.name for module in pkgutil.iter_modules()]
+        near = near_matches(top, [*_modules_in(project_dir), *installed], else_all=False)
         raise ConfigError(
             f"{given}, but there is no module {top!r} in {project_dir} or in this Python.",
             hint=f"{near} Write {top}.py there, or install the package.".strip(),
         )
-    return spec
-
-
-def _find(top: str, project_dir: Path) -> importlib.machinery.ModuleSpec | None:
-    spec = importlib.machinery.PathFinder.find_spec(top, [str(project_dir)])
-    if top == "__main__":  # Here it is this command; in the ranks it is another program.
-        return None
-    return spec or importlib.util.find_spec(top)
-
-
-def _check_inside(
-    key: str, target: str, spec: importlib.machinery.ModuleSpec, rest: list[str], project_dir: Path
-) -> None:
-    """Search the name in the project's source. Names in other packages are checked by their import."""
-    file = _source(spec, rest)
-    if file is None or not file.is_relative_to(project_dir):
-        return
-    names = _names_in(file)
-    if names is not None and rest and rest[0] not in names:
-        raise ConfigError(
-            f"`{key}` is {target}, but {file} defines no {rest[0]!r}.",
-            hint=near_matches(rest[0], names) or "The file defines nothing.",
-        )
-
-
-def _source(spec: importlib.machinery.ModuleSpec, rest: list[str]) -> Path | None:
-    """Return the file that should define the next name; removes the modules on the way from `rest`."""
-    folders = list(spec.submodule_search_locations or [])
-    file = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
-    while folders and rest:
-        inner, module = Path(folders[0]) / rest[0], Path(folders[0]) / f"{rest[0]}.py"
-        if inner.is_dir():
-            rest.pop(0)
-            folders, file = [str(inner)], inner / "__init__.py"
-        elif module.is_file():
-            rest.pop(0)
-            return module
-        else:
-            break
-    return file if file is not None and file.is_file() else None
+    while rest and spec and (inner := PathFinder.find_spec(rest[0], spec.submodule_search_locations or [])):
+        spec, rest = inner, rest[1:]
+    return spec, rest
 
 
 def _names_in(file: Path) -> set[str] | None:
@@ -246,10 +220,6 @@ def _modules_in(folder: Path) -> list[str]:
         *(file.stem for file in folder.glob("*.py")),
         *(file.parent.name for file in folder.glob("*/*.py")),
     ]
-
-
-def _installed() -> list[str]:
-    return [module.name for module in pkgutil.iter_modules()]
 
 
 def _entries(node: Any, key: str) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:

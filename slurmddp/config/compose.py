@@ -63,13 +63,12 @@ def compose(overrides: Sequence[str], project_dir: Path) -> dict[str, Any]:
     if config["cluster"] is not None and not plan.has_cluster:
         raise ConfigError("A key of `cluster` is set, but no cluster is chosen.", hint="Say +cluster=NAME.")
     config = sbatch_environment.fill(config, os.environ)
-    elsewhere = bool(config["cluster"] and config["cluster"]["python"])
-    check_paths.check_targets(config, project_dir, here=not elsewhere)
-    check_paths.check_script(config, project_dir, here=not elsewhere)
+    here = not (config["cluster"] and config["cluster"]["python"])
+    check_paths.check_targets(config, project_dir, here=here)
+    check_paths.check_program(config, project_dir, here=here)
     config["name"] = config["name"] or _name(config)
     check_paths.check_name(config["name"])
     check_paths.check_data(relevant(config), project_dir)
-    check_paths.check_loss(config)
     if config["program"].get("script"):
         config["program"]["args"] = script_arguments.composed(config["program"].get("args"))
     return {**config, "project_dir": str(project_dir), **({EXPRESSIONS: expressions} if expressions else {})}
