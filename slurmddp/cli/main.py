@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from slurmddp import __version__
 from slurmddp.cli.messages import (
@@ -21,13 +21,12 @@ from slurmddp.cli.messages import (
     EXIT_INTERRUPTED,
     OF_THE_MACHINE,
     UsageError,
-    paragraph,
     report,
     report_bug,
     report_machine,
 )
 from slurmddp.environments.names import DEBUG_VARIABLE
-from slurmddp.errors import EXIT_FINISHED, EXIT_USAGE, SlurmddpError, near_matches
+from slurmddp.errors import EXIT_FINISHED, SlurmddpError, near_matches
 
 # A command's module has `add_arguments(parser)`, `run(args) -> int`, and a docstring that begins so.
 # The module of a command that starts a user's program also has `split(arguments)`.
@@ -67,18 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     # sbatch hands the umask on to the job, so that no file of a run is writable for everybody.
     os.umask(os.umask(0o077) | 0o002)
     debug = os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
-    if "--debug" in arguments:
-        debug = True
-        arguments.remove("--debug")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # Some terminals can't show the output of a rank.
     try:
-        code = _run(arguments)
+        own, program = _split(arguments)
+        debug = debug or "--debug" in own
+        code = _run([word for word in own if word != "--debug"], program)
         sys.stdout.flush()
         return code
-    except UsageError as error:
-        print(paragraph(str(error)), file=sys.stderr)
-        return EXIT_USAGE
     except SlurmddpError as error:
         return report(error, debug=debug)
     except KeyboardInterrupt:
@@ -94,7 +89,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return report_bug(error)
 
 
-def _run(arguments: list[str]) -> int:
+def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
+    """Return the words for slurmddp, and the words of a user's program; None if the command runs none."""
+    name = next((word for word in arguments if word != "--debug"), "")
+    if name not in COMMANDS or not hasattr(module := _module(name), "split"):
+        return arguments, None
+    at = arguments.index(name) + 1
+    own, program = module.split(arguments[at:])
+    return [*arguments[:at], *own], program
+
+
+def _module(name: str) -> Any:
+    return import_module(f"slurmddp.cli.commands.{name}")
+
+
+def _run(arguments: list[str], program: list[str] | None) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_help())
         return EXIT_FINISHED
@@ -104,7 +113,7 @@ def _run(arguments: list[str]) -> int:
     name = arguments[0]
     if name not in COMMANDS:
         raise _unknown(name)
-    module = import_module(f"slurmddp.cli.commands.{name}")
+    module = _module(name)
     parser = Parser(
         prog=f"slurmddp {name}",
         description=module.__doc__,
@@ -112,9 +121,8 @@ def _run(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
-    own, program = module.split(arguments[1:]) if hasattr(module, "split") else (arguments[1:], None)
     try:
-        parsed = _parse(parser, own)
+        parsed = _parse(parser, arguments[1:])
     except SystemExit as left:  # argparse exits after --help.
         return int(left.code or 0)
     if program is not None:

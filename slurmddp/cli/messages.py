@@ -6,7 +6,7 @@ import errno
 import sys
 import traceback
 
-from slurmddp.errors import EXIT_FAILED, SlurmddpError
+from slurmddp.errors import EXIT_USAGE, SlurmddpError, plain
 
 OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 EXIT_INTERRUPTED = 130
@@ -26,42 +26,29 @@ EXIT_CODES = """exit codes:
 """
 
 
-class UsageError(Exception):
+class UsageError(SlurmddpError):
     """An unknown command or flag, or a wrong argument."""
 
-
-def paragraph(message: str, hint: str = "") -> str:
-    """Return the text of an error on the terminal: the program, the problem, the remedy."""
-    between = "" if message.endswith("\n") else " "
-    return f"slurmddp: error: {message}{between}{hint}".strip()
+    exit_code = EXIT_USAGE
 
 
-def report(error: SlurmddpError, *, debug: bool) -> int:
-    """Print an error of slurmddp and return its exit code."""
+def report(error: SlurmddpError, *, debug: bool = False) -> int:
+    """Print an error of slurmddp, the problem and the remedy; return its exit code."""
     if debug:
         traceback.print_exception(error)
-    print(paragraph(error.message, error.hint), file=sys.stderr)
+    between = "" if error.message.endswith("\n") else " "
+    print(f"slurmddp: error: {error.message}{between}{error.hint}".strip(), file=sys.stderr)
     return error.exit_code
 
 
 def report_machine(error: OSError) -> int:
     """Print an error of the machine, such as a full disk; return the exit code."""
-    where = f" ({error.filename})" if error.filename else ""
-    print(
-        paragraph(f"{error.strerror}{where}.", "Free space or correct the permissions, then run it again."),
-        file=sys.stderr,
-    )
-    return EXIT_FAILED
+    hint = "Free space or correct the permissions, then run it again."
+    return report(SlurmddpError(f"{plain(error)}.", hint=hint))
 
 
 def report_bug(error: BaseException) -> int:
     """Print an unexpected error with its traceback; return the exit code."""
     traceback.print_exception(error)
-    print(
-        paragraph(
-            f"{type(error).__name__}: {error}.",
-            "This is a bug of slurmddp, not of your input; please report it with the lines above.",
-        ),
-        file=sys.stderr,
-    )
-    return EXIT_FAILED
+    hint = "This is a bug of slurmddp, not of your input; please report it with the lines above."
+    return report(SlurmddpError(f"{type(error).__name__}: {error}.", hint=hint))

@@ -32,6 +32,7 @@ UNUSUAL = [
     "b\\s",
     "null",
     "+x",
+    "--debug",
 ]
 SHOW = """\
 import json, os, sys
