@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.environments.names import SANDBOX_ROOT_VARIABLE
-from slurmddp.errors import ConfigError, SlurmError, near_matches
+from slurmddp.errors import ConfigError, SlurmError
 from slurmddp.sandbox import daemons, machine, network, plan, processes, record, shell
-from slurmddp.sandbox.plan import Node, Plan, Request
+from slurmddp.sandbox.plan import Plan, Request
 
 CANCEL_PATIENCE_S = 3
 
@@ -222,63 +222,6 @@ class Sandbox:
             "SLURM_CONF": str(self.root / "slurm.conf"),
             SANDBOX_ROOT_VARIABLE: str(self.root),
         }
-
-    def kill_node(self, name: str, *, with_jobs: bool = False) -> None:
-        """Kill the slurmd of a node, as a crash does; `with_jobs` kills all its processes, like a power cut.
-
-        A power cut also takes the node off the network, so that no connection is closed. `restore_node`
-        undoes both.
-        """
-        node = self._node(name).name
-        if with_jobs:
-            if self.plan.namespaces:
-                network.set_link(self.plan, self._node(name), False, self._daemon_environment())
-            processes.cut_power(lambda: processes.on_node(self.root, node))
-        entry = processes.recorded(self.root).get(node)
-        if entry is not None:
-            processes.kill_all(lambda: {entry.pid} if entry.alive() else set())
-
-    def restore_node(self, name: str) -> None:
-        """Restart the slurmd of a killed node and restore its link; SLURM then uses the node again."""
-        node = self._node(name)
-        environment = self._daemon_environment()
-        if self.plan.namespaces:
-            network.set_link(self.plan, node, True, environment)
-        entry = processes.recorded(self.root).get(name)
-        if entry is None or not entry.alive():
-            daemons.start_node(self.plan, node, environment)
-
-    def restart_controller(self, down_s: float = 0.0) -> None:
-        """Stop slurmctld by SIGTERM and start it again after `down_s` seconds."""
-        entry = processes.recorded(self.root).get("slurmctld")
-        if entry is not None:
-            processes.end(entry)
-        time.sleep(down_s)
-        daemons.start_controller(self.plan, self._daemon_environment())
-
-    def cut_link(self, name: str) -> None:
-        """Cut a node off the network; needs namespaces."""
-        self._need_namespaces()
-        network.set_link(self.plan, self._node(name), False, self._daemon_environment())
-
-    def restore_link(self, name: str) -> None:
-        """Restore the link of a node that was cut off."""
-        self._need_namespaces()
-        network.set_link(self.plan, self._node(name), True, self._daemon_environment())
-
-    def on_node(self, name: str) -> list[str]:
-        """Return the prefix of a command that runs on a node without SLURM."""
-        return network.enter(self.plan, self._node(name), self._daemon_environment())
-
-    def _node(self, name: str) -> Node:
-        for node in self.plan.nodes:
-            if node.name == name:
-                return node
-        raise ConfigError(f"The sandbox has no node {name!r}.", hint=near_matches(name, self.nodes))
-
-    def _need_namespaces(self) -> None:
-        if not self.plan.namespaces:
-            raise ConfigError("In loopback mode nodes have no links.", hint="Start the sandbox as root.")
 
 
 def describe(layout: Plan) -> str:

@@ -51,7 +51,7 @@ def namespaces_of(plan: Plan) -> frozenset[str]:
 def build(plan: Plan, environment: Mapping[str, str]) -> None:
     """Create the namespaces of the nodes, connect them, and write their names to /etc/hosts."""
     _refuse_taken_names(plan)
-    _ip(environment, [f"link add {plan.bridge} type bridge"])
+    ip(environment, [f"link add {plan.bridge} type bridge"])
     pids = {node: _hold(plan, node, environment) for node in plan.nodes}
     lines = [f"addr add {plan.controller_address}/24 dev {plan.bridge}", f"link set {plan.bridge} up"]
     for node, pid in pids.items():
@@ -59,10 +59,10 @@ def build(plan: Plan, environment: Mapping[str, str]) -> None:
             f"link add {node.link} type veth peer name eth0 netns {pid}",
             f"link set {node.link} master {plan.bridge} up",
         ]
-    _ip(environment, lines)
+    ip(environment, lines)
     for node in plan.nodes:
         commands = [f"addr add {node.address}/24 dev eth0", "link set lo up", "link set eth0 up"]
-        _ip(environment, commands, prefix=enter(plan, node, environment))
+        ip(environment, commands, prefix=enter(plan, node, environment))
     edit_hosts(plan.root, [f"{node.address}\t{node.name}" for node in plan.nodes])
 
 
@@ -98,22 +98,18 @@ def remove(plan: Plan, environment: Mapping[str, str]) -> None:
         return
     for link in (plan.bridge, *(node.link for node in plan.nodes)):
         if Path("/sys/class/net", link).exists():
-            _ip(environment, [f"link delete {link}"], must_work=False)
+            ip(environment, [f"link delete {link}"], must_work=False)
     edit_hosts(plan.root, [])
 
 
-def set_link(plan: Plan, node: Node, up: bool, environment: Mapping[str, str]) -> None:
-    """Cut or restore the network link of a node."""
-    _ip(environment, [f"link set {node.link} {'up' if up else 'down'}"])
-
-
-def _ip(
+def ip(
     environment: Mapping[str, str],
     lines: Sequence[str],
     *,
     prefix: Sequence[str] = (),
     must_work: bool = True,
 ) -> None:
+    """Run commands of `ip` on this machine, or where `prefix` leads."""
     command = [*prefix, find_program("ip", environment["PATH"]), "-batch", "-"]
     answer = subprocess.run(
         command, input="\n".join(lines), capture_output=True, text=True, check=False, timeout=60

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -144,18 +144,8 @@ def _check_root(root: Path) -> None:
         )
 
 
-def to_json(plan: Plan) -> dict[str, Any]:
-    """Return the plan as plain values for `sandbox.json`."""
-    return {"plan": _plain(asdict(plan))}
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    nested = {key: _plain(value) if isinstance(value, dict) else value for key, value in values.items()}
-    return {key: str(value) if isinstance(value, Path) else value for key, value in nested.items()}
-
-
 def from_json(record: Mapping[str, Any]) -> Plan:
-    """Return the plan that `to_json` wrote."""
+    """Return the plan in a record."""
     plan = record["plan"]
     request = {**plan["request"], "root": Path(plan["request"]["root"])}
     machine = {

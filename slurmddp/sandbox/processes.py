@@ -67,17 +67,6 @@ def start(
     return recorded
 
 
-def end(entry: Recorded, *, patience_s: float = 20) -> None:
-    """Send SIGTERM to a daemon and wait for its end; kill it after `patience_s`."""
-    with contextlib.suppress(ProcessLookupError):
-        if entry.alive():
-            os.kill(entry.pid, signal.SIGTERM)
-    deadline = time.monotonic() + patience_s
-    while entry.alive() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    kill_all(lambda: {entry.pid} if entry.alive() else set())
-
-
 def recorded(root: Path) -> dict[str, Recorded]:
     """Return all recorded daemons by name, without incomplete records."""
     found: dict[str, Recorded] = {}
@@ -105,7 +94,7 @@ def _belongs(process: Path, root: Path, namespaces: frozenset[str]) -> bool:
             return True
         if _marked((process / "environ").read_bytes(), root):
             return True
-        return _works_in(process, root)
+        return works_in(process, root)
     except OSError:
         return False
 
@@ -118,7 +107,7 @@ def _marked(environment: bytes, root: Path) -> bool:
     )
 
 
-def _works_in(process: Path, folder: Path) -> bool:
+def works_in(process: Path, folder: Path) -> bool:
     """Return whether a process is a daemon of SLURM that started in `folder` or below.
 
     slurmstepd overwrites its environment with its title, but keeps the working folder of slurmd.
@@ -127,37 +116,12 @@ def _works_in(process: Path, folder: Path) -> bool:
     return name.startswith("slurm") and (process / "cwd").readlink().is_relative_to(folder)
 
 
-def on_node(root: Path, node: str) -> set[int]:
-    """Return the pids of slurmd, of job steps and of all other processes on a node."""
-    found = set()
-    mark = f"{SANDBOX_JOB_VARIABLE}={root}/{node}/".encode()
-    for process in PROC.iterdir():
-        with contextlib.suppress(OSError):
-            if not process.name.isdigit() or start_time(int(process.name)) is None:
-                continue
-            marked = any(entry.startswith(mark) for entry in (process / "environ").read_bytes().split(b"\0"))
-            if marked or _works_in(process, root / "spool" / node):
-                found.add(int(process.name))
-    return found
-
-
 def network_namespace(pid: int) -> str | None:
     """Return the network namespace of a process; None if the process is gone."""
     try:
         return str((PROC / str(pid) / "ns/net").readlink())
     except OSError:
         return None
-
-
-def cut_power(find: Callable[[], set[int]]) -> None:
-    """Kill all processes that `find` returns at once, so that none can react to the death of another."""
-    stopped: set[int] = set()
-    while new := find() - stopped:
-        for pid in new:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGSTOP)
-        stopped |= new
-    kill_all(find)
 
 
 def kill_all(find: Callable[[], set[int]], *, patience_s: float = 20) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from slurmddp.errors import SlurmError, near_matches
@@ -37,7 +38,7 @@ def is_free(root: Path) -> bool:
 def write(root: Path, layout: Plan) -> None:
     """Record the plan of the sandbox in `root`."""
     with replacing(root / RECORD) as stream:
-        stream.write(json.dumps(plan.to_json(layout), indent=1).encode())
+        stream.write(json.dumps({"plan": asdict(layout)}, indent=1, default=str).encode())
 
 
 def read(root: Path, name: str) -> Plan:

@@ -16,7 +16,7 @@ from chaos import disk, ranks
 from chaos.training import Training
 from slurmddp.checkpoint.files.manifest import WRITING, checkpoint_folders
 from slurmddp.errors import ConfigError, SlurmError, near_matches
-from slurmddp.sandbox import Sandbox
+from support.slurm.faulty_sandbox import FaultySandbox
 
 TIMES_UP_S = 30
 """How long before its end a job learns that its time limit was changed."""
@@ -31,7 +31,7 @@ BATCH_HOST_CUT_S = (30.0, 45.0)
 class Scene:
     """The objects that a fault may change."""
 
-    sandbox: Sandbox
+    sandbox: FaultySandbox
     training: Training
     disk: Path | None = None
     """The small file system that holds the run folders, where there is one."""

@@ -22,7 +22,7 @@ from chaos.recovery import Outcome, return_nodes, strike
 from chaos.schedule import Planned, draw
 from chaos.training import POLL_S, Place, Shape, Training, write_project
 from slurmddp.errors import SlurmddpError
-from slurmddp.sandbox import Sandbox
+from support.slurm.faulty_sandbox import FaultySandbox
 
 DISK_MB = 192
 SPARE_NODES = 1
@@ -116,7 +116,7 @@ def run(settings: Settings, report: Report) -> Result:
     return result
 
 
-def _versions(sandbox: Sandbox) -> dict[str, str]:
+def _versions(sandbox: FaultySandbox) -> dict[str, str]:
     slurm = ".".join(str(part) for part in sandbox.plan.machine.slurm_version)
     return {"python": platform.python_version(), "torch": metadata.version("torch"), "slurm": slurm}
 
@@ -139,7 +139,7 @@ def stage(settings: Settings, tell: Callable[[str], None]) -> Iterator[Callable[
         if settings.keep is not None:
             stack.callback(_keep, project / "runs", settings.keep)
         cpus = settings.shape.ranks_per_node
-        sandbox = Sandbox(
+        sandbox = FaultySandbox(
             f"chaos{os.getpid()}",
             root=folder / "sandbox",
             nodes=nodes,

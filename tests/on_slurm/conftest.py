@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurmddp.sandbox import Sandbox
+from support.slurm.faulty_sandbox import FaultySandbox
 from support.slurm.sandboxes import bring_back, own_sandbox
 from support.slurm.stub_runs import slurm, start
 
@@ -17,7 +17,7 @@ __all__ = ["slurm", "start"]
 
 
 @pytest.fixture(scope="session")
-def sandbox() -> Iterator[Sandbox]:
+def sandbox() -> Iterator[FaultySandbox]:
     """A sandbox of three nodes that is up; as root each node is a host with an address of its own."""
     with own_sandbox("t", nodes=3) as made:
         yield made
@@ -29,6 +29,6 @@ def nothing_left_in_the_sandbox(request: pytest.FixtureRequest) -> Iterator[None
     if "sandbox" not in request.fixturenames:
         yield
         return
-    used: Sandbox = request.getfixturevalue("sandbox")
+    used: FaultySandbox = request.getfixturevalue("sandbox")
     yield
     bring_back(used)

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from chaos import disk
-from slurmddp.sandbox import Sandbox, processes
+from slurmddp.sandbox import processes
 from support import TESTS
+from support.slurm.faulty_sandbox import FaultySandbox
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1000)]
 
@@ -83,7 +84,7 @@ def test_nothing_is_left_of_an_experiment_that_is_told_to_end() -> None:
         assert list(Path(folder).iterdir()) == []
 
 
-def test_the_controller_can_be_restarted(sandbox: Sandbox) -> None:
+def test_the_controller_can_be_restarted(sandbox: FaultySandbox) -> None:
     before = processes.recorded(sandbox.root)["slurmctld"]
     job = sandbox.command("sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 600").strip()
     sandbox.restart_controller()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slurmddp.checkpoint import state as checkpoint
-from slurmddp.sandbox import Sandbox
+from support.slurm.faulty_sandbox import FaultySandbox
 from support.slurm.sandboxes import nodes_of, own_sandbox, shortest_timeout_s
 from support.slurm.train_project import Command, Run, make_project
 
@@ -20,7 +20,7 @@ STEPS = 16
 
 
 @pytest.fixture
-def sandbox() -> Iterator[Sandbox]:
+def sandbox() -> Iterator[FaultySandbox]:
     """A SLURM that gives a silent node up soon."""
     with own_sandbox("e", nodes=4, slurmd_timeout_s=shortest_timeout_s()) as made:
         yield made
@@ -35,7 +35,7 @@ def weights(run: Run) -> dict[str, torch.Tensor]:
 
 
 def test_a_training_goes_on_with_fewer_nodes_and_the_same_samples_in_each_step(
-    sandbox: Sandbox, tmp_path: Path
+    sandbox: FaultySandbox, tmp_path: Path
 ) -> None:
     command = Command(make_project(tmp_path / "project"), sandbox.environment())
     common = [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.sandbox import Sandbox
+from support.slurm.faulty_sandbox import FaultySandbox
 from support.slurm.sandboxes import bring_back, lose, nodes_of, own_sandbox
 from support.slurm.train_project import SMALL, Command, Run, make_project, of_attempt
 
@@ -90,20 +90,20 @@ SAVING = ["nodes=2", "train.save_every=10", "train.workers=0"]
 
 
 @pytest.fixture(scope="module")
-def faulty() -> Iterator[Sandbox]:
+def faulty() -> Iterator[FaultySandbox]:
     """A SLURM that gives a silent node up soon, though later than the agents do."""
     with own_sandbox("x", nodes=3, slurmd_timeout_s=20, kill_wait_s=20) as made:
         yield made
 
 
 @pytest.fixture(autouse=True)
-def all_nodes_are_there(faulty: Sandbox) -> None:
+def all_nodes_are_there(faulty: FaultySandbox) -> None:
     """Bring back the nodes that the test before has lost; without them no attempt could avoid another."""
     bring_back(faulty)
 
 
 @pytest.fixture(scope="module")
-def command(faulty: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Command:
+def command(faulty: FaultySandbox, tmp_path_factory: pytest.TempPathFactory) -> Command:
     project = make_project(tmp_path_factory.mktemp("project"))
     (project / "conf/model").mkdir()
     (project / "faulty.py").write_text(FAULTY)
@@ -166,7 +166,7 @@ def test_one_attempt_outlives_a_late_agent_a_killed_rank_and_ranks_that_stand_st
 
 
 def test_a_node_that_the_preflight_finds_unfit_is_left_out_of_the_next_attempt(
-    faulty: Sandbox, command: Command
+    faulty: FaultySandbox, command: Command
 ) -> None:
     """Its folder for temporary files can't be written to; nothing has been trained by then."""
     own = beforehand(command, "export TMPDIR=/proc")
@@ -197,7 +197,7 @@ def went_on_elsewhere(run: Run, lost: str) -> None:
 
 
 def test_agents_notice_a_cut_link_before_slurm_does_and_the_job_goes_on_elsewhere(
-    faulty: Sandbox, command: Command
+    faulty: FaultySandbox, command: Command
 ) -> None:
     run = command.submit("cut", "train.steps=100000", *SAVING)
     run.wait("checkpoint", lambda: run.events("saved"))
@@ -209,7 +209,7 @@ def test_agents_notice_a_cut_link_before_slurm_does_and_the_job_goes_on_elsewher
 
 
 @pytest.mark.slow
-def test_a_job_whose_node_goes_down_is_put_back_without_it(faulty: Sandbox, command: Command) -> None:
+def test_a_job_whose_node_goes_down_is_put_back_without_it(faulty: FaultySandbox, command: Command) -> None:
     run = command.submit("down", "train.steps=100000", *SAVING)
     run.wait("checkpoint", lambda: run.events("saved"))
     down = nodes_of(run, 0)[1]

@@ -9,7 +9,7 @@ import pytest
 
 from slurmddp.runs.failures.read import read_failure
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.sandbox import Sandbox
+from support.slurm.faulty_sandbox import FaultySandbox
 from support.slurm.run_processes import agent_of, processes_of
 from support.slurm.sandboxes import lose, own_sandbox
 from support.slurm.train_project import Command, make_project, of_attempt
@@ -44,14 +44,14 @@ SAVING = ["train.save_every=10", "train.workers=0"]
 
 
 @pytest.fixture(scope="module")
-def losing() -> Iterator[Sandbox]:
+def losing() -> Iterator[FaultySandbox]:
     """A SLURM that gives a silent node up after seconds, and is slow to kill."""
     with own_sandbox("f", nodes=2, slurmd_timeout_s=5, kill_wait_s=20, grace_s=1) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def command(losing: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Command:
+def command(losing: FaultySandbox, tmp_path_factory: pytest.TempPathFactory) -> Command:
     project = make_project(tmp_path_factory.mktemp("project"))
     (project / "deaf_data.py").write_text(DEAF_DATA)
     (project / "conf/data/deaf.yaml").write_text("_target_: deaf_data.DeafDigits\ncontext: 16\n")
@@ -59,7 +59,7 @@ def command(losing: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Comman
 
 
 def test_ranks_on_a_node_that_slurm_has_lost_write_nothing_once_a_later_attempt_has_begun(
-    losing: Sandbox, command: Command
+    losing: FaultySandbox, command: Command
 ) -> None:
     run = command.submit("fenced", "nodes=1", "train.steps=100000", *SAVING)
     run.wait("checkpoint", lambda: run.events("saved"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.sandbox import Sandbox
+from support.slurm.faulty_sandbox import FaultySandbox
 from support.slurm.sandboxes import nodes_of, own_sandbox
 from support.slurm.train_project import UNHURRIED, Command, make_project
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
 
 
 @pytest.fixture
-def patient() -> Iterator[Sandbox]:
+def patient() -> Iterator[FaultySandbox]:
     """A SLURM that does not give a node up during the cut."""
     with own_sandbox("l", nodes=2, slurmd_timeout_s=300) as made:
         yield made
@@ -24,7 +24,7 @@ def patient() -> Iterator[Sandbox]:
 
 @pytest.mark.parametrize("elastic", [False, True], ids=["plain", "elastic"])
 def test_a_run_goes_on_after_a_link_cut_in_which_all_agents_leave(
-    patient: Sandbox, tmp_path: Path, elastic: bool
+    patient: FaultySandbox, tmp_path: Path, elastic: bool
 ) -> None:
     if not patient.plan.namespaces:
         pytest.fail("links can be cut as root only")

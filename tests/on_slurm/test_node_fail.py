@@ -12,8 +12,8 @@ import pytest
 from slurmddp.environments.hostlist import expand
 from slurmddp.launchers.submit.sbatch import build
 from slurmddp.runs.folder.excluded_nodes import excluded_nodes
-from slurmddp.sandbox import Sandbox
 from slurmddp.slurm.client import SlurmClient
+from support.slurm.faulty_sandbox import FaultySandbox
 from support.slurm.sandboxes import nodes_of, own_sandbox, shortest_timeout_s
 from support.slurm.stub_runs import ENDLESS, Run, starter
 from support.slurm.train_project import Command, make_project
@@ -24,7 +24,7 @@ ALONE = {"exclusive": True}
 
 
 @pytest.fixture(scope="module")
-def failing() -> Iterator[Sandbox]:
+def failing() -> Iterator[FaultySandbox]:
     """A SLURM that gives a silent node up soon, with two nodes more than the runs need."""
     options = {"nodes": 6, "slurmd_timeout_s": shortest_timeout_s(), "kill_wait_s": 20}
     with own_sandbox("n", **options) as made, pytest.MonkeyPatch.context() as patch:
@@ -33,7 +33,7 @@ def failing() -> Iterator[Sandbox]:
         yield made
 
 
-def excluded_by(sandbox: Sandbox, job_id: str) -> list[str]:
+def excluded_by(sandbox: FaultySandbox, job_id: str) -> list[str]:
     """Return the nodes that SLURM keeps a job from."""
     shown = sandbox.command("scontrol", "-o", "show", "job", job_id)
     return list(expand(shown.partition(" ExcNodeList=")[2].split()[0]))
@@ -45,7 +45,9 @@ def finish(run: Run) -> None:
     assert run.ends()[-1] == ("finished", "none")
 
 
-def test_the_next_attempt_of_a_run_that_lost_a_node_runs_on_others(failing: Sandbox, tmp_path: Path) -> None:
+def test_the_next_attempt_of_a_run_that_lost_a_node_runs_on_others(
+    failing: FaultySandbox, tmp_path: Path
+) -> None:
     """SLURM requeues one run, the other run submits a new job; the nodes soon return."""
     start = starter(tmp_path, SlurmClient())
     requeued = start(goal=ENDLESS, nodes=2, name="requeued", sbatch=ALONE)
@@ -74,7 +76,7 @@ def test_the_next_attempt_of_a_run_that_lost_a_node_runs_on_others(failing: Sand
 
 
 def test_a_job_with_a_spare_and_one_that_goes_on_with_fewer_outlive_a_node(
-    failing: Sandbox, tmp_path: Path
+    failing: FaultySandbox, tmp_path: Path
 ) -> None:
     """The step continues, srun exits with 0 (24.11: 1), and the run folder names the failed node."""
     slurm = SlurmClient()
@@ -102,7 +104,7 @@ def test_a_job_with_a_spare_and_one_that_goes_on_with_fewer_outlive_a_node(
 
 
 def test_a_run_whose_only_node_failed_does_not_stay_on_it_when_it_is_given_it_again(
-    failing: Sandbox, tmp_path: Path
+    failing: FaultySandbox, tmp_path: Path
 ) -> None:
     """SLURM can start nothing until the node is back, and then takes the first."""
     run = starter(tmp_path, SlurmClient())(goal=ENDLESS, nodes=1, name="hostless", sbatch=ALONE)
@@ -122,7 +124,7 @@ def test_a_run_whose_only_node_failed_does_not_stay_on_it_when_it_is_given_it_ag
 
 
 def test_trainings_outlive_a_node_whose_place_a_spare_takes_and_the_first_node(
-    failing: Sandbox, tmp_path: Path
+    failing: FaultySandbox, tmp_path: Path
 ) -> None:
     """The remaining agent requeues the second job: SLURM would leave the job as it is."""
     command = Command(make_project(tmp_path / "project"), failing.environment())

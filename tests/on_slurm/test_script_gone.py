@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slurmddp.sandbox import Sandbox
+from support.slurm.faulty_sandbox import FaultySandbox
 from support.slurm.sandboxes import nodes_of
 from support.slurm.train_project import UNHURRIED, Command, Run, make_project
 
@@ -16,14 +16,14 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
 COMMON = ["nodes=2", "ranks_per_node=1", "train.steps=40", "train.save_every=5", UNHURRIED]
 
 
-def begin(sandbox: Sandbox, tmp_path: Path, name: str, *overrides: str) -> Run:
+def begin(sandbox: FaultySandbox, tmp_path: Path, name: str, *overrides: str) -> Run:
     command = Command(make_project(tmp_path / "project"), sandbox.environment())
     run = command.submit(name, *COMMON, *overrides)
     run.wait("checkpoint", lambda: run.events("saved"))
     return run
 
 
-def test_a_live_batch_host_that_is_set_down_by_hand(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_a_live_batch_host_that_is_set_down_by_hand(sandbox: FaultySandbox, tmp_path: Path) -> None:
     run = begin(sandbox, tmp_path, "down", "elastic=true")
     (first, _) = nodes_of(run, 0)
     sandbox.command("scontrol", "update", f"NodeName={first}", "State=DOWN", "Reason=test")
@@ -33,7 +33,7 @@ def test_a_live_batch_host_that_is_set_down_by_hand(sandbox: Sandbox, tmp_path: 
     assert run.events("resumed")[0]["step"] >= 5
 
 
-def test_a_batch_script_that_is_killed_alone(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_a_batch_script_that_is_killed_alone(sandbox: FaultySandbox, tmp_path: Path) -> None:
     run = begin(sandbox, tmp_path, "killed")
     script = f"job{int(run.job_id):05d}/slurm_script"
     (pid,) = (

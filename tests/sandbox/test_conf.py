@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import subprocess
 from pathlib import Path
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 import support
 from slurmddp.config.schema import Cluster
 from slurmddp.errors import ConfigError, SlurmError
-from slurmddp.sandbox import Sandbox, conf, machine, network, plan, processes, shell
+from slurmddp.sandbox import Sandbox, conf, machine, network, plan, processes, record, shell
 
 ROOT = Path("/var/tmp/sandbox")
 
@@ -112,9 +111,10 @@ def test_the_shell_scripts_parse_and_mark_a_task_with_folder_node_and_job(tmp_pa
     assert said == f"export SLURMDDP_SANDBOX_JOB={ROOT}/n2/7\n"
 
 
-def test_a_plan_survives_its_file() -> None:
+def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     for made in (make_plan(accounting=True), make_plan(namespaces=False, nodes=5)):
-        assert plan.from_json(json.loads(json.dumps(plan.to_json(made)))) == made
+        record.write(tmp_path, made)
+        assert record.read(tmp_path, "default") == made
 
 
 @pytest.mark.parametrize(
@@ -227,9 +227,9 @@ def test_a_missing_sandbox_is_reported_with_near_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    record = tmp_path / "slurmddp/sandbox/training/sandbox.json"
-    record.parent.mkdir(parents=True)
-    record.write_text("{}")
+    damaged = tmp_path / "slurmddp/sandbox/training/sandbox.json"
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text("{}")
     with pytest.raises(SlurmError, match="No sandbox 'traning' is up") as caught:
         Sandbox("traning").status()
     assert "Did you mean training?" in caught.value.hint

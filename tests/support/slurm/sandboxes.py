@@ -14,16 +14,16 @@ import pytest
 
 from slurmddp.environments.hostlist import expand
 from slurmddp.errors import SlurmddpError
-from slurmddp.sandbox import Sandbox
 from slurmddp.sandbox.machine import search_path, slurm_version
 from support.slurm import stub_runs, train_project
+from support.slurm.faulty_sandbox import FaultySandbox
 
 
 @contextmanager
-def own_sandbox(letter: str, nodes: int, **options: Any) -> Iterator[Sandbox]:
+def own_sandbox(letter: str, nodes: int, **options: Any) -> Iterator[FaultySandbox]:
     """A SLURM that is up; `letter` is one that no other file's sandbox has. Its sockets need a short path."""
     with tempfile.TemporaryDirectory(prefix="slurmddp-") as folder:
-        made = Sandbox(f"{letter}{os.getpid()}", root=Path(folder) / "sandbox", nodes=nodes, **options)
+        made = FaultySandbox(f"{letter}{os.getpid()}", root=Path(folder) / "sandbox", nodes=nodes, **options)
         try:
             made.up()
         except SlurmddpError as error:
@@ -34,7 +34,7 @@ def own_sandbox(letter: str, nodes: int, **options: Any) -> Iterator[Sandbox]:
             made.down()
 
 
-def bring_back(used: Sandbox, timeout_s: float = 180) -> None:
+def bring_back(used: FaultySandbox, timeout_s: float = 180) -> None:
     """Cancel all jobs, restore the nodes that were killed or cut off, and wait until each can take a job."""
     assert used.cancel_jobs(), f"jobs that can't be cancelled: {used.jobs()}"
     for node in used.nodes:
@@ -53,7 +53,7 @@ def shortest_timeout_s() -> int:
     return 30 if slurm_version(search_path(os.environ)) >= (23, 2) else 10
 
 
-def lose(used: Sandbox, node: str) -> None:
+def lose(used: FaultySandbox, node: str) -> None:
     """Make SLURM lose a node on which everything lives on."""
     if used.plan.namespaces:
         used.cut_link(node)
