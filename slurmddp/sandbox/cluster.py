@@ -36,32 +36,10 @@ class Status:
 class Sandbox:
     """A sandbox; `root` is its state folder, by default ~/.local/state/slurmddp/sandbox/NAME."""
 
-    def __init__(
-        self,
-        name: str = "default",
-        *,
-        root: Path | None = None,
-        nodes: int | None = None,
-        cpus: int | None = None,
-        gpus: int | None = None,
-        accounting: bool | None = None,
-        namespaces: bool | None = None,
-        grace_s: int | None = None,
-        slurmd_timeout_s: int | None = None,
-        kill_wait_s: int | None = None,
-    ) -> None:
+    def __init__(self, name: str = "default", *, root: Path | None = None, **sizes: Any) -> None:
+        """Prepare a sandbox; `sizes` are fields of `Request`, and None stands for the default."""
         folder = root.absolute() if root is not None else record.home(os.environ) / name
-        sizes = {
-            "nodes": nodes,
-            "cpus": cpus,
-            "gpus": gpus,
-            "accounting": accounting,
-            "namespaces": namespaces,
-            "grace_s": grace_s,
-            "slurmd_timeout_s": slurmd_timeout_s,
-            "kill_wait_s": kill_wait_s,
-        }
-        self._asked: dict[str, Any] = {key: value for key, value in sizes.items() if value is not None}
+        self._asked = {key: value for key, value in sizes.items() if value is not None}
         self.request = Request(name=name, root=folder, **self._asked)
 
     @property
@@ -101,10 +79,7 @@ class Sandbox:
         return True
 
     def _is_up_already(self) -> bool:
-        if not self.exists():
-            return False
-        controller = processes.recorded(self.root).get("slurmctld")
-        if controller is None or not controller.alive():
+        if not (self.exists() and self._has_controller()):
             return False
         running = self.plan
         is_so = {**vars(running.request), "namespaces": running.namespaces}
@@ -142,18 +117,16 @@ class Sandbox:
         """Stop and remove the sandbox with its jobs; return False if no such sandbox exists."""
         if not self.exists():
             return False
-        with contextlib.suppress(SlurmError):
-            self._cancel_jobs()
+        if self._has_controller():
+            with contextlib.suppress(SlurmError):
+                self.cancel_jobs(CANCEL_PATIENCE_S)  # so that an `srun` in a terminal returns
         with machine.machine_lock():
             self._take_down()
         return True
 
-    def _cancel_jobs(self) -> None:
-        """Cancel all jobs and wait briefly, so that an `srun` in a terminal returns."""
+    def _has_controller(self) -> bool:
         controller = processes.recorded(self.root).get("slurmctld")
-        if controller is None or not controller.alive():
-            return
-        self.cancel_jobs(patience_s=CANCEL_PATIENCE_S)
+        return controller is not None and controller.alive()
 
     def cancel_jobs(self, patience_s: float = 30) -> bool:
         """Cancel all jobs; return whether all were gone within `patience_s`."""

@@ -80,31 +80,20 @@ def recorded(root: Path) -> dict[str, Recorded]:
 def members(root: Path, namespaces: frozenset[str] = frozenset()) -> set[int]:
     """Return the pids of all running processes of the sandbox in `root`."""
     own = {entry.pid for entry in recorded(root).values() if entry.alive()}
-    for folder in PROC.iterdir():
-        if folder.name.isdigit() and int(folder.name) != os.getpid() and _belongs(folder, root, namespaces):
-            own.add(int(folder.name))
+    for process in PROC.glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            pid = int(process.name)
+            if pid != os.getpid() and start_time(pid) is not None and _belongs(process, root, namespaces):
+                own.add(pid)
     return own
 
 
 def _belongs(process: Path, root: Path, namespaces: frozenset[str]) -> bool:
-    try:
-        if start_time(int(process.name)) is None:
-            return False
-        if namespaces and str((process / "ns/net").readlink()) in namespaces:
-            return True
-        if _marked((process / "environ").read_bytes(), root):
-            return True
-        return works_in(process, root)
-    except OSError:
-        return False
-
-
-def _marked(environment: bytes, root: Path) -> bool:
-    return any(
-        entry == f"{SANDBOX_ROOT_VARIABLE}={root}".encode()
-        or entry.startswith(f"{SANDBOX_JOB_VARIABLE}={root}/".encode())
-        for entry in environment.split(b"\0")
-    )
+    if namespaces and network_namespace(int(process.name)) in namespaces:
+        return True
+    marks = (f"{SANDBOX_ROOT_VARIABLE}={root}\0".encode(), f"{SANDBOX_JOB_VARIABLE}={root}/".encode())
+    environ = b"\0" + (process / "environ").read_bytes() + b"\0"
+    return any(b"\0" + mark in environ for mark in marks) or works_in(process, root)
 
 
 def works_in(process: Path, folder: Path) -> bool:
