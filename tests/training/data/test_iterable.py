@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
-from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError
 from slurmddp.training.checkpointing import training_state
+from slurmddp.training.data.base import DistributedLoader
 from slurmddp.training.data.iterable import IterableLoader
-from slurmddp.training.data.loader import DistributedLoader, distribute
+from support.loaders import loader_of
 
 SAMPLES = 53
 
@@ -82,15 +82,8 @@ class Deterministic(Stateless):
     deterministic = True
 
 
-def make(
-    data: type, workers: int, rank: int = 0, ranks: int = 1, seed: int = 4, **options: Any
-) -> DistributedLoader:
-    return distribute(
-        DataLoader(data(), batch_size=3, num_workers=workers, **options),
-        device=torch.device("cpu"),
-        info=RankInfo(environment="local", rank=rank, world_size=ranks, local_world_size=ranks),
-        seed=seed,
-    )
+def make(data: type, workers: int, rank: int = 0, ranks: int = 1, **options: Any) -> DistributedLoader:
+    return loader_of(data(), batch_size=3, num_workers=workers, rank=rank, ranks=ranks, **options)
 
 
 def numbers_of(batches: list[Any]) -> list[int]:
@@ -111,7 +104,9 @@ def test_all_readers_together_give_each_sample_once(ranks: int, workers: int) ->
 
 @pytest.mark.filterwarnings("default::DeprecationWarning")
 @pytest.mark.parametrize(("data", "workers"), [(Placed, 0), (Placed, 2), (Stateless, 0), (Stateless, 2)])
-def test_a_resume_anywhere_gives_the_rest_of_the_epoch_and_the_next_one(data: type, workers: int) -> None:
+def test_a_resume_anywhere_gives_the_rest_of_the_epoch_and_the_next_one(
+    data: type, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """Late in the epoch one of the two readers has come to its end, and the other has not."""
     options = {"prefetch_factor": 3, "persistent_workers": True} if workers else {}
     whole = make(data, workers, **options)
@@ -126,6 +121,7 @@ def test_a_resume_anywhere_gives_the_rest_of_the_epoch_and_the_next_one(data: ty
         assert before + shown(list(resumed)) == epochs[0]
         assert shown(list(resumed)) == epochs[1]
         del walk
+    assert ("Stateless is read again" in caplog.text) == (data is Stateless)
 
 
 @pytest.mark.parametrize("data", [Placed, Live])
@@ -143,7 +139,7 @@ def test_batches_after_a_rollback_come_again(data: type) -> None:
 
 def draws_of(seed: int, workers: int) -> set[float]:
     """Return what two ranks draw in two epochs."""
-    loaders = [make(Stateless, workers, rank, 2, seed) for rank in range(2)]
+    loaders = [make(Stateless, workers, rank, 2, seed=seed) for rank in range(2)]
     return {drawn for own in loaders for _ in range(2) for _, batch in own for drawn in batch.tolist()}
 
 

@@ -1,86 +1,47 @@
-"""Loaders that resume: epochs, positions, devices, and samplers of the user."""
+"""Loaders that resume: epochs, positions, devices, and the options of the user's loader."""
 
 from __future__ import annotations
 
-from collections import namedtuple
+import itertools
+from collections import Counter, namedtuple
+from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
-from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import ConfigError, SlurmddpError
+from slurmddp.errors import ConfigError, MismatchError, SlurmddpError
+from slurmddp.spec import GlobalBatch
 from slurmddp.training.checkpointing import training_state
 from slurmddp.training.data.base import DistributedLoader, to_device
-from slurmddp.training.data.loader import distribute
-from slurmddp.training.data.passthrough import PassthroughLoader
-
-CPU = torch.device("cpu")
+from support.loaders import Augmented, epoch_of, loader_of
 
 
-def make(data, *, batch_size: int = 3, **options) -> DistributedLoader:
-    return distribute(
-        DataLoader(data, batch_size=batch_size, **options),
-        device=CPU,
-        info=RankInfo(environment="single"),
-        seed=4,
-    )
-
-
-def numbers(count: int) -> TensorDataset:
-    return TensorDataset(torch.arange(count))
-
-
-def hand_over(stopped: DistributedLoader, resumed: DistributedLoader) -> None:
-    """Do as a checkpoint does."""
-    resumed.load_state_dict(stopped.state_dict())
-    if (own := stopped.rank_state()) is not None:
-        resumed.load_rank_state(own)
-
-
-def epoch_of(loader: DistributedLoader) -> list[list[int]]:
-    return [batch[0].tolist() for batch in loader]
-
-
+@pytest.mark.filterwarnings("default::DeprecationWarning")  # a fork beside threads
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("samples", [11, 12])
 @pytest.mark.parametrize("stop_after", [0, 2, 4])
-def test_a_loaded_position_gives_the_rest_of_the_epoch(workers: int, stop_after: int) -> None:
-    whole, stopped, resumed = (make(numbers(12), shuffle=True, num_workers=workers) for _ in range(3))
-    batches = [epoch_of(whole), epoch_of(whole)]
-    epoch_of(stopped)
+def test_a_loaded_position_gives_the_rest_of_the_epoch(workers: int, samples: int, stop_after: int) -> None:
+    """Batches that workers fetched ahead do not count as trained."""
+    options = {"num_workers": workers, "persistent_workers": True, "prefetch_factor": 4} if workers else {}
+    whole, stopped, resumed = (
+        loader_of(Augmented(samples), batch_size=3, shuffle=True, **options) for _ in range(3)
+    )
+    epochs = [epoch_of(whole) for _ in range(3)]
+    assert epoch_of(stopped) == epochs[0]
     walk = iter(stopped)
-    for _ in range(stop_after):
-        next(walk)
+    assert [batch.tolist() for batch in itertools.islice(walk, stop_after)] == epochs[1][:stop_after]
     resumed.load_state_dict(stopped.state_dict())
     del walk
-    assert resumed.epoch == 1 if stop_after else 0 <= resumed.epoch <= 1
-    assert epoch_of(resumed) == batches[1][stop_after:]
-    assert epoch_of(resumed) == epoch_of(whole)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_a_position_counts_the_samples_of_all_ranks(ranks: int) -> None:
-    info = RankInfo(environment="local", rank=ranks - 1, world_size=ranks, local_world_size=ranks)
-    loader = distribute(DataLoader(numbers(50), batch_size=3), device=CPU, info=info, seed=4)
-    next(walk := iter(loader))
-    next(walk)
-    assert loader.state_dict()["position"] == 2 * 3 * ranks
-
-
-def test_a_stop_after_a_last_batch_that_is_smaller_begins_the_next_epoch() -> None:
-    whole, stopped, resumed = (make(numbers(11), shuffle=True) for _ in range(3))
-    epochs = [epoch_of(whole) for _ in range(2)]
-    walk = iter(stopped)
-    for _ in range(4):
-        next(walk)
-    resumed.load_state_dict(stopped.state_dict())
-    assert epoch_of(resumed) == []
-    assert epoch_of(resumed) == epochs[1]
-    del walk
+    assert resumed.epoch == 1
+    assert epoch_of(resumed) == epochs[1][stop_after:]
+    assert epoch_of(resumed) == epochs[2]
 
 
 def test_after_a_break_the_next_loop_is_the_next_epoch() -> None:
-    loader, other = make(numbers(12), shuffle=True), make(numbers(12), shuffle=True)
+    loader, other = (loader_of(range(12), batch_size=3, shuffle=True) for _ in range(2))
     for _ in loader:
         break
     epoch_of(other)
@@ -88,22 +49,15 @@ def test_after_a_break_the_next_loop_is_the_next_epoch() -> None:
 
 
 def test_without_shuffle_every_epoch_is_in_order() -> None:
-    loader = make(numbers(5), batch_size=2)
+    loader = loader_of(range(5), batch_size=2)
     assert epoch_of(loader) == epoch_of(loader) == [[0, 1], [2, 3], [4]]
-    assert len(loader) == 3
     assert loader.epoch == 2
 
 
-def test_another_length_is_refused() -> None:
-    state = make(numbers(12), shuffle=True).state_dict()
-    with pytest.raises(SlurmddpError, match="samples"):
-        make(numbers(13), shuffle=True).load_state_dict(state)
-
-
 def test_a_refused_load_leaves_all_loaders_at_their_positions() -> None:
-    next(walk := iter(stopped := make(numbers(12))))
-    state = {"objects": {}, "loaders": [stopped.state_dict(), make(numbers(13)).state_dict()]}
-    loaders = [make(numbers(12)), make(numbers(12))]
+    next(walk := iter(stopped := loader_of(range(12))))
+    state = {"objects": {}, "loaders": [stopped.state_dict(), loader_of(range(13)).state_dict()]}
+    loaders = [loader_of(range(12)) for _ in range(2)]
     before = [loader.state_dict() for loader in loaders]
     with pytest.raises(SlurmddpError, match="samples"):
         training_state.apply(state, {}, loaders, lambda module: module, frozenset())
@@ -111,147 +65,9 @@ def test_a_refused_load_leaves_all_loaders_at_their_positions() -> None:
     del walk
 
 
-def test_a_users_sampler_keeps_its_order() -> None:
-    loader = make(numbers(6), sampler=[3, 1, 2, 0, 5, 4])
-    assert isinstance(loader, PassthroughLoader)
-    assert epoch_of(loader) == [[3, 1, 2], [0, 5, 4]]
-    assert loader.epoch == 1
-    with pytest.raises(SlurmddpError, match="had no sampler of the user"):
-        loader.load_state_dict(make(numbers(6), shuffle=True).state_dict())
-
-
-class Stream(IterableDataset):
-    epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self):
-        return iter(torch.arange(7) + 100 * self.epoch)
-
-
-def test_iterable_data_resumes_after_the_trained_batches() -> None:
-    stopped, resumed = make(Stream()), make(Stream())
-    walk = iter(stopped)
-    assert next(walk).tolist() == [0, 1, 2]
-    hand_over(stopped, resumed)
-    assert [batch.tolist() for batch in resumed] == [[3, 4, 5], [6]]
-    assert [batch.tolist() for batch in resumed] == [[100, 101, 102], [103, 104, 105], [106]]
-
-
-def test_reading_iterable_data_again_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    stopped, resumed = make(Stream()), make(Stream())
-    next(walk := iter(stopped))
-    hand_over(stopped, resumed)
-    assert "thrown away" not in caplog.text
-    next(iter(resumed))
-    assert "Stream is read again" in caplog.text and "1 batches" in caplog.text
-    del walk
-
-
-class Counter(IterableDataset):
-    """Counts on from where it is; says where that is."""
-
-    def __init__(self) -> None:
-        self.at = self.read = 0
-
-    def __iter__(self):
-        while self.at < 20:
-            self.at += 1
-            self.read += 1
-            yield torch.tensor(self.at)
-        self.at = 0
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
-
-
-def test_iterable_data_with_a_state_reads_no_sample_again() -> None:
-    stopped, resumed = make(Counter(), batch_size=4), make(Counter(), batch_size=4)
-    walk = iter(stopped)
-    assert [next(walk).tolist() for _ in range(2)][-1] == [5, 6, 7, 8]
-    hand_over(stopped, resumed)
-    assert (resumed.rank_state(), resumed.state_dict()) == (stopped.rank_state(), stopped.state_dict())
-    assert [batch.tolist() for batch in resumed] == [[*range(n, n + 4)] for n in (9, 13, 17)]
-    assert resumed.dataset.read == 12
-    assert [batch[0].item() for batch in resumed] == [1, 5, 9, 13, 17]
-
-
-@pytest.mark.filterwarnings("default::DeprecationWarning")
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("data", [Stream, Counter, lambda: numbers(12)])
-def test_batches_that_workers_fetched_ahead_do_not_count(data, persistent: bool) -> None:
-    options = {"batch_size": 2, "num_workers": 2, "persistent_workers": persistent, "prefetch_factor": 4}
-    stopped, resumed, whole = (make(data(), **options) for _ in range(3))
-    first = [str(batch) for batch in whole]
-    for epoch in range(2):
-        walk = iter(stopped)
-        for handed in range(1, 3):
-            next(walk)
-            state = stopped.state_dict()
-            assert state.get("position", 0) + state.get("batches", 0) * 2 == handed * 2
-        hand_over(stopped, resumed)
-        rest = [str(batch) for batch in resumed]
-        assert [str(batch) for batch in walk] == rest
-        assert epoch or rest == first[2:]
-
-
-def test_other_ranks_can_not_resume_iterable_data_within_an_epoch() -> None:
-    loader = make(Stream())
-    loader.load_state_dict({"epoch": 3, "batches": 0, "world_size": 4})
-    assert loader.epoch == 3
-    with pytest.raises(SlurmddpError, match=r"4 ranks had read 2 batches each of Stream.*Resume with 4"):
-        loader.load_state_dict({"epoch": 3, "batches": 2, "world_size": 4})
-
-
-def test_a_users_batch_sampler_keeps_its_order() -> None:
-    loader = distribute(
-        DataLoader(numbers(4), batch_sampler=[[0, 3], [1]]),
-        device=CPU,
-        info=RankInfo(environment="single"),
-        seed=0,
-    )
-    assert epoch_of(loader) == [[0, 3], [1]]
-
-
 def test_unbatched_data_stays_unbatched() -> None:
-    loader = make([torch.tensor([1, 2]), torch.tensor([3, 4])], batch_size=None)
-    assert [item.tolist() for item in loader] == [[1, 2], [3, 4]]
-
-
-class Draws(Dataset):
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.rand(())
-
-
-def test_workers_draw_differently_by_epoch_and_equally_by_seed() -> None:
-    first, again = (make(Draws(), batch_size=2, num_workers=1) for _ in range(2))
-    epochs = [[batch.tolist() for batch in first] for _ in range(2)]
-    assert epochs[0] != epochs[1]
-    assert [batch.tolist() for batch in again] == epochs[0]
-
-
-def test_ranks_have_different_worker_seeds() -> None:
-    """The seeds of workers count where no sample is seeded: with a sampler of the user."""
-    seen = []
-    for rank in range(2):
-        info = RankInfo(environment="local", rank=rank, world_size=2, local_world_size=2)
-        given = DataLoader(Draws(), batch_size=2, num_workers=1, sampler=range(4))
-        loader = distribute(given, device=CPU, info=info, seed=1)
-        seen.append([batch.tolist() for batch in loader])
-    assert seen[0] != seen[1]
-
-
-def test_a_users_worker_init_fn_still_runs(tmp_path) -> None:
-    loader = make(numbers(4), num_workers=1, worker_init_fn=lambda number: (tmp_path / f"{number}").touch())
-    epoch_of(loader)
-    assert (tmp_path / "0").exists()
+    loader = loader_of([torch.tensor([1, 2]), torch.tensor([3, 4])], batch_size=None)
+    assert epoch_of(loader) == [[1, 2], [3, 4]]
 
 
 def test_a_loader_keeps_its_options() -> None:
@@ -260,44 +76,31 @@ def test_a_loader_keeps_its_options() -> None:
         "persistent_workers": True, "multiprocessing_context": "spawn", "drop_last": True, "batch_size": 2,
     }  # fmt: skip
     for own in ({"shuffle": True}, {"sampler": [0, 1]}):
-        given = DataLoader(numbers(4), **options, **own)
-        made = make(numbers(4), **options, **own)._loader
+        given = DataLoader(range(4), **options, **own)
+        made = loader_of(range(4), **options, **own)._loader
         assert {name: getattr(made, name) for name in options} == {
             name: getattr(given, name) for name in options
         }
 
 
-def test_len_is_the_number_of_batches_of_an_epoch() -> None:
-    for accumulate, drop_last, batches in (
-        (1, True, 6),
-        (2, True, 6),
-        (3, True, 6),
-        (4, True, 4),
-        (4, False, 7),
-    ):
-        loader = distribute(
-            DataLoader(numbers(20), batch_size=3, drop_last=drop_last),
-            device=CPU,
-            info=RankInfo(environment="single"),
-            seed=4,
-            accumulate=accumulate,
-        )
-        assert len(loader) == loader.remaining == len(epoch_of(loader)) == batches
+@pytest.mark.parametrize(
+    ("accumulate", "drop_last", "batches"),
+    [(1, True, 6), (2, True, 6), (3, True, 6), (4, True, 4), (4, False, 7)],
+)
+def test_len_is_the_number_of_batches_of_an_epoch(accumulate: int, drop_last: bool, batches: int) -> None:
+    loader = loader_of(range(20), batch_size=3, drop_last=drop_last, accumulate=accumulate)
+    assert len(loader) == loader.remaining == len(epoch_of(loader)) == batches
 
 
 @pytest.mark.parametrize("sampler", [None, list(range(20))], ids=["ordered", "own sampler"])
-@pytest.mark.parametrize("drop_last", [True, False])
-def test_remaining_counts_the_batches_of_a_resumed_epoch(drop_last: bool, sampler: list[int] | None) -> None:
-    def loader() -> DistributedLoader:
-        return make(numbers(20), batch_size=3, drop_last=drop_last, sampler=sampler)
-
-    first, second = loader(), loader()
-    batches = iter(first)
-    left = [first.remaining]
-    for _ in range(4):
-        next(batches)
-        left.append(first.remaining)
-    whole = 6 if drop_last else 7
+@pytest.mark.parametrize(("drop_last", "whole"), [(True, 6), (False, 7)])
+def test_remaining_counts_the_batches_of_a_resumed_epoch(
+    drop_last: bool, whole: int, sampler: list[int] | None
+) -> None:
+    first, second = (
+        loader_of(range(20), batch_size=3, drop_last=drop_last, sampler=sampler) for _ in range(2)
+    )
+    left = [first.remaining, *(first.remaining for _ in itertools.islice(first, 4))]
     assert left == [whole - number for number in range(5)]
     second.load_state_dict(first.state_dict())
     assert second.remaining == whole - 4 == len(list(second))
@@ -306,12 +109,95 @@ def test_remaining_counts_the_batches_of_a_resumed_epoch(drop_last: bool, sample
 
 @pytest.mark.parametrize(("samples", "ranks"), [(1, 2), (3, 4)])
 def test_fewer_samples_than_ranks_are_refused(samples: int, ranks: int) -> None:
-    info = RankInfo(environment="local", rank=0, world_size=ranks, local_world_size=ranks)
-    loader = DataLoader(numbers(samples))
     with pytest.raises(ConfigError, match=f"has {samples} samples for {ranks} ranks"):
-        distribute(loader, device=CPU, info=info, seed=1)
-    assert len(epoch_of(distribute(loader, device=CPU, info=info, seed=1, even=False))) == 1
-    assert len(distribute(DataLoader(numbers(ranks)), device=CPU, info=info, seed=1)) == 1
+        loader_of(range(samples), ranks=ranks)
+    assert len(epoch_of(loader_of(range(samples), ranks=ranks, even=False))) == 1
+    assert len(loader_of(range(ranks), ranks=ranks)) == 1
+
+
+# With more or fewer ranks: each sample once, and no size that can't share a step.
+
+GLOBAL_BATCH = 24
+
+
+def loaders(world_size: int, n: int, *, keep_global_batch: bool = True, **options: Any) -> list[Any]:
+    """Return what each of `world_size` ranks would iterate over."""
+    own = {"seed": 5, "shuffle": True, "even": False, "keep_global_batch": keep_global_batch, **options}
+    return [loader_of(range(n), rank=rank, ranks=world_size, **own) for rank in range(world_size)]
+
+
+def some_steps(ranks: list[DistributedLoader], steps: int) -> list[list[int]]:
+    """Let all ranks take `steps` steps, or what is left of the epoch; return the samples of each step."""
+    walks = [iter(loader) for loader in ranks]
+    taken = []
+    for _ in range(steps):
+        step: list[int] = []
+        for walk, loader in zip(walks, ranks, strict=True):
+            for batch in itertools.islice(walk, loader.accumulate):
+                step += batch.tolist()
+        if not step:
+            break
+        taken.append(sorted(step))
+    return taken
+
+
+chains = st.lists(
+    st.tuples(st.sampled_from([1, 2, 3, 4, 6, 8]), st.sampled_from([1, 2, 6]), st.integers(0, 20)),
+    max_size=5,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(n=st.integers(2 * GLOBAL_BATCH, 700), drop_last=st.booleans(), chain=chains)
+def test_each_sample_is_trained_once_over_any_chain_of_world_sizes(
+    n: int, drop_last: bool, chain: list[tuple[int, int, int]]
+) -> None:
+    """Stop anywhere, on the real loaders; the steps equal the steps of an undisturbed run on one rank."""
+    options = {"drop_last": drop_last}
+    expected = some_steps(loaders(1, n, batch_size=GLOBAL_BATCH, **options), n)
+    state, seen = None, []
+    for world_size, batch_size, stop in [(4, 6, 2), (2, 6, 2), (3, 6, 1), *chain, (1, 6, n)]:
+        accumulate = GLOBAL_BATCH // 4 // 6 if state is None else 1
+        ranks = loaders(world_size, n, batch_size=batch_size, accumulate=accumulate, **options)
+        for loader in ranks:
+            if state is not None:
+                loader.load_state_dict(state)
+        steps_left = len(expected) - len(seen)
+        # A step past the end would begin the next epoch.
+        seen += some_steps(ranks, min(stop, max(0, steps_left - 1)) if stop < n else n)
+        state = ranks[0].state_dict()
+    assert seen == expected
+    whole = Counter(itertools.chain(*seen))
+    assert set(whole.values()) == {1}
+    assert len(whole) == (n // GLOBAL_BATCH * GLOBAL_BATCH if drop_last else n)
+
+
+@given(samples=st.integers(1, 3000), world_size=st.integers(1, 64), most=st.integers(1, 100))
+def test_a_step_is_shared_evenly_or_refused(samples: int, world_size: int, most: int) -> None:
+    if samples % world_size:
+        with pytest.raises(MismatchError, match=f"{samples} samples.*{world_size} ranks") as caught:
+            GlobalBatch(samples).share(world_size, most)
+        shown = caught.value.hint.rpartition("work: ")[2].rstrip(".").split(", ")
+        assert all(samples % int(size) == 0 for size in shown if size)
+        return
+    size, batches = GlobalBatch(samples).share(world_size, most)
+    assert size * batches * world_size == samples and size <= most
+    fewer = [count for count in range(1, batches) if (samples // world_size) % count == 0]
+    assert all(samples // world_size // count > most for count in fewer)
+
+
+def test_a_loader_that_does_not_keep_the_global_batch_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    state = loaders(4, 100, batch_size=2)[0].state_dict()
+    (loader,) = loaders(1, 100, batch_size=2, keep_global_batch=False)
+    loader.load_state_dict(state)
+    assert (loader.accumulate, loader.batch_size) == (1, 2)
+    assert "had 8 samples when the checkpoint was written, and has 2 now" in caplog.text
+
+
+def test_a_number_of_ranks_that_cannot_share_is_refused() -> None:
+    state = loaders(4, 100, batch_size=2)[0].state_dict()
+    with pytest.raises(MismatchError, match="World sizes that work: 1, 2, 4, 8"):
+        loaders(3, 100, batch_size=2)[0].load_state_dict(state)
 
 
 Pair = namedtuple("Pair", "x y")

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, Dataset, RandomSampler, SequentialSampler
 
-from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import MismatchError
+from slurmddp.errors import CheckpointError, MismatchError
 from slurmddp.training.data.base import DistributedLoader
-from slurmddp.training.data.loader import distribute
 from slurmddp.training.data.passthrough import PassthroughLoader
+from support.loaders import Augmented, epoch_of, loader_of
 
 SAMPLES = 12
 
@@ -56,23 +55,12 @@ class TurnedBatches(Turned):
         return iter(BatchSampler(super().__iter__(), 3, drop_last=False))
 
 
-def make(
-    ranks: int = 1, data: Dataset[Any] | None = None, seed: int = 4, **options: Any
-) -> PassthroughLoader:
+def make(data: Dataset[Any] | None = None, **options: Any) -> DistributedLoader:
     if "batch_sampler" not in options:
         options["batch_size"] = 3
-    loader = distribute(
-        DataLoader(data or Numbers(), **options),
-        device=torch.device("cpu"),
-        info=RankInfo(environment="local", rank=0, world_size=ranks, local_world_size=ranks),
-        seed=seed,
-    )
+    loader = loader_of(data or Numbers(), **options)
     assert isinstance(loader, PassthroughLoader)
     return loader
-
-
-def epoch_of(loader: DistributedLoader) -> list[list[int]]:
-    return [batch.tolist() for batch in loader]
 
 
 @pytest.mark.parametrize("kind", ["sampler", "batch_sampler"])
@@ -84,14 +72,18 @@ def test_set_epoch_is_called_on_samplers_and_data(kind: str) -> None:
 
 
 @pytest.mark.parametrize("stop", [1, 3, 4])
-def test_a_resume_gives_the_rest_of_the_epoch_and_the_next_one(stop: int) -> None:
+def test_a_resume_gives_the_rest_of_the_epoch_and_the_next_one(
+    stop: int, caplog: pytest.LogCaptureFixture
+) -> None:
     whole, stopped, resumed = (make(sampler=Turned()) for _ in range(3))
     epochs = [epoch_of(whole) for _ in range(3)]
     epoch_of(stopped)
     walk = iter(stopped)
     assert [next(walk).tolist() for _ in range(stop)] == epochs[1][:stop]
     resumed.load_state_dict(stopped.state_dict())
+    assert not caplog.text
     assert epoch_of(resumed) == epochs[1][stop:]
+    assert f"Numbers is read again from the start of its epoch, and {stop} batches" in caplog.text
     assert epoch_of(resumed) == epochs[2]
 
 
@@ -102,6 +94,11 @@ def test_other_ranks_can_resume_only_between_epochs() -> None:
     with pytest.raises(MismatchError, match="2 ranks had read 1 batches each of Numbers"):
         resumed.load_state_dict(stopped.state_dict())
     del walk
+
+
+def test_a_position_without_a_users_sampler_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="had no sampler of the user"):
+        make(sampler=Turned()).load_state_dict(loader_of(range(SAMPLES)).state_dict())
 
 
 @pytest.mark.parametrize(
@@ -129,6 +126,7 @@ class OwnSteps(SequentialSampler):
 @pytest.mark.parametrize(
     "sampler",
     [
+        [3, 1, 2, 0, 5, 4],
         SequentialSampler(range(7)),
         RandomSampler(range(SAMPLES), num_samples=7),
         RandomSampler(range(7)),
@@ -136,24 +134,30 @@ class OwnSteps(SequentialSampler):
         OwnShuffle(range(SAMPLES)),
         OwnSteps(range(SAMPLES)),
     ],
-    ids=["the first seven", "any seven", "the first seven, shuffled", "some twice", "shuffle", "steps"],
+    ids=[
+        "a list",
+        "the first seven",
+        "any seven",
+        "the first seven, shuffled",
+        "some twice",
+        "shuffle",
+        "steps",
+    ],
 )
-def test_a_special_sampler_of_torch_keeps_its_order(sampler: Any) -> None:
+def test_a_special_sampler_keeps_its_order(sampler: Any) -> None:
     torch.manual_seed(5)
     expected = list(sampler)
     torch.manual_seed(5)
     assert [number for batch in epoch_of(make(sampler=sampler)) for number in batch] == expected
 
 
-class Draws(Numbers):
-    def __getitem__(self, index: int) -> Any:
-        return torch.rand(())
-
-
 @pytest.mark.filterwarnings("default::DeprecationWarning")  # a fork beside threads
-def test_draws_of_workers_follow_from_seed_and_epoch() -> None:
-    first, again, other = (make(data=Draws(), sampler=Turned(), num_workers=1, seed=s) for s in (1, 1, 2))
+def test_draws_of_workers_follow_from_seed_epoch_and_rank() -> None:
+    places = [{"seed": 1}, {"seed": 1}, {"seed": 2}, {"seed": 1, "ranks": 2, "rank": 1}]
+    first, again, *others = (
+        make(Augmented(SAMPLES), sampler=Turned(), num_workers=1, **place) for place in places
+    )
     epochs = [epoch_of(first) for _ in range(2)]
     assert epochs[0] != epochs[1]
     assert [epoch_of(again) for _ in range(2)] == epochs
-    assert epoch_of(other) != epochs[0]
+    assert all(epoch_of(other) != epochs[0] for other in others)

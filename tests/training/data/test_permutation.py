@@ -8,13 +8,9 @@ from hypothesis import strategies as st
 from slurmddp.errors import ConfigError
 from slurmddp.training.data.permutation import TABLE_SIZE, Permutation
 
-PRIMES = [2, 3, 5, 7, 97, 997, 4093, 4099, 10007, 65537]
-POWERS = [1, 2, 4, 64, 1024, 4096, 8192, 65536]
-EDGES = [TABLE_SIZE - 1, TABLE_SIZE, TABLE_SIZE + 1, 65535, 65537, 100_000]
 
-
-@pytest.mark.parametrize("n", sorted({*PRIMES, *POWERS, *EDGES}))
-def test_a_bijection(n):
+@pytest.mark.parametrize("n", [*range(TABLE_SIZE - 1, TABLE_SIZE + 2), 8192, *range(65535, 65538), 100_000])
+def test_a_bijection_at_the_table_and_at_powers_of_two(n):
     assert np.array_equal(np.sort(Permutation(n, 7).block(0, n)), np.arange(n))
 
 

@@ -5,8 +5,7 @@ import tracemalloc
 from collections import Counter
 
 import pytest
-import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmddp.errors import ConfigError, MismatchError
@@ -81,10 +80,6 @@ def test_epochs_differ_and_repeat():
     assert list(order) == first
 
 
-def test_without_shuffling_the_order_is_plain():
-    assert list(RankSampler(10, rank=1, world_size=3, shuffle=False, drop_last=False)) == [1, 4, 7]
-
-
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("steps", range(13))
 def test_a_resume_after_any_step_gives_the_rest_of_the_epoch(steps, shuffle):
@@ -97,29 +92,6 @@ def test_a_resume_after_any_step_gives_the_rest_of_the_epoch(steps, shuffle):
         resumed.load_state_dict(whole.state_dict())
         assert list(resumed) == samples[steps * 4 :]
         assert len(resumed) == len(samples) - steps * 4
-
-
-interruptions = st.lists(
-    st.tuples(st.sampled_from([1, 2, 3, 4, 6, 8]), st.integers(1, 30), st.integers(0, 40)), max_size=5
-)
-
-
-@settings(deadline=None, max_examples=100)
-@given(n=st.integers(24, 1500), drop_last=st.booleans(), chain=interruptions)
-def test_exactly_once_over_any_chain_of_world_sizes(n, drop_last, chain):
-    """Stopped anywhere and continued by more or fewer ranks; without drop_last even with other batches."""
-    state, seen = None, []
-    for world_size, any_batch, stop in [*chain, (2, 5, n)]:
-        batch = 24 // world_size if drop_last else any_batch
-        orders = ranks(world_size, n, batch_size=batch, drop_last=drop_last)
-        for order in orders:
-            order.load_state_dict(state or order.state_dict())
-        for step in global_batches(orders, batch)[:stop]:
-            seen.extend(step)
-            orders[0].advance(len(step))
-        state = orders[-1].state_dict() | {"position": orders[0].position}
-    whole = Permutation(n, 0, 0).block(0, n // 24 * 24 if drop_last else n)
-    assert Counter(seen) == Counter(whole.tolist())
 
 
 def test_state_counts_trained_samples_not_fetched_ones():
@@ -135,14 +107,6 @@ def test_state_counts_trained_samples_not_fetched_ones():
     assert order.position == 30, "it begins again where the last seek was"
     order.advance(5000)
     assert order.position == 1000, "the last batch may be smaller"
-
-
-@pytest.mark.filterwarnings("default::DeprecationWarning")  # Python 3.12 warns of any fork beside threads
-def test_loader_workers_get_the_same_batches():
-    order = RankSampler(64, batch_size=8, seed=9)
-    loader = torch.utils.data.DataLoader(range(64), batch_size=8, sampler=order, num_workers=2)
-    seen = [index for batch in loader for index in batch.tolist()]
-    assert seen == list(order)
 
 
 def test_other_data_is_refused():

@@ -8,32 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler, get_worker_info
+from torch.utils.data import WeightedRandomSampler, get_worker_info
 
-from slurmddp.environments.rank_info import RankInfo
 from slurmddp.training import rng
-from slurmddp.training.data.loader import DistributedLoader, distribute
+from slurmddp.training.data.base import DistributedLoader
+from support.loaders import Augmented, loader_of
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")  # a fork beside threads
 
 
-class Augmented(Dataset[Any]):
-    """Samples that draw from all three generators."""
-
-    opened_by: int | None = None
-
-    def __init__(self, size: int = 24) -> None:
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> list[float]:
-        return [float(index), float(torch.rand(())), random.random(), float(np.random.rand())]
-
-
 class ByTheBatch(Augmented):
-    def __getitems__(self, indices: list[int]) -> list[list[float]]:
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
         return [self[index] for index in indices]
 
 
@@ -41,36 +26,16 @@ class Deterministic(Augmented):
     deterministic = True
 
 
+def make(data: Augmented | None = None, *, batch_size: int = 4, **options: Any) -> DistributedLoader:
+    shuffle = "sampler" not in options
+    return loader_of(data or Augmented(), batch_size=batch_size, shuffle=shuffle, drop_last=True, **options)
+
+
 Sample = tuple[float, ...]
 
 
-def make(
-    data: Dataset[Any] | None = None,
-    *,
-    ranks: int = 1,
-    rank: int = 0,
-    batch_size: int = 4,
-    seed: int = 7,
-    **options: Any,
-) -> DistributedLoader:
-    sampler = options.get("sampler")
-    return distribute(
-        DataLoader(
-            data or Augmented(),
-            batch_size=batch_size,
-            shuffle=sampler is None,
-            drop_last=True,
-            collate_fn=list,
-            **options,
-        ),
-        device=torch.device("cpu"),
-        info=RankInfo(environment="local", rank=rank, world_size=ranks, local_world_size=ranks),
-        seed=seed,
-    )
-
-
 def read(loader: DistributedLoader) -> list[list[Sample]]:
-    return [[tuple(sample) for sample in batch] for batch in loader]
+    return [[tuple(sample.tolist()) for sample in batch] for batch in loader]
 
 
 def by_index(batches: list[list[Sample]]) -> dict[int, Sample]:
@@ -103,21 +68,6 @@ def test_the_world_size_does_not_matter(ranks: int) -> None:
     assert {index: sample for part in parts for index, sample in part.items()} == whole
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("stop_after", [1, 4])
-def test_a_resume_in_the_middle_of_an_epoch_draws_the_same(workers: int, stop_after: int) -> None:
-    options = {"num_workers": workers, "persistent_workers": workers > 0}
-    undisturbed, stopped, resumed = make(**options), make(**options), make(**options)
-    epochs = [read(undisturbed) for _ in range(2)]
-    walk = iter(stopped)
-    for _ in range(stop_after):
-        next(walk)
-    resumed.load_state_dict(stopped.state_dict())
-    del walk
-    assert read(resumed) == epochs[0][stop_after:]
-    assert read(resumed) == epochs[1]
-
-
 def test_reading_a_sample_does_not_change_the_ranks_generators() -> None:
     rng.seed_everything(1)
     undisturbed = [torch.rand(()).item(), random.random(), np.random.rand()]
@@ -128,7 +78,7 @@ def test_reading_a_sample_does_not_change_the_ranks_generators() -> None:
 
 def test_a_sample_that_can_not_be_read_does_not_change_the_ranks_generators() -> None:
     class Broken(Augmented):
-        def __getitem__(self, index: int) -> list[float]:
+        def __getitem__(self, index: int) -> torch.Tensor:
             raise ZeroDivisionError
 
     before = torch.get_rng_state()
@@ -153,19 +103,8 @@ def test_getitems_still_reads_whole_batches() -> None:
 
 
 def test_a_sample_that_is_drawn_twice_is_augmented_differently() -> None:
-    sampler = WeightedRandomSampler([1.0] * 3, 24)
-    batches = read(make(Augmented(3), sampler=sampler))
+    batches = read(make(Augmented(3), sampler=WeightedRandomSampler([1.0] * 3, 24)))
     assert len({sample[1] for batch in batches for sample in batch}) == 24
-
-
-def test_a_single_sample_without_batches() -> None:
-    loader = distribute(
-        DataLoader(Augmented(3), batch_size=None),
-        device=torch.device("cpu"),
-        info=RankInfo(environment="single"),
-        seed=7,
-    )
-    assert [sample[0] for sample in loader] == [0, 1, 2]
 
 
 def open_in_worker(worker_id: int) -> None:
@@ -176,8 +115,8 @@ def open_in_worker(worker_id: int) -> None:
 
 
 class Opened(Augmented):
-    def __getitem__(self, index: int) -> list[float]:
-        return [float(index), float(self.opened_by if self.opened_by is not None else -1)]
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, self.opened_by if self.opened_by is not None else -1])
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])

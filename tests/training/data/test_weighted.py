@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.utils.data import WeightedRandomSampler
 
-from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError, MismatchError
 from slurmddp.training.data import weighted
-from slurmddp.training.data.loader import SampledLoader, distribute
+from slurmddp.training.data.base import DistributedLoader
+from slurmddp.training.data.loader import SampledLoader
 from slurmddp.training.data.weighted import WeightedSampler
+from support.loaders import loader_of
 
 WEIGHTS = [0.0, 1.0, 2.0, 0.0, 5.0, 2.0, 0.0]
 
@@ -91,53 +91,48 @@ def test_a_number_at_a_boundary_draws_the_sample_that_begins_there(monkeypatch: 
     assert list(WeightedSampler(2, [0.0, 1.0, 1.0], seed=1)) == [1, 2]
 
 
-def loader_of(world_size: int, rank: int, weights: list[float], **options: Any) -> SampledLoader:
+def weighted_loader(ranks: int, rank: int, weights: list[float], **options: Any) -> DistributedLoader:
     sampler = WeightedRandomSampler(weights, 48, **options)
-    loader = distribute(
-        DataLoader(TensorDataset(torch.arange(len(weights))), sampler=sampler, batch_size=12 // world_size),
-        device=torch.device("cpu"),
-        info=RankInfo(environment="local", rank=rank, world_size=world_size, local_world_size=world_size),
-        seed=0,
-        even=False,
-    )
+    data = range(len(weights))
+    loader = loader_of(data, ranks=ranks, rank=rank, sampler=sampler, batch_size=12 // ranks, even=False)
     assert isinstance(loader, SampledLoader)
     return loader
 
 
 def test_a_weighted_random_sampler_is_divided_and_resumes_on_other_ranks() -> None:
     weights = [1.0, 2.0, 3.0]
-    whole = [sorted(batch[0].tolist()) for batch in loader_of(1, 0, weights)]
+    whole = [sorted(batch.tolist()) for batch in weighted_loader(1, 0, weights)]
     assert len(whole) == 4
-    walks = [iter(loader_of(4, rank, weights)) for rank in range(4)]
-    assert [sorted(index for walk in walks for index in next(walk)[0].tolist()) for _ in range(4)] == whole
-    stopped = loader_of(2, 0, weights)
+    walks = [iter(weighted_loader(4, rank, weights)) for rank in range(4)]
+    assert [sorted(index for walk in walks for index in next(walk).tolist()) for _ in range(4)] == whole
+    stopped = weighted_loader(2, 0, weights)
     next(walk := iter(stopped))
-    rest = loader_of(1, 0, weights)
+    rest = weighted_loader(1, 0, weights)
     rest.load_state_dict(stopped.state_dict())
-    assert [sorted(batch[0].tolist()) for batch in rest] == whole[1:]
+    assert [sorted(batch.tolist()) for batch in rest] == whole[1:]
     del walk
 
 
-def test_other_weights_are_refused() -> None:
-    state = loader_of(1, 0, [1.0, 2.0]).state_dict()
-    for other in (loader_of(1, 0, [1.0, 3.0]), loader_of(1, 0, [1.0] * 48, replacement=False)):
-        with pytest.raises(MismatchError, match="other weights"):
-            other.load_state_dict(state)
-
-
-def test_the_same_weights_with_another_seed_or_other_rules_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("n", "weights", "options", "said"),
+    [
+        (4, [*WEIGHTS[:-1], 1.0], {}, "other weights"),
+        (4, WEIGHTS, {"replacement": False}, "other weights"),
+        (4, WEIGHTS, {"seed": 2}, "seed=1"),
+        (5, WEIGHTS, {}, "samples=4"),
+    ],
+)
+def test_a_position_among_other_draws_is_refused(
+    n: int, weights: list[float], options: dict[str, Any], said: str
+) -> None:
     state = WeightedSampler(4, WEIGHTS, seed=1).state_dict()
-    with pytest.raises(MismatchError, match="other weights"):
-        WeightedSampler(4, WEIGHTS, seed=1, replacement=False).load_state_dict(state)
-    with pytest.raises(MismatchError, match="seed=1"):
-        WeightedSampler(4, WEIGHTS, seed=2).load_state_dict(state)
-    with pytest.raises(MismatchError, match="samples=4"):
-        WeightedSampler(5, WEIGHTS, seed=1).load_state_dict(state)
+    with pytest.raises(MismatchError, match=said):
+        WeightedSampler(n, weights, **{"seed": 1, **options}).load_state_dict(state)
 
 
 def test_a_weighted_random_sampler_without_replacement_gives_no_sample_twice() -> None:
-    loader = loader_of(1, 0, [1.0] * 48, replacement=False)
-    assert sorted(index for batch in loader for index in batch[0].tolist()) == [*range(48)]
+    loader = weighted_loader(1, 0, [1.0] * 48, replacement=False)
+    assert sorted(index for batch in loader for index in batch.tolist()) == [*range(48)]
 
 
 @pytest.mark.parametrize("weights", [[], [0.0, 0.0], [1.0, -1.0], [1.0, float("nan")], [[1.0]]])
