@@ -4,22 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurmddp.environments.names import (
-    ATTEMPT_VARIABLE,
-    CHANNEL_VARIABLE,
-    EMULATED_VARIABLE,
-    ENVIRONMENT_VARIABLE,
-    HEARTBEAT_VARIABLE,
-    IMPORTS_VARIABLE,
-    LAUNCH_ID_VARIABLE,
-    LAUNCHER_VARIABLE,
-    MEMORY_VARIABLE,
-    PREFLIGHT_VARIABLE,
-    RESTART_COUNT_VARIABLE,
-    RUN_DIR_VARIABLE,
-    SCRIPT_PID_VARIABLE,
-    SECRET_VARIABLE,
-)
+from slurmddp.environments import names
 
 _JOB_PREFIXES = (
     "SLURM_",
@@ -50,20 +35,20 @@ _JOB_NAMES = frozenset(
         "ROLE_NAME",
         "ROLE_RANK",
         "ROLE_WORLD_SIZE",
-        ENVIRONMENT_VARIABLE,
-        LAUNCHER_VARIABLE,
-        LAUNCH_ID_VARIABLE,
-        EMULATED_VARIABLE,
-        RUN_DIR_VARIABLE,
-        ATTEMPT_VARIABLE,
-        SCRIPT_PID_VARIABLE,
-        IMPORTS_VARIABLE,
-        RESTART_COUNT_VARIABLE,
-        PREFLIGHT_VARIABLE,
-        SECRET_VARIABLE,
-        HEARTBEAT_VARIABLE,
-        CHANNEL_VARIABLE,
-        MEMORY_VARIABLE,
+        names.ENVIRONMENT_VARIABLE,
+        names.LAUNCHER_VARIABLE,
+        names.LAUNCH_ID_VARIABLE,
+        names.EMULATED_VARIABLE,
+        names.RUN_DIR_VARIABLE,
+        names.ATTEMPT_VARIABLE,
+        names.SCRIPT_PID_VARIABLE,
+        names.IMPORTS_VARIABLE,
+        names.RESTART_COUNT_VARIABLE,
+        names.PREFLIGHT_VARIABLE,
+        names.SECRET_VARIABLE,
+        names.HEARTBEAT_VARIABLE,
+        names.CHANNEL_VARIABLE,
+        names.MEMORY_VARIABLE,
     }
 )
 _KEPT = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"})

@@ -140,7 +140,6 @@ class OomCounter:
 
     file: Path
     limits: tuple[Path, ...] = ()
-    whole_host: bool = False
 
     def read(self) -> int | None:
         """Return the number of kills so far; None if the kernel does not count them here."""
@@ -163,7 +162,7 @@ def oom_counters(root: Path = _ROOT) -> list[OomCounter]:
         limits = tuple(folder / _MEMORY_LIMITS[group.version][0] for folder in group.folders)
         # If memory is not counted for a group, the group above it counts.
         found = [OomCounter(folder / _OOM_COUNT[group.version], limits) for folder in group.folders]
-    return [*found, OomCounter(root / "proc/vmstat", whole_host=True)]
+    return [*found, OomCounter(root / "proc/vmstat")]
 
 
 class OomWatch:
@@ -189,5 +188,5 @@ class OomWatch:
             return None
         if now <= self._before:
             return ""
-        limit = None if self._counter.whole_host else self._counter.limit_bytes()
+        limit = self._counter.limit_bytes()
         return f"at the limit of {limit / 2**30:.3g} GiB" if limit else "when this host was short of it"

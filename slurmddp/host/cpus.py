@@ -7,7 +7,6 @@ ranks move between sockets, and each rank starts as many threads as all ranks to
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -89,29 +88,14 @@ def share_of(cpus: Cpus, local_rank: int, ranks: int, gpu_numa: Sequence[int | N
             suffice for all ranks.
     """
     cores = cpus.cores()
-    if len(gpu_numa) == ranks and (beside := _beside_gpus(cpus, cores, gpu_numa)) is not None:
-        return _part(beside[gpu_numa[local_rank]], *_place_among(gpu_numa, local_rank))
+    if len(gpu_numa) == ranks and None not in gpu_numa:
+        beside = {node: [core for core in cores if cpus.numa.get(core[0]) == node] for node in gpu_numa}
+        if all(len(beside[node]) >= gpu_numa.count(node) for node in beside):
+            node = gpu_numa[local_rank]
+            return _part(beside[node], gpu_numa[:local_rank].count(node), gpu_numa.count(node))
     if ranks > len(cores):
         cores = [(cpu,) for core in cores for cpu in core]
     return _part(cores, local_rank, ranks) or cpus.allowed
-
-
-def _beside_gpus(
-    cpus: Cpus, cores: Sequence[tuple[int, ...]], gpu_numa: Sequence[int | None]
-) -> Mapping[int | None, list[tuple[int, ...]]] | None:
-    """Return the cores of each NUMA node with GPUs; None if a NUMA node has fewer cores than ranks."""
-    wanted = Counter(gpu_numa)
-    found: dict[int | None, list[tuple[int, ...]]] = {node: [] for node in wanted}
-    for core in cores:
-        found.setdefault(cpus.numa.get(core[0]), []).append(core)
-    enough = None not in wanted and all(len(found[node]) >= ranks for node, ranks in wanted.items())
-    return found if enough else None
-
-
-def _place_among(gpu_numa: Sequence[int | None], local_rank: int) -> tuple[int, int]:
-    """Return the position of a rank among the ranks of its NUMA node, and the number of these ranks."""
-    beside = [rank for rank, node in enumerate(gpu_numa) if node == gpu_numa[local_rank]]
-    return beside.index(local_rank), len(beside)
 
 
 def _part(cores: Sequence[tuple[int, ...]], index: int, parts: int) -> frozenset[int]:

@@ -14,6 +14,7 @@ import mmap
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,10 +58,10 @@ class RankHeartbeat:
 class HeartbeatPage:
     """The page of one rank: the rank writes, the agent reads."""
 
-    def __init__(self, descriptor: int | None) -> None:
-        """Map the page behind `descriptor`; None makes a page that no other process sees."""
+    def __init__(self, descriptor: int) -> None:
+        """Map the page behind `descriptor`; -1 makes a page that no other process sees."""
         self.descriptor = descriptor
-        self._page = mmap.mmap(-1 if descriptor is None else descriptor, _PAGE_BYTES)
+        self._page = mmap.mmap(descriptor, _PAGE_BYTES)
         self._counts = memoryview(self._page).cast("q")
         self._times = memoryview(self._page).cast("d")
 
@@ -69,8 +70,8 @@ class HeartbeatPage:
         """Return a new page for one rank, which inherits its descriptor by number."""
         descriptor = os.memfd_create(_NAME, 0)
         os.ftruncate(descriptor, _PAGE_BYTES)
-        os.lseek(descriptor, _PAGE_BYTES, os.SEEK_SET)
         page = cls(descriptor)
+        page.forget_stacks()
         page.reset()
         return page
 
@@ -129,19 +130,16 @@ class HeartbeatPage:
         )
 
     def forget_stacks(self) -> None:
-        """Drop the stacks behind the page; only the agent calls it."""
-        if self.descriptor is not None:
-            os.ftruncate(self.descriptor, _PAGE_BYTES)
-            os.lseek(self.descriptor, _PAGE_BYTES, os.SEEK_SET)
+        """Drop the stacks behind the page; only the agent calls this and the two methods below."""
+        os.ftruncate(self.descriptor, _PAGE_BYTES)
+        os.lseek(self.descriptor, _PAGE_BYTES, os.SEEK_SET)
 
     def stacks_bytes(self) -> int:
         """Return the size of the stacks behind the page."""
-        return 0 if self.descriptor is None else os.fstat(self.descriptor).st_size - _PAGE_BYTES
+        return os.fstat(self.descriptor).st_size - _PAGE_BYTES
 
     def stacks(self, begin: int, end: int) -> str:
         """Return the stacks behind the page between two offsets."""
-        if self.descriptor is None:
-            return ""
         return os.pread(self.descriptor, end - begin, _PAGE_BYTES + begin).decode(errors="replace")
 
     def close(self) -> None:
@@ -149,20 +147,18 @@ class HeartbeatPage:
         self._counts.release()
         self._times.release()
         self._page.close()
-        if self.descriptor is not None:
+        if self.descriptor >= 0:
             os.close(self.descriptor)
 
 
-def descriptor_from(environ: Mapping[str, str]) -> int | None:
-    """Return the descriptor of the page that the agent gave this process, or None.
+def descriptor_from(environ: Mapping[str, str]) -> int:
+    """Return the descriptor of the page that the agent gave this process, or -1.
 
     A program that a rank starts inherits the variable, but not the descriptor.
     """
     number = environ.get(HEARTBEAT_VARIABLE, "")
-    if not number.isdecimal():
-        return None
-    try:
-        name = str(Path(f"/proc/self/fd/{number}").readlink())
-    except OSError:
-        return None
-    return int(number) if name.startswith(f"/memfd:{_NAME}") else None
+    with suppress(OSError):
+        if number.isdecimal():
+            name = str(Path(f"/proc/self/fd/{number}").readlink())
+            return int(number) if name.startswith(f"/memfd:{_NAME}") else -1
+    return -1

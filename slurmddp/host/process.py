@@ -31,6 +31,12 @@ def stat(pid: int) -> list[str] | None:
     return text.rpartition(")")[2].split()
 
 
+def all_stats() -> dict[int, list[str]]:
+    """Return the fields of `stat` for every process that can be read, by pid."""
+    pids = [int(folder.name) for folder in PROC.glob("[0-9]*")]
+    return {pid: fields for pid in pids if (fields := stat(pid))}
+
+
 def exists(pid: int) -> bool:
     """Return whether a process exists, as a zombie or of another account too; below 0: a process group."""
     try:
@@ -86,9 +92,7 @@ def set_name(name: str) -> None:
 
 def children() -> list[int]:
     """Return the pids of all children, adopted orphans and zombies included."""
-    own = str(os.getpid())
-    pids = [int(folder.name) for folder in PROC.glob("[0-9]*")]
-    return [pid for pid in pids if (fields := stat(pid)) and fields[1] == own]
+    return [pid for pid, fields in all_stats().items() if int(fields[1]) == os.getpid()]
 
 
 def end_children(timeout_s: float) -> None:
@@ -149,7 +153,7 @@ def signal_group(leader: int, sent: signal.Signals) -> None:
 
 def usable_cpus() -> int:
     """Return the number of CPUs to which this process is bound."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def age_s() -> float:

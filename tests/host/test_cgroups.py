@@ -85,7 +85,7 @@ def test_a_group_that_is_not_visible_counts_no_kills(tmp_path: Path, cgroup: str
     root = host(tmp_path, cgroup, OTHER + mounts)
     found = own_group("memory", root)
     assert found is None or not found.visible
-    assert oom_counters(root) == [OomCounter(root / "proc/vmstat", whole_host=True)]
+    assert oom_counters(root) == [OomCounter(root / "proc/vmstat")]
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,7 @@ import psutil
 import pytest
 
 from slurmddp.errors import MismatchError
-from slurmddp.host.interface import (
-    check_named,
-    interface_towards,
-    interface_with,
-    nccl_choice,
-    source_address,
-)
+from slurmddp.host.interface import check_named, interface_towards, interface_with, nccl_choice
 
 
 def own_addresses():
@@ -37,7 +31,6 @@ def test_every_own_address_is_found_on_its_interface():
 
 def test_loopback_leads_to_loopback():
     assert interface_towards("127.0.0.1") == "lo"
-    assert source_address("127.0.0.1") == "127.0.0.1"
 
 
 def test_an_address_of_another_net_is_reached_from_an_own_one():
@@ -49,11 +42,6 @@ def test_an_address_of_another_net_is_reached_from_an_own_one():
 @pytest.mark.parametrize("address", ["203.0.113.7", "2001:db8::7"])
 def test_an_address_of_nobody_here_is_on_no_interface(address):
     assert interface_with(address) is None
-
-
-def test_what_is_no_address_is_refused():
-    with pytest.raises(ValueError, match="not an address"):
-        source_address("not an address")
 
 
 HERE = ["lo", "eth0", "ib0", "ib1", "docker0"]

@@ -77,7 +77,7 @@ class NodeWatch:
             return found
         self._next_poll = now + _POLL_S
         beats = self._beats()
-        if self._watchdog.poll(beats, now) is not None:
+        if self._watchdog.poll(beats, now):
             found.append(HangSuspected())
         if left_in is not None and self._request is None:
             found += self._poll_exits(beats, now, left_in)

@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from slurmddp import errors
+from slurmddp.environments.emit import rank_environment
 from slurmddp.environments.names import LAUNCH_ID_VARIABLE, LAUNCHER_VARIABLE
+from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_FINISHED, GOOD_CODES, ConfigError
 from slurmddp.host import process as linux
 from slurmddp.host.signals import SignalInbox
@@ -71,22 +73,13 @@ def rerun_command(
     return command
 
 
-def rank_environment(
-    environ: Mapping[str, str], rank: int, num_devices: int, launch_id: str
-) -> dict[str, str]:
+def rank_variables(environ: Mapping[str, str], rank: int, num_devices: int, launch_id: str) -> dict[str, str]:
     """Return the environment of one rank; `MASTER_*` of the surrounding shell would lead it astray."""
     values = {name: value for name, value in environ.items() if name not in ("MASTER_ADDR", "MASTER_PORT")}
     if rank > 0:
         values.setdefault("PYTHONUNBUFFERED", "1")  # Into a pipe, Python would write by the block.
-    return values | {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(num_devices),
-        "LOCAL_WORLD_SIZE": str(num_devices),
-        "NODE_RANK": "0",
-        LAUNCHER_VARIABLE: "local",
-        LAUNCH_ID_VARIABLE: launch_id,
-    }
+    own = rank_environment(RankInfo(environment="local"), rank, num_devices)
+    return values | own | {LAUNCHER_VARIABLE: "local", LAUNCH_ID_VARIABLE: launch_id}
 
 
 class Relay:
@@ -144,7 +137,7 @@ class ScriptWorkers(WorkerGroup):
         process = linux.start_bound(
             self._command,
             signal.SIGKILL,
-            env=rank_environment(os.environ, local_rank, self._ranks_per_node, self._launch_id),
+            env=rank_variables(os.environ, local_rank, self._ranks_per_node, self._launch_id),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if local_rank else None,
             stderr=subprocess.PIPE,

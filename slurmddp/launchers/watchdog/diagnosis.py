@@ -15,8 +15,8 @@ from slurmddp.launchers.watchdog.stragglers import (
     PACE_EVERY_S,
     Pace,
     Straggler,
-    enough_steps,
     pace_line,
+    per_step,
     straggler,
 )
 from slurmddp.launchers.watchdog.stuck_rank import RankReport, first_stopped, why
@@ -102,11 +102,11 @@ class PaceComparison:
         self._new |= paces
         if len(self._new) < self._ranks:
             return None, None
-        if self._before and not enough_steps(self._new, self._before):
+        means = per_step(self._new, self._before)
+        if self._before and not means:
             return None, None
-        new, self._new = self._new, {}
-        before, self._before = self._before, new
-        found = straggler(new, before)
+        self._before, self._new = self._new, {}
+        found = straggler(means)
         again = found is not None and found.rank == self._seen
         self._seen = None if found is None else found.rank
         if found is not None and again and now >= self._next_lines.get(found.rank, 0.0):
@@ -114,7 +114,7 @@ class PaceComparison:
             self._next_lines[found.rank] = now + PACE_EVERY_S
             return found.line, found if is_new else None
         if now >= self._next_pace:
-            line = pace_line(new, before)
+            line = pace_line(means)
             self._next_pace = now + PACE_EVERY_S if line else self._next_pace
             return line, None
         return None, None

@@ -7,20 +7,19 @@ reads the kernel's counters instead: CPU time, bytes read and written, waits for
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurmddp.host import process
 from slurmddp.host.heartbeat_page import RankHeartbeat
+from slurmddp.launchers.watchdog.hang import LONGEST_POLL_S
 
 EXIT_LIMIT_S = 30.0
 """Seconds without activity after which a rank hangs, where policy.stall_timeout_s is null."""
 _BUSY_SHARE = 0.1
 """Part of one CPU that counts as work. Twenty threads that wait for Python's lock use 0.07."""
-_LONGEST_POLL_S = 5.0
-"""The most seconds that one poll adds: a job that SLURM suspends does not hang."""
 _TICKS = 100
 """Clock ticks per second in /proc/PID/stat (USER_HZ)."""
 
@@ -57,7 +56,7 @@ class ExitWatch:
 
     def poll(self, ranks: Mapping[int, tuple[int, RankHeartbeat]], now: float) -> bool:
         """Return whether all `ranks` (pid and heartbeat of each) have hung for longer than the limit."""
-        passed = 0.0 if self._polled_at is None else min(now - self._polled_at, _LONGEST_POLL_S)
+        passed = 0.0 if self._polled_at is None else min(now - self._polled_at, LONGEST_POLL_S)
         self._polled_at = now
         seen = {rank: (self._activity(pid), beat) for rank, (pid, beat) in ranks.items()}
         if any(_is_active(self._seen.get(rank), one, passed) for rank, one in seen.items()):
@@ -84,39 +83,32 @@ def _is_active(
     )
 
 
-def read_activity(pid: int, proc: Path = Path("/proc")) -> Activity:
+def read_activity(pid: int) -> Activity:
     """Return what the kernel has counted for `pid` and all its descendants."""
-    parents: dict[int, list[int]] = defaultdict(list)
-    ticks: dict[int, int] = {}
-    for folder in proc.glob("[0-9]*"):
-        with suppress(OSError, IndexError):  # The process may be gone.
-            words = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-            parents[int(words[1])].append(int(folder.name))
-            ticks[int(folder.name)] = sum(map(int, words[11:15]))
-    pids, found = [pid], {pid}
-    while pids:
-        below = parents[pids.pop()]
-        pids += below
-        found |= set(below)
+    stats, found, below = process.all_stats(), {pid}, {pid}
+    while below:
+        below = {child for child, fields in stats.items() if int(fields[1]) in below} - found
+        found |= below
+    folders = [process.PROC / str(one) for one in found]
     return Activity(
-        cpu_s=sum(ticks.get(one, 0) for one in found) / _TICKS,
-        io_bytes=sum(_io_bytes(proc / str(one)) for one in found),
+        cpu_s=sum(int(ticks) for one in found & stats.keys() for ticks in stats[one][11:15]) / _TICKS,
+        io_bytes=sum(map(_io_bytes, folders)),
         pids=frozenset(found),
-        held=any(_is_held(proc / str(one)) for one in found),
+        held=any(map(_is_held, folders)),
     )
 
 
-def _io_bytes(process: Path) -> int:
+def _io_bytes(folder: Path) -> int:
     """Return the bytes that a process has passed through read and write calls, sockets included."""
     with suppress(OSError, ValueError):
-        counts = dict(line.split(": ") for line in (process / "io").read_text().splitlines())
+        counts = dict(line.split(": ") for line in (folder / "io").read_text().splitlines())
         return int(counts["rchar"]) + int(counts["wchar"])
     return 0
 
 
-def _is_held(process: Path) -> bool:
+def _is_held(folder: Path) -> bool:
     with suppress(OSError):
-        for status in process.glob("task/*/status"):
+        for status in folder.glob("task/*/status"):
             text = status.read_text(errors="replace")
             if "\nState:\tD" in text or "\nTracerPid:\t0\n" not in text:
                 return True

@@ -44,21 +44,10 @@ The same holds for everything before a rank's first step, such as its first batc
 _TIMES_THE_LONGEST = 10.0
 _ABOVE_THE_LONGEST_S = 1500.0
 _TIMES_THE_FIRST = 2.0
-_LONGEST_POLL_S = 5.0
+LONGEST_POLL_S = 5.0
 """The most seconds that one poll adds; the agent polls once a second."""
 _AGAIN = 0.25
 """The part of its limit after which a hang is reported again."""
-
-
-@dataclass(frozen=True)
-class Hang:
-    """All ranks of this node are overdue; `rank` has shown no heartbeat for the longest time."""
-
-    rank: int
-    phase: str
-    step: int
-    seconds: float
-    limit_s: float
 
 
 @dataclass
@@ -83,27 +72,27 @@ class Watchdog:
         """The phase of a hang that was reported and has not ended since."""
         self._since_report_s = 0.0
 
-    def poll(self, beats: Mapping[int, RankHeartbeat], now: float) -> Hang | None:
-        """Return a hang of this node's ranks; None if a rank makes progress, or the hang was just reported.
+    def poll(self, beats: Mapping[int, RankHeartbeat], now: float) -> bool:
+        """Return whether all ranks of this node hang; False if this was just reported.
 
         Args:
             beats: the heartbeats by global rank.
             now: the time, on the monotonic clock.
         """
-        passed = 0.0 if self._polled_at is None else min(now - self._polled_at, _LONGEST_POLL_S)
+        passed = 0.0 if self._polled_at is None else min(now - self._polled_at, LONGEST_POLL_S)
         self._polled_at = now
         self._since_report_s += passed
         for rank in self._silences.keys() - beats.keys():
             del self._silences[rank]
         for rank, beat in beats.items():
             self._follow(rank, beat, now, passed)
-        if not beats or not all(self.is_overdue(rank) for rank in beats):
-            return None
-        hang = self._describe()
-        if self._reported and self._since_report_s < max(1.0, _AGAIN * hang.limit_s):
-            return None
-        self._reported, self._since_report_s = hang.phase, 0.0
-        return hang
+        if not beats or not all(self._is_overdue(silence) for silence in self._silences.values()):
+            return False
+        beat = max(self._silences.values(), key=lambda silence: silence.seconds).beat
+        if self._reported and self._since_report_s < max(1.0, _AGAIN * (self.limit_s(beat) or 0.0)):
+            return False
+        self._reported, self._since_report_s = beat.phase, 0.0
+        return True
 
     def silent_s(self, rank: int, beat: RankHeartbeat) -> float:
         """Return the seconds that a rank has shown no heartbeat, by its newest `beat`."""
@@ -124,11 +113,9 @@ class Watchdog:
             learnt = max(learnt, _TIMES_THE_FIRST * self._longest.get("first_step", 0.0))
         return max(usual, learnt) * self._patience.get(beat.phase, 1.0)
 
-    def is_overdue(self, rank: int) -> bool:
-        """Return whether a rank has shown no heartbeat for longer than it may."""
-        silence = self._silences.get(rank)
-        limit = self.limit_s(silence.beat) if silence else None
-        return silence is not None and limit is not None and silence.seconds >= limit
+    def _is_overdue(self, silence: _Silence) -> bool:
+        limit = self.limit_s(silence.beat)
+        return limit is not None and silence.seconds >= limit
 
     def _follow(self, rank: int, beat: RankHeartbeat, now: float, passed: float) -> None:
         silence = self._silences.get(rank)
@@ -149,9 +136,3 @@ class Watchdog:
         if self._reported is not None:
             self._patience[self._reported] = 2.0 * self._patience.get(self._reported, 1.0)
             self._reported = None
-
-    def _describe(self) -> Hang:
-        rank, silence = max(self._silences.items(), key=lambda item: item[1].seconds)
-        beat = silence.beat
-        limit = self.limit_s(beat) or 0.0
-        return Hang(rank, beat.phase, beat.step, round(silence.seconds, 1), limit)

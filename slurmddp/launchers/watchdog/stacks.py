@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slurmddp.host import process
 from slurmddp.host.heartbeat_page import HeartbeatPage, descriptor_from
 
 SIGNAL = signal.SIGRTMIN + 7
@@ -41,7 +42,7 @@ _BEGUN_BY = "/slurmddp/launchers/agent/worker.py:"
 def arm(environ: Mapping[str, str]) -> None:
     """Let this process, and processes that it forks, write stacks for the agent; do nothing without one."""
     descriptor = descriptor_from(environ)
-    if descriptor is not None:
+    if descriptor >= 0:
         faulthandler.register(SIGNAL, file=descriptor, all_threads=True, chain=False)
 
 
@@ -161,7 +162,7 @@ class _Status:
 def _read_status(pid: int) -> _Status:
     """Return the state, and whether the process has a handler: without one the signal would end it."""
     try:
-        text = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        text = (process.PROC / str(pid) / "status").read_text(errors="replace")
     except OSError:
         return _Status()
     facts = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
@@ -174,12 +175,9 @@ def _read_status(pid: int) -> _Status:
 def _groups(leaders: set[int]) -> dict[int, list[int]]:
     """Return the processes of each process group, its leader first."""
     groups = {leader: [leader] for leader in leaders}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal() and int(folder.name) not in leaders:
-            with suppress(OSError, ValueError, IndexError):
-                words = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-                if (group := int(words[2])) in groups:
-                    groups[group].append(int(folder.name))
+    for pid, fields in process.all_stats().items():
+        if pid not in leaders and (group := int(fields[2])) in groups:
+            groups[group].append(pid)
     return {leader: [leader, *sorted(pids[1:])][:_MOST_PROCESSES] for leader, pids in groups.items()}
 
 

@@ -15,7 +15,7 @@ line about it comes at most every half minute; a line about the pace comes every
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slurmddp.host.heartbeat_page import RankHeartbeat
 
@@ -23,6 +23,7 @@ LINE_EVERY_S = 30.0
 PACE_EVERY_S = 600.0
 _ABOVE_MEDIAN, _OF_THE_STEP = 1.2, 0.05
 _FEWEST_STEPS = 5
+_TIMES = ("step_s", "wait_s", "forward_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +39,16 @@ class Pace:
 
     @classmethod
     def of(cls, beat: RankHeartbeat, host: str) -> Pace:
-        times = {name: round(getattr(beat, name), 4) for name in ("step_s", "wait_s", "forward_s")}
+        times = {name: round(getattr(beat, name), 4) for name in _TIMES}
         return cls(host=host, step=beat.step, steps=beat.steps, **times)
+
+    @property
+    def own_s(self) -> float:
+        """Seconds that the rank needs without the others: until its backward pass."""
+        return self.wait_s + self.forward_s
+
+
+_BEGIN = Pace(host="", step=0, steps=0, step_s=0.0, wait_s=0.0, forward_s=0.0)
 
 
 @dataclass(frozen=True)
@@ -51,77 +60,50 @@ class Straggler:
     line: str
 
 
-@dataclass(frozen=True)
-class _Mean:
-    """The seconds per step of one rank since the last line."""
+def per_step(now: Mapping[int, Pace], before: Mapping[int, Pace]) -> dict[int, Pace]:
+    """Return the mean times of one step since `before`, by rank; empty if a rank has taken too few steps.
 
-    rank: int
-    host: str
-    step: float
-    wait: float
-    forward: float
+    A restarted rank counts from its restart.
+    """
+    means = {}
+    for rank, pace in now.items():
+        old = before.get(rank, _BEGIN)
+        old = _BEGIN if old.steps > pace.steps else old
+        steps = pace.steps - old.steps
+        if steps < _FEWEST_STEPS:
+            return {}
+        times = {name: (getattr(pace, name) - getattr(old, name)) / steps for name in _TIMES}
+        means[rank] = replace(pace, **times)
+    return means
 
-    @property
-    def own(self) -> float:
-        return self.wait + self.forward
 
-
-def straggler(now: Mapping[int, Pace], before: Mapping[int, Pace]) -> Straggler | None:
-    """Return the rank that holds up the others, or None; both mappings go by rank."""
-    means = _means(now, before)
-    if len(means) < 2 or len(means) < len(now):
+def straggler(means: Mapping[int, Pace]) -> Straggler | None:
+    """Return the rank that holds up the others by the `means` of `per_step`, or None."""
+    if len(means) < 2:
         return None
-    step = _median(mean.step for mean in means)
-    for part, what in (("own", "until its backward pass"), ("wait", "waiting for data")):
-        slowest = max(means, key=lambda mean: getattr(mean, part))
-        most, usual = getattr(slowest, part), _median(getattr(mean, part) for mean in means)
+    step = _median(mean.step_s for mean in means.values())
+    for part, what in (("own_s", "until its backward pass"), ("wait_s", "waiting for data")):
+        times = {rank: getattr(mean, part) for rank, mean in sorted(means.items())}
+        rank = max(times, key=times.__getitem__)
+        most, usual, host = times[rank], _median(times.values()), means[rank].host
         if most > _ABOVE_MEDIAN * usual and most - usual > _OF_THE_STEP * step:
-            line = f"slowest: rank {slowest.rank} on {slowest.host}, {_s(most)} a step {what}"
-            if part == "own":
-                line += f" ({_s(slowest.wait)} of it waiting for data)"
-            line += f"; median {_s(usual)}, a step takes {_s(step)}"
-            return Straggler(slowest.rank, slowest.host, line)
+            line = f"slowest: rank {rank} on {host}, {_s(most)} a step {what}"
+            if part == "own_s":
+                line += f" ({_s(means[rank].wait_s)} of it waiting for data)"
+            return Straggler(rank, host, f"{line}; median {_s(usual)}, a step takes {_s(step)}")
     return None
 
 
-def pace_line(now: Mapping[int, Pace], before: Mapping[int, Pace]) -> str | None:
+def pace_line(means: Mapping[int, Pace]) -> str | None:
     """Return how long steps take and which rank waits the longest for data; None without enough steps."""
-    means = _means(now, before)
     if not means:
         return None
-    most = max(means, key=lambda mean: mean.wait)
-    step, wait = _median(mean.step for mean in means), _median(mean.wait for mean in means)
+    rank = max(sorted(means), key=lambda rank: means[rank].wait_s)
+    step, wait = (_median(getattr(mean, name) for mean in means.values()) for name in ("step_s", "wait_s"))
     return (
-        f"step {max(pace.step for pace in now.values())}: {_s(step)} a step, {_s(wait)} of it waiting for "
-        f"data (the most: rank {most.rank} on {most.host}, {_s(most.wait)})"
+        f"step {max(mean.step for mean in means.values())}: {_s(step)} a step, {_s(wait)} of it waiting for "
+        f"data (the most: rank {rank} on {means[rank].host}, {_s(means[rank].wait_s)})"
     )
-
-
-def enough_steps(now: Mapping[int, Pace], before: Mapping[int, Pace]) -> bool:
-    """Return whether all ranks have taken enough steps in between to be compared."""
-    return len(_means(now, before)) == len(now)
-
-
-def _means(now: Mapping[int, Pace], before: Mapping[int, Pace]) -> list[_Mean]:
-    """Return the means of ranks that have taken enough steps; a restarted rank counts from its restart."""
-    found = []
-    for rank, pace in sorted(now.items()):
-        old = before.get(rank)
-        if old is None or old.steps > pace.steps:
-            old = Pace(host="", step=0, steps=0, step_s=0.0, wait_s=0.0, forward_s=0.0)
-        steps = pace.steps - old.steps
-        if steps < _FEWEST_STEPS:
-            continue
-        found.append(
-            _Mean(
-                rank,
-                pace.host,
-                (pace.step_s - old.step_s) / steps,
-                (pace.wait_s - old.wait_s) / steps,
-                (pace.forward_s - old.forward_s) / steps,
-            )
-        )
-    return found
 
 
 def _median(values: Iterable[float]) -> float:

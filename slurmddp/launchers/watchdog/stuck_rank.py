@@ -18,18 +18,6 @@ from slurmddp.launchers.watchdog.hang import Watchdog
 from slurmddp.launchers.watchdog.stacks import RankStacks
 from slurmddp.runs.failures.causes import STALLED, STALLED_TOGETHER
 
-ORDER = (
-    "starting",
-    "meeting",
-    "loading",
-    "saving",
-    "evaluating",
-    "data",
-    "first_step",
-    "step",
-    "ending",
-)
-"""Phases in the order in which a loop goes through them after the same completed step."""
 _WAITS_IN = (
     "/torch/distributed/",
     "/torch/nn/parallel/distributed.py",
@@ -46,13 +34,14 @@ _DOING = {
     "starting": "starting",
     "meeting": "waiting for other ranks to come",
     "loading": "loading model, data or checkpoint",
-    "first_step": "in its first step",
-    "data": "waiting for data",
-    "step": "in its step",
-    "evaluating": "evaluating",
     "saving": "saving",
+    "evaluating": "evaluating",
+    "data": "waiting for data",
+    "first_step": "in its first step",
+    "step": "in its step",
     "ending": "ending",
 }
+"""Phases in the order in which a loop goes through them after the same completed step, each in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +121,7 @@ def _order_among(found: Sequence[RankReport]) -> Any:
             one.state != "T",
             waits(one),
             one.step,
-            ORDER.index(one.phase),
+            list(_DOING).index(one.phase),
             one.state != "R",
             places[place(one)],
             _lines_in_common(one, found),

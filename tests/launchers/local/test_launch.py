@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import ConfigError
-from slurmddp.launchers.local.launch import launch_script, rank_environment, rerun_command
+from slurmddp.launchers.local.launch import launch_script, rank_variables, rerun_command
 from support.runs.agent_runs import all_gone, children_of, runs, wait_until
 
 HEAD = """
@@ -290,7 +290,7 @@ def test_a_thread_can_t_launch() -> None:
 
 
 def test_a_meeting_point_of_the_shell_is_not_handed_on() -> None:
-    assert "MASTER_PORT" not in rank_environment({"MASTER_PORT": "1"}, 0, 2, "x")
+    assert "MASTER_PORT" not in rank_variables({"MASTER_PORT": "1"}, 0, 2, "x")
 
 
 @pytest.mark.parametrize(
@@ -299,4 +299,4 @@ def test_a_meeting_point_of_the_shell_is_not_handed_on() -> None:
 def test_what_goes_through_a_pipe_is_not_held_back(
     rank: int, given: dict[str, str], expected: str | None
 ) -> None:
-    assert rank_environment(given, rank, 2, "x").get("PYTHONUNBUFFERED") == expected
+    assert rank_variables(given, rank, 2, "x").get("PYTHONUNBUFFERED") == expected

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.host import process
 from slurmddp.host.heartbeat_page import RankHeartbeat
 from slurmddp.launchers.coordinator.messages import EndHungRanks, Fail, HungAtExit, Leave, WorkersDone
 from slurmddp.launchers.watchdog.exit_watch import Activity, ExitWatch, read_activity
@@ -185,7 +186,10 @@ def test_a_time_out_of_0_ends_nothing() -> None:
         ("Name:\tx\nState:\tt (tracing stop)\nTracerPid:\t77\nUid:\t0\n", True),
     ],
 )
-def test_counters_of_all_descendants_are_added(tmp_path: Path, status: str, held: bool) -> None:
+def test_counters_of_all_descendants_are_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, held: bool
+) -> None:
+    monkeypatch.setattr(process, "PROC", tmp_path)
     for pid, parent in ((7, 1), (8, 7), (9, 8), (10, 1)):
         task = tmp_path / str(pid) / "task" / str(pid)
         task.mkdir(parents=True)
@@ -194,4 +198,4 @@ def test_counters_of_all_descendants_are_added(tmp_path: Path, status: str, held
             f"{pid} (a b) c) S {parent} 7 7 0 -1 0 0 0 0 0 10 20 30 40 20 0\n"
         )
         (tmp_path / f"{pid}/io").write_text("rchar: 5\nwchar: 6\nsyscr: 1\n")
-    assert read_activity(7, tmp_path) == Activity(3.0, 33, frozenset({7, 8, 9}), held)
+    assert read_activity(7) == Activity(3.0, 33, frozenset({7, 8, 9}), held)

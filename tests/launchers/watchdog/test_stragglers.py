@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slurmddp.host.heartbeat_page import HeartbeatPage
-from slurmddp.launchers.watchdog.stragglers import Pace, pace_line, straggler
+from slurmddp.launchers.watchdog.stragglers import Pace, pace_line, per_step, straggler
 
 BEGIN = Pace(host="n0", step=100, steps=100, step_s=60.0, wait_s=2.0, forward_s=20.0)
 
@@ -25,7 +25,7 @@ def after(
 
 
 def told(*paces: Pace) -> str | None:
-    found = straggler(dict(enumerate(paces)), dict.fromkeys(range(len(paces)), BEGIN))
+    found = straggler(per_step(dict(enumerate(paces)), dict.fromkeys(range(len(paces)), BEGIN)))
     return None if found is None else found.line
 
 
@@ -76,7 +76,7 @@ def test_nothing_is_told_of_a_few_steps_or_of_some_ranks_only() -> None:
 def test_ranks_that_began_anew_count_from_there() -> None:
     new = Pace(host="n0", step=110, steps=10, step_s=16.0, wait_s=0.1, forward_s=5.0)
     slow = replace(new, wait_s=9.1)
-    found = straggler({0: new, 1: new, 2: slow}, dict.fromkeys(range(3), BEGIN))
+    found = straggler(per_step({0: new, 1: new, 2: slow}, dict.fromkeys(range(3), BEGIN)))
     assert found is not None
     assert (found.rank, found.host) == (2, "n0")
     assert "0.91 s of it waiting for data" in found.line
@@ -84,10 +84,10 @@ def test_ranks_that_began_anew_count_from_there() -> None:
 
 def test_the_pace_is_told_of_all() -> None:
     paces = {0: after(0), 1: after(1, wait=0.05), 2: after(2)}
-    assert pace_line(paces, dict.fromkeys(range(3), BEGIN)) == (
+    assert pace_line(per_step(paces, dict.fromkeys(range(3), BEGIN))) == (
         "step 200: 1.60 s a step, 10.0 ms of it waiting for data (the most: rank 1 on n0, 50.0 ms)"
     )
-    assert pace_line({0: BEGIN}, {0: BEGIN}) is None
+    assert pace_line(per_step({0: BEGIN}, {0: BEGIN})) is None
 
 
 def test_a_pace_is_taken_from_a_heartbeat() -> None:
