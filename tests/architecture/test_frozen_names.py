@@ -12,6 +12,7 @@ from support import ROOT
 FLAGS = {
     "train": "--cfg --dry-run --fresh overrides",
     "run": "--cfg --dry-run --fresh --ranks -m overrides",
+    "exec": "--nodes --ranks",
     "list": "--all --json --limit",
     "status": "--json --verbose run",
     "logs": "--all --attempt --follow --lines --rank run",

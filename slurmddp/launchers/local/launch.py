@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, NoReturn
@@ -25,7 +25,7 @@ from slurmddp import errors
 from slurmddp.environments.emit import rank_environment
 from slurmddp.environments.names import LAUNCH_ID_VARIABLE, LAUNCHER_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import EXIT_FINISHED, GOOD_CODES, ConfigError
+from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, GOOD_CODES, ConfigError
 from slurmddp.host import process as linux
 from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers.agent.worker_group import WorkerGroup
@@ -54,7 +54,9 @@ def launch_script(num_devices: int) -> NoReturn:
     command = rerun_command(sys.orig_argv, sys.argv[0], getattr(main, "__file__", None), hasattr(sys, "ps1"))
     sys.stdout.flush()
     sys.stderr.flush()
-    sys.exit(ScriptRun(command, num_devices).run())
+    launch_id = secrets.token_hex(8)
+    ranks = [rank_variables(os.environ, rank, num_devices, launch_id) for rank in range(num_devices)]
+    sys.exit(ScriptRun(command, ranks, labelled=range(1, num_devices)).run())
 
 
 def rerun_command(
@@ -124,25 +126,38 @@ class Relay:
 
 
 class ScriptWorkers(WorkerGroup):
-    """The ranks of one `launch()`: the same command for each, with its output relayed."""
+    """The same command as every rank, with its output relayed."""
 
-    def __init__(self, command: Sequence[str], num_devices: int, selector: selectors.BaseSelector) -> None:
-        super().__init__(num_devices)
-        self._command, self._selector = list(command), selector
-        self._launch_id = secrets.token_hex(8)
+    def __init__(
+        self,
+        command: Sequence[str],
+        ranks: Sequence[Mapping[str, str]],
+        labelled: Container[int],
+        stdin: int,
+        selector: selectors.BaseSelector,
+    ) -> None:
+        super().__init__(len(ranks))
+        self._command, self._ranks, self._labelled = list(command), ranks, labelled
+        self._stdin, self._selector = stdin, selector
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._relays: dict[int, list[Relay]] = {}
 
+    def rank(self, local_rank: int) -> int:
+        """Return the global rank of a local one."""
+        return int(self._ranks[local_rank]["RANK"])
+
     def _start(self, local_rank: int, order: msg.StartWorkers) -> int:
+        rank = self.rank(local_rank)
+        labelled = rank in self._labelled
         process = linux.start_bound(
             self._command,
             signal.SIGKILL,
-            env=rank_variables(os.environ, local_rank, self._ranks_per_node, self._launch_id),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if local_rank else None,
+            env=self._ranks[local_rank],
+            stdin=subprocess.DEVNULL if rank else self._stdin,
+            stdout=subprocess.PIPE if labelled else None,
             stderr=subprocess.PIPE,
         )
-        prefix = f"[rank {local_rank}] " if local_rank else ""
+        prefix = f"[rank {rank}] " if labelled else ""
         streams = ((process.stdout, 1), (process.stderr, 2))
         self._processes[process.pid] = process
         self._relays[local_rank] = [Relay(stream, target, prefix) for stream, target in streams if stream]
@@ -178,14 +193,27 @@ class _Cause(Record):
 
 
 class ScriptRun:
-    """One `launch()`, from the start of its ranks to their common exit code."""
+    """One command as every rank, from the start of the ranks to their common exit code.
 
-    def __init__(self, command: Sequence[str], num_devices: int) -> None:
+    Args:
+        command: the words of the command.
+        ranks: the environment of each rank.
+        labelled: the ranks whose lines begin with `[rank N]`; the others write as they are.
+        stdin: the descriptor that rank 0 reads; other ranks have no standard input.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        ranks: Sequence[Mapping[str, str]],
+        labelled: Container[int],
+        stdin: int = subprocess.DEVNULL,
+    ) -> None:
         self._selector = selectors.DefaultSelector()
-        self._num_devices = num_devices
-        self._workers = ScriptWorkers(command, num_devices, self._selector)
+        self._num_devices = len(ranks)
+        self._workers = ScriptWorkers(command, ranks, labelled, stdin, self._selector)
         self._record = _Cause()
-        rules = Rules(ranks_per_node=num_devices, max_restarts=0)
+        rules = Rules(ranks_per_node=len(ranks), max_restarts=0)
         now = time.monotonic()
         self._coordinator = Coordinator(rules, ["localhost"], self._record, now, lambda assignment: ("", 0))
         self._stopped_by: signal.Signals | None = None
@@ -260,7 +288,8 @@ class ScriptRun:
             lines = "".join(f"\n    {line}" for line in found.last_lines)
             said = " Its last lines:" + lines if lines else ""
             print(f"slurmddp: {capture.describe(found)}{said}", file=sys.stderr, flush=True)
-            return found.exit_code or capture.node_code(found)
+            by_signal = 128 + signal.Signals[found.signal] if found.signal else EXIT_FAILED
+            return found.exit_code or by_signal
         code = errors.combine_exit_codes(self._workers.codes)
         was_killed = len(self._workers.codes) < self._num_devices
         if self._stopped_by is not None and (was_killed or code not in GOOD_CODES):

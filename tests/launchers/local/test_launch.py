@@ -199,7 +199,7 @@ def test_a_killed_rank_ends_all_even_deaf_ones(program: Path) -> None:
         ranks = children_of(process.pid)
         os.kill(int((program.parent / "ready-2").read_text()), signal.SIGKILL)
         code, _, errors = finish(process)
-    assert code == 1
+    assert code == 128 + signal.SIGKILL
     assert f"Rank 2 on {os.uname().nodename} was killed by SIGKILL" in errors
     assert errors.endswith("    alive\n")
     wait_until(lambda: all_gone(ranks), "all ranks end")

@@ -1,0 +1,53 @@
+"""Run any program as ranks, now and in this terminal, as mpiexec does.
+
+    slurmddp exec -n 4 ./solver --grid 64
+    slurmddp exec -n 4 --nodes 2 -- python train.py
+
+Each rank finds its number in the variables of torchrun (RANK, WORLD_SIZE, ...) and of MPI
+(OMPI_COMM_WORLD_RANK, PMI_RANK, ...). Each line of output begins with the rank. Rank 0 reads the standard
+input, unless it is a terminal. Signals reach all ranks. If a rank fails, all ranks end, and the exit code is
+that of the first failed rank, or 128 plus the number of its signal. In an allocation (salloc, sbatch) the
+ranks run on its nodes. The command has no run folder and restarts nothing: `slurmddp run` does both.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from slurmddp.cli.messages import UsageError
+
+_WITH_VALUE = ("-n", "--ranks", "--nodes")
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words for slurmddp, and the words from the program on."""
+    words = iter(enumerate(arguments))
+    for at, word in words:
+        if word == "--":
+            return list(arguments[:at]), list(arguments[at + 1 :])
+        if word in _WITH_VALUE:
+            next(words, None)
+        elif not word.startswith("-"):
+            return list(arguments[:at]), list(arguments[at:])
+    return list(arguments), []
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `slurmddp exec`."""
+    parser.usage = "slurmddp exec -n RANKS [--nodes NODES] [--] PROGRAM [argument ...]"
+    parser.add_argument("-n", "--ranks", type=int, metavar="RANKS", help="ranks on all nodes together")
+    parser.add_argument(
+        "--nodes", type=int, metavar="NODES", help="nodes; outside an allocation they are emulated here (1)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the program as every rank; return the exit code of the first rank that fails."""
+    from slurmddp.launchers.local import exec as ranks  # torch-free, but not needed for --help
+
+    if not args.program:
+        raise UsageError("slurmddp exec needs a program: slurmddp exec -n 4 python train.py")
+    if args.ranks is None:
+        raise UsageError("slurmddp exec needs the number of ranks: slurmddp exec -n 4 ...")
+    return ranks.run(args.program, args.ranks, args.nodes)

@@ -1,0 +1,163 @@
+"""Start any program as the ranks of one job, as mpiexec does.
+
+On one machine the nodes are emulated. In an allocation of SLURM, srun starts this module once on each node,
+and the module starts the ranks of its node. Either way a rank finds the variables of torchrun and of MPI, and
+the first failure ends all ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from slurmddp.environments import slurm
+from slurmddp.environments.detect import detect
+from slurmddp.environments.emit import rank_environment
+from slurmddp.environments.names import EMULATED_VARIABLE
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import EXIT_FAILED, ConfigError, SlurmError
+from slurmddp.host.address import find_rank_zero
+from slurmddp.host.ports import candidate_ports, listen_as_rank_zero
+from slurmddp.launchers.local.launch import ScriptRun
+
+
+def run(command: Sequence[str], ranks: int, nodes: int | None) -> int:
+    """Run `command` as `ranks` ranks on `nodes` nodes; return the exit code of the first rank that fails.
+
+    Args:
+        command: a program and its arguments.
+        ranks: the number of ranks on all nodes.
+        nodes: the number of nodes; None: those of the allocation, else one.
+
+    Raises:
+        ConfigError: there is no such program, or the ranks don't fill the nodes evenly.
+        SlurmError: srun is missing.
+    """
+    program = _program(command[0])
+    allocated = _allocated_nodes(os.environ)
+    nodes = nodes or allocated or 1
+    if ranks < 1 or nodes < 1 or ranks % nodes:
+        raise ConfigError(
+            f"-n {ranks} ranks can't be shared evenly by {nodes} node(s).",
+            hint=f"Use a multiple of the nodes, such as -n {max(1, ranks // max(nodes, 1)) * max(nodes, 1)}.",
+        )
+    if allocated is not None:
+        if nodes > allocated:
+            raise ConfigError(
+                f"--nodes {nodes} is more than the {allocated} node(s) of this allocation.",
+                hint=f"Use --nodes {allocated} or fewer, or a larger allocation.",
+            )
+        return _in_allocation(command, ranks, nodes)
+    per_node = ranks // nodes
+    launch_id = secrets.token_hex(8)
+    infos = [_emulated(node_rank, nodes, launch_id) for node_rank in range(nodes)]
+    master = _meeting_point(infos[0])
+    environments = [
+        _environment(info, local_rank, per_node, master) for info in infos for local_rank in range(per_node)
+    ]
+    return _run([program, *command[1:]], environments)
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the ranks of one node, as a task of srun: `RANKS_PER_NODE PROGRAM ARGUMENT...`."""
+    per_node, program, *arguments = words
+    node = detect(os.environ)
+    master = (find_rank_zero(node)[0].text, candidate_ports(f"{node.launch_id} exec")[0])
+    environments = [_environment(node, one, int(per_node), master) for one in range(int(per_node))]
+    code = _run([_program(program), *arguments], environments)
+    # srun returns the largest code of its tasks. 143 of a node that srun has ended must not hide the first.
+    return EXIT_FAILED if code > 128 else code
+
+
+def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
+    # A rank has a session of its own, so it can't read from this terminal.
+    stdin = subprocess.DEVNULL if sys.stdin is None or sys.stdin.isatty() else sys.stdin.fileno()
+    ranks = range(int(environments[0]["WORLD_SIZE"]))
+    return ScriptRun(command, environments, labelled=ranks, stdin=stdin).run()
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name)
+    if found is not None:
+        return found
+    if Path(name).is_file():
+        hint = f"Say `python {name}`." if name.endswith(".py") else f"Make it so: chmod +x {name}"
+        raise ConfigError(f"{name} is not executable.", hint=hint)
+    raise ConfigError(
+        f"There is no program {name!r} here or on PATH.", hint="Give its path from this folder."
+    )
+
+
+def _allocated_nodes(environ: Mapping[str, str]) -> int | None:
+    """Return the number of nodes of the allocation around this process; None outside and inside a step."""
+    if EMULATED_VARIABLE in environ or not slurm.in_allocation(environ) or slurm.in_step(environ):
+        return None
+    return int(environ.get("SLURM_JOB_NUM_NODES", environ.get("SLURM_NNODES", "1")))
+
+
+def _in_allocation(command: Sequence[str], ranks: int, nodes: int) -> int:
+    if shutil.which("srun") is None:
+        raise SlurmError("This is an allocation of SLURM, but there is no srun on PATH.", hint="Load SLURM.")
+    step = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--mpi=none"]
+    step += ["--kill-on-bad-exit=1", "--wait=0", "--export=ALL", "--unbuffered"]
+    node = [sys.executable, "-m", __name__, str(ranks // nodes), *command]
+    sys.stdout.flush()
+    os.execvp("srun", ["srun", *step, *node])
+
+
+def _emulated(node_rank: int, nodes: int, launch_id: str) -> RankInfo:
+    return RankInfo(
+        environment="exec",
+        rank=node_rank,
+        node_rank=node_rank,
+        world_size=nodes,
+        nodes=nodes,
+        hosts=("localhost",) * nodes,
+        launch_id=launch_id,
+    )
+
+
+def _meeting_point(node: RankInfo) -> tuple[str, int]:
+    with listen_as_rank_zero(node, candidate_ports(f"{node.launch_id} exec")) as probe:
+        address, port = probe.getsockname()[:2]
+        return str(address), int(port)
+
+
+def _environment(node: RankInfo, local_rank: int, per_node: int, master: tuple[str, int]) -> dict[str, str]:
+    """Return the environment of one rank, with the variables of torchrun, Open MPI and MPICH."""
+    values = rank_environment(node, local_rank, per_node, os.environ)
+    rank, world_size = values["RANK"], values["WORLD_SIZE"]
+    values |= {
+        "MASTER_ADDR": master[0],
+        "MASTER_PORT": str(master[1]),
+        "GROUP_RANK": values["NODE_RANK"],
+        "GROUP_WORLD_SIZE": str(node.nodes),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world_size,
+        "TORCHELASTIC_RUN_ID": node.launch_id,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "OMPI_COMM_WORLD_RANK": rank,
+        "OMPI_COMM_WORLD_SIZE": world_size,
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(local_rank),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(per_node),
+        "OMPI_COMM_WORLD_NODE_RANK": str(local_rank),
+        "PMI_RANK": rank,
+        "PMI_SIZE": world_size,
+        "MPI_LOCALRANKID": str(local_rank),
+        "MPI_LOCALNRANKS": str(per_node),
+        "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),  # Into a pipe, Python writes by blocks.
+    }
+    if per_node > 1:  # as torchrun: ranks must not compete for the CPUs
+        values["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+    return {**os.environ, **values}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

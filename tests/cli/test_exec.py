@@ -1,0 +1,126 @@
+"""`slurmddp exec`: any program as ranks, as mpiexec starts them; here, on emulated nodes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurmddp.cli.commands.exec import split
+from slurmddp.cli.main import main
+from slurmddp.errors import EXIT_CONFIG, EXIT_USAGE
+
+COMMAND = [sys.executable, "-m", "slurmddp", "exec"]
+NUMBERS = (
+    "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $NODE_RANK "
+    "$OMPI_COMM_WORLD_RANK/$OMPI_COMM_WORLD_SIZE $OMPI_COMM_WORLD_LOCAL_RANK/$OMPI_COMM_WORLD_LOCAL_SIZE "
+    "$PMI_RANK/$PMI_SIZE $MPI_LOCALRANKID/$MPI_LOCALNRANKS"
+)
+REDUCE = """
+import sys
+import torch
+import torch.distributed as dist
+from slurmddp import Distributon
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank() + 1])
+dist.all_reduce(total)
+dist.destroy_process_group()
+with Distributon() as d:
+    d.launch()
+    print(total.item(), d.rank, d.world_size, d.local_rank, torch.get_num_threads())
+"""
+
+
+def run(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    return subprocess.run([*COMMAND, *words], input=stdin, capture_output=True, text=True, env=environ)
+
+
+@pytest.mark.parametrize(
+    ("typed", "own", "program"),
+    [
+        (["-n", "4", "./solve", "-n", "5"], ["-n", "4"], ["./solve", "-n", "5"]),
+        (["--nodes", "2", "-n4", "--", "-odd", "--", "x"], ["--nodes", "2", "-n4"], ["-odd", "--", "x"]),
+        (["--help"], ["--help"], []),
+    ],
+)
+def test_the_program_begins_at_the_first_word_that_is_no_flag(
+    typed: list[str], own: list[str], program: list[str]
+) -> None:
+    assert split(typed) == (own, program)
+
+
+def test_each_rank_finds_its_number_by_the_variables_of_torchrun_and_of_mpi() -> None:
+    done = run("-n", "4", "--nodes", "2", "--", "sh", "-c", f'echo "{NUMBERS}" "$@"', "sh", "a b", "--nodes")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        f"[rank {r}] {r}/4 {r % 2}/2 {r // 2} {r}/4 {r % 2}/2 {r}/4 {r % 2}/2 a b --nodes" for r in range(4)
+    ]
+
+
+def test_rank_zero_reads_the_standard_input() -> None:
+    assert run("-n", "2", "sh", "-c", 'sed "s/^/$RANK /"', stdin="one\ntwo\n").stdout.splitlines() == [
+        "[rank 0] 0 one",
+        "[rank 0] 0 two",
+    ]
+
+
+@pytest.mark.parametrize(("end", "code"), [("exit 7", 7), ("kill -9 $$", 128 + signal.SIGKILL)])
+def test_the_first_failure_ends_all_ranks_and_gives_the_exit_code(
+    tmp_path: Path, end: str, code: int
+) -> None:
+    script = f"echo $$ > {tmp_path}/$RANK; [ $RANK = 1 ] || exec sleep 600; sleep 0.5; {end}"
+    done = run("-n", "3", "sh", "-c", script)
+    assert done.returncode == code
+    assert "Rank 1 on " in done.stderr
+    assert not [one for one in range(3) if Path("/proc", (tmp_path / str(one)).read_text().strip()).exists()]
+
+
+def test_a_signal_reaches_all_ranks() -> None:
+    script = 'trap "echo got; exit 0" TERM; echo ready; while :; do sleep 0.05; done'
+    process = subprocess.Popen([*COMMAND, "-n", "2", "sh", "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    begun = {process.stdout.readline() for _ in range(2)}
+    assert begun == {"[rank 0] ready\n", "[rank 1] ready\n"}
+    process.terminate()
+    out, _ = process.communicate(timeout=60)
+    assert sorted(out.splitlines()) == ["[rank 0] got", "[rank 1] got"]
+    assert process.returncode == 0
+
+
+@pytest.mark.distributed
+def test_plain_torch_and_distributon_find_each_other(tmp_path: Path) -> None:
+    (tmp_path / "reduce.py").write_text(REDUCE)
+    done = run("-n", "4", "--nodes", "2", sys.executable, str(tmp_path / "reduce.py"))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[rank {r}] 10 {r} 4 {r % 2} 1" for r in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["ls"], EXIT_USAGE, "needs the number of ranks"),
+        (["-n", "2"], EXIT_USAGE, "needs a program"),
+        (["-n", "two", "ls"], EXIT_USAGE, "invalid int value"),
+        (["-n", "0", "ls"], EXIT_CONFIG, "-n 0 ranks"),
+        (["-n", "3", "--nodes", "2", "ls"], EXIT_CONFIG, "Use a multiple of the nodes, such as -n 2"),
+        (["-n", "2", "no-such"], EXIT_CONFIG, "There is no program 'no-such'"),
+        (["-n", "2", "fit.py"], EXIT_CONFIG, "fit.py is not executable. Say `python fit.py`."),
+    ],
+)
+def test_a_wrong_command_line_starts_nothing(
+    words: list[str],
+    code: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "fit.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert main(["exec", *words]) == code
+    assert message in capsys.readouterr().err
