@@ -68,9 +68,15 @@ class SignalInbox:
             return [signal.Signals(number) for number in numbers if number in self._signals]
         return []
 
-    def wait(self, timeout_s: float) -> list[signal.Signals]:
-        """Return the next signals as soon as one arrives; empty after `timeout_s`."""
-        select.select([self._reader], [], [], timeout_s)
+    def wait(self, timeout_s: float, others: Iterable[int] = ()) -> list[signal.Signals]:
+        """Return the next signals as soon as one arrives.
+
+        The result is empty after `timeout_s`, and when one of the descriptors in `others` is readable.
+        """
+        poll = select.poll()  # `select` itself takes no descriptor above 1023.
+        for descriptor in (self._reader, *others):
+            poll.register(descriptor, select.POLLIN)
+        poll.poll(max(0.0, timeout_s) * 1000)
         return self.read()
 
     def close_in_child(self) -> None:

@@ -40,7 +40,6 @@ from slurmddp.launchers.agent.trackers import tracker_environment
 from slurmddp.launchers.agent.unlinked import report_unable, report_unable_early
 from slurmddp.launchers.coordinator.restart_policy import Rules, rules_of
 from slurmddp.launchers.coordinator.run_folder_recorder import Records, say
-from slurmddp.launchers.link.events import Events
 from slurmddp.launchers.link.link import Link, open_link
 from slurmddp.launchers.watchdog.nccl_trace import FlightRecorder
 from slurmddp.runs.failures import capture
@@ -91,8 +90,8 @@ class Agent:
         self.folder, self.attempt, self.node, self._inbox = folder, attempt, node, inbox
         self._records = Records(folder, attempt)
         self._rules: Rules | None = None
-        self._events: Events | None = None
-        """The events of this agent; None until its link to the other agents is open."""
+        self._link: Link | None = None
+        """The link to the other agents, once it is open."""
         self._loop: AgentLoop | None = None
 
     def run(self, entry: str, preload: Sequence[str]) -> int:
@@ -121,9 +120,8 @@ class Agent:
         reaper = OrphanReaper()  # Before the link: the reaper's process would keep it open.
         undo.callback(reaper.close)
         # It listens from here on, and is handled after the imports: an agent joins once it has imported.
-        link = open_link(self.node, _secret(os.environ, self.node))
+        link = self._link = open_link(self.node, _secret(os.environ, self.node))
         undo.callback(link.close)
-        self._events = Events(self._inbox, link)
         enter_project(self.folder, config.get("project_dir"))
         checkpoints = CheckpointService()
         undo.callback(checkpoints.close)
@@ -141,9 +139,10 @@ class Agent:
             processes=workers.processes,
             recorder=recorder,
         )
-        events = Events(self._inbox, link, checkpoints)
         limits = read_limits(os.environ)
-        return AgentLoop(self.node, events, rules, workers, checkpoints, watch, self._records, limits)
+        return AgentLoop(
+            self.node, self._inbox, link, rules, workers, checkpoints, watch, self._records, limits
+        )
 
     def _recorder(self, gpus: int | None) -> FlightRecorder | None:
         """Return NCCL's flight recorder on nodes with GPUs; None if it can't be set up."""
@@ -195,9 +194,10 @@ class Agent:
 
     def _report_unable(self, why: capture.Failure) -> bool:
         """Report to node 0 that this node can run no ranks; return False if that ends the attempt."""
-        if self._rules is None or self._events is None:
-            return report_unable_early(self.node.node_rank, why, self._rules, self._records, self._inbox)
-        return report_unable(self._events, self.node.node_rank, why, self._rules, self._records)
+        node_rank = self.node.node_rank
+        if self._rules is None or self._link is None:
+            return report_unable_early(node_rank, why, self._rules, self._records, self._inbox)
+        return report_unable(self._link, node_rank, why, self._rules, self._records, self._inbox)
 
 
 def _close_in_child(inbox: SignalInbox, link: Link, checkpoints: CheckpointService) -> None:

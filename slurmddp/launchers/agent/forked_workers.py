@@ -80,7 +80,10 @@ class ForkedWorkers(WorkerGroup):
         self._pages = [HeartbeatPage.create() for _ in range(spec.ranks_per_node)]
         self._logged = [0] * spec.ranks_per_node
         """Size of each rank's log when the rank started."""
-        self._place = spec.node
+        self._agents: tuple[int, ...] = ()
+        """The agents of the present worker group."""
+        self._step_variables: list[dict[str, str]] = []
+        """The variables that describe these agents' step to each rank here."""
         self._own: Address | None = None
         """The address of this node at which ranks can meet, once it is known."""
         self._since = 0.0
@@ -98,20 +101,27 @@ class ForkedWorkers(WorkerGroup):
 
     def start(self, order: StartWorkers) -> None:
         """Start the ranks of this node; ranks on plain torch meet at `order.master`."""
-        node = self._spec.node
-        place = order.agents.index(node.node_rank)
-        self._place = replace(
-            node,
-            rank=place,
-            node_rank=place,
-            world_size=len(order.agents),
-            nodes=len(order.agents),
-            hosts=tuple(node.hosts[agent] for agent in order.agents),
-        )
+        if order.agents != self._agents:
+            self._describe_step(order.agents)
         self._since = time.monotonic()
         sys.stdout.flush()
         sys.stderr.flush()
         super().start(order)
+
+    def _describe_step(self, agents: tuple[int, ...]) -> None:
+        """Describe a step of these agents to each rank here, as srun does."""
+        node, place = self._spec.node, agents.index(self._spec.node.node_rank)
+        step = replace(
+            node,
+            rank=place,
+            node_rank=place,
+            world_size=len(agents),
+            nodes=len(agents),
+            hosts=tuple(node.hosts[agent] for agent in agents),
+        )
+        ranks = range(self._spec.ranks_per_node)
+        self._agents = agents
+        self._step_variables = [rank_environment(step, one, len(ranks), os.environ) for one in ranks]
 
     def _start(self, local_rank: int, order: StartWorkers) -> int:
         self._pages[local_rank].reset()
@@ -136,7 +146,7 @@ class ForkedWorkers(WorkerGroup):
             PREFLIGHT_VARIABLE: str(int(order.preflight)),
             **({"MASTER_ADDR": master, "MASTER_PORT": str(port)} if port else {}),
             IMPORTS_VARIABLE: f"{0.0 if order.restart_count else spec.imports_s:.3f} {self._since:.3f}",
-            **rank_environment(self._place, local_rank, spec.ranks_per_node, os.environ),
+            **self._step_variables[local_rank],
             HEARTBEAT_VARIABLE: str(self._pages[local_rank].descriptor),
             CHANNEL_VARIABLE: str(self._checkpoints.channel_for(local_rank)),
             MEMORY_VARIABLE: ",".join(map(str, self._checkpoints.memory_fds())),

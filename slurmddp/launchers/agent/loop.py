@@ -1,12 +1,13 @@
 """The agent's event loop: handle signals, messages and exits of ranks; carry out the coordinator's orders.
 
-Each turn of the loop waits once: for a signal, a message of another agent, the end of a rank or a deadline.
-The coordinator is part of node 0's agent. This agent sends reports to it, and gets its orders, over the link
-like all others.
+Each turn of the loop waits once: for a signal, a message of another agent, a request of a rank or a deadline.
+SIGCHLD signals the end of a rank. The coordinator is part of node 0's agent, which hands its own reports to
+the coordinator and obeys the orders to itself without a message.
 """
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from dataclasses import replace
@@ -16,6 +17,7 @@ from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.time_limits import Limits
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED
+from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers.agent.forked_workers import ForkedWorkers
 from slurmddp.launchers.agent.node_watch import NodeWatch
 from slurmddp.launchers.agent.stop_requests import WRITING_SHARE, StopRequests
@@ -24,7 +26,7 @@ from slurmddp.launchers.coordinator import messages as msg
 from slurmddp.launchers.coordinator.coordinator import Coordinator
 from slurmddp.launchers.coordinator.restart_policy import Assignment, Rules
 from slurmddp.launchers.coordinator.run_folder_recorder import Records
-from slurmddp.launchers.link.events import Events
+from slurmddp.launchers.link.link import Link
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.capture import Failure
 from slurmddp.runs.failures.model import lost_agent
@@ -43,7 +45,8 @@ class AgentLoop:
     def __init__(
         self,
         node: RankInfo,
-        events: Events,
+        inbox: SignalInbox,
+        link: Link,
         rules: Rules,
         workers: ForkedWorkers,
         checkpoints: CheckpointService,
@@ -51,7 +54,7 @@ class AgentLoop:
         records: Records,
         limits: Limits,
     ) -> None:
-        self._node, self._events, self._link = node, events, events.link
+        self._node, self._inbox, self._link = node, inbox, link
         self._rules, self._workers, self._checkpoints, self._watch = rules, workers, checkpoints, watch
         self._records = records
         begun = time.monotonic()
@@ -84,6 +87,7 @@ class AgentLoop:
 
     def give_up(self, why: Failure) -> None:
         """Report that this agent ends: to the coordinator or, without a link, in the run folder."""
+        self._at_work = False
         self._workers.stop(0.0)
         if self._coordinator is not None:
             self._coordinator.fail(why)
@@ -97,39 +101,43 @@ class AgentLoop:
 
     def _turn(self, until: float) -> None:
         """Wait until something happens, `until` at the latest, and handle it."""
-        happened = self._events.wait(until)
-        self._stops.receive(happened.signals)
+        wait_s = min(until, self._link.next_deadline()) - time.monotonic()
+        signals = self._inbox.wait(wait_s, [*self._link.descriptors(), *self._checkpoints.descriptors()])
+        self._checkpoints.handle()  # After the signals are read: a SIGCHLD may be about its writer.
+        messages = self._link.handle()
+        for sent in signals:
+            if sent != signal.SIGCHLD:
+                self._stops.receive(sent)
         self._reap()
-        for sender, values in happened.messages:
+        for sender, values in messages:
             message = msg.decode(values)
             if message is not None:
                 self._receive(sender, message)
 
     def _next_deadline(self, now: float) -> float:
-        deadlines = [
-            now + _POLL_S,
-            self._stops.next_deadline(now),
-            self._watch.next_deadline() if self._at_work else None,
-            self._coordinator.next_deadline if self._coordinator is not None else None,
-        ]
-        return min(deadline for deadline in deadlines if deadline is not None)
+        at_work = (self._stops.deadline, self._watch.deadline) if self._at_work else ()
+        return min(
+            now + _POLL_S, *at_work, self._coordinator.next_deadline if self._coordinator else math.inf
+        )
 
     def _poll(self, now: float) -> None:
-        """Check files and deadlines once."""
+        """Do what is due."""
         if self._assignment is None:
             self._poll_before_ranks(now)
-        if self._coordinator is not None:
-            self._coordinator.poll(now, self._link.missing())
+        elif self._coordinator is not None and now >= self._coordinator.next_deadline:
+            self._coordinator.poll(now)
             self._send_orders()
-        if self._at_work:
-            self._stops.poll(now)
-            for report in self._watch.poll(now, left_in=self._left_in()):
+        if self._at_work and now >= self._watch.deadline:
+            some_left = bool(self._workers.good_codes) or self._others_done
+            for report in self._watch.poll(now, self._restart_count, some_left=some_left):
                 self._send(report)
+        if self._at_work and now >= self._stops.deadline:
+            self._stops.poll(now)
             if self._stops.kill_is_near():
                 self._end_before_kill()
 
     def _poll_before_ranks(self, now: float) -> None:
-        """Read the run folder: agents that had no link to node 0 have left their reports there."""
+        """Await the agents, and read the reports that agents without a link left in the run folder."""
         failure = self._records.failure()
         if self._coordinator is not None:
             for agent, why in self._records.unable():
@@ -137,15 +145,17 @@ class AgentLoop:
                 self._records.confirm_unable(agent)
             if failure is not None:
                 self._coordinator.fail(failure)
+            self._coordinator.poll(now, self._link.missing())
+            self._send_orders()
         elif failure is not None:
             self._code = capture.node_code(failure)
         elif self._link.missing():
             self._code = self._link_wait.poll(now)
 
-    def _left_in(self) -> int | None:
-        """Return the restart count of the worker group, once some of its ranks have ended well."""
-        ended = self._workers.good_codes or self._others_done
-        return self._assignment.restart_count if self._assignment and ended else None
+    @property
+    def _restart_count(self) -> int:
+        """The restart count of the present worker group; -1 before the first one."""
+        return -1 if self._assignment is None else self._assignment.restart_count
 
     def _end_before_kill(self) -> None:
         """End ranks that have not left by themselves before SLURM kills the job."""
@@ -185,16 +195,19 @@ class AgentLoop:
     # Messages.
 
     def _send(self, message: msg.Message) -> None:
-        """Send a message to the coordinator."""
+        """Send a message to the coordinator, which may be part of this agent."""
         if isinstance(message, msg.Report):
             message = self._completed(message)
-        self._link.send(0, msg.encode(message))
+        if self._coordinator is None:
+            self._link.send(0, msg.encode(message))
+        else:
+            self._coordinator.receive(self._node.node_rank, message, time.monotonic())
+            self._send_orders()
 
     def _completed(self, report: msg.Report) -> msg.Report:
         """Return a report with the facts that every report has."""
-        restart_count = -1 if self._assignment is None else self._assignment.restart_count
         step, silent_s = self._workers.progress()
-        report = replace(report, restart_count=restart_count, step=step, silent_s=silent_s)
+        report = replace(report, restart_count=self._restart_count, step=step, silent_s=silent_s)
         if isinstance(report, msg.HungAtExit):
             report = replace(report, codes=tuple(self._workers.good_codes))
         if isinstance(report, msg.FailureReport):
@@ -212,10 +225,15 @@ class AgentLoop:
             self._send(msg.StopRequested(signal=sent))
 
     def _send_orders(self) -> None:
-        """Send the orders of the coordinator, which is part of this agent."""
+        """Send the orders of the coordinator, which is part of this agent, and obey those to this agent."""
         while self._coordinator is not None and self._coordinator.orders:
             to, order = self._coordinator.orders.pop(0)
-            self._link.send(to, msg.encode(order))
+            if to != self._node.node_rank:
+                self._link.send(to, msg.encode(order))
+            elif self._code is None:
+                self._obey(order)
+        if self._coordinator is not None:
+            self._coordinator.write_records()
 
     def _receive(self, sender: int, message: msg.Message) -> None:
         if isinstance(message, msg.Order):
@@ -239,7 +257,8 @@ class AgentLoop:
                 self._watch.request_stacks(order.restart_count)
             case msg.OthersDone():
                 self._others_done = True
-                self._stops.note_exits([order.code], time.monotonic())
+                if order.code == EXIT_STOPPED:
+                    self._stops.note_exit(time.monotonic())
             case msg.EndHungRanks():
                 self._end_hung(order.code)
             case msg.Leave():
@@ -267,7 +286,6 @@ class AgentLoop:
 
     def _start(self, order: msg.StartWorkers) -> None:
         self._assignment = Assignment(order.restart_count, order.agents)
-        self._stops.begin_group()
         self._others_done = False
         if self._assignment.node_rank(self._node.node_rank) is None:
             self._records.say(_why_no_ranks(self._node.node_rank, order))
@@ -281,7 +299,6 @@ class AgentLoop:
         self._at_work = False
         # A rank that ended before the order may be the cause.
         self._killed = msg.WorkersKilled(failures=tuple(self._workers.poll()))
-        self._watch.forget()
         self._workers.kill()
         self._report_killed()
 
@@ -324,7 +341,8 @@ class AgentLoop:
         if not self._at_work:
             self._report_killed()
             return
-        self._stops.note_exits(self._workers.good_codes, time.monotonic())
+        if EXIT_STOPPED in self._workers.codes:
+            self._stops.note_exit(time.monotonic())
         if failed:
             self._send(msg.WorkersFailed(failures=tuple(failed)))
         elif not self._workers and not self._workers.failed:

@@ -60,27 +60,34 @@ class NodeWatch:
         self._processes, self._recorder = processes, recorder
         self._request: StackRequest | None = None
         self._answer_at = 0.0
-        self._restart_count = 0
+        self._restart_count = -1
+        self.deadline = 0.0
+        """When to call `poll` at the latest, on the monotonic clock."""
         self._next_poll = self._next_pace = 0.0
 
-    def next_deadline(self) -> float:
-        """Return when to call `poll` at the latest, on the monotonic clock."""
-        return time.monotonic() + _ASKING_POLL_S if self._request is not None else self._next_poll
+    def poll(self, now: float, restart_count: int, *, some_left: bool = False) -> list[Report]:
+        """Return the reports for the coordinator.
 
-    def poll(self, now: float, *, left_in: int | None = None) -> list[Report]:
-        """Return the reports for the coordinator; a call before `next_deadline` costs nothing.
-
-        `left_in` is the restart count of the worker group, once some of its ranks have ended well.
+        Args:
+            now: the time, on the monotonic clock.
+            restart_count: the worker group that runs now.
+            some_left: whether some of its ranks have ended well.
         """
+        self._watch_group(restart_count)
         found: list[Report] = self._answer() if now >= self._answer_at else []
-        if now < self._next_poll:
-            return found
-        self._next_poll = now + _POLL_S
+        if now >= self._next_poll:
+            self._next_poll = now + _POLL_S
+            found += self._poll_ranks(now, some_left)
+        self.deadline = self._next_poll if self._request is None else now + _ASKING_POLL_S
+        return found
+
+    def _poll_ranks(self, now: float, some_left: bool) -> list[Report]:
+        found: list[Report] = []
         beats = self._beats()
         if self._watchdog.poll(beats, now):
             found.append(HangSuspected())
-        if left_in is not None and self._request is None:
-            found += self._poll_exits(beats, now, left_in)
+        if some_left and self._request is None:
+            found += self._poll_exits(beats, now)
         if now >= self._next_pace and beats:
             self._next_pace = now + LINE_EVERY_S
             paces = {rank: Pace.of(beat, self._host) for rank, beat in beats.items()}
@@ -89,28 +96,31 @@ class NodeWatch:
 
     def request_stacks(self, restart_count: int) -> None:
         """Begin to collect the stacks of this node's ranks; `poll` returns the report."""
+        self._watch_group(restart_count)
         if self._request is None:
-            self._restart_count = restart_count
+            self.deadline = 0.0
             self._request = StackRequest(self._processes())
             if self._recorder is not None:
                 self._recorder.request(self._processes())
                 self._answer_at = time.monotonic() + _RECORDER_S
 
-    def forget(self) -> None:
-        """Drop a request for stacks: the ranks are being ended."""
-        self._request, self._hung = None, False
-        self._exits.forget()
+    def _watch_group(self, restart_count: int) -> None:
+        """Drop a request for the stacks of an earlier worker group."""
+        if restart_count != self._restart_count:
+            self._restart_count = restart_count
+            self._request, self._hung = None, False
+            self._exits.forget()
 
     def _beats(self) -> dict[int, RankHeartbeat]:
         return {rank: page.read() for rank, (_, page) in self._processes().items()}
 
-    def _poll_exits(self, beats: Mapping[int, RankHeartbeat], now: float, restart_count: int) -> list[Report]:
+    def _poll_exits(self, beats: Mapping[int, RankHeartbeat], now: float) -> list[Report]:
         """Request the stacks of ranks that hang at their exit; withdraw `HungAtExit` when they work again."""
         pids = {rank: pid for rank, (pid, _) in self._processes().items()}
         before = self._hung
         self._hung = self._exits.poll({rank: (pids[rank], beat) for rank, beat in beats.items()}, now)
         if self._hung and not before:
-            self.request_stacks(restart_count)
+            self.request_stacks(self._restart_count)
         return [HungAtExit()] if before and not self._hung else []
 
     def _answer(self) -> list[Report]:

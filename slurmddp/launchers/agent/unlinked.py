@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers.coordinator.join import FIRST_NOTICE_S, NOTICE_S, names_of
 from slurmddp.launchers.coordinator.messages import AgentUnable, encode
 from slurmddp.launchers.coordinator.restart_policy import Rules
 from slurmddp.launchers.coordinator.run_folder_recorder import Records
-from slurmddp.launchers.link.events import Events
-from slurmddp.launchers.link.link import Alone
+from slurmddp.launchers.link.link import Link
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.capture import Failure
 from slurmddp.runs.failures.model import lost_node
@@ -41,7 +40,9 @@ class LinkWait:
         return None
 
 
-def report_unable(events: Events, node_rank: int, why: Failure, rules: Rules, records: Records) -> bool:
+def report_unable(
+    link: Link, node_rank: int, why: Failure, rules: Rules, records: Records, inbox: SignalInbox
+) -> bool:
     """Report over the link that this node can run no ranks; return False if that ends the attempt.
 
     If the job tolerates the loss of a node, node 0 decides what follows. The agent waits for its link, until
@@ -49,8 +50,13 @@ def report_unable(events: Events, node_rank: int, why: Failure, rules: Rules, re
     """
     if not rules.tolerates_node_loss or node_rank == 0:
         return False
-    events.link.send(0, encode(AgentUnable(failure=why)))
-    _wait(events, rules.join_timeout_s, lambda: bool(events.link.missing()) and not records.has_ended())
+    link.send(0, encode(AgentUnable(failure=why)))
+    until = time.monotonic() + rules.join_timeout_s
+    while link.missing() and not records.has_ended() and time.monotonic() < until:
+        wait_s = min(_POLL_S, link.next_deadline() - time.monotonic())
+        if _is_stopped(inbox.wait(wait_s, link.descriptors())):
+            break
+        link.handle()
     return True
 
 
@@ -74,19 +80,15 @@ def report_unable_early(
         return False
     if not records.leave_unable(node_rank, why):
         return False
-    timeout_s = Rules.join_timeout_s if rules is None else 0.0
-    events = Events(inbox, Alone(_POLL_S))
-    _wait(events, timeout_s, lambda: not records.is_confirmed(node_rank) and not records.has_ended())
+    until = time.monotonic() + (Rules.join_timeout_s if rules is None else 0.0)
+    while not records.is_confirmed(node_rank) and not records.has_ended() and time.monotonic() < until:
+        if _is_stopped(inbox.wait(_POLL_S)):
+            break
     return True
 
 
-def _wait(events: Events, timeout_s: float, is_needed: Callable[[], bool]) -> None:
-    """Wait while `is_needed`, until a signal to stop comes, `timeout_s` at the longest."""
-    until = time.monotonic() + timeout_s
-    while is_needed() and time.monotonic() < until:
-        happened = events.wait(time.monotonic() + _POLL_S)
-        if any(sent != signal.SIGCHLD for sent in happened.signals):
-            return
+def _is_stopped(signals: Sequence[signal.Signals]) -> bool:
+    return any(sent != signal.SIGCHLD for sent in signals)
 
 
 def end_without_coordinator(cause: Failure, rules: Rules, records: Records) -> int:

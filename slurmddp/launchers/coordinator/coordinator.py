@@ -6,13 +6,15 @@ orders (`messages.py` describes both).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
 from slurmddp import errors
 from slurmddp.errors import EXIT_CONFIG, EXIT_STOPPED
 from slurmddp.launchers.coordinator import messages as msg
-from slurmddp.launchers.coordinator.group import Group
 from slurmddp.launchers.coordinator.join import JoinWait, names_of
 from slurmddp.launchers.coordinator.recorder import Record
 from slurmddp.launchers.coordinator.restart_policy import (
@@ -23,7 +25,7 @@ from slurmddp.launchers.coordinator.restart_policy import (
     choose_agents,
     decide,
 )
-from slurmddp.launchers.watchdog.diagnosis import Verdict
+from slurmddp.launchers.watchdog.diagnosis import PaceComparison, StallDiagnosis, Verdict
 from slurmddp.launchers.watchdog.stuck_rank import at_exit, hung_at_exit, why
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.capture import Failure
@@ -57,6 +59,52 @@ class State(str, Enum):
     ENDING = "ending"
 
 
+@dataclass
+class Group:
+    """One worker group, and the agents' reports about it."""
+
+    assignment: Assignment
+    diagnosis: StallDiagnosis | None = None
+    """The diagnosis of a hang, while reports are collected for it."""
+    paces: PaceComparison | None = None
+    """The comparison of its ranks' paces, once an agent has reported some."""
+    step: int = -1
+    """Last step that one of its ranks has completed; -1 before the first."""
+    stepped_at: float = 0.0
+    """When that was, on the coordinator's clock."""
+    failures: list[Failure] = field(default_factory=list)
+    left: dict[int, Failure] = field(default_factory=dict)
+    """Ranks that exited with 0, by their numbers."""
+    lost: set[int] = field(default_factory=set)
+    """Agents that are gone, and their ranks with them."""
+    done: dict[int, int] = field(default_factory=dict)
+    """Exit codes of the agents whose ranks have all ended well."""
+    hung: dict[int, msg.HungAtExit] = field(default_factory=dict)
+    """Newest report of each agent whose last ranks hang at their exit."""
+    killing: set[int] = field(default_factory=set)
+    """Agents that have not answered `KillWorkers` yet."""
+
+    @property
+    def agents(self) -> set[int]:
+        """The agents that run its ranks."""
+        return set(self.assignment.agents)
+
+    @property
+    def cause(self) -> Failure:
+        """The failure that has caused the others."""
+        return capture.likely_first([*self.failures, *self.left.values()])
+
+    def reach(self, step: int, at: float) -> None:
+        """Take note of the last step that a rank has completed, and of the time `at` which it did."""
+        self.step, self.stepped_at = max(self.step, step), max(self.stepped_at, at)
+
+    def hung_at_exit(self) -> dict[int, msg.HungAtExit]:
+        """Return the reports of hung ranks by agent, once all other ranks have ended well; empty before."""
+        hung = {agent: one for agent, one in self.hung.items() if agent not in self.done and one.reports}
+        has_ended_well = bool(self.done) or any(one.codes for one in hung.values())
+        return hung if has_ended_well and self.agents <= self.done.keys() | hung.keys() else {}
+
+
 class Coordinator:
     """Decide for all agents of one attempt; times are seconds of one monotonic clock."""
 
@@ -67,6 +115,8 @@ class Coordinator:
         """Orders to send next, each with its agent; the coordinator's own agent comes last."""
         self.state = State.JOINING
         self._rules, self._hosts, self._record, self._meet = rules, hosts, record, meet
+        self._later: list[Callable[[], object]] = []
+        """Records to write once the orders are sent."""
         # The nodes.
         self._joining = JoinWait(hosts, rules, record.say, now)
         self._present = {0}
@@ -80,7 +130,7 @@ class Coordinator:
         self._shrunk: Failure | None = None
         """Why a node is missing, if the others went on without another in its place."""
         # The worker groups.
-        self._group = Group.of(-1, range(rules.nodes), rules.ranks_per_node)
+        self._group = Group(Assignment(-1, tuple(range(rules.nodes))))
         self._furthest = -1
         """Last step that an earlier worker group has completed."""
         self._stopping = False
@@ -88,12 +138,12 @@ class Coordinator:
         """When AWAITING_CAUSE ends."""
 
     @property
-    def next_deadline(self) -> float | None:
-        """When to call `poll` at the latest; None if only a message can change anything."""
+    def next_deadline(self) -> float:
+        """When to call `poll` at the latest; `math.inf` if only a message can change anything."""
         if self.state == State.JOINING:
             return self._joining.next_notice
-        cause_by = self._cause_by if self.state == State.AWAITING_CAUSE else None
-        return min(filter(None, (cause_by, self._group.hangs.deadline)), default=None)
+        cause_by = self._cause_by if self.state == State.AWAITING_CAUSE else math.inf
+        return min(cause_by, self._group.diagnosis.deadline if self._group.diagnosis else math.inf)
 
     # Messages and time.
 
@@ -126,12 +176,14 @@ class Coordinator:
                 group.hung[sender] = message
                 self._end_hung_at_exit(now)
             case msg.HangSuspected():
-                if self.state == State.RUNNING and group.hangs.begin(now):
+                if self.state == State.RUNNING and group.diagnosis is None:
+                    group.diagnosis = StallDiagnosis(group.assignment.agents, now)
                     asked = msg.ReportStacks(restart_count=group.assignment.restart_count)
                     self._order(group.assignment.agents, asked)
             case msg.StacksReported():
-                group.hangs.take(sender, message.reports)
-                self._end_hang(now)
+                if group.diagnosis is not None:
+                    group.diagnosis.take(sender, message.reports)
+                    self._end_hang(now)
             case msg.PaceReported():
                 self._compare(message, now)
 
@@ -151,6 +203,7 @@ class Coordinator:
 
     def fail(self, cause: Failure) -> None:
         """End the attempt as failed: record the cause and order all agents to end their ranks and leave."""
+        self.write_records()
         if self.state == State.ENDING:
             return
         if cause.exit_code == EXIT_CONFIG and self._shrunk is not None and self._group.step < 0:
@@ -264,15 +317,20 @@ class Coordinator:
         self._group.hung = {}
 
     def _compare(self, message: msg.PaceReported, now: float) -> None:
-        line, straggler = self._group.paces.take(message.paces, now)
+        group = self._group
+        group.paces = group.paces or PaceComparison(len(group.agents) * self._rules.ranks_per_node)
+        line, straggler = group.paces.take(message.paces, now)
         if line is not None:
             self._record.say(line)
         if straggler is not None:
-            self._record.slow(straggler, self._group.assignment.restart_count)
+            self._record.slow(straggler, group.assignment.restart_count)
 
     def _end_hang(self, now: float) -> None:
         """Count the stuck rank as failed once the reports of all agents name it."""
-        verdict = self._group.hangs.verdict(now)
+        group = self._group
+        if group.diagnosis is None or not group.diagnosis.is_complete(now):
+            return
+        verdict, group.diagnosis = group.diagnosis.verdict(), None
         if verdict is not None and self.state == State.RUNNING:
             self._fail_stuck(verdict, now)
 
@@ -326,34 +384,42 @@ class Coordinator:
         """Start the next worker group, or end the attempt, once no rank of a killed group is left."""
         if self.state != State.RESTARTING or self._group.killing:
             return
-        cause = self._group.cause
         if self._decide().restart:
-            self._restart(cause, now)
+            self._restart(now)
         elif self._stopping:
-            self._record.group_failed(cause, self._group.assignment.restart_count)
+            self._record.group_failed(self._group.cause, self._group.assignment.restart_count)
             self._record.say("asked to stop before the ranks were started again")
             self.leave(EXIT_STOPPED)
         else:
-            self.fail(cause)
+            self.fail(self._group.cause)
 
-    def _restart(self, cause: Failure, now: float) -> None:
-        group, before, agents = self._group, self._group.assignment, self._next_agents()
-        if len(agents) < len(before.agents):
-            self._shrunk = cause
+    def _restart(self, now: float) -> None:
+        """Start the next worker group; the records of the failure wait until the ranks have started."""
+        group, agents = self._group, self._next_agents()
+        if len(agents) < len(group.agents):
+            self._shrunk = group.cause
+        self._furthest = max(self._furthest, group.step)
+        self._later.append(partial(self._record_restart, group, now - group.stepped_at))
+        self._start(agents)
+
+    def _record_restart(self, failed: Group, silent_s: float) -> None:
+        before, cause = failed.assignment, failed.cause
         unhealthy = [agent for agent in before.agents if agent in self._unhealthy]
         if unhealthy:
             cause = unhealthy_node(unhealthy[0], self._hosts, self._unhealthy[unhealthy[0]])
         self._record.group_failed(cause, before.restart_count)
-        self._furthest = max(self._furthest, group.step)
-        after = Assignment(before.restart_count + 1, agents)
-        self._record.restarted(after, before, cause, group.step, now - group.stepped_at)
-        self._start(agents)
+        self._record.restarted(self._group.assignment, before, cause, failed.step, silent_s)
+
+    def write_records(self) -> None:
+        """Write the records that can wait until the orders are sent; call it then."""
+        while self._later:
+            self._later.pop(0)()
 
     def _start(self, agents: tuple[int, ...]) -> None:
-        self._record.continue_without(self._gone)
+        self._later.append(partial(self._record.continue_without, self._gone))
         self.state = State.RUNNING
         restart_count = self._group.assignment.restart_count + 1
-        self._group = Group.of(restart_count, agents, self._rules.ranks_per_node)
+        self._group = Group(Assignment(restart_count, agents))
         start = msg.StartWorkers(
             restart_count=restart_count,
             agents=agents,

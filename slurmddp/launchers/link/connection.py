@@ -4,6 +4,9 @@ The secret itself is never sent. Each side proves that it knows the secret by an
 other side has just drawn. From then on each frame carries an HMAC over its number and its content, with a key
 for this connection and direction. So a process that takes over a connection can neither add, repeat nor leave
 out a frame. The frames are not encrypted.
+
+After a fault of the network another connection may replace a connection. Messages are numbered and kept until
+the other side has confirmed them, so that no message is lost or repeated (`Session`).
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ import json
 import select
 import socket
 import time
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 MAX_MESSAGE_BYTES = 1 << 20
 _MAX_FRAME_BYTES = MAX_MESSAGE_BYTES + 256
@@ -29,6 +34,13 @@ CLOSED = "closed"
 """The other process closed the connection, or ended, or broke the protocol."""
 CUT = "cut"
 """The network failed; the other process may still run."""
+
+Message = dict[str, Any]
+"""A JSON object; `kind` names the dataclass of the message."""
+Frame = list[Any]
+
+Clock = Callable[[], float]
+"""Seconds as `time.monotonic` counts them."""
 
 
 class Secret:
@@ -170,3 +182,76 @@ class Connection:
     def forget(self) -> None:
         """Close the copy of this process, and not the connection of its parent."""
         self._end.close()
+
+
+class Join(NamedTuple):
+    """The facts that a member sends about itself, with its proof, when it connects."""
+
+    node: int
+    host: str
+    identity: str
+    """A random number of each agent, by which the hub knows it again after a fault of the network."""
+    received: int
+    nonce: str
+
+
+class Session:
+    """The numbers of the messages between two agents."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._sent = 0
+        self._kept: deque[tuple[int, Frame]] = deque()
+
+    def numbered(self, message: Message) -> Frame:
+        """Return the frame for a message, and keep it until the other side confirms it.
+
+        Raises ValueError if the message is too long.
+        """
+        size = len(json.dumps(message))
+        if size > MAX_MESSAGE_BYTES:
+            raise ValueError(f"A message of {size} bytes; at most {MAX_MESSAGE_BYTES} go at once.")
+        self._sent += 1
+        frame = ["message", self._sent, message]
+        self._kept.append((self._sent, frame))
+        return frame
+
+    def is_new(self, number: int) -> bool:
+        """Take note of message `number`; return False if it came before by another connection."""
+        if number != self.received + 1:
+            return False
+        self.received = number
+        return True
+
+    def confirm(self, number: int) -> None:
+        """Forget the messages up to `number`: the other side has them."""
+        while self._kept and self._kept[0][0] <= number:
+            self._kept.popleft()
+
+    def unconfirmed(self) -> Iterable[Frame]:
+        """Return the frames to send again over a new connection."""
+        return [frame for _, frame in self._kept]
+
+
+class Awake:
+    """Seconds that this process spent awake: while it is stopped or busy elsewhere, no peer counts as silent.
+
+    Each update adds the seconds since the last update, but `longest` at most.
+    """
+
+    def __init__(self, clock: Clock, longest: float) -> None:
+        self.now = 0.0
+        self._clock = clock
+        self._longest = longest
+        self._updated = clock()
+
+    def update(self) -> float:
+        """Return the seconds so far."""
+        now = self._clock()
+        self.now += min(now - self._updated, self._longest)
+        self._updated = now
+        return self.now
+
+    def moment(self, when: float) -> float:
+        """Return the `monotonic` time at which an update will return `when`."""
+        return self._updated + when - self.now

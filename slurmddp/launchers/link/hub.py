@@ -14,8 +14,16 @@ from functools import partial
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.host.ports import candidate_ports, listen_as_rank_zero
-from slurmddp.launchers.link.connection import CLOSED, Connection, Secret
-from slurmddp.launchers.link.session import Awake, Clock, Join, Message, Session, copied
+from slurmddp.launchers.link.connection import (
+    CLOSED,
+    Awake,
+    Clock,
+    Connection,
+    Join,
+    Message,
+    Secret,
+    Session,
+)
 from slurmddp.runs.folder.run_context import RunContext
 
 _log = logging.getLogger(__name__)
@@ -70,7 +78,6 @@ class Hub:
         self._most_callers = 4 * info.nodes + 32
         self._nodes_by_connection: dict[int, int] = {}
         self._refused: set[str] = set()
-        self._own: list[tuple[int, Message]] = []
         self._listener = _listen(info)
         self._poll = select.epoll()
         self._poll.register(self._listener, select.EPOLLIN)
@@ -82,7 +89,7 @@ class Hub:
         if self._poll.closed:
             return []
         now = self._awake.update()
-        messages, self._own = self._own, []
+        messages: list[tuple[int, Message]] = []
         # All queued messages are read before a peer counts as silent.
         for descriptor, _ in self._poll.poll(0):
             if descriptor == self._listener.fileno():
@@ -94,14 +101,17 @@ class Hub:
         return messages + self._look_after(now)
 
     def send(self, to: int, message: Message) -> None:
-        message = copied(message)
-        if to == 0:
-            self._own.append((0, message))
-        else:
-            self._tell(self._peer(to), message)
+        if to not in self._peers:
+            raise ValueError(f"There is no node {to}: the members are 1 to {len(self._peers)}.")
+        peer = self._peers[to]
+        if peer.gone:
+            return
+        frame = peer.session.numbered(message)
+        if peer.connection:
+            peer.connection.put(frame)
 
     def next_deadline(self) -> float:
-        return self._clock() if self._own else self._next_beat
+        return self._next_beat
 
     def missing(self) -> list[int]:
         return [node for node, peer in self._peers.items() if not peer.identity]
@@ -121,18 +131,6 @@ class Hub:
         self._nodes_by_connection.clear()
         self._listener.close()
         self._poll.close()
-
-    def _peer(self, node: int) -> _Peer:
-        if node not in self._peers:
-            raise ValueError(f"There is no node {node}: the members are 1 to {len(self._peers)}.")
-        return self._peers[node]
-
-    def _tell(self, peer: _Peer, message: Message) -> None:
-        if peer.gone:
-            return
-        frame = peer.session.numbered(message)
-        if peer.connection:
-            peer.connection.put(frame)
 
     def _accept(self, now: float) -> None:
         for _ in range(_ACCEPTS):

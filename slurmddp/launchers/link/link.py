@@ -2,22 +2,23 @@
 
 The links form a star. The agent of node 0, the hub, listens; the other agents, the members, connect to it.
 Both sides prove that they know the attempt's secret. Everything happens inside `handle`, which never waits:
-the agent has one `poll` for all its events. An agent that ends without a farewell is lost at once. An agent
-that stays silent while this process is awake is lost after a while. A new connection bridges a shorter fault
-of the network, without a lost or repeated message.
+the agent's loop waits. An agent that ends without a farewell is lost at once. An agent that stays silent
+while this process is awake is lost after a while. A new connection bridges a shorter fault of the network,
+without a lost or repeated message.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Protocol
 
 from slurmddp.environments.names import SECRET_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError
+from slurmddp.launchers.link.connection import Clock, Message
 from slurmddp.launchers.link.hub import Hub
 from slurmddp.launchers.link.member import Member
-from slurmddp.launchers.link.session import Clock, Message, copied
 
 __all__ = ["Clock", "Link", "Message", "open_link"]
 
@@ -40,7 +41,7 @@ class Link(Protocol):
         ...
 
     def send(self, to: int, message: Message) -> None:
-        """Send a message to a node rank: from the hub to any node, itself included; from a member to the hub.
+        """Send a message to a node rank: from the hub to any other node, from a member to the hub.
 
         An agent that has not joined yet gets the message when it joins. An agent that is lost or has left
         gets nothing. Raises ValueError if the message is longer than a megabyte, or for another `to`.
@@ -61,32 +62,25 @@ class Link(Protocol):
 
 
 class Alone:
-    """The link of an only node, which can send messages to itself."""
-
-    def __init__(self, heartbeat_s: float) -> None:
-        self._heartbeat_s = heartbeat_s
-        self._own: list[tuple[int, Message]] = []
+    """The link of an only node: there is no other agent."""
 
     def descriptors(self) -> list[int]:
         return []
 
     def handle(self) -> list[tuple[int, Message]]:
-        came, self._own = self._own, []
-        return came
+        return []
 
     def send(self, to: int, message: Message) -> None:
-        if to != 0:
-            raise ValueError(f"There is no node {to}: the job has one node.")
-        self._own.append((0, copied(message)))
+        raise ValueError(f"There is no node {to} to send to: the job has one node.")
 
     def next_deadline(self) -> float:
-        return time.monotonic() + (0.0 if self._own else self._heartbeat_s)
+        return math.inf
 
     def missing(self) -> list[int]:
         return []
 
     def close(self, farewell: bool = True) -> None:
-        self._own.clear()
+        pass
 
 
 def open_link(
@@ -105,7 +99,7 @@ def open_link(
         SlurmddpError: if the hub finds no port to listen on.
     """
     if info.nodes == 1:
-        return Alone(heartbeat_s)
+        return Alone()
     if not secret:
         raise ConfigError(
             f"{info.nodes} nodes, and no secret by which their agents authenticate each other.",

@@ -20,8 +20,16 @@ from itertools import product
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.host.address import Address, find_rank_zero
 from slurmddp.host.ports import candidate_ports
-from slurmddp.launchers.link.connection import CLOSED, Connection, Secret
-from slurmddp.launchers.link.session import Awake, Clock, Join, Message, Session, copied
+from slurmddp.launchers.link.connection import (
+    CLOSED,
+    Awake,
+    Clock,
+    Connection,
+    Join,
+    Message,
+    Secret,
+    Session,
+)
 from slurmddp.runs.folder.run_context import RunContext
 
 Place = tuple[Address, int]
@@ -91,7 +99,6 @@ class Member:
     def send(self, to: int, message: Message) -> None:
         if to != 0:
             raise ValueError(f"Node {self._node} may send to node 0 only, not {to}.")
-        message = copied(message)
         if self._gone:
             return
         frame = self._session.numbered(message)

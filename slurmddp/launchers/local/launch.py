@@ -249,7 +249,7 @@ class ScriptRun:
 
     def _wait(self) -> None:
         """Wait for output, a signal or a deadline, and relay the output."""
-        soon = self._coordinator.next_deadline is not None or self._kill_at < math.inf
+        soon = min(self._coordinator.next_deadline, self._kill_at) < math.inf
         for key, _ in self._selector.select(_SOON_S if soon else _TICK_S):
             if key.data is not None and not key.data.pump():
                 self._selector.unregister(key.fileobj)

@@ -8,7 +8,7 @@ twice a minute.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slurmddp.launchers.watchdog.stragglers import (
@@ -51,33 +51,26 @@ class Verdict:
 
 
 class StallDiagnosis:
-    """The hangs of one worker group, each diagnosed from the reports of all its agents."""
+    """A hang of a worker group, diagnosed from the reports of all its agents."""
 
-    def __init__(self, agents: tuple[int, ...]) -> None:
-        self.deadline: float | None = None
-        """When to call `verdict`, if no report comes before; None while no reports are collected."""
-        self._agents = agents
+    def __init__(self, agents: Iterable[int], now: float) -> None:
+        self.deadline = now + _REPORTS_S
+        """When to stop waiting for reports."""
         self._awaited = set(agents)
         self._reports: list[RankReport] = []
 
-    def begin(self, now: float) -> bool:
-        """Begin to collect reports; return False if reports are being collected already."""
-        if self.deadline is not None:
-            return False
-        self.deadline, self._awaited, self._reports = now + _REPORTS_S, set(self._agents), []
-        return True
-
     def take(self, agent: int, reports: Sequence[RankReport]) -> None:
         """Add the reports of an agent's ranks."""
-        if self.deadline is not None and agent in self._awaited:
+        if agent in self._awaited:
             self._awaited.discard(agent)
             self._reports += reports
 
-    def verdict(self, now: float) -> Verdict | None:
-        """Return the stuck rank, once; None while reports are awaited, and when no rank is stuck."""
-        if self.deadline is None or (self._awaited and now < self.deadline):
-            return None
-        self.deadline = None
+    def is_complete(self, now: float) -> bool:
+        """Return whether no report is awaited any more."""
+        return not self._awaited or now >= self.deadline
+
+    def verdict(self) -> Verdict | None:
+        """Return the stuck rank; None if no rank is stuck."""
         first = first_stopped(self._reports)
         return None if first is None else Verdict(first, why(self._reports, first))
 

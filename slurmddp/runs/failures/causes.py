@@ -138,13 +138,13 @@ def reason_of(exit_code: int | None, signal: str | None, lines: Sequence[str], o
         oom: how the kernel killed for memory (`at the limit of 4 GiB`); "" if it did not, None if not
             counted.
     """
-    plain = before_loss(plain_lines(lines))
-    return _of_signal(signal, plain, oom) if signal else _of_exit(exit_code, plain, oom)
-
-
-def _of_signal(signal: str, lines: Sequence[str], oom: str | None) -> str:
     if signal == "SIGKILL":
         return _of_kill("it", oom) if oom else f"{KILLED}{_NOT_FOR_MEMORY}" if oom == "" else ""
+    plain = before_loss(plain_lines(lines))
+    return _of_signal(signal, plain) if signal else _of_exit(exit_code, plain, oom)
+
+
+def _of_signal(signal: str, lines: Sequence[str]) -> str:
     if signal not in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"):
         return ""
     said = [line.partition("what():")[2].strip() for line in lines if "what():" in line]

@@ -12,3 +12,9 @@ from slurmddp.runs.folder.layout import RunFolder, is_there
 def superseded(folder: RunFolder, attempt: int) -> bool:
     """Return whether a later attempt of the run has started; False if the folder can't be read."""
     return is_there(folder.log_dir(attempt + 1))
+
+
+def is_over(folder: RunFolder, attempt: int) -> bool:
+    """Return whether a person has ended the run, or a later attempt has started."""
+    marks = (folder.stop_file, folder.cancelled_file)
+    return any(map(is_there, marks)) or superseded(folder, attempt)

@@ -12,6 +12,7 @@ import pytest
 from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.time_limits import Limits
+from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers.agent import stop_requests
 from slurmddp.launchers.agent.forked_workers import ForkedWorkers
 from slurmddp.launchers.agent.loop import AgentLoop
@@ -19,7 +20,7 @@ from slurmddp.launchers.agent.node_watch import NodeWatch
 from slurmddp.launchers.coordinator.messages import Fail, Joined, Leave, Lost, Message, StartWorkers, encode
 from slurmddp.launchers.coordinator.restart_policy import Rules
 from slurmddp.launchers.coordinator.run_folder_recorder import Records
-from slurmddp.launchers.link.events import Events, Happened
+from slurmddp.launchers.link.link import Link
 from slurmddp.runs.failures.model import from_json, lost_node
 from slurmddp.runs.folder.layout import RunFolder
 
@@ -34,8 +35,13 @@ class Workers:
 
     def __init__(self) -> None:
         self.ended: list[int] = []
-        self.good_codes: list[int] = []
+        self.codes: list[int] = []
+        self.restart_count = 0
         self._begun = False
+
+    @property
+    def good_codes(self) -> list[int]:
+        return self.codes
 
     def __bool__(self) -> bool:
         return self._begun
@@ -45,7 +51,7 @@ class Workers:
 
     def poll(self) -> list[Any]:
         if self._begun and self.ended:
-            self.good_codes, self._begun = self.ended, False
+            self.codes, self._begun = self.ended, False
         return []
 
     def progress(self) -> tuple[int, float]:
@@ -62,9 +68,16 @@ class Script:
         self._messages = list(messages)
         node = RankInfo(environment="slurm", node_rank=1, rank=1, nodes=2, world_size=2, hosts=("n0", "n1"))
         # The last message is node 0's farewell.
-        link = SimpleNamespace(send=lambda to, message: None, missing=lambda: [] if self._messages else [0])
+        link = SimpleNamespace(
+            send=lambda to, message: None,
+            missing=lambda: [] if self._messages else [0],
+            descriptors=list,
+            next_deadline=lambda: 0.0,
+            handle=self.handle_link,
+        )
         self.done: list[str] = []
         service = SimpleNamespace(
+            descriptors=list,
             handle=lambda: None,
             take_unhealthy=dict,
             expedite=lambda: self.done.append("expedite"),
@@ -73,10 +86,11 @@ class Script:
             finish=lambda timeout_s: True,
         )
         self.workers = Workers()
-        watch = SimpleNamespace(poll=lambda now, left_in: [], next_deadline=lambda: float("inf"))
+        watch = SimpleNamespace(deadline=float("inf"))
         self.loop = AgentLoop(
             node,
-            cast(Events, SimpleNamespace(link=link, wait=self.wait)),
+            cast(SignalInbox, SimpleNamespace(wait=lambda wait_s, others: [])),
+            cast(Link, link),
             Rules(nodes=2),
             cast(ForkedWorkers, self.workers),
             cast(CheckpointService, service),
@@ -85,9 +99,9 @@ class Script:
             Limits(),
         )
 
-    def wait(self, until: float) -> Happened:
+    def handle_link(self) -> list[tuple[int, Any]]:
         self.done.append(type(self._messages[0]).__name__)
-        return Happened([], [(0, encode(self._messages.pop(0)))])
+        return [(0, encode(self._messages.pop(0)))]
 
 
 @pytest.fixture

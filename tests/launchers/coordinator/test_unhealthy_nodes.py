@@ -46,7 +46,7 @@ def end_ranks(attempt: Attempt, *agents: int, restart_count: int = 0) -> None:
 def start_of(attempt: Attempt) -> tuple[StartWorkers, set[int]]:
     """Return the order to start, and the agents that it went to; the coordinator has ordered nothing else."""
     found = dict(attempt.coordinator.orders)
-    attempt.coordinator.orders.clear()
+    attempt.taken_orders()
     (order,) = {id(one): one for one in found.values()}.values()
     assert isinstance(order, StartWorkers)
     return order, set(found)
@@ -80,6 +80,7 @@ def test_what_is_told_of_it_names_the_node_and_what_was_found() -> None:
     attempt.notes.restarted = lambda after, before, cause, *rest: told.append(cause)  # type: ignore[method-assign]
     refuse(attempt, 0)
     end_ranks(attempt, 0, 1, 2)
+    attempt.taken_orders()
     (cause,) = told
     assert (cause.node_rank, cause.rank, cause.host) == (1, None, "n1")
     assert cause.sentence == f"node 1 (n1) was lost to the preflight: {WHY.removesuffix('.')}"

@@ -42,23 +42,24 @@ def test_a_watch_reports_a_hang_and_then_stacks_when_asked(
     watch = watch_over(tmp_path, monkeypatch, {4: STEP})
     told: list[Report] = []
     for now in range(100, 103):
-        told += watch.poll(float(now))
+        told += watch.poll(float(now), 0)
     assert told == [PaceReported(paces={4: Pace.of(STEP, "n1")}), HangSuspected()]
     monkeypatch.setattr(node_watch, "time", SimpleNamespace(monotonic=lambda: 102.0))
-    assert watch.next_deadline() == 103.0
+    assert watch.deadline == 103.0
     watch.request_stacks(restart_count=0)
-    assert 102.0 < watch.next_deadline() < 102.1, "stacks take hundredths of a second"
-    (answer,) = watch.poll(102.1)
+    assert watch.deadline < 102.1, "stacks take hundredths of a second"
+    (answer,) = watch.poll(102.1, 0)
     assert isinstance(answer, StacksReported)
     assert answer.reports[0].seconds >= 2.0
-    assert watch.poll(102.2) == []
+    assert watch.poll(102.2, 0) == []
 
 
-def test_a_watch_drops_a_request_for_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_drops_a_request_for_the_stacks_of_an_earlier_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     watch = watch_over(tmp_path, monkeypatch, {})
     watch.request_stacks(restart_count=0)
-    watch.forget()
-    assert watch.poll(100.0) == []
+    assert watch.poll(100.0, 1) == []
 
 
 def test_a_rank_that_has_moved_on_since_the_last_poll_is_not_stuck(
@@ -67,54 +68,48 @@ def test_a_rank_that_has_moved_on_since_the_last_poll_is_not_stuck(
     """The signal that asks for stacks may itself end a call that hung."""
     beats = {0: STEP, 1: STEP}
     watch = watch_over(tmp_path, monkeypatch, beats)
-    told = [message for now in range(100, 103) for message in watch.poll(float(now))]
+    told = [message for now in range(100, 103) for message in watch.poll(float(now), 0)]
     assert told[-1] == HangSuspected()
-    diagnosis = StallDiagnosis((0,))
-    diagnosis.begin(102.0)
+    diagnosis = StallDiagnosis((0,), 102.0)
     watch.request_stacks(restart_count=0)
     beats[1] = replace(STEP, since=102.05, step=8, steps=8)
-    (answer,) = watch.poll(102.1)
+    (answer,) = watch.poll(102.1, 0)
     assert isinstance(answer, StacksReported)
     diagnosis.take(0, answer.reports)
     assert [one.seconds for one in answer.reports] == [2.0, 0.0]
-    assert diagnosis.verdict(102.1) is None
+    assert diagnosis.is_complete(102.1)
+    assert diagnosis.verdict() is None
 
 
 def test_the_stuck_rank_follows_from_the_reports_of_all_agents() -> None:
-    diagnosis = StallDiagnosis((0, 1, 2))
-    assert diagnosis.begin(100.0)
-    assert not diagnosis.begin(100.5), "they are asked once"
+    diagnosis = StallDiagnosis((0, 1, 2), 100.0)
     diagnosis.take(0, report(0))
     diagnosis.take(0, report(0, phase="loading"))  # Only the first one counts.
     diagnosis.take(2, report(2, phase="data"))
-    assert diagnosis.verdict(101.0) is None
+    assert not diagnosis.is_complete(101.0)
     diagnosis.take(1, report(1))
-    verdict = diagnosis.verdict(101.0)
+    assert diagnosis.is_complete(101.0)
+    verdict = diagnosis.verdict()
     assert verdict is not None
     assert verdict.report.rank == 2
     assert verdict.reason.startswith("stalled: waiting for data for 400 s")
-    assert diagnosis.verdict(102.0) is None
-    assert diagnosis.deadline is None
 
 
 def test_an_agent_that_does_not_report_is_not_waited_for_for_ever() -> None:
-    diagnosis = StallDiagnosis((0, 1))
-    diagnosis.begin(100.0)
+    diagnosis = StallDiagnosis((0, 1), 100.0)
     diagnosis.take(0, report(0))
-    assert diagnosis.deadline is not None
-    verdict = diagnosis.verdict(diagnosis.deadline)
+    assert diagnosis.is_complete(diagnosis.deadline)
+    verdict = diagnosis.verdict()
     assert verdict is not None
     assert verdict.report.rank == 0
 
 
 def test_no_rank_is_stuck_while_another_node_makes_progress() -> None:
-    diagnosis = StallDiagnosis((0, 1))
-    diagnosis.begin(100.0)
+    diagnosis = StallDiagnosis((0, 1), 100.0)
     diagnosis.take(0, report(0))
     diagnosis.take(1, report(1, phase="evaluating", seconds=0.2, limit_s=900.0))
-    assert diagnosis.verdict(100.1) is None
-    assert diagnosis.deadline is None
-    assert diagnosis.begin(170.0), "it may be asked again"
+    assert diagnosis.is_complete(100.1)
+    assert diagnosis.verdict() is None
 
 
 def paces(first: int, *waits: float, steps: int) -> dict[int, Pace]:

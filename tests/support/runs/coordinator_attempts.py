@@ -85,6 +85,7 @@ class Attempt:
     def taken_orders(self) -> list[tuple[int, type[Message]]]:
         orders = [(to, type(message)) for to, message in self.coordinator.orders]
         self.coordinator.orders.clear()
+        self.coordinator.write_records()
         return orders
 
     def begin(self) -> Attempt:
