@@ -144,8 +144,7 @@ def measure(megabytes: int, rounds: int, folder: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    made = parser(__doc__)
-    made.add_argument("--rounds", type=int, default=15, help="pairs of saves for each size (default: 15)")
+    made = parser(__doc__, rounds=15)
     made.add_argument("--busy", type=int, default=0, help="processes that keep cores at work (default: 0)")
     made.add_argument("--dir", type=Path, help="a folder on the disk to measure (default: this one)")
     options = made.parse_args()

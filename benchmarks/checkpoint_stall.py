@@ -248,9 +248,8 @@ def be_agent(pid: int, service: CheckpointService) -> int:
 
 
 def main() -> int:
-    options = parser(__doc__)
+    options = parser(__doc__, rounds=5)
     options.add_argument("--sizes", type=int, nargs="+", default=[100, 600, 2000], help="megabytes")
-    options.add_argument("--rounds", type=int, default=5, help="rounds that count (default: 5)")
     options.add_argument("--dir", default=None, help="a folder on the disk that is to be measured")
     arguments = options.parse_args()
     # A writer outlives who started it until all is written: whatever ends this, it comes back here.

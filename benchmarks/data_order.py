@@ -129,8 +129,7 @@ def report(found: dict[tuple[str, int], list[dict[str, float]]]) -> dict[str, An
 
 
 def main() -> int:
-    made = parser(__doc__)
-    made.add_argument("--rounds", type=int, default=5, help="runs of each measurement (default: 5)")
+    made = parser(__doc__, rounds=5)
     made.add_argument("--most", type=int, default=8, help="largest power of ten for torch (default: 8)")
     made.add_argument("--one", nargs=2, metavar=("SAMPLER", "SAMPLES"), help=argparse.SUPPRESS)
     options = made.parse_args()

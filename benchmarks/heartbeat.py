@@ -49,8 +49,7 @@ def microseconds(run: Callable[[], None], rounds: int) -> float:
 
 
 def main() -> None:
-    options = parser(__doc__)
-    options.add_argument("--rounds", type=int, default=5)
+    options = parser(__doc__, rounds=5)
     asked = options.parse_args()
     found = {
         "step_us": microseconds(steps, asked.rounds),

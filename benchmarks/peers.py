@@ -21,6 +21,36 @@ from slurmddp.environments.scrub import scrub
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.sandbox import Sandbox
 
+MODEL = """
+import os, signal, time
+from pathlib import Path
+import torch
+from torch import nn
+
+STAMPS = Path(os.environ["BENCHMARK_STAMPS"])
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+
+def replicas():
+    has_gpu = torch.cuda.is_available()
+    if has_gpu:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    torch.distributed.init_process_group("nccl" if has_gpu else "gloo")
+    return nn.parallel.DistributedDataParallel(model().cuda() if has_gpu else model())
+
+def backward(model):
+    device = next(model.parameters()).device
+    inputs, targets = torch.randn(16, 32), torch.randint(8, (16,))
+    nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device)).backward()
+
+def finish(optimizer):
+    optimizer.step()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+"""
+"""The module `bench_model` of each training: a small model and the parts of its step."""
 LIMIT_S = 180
 """For one training that hangs."""
 END_S = 40
@@ -67,11 +97,11 @@ def visible_gpus() -> int:
 
 @contextmanager
 def workplace(name: str, files: Mapping[str, str]) -> Iterator[Path]:
-    """Yield a folder with these files, which goes away afterwards, also after SIGTERM."""
+    """Yield a folder with these files and the model, which goes away afterwards, also after SIGTERM."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     folder = Path(tempfile.mkdtemp(prefix=f"slurmddp-{name}-"))
     try:
-        for file, text in files.items():
+        for file, text in {"bench_model.py": MODEL, **files}.items():
             (folder / file).write_text(text)
         yield folder
     finally:

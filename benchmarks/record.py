@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import shlex
+import socket
 import statistics
 import sys
 import time
@@ -21,12 +22,14 @@ from pathlib import Path
 Times = Mapping[str, Sequence[float]]
 
 
-def parser(about: str | None) -> argparse.ArgumentParser:
-    """Return a parser that shows a module's docstring and knows `--output`."""
+def parser(about: str | None, rounds: int | None = None) -> argparse.ArgumentParser:
+    """Return a parser that shows a module's docstring and knows `--output`; also `--rounds`, if given."""
     made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument(
         "--output", type=file_to_write, metavar="FILE", help="write what was found there, as JSON"
     )
+    if rounds is not None:
+        made.add_argument("--rounds", type=int, default=rounds, help=f"rounds that count ({rounds})")
     return made
 
 
@@ -48,6 +51,11 @@ def in_turn(names: Iterable[str], rounds: int, measure: Callable[[str], float]) 
             if number:
                 found[name].append(taken)
     return found
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def ratio(ones: Iterable[float], others: Iterable[float]) -> float:

@@ -52,17 +52,9 @@ DIES_IN, LAST = 5, 10
 WAYS = ("torchrun", "torchrun default", "slurmddp")
 
 STEP = f"""
-import os, signal, time
-from pathlib import Path
-import torch
-from torch import nn
+from bench_model import *
 
 LAST = {LAST}
-STAMPS = Path(os.environ["BENCHMARK_STAMPS"])
-
-def model():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
 
 def stamp(name, text):
     descriptor = os.open(STAMPS / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -70,30 +62,21 @@ def stamp(name, text):
     os.close(descriptor)
 
 def take(model, optimizer, step):
-    device = next(model.parameters()).device
-    inputs, targets = torch.randn(16, 32), torch.randint(8, (16,))
-    loss = nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device))
-    loss.backward()
+    backward(model)
     rank, last = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]) - 1
     if step == {DIES_IN} and rank == last and not (STAMPS / "death").exists():
         stamp("death", step)
         os.kill(os.getpid(), signal.SIGKILL)
-    optimizer.step()
+    finish(optimizer)
     optimizer.zero_grad()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
     stamp(f"rank-{{rank}}", step)
 """
 PLAIN = """
 import os, sys
 import torch
-from bench_step import LAST, model, take
+from bench_step import LAST, replicas, take
 
-has_gpu = torch.cuda.is_available()
-if has_gpu:
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-torch.distributed.init_process_group("nccl" if has_gpu else "gloo")
-ddp = torch.nn.parallel.DistributedDataParallel(model().cuda() if has_gpu else model())
+ddp = replicas()
 optimizer = torch.optim.AdamW(ddp.parameters())
 file, step = sys.argv[1], 0
 if os.path.exists(file):
@@ -184,8 +167,7 @@ def measure_size(size: Size, folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def options() -> argparse.ArgumentParser:
-    made = parser(__doc__)
-    made.add_argument("--rounds", type=int, default=7, help="rounds that count (default: 7)")
+    made = parser(__doc__, rounds=7)
     made.add_argument("--sizes", type=Size.read, nargs="+", help="default: 1x2 1x4 2x2, and 1x1gpu")
     return made
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import statistics
 import sys
 import time
@@ -41,31 +40,19 @@ from peers import (
     visible_gpus,
     workplace,
 )
-from record import as_json, in_turn, keep, parser, ratio
+from record import as_json, free_port, in_turn, keep, parser, ratio
 
 LIMIT = 0.5
 """The largest ratio of slurmddp's time to torchrun's time."""
 WAYS = ("torchrun", "by hand", "slurmddp", "slurmddp script")
 
 STEP = """
-import os, time
-from pathlib import Path
-import torch
-from torch import nn
-
-def model():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+from bench_model import *
 
 def step(model, optimizer):
-    device = next(model.parameters()).device
-    inputs, targets = torch.randn(16, 32), torch.randint(8, (16,))
-    loss = nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device))
-    loss.backward()
-    optimizer.step()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    stamp = Path(os.environ["BENCHMARK_STAMPS"]) / os.environ["RANK"]
+    backward(model)
+    finish(optimizer)
+    stamp = STAMPS / os.environ["RANK"]
     stamp.with_suffix(".new").write_text(repr(time.time()))
     stamp.with_suffix(".new").rename(stamp)
 """
@@ -74,11 +61,9 @@ import os
 if "RANK" not in os.environ:  # by hand under srun
     os.environ.update(RANK=os.environ["SLURM_PROCID"], WORLD_SIZE=os.environ["SLURM_NTASKS"])
 import torch
-from bench_step import model, step
+from bench_step import replicas, step
 
-has_gpu = torch.cuda.is_available()
-torch.distributed.init_process_group("nccl" if has_gpu else "gloo")
-ddp = torch.nn.parallel.DistributedDataParallel(model().cuda() if has_gpu else model())
+ddp = replicas()
 step(ddp, torch.optim.AdamW(ddp.parameters()))
 os._exit(0)  # what comes after the step is not measured, and gloo may abort in it
 """
@@ -96,11 +81,6 @@ if __name__ == "__main__":
         distributon.launch()
         train(distributon)
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def by_hand(size: Size, script: str, site: Site) -> list[tuple[list[str], dict[str, str]]]:
@@ -158,8 +138,7 @@ def measure_site(where: str, folder: Path, site: Site, columns: list[Size], roun
 
 
 def options() -> argparse.ArgumentParser:
-    made = parser(__doc__)
-    made.add_argument("--rounds", type=int, default=7, help="rounds that count (default: 7)")
+    made = parser(__doc__, rounds=7)
     made.add_argument("--ranks", type=column, nargs="+", help="default: 2 4, and 1gpu where torch sees a GPU")
     only = made.add_mutually_exclusive_group()
     only.add_argument("--local", action="store_true", help="without SLURM")

@@ -12,7 +12,6 @@ so the CPU time is told as well: of one bare call, and of the threads behind it 
 
 import os
 import platform
-import socket
 import statistics
 import time
 from datetime import timedelta
@@ -20,18 +19,12 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from record import keep, parser
+from record import free_port, keep, parser
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.training.stopping.controller import StopController
 
 VARIANTS = ("never asks", "should_stop", "all-reduce")
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def train(variant, should_stop, steps, step_s):
@@ -127,10 +120,9 @@ def report(times, call_s, share, options):
 
 
 def main():
-    made = parser(__doc__)
+    made = parser(__doc__, rounds=5)
     made.add_argument("--ranks", type=int, default=4)
     made.add_argument("--steps", type=int, default=1000)
-    made.add_argument("--rounds", type=int, default=5)
     made.add_argument("--step-ms", type=float, default=1.0)
     options = made.parse_args()
     torch.multiprocessing.spawn(rank_main, (options, free_port()), nprocs=options.ranks)

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from chaos import ranks
 from slurmddp.cli.live_view import RunView
 from slurmddp.runs.folder.layout import RunFolder
+from support.slurm.run_processes import ranks_of
 
 HERE = Path(__file__).parent
 PROJECT = Path(tempfile.gettempdir()) / "demo"
@@ -86,7 +86,7 @@ def main() -> None:
     folder = RunFolder(next((PROJECT / "runs").iterdir()))
     with Recorder(folder) as view:
         view.wait_for(KILL_AT, training)
-        os.kill(ranks.find(folder.path, 0, 2)[1].pid, signal.SIGKILL)
+        ranks_of(folder.path)[1].kill()
         view.wait_for(DRAW_AT, training)
         view.draw(said, HERE / "live-view.svg")
         view.wait_for(STOP_AT, training)

@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -30,24 +31,35 @@ from slurmddp.runs.text_format import print_table
 from slurmddp.sandbox.machine import can_make_namespaces
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def make_parser() -> argparse.ArgumentParser:
     """Declare the flags; `make chaos ARGS='--faults 20'` hands them over."""
-    parser.add_argument("--list", action="store_true", help="show the kinds of faults and do nothing")
-    parser.add_argument("--faults", type=int, default=12, metavar="N", help="how many in all (12)")
-    parser.add_argument("--kinds", metavar="A,B", help="only these kinds (default: all that work here)")
-    parser.add_argument("--seed", type=int, default=0, help="which faults come when follows from it (0)")
-    parser.add_argument("--nodes", type=int, default=2, metavar="N", help="nodes of the training (2)")
-    parser.add_argument("--ranks-per-node", type=int, default=2, metavar="N", help="ranks on each (2)")
-    parser.add_argument("--steps", type=int, default=600, metavar="N", help="steps of each training (600)")
-    parser.add_argument(
-        "--in-place", action="store_true", help="let fallen ranks begin again in the job (default: requeue)"
+    parser = argparse.ArgumentParser(
+        prog="chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--limit", type=float, default=180, metavar="S", help="seconds to wait for a recovery (180)"
-    )
-    parser.add_argument("--keep", action="store_true", help="keep the run folders and say where they are")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the JSON there after each fault")
+    add = parser.add_argument
+    add("--list", action="store_true", help="show the kinds of faults and do nothing")
+    add("--faults", type=at_least(1), default=12, metavar="N", help="how many in all (12)")
+    add("--kinds", metavar="A,B", help="only these kinds (default: all that work here)")
+    add("--seed", type=int, default=0, help="which faults come when follows from it (0)")
+    add("--nodes", type=at_least(1), default=2, metavar="N", help="nodes of the training (2)")
+    add("--ranks-per-node", type=at_least(1), default=2, metavar="N", help="ranks on each (2)")
+    add("--steps", type=at_least(100), default=600, metavar="N", help="steps of each training (600)")
+    add("--in-place", action="store_true", help="let fallen ranks begin again in the job (default: requeue)")
+    add("--limit", type=at_least(1), default=180, metavar="S", help="seconds to wait for a recovery (180)")
+    add("--keep", action="store_true", help="keep the run folders and say where they are")
+    add("--output", type=Path, metavar="FILE", help="write all figures there after each fault, as JSON")
+    return parser
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Return a parser of whole numbers that refuses smaller ones."""
+
+    def number(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"give at least {least}")
+        return int(text)
+
+    return number
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,20 +78,13 @@ def run(args: argparse.Namespace) -> int:
 
     result = run_chaos(settings, report)
     _write(args.output, result)
-    if args.json:
-        print(json.dumps(table.as_json(result), indent=2))
-    else:
-        table.print_result(result, sys.stdout)
+    table.print_result(result, sys.stdout)
     if settings.keep is not None:
         print(f"The run folders are in {settings.keep}.", file=sys.stderr)
     return EXIT_FINISHED if result.good else EXIT_FAILED
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    for flag, least in (("faults", 1), ("nodes", 1), ("ranks_per_node", 1), ("steps", 100), ("limit", 1)):
-        if getattr(args, flag) < least:
-            name = flag.replace("_", "-")
-            raise ConfigError(f"--{name} is {getattr(args, flag)}.", hint=f"Give at least {least}.")
     if args.output is not None and not args.output.absolute().parent.is_dir():
         raise ConfigError(f"There is no folder for {args.output}.", hint="Make it first.")
     shape = Shape(
@@ -107,12 +112,8 @@ def _write(output: Path | None, result: Result) -> None:
 
 def main() -> int:
     """Run the command line and return its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_arguments(parser)
     try:
-        return run(parser.parse_args())
+        return run(make_parser().parse_args())
     except SlurmddpError as error:
         return report_error(error, debug=False)
     except KeyboardInterrupt:

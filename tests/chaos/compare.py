@@ -21,19 +21,6 @@ class End:
     held_out: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The equal parts of a disturbed and the undisturbed training."""
-
-    weights_equal: bool
-    losses_equal: bool
-    difference: str = ""
-
-    @property
-    def equal(self) -> bool:
-        return self.weights_equal and self.losses_equal
-
-
 def end_of(folder: RunFolder) -> End:
     """Return what a run ended with; CheckpointError when its newest checkpoint is not whole."""
     folders = checkpoint_folders(folder.checkpoints_dir)
@@ -45,14 +32,8 @@ def end_of(folder: RunFolder) -> End:
     return End(manifest.step, weights, logged.train.values, logged.held_out.values)
 
 
-def compare(end: End, reference: End) -> Comparison:
-    """Compare a disturbed training with the undisturbed one; `difference` names the first that was found."""
-    weights = (end.step, end.weights) == (reference.step, reference.weights)
-    losses = (end.losses, end.held_out) == (reference.losses, reference.held_out)
-    return Comparison(weights, losses, "" if weights and losses else _difference(end, reference))
-
-
-def _difference(end: End, reference: End) -> str:
+def difference(end: End, reference: End) -> str:
+    """Return the first difference of a disturbed training from the undisturbed one; empty without any."""
     if end.step != reference.step:
         return f"its last checkpoint is of step {end.step}, not {reference.step}"
     for name, mine, theirs in (
@@ -64,4 +45,4 @@ def _difference(end: End, reference: End) -> str:
         for at, (one, other) in enumerate(zip(mine, theirs, strict=True), 1):
             if one != other:
                 return f"{name} number {at} is {one!r}, not {other!r}"
-    return "its losses are the same, its weights are not"
+    return "" if end.weights == reference.weights else "its losses are the same, its weights are not"

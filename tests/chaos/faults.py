@@ -1,4 +1,4 @@
-"""The faults: what each one breaks, and how it is done to a training that runs on the sandbox."""
+"""The faults: what each one breaks, how it is done to a training, and their moments, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from chaos import disk, ranks
+import psutil
+
+from chaos import disk
 from chaos.training import Training
 from slurmddp.checkpoint.files.manifest import WRITING, checkpoint_folders
 from slurmddp.errors import ConfigError, SlurmError, near_matches
 from support.slurm.faulty_sandbox import FaultySandbox
+from support.slurm.run_processes import ranks_of
 
 TIMES_UP_S = 30
 """How long before its end a job learns that its time limit was changed."""
@@ -36,9 +39,8 @@ class Scene:
     disk: Path | None = None
     """The small file system that holds the run folders, where there is one."""
 
-    def ranks(self) -> list[ranks.RankProcess]:
-        training = self.training
-        return ranks.find(training.folder.path, training.attempt, training.shape.ranks_per_node)
+    def ranks(self) -> list[psutil.Process]:
+        return ranks_of(self.training.folder.path, self.training.attempt)
 
 
 @dataclass(frozen=True)
@@ -68,27 +70,16 @@ class MissedError(Exception):
     """The fault could not be done: what it needed was no longer there."""
 
 
-def kill_rank(scene: Scene, luck: random.Random) -> Struck:
-    victim = _any_rank(scene, luck)
-    _send(victim.pid, signal.SIGKILL)
-    return Struck(f"SIGKILL to rank {victim.rank} on {victim.node}", time.time())
+def signal_rank(scene: Scene, luck: random.Random, sent: signal.Signals) -> Struck:
+    ranks = scene.ranks()
+    if not ranks:
+        raise MissedError("no rank runs")
+    number = luck.randrange(len(ranks))
+    _send(ranks[number], sent)
+    return Struck(f"{sent.name} to rank {number}", time.time())
 
 
-def stop_rank(scene: Scene, luck: random.Random) -> Struck:
-    victim = _any_rank(scene, luck)
-    _send(victim.pid, signal.SIGTERM)
-    return Struck(f"SIGTERM to rank {victim.rank} on {victim.node}", time.time())
-
-
-def kill_slurmd(scene: Scene, luck: random.Random) -> Struck:
-    return _lose_node(scene, luck, with_jobs=False)
-
-
-def kill_node(scene: Scene, luck: random.Random) -> Struck:
-    return _lose_node(scene, luck, with_jobs=True)
-
-
-def _lose_node(scene: Scene, luck: random.Random, *, with_jobs: bool) -> Struck:
+def lose_node(scene: Scene, luck: random.Random, *, with_jobs: bool) -> Struck:
     node, away_s = luck.choice(scene.training.nodes), _absence(scene, luck)
     at = time.time()
     try:
@@ -222,54 +213,48 @@ def fill_disk(scene: Scene, luck: random.Random) -> Struck:
     return Struck(what, at, True if training.attempt > attempt else None)
 
 
-def flip_bit(scene: Scene, luck: random.Random) -> Struck:
-    def flip(path: Path) -> str:
-        content = bytearray(path.read_bytes())
-        at, bit = luck.randrange(len(content)), luck.randrange(8)
-        content[at] ^= 1 << bit
-        path.write_bytes(content)
-        return f"bit {bit} of byte {at} flipped in"
-
-    return _damage(scene, luck, flip)
+def flip_bit(path: Path, luck: random.Random) -> str:
+    content = bytearray(path.read_bytes())
+    at, bit = luck.randrange(len(content)), luck.randrange(8)
+    content[at] ^= 1 << bit
+    path.write_bytes(content)
+    return f"bit {bit} of byte {at} flipped in"
 
 
-def truncate_file(scene: Scene, luck: random.Random) -> Struck:
-    def shorten(path: Path) -> str:
-        size = luck.randrange(path.stat().st_size)
-        os.truncate(path, size)
-        return f"cut to {size} bytes:"
-
-    return _damage(scene, luck, shorten)
+def truncate_file(path: Path, luck: random.Random) -> str:
+    size = luck.randrange(path.stat().st_size)
+    os.truncate(path, size)
+    return f"cut to {size} bytes:"
 
 
-def _damage(scene: Scene, luck: random.Random, act: Callable[[Path], str]) -> Struck:
+def damage(scene: Scene, luck: random.Random, act: Callable[[Path, random.Random], str]) -> Struck:
     """Damage a file of the newest checkpoint while all ranks stand still, then kill them: it is read next."""
     victims = scene.ranks()
     try:
         for victim in victims:
-            _send(victim.pid, signal.SIGSTOP)
+            _send(victim, signal.SIGSTOP)
         folder = checkpoint_folders(scene.training.folder.checkpoints_dir)[0]
         path = luck.choice(sorted(file for file in folder.iterdir() if file.is_file()))
         before = path.stat()
-        what = act(path)
+        what = act(path, luck)
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     finally:
         for victim in victims:
-            _send(victim.pid, signal.SIGKILL)
+            _send(victim, signal.SIGKILL)
     return Struck(f"{what} {folder.name}/{path.name}, ranks killed", time.time())
 
 
 def kill_during_save(scene: Scene, luck: random.Random) -> Struck:
-    victim = next((process for process in scene.ranks() if process.rank == 0), None)
-    if victim is None:
-        raise MissedError("rank 0 is gone")
+    ranks, shape = scene.ranks(), scene.training.shape
+    if len(ranks) < shape.nodes * shape.ranks_per_node:
+        raise MissedError("a rank is gone")
     folder, delay_s = scene.training.folder.checkpoints_dir, luck.choice((0.0, luck.uniform(0, 0.002)))
     deadline = time.monotonic() + SAVE_WAIT_S
     while not (writing := _writing(folder)):
-        if time.monotonic() > deadline or not Path(f"/proc/{victim.pid}").exists():
+        if time.monotonic() > deadline or not ranks[0].is_running():
             raise MissedError("no checkpoint was written any more")
     time.sleep(delay_s)
-    _send(victim.pid, signal.SIGKILL)
+    _send(ranks[0], signal.SIGKILL)
     at = time.time()
     caught = "inside" if writing & _writing(folder) else "just after"
     return Struck(f"SIGKILL to rank 0 {1000 * delay_s:.1f} ms into a save ({caught})", at)
@@ -280,38 +265,41 @@ def _writing(folder: Path) -> set[str]:
         return {entry.name for entry in entries if entry.name.startswith(f"{WRITING}step-")}
 
 
-def _any_rank(scene: Scene, luck: random.Random) -> ranks.RankProcess:
-    running = scene.ranks()
-    if not running:
-        raise MissedError("no rank runs")
-    return luck.choice(running)
-
-
-def _send(pid: int, sent: signal.Signals) -> None:
+def _send(process: psutil.Process, sent: signal.Signals) -> None:
     try:
-        os.kill(pid, sent)
-    except ProcessLookupError as error:
+        process.send_signal(sent)
+    except psutil.NoSuchProcess as error:
         raise MissedError("the rank was gone already") from error
 
 
 FAULTS = {
     fault.name: fault
     for fault in (
-        Fault("kill-rank", "SIGKILL to one rank", kill_rank),
-        Fault("sigterm-rank", "SIGTERM to one rank", stop_rank),
+        Fault("kill-rank", "SIGKILL to one rank", partial(signal_rank, sent=signal.SIGKILL)),
+        Fault("sigterm-rank", "SIGTERM to one rank", partial(signal_rank, sent=signal.SIGTERM)),
         Fault("preempt", "a job of higher priority takes the nodes", preempt),
         Fault("preempt-start", "preempted, then twice more before the first step", preempt_start),
         Fault("submit-at-once", "stopped, then submitted by three commands at once", submit_at_once),
         Fault("time-limit", "the job reaches its time limit", reach_time_limit),
-        Fault("kill-slurmd", "kill -9 of a node's slurmd; its jobs live on", kill_slurmd),
-        Fault("kill-node", "power cut: all processes of a node die", kill_node),
+        Fault(
+            "kill-slurmd", "kill -9 of a node's slurmd; its jobs live on", partial(lose_node, with_jobs=False)
+        ),
+        Fault("kill-node", "power cut: all processes of a node die", partial(lose_node, with_jobs=True)),
         Fault("cut-link", "a node is off the network for a while", cut_link, needs_root=True),
         Fault("cut-batch-host", "the first node is off the network for 30 to 45 s", cut_batch_host, True),
         Fault("set-down", "a node is set DOWN by hand and resumed", set_down),
         Fault("restart-controller", "slurmctld is restarted", restart_controller),
         Fault("fill-disk", "the disk under the run folder is full for a while", fill_disk, needs_root=True),
-        Fault("flip-bit", "a bit of the newest checkpoint flips, then all ranks die", flip_bit),
-        Fault("truncate", "a file of the newest checkpoint is cut short, then all ranks die", truncate_file),
+        Fault(
+            "flip-bit",
+            "a bit of the newest checkpoint flips, then all ranks die",
+            partial(damage, act=flip_bit),
+        ),
+        Fault(
+            "truncate",
+            "a file of the newest checkpoint is cut short, then all ranks die",
+            partial(damage, act=truncate_file),
+        ),
         Fault("kill-during-save", "SIGKILL to rank 0 while it writes a checkpoint", kill_during_save),
     )
 }
@@ -330,3 +318,32 @@ def choose(names: str | None, *, root: bool) -> list[str]:
     if not chosen:
         raise ConfigError("--kinds names no fault.", hint=f"Known: {', '.join(FAULTS)}.")
     return list(dict.fromkeys(chosen))
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One fault to come: its kind, the steps to let pass before it, and where its own luck starts."""
+
+    number: int
+    kind: str
+    after_steps: int
+    seed: str
+
+    def luck(self) -> random.Random:
+        """Return the random numbers of this fault; the same ones at every call."""
+        return random.Random(self.seed)
+
+
+def draw(kinds: Sequence[str], faults: int, seed: int, most_steps: int) -> list[Planned]:
+    """Return `faults` planned faults: every kind once in each round, rounds in random order.
+
+    `most_steps` is the largest number of steps to let pass between progress and the next fault.
+    """
+    luck = random.Random(seed)
+    order: list[str] = []
+    while len(order) < faults:
+        order += luck.sample(kinds, len(kinds))
+    return [
+        Planned(number, kind, luck.randint(1, most_steps), f"{seed}/{number}")
+        for number, kind in enumerate(order[:faults])
+    ]

@@ -7,8 +7,7 @@ import time
 from dataclasses import dataclass
 from itertools import pairwise
 
-from chaos.faults import FAULTS, MissedError, Scene, Struck
-from chaos.schedule import Planned
+from chaos.faults import FAULTS, MissedError, Planned, Scene, Struck
 from chaos.training import POLL_S, Training
 from slurmddp.errors import SlurmddpError, SlurmError
 

@@ -16,10 +16,9 @@ from importlib import metadata
 from pathlib import Path
 
 from chaos import disk
-from chaos.compare import Comparison, End, compare, end_of
-from chaos.faults import Scene
+from chaos.compare import End, difference, end_of
+from chaos.faults import Planned, Scene, draw
 from chaos.recovery import Outcome, return_nodes, strike
-from chaos.schedule import Planned, draw
 from chaos.training import POLL_S, Place, Shape, Training, write_project
 from slurmddp.errors import SlurmddpError
 from support.slurm.faulty_sandbox import FaultySandbox
@@ -53,17 +52,16 @@ class Settings:
 
 @dataclass(frozen=True)
 class RunResult:
-    """One disturbed training: how many attempts it took, and whether it ended as the undisturbed one."""
+    """One disturbed training: how many attempts it took, and its difference from the undisturbed one."""
 
     name: str
     attempts: int
-    finished: bool
-    comparison: Comparison | None
-    note: str = ""
+    difference: str
+    """Empty if weights and losses are equal, bit for bit."""
 
     @property
     def good(self) -> bool:
-        return self.finished and self.comparison is not None and self.comparison.equal
+        return not self.difference
 
 
 @dataclass
@@ -225,20 +223,18 @@ def _await_end(training: Training, limit_s: float) -> bool:
 
 
 def _judge(training: Training, reference: End, limit_s: float) -> RunResult:
-    finished = _await_end(training, limit_s)
-    name, attempts = training.folder.name, training.attempt + 1
-    if not finished:
-        note = training.end_word()
+    if not _await_end(training, limit_s):
+        found = training.end_word()
         training.give_up()
-        return RunResult(name, attempts, False, None, note)
-    try:
-        return RunResult(name, attempts, True, compare(end_of(training.folder), reference))
-    except SlurmddpError as error:
-        return RunResult(name, attempts, True, None, error.message)
+    else:
+        try:
+            found = difference(end_of(training.folder), reference)
+        except SlurmddpError as error:
+            found = error.message
+    return RunResult(training.folder.name, training.attempt + 1, found)
 
 
 def _sentence(run: RunResult) -> str:
     if run.good:
         return f"{run.name}: {run.attempts} attempts, weights and losses as in the undisturbed training."
-    difference = run.comparison.difference if run.comparison else run.note
-    return f"{run.name}: {run.attempts} attempts, NOT as the undisturbed training: {difference}."
+    return f"{run.name}: {run.attempts} attempts, NOT as the undisturbed training: {run.difference}."

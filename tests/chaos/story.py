@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from chaos import recovery
-from chaos.faults import FAULTS, Fault, Scene, Struck
+from chaos.faults import FAULTS, Fault, Planned, Scene, Struck
 from chaos.recovery import Outcome, strike
-from chaos.schedule import Planned
 from chaos.training import Shape, Training
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
@@ -24,13 +23,14 @@ PLANNED = Planned(0, "made-up", 1, "0/0")
 class Story:
     """A run folder in which attempt 0 has reached step 12, and what is written into it after the fault."""
 
-    def __init__(self, path: Path) -> None:
-        self.folder = RunFolder(path)
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self._monkeypatch = RunFolder(path), monkeypatch
         slurm = SimpleNamespace(command=lambda *words: "PENDING, launch failed requeued held\n")
         place: Any = SimpleNamespace(sandbox=slurm)
         self.training = Training(place, "story", Shape())
         self.training.watch(self.folder)
         self.time = 1000.0
+        self.resume_by_hand(lambda *_: False)
         self.event("started", attempt=0, job_id="1")
         self.steps(0, 1, 12)
 
@@ -43,18 +43,25 @@ class Story:
             record = {"step": step, "attempt": attempt, "time": self.time, "loss": 1.0}
             append_line(self.folder.metrics_file, record)
 
-    def strike(
-        self, monkeypatch: pytest.MonkeyPatch, act: Callable[[], bool | None], **facts: Any
-    ) -> Outcome | None:
+    def resume_by_hand(self, does: Callable[..., bool]) -> None:
+        self._monkeypatch.setattr(recovery, "_resume_by_hand", does)
+
+    def strike(self, act: Callable[[], bool | None], **facts: Any) -> Outcome | None:
         def inject(scene: Scene, luck: random.Random) -> Struck:
             at = self.time
             return Struck("made up", at, act(), **facts)
 
-        monkeypatch.setitem(FAULTS, "made-up", Fault("made-up", "", inject))
-        monkeypatch.setattr(recovery.time, "time", lambda: self.time)
+        self._monkeypatch.setitem(FAULTS, "made-up", Fault("made-up", "", inject))
+        self._monkeypatch.setattr(recovery.time, "time", lambda: self.time)
         return strike(Scene(None, self.training), PLANNED, 0.2)  # type: ignore[arg-type]
+
+    def outcome(self, act: Callable[[], bool | None], **facts: Any) -> Outcome:
+        """Strike, for a fault that counts."""
+        found = self.strike(act, **facts)
+        assert found is not None
+        return found
 
 
 @pytest.fixture
-def story(tmp_path: Path) -> Story:
-    return Story(tmp_path)
+def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Story:
+    return Story(tmp_path, monkeypatch)

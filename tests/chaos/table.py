@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, TextIO
 
 from chaos.faults import FAULTS
-from chaos.recovery import Outcome
+from chaos.recovery import CAME_BACK, IN_PLACE, WENT_ON, Outcome
 from chaos.runner import Result
 from slurmddp.runs.text_format import print_table
 
 HEADERS = (
-    "FAULT",
-    "SURVIVED",
-    "WENT ON",
-    "IN PLACE",
-    "CAME BACK",
-    "LOST STEPS",
-    "MOST",
-    "RECOVERY",
-    "LONGEST",
-)
+    "FAULT", "SURVIVED", "WENT ON", "IN PLACE", "CAME BACK", "LOST STEPS", "MOST", "RECOVERY", "LONGEST",
+)  # fmt: skip
 
 
 def as_json(result: Result) -> dict[str, Any]:
@@ -32,9 +25,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "complete": result.complete,
         "survived": sum(outcome.survived for outcome in result.outcomes),
         "faults_done": len(result.outcomes),
-        "weights_equal": all(
-            run.comparison is not None and run.comparison.weights_equal for run in result.runs
-        ),
+        "equal": all(run.good for run in result.runs),
         "seconds": result.seconds,
         "settings": {
             "faults": result.settings.faults,
@@ -60,7 +51,7 @@ def _totals(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return {
         "faults": len(outcomes),
         "survived": sum(one.survived for one in outcomes),
-        "outcomes": {how: sum(one.outcome == how for one in outcomes) for how in _hows(outcomes)},
+        "outcomes": Counter(one.outcome for one in outcomes),
         "lost_steps_median": statistics.median(lost) if lost else None,
         "lost_steps_most": max(lost, default=None),
         "recovery_s_median": round(statistics.median(waits), 2) if waits else None,
@@ -68,22 +59,14 @@ def _totals(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def _hows(outcomes: Sequence[Outcome]) -> list[str]:
-    return sorted({one.outcome for one in outcomes})
-
-
 def print_result(result: Result, stream: TextIO) -> None:
     """Print one line per kind of fault and the verdict."""
     rows = [_row(kind, _totals(found)) for kind, found in _by_kind(result).items()]
-    right = frozenset(HEADERS[2:])
-    print_table(HEADERS, rows, stream, right=right)
+    print_table(HEADERS, rows, stream, right=frozenset(HEADERS[2:]))
     print(f"\n{verdict(result)}", file=stream)
 
 
 def _row(kind: str, totals: dict[str, Any]) -> tuple[str, ...]:
-    def of(how: str) -> str:
-        return str(totals["outcomes"].get(how, 0))
-
     def say(name: str, unit: str = "") -> str:
         value = totals[name]
         return "-" if value is None else f"{value:g}{unit}"
@@ -91,9 +74,7 @@ def _row(kind: str, totals: dict[str, Any]) -> tuple[str, ...]:
     return (
         kind,
         f"{totals['survived']} of {totals['faults']}",
-        of("went on"),
-        of("in place"),
-        of("came back"),
+        *(str(totals["outcomes"][how]) for how in (WENT_ON, IN_PLACE, CAME_BACK)),
         say("lost_steps_median"),
         say("lost_steps_most"),
         say("recovery_s_median", " s"),

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from chaos import faults, ranks, table
-from chaos.compare import End, compare
-from chaos.faults import FAULTS, MissedError, Scene, choose
+from chaos import faults, table
+from chaos.compare import End, difference
+from chaos.faults import FAULTS, MissedError, Scene, choose, draw
 from chaos.recovery import Outcome
 from chaos.runner import Result, RunResult, Settings
-from chaos.schedule import draw
 from chaos.story import PLANNED, Story, story
 from chaos.training import Lines, Shape, Training
 from slurmddp.errors import ConfigError
@@ -55,10 +54,6 @@ def test_kinds_are_chosen_by_name() -> None:
         choose(" ,", root=True)
 
 
-def test_equal_ends_are_equal() -> None:
-    assert compare(END, END).equal
-
-
 @pytest.mark.parametrize(
     ("other", "word"),
     [
@@ -70,9 +65,8 @@ def test_equal_ends_are_equal() -> None:
     ],
 )
 def test_a_difference_is_named(other: End, word: str) -> None:
-    found = compare(other, END)
-    assert not found.equal
-    assert word in found.difference
+    assert difference(END, END) == ""
+    assert word in difference(other, END)
 
 
 def test_lines_come_whole_and_once(tmp_path: Path) -> None:
@@ -89,39 +83,6 @@ def test_lines_come_whole_and_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("in_place", "most"), [(False, 0), (True, 100000)])
 def test_ranks_restart_in_place_only_on_demand(in_place: bool, most: int) -> None:
     assert f"policy.max_restarts_in_place={most}" in Shape(in_place=in_place).overrides()
-
-
-def make_process(
-    pid: int, parent: int, run: Path, node: int, attempt: int, name: str, group: int = 0, session: int = 1
-) -> None:
-    folder = ranks.PROC / str(pid)
-    folder.mkdir()
-    (folder / "cmdline").write_bytes(b"\0".join([b"python", b"-m", ranks.AGENT, str(run).encode(), b""]))
-    (folder / "stat").write_text(f"{pid} (py) thon) S {parent} {group or pid} {session} 0")
-    facts = {"SLURMDDP_ATTEMPT": attempt, "SLURM_NODEID": node, "SLURMD_NODENAME": name}
-    (folder / "environ").write_text("\0".join(f"{key}={value}" for key, value in facts.items()))
-
-
-def test_ranks_are_the_children_of_the_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "PROC", tmp_path)
-    run = Path("/runs/one")
-    (tmp_path / "self").mkdir()
-    (tmp_path / "77").mkdir()
-    for pid, parent, node in ((20, 5, 1), (10, 4, 0), (22, 20, 1), (21, 20, 1), (11, 10, 0), (12, 10, 0)):
-        make_process(pid, parent, run, node, 3, f"n{node}")
-    make_process(30, 11, run, 0, 3, "n0", group=11)  # a loader worker of rank 0
-    make_process(9, 10, run, 0, 3, "n0", group=10)  # a writer of checkpoints
-    make_process(8, 10, run, 0, 3, "n0", session=8)  # the agent's reaper
-    make_process(40, 4, run, 0, 2, "n0")  # what is left of an earlier attempt
-    make_process(41, 40, run, 0, 2, "n0")
-    make_process(51, 10, Path("/runs/other"), 0, 3, "n0")
-    found = ranks.find(run, 3, 2)
-    assert [(one.pid, one.rank, one.node) for one in found] == [
-        (11, 0, "n0"),
-        (12, 1, "n0"),
-        (21, 2, "n1"),
-        (22, 3, "n1"),
-    ]
 
 
 def test_a_start_is_preempted_only_before_its_first_step(story: Story) -> None:
@@ -166,15 +127,14 @@ def test_a_result_is_good_only_if_all_of_it_is(capsys: pytest.CaptureFixture[str
     import sys
 
     settings = Settings(kinds=("preempt",), faults=2)
-    same = RunResult("run", 3, True, compare(END, END))
+    same = RunResult("run", 3, "")
     back = outcome("preempt", "came back", 4, 12.5)
     good = Result(settings, outcomes=[back, outcome("preempt", "came back", 0, 10.5)], runs=[same])
     assert good.good
     assert not replace(good, outcomes=[back]).good
     assert not replace(good, outcomes=[back, outcome("preempt", "by hand", 0, 1.0)]).good
     assert not replace(good, runs=[]).good
-    other = replace(same, comparison=compare(replace(END, weights="x"), END))
-    assert not replace(good, runs=[same, other]).good
+    assert not replace(good, runs=[same, replace(same, difference="its losses")]).good
     table.print_result(good, sys.stdout)
     printed = capsys.readouterr().out
     assert "preempt" in printed
@@ -194,11 +154,12 @@ def test_damage_keeps_the_time_of_the_file(tmp_path: Path, monkeypatch: pytest.M
     training = Training(None, "story", Shape())  # type: ignore[arg-type]
     training.watch(RunFolder(tmp_path))
     monkeypatch.setattr(Scene, "ranks", lambda scene: [])
-    struck = faults.flip_bit(Scene(None, training), random.Random(1))  # type: ignore[arg-type]
+    scene: Any = Scene(None, training)  # type: ignore[arg-type]
+    struck = FAULTS["flip-bit"].inject(scene, random.Random(1))
     changed = [a ^ b for a, b in zip(file.read_bytes(), b"x" * 1000, strict=True) if a != b]
     assert len(changed) == 1
     assert changed[0].bit_count() == 1
     assert file.stat().st_mtime_ns == before.st_mtime_ns
     assert "state.json" in struck.what
-    faults.truncate_file(Scene(None, training), random.Random(1))  # type: ignore[arg-type]
+    FAULTS["truncate"].inject(scene, random.Random(1))
     assert file.stat().st_size < 1000

@@ -18,6 +18,7 @@ from slurmddp.environments.scrub import scrub
 from slurmddp.errors import SlurmError
 from slurmddp.runs.folder.history import History, fold
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.status.logs import LineReader
 from slurmddp.sandbox import Sandbox
 
 POLL_S = 0.02
@@ -93,27 +94,15 @@ class Lines:
     """The JSON lines of a file that grows; each look reads only what is new."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._at = path, 0
+        self._reader = LineReader(path)
         self.records: list[dict[str, Any]] = []
 
     def look(self) -> list[dict[str, Any]]:
         """Return all records so far; a line that is still being written, or is damaged, is left out."""
-        if self._path.exists():
-            with self._path.open("rb") as stream:
-                stream.seek(self._at)
-                new = stream.read()
-            whole, _, _ = new.rpartition(b"\n")
-            self._at += len(whole) + 1 if whole else 0
-            self.records += [record for line in whole.splitlines() if (record := _parsed(line))]
+        for line in self._reader.read() if self._reader.path.exists() else ():
+            with contextlib.suppress(ValueError):
+                self.records.append(json.loads(line))
         return self.records
-
-
-def _parsed(line: bytes) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return {}
-    return record if isinstance(record, dict) else {}
 
 
 class Training:

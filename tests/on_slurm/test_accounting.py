@@ -42,7 +42,7 @@ def killed_run(command: Command) -> Run:
     run = command.submit("silent", "nodes=1", "ranks_per_node=1", "train.steps=5000")
     run.wait_step(3)
     assert state_of(run) == "running"
-    agent = agent_of(run, 0, 0)
+    agent = agent_of(run.folder, 0, 0)
     agent.suspend()  # A living agent puts the job of a killed script back.
     command.slurm("scancel", "--signal=KILL", "--batch", run.job_id)
     agent.kill()

@@ -42,7 +42,7 @@ def test_faults_of_seven_kinds_end_with_the_undisturbed_weights(tmp_path: Path) 
     result = json.loads((tmp_path / "result.json").read_text())
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert result["complete"]
-    assert result["weights_equal"]
+    assert result["equal"]
     assert {fault["kind"] for fault in result["faults"]} == set(KINDS.split(","))
     came_back = {fault["kind"] for fault in result["faults"] if fault["outcome"] == "came back"}
     assert came_back >= {

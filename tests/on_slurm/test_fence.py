@@ -65,10 +65,10 @@ def test_ranks_on_a_node_that_slurm_has_lost_write_nothing_once_a_later_attempt_
     run.wait("checkpoint", lambda: run.events("saved"))
     (node,) = command.slurm("squeue", "-h", "-j", run.job_id, "-o", "%N").split()
     lose(losing, node)
-    orphans = processes_of(run, 0)
+    orphans = processes_of(run.folder, 0)
     assert len(orphans) == 4  # the agent, its reaper, two ranks
     run.wait("later attempt", lambda: of_attempt(run.events("started"), 1))
-    run.wait("end of the orphans", lambda: not processes_of(run, 0))
+    run.wait("end of the orphans", lambda: not processes_of(run.folder, 0))
     run.wait("step of its own", lambda: of_attempt(run.records("metrics.jsonl"), 1))
     run.wait("checkpoint of its own", lambda: of_attempt(run.events("saved"), 1))
     logs = run.folder / "logs" / "attempt-0"
@@ -97,11 +97,11 @@ def test_ranks_on_a_node_that_slurm_has_lost_write_nothing_once_a_later_attempt_
 def test_a_killed_agent_takes_its_ranks_along_is_named_and_the_job_is_tried_again(command: Command) -> None:
     run = command.submit("headless", "nodes=2", "train.steps=100000", *SAVING)
     run.wait("checkpoint", lambda: run.events("saved"))
-    victim = agent_of(run, 0, node_rank=1)
+    victim = agent_of(run.folder, 0, node_rank=1)
     host = victim.environ()["SLURMD_NODENAME"]
     victim.kill()
     run.wait("end", lambda: run.events("ended"))
-    run.wait("end of every process", lambda: not processes_of(run, 0))
+    run.wait("end of every process", lambda: not processes_of(run.folder, 0))
     (end,) = run.events("ended")
     assert (end["outcome"], end["next"], end["lost"]) == ("failed", "requeue", {"1": host})
     logs = run.folder / "logs" / "attempt-0"

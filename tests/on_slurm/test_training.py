@@ -80,7 +80,7 @@ def test_a_step_that_has_no_program_of_slurm_on_its_path_is_preempted_like_any_o
     setup = 'cluster.setup=["found=$(type -P srun)", "srun() { PATH=/nowhere exec $found $*; }"]'
     run = command.submit("contained", "nodes=2", STEPS, UNHURRIED, setup)
     run.wait_step(5)
-    step = processes_of(run)
+    step = processes_of(run.folder)
     assert step
     assert {process.environ()["PATH"] for process in step.values()} == {"/nowhere"}
     occupy(command)
@@ -106,7 +106,7 @@ def test_a_killed_rank_fails_the_job_and_is_named(command: Command) -> None:
     never = ["policy.max_restarts=0", "policy.max_restarts_in_place=0"]
     run = command.submit("killed", "nodes=2", STEPS, UNHURRIED, *never)
     run.wait_step(5)
-    ranks_of(run)[0].kill()
+    ranks_of(run.folder)[0].kill()
     run.wait("end", lambda: run.events("ended"))
     assert run.events("ended")[-1]["outcome"] == "failed"
     failure = json.loads((run.folder / "logs/attempt-0/failure.json").read_text())
@@ -126,7 +126,7 @@ def test_a_killed_rank_is_retried_after_progress(command: Command, undisturbed: 
     run = command.submit("retried", "nodes=2", STEPS, UNHURRIED, *retry)
     run.wait("checkpoint", lambda: run.events("saved"))
     run.wait_step(7)
-    ranks_of(run)[-1].kill()
+    ranks_of(run.folder)[-1].kill()
     run.wait_finished()
     assert [event["outcome"] for event in run.events("ended")] == ["failed", "finished"]
     assert run.losses() == undisturbed.losses()
@@ -142,7 +142,7 @@ def test_what_only_memory_holds_when_an_attempt_fails_is_not_lost(command: Comma
     retry = ["policy.max_restarts=1", "policy.max_restarts_in_place=0", "train.memory_save_every=5"]
     run = command.submit("held", "nodes=2", STEPS, UNHURRIED, *retry)
     run.wait_step(23)
-    ranks_of(run)[-1].kill()
+    ranks_of(run.folder)[-1].kill()
     run.wait_finished()
     assert [event["outcome"] for event in run.events("ended")] == ["failed", "finished"]
     assert run.events("saved")[0]["step"] >= 20
@@ -155,13 +155,13 @@ def test_nothing_runs_after_cancel_until_it_is_resumed(command: Command) -> None
     runs = [command.submit(f"cancelled-{name}", *own, f"submitter={name}") for name in SUBMITTERS]
     for run in runs:
         run.wait_step(3)
-        assert len(ranks_of(run)) == 4
+        assert len(ranks_of(run.folder)) == 4
     for run in runs:
         command("cancel", run.folder.name, cwd=Path("/"))
     for run in runs:
         job = ["-j", run.job_id, "-t", "R,CG,PD,CF"]
         run.wait("empty queue", lambda job=job: command.slurm("squeue", "-h", *job) == "")
-        run.wait("end of its processes", lambda run=run: not processes_of(run))
+        run.wait("end of its processes", lambda run=run: not processes_of(run.folder))
         assert "cancelled" in command("status", run.folder.name, code=None)
         assert len(run.events("submitted")) == 1
     for run in runs:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
-from support.slurm.train_project import Run
 
-
-def processes_of(run: Run, attempt: int | None = None) -> dict[int, psutil.Process]:
+def processes_of(folder: Path, attempt: int | None = None) -> dict[int, psutil.Process]:
     """Return a run's agents and ranks, of one attempt or of all, by pid; a fork keeps its parent's words."""
-    words, found = ["-m", "slurmddp.launchers.agent", str(run.folder)], {}
+    words, found = ["-m", "slurmddp.launchers.agent", str(folder)], {}
     for process in psutil.process_iter():
         try:
             mine = process.cmdline()[1:] == words
@@ -22,8 +22,8 @@ def processes_of(run: Run, attempt: int | None = None) -> dict[int, psutil.Proce
     return found
 
 
-def agent_of(run: Run, attempt: int, node_rank: int) -> psutil.Process:
-    processes = processes_of(run, attempt)
+def agent_of(folder: Path, attempt: int, node_rank: int) -> psutil.Process:
+    processes = processes_of(folder, attempt)
     (agent,) = (
         process
         for process in processes.values()
@@ -32,8 +32,11 @@ def agent_of(run: Run, attempt: int, node_rank: int) -> psutil.Process:
     return agent
 
 
-def ranks_of(run: Run) -> list[psutil.Process]:
-    """Return the agents' children that lead a process group in their agent's session."""
-    processes = processes_of(run)
-    below = [process for process in processes.values() if process.ppid() in processes]
-    return [one for one in below if os.getpgid(one.pid) == one.pid != os.getsid(one.pid)]
+def ranks_of(folder: Path, attempt: int | None = None) -> list[psutil.Process]:
+    """Return the agents' children that lead a process group in their agent's session, in their order."""
+    processes, ranks = processes_of(folder, attempt), []
+    for pid, process in processes.items():
+        with suppress(psutil.Error, ProcessLookupError):  # It may end meanwhile.
+            if process.ppid() in processes and os.getpgid(pid) == pid != os.getsid(pid):
+                ranks.append((int(process.environ()["SLURM_NODEID"]), pid))
+    return [processes[pid] for _, pid in sorted(ranks)]
