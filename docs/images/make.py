@@ -38,7 +38,8 @@ class Recorder(RunView):
     """The live view of a run, which keeps the lines that it would print above its bar."""
 
     def __init__(self, folder: RunFolder) -> None:
-        super().__init__(folder, STEPS, stream=io.StringIO(), live=True, from_start=True)
+        super().__init__(folder, STEPS, stream=io.StringIO(), live=True)
+        self._events.offset = self._metrics.offset = 0  # The run began before the view.
         self.lines: list[str] = []
 
     def say(self, text: str) -> None:

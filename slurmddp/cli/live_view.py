@@ -21,6 +21,7 @@ from slurmddp.runs.failures.model import from_facts
 from slurmddp.runs.folder.history import stop_reason
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.logs import LineReader
+from slurmddp.runs.status.metrics import rate_of
 from slurmddp.runs.status.notices import other_places
 
 if TYPE_CHECKING:
@@ -31,24 +32,14 @@ PLAIN_EVERY_S = 5.0
 _RATE_WINDOW = 12
 
 
-class Tail:
-    """A reader of the JSON lines that a file gained since the last call."""
+def new_records(reader: LineReader) -> list[dict[str, Any]]:
+    """Return the JSON records that a file gained since the last call."""
+    return [record for line in reader.read() if (record := _parsed(line)) is not None]
 
-    def __init__(self, path: Path, *, from_start: bool = False) -> None:
-        self.path = path
-        self._offset = 0 if from_start or not path.exists() else path.stat().st_size
-        self._rest = b""
 
-    def read(self) -> list[dict[str, Any]]:
-        try:
-            with self.path.open("rb") as stream:
-                stream.seek(self._offset)
-                data = stream.read()
-        except FileNotFoundError:
-            return []
-        self._offset += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [record for line in lines if (record := _parsed(line)) is not None]
+def _new_lines(path: Path) -> LineReader:
+    """Return a reader of the lines that a file gains from now on."""
+    return LineReader(path, path.stat().st_size if path.exists() else 0)
 
 
 def _written_at(record: dict[str, Any]) -> float:
@@ -56,7 +47,7 @@ def _written_at(record: dict[str, Any]) -> float:
     return float(written) if isinstance(written, (int, float)) else 0.0
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def _parsed(line: str) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
     except ValueError:
@@ -92,9 +83,7 @@ class Reading:
         self.note = ""
         self.loss = record["loss"]
         self._points.append((float(record.get("time", 0.0)), step))
-        for key, value in record.items():
-            if key.endswith("_per_s"):
-                self.rate, self.rate_unit = value, f"{key.removesuffix('_per_s')}/s"
+        self.rate, self.rate_unit = rate_of(record) or (self.rate, self.rate_unit)
 
     def add_event(self, record: dict[str, Any]) -> str:
         """Add one event; return the line to print about it, or an empty text."""
@@ -179,7 +168,6 @@ class RunView:
         total_steps: the number of optimizer steps of the run.
         stream: the output (default: stdout).
         live: whether to draw a progress bar (None: if `stream` is a terminal).
-        from_start: whether to show records from before the view began.
         output: whether to show the output of rank 0, for a program that may write no metrics.
         now: the clock, in seconds.
     """
@@ -191,15 +179,13 @@ class RunView:
         *,
         stream: TextIO | None = None,
         live: bool | None = None,
-        from_start: bool = False,
         output: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.reading = Reading(total_steps)
         self._stream = stream or sys.stdout
         self._live = self._stream.isatty() if live is None else live
-        self._metrics = Tail(folder.metrics_file, from_start=from_start)
-        self._events = Tail(folder.attempts_file, from_start=from_start)
+        self._metrics, self._events = _new_lines(folder.metrics_file), _new_lines(folder.attempts_file)
         self._folder, self._output = folder, output
         self._reader: LineReader | None = None
         self._now = now
@@ -227,7 +213,7 @@ class RunView:
 
     def tick(self) -> None:
         """Read new records of the run and show them."""
-        records = [*self._events.read(), *self._metrics.read()]
+        records = [*new_records(self._events), *new_records(self._metrics)]
         for record in sorted(records, key=_written_at):
             if "event" not in record:
                 self.reading.add_metric(record)
@@ -241,9 +227,8 @@ class RunView:
         self._draw()
 
     def _show_output(self) -> None:
-        if self._reader is not None and self._reader.path.exists():
-            for line in self._reader.read():
-                self.say(line)
+        for line in self._reader.read() if self._reader is not None else []:
+            self.say(line)
 
     def say(self, text: str) -> None:
         """Print one line, above the bar if there is one. An output that nobody reads is no error."""

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.cli.live_view import Reading, RunView, Tail, clock
+from slurmddp.cli.live_view import Reading, RunView, clock, new_records
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.status.logs import LineReader
 
 
 class Clock:
@@ -108,16 +109,13 @@ def test_a_failing_rank_is_named(folder: RunFolder) -> None:
     assert lines(stream) == ["rank 3 on n2 ended with exit code 1", "attempt 0 ended: failed"]
 
 
-def test_what_was_there_before_is_shown_only_on_request(folder: RunFolder) -> None:
+def test_what_was_there_before_is_not_shown(folder: RunFolder) -> None:
     metric(folder, 10, loss=2.5)
     folder.add_event("started", attempt=0, nodes="a")
     stream = io.StringIO()
     with RunView(folder, 40, stream=stream):
         pass
     assert stream.getvalue() == ""
-    with RunView(folder, 40, stream=stream, from_start=True):
-        pass
-    assert lines(stream) == ["attempt 0 starts on a", "step 10/40  loss 2.500"]
 
 
 def test_on_a_terminal_there_is_a_bar(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,13 +164,13 @@ def test_the_time_to_go_follows_the_last_steps() -> None:
 
 def test_a_line_that_is_still_being_written_waits(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    tail = Tail(path)
-    assert tail.read() == []
+    reader = LineReader(path)
+    assert new_records(reader) == []
     path.write_bytes(b'{"step": 1}\n{"st')
-    assert tail.read() == [{"step": 1}]
+    assert new_records(reader) == [{"step": 1}]
     with path.open("ab") as stream:
         stream.write(b'ep": 2}\nnonsense\n[1]\n{"step": 3}\n')
-    assert tail.read() == [{"step": 2}, {"step": 3}]
+    assert new_records(reader) == [{"step": 2}, {"step": 3}]
 
 
 def test_what_a_program_of_ones_own_prints_is_shown_on_request(folder: RunFolder) -> None:

@@ -120,7 +120,8 @@ class LineReader:
         return [as_drawn(line.decode("utf-8", errors="replace")) for line in lines[first:]]
 
     def read(self) -> list[str]:
-        size = self.path.stat().st_size
+        """Return the new whole lines; none while the file does not exist."""
+        size = self.path.stat().st_size if self.path.exists() else 0
         if size < self.offset:  # The file was written again.
             self.offset, self.rest = 0, b""
         if size == self.offset:

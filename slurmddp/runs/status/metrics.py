@@ -65,7 +65,7 @@ def read(folder: RunFolder) -> Metrics:
     """Read the whole file; each step keeps the line of the highest attempt."""
     records = list(_records(folder.metrics_file))
     train = _kept(records, "loss")
-    rates = [rate for record in train.values() if (rate := _rate(record)) is not None]
+    rates = [rate for record in train.values() if (rate := rate_of(record)) is not None]
     return Metrics(
         train=_curve(train, "loss"),
         held_out=_curve(_kept(records, "eval_loss"), "eval_loss"),
@@ -91,7 +91,7 @@ def latest(folder: RunFolder) -> Latest:
             held_out = _number(record.get("eval_loss"))
         if losses and held_out is not None:
             break
-    rate, unit = _rate(losses) or (None, "tokens/s")
+    rate, unit = rate_of(losses) or (None, "tokens/s")
     return Latest(
         step=newest.get("step"),
         time=_number(newest.get("time")),
@@ -130,7 +130,7 @@ def seconds_or_none(value: Any) -> float | None:
     return number if number is not None and 0 <= number < 1e15 else None
 
 
-def _rate(record: dict[str, Any]) -> tuple[float, str] | None:
+def rate_of(record: dict[str, Any]) -> tuple[float, str] | None:
     """Return the rate and its unit: `tokens_per_s` is tokens/s, and so for other units."""
     for key, value in record.items():
         number = _number(value)
