@@ -6,6 +6,7 @@ OmegaConf's structured configs are too generous: they accept 2 as true, true as 
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING
@@ -139,21 +140,17 @@ def _check_inner(value: Any, key: Key) -> dict[str, Any]:
 def _check_bounds(value: Any, converted: Any, key: Key) -> None:
     if converted == "auto":
         return
-    if key.minimum is not None and not converted >= key.minimum:
-        raise ConfigError(
-            f"`{key.name}` is {value}, but must be at least {key.minimum:g} ({key.doc}).",
-            hint=f"Say {key.name}={key.minimum:g} or more.",
-        )
-    if key.above is not None and not converted > key.above:
-        raise ConfigError(
-            f"`{key.name}` is {value}, but must be above {key.above:g} ({key.doc}).",
-            hint=f"Say {key.name}=null for no limit.",
-        )
-    if key.maximum is not None and not converted <= key.maximum:
-        raise ConfigError(
-            f"`{key.name}` is {value}, but must be at most {key.maximum} ({key.doc}).",
-            hint=f"Say {key.name}={key.maximum} or less.",
-        )
+    bounds = (
+        (key.minimum, operator.ge, "at least", f"{key.minimum} or more"),
+        (key.above, operator.gt, "above", "null for no limit"),
+        (key.maximum, operator.le, "at most", f"{key.maximum} or less"),
+    )
+    for bound, fits, words, right in bounds:
+        if bound is not None and not fits(converted, bound):
+            raise ConfigError(
+                f"`{key.name}` is {value}, but must be {words} {bound} ({key.doc}).",
+                hint=f"Say {key.name}={right}.",
+            )
 
 
 def _converted(name: str, value: Any, types: tuple[Any, ...]) -> Any:

@@ -55,10 +55,18 @@ def all_runs(start: Path | None = None) -> list[RunFolder]:
     return [RunFolder(path) for _, path in sorted(alive, reverse=True)]
 
 
-def find(name: str, start: Path | None = None) -> RunFolder:
-    """Return the run with this name, prefix of a name, or path; raises RunNotFoundError."""
+def find(name: str | None, start: Path | None = None) -> RunFolder:
+    """Return the run with this name, prefix of a name, or path, with None the run that was written last.
+
+    Raises:
+        RunNotFoundError: there is no such run, or there are several.
+    """
     here = start or Path.cwd()
     runs = all_runs(here)
+    if name is None:
+        if not runs:
+            raise _unknown("", runs)
+        return runs[0]
     exact = [run for run in runs if run.name == name]
     path = here / name
     if not exact and name and _is_file(path / "config.yaml"):
@@ -83,14 +91,6 @@ def _without_put_aside(found: list[RunFolder]) -> list[RunFolder]:
     """Leave out runs that `train --fresh` has renamed to NAME.old-1 if NAME is among the found."""
     names = {run.name for run in found}
     return [run for run in found if run.name.rpartition(".old-")[0] not in names]
-
-
-def newest(start: Path | None = None) -> RunFolder:
-    """Return the run that was written last; raises RunNotFoundError without runs."""
-    runs = all_runs(start)
-    if not runs:
-        raise _unknown("", [])
-    return runs[0]
 
 
 def _indexed(path: Path) -> list[Path]:

@@ -178,7 +178,7 @@ def test_no_run_at_all_says_how_to_start_one():
     with pytest.raises(RunNotFoundError, match="slurmddp train"):
         index.find("gpt")
     with pytest.raises(RunNotFoundError, match="slurmddp train"):
-        index.newest()
+        index.find(None)
 
 
 def test_a_private_folder_of_another_account_is_named_so(home, monkeypatch):
@@ -193,9 +193,9 @@ def test_the_newest_is_the_one_touched_last(home):
     index.remember(make_run(home / "project/runs", "newer-00000001", age=10))
     older = make_run(home / "project/runs", "older-00000002", age=20)
     index.remember(older)
-    assert index.newest().name == "newer-00000001"
+    assert index.find(None).name == "newer-00000001"
     older.add_event("submitted", job_id="1")
-    assert index.newest().name == "older-00000002"
+    assert index.find(None).name == "older-00000002"
 
 
 def test_an_unwritable_home_does_not_stop_a_submission(home, monkeypatch, caplog):

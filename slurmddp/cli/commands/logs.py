@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the logs of one run."""
-    folder = index.find(args.run) if args.run is not None else index.newest()
+    folder = index.find(args.run)
     selection = logs.Selection(frozenset(args.rank or {0}), everything=args.all)
     if args.follow and args.attempt is None:
         return _follow(folder, selection, args.lines)

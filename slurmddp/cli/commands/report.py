@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     """Write `report.html` and `report.png` into the run folder."""
     from slurmddp.runs.report.html import write_report
 
-    folder = index.find(args.run) if args.run is not None else index.newest()
+    folder = index.find(args.run)
     refuse_foreign(folder.path, READ_ONLY)
     try:
         print(write_report(folder, status(folder, SlurmClient())))

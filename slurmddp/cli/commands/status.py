@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the state of one run."""
-    folder = index.find(args.run) if args.run is not None else index.newest()
+    folder = index.find(args.run)
     from slurmddp.runs.report.html import with_report
 
     found, now = with_report(folder, status(folder, SlurmClient())), time.time()

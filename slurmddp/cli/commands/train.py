@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,7 +57,10 @@ def run(args: argparse.Namespace) -> int:
     for note in [*unread(composed, project_dir), *unused(composed, os.environ)]:
         print(f"slurmddp: note: {note}", file=sys.stderr)
     if args.cfg:
-        print(_yaml(relevant(job.program.config)), end="")
+        import yaml
+
+        shown = relevant(job.program.config)
+        print(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), end="")
         return EXIT_FINISHED
     if args.dry_run:
         from slurmddp.cli.dry_run import show
@@ -74,18 +76,8 @@ def _settings() -> str:
 
     shown = [one for one in every_key().values() if not one.name.startswith(("cluster.", "strategy."))]
     width = max(len(one.name) for one in shown)
-    lines = [f"  {one.name:<{width}}  {one.doc}{_default(one.shown_default)}" for one in shown]
+    lines = [f"  {one.name:<{width}}  {one.doc} ({one.shown_default})".removesuffix(" ()") for one in shown]
     return "\n".join(["settings, with their defaults (`slurmddp train --cfg` shows all):", *lines])
-
-
-def _default(text: str) -> str:
-    return f" ({text})" if text else ""
-
-
-def _yaml(config: Mapping[str, object]) -> str:
-    import yaml
-
-    return str(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
 
 
 def _begin(job: Job, *, fresh: bool) -> int:
