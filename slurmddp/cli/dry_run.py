@@ -13,8 +13,6 @@ from slurmddp.spec import GlobalBatch
 if TYPE_CHECKING:
     from slurmddp.spec import Job
 
-_CHOSEN = "The lines of the script that follow from your settings:"
-
 
 def show(job: Job) -> int:
     """Print the script or the commands of a job; submit nothing."""
@@ -26,7 +24,9 @@ def show(job: Job) -> int:
 
     sys.stdout.write(sbatch.build(job.submitter).script(job))
     sys.stdout.flush()
-    print("\n".join([f"slurmddp: {_CHOSEN}", *(f"  {line}" for line in outline(job))]), file=sys.stderr)
+    print("slurmddp: The lines of the script that follow from your settings:", file=sys.stderr)
+    for line in outline(job):
+        print(f"  {line}", file=sys.stderr)
     for note in [*_sent_by_submitit(job), *_left_idle(job), *_limits(job)]:
         print(f"slurmddp: note: {note}", file=sys.stderr)
     return EXIT_FINISHED

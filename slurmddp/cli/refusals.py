@@ -20,10 +20,8 @@ def refuse_unclear(found: RunStatus) -> None:
             hint="Try again when SLURM answers; nothing was submitted.",
         )
     if found.active and RunFolder(found.path).stop_file.exists():
-        reason, hint = (
-            "was asked to stop and has not ended yet",
-            (f"Try again when `slurmddp status {found.name}` says stopped; nothing was started."),
-        )
+        reason = "was asked to stop and has not ended yet"
+        hint = f"Try again when `slurmddp status {found.name}` says stopped; nothing was started."
     elif found.state == "cancelled":
         reason, hint = "is cancelled", "Try again in a moment; nothing was submitted."
     else:

@@ -120,7 +120,7 @@ def make_plan(overrides: Sequence[str], roots: Sequence[Path]) -> Plan:
 def _load_yaml(path: Path) -> dict[str, Any]:
     try:
         loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except (*_TROUBLE, UnicodeDecodeError) as error:
+    except _TROUBLE as error:
         raise ConfigError(f"{path} can't be read: {_flat(error)}.", hint="Correct the file.") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path} holds no mapping.", hint="Write one `key: value` per line.")

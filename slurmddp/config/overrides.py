@@ -6,20 +6,20 @@ schema decides afterwards whether a key is right.
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import slurmddp
 from slurmddp.config.schema import GROUPS, OPEN_NODES, OWN_TRAINER, TOP, defaults
 from slurmddp.config.script_arguments import quoted, typed, unquoted
 from slurmddp.errors import ConfigError, near_matches
 
 _FORM = re.compile(r"(?P<sign>\+\+|\+|~|)(?P<key>[^=]*)(?:=(?P<value>.*))?", re.DOTALL)
 _KEY = re.compile(r"[A-Za-z_][\w./@:-]*")
-_PLAIN_CHOICE = re.compile(r"[\w./ -]+")
+_PLAIN_CHOICE = re.compile(r"[\w./ ,-]+")
 PROJECT_DEFAULTS = "slurmddp.yaml"
 _WHERE = f"conf/{PROJECT_DEFAULTS}"
 
@@ -65,14 +65,7 @@ class _Draft:
 
 def conf_roots(project_dir: Path) -> list[Path]:
     """Return the folders with configuration groups, the project's `conf/` first."""
-    spec = importlib.util.find_spec("slurmddp.conf")
-    if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(
-            "slurmddp's own configuration files can't be found.",
-            hint="Install slurmddp (`pip install -e .` in a checkout).",
-        )
-    package = Path(next(iter(spec.submodule_search_locations)))
-    own = project_dir / "conf"
+    package, own = Path(slurmddp.__file__).parent / "conf", project_dir / "conf"
     return [own, package] if own.is_dir() and own.resolve() != package.resolve() else [package]
 
 
@@ -162,9 +155,7 @@ def _merged(below: Any, above: Any) -> Any:
 
 def _is_choice(given: Given, roots: Sequence[Path]) -> bool:
     """Return whether an argument chooses a file of a group (`model=gpt`) instead of setting a value."""
-    if given.value is not None and not _PLAIN_CHOICE.fullmatch(
-        unquoted(given.value.strip()).replace(",", "")
-    ):
+    if given.value is not None and not _PLAIN_CHOICE.fullmatch(unquoted(given.value.strip())):
         return False
     if given.key in GROUPS:
         return True
