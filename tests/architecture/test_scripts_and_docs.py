@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import re
-import shutil
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from slurmddp.cli.commands import run
+from slurmddp.cli.main import COMMANDS
+from slurmddp.config.compose import compose
+from slurmddp.config.job import build_job
 from support import ROOT
 
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -63,69 +68,37 @@ def test_shell_blocks_parse(doc: Path) -> None:
         assert result.returncode == 0, f"{doc.name}: {result.stderr}\n{block}"
 
 
-def shell_lines() -> list[tuple[str, str]]:
-    lines = []
-    for doc in DOCS:
-        for block in fenced(doc.read_text(), {"bash", "sh", "shell"}):
-            joined = block.replace("\\\n", " ")
-            lines += [(doc.name, line.strip()) for line in joined.splitlines()]
-    return lines
+def shell_lines() -> list[list[str]]:
+    """Return the words of each shell line in the docs."""
+    blocks = [block for doc in DOCS for block in fenced(doc.read_text(), {"bash", "sh", "shell"})]
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
-def test_make_verbs_in_the_docs_exist() -> None:
+def test_commands_in_the_docs_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    used = {line.split()[1] for _, line in shell_lines() if re.match(r"make [a-z]", line)}
-    assert "train" in used
-    assert "test" in used
-    assert used <= targets
-
-
-def test_slurmddp_commands_in_the_docs_exist() -> None:
-    from slurmddp.cli.main import COMMANDS
-
-    used = {m.group(1) for _, line in shell_lines() if (m := re.match(r"(?:\S*/)?slurmddp ([a-z]+)", line))}
-    assert "train" in used
-    assert used <= set(COMMANDS)
+    made = {words[1] for words in shell_lines() if words[0] == "make"}
+    assert {"train", "test"} <= made <= targets
+    used = {words[1] for words in shell_lines() if Path(words[0]).name == "slurmddp" and words[1][0] != "-"}
+    assert "train" in used and used <= set(COMMANDS)
 
 
 def test_train_lines_in_the_docs_compose(tmp_path: Path) -> None:
-    import shlex
-
-    from slurmddp.config.compose import compose
-    from slurmddp.config.job import build_job
-
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    seen = 0
-    for _, line in shell_lines():
-        words = shlex.split(line, comments=True)
-        if words[:2] != ["slurmddp", "train"]:
-            continue
-        overrides = [word for word in words[2:] if not word.startswith("--")]
-        if any(part in line for part in ("+cluster=mine", "my_", "<")):
-            continue
+    shown = [words[2:] for words in shell_lines() if words[:2] == ["slurmddp", "train"]]
+    # A cluster or code of the reader's own is not here.
+    known = [words for words in shown if not re.search(r"\+cluster=mine|my_|<", " ".join(words))]
+    for words in known:
+        overrides = [word for word in words if not word.startswith("--")]
         build_job(compose(overrides, tmp_path), project_dir=tmp_path, overrides=overrides)
-        seen += 1
-    assert seen >= 3, "the docs show how to train"
+    assert len(known) >= 3, "the docs show how to train"
 
 
 def test_run_lines_in_the_docs_parse() -> None:
-    import argparse
-    import shlex
-
-    from slurmddp.cli.commands import run
-
     parser = argparse.ArgumentParser(exit_on_error=False)
     run.add_arguments(parser)
-    seen = 0
-    for _, line in shell_lines():
-        words = shlex.split(line, comments=True)
-        if words[:2] == ["slurmddp", "run"]:
-            own, program = run.split(words[2:])
-            assert not parser.parse_known_intermixed_args(own)[1], line
-            assert program, line
-            seen += 1
-    assert seen >= 3, "the docs show how to run a script"
-
-
-def test_make_needs_nothing_unusual() -> None:
-    assert shutil.which("make"), "the tests are started by make"
+    shown = [words[2:] for words in shell_lines() if words[:2] == ["slurmddp", "run"]]
+    for words in shown:
+        own, program = run.split(words)
+        assert program and not parser.parse_known_intermixed_args(own)[1], words
+    assert len(shown) >= 3, "the docs show how to run a script"

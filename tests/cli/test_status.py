@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -256,18 +254,6 @@ def test_a_record_that_may_not_be_read_is_named_plainly(make_run, slurm, capsys)
     assert f"report of gpt-0a1b2c3d can't be written: Is a directory ({folder.attempts_file})" in (
         capsys.readouterr().err
     )
-
-
-def test_finding_a_run_imports_no_torch():
-    code = (
-        "import sys\n"
-        "from slurmddp.cli.commands import cancel, list, logs, report, resume, status\n"
-        "import slurmddp.runs.report\n"
-        "heavy = {'torch', 'matplotlib', 'jinja2', 'hydra', 'rich', 'numpy'} & set(sys.modules)\n"
-        "print(sorted(heavy))\n"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out == "[]\n"
 
 
 BEGUN = "slurmddp agent: node 0 of 3 on n1, attempt 0: imports took 2.10 s, ranks here: 8\n"
