@@ -129,14 +129,9 @@ def test_a_person_ends_a_chain_while_a_job_of_it_runs(start: Start, slurm: Slurm
     assert len(run.events("submitted")) == 1
 
 
-def test_a_person_cancels_a_chain_between_two_jobs(successor: Run, slurm: SlurmClient) -> None:
-    assert main(["cancel", str(successor.folder.path)]) == 0
-    job = successor.events("submitted")[-1]["job_id"]
-    successor.wait(lambda: slurm.jobs([job])[job].state == "CANCELLED", "end of the successor")
-
-
-def test_a_person_stops_a_chain_between_two_jobs(successor: Run, slurm: SlurmClient) -> None:
-    assert main(["stop", str(successor.folder.path)]) == 0
+@pytest.mark.parametrize("command", ["cancel", "stop"])
+def test_a_person_ends_a_chain_between_two_jobs(successor: Run, slurm: SlurmClient, command: str) -> None:
+    assert main([command, str(successor.folder.path)]) == 0
     job = successor.events("submitted")[-1]["job_id"]
     successor.wait(lambda: slurm.jobs([job])[job].state == "CANCELLED", "end of the successor")
     assert len(successor.events("started")) == 1

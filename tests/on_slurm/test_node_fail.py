@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from slurmddp.checkpoint import state as checkpoint
 from slurmddp.environments.hostlist import expand
 from slurmddp.launchers.submit.sbatch import build
 from slurmddp.runs.folder.excluded_nodes import excluded_nodes
@@ -17,6 +20,7 @@ from support.slurm.faulty_sandbox import FaultySandbox
 from support.slurm.sandboxes import nodes_of, own_sandbox, shortest_timeout_s
 from support.slurm.stub_runs import ENDLESS, Run, starter
 from support.slurm.train_project import Command, make_project
+from support.slurm.train_project import Run as TrainingRun
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
@@ -155,3 +159,41 @@ def test_trainings_outlive_a_node_whose_place_a_spare_takes_and_the_first_node(
     assert first not in nodes_of(headless, 1)
     agent_log = (headless.folder / "logs/attempt-0/node-1.log").read_text()
     assert f"SLURM has lost {first}, on which the batch script of job {headless.job_id} ran." in agent_log
+
+
+def weights(run: TrainingRun) -> dict[str, torch.Tensor]:
+    newest = checkpoint.latest(run.folder / "checkpoints")
+    assert newest is not None
+    found = checkpoint.read(newest)
+    assert found.step == 16
+    return dict(found.state["objects"]["model"])
+
+
+def test_a_training_goes_on_with_fewer_nodes_and_the_same_samples_in_each_step(
+    failing: FaultySandbox, tmp_path: Path
+) -> None:
+    command = Command(make_project(tmp_path / "project"), failing.environment())
+    common = [
+        "train.steps=16",
+        "train.save_every=4",
+        "ranks_per_node=1",
+        "model.dropout=0",
+        "+cluster.sbatch.exclusive=true",
+    ]
+    whole = command.submit("whole", *common, "nodes=1", "train.batch_size=12", "+data.delay_s=0")
+    run = command.submit("fewer", *common, "nodes=3", "elastic=true", "+data.delay_s=0.1")
+    run.wait("checkpoint", lambda: run.events("saved"))
+    lost = nodes_of(run, 0)[1]
+    failing.kill_node(lost, with_jobs=True)
+    run.wait_finished()
+    whole.wait_finished()
+
+    (restarted,) = run.events("restarted")
+    assert (restarted["node"], restarted["nodes"]) == (1, 2)
+    assert len(run.events("started")) == 1, "in the same job"
+    # As near as a sum over other numbers of ranks can be; other samples would be a hundred times as far away.
+    torch.testing.assert_close(weights(run), weights(whole), rtol=0, atol=1e-5)
+    assert [line["node"] for line in run.records("excluded.jsonl")] == [lost]
+    told = json.loads(command("status", "--json", run.folder.name))
+    assert {"starting", "training", "lost"} <= set(told["goodput"]["parts"])
+    assert f"node 1 ({lost}) was lost" in command("status", "-v", run.folder.name)

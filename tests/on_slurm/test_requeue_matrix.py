@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from slurmddp.config.schema import OWN_TRAINER
 from slurmddp.sandbox import Sandbox
 from slurmddp.slurm.client import SlurmClient
 from support.slurm.stub_runs import ENDLESS, Run, Start
@@ -93,31 +92,6 @@ def test_a_preemption_while_the_setup_lines_run_is_none_of_their_failures(
         run.wait_over()
         how = "requeue" if run in requeued else "resubmit"
         assert run.ends() == [("stopped", how), ("finished", "none")], run.folder.name
-
-
-@pytest.mark.parametrize("resumed", [False, True], ids=["first step", "resume"])
-@pytest.mark.parametrize("user_signal", [False, True], ids=["SIGTERM", "send_user_signal"])
-def test_preemptions_before_the_first_step_never_end_a_run(
-    configure: Configure, start: Start, sandbox: Sandbox, user_signal: bool, resumed: bool
-) -> None:
-    """The agents leave within the grace, when SLURM still calls the job running."""
-    configure(user_signal=user_signal)
-    own = {"goal": ENDLESS, "nodes": 1, "target": OWN_TRAINER, "env": {"STUB_STUCK": "1"}}
-    runs = [start(name=site, partition=site, **own) for site in ("requeue-5", "cancel-5")]
-    for run in runs if resumed else ():
-        run.folder.checkpoints_dir.mkdir()
-        (run.folder.checkpoints_dir / "latest").write_text("7")
-    for attempt in (1, 2, 3):
-        for run in runs:
-            run.wait_started(attempt)
-        preempt_all(sandbox)
-        for run in runs:
-            run.wait(lambda run=run, ends=attempt: len(run.ends()) == ends, f"end {attempt}")
-    for run in runs:
-        assert run.ends() == [("stopped", "requeue")] * 3, run.folder.name
-        run.aim(8)
-        run.wait_over()
-        assert run.ends()[-1] == ("finished", "none")
 
 
 def test_a_run_that_a_person_stops_while_it_is_preempted_leaves_no_job_in_the_queue(

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Stands in for the interpreter of a job: called as `stub-agent.sh -m slurmddp.launchers.agent RUN_DIR`, it
 # counts to the number in RUN_DIR/goal, five a second, and stops at a "checkpoint" on TERM or USR2.
-# STUB_FAIL=NODE fails there as soon as the first node has begun, STUB_CRASH=N crashes after N steps and a save, STUB_STUCK=1 saves nothing.
+# STUB_CRASH=N crashes after N steps and a save, STUB_STUCK=1 saves nothing.
 # STUB_REPLACED=NODE says at the end, as the first node's agent would, that the ranks went on without that node.
 run=$3
 stop=""
@@ -9,10 +9,6 @@ trap 'stop=TERM' TERM
 [ "${STUB_DEAF:-}" = USR2 ] && trap '' USR2 || trap 'stop=USR2' USR2
 step=$(cat "$run/checkpoints/latest" 2>/dev/null || echo 0)
 echo "node $SLURM_NODEID of $SLURM_STEP_NUM_NODES starts at $step, launcher ${SUBMITIT_EXECUTOR:-none}"
-if [ "${STUB_FAIL:-}" = "$SLURM_NODEID" ]; then
-    until grep -q "starts at" "$run/logs/attempt-$SLURMDDP_ATTEMPT/node-0.log"; do sleep 0.1; done
-    exit 3
-fi
 crash=$((step + ${STUB_CRASH:-1000000}))
 while [ "$step" != "$crash" ] && [ "$step" -lt "$(cat "$run/goal")" ] && [ -z "$stop" ]; do
     sleep 0.2
