@@ -6,21 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from support.slurm.batch_run import ENDING, PARTITION, RUNNING, STOP, Run, exits, refused
+from support.slurm.batch_run import PARTITION, RUNNING, STOP, Run, exits
 
 
-def test_each_start_claims_the_next_attempt(run: Run) -> None:
-    run.folder.log_dir(0).mkdir(parents=True)
+def test_each_start_claims_an_attempt_above_all_others_even_where_old_logs_were_deleted(run: Run) -> None:
+    run.folder.log_dir(4).mkdir(parents=True)
     run.start(STOP)
     run.start(SLURM_RESTART_COUNT="1")
-    assert [event["attempt"] for event in run.events("started")] == [1, 2]
+    assert [event["attempt"] for event in run.events("started")] == [5, 6]
     assert run.events("started")[-1]["restart_count"] == 1
-
-
-def test_an_attempt_is_numbered_above_all_others_even_where_old_logs_were_deleted(run: Run) -> None:
-    run.folder.log_dir(4).mkdir(parents=True)
-    run.start()
-    assert [event["attempt"] for event in run.events("started")] == [5]
+    assert run.ends == [("stopped", "requeue"), ("finished", "none")]
 
 
 @pytest.mark.parametrize(("file", "said"), [("cancelled", "was cancelled"), ("stop", "A person stopped")])
@@ -59,12 +54,6 @@ def test_a_job_that_had_its_end_does_not_begin_again(run: Run, outcome: str) -> 
     assert run.start(SLURM_RESTART_COUNT="1") == 0
     assert f"has ended already ({outcome})" in run.said[0]
     assert run.folder.events() == before
-
-
-def test_a_requeued_job_begins_an_attempt(run: Run) -> None:
-    run.start(STOP)
-    run.start(SLURM_RESTART_COUNT="1")
-    assert run.ends == [("stopped", "requeue"), ("finished", "none")]
 
 
 def test_a_job_with_the_number_of_an_old_one_is_not_taken_for_it(run: Run) -> None:
@@ -205,11 +194,4 @@ def test_an_attempt_that_began_while_the_disk_was_full_ends_all_the_same(
         run.begin()
     assert run.exported["ATTEMPT"] == "0"
     assert run.start(STOP) == 75
-    assert run.end == ("stopped", "requeue")
-
-
-def test_a_job_that_slurm_put_back_during_a_start_is_not_taken_for_a_failure(run: Run) -> None:
-    run.slurm.on["requeue"] = refused
-    run.slurm.job = ENDING.replace("Restarts=0", "Restarts=1")
-    run.start(exits(1))
     assert run.end == ("stopped", "requeue")

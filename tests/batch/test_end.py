@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from slurmddp.runs.failures.read import read_failure
-from support.runs.outcome_table import TABLE, Row
 from support.slurm.batch_run import (
     ENDING,
     FINISH,
@@ -33,6 +33,107 @@ from support.slurm.batch_run import (
 )
 
 # --- The table of decisions, through events and files ---
+
+
+@dataclass(frozen=True)
+class Row:
+    label: str
+    exit_code: int
+    outcome: str
+    next: str
+    failures: int = 0
+    max_restarts: int = 3
+    progressed: bool = False
+    cancelled: bool = False
+    requeue: bool = True
+    stalls: int = 0
+    without_progress: int = 0
+    """Like the two above, with this attempt counted."""
+    progressed_before: bool = False
+    fate: str = "running"
+
+
+TABLE = (
+    Row("finished", 0, "finished", "none", progressed=True),
+    Row("finished without a checkpoint", 0, "finished", "none"),
+    Row("finished although cancelled", 0, "finished", "none", cancelled=True),
+    Row("finished after failures", 0, "finished", "none", failures=3, progressed=True),
+    Row("configuration", 78, "config", "none"),
+    Row("configuration after progress", 78, "config", "none", failures=1, progressed=True),
+    Row("configuration of a cancelled run", 78, "config", "none", cancelled=True),
+    Row("no progress", 79, "no_progress", "none"),
+    Row("no progress of a cancelled run", 79, "no_progress", "none", cancelled=True),
+    Row("stopped", 75, "stopped", "requeue", progressed=True),
+    Row("stopped before its first checkpoint", 75, "stopped", "requeue"),
+    Row("stopped after many failures", 75, "stopped", "requeue", failures=9, progressed=True),
+    Row("stopped with no restarts allowed", 75, "stopped", "requeue", max_restarts=0, progressed=True),
+    Row("stopped and must not requeue", 75, "stopped", "none", progressed=True, requeue=False),
+    Row("stopped because cancelled", 75, "cancelled", "none", progressed=True, cancelled=True),
+    Row("stopped once at the step it began with", 75, "stopped", "requeue", stalls=1),
+    Row("stopped twice at the step it began with", 75, "no_progress", "none", stalls=2),
+    Row("stopped twice and must not requeue", 75, "stopped", "none", stalls=2, requeue=False),
+    Row("stopped twice because cancelled", 75, "cancelled", "none", stalls=2, cancelled=True),
+    Row("third time limit without progress", 75, "stopped", "requeue", without_progress=3),
+    Row("fourth time limit without progress", 75, "no_progress", "none", without_progress=4),
+    Row(
+        "fourth time limit without progress of a stopped run",
+        75,
+        "stopped",
+        "none",
+        without_progress=4,
+        requeue=False,
+    ),
+    Row(
+        "fourth time limit without progress of a cancelled run",
+        75,
+        "cancelled",
+        "none",
+        without_progress=4,
+        cancelled=True,
+    ),
+    Row("first failure", 1, "failed", "requeue", failures=1, progressed=True),
+    Row("last failure allowed", 1, "failed", "requeue", failures=3, progressed=True),
+    Row("one failure too many", 1, "failed", "none", failures=4, progressed=True),
+    Row("failure without progress", 1, "failed", "none", failures=1),
+    Row(
+        "failure without progress after progress", 1, "failed", "requeue", failures=1, progressed_before=True
+    ),
+    Row(
+        "killed without progress after progress", 137, "failed", "requeue", failures=3, progressed_before=True
+    ),
+    Row("one failure too many after progress", 1, "failed", "none", failures=4, progressed_before=True),
+    Row(
+        "stopped twice at one step after progress",
+        75,
+        "no_progress",
+        "none",
+        stalls=2,
+        progressed_before=True,
+    ),
+    Row("failure with no restarts allowed", 1, "failed", "none", failures=1, max_restarts=0, progressed=True),
+    Row("failure and must not requeue", 1, "failed", "none", failures=1, progressed=True, requeue=False),
+    Row("failure of a cancelled run", 1, "cancelled", "none", failures=1, progressed=True, cancelled=True),
+    Row("killed", 137, "failed", "requeue", failures=1, progressed=True),
+    Row("killed without progress", 137, "failed", "none", failures=1),
+    Row("killed by scancel", 137, "cancelled", "none", failures=1, progressed=True, cancelled=True),
+    Row("terminated", 143, "failed", "requeue", failures=2, progressed=True),
+    Row("out of memory as srun says it", 253, "failed", "requeue", failures=1, progressed=True),
+    Row("a node was not fit", 76, "failed", "requeue", failures=1),
+    Row("too many nodes were not fit", 76, "failed", "none", failures=4),
+    Row("a node was not fit and must not requeue", 76, "failed", "none", failures=1, requeue=False),
+    Row("a node was not fit for a cancelled run", 76, "cancelled", "none", failures=1, cancelled=True),
+    Row("usage error", 2, "failed", "none", failures=1),
+    Row("killed by a preemption", 143, "stopped", "requeue", fate="preempted"),
+    Row("failed while SLURM put the job back", 1, "stopped", "requeue", fate="requeued"),
+    Row("failed as SLURM lost a node", 1, "stopped", "requeue", fate="node_fail"),
+    Row("preempted and must not requeue", 143, "stopped", "none", fate="preempted", requeue=False),
+    Row("finished though SLURM put the job back", 0, "finished", "none", fate="requeued"),
+    Row("stopped by scancel", 75, "cancelled", "none", progressed=True, fate="cancelled"),
+    Row("finished before scancel", 0, "finished", "none", fate="cancelled"),
+    Row("killed at the time limit", 137, "failed", "none", failures=1, fate="timeout"),
+    Row("preemptions are not counted", 75, "stopped", "requeue", without_progress=9, fate="preempted"),
+    Row("stopped twice by preemptions in training", 75, "no_progress", "none", stalls=2, fate="preempted"),
+)
 
 
 def add_before(run: Run, row: Row) -> None:
@@ -140,12 +241,6 @@ def test_on_a_host_that_slurm_has_given_up_the_step_waits_to_be_ended(run: Run, 
     assert run.start(step, SLURMD_NODENAME="n1") == -15
     assert "waiting to be ended by it" in run.log()
     assert len(run.events("ended")) == (not run.folder.log_dir(1).exists())
-
-
-def test_a_script_that_slurm_is_ending_already_does_not_wait_for_that(run: Run) -> None:
-    run.slurm.job = GIVEN_UP
-    assert run.start(exits(137), terminated=True, SLURMD_NODENAME="n1") == 137
-    assert "waiting to be ended" not in run.log()
 
 
 def test_on_a_host_that_still_has_the_job_slurm_waits_for_the_script(run: Run) -> None:

@@ -70,14 +70,14 @@ def asked_to_spare(run: Run) -> list[str]:
 # --- Which nodes ---
 
 
-def test_a_node_that_is_down_is_noted_and_kept_out_of_the_next_attempt(run: Run) -> None:
-    before = int(time.time())
+def test_a_node_that_is_down_is_noted_and_kept_out_of_the_next_attempt(tmp_path: Path) -> None:
+    run, before = failing(Run(tmp_path, exclude_failed_h=2)), int(time.time())
     run.start(STOP)
     (entry,) = run.excluded()
     assert list(entry) == ["time", "node", "reason", "expires"]
     assert (entry["node"], entry["reason"]) == ("n2", "SLURM calls it DOWN+NOT_RESPONDING")
     assert entry["time"] >= before
-    assert entry["expires"] == entry["time"] + DAY_S
+    assert entry["expires"] == entry["time"] + 7200
     assert run.asked() == ["requeue 41", "update JobId=41 ExcNodeList=n2"]
     assert "Node n2 has failed: SLURM calls it DOWN+NOT_RESPONDING." in run.log()
     assert "The next attempt runs on other nodes than n2." in run.log()
@@ -141,12 +141,6 @@ def test_nothing_is_noted_where_the_policy_says_so(tmp_path: Path) -> None:
     run.slurm.job = RUNNING.replace("Requeue=1", "Requeue=0")
     run.start(SAVE + STOP)
     assert not [word for word in run.submissions()[0] if word.startswith("--exclude")]
-
-
-def test_the_policy_says_for_how_long(tmp_path: Path) -> None:
-    run = failing(Run(tmp_path, exclude_failed_h=2))
-    run.start(STOP)
-    assert run.excluded()[0]["expires"] - run.excluded()[0]["time"] == 7200
 
 
 def test_nodes_that_left_no_exit_code_are_probed_side_by_side(
@@ -253,14 +247,6 @@ def test_a_new_job_in_its_place_gets_other_nodes_too(run: Run) -> None:
     assert run.end == ("stopped", "resubmit")
     assert run.asked() == ["sbatch"]
     assert "--exclude=n2,n7" in run.submissions()[0]
-
-
-def test_a_new_job_gets_the_same_nodes_where_there_are_no_others(run: Run) -> None:
-    run.slurm.job = RUNNING.replace("Requeue=1", "Requeue=0")
-    run.slurm.on["test-only"] = refuse_all
-    run.start(STOP)
-    assert run.asked() == ["sbatch"]
-    assert not [word for word in run.submissions()[0] if word.startswith("--exclude")]
 
 
 # --- When nobody was left to note it ---

@@ -168,13 +168,6 @@ def test_a_job_that_needs_all_nodes_is_ended_by_slurm(
     assert run.lose_first_node() == asked
 
 
-def test_a_first_node_that_answers_has_its_script(run: Run, slurmd: socket.socket) -> None:
-    slurmd.listen()
-    first_is_lost(run, port=slurmd.getsockname()[1])
-    assert run.lose_first_node() == []
-    assert read_failure(run.folder, 0) is None
-
-
 def test_an_agent_that_was_cut_off_itself_leaves_it_to_others_to_ask_again(
     run: Run, slurmd: socket.socket
 ) -> None:
@@ -221,14 +214,6 @@ def test_an_agent_of_an_older_attempt_leaves_the_run_alone(run: Run, refusing: i
 def test_a_run_that_a_person_ended_is_only_taken_out_of_slurm(run: Run, refusing: int, file: str) -> None:
     (run.folder.path / file).touch()
     assert first_is_lost(run, port=refusing).lose_first_node() == ["scancel"]
-
-
-@pytest.mark.parametrize(
-    "job", [RUNNING.replace("Restarts=0", "Restarts=1"), ENDING], ids=["put back", "ending"]
-)
-def test_a_job_that_slurm_has_dealt_with_is_left_alone(run: Run, refusing: int, job: str) -> None:
-    run.slurm.job = job
-    assert first_is_lost(run, port=refusing).lose_first_node() == []
 
 
 def test_a_node_that_slurm_does_not_give_up_is_not_waited_for_for_ever(tmp_path: Path, refusing: int) -> None:
@@ -321,8 +306,3 @@ def test_a_state_that_slurm_has_not_seen_yet_is_waited_for(run: Run) -> None:
     run.on_sleep = sees
     (first_is_lost(run).folder.log_dir(0) / "exit-node-0").write_text("75\n")
     assert run.lose_first_node(SLURM_NODEID="0") == ["requeue 41"]
-
-
-def test_a_persons_stop_is_kept(run: Run, slurmd: socket.socket) -> None:
-    run.folder.stop_file.touch()
-    assert "requeue 41" not in alive(run, slurmd, KILLED).lose_first_node()

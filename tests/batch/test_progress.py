@@ -9,14 +9,12 @@ import pytest
 
 from slurmddp.config.schema import OWN_TRAINER
 from slurmddp.spec import Program
-from support.runs.outcome_table import PROGRESS
 from support.slurm.batch_run import (
     ENDING,
     PREEMPTED,
     RUNNING,
     SAVE,
     STOP,
-    STOP_ASKED,
     TRAIN,
     Run,
     Step,
@@ -26,7 +24,20 @@ from support.slurm.batch_run import (
 )
 
 
-@pytest.mark.parametrize(("before", "after", "progress"), PROGRESS)
+@pytest.mark.parametrize(
+    ("before", "after", "progress"),
+    [
+        ("", "step-0000000009", True),
+        ("", "step-0", False),
+        ("step-0000000200", "step-0000000300", True),
+        ("step-0000000200", "step-0000000200", False),
+        ("step-0000000200", "step-0000000100", False),  # the newest checkpoint was damaged and set aside
+        ("step-0000000200", "", False),
+        ("step-9", "step-10", True),
+        ("step-08", "step-09", True),
+        ("step-5", "nonsense", False),
+    ],
+)
 def test_progress_is_a_later_checkpoint(run: Run, before: str, after: str, progress: bool) -> None:
     latest = run.folder.checkpoints_dir / "latest"
     latest.parent.mkdir()
@@ -59,16 +70,6 @@ def test_progress_after_a_failure_without_progress_allows_another_one(tmp_path: 
     for step in (SAVE + exits(1), exits(1), saves(10) + exits(1), exits(1)):
         run.start(step)
     assert run.ends == [("failed", "requeue")] * 4
-
-
-@pytest.mark.parametrize(("facts", "then"), [({}, "none"), ({"resubmitted": True}, "requeue")])
-def test_progress_before_a_person_submitted_the_run_counts_no_more(
-    run: Run, facts: dict[str, Any], then: str
-) -> None:
-    run.start(SAVE + STOP)
-    run.folder.add_event("submitted", job_id="41", **facts)
-    run.start(exits(1))
-    assert run.end == ("failed", then)
 
 
 def test_two_attempts_that_are_stopped_at_the_same_step_are_enough(run: Run) -> None:
@@ -124,19 +125,6 @@ def test_a_rank_that_a_preemption_broke_in_its_grace_has_not_failed(run: Run) ->
     assert run.end == ("stopped", "requeue")
 
 
-def test_a_person_who_submits_again_gives_a_stalled_run_another_chance(run: Run) -> None:
-    run.start(TRAIN + STOP)
-    run.folder.add_event("submitted", job_id="41", submitter="sbatch")
-    run.start(TRAIN + STOP)
-    assert run.end == ("stopped", "requeue")
-
-
-def test_stops_by_a_person_are_stops(run: Run) -> None:
-    run.start(TRAIN + STOP)
-    run.start(STOP_ASKED + TRAIN + STOP)
-    assert run.end == ("stopped", "none")
-
-
 # --- A program that saves nothing that slurmddp sees ---
 
 
@@ -178,20 +166,6 @@ def test_a_checkpoint_in_the_run_folder_begins_the_count_again(tmp_path: Path) -
         run.start(step)
     assert [event.get("without_progress") for event in run.events("ended")] == [1, None, 1]
     assert run.start(STOP) == 79
-
-
-def test_a_person_who_submits_again_gives_a_script_its_time_limits_back(tmp_path: Path) -> None:
-    run = of_a_script(tmp_path, max_requeues_without_progress=0)
-    assert run.start(STOP) == 79
-    run.folder.add_event("submitted", job_id="41", submitter="sbatch")
-    assert run.start(STOP) == 79
-    assert [event["without_progress"] for event in run.events("ended")] == [1, 1]
-
-
-def test_a_script_that_a_person_stops_is_not_called_stuck(tmp_path: Path) -> None:
-    run = of_a_script(tmp_path, max_requeues_without_progress=0)
-    run.start(STOP_ASKED + STOP)
-    assert run.end == ("stopped", "none")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import pytest
 from slurmddp.batch.slurm_job import Answer
 from support.slurm.batch_run import (
     ENDING,
-    PREEMPTED,
     RUNNING,
     STOP,
     STOP_ASKED,
@@ -127,17 +126,11 @@ def test_a_job_that_slurm_did_not_requeue_ends_by_itself(run: Run) -> None:
 # --- Resubmission ---
 
 
-def test_a_submission_that_timed_out_but_was_queued_is_found(run: Run) -> None:
-    run.slurm.job, run.slurm.lost_submissions, run.slurm.queued_anyway = NO_REQUEUE, 1, True
+@pytest.mark.parametrize("queued_anyway", [True, False], ids=["found", "made again"])
+def test_a_submission_that_timed_out_gives_one_job(run: Run, queued_anyway: bool) -> None:
+    run.slurm.job, run.slurm.lost_submissions, run.slurm.queued_anyway = NO_REQUEUE, 1, queued_anyway
     run.start(STOP)
-    assert len(run.submissions()) == 1
-    assert [event["job_id"] for event in run.events("submitted")] == ["1"]
-
-
-def test_a_submission_that_got_lost_is_made_again(run: Run) -> None:
-    run.slurm.job, run.slurm.lost_submissions = NO_REQUEUE, 1
-    run.start(STOP)
-    assert len(run.submissions()) == 2
+    assert len(run.submissions()) == 2 - queued_anyway
     assert [event["job_id"] for event in run.events("submitted")] == ["1"]
 
 
@@ -153,12 +146,6 @@ def test_a_queue_that_cannot_be_read_gets_no_second_job(run: Run) -> None:
     assert run.end == ("stopped", "none")
 
 
-def test_a_banner_does_not_hide_the_new_job(run: Run) -> None:
-    run.slurm.job, run.slurm.banner, run.slurm.suffix = NO_REQUEUE, "Welcome\n", ";alpha"
-    run.start(STOP)
-    assert [event["job_id"] for event in run.events("submitted")] == ["1"]
-
-
 def test_when_slurm_takes_neither_the_run_says_that_nothing_will_start_it(run: Run) -> None:
     run.slurm.on["requeue"] = refused
     run.slurm.refusal = "sbatch: error: no"
@@ -166,11 +153,3 @@ def test_when_slurm_takes_neither_the_run_says_that_nothing_will_start_it(run: R
     assert run.end == ("stopped", "none")
     assert f"slurmddp resume {run.folder.name}" in run.log()
     assert "sbatch: error: no" in run.log()
-
-
-def test_a_run_that_made_no_progress_leaves_the_queue(run: Run) -> None:
-    run.slurm.job = PREEMPTED
-    run.slurm.jobs["41"] = "PENDING||BeginTime|"
-    for _ in range(2):
-        run.start(TRAIN + exits(143))
-    assert run.slurm.jobs["41"].startswith("CANCELLED")

@@ -1,4 +1,4 @@
-"""The decision after an attempt, by the table that the tests of the whole batch step use as well."""
+"""The counts before a decision; test_end.py proves the decisions through the whole batch step."""
 
 from __future__ import annotations
 
@@ -6,55 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmddp.batch.progress import newest_step
-from slurmddp.batch.requeue_policy import Counts, End, Policy, count_all, decide, exit_code
+from slurmddp.batch.requeue_policy import Counts, End, Policy, count_all, decide
 from slurmddp.errors import combine_exit_codes
-from support.runs.outcome_table import CODES, PROGRESS, TABLE, Row
-
-
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.label)
-def test_decisions_follow_the_table(row: Row) -> None:
-    decision = decide(row.ended, row.before, row.policy)
-    assert (decision.outcome, decision.next) == (row.outcome, row.next)
-
-
-@pytest.mark.parametrize(("srun", "failure", "agents", "fate", "progressed", "expected"), CODES)
-def test_the_code_of_an_attempt(
-    srun: int, failure: int | None, agents: int | None, fate: str, progressed: bool, expected: int | None
-) -> None:
-    found = exit_code(srun, failure=failure, agents=agents, fate=fate, progressed=progressed)
-    assert found == expected
-
-
-@pytest.mark.parametrize(("before", "after", "progress"), PROGRESS)
-def test_progress_is_a_later_step(before: str, after: str, progress: bool) -> None:
-    assert (newest_step(after) > newest_step(before)) == progress
-
-
-def test_the_table_has_every_outcome_and_no_label_twice() -> None:
-    assert {row.outcome for row in TABLE} == {
-        "finished",
-        "stopped",
-        "failed",
-        "config",
-        "no_progress",
-        "cancelled",
-    }
-    assert len({row.label for row in TABLE}) == len(TABLE)
-
-
-@given(
-    code=st.integers(0, 255),
-    failures=st.integers(0, 9),
-    max_restarts=st.integers(0, 9),
-    progressed=st.booleans(),
-    requeue=st.booleans(),
-)
-def test_a_cancelled_run_never_runs_again(
-    code: int, failures: int, max_restarts: int, progressed: bool, requeue: bool
-) -> None:
-    end = End(code, progressed=progressed, cancelled=True)
-    assert decide(end, Counts(failures), Policy(requeue, max_restarts)).next == "none"
 
 
 @given(code=st.integers(0, 255), failures=st.integers(0, 9))

@@ -145,12 +145,6 @@ def test_setup_lines_that_are_no_shell_are_a_failure_with_an_end(tmp_path: Path)
     assert "no shell that bash can read" in script.log()
 
 
-def test_setup_lines_that_fail_after_another_attempt_began_leave_the_run_to_it(tmp_path: Path) -> None:
-    script = Script(tmp_path, setup=('mkdir "$SLURMDDP_RUN_DIR/logs/attempt-1"', "exit 3"))
-    assert script.start() == 79
-    assert script.events("ended") == []
-
-
 def warnings(script: Script) -> list[str]:
     return [event["text"] for event in script.events("warned") if event["about"] == "setup"]
 
@@ -277,27 +271,15 @@ def test_a_job_that_asks_for_no_cpus_has_none_of_the_job_around_it(script: Scrip
 
 
 @pytest.mark.parametrize(
-    ("environ", "code", "said"),
-    [
-        ({"SLURM_ARRAY_JOB_ID": "40"}, 78, "Job 40 is an array"),
-        ({"SLURM_JOB_ID": ""}, 1, "this script is for sbatch"),
-    ],
-    ids=["array", "no SLURM"],
+    ("array", "code", "said"), [("40", 78, "Job 40 is an array"), ("", 0, "A person stopped this run")]
 )
-def test_a_script_that_has_nothing_to_start_says_why(
-    script: Script, environ: dict[str, str], code: int, said: str
+def test_a_job_that_starts_no_attempt_ends_with_the_code_of_begin(
+    script: Script, array: str, code: int, said: str
 ) -> None:
-    before = sorted(script.folder.path.iterdir())
-    done = script.run(**environ)
+    script.folder.stop_file.touch()
+    done = script.run(SLURM_ARRAY_JOB_ID=array)
     assert (done.returncode, done.stdout) == (code, "")
     assert said in done.stderr
-    assert sorted(script.folder.path.iterdir()) == before
-
-
-def test_a_run_that_a_person_stopped_starts_nothing(script: Script) -> None:
-    script.folder.stop_file.touch()
-    done = script.run()
-    assert done.returncode == 0 and "A person stopped this run" in done.stderr
     assert not script.srun_began
 
 

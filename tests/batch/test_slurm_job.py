@@ -106,15 +106,19 @@ def test_a_job_at_its_time_limit_is_requeued(run: Run, times: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "code", "end"),
-    [(SAVE, 75, ("stopped", "requeue")), (Step(), 137, ("failed", "none"))],
-    ids=["saved", "nothing saved"],
+    ("step", "code", "end"),
+    [
+        (SAVE + exits(137), 75, ("stopped", "requeue")),
+        (SAVE + exits(0), 75, ("stopped", "requeue")),
+        (SAVE + exits(1), 1, ("failed", "requeue")),
+        (exits(137), 137, ("failed", "none")),
+    ],
 )
 def test_a_job_killed_at_its_time_limit_is_requeued_if_it_had_saved(
-    run: Run, before: Step, code: int, end: tuple[str, str]
+    run: Run, step: Step, code: int, end: tuple[str, str]
 ) -> None:
     run.slurm.job = RUNNING.replace("RUNNING", "TIMEOUT")
-    assert run.start(before + exits(137)) == code
+    assert run.start(step) == code
     assert run.end == end
 
 

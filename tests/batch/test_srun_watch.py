@@ -12,7 +12,7 @@ import pytest
 from slurmddp.batch.srun_watch import SrunWatch, _children
 from support.slurm.batch_run import Run
 
-LEFT_S, SILENT_S = 60.0, 1200.0
+SILENT_S = 1200.0
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def srun() -> Iterator[subprocess.Popen[bytes]]:
 class Watched:
     """A watch over srun, whose polls take no time."""
 
-    def __init__(self, tmp_path: Path, srun: subprocess.Popen[bytes], **changes: object) -> None:
-        self.run = Run(tmp_path, **changes)
+    def __init__(self, tmp_path: Path, srun: subprocess.Popen[bytes]) -> None:
+        self.run = Run(tmp_path)
         self.srun = srun
         self.polls = 0
         self.run.attempt = 0
@@ -53,12 +53,16 @@ class Watched:
         return "this script ends srun" in self.run.log()
 
 
-def test_srun_is_ended_after_a_minute_without_agents(tmp_path: Path, srun: subprocess.Popen[bytes]) -> None:
-    watched = Watched(tmp_path, srun)
-    (child,) = _children(srun.pid)
+@pytest.fixture
+def watched(tmp_path: Path, srun: subprocess.Popen[bytes]) -> Watched:
+    return Watched(tmp_path, srun)
+
+
+def test_srun_is_ended_after_a_minute_without_agents(watched: Watched) -> None:
+    (child,) = _children(watched.srun.pid)
     watched.leave("exit-node-0", "exit-node-1")
     assert watched.poll(until=99)
-    assert srun.wait(10) == -9
+    assert watched.srun.wait(10) == -9
     assert watched.polls == 30, "of two seconds each"
     deadline = time.monotonic() + 20
     while Path(f"/proc/{child}").exists() and Path(f"/proc/{child}/stat").read_text().split()[2] != "Z":
@@ -66,58 +70,39 @@ def test_srun_is_ended_after_a_minute_without_agents(tmp_path: Path, srun: subpr
         time.sleep(0.01)
 
 
-def test_a_node_without_which_the_ranks_continued_is_not_waited_for(
-    tmp_path: Path, srun: subprocess.Popen[bytes]
-) -> None:
-    watched = Watched(tmp_path, srun, elastic=True)
+def test_a_node_without_which_the_ranks_continued_is_not_waited_for(watched: Watched) -> None:
     watched.leave("exit-node-0")
     watched.run.folder.add_event("continued", attempt=0, without=[1])
     assert watched.poll(until=31)
 
 
-def test_an_agent_that_has_not_left_is_waited_for(tmp_path: Path, srun: subprocess.Popen[bytes]) -> None:
-    watched = Watched(tmp_path, srun)
-    watched.leave("exit-node-0")
-    assert not watched.poll(until=500)
-    assert srun.poll() is None
-
-
-def test_an_agent_that_never_leaves_a_code_is_not_waited_for_without_a_bound(
-    tmp_path: Path, srun: subprocess.Popen[bytes]
-) -> None:
-    watched = Watched(tmp_path, srun)
+def test_an_agent_that_has_left_no_code_is_waited_for_within_a_bound(watched: Watched) -> None:
     watched.leave("exit-node-0")
     assert watched.poll(until=700)
     assert watched.polls == SILENT_S / 2
 
 
-def test_nothing_is_counted_before_the_first_agent_has_left(
-    tmp_path: Path, srun: subprocess.Popen[bytes]
-) -> None:
-    watched = Watched(tmp_path, srun)
+def test_nothing_is_counted_before_the_first_agent_has_left(watched: Watched) -> None:
     watched.leave("exit-node-1")
     assert not watched.poll(until=628, at={600: lambda: watched.leave("exit-node-0")})
 
 
-def test_a_watch_ends_with_its_srun(tmp_path: Path, srun: subprocess.Popen[bytes]) -> None:
-    watched = Watched(tmp_path, srun)
+def test_a_watch_ends_with_its_srun(watched: Watched) -> None:
     watched.leave("exit-node-0", "exit-node-1")
-    srun.kill()
-    srun.wait()
+    watched.srun.kill()
+    watched.srun.wait()
     assert not watched.poll(until=99)
     assert watched.polls == 1
 
 
-def test_srun_is_ended_soon_when_slurm_ends_the_job(tmp_path: Path, srun: subprocess.Popen[bytes]) -> None:
+def test_srun_is_ended_soon_when_slurm_ends_the_job(watched: Watched) -> None:
     """SLURM starts the job again a second after the kill wait, when the batch script must be gone."""
-    watched = Watched(tmp_path, srun)
     watched.leave("exit-node-0")
     assert watched.poll(until=99, at={20: lambda: watched.watch.note_end(15, None)})
     assert watched.polls == 20
 
 
-def test_srun_has_a_third_of_the_kill_wait(tmp_path: Path, srun: subprocess.Popen[bytes]) -> None:
-    watched = Watched(tmp_path, srun)
+def test_srun_has_a_third_of_the_kill_wait(watched: Watched) -> None:
     ends = {1: lambda: watched.watch.note_end(15, None), 4: lambda: watched.leave("exit-node-0")}
     assert watched.poll(until=99, at=ends)
     assert watched.polls == 8, "ten seconds after the first agent had left"

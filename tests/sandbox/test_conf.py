@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-import support
-from slurmddp.config.schema import Cluster
 from slurmddp.errors import ConfigError, SlurmError
 from slurmddp.sandbox import Sandbox, conf, machine, network, plan, processes, record, shell
 
@@ -40,35 +36,8 @@ def slurm_conf(made: plan.Plan) -> str:
     return conf.render_files(made)[ROOT / "slurm.conf"]
 
 
-def settings(text: str) -> dict[str, str]:
-    skipped = ("#", "Node", "Partition")
-    lines = (line for line in text.splitlines() if "=" in line and not line.startswith(skipped))
-    return dict(line.split("=", 1) for line in lines)
-
-
 def node_lines(made: plan.Plan) -> list[str]:
     return [line for line in slurm_conf(made).splitlines() if line.startswith("NodeName")]
-
-
-def test_slurm_conf_keeps_everything_inside_the_folder() -> None:
-    text = slurm_conf(make_plan())
-    values = settings(text)
-    assert values["SlurmctldHost"] == "laptop(10.77.3.1)"
-    assert values["AuthInfo"] == f"socket={ROOT}/munge.socket,cred_expire=5"
-    for name in ("StateSaveLocation", "SlurmdSpoolDir", "SlurmctldPidFile", "SlurmctldLogFile", "Epilog"):
-        assert values[name].startswith(f"{ROOT}/"), name
-    assert values["ProctrackType"] == "proctrack/linuxproc"
-    assert values["JobRequeue"] == "1"
-    assert values["AccountingStorageType"] == "accounting_storage/none"
-
-
-def test_partitions_let_high_preempt_low_with_the_given_grace() -> None:
-    text = slurm_conf(make_plan(grace_s=3))
-    (low,) = [line for line in text.splitlines() if line.startswith("PartitionName=low")]
-    (high,) = [line for line in text.splitlines() if line.startswith("PartitionName=high")]
-    assert "PriorityTier=1 PreemptMode=REQUEUE GraceTime=3" in low
-    assert "Default=YES" in low
-    assert "PriorityTier=10 PreemptMode=OFF" in high
 
 
 def test_nodes_are_hosts_with_namespaces_and_ports_without() -> None:
@@ -82,33 +51,12 @@ def test_nodes_are_hosts_with_namespaces_and_ports_without() -> None:
     ]
 
 
-def test_gpus_and_accounting_bring_their_files_only_when_asked_for() -> None:
-    bare = conf.render_files(make_plan(gpus=0))
-    assert not {"gres.conf", "slurmdbd.conf"} & {path.name for path in bare}
-    full = conf.render_files(make_plan(gpus=1, nodes=1, accounting=True))
-    assert f"NodeName=n1 Name=gpu File={ROOT}/gpus/gpu0 Flags=nvidia_gpu_env" in full[ROOT / "gres.conf"]
-    database = settings(full[ROOT / "slurmdbd.conf"])
-    values = settings(full[ROOT / "slurm.conf"])
-    assert values["AccountingStoragePort"] == database["DbdPort"] == "21001"
-    assert values["AccountingStoragePass"] == f"{ROOT}/munge.socket"
-
-
 @pytest.mark.parametrize(
     ("version", "plugin"), [((22, 5), "cgroup/v1"), ((23, 11), "disabled"), ((25, 5), "disabled")]
 )
 def test_cgroups_are_left_alone_in_each_version(version: tuple[int, int], plugin: str) -> None:
     text = conf.render_files(make_plan(version=version))[ROOT / "cgroup.conf"]
     assert text.strip() == f"CgroupPlugin={plugin}"
-
-
-def test_the_shell_scripts_parse_and_mark_a_task_with_folder_node_and_job(tmp_path: Path) -> None:
-    files = conf.render_files(make_plan())
-    for path in (ROOT / "task-prolog.sh", ROOT / "epilog.sh"):
-        subprocess.run(["sh", "-n"], input=files[path], text=True, check=True)
-    environment = {"SLURMD_NODENAME": "n2", "SLURM_JOB_ID": "7", "PATH": os.environ["PATH"]}
-    command = ["sh", "-c", files[ROOT / "task-prolog.sh"]]
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    assert said == f"export SLURMDDP_SANDBOX_JOB={ROOT}/n2/7\n"
 
 
 def test_a_plan_survives_its_file(tmp_path: Path) -> None:
@@ -249,11 +197,3 @@ def test_a_folder_with_other_things_in_it_is_never_touched(tmp_path: Path) -> No
     sandbox = Sandbox("other", root=tmp_path)
     assert not sandbox.down()
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_the_shipped_cluster_has_only_fields_of_a_cluster() -> None:
-    text = (support.ROOT / "slurmddp/conf/cluster/sandbox.yaml").read_text(encoding="utf-8")
-    fields = yaml.safe_load(text)
-    assert fields.keys() <= {field.name for field in dataclasses.fields(Cluster)}
-    cluster = Cluster(**fields)
-    assert (cluster.partition, cluster.ranks_per_node, cluster.account) == ("low", 2, None)

@@ -136,17 +136,7 @@ def test_a_refusal_is_not_retried(programs: FakePrograms, slurm: SlurmClient, sc
     assert "qos=" in caught.value.hint
 
 
-def test_a_program_that_hangs_is_no_answer(
-    tmp_path: Path, script: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "squeue").write_text("#!/bin/sh\nexec sleep 30\n")
-    (tmp_path / "squeue").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with pytest.raises(SlurmError, match=r"squeue gave no answer within 0\.2 s"):
-        SlurmClient(timeout_s=0.2).jobs(["1"])
-
-
-def test_a_person_is_told_of_a_wait_and_a_query_gives_up_before_a_submission_does(
+def test_a_person_is_told_of_a_wait_for_a_program_that_hangs_and_a_query_gives_up_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "squeue").write_text("#!/bin/sh\nexec sleep 30\n")
@@ -180,23 +170,6 @@ def test_a_waiting_job_says_when_it_starts(programs: FakePrograms, slurm: SlurmC
     assert slurm.jobs([job_id])[job_id].start == "2026-11-22 23:03:10"
     programs.write(f"jobs/{job_id}", "RUNNING|n1||\n")
     assert slurm.jobs([job_id])[job_id].start == ""
-
-
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        ("sbatch: error: Batch job submission failed: Invalid feature specification", "`constraint`"),
-        ("sbatch: fatal: Could not establish a configuration source", "launcher=local"),
-        ("sbatch: error: Memory specification can not be satisfied", "mem_request"),
-    ],
-)
-def test_a_refusal_is_a_sentence_and_its_hint_another(
-    programs: FakePrograms, slurm: SlurmClient, script: Path, words: str, hint: str
-) -> None:
-    programs.write("refusal", words + "\n")
-    with pytest.raises(SlurmError) as caught:
-        slurm.submit(script, token="t:1")
-    assert f"{words}. " in str(caught.value) and hint in caught.value.hint
 
 
 def test_accounting_answers_for_what_squeue_has_forgotten(
@@ -286,6 +259,7 @@ def test_without_slurm_the_error_says_where_to_go(tmp_path: Path, monkeypatch: p
         ("Batch job submission failed: Invalid license specification", "licenses"),
         ("error: Use of --mem is not allowed here: memory comes with the CPUs", "mem_request: none"),
         ("sbatch: unrecognized option '--exclusiv'", "`sbatch:`"),
+        ("sbatch: fatal: Could not establish a configuration source", "launcher=local"),
         ("Unable to contact slurm controller (connect failure)", "scontrol ping"),
         ("something new", "SLURM's own words"),
     ],
@@ -296,6 +270,5 @@ def test_common_rejections_come_with_advice(
     programs.write("refusal", f"sbatch: error: {words}\n")
     with pytest.raises(SlurmError) as caught:
         slurm.submit(script, token="t:1")
-    assert words in caught.value.message
+    assert f"{words}. " in str(caught.value)
     assert advice in caught.value.hint
-    assert caught.value.message[-1] in ".!?"

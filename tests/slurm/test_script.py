@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -74,12 +73,6 @@ def test_the_same_job_gives_the_same_bytes() -> None:
 def header(job: Job) -> list[str]:
     lines = render(job).splitlines()
     return [line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH")]
-
-
-def test_the_header_is_sorted_and_stands_before_any_command() -> None:
-    lines = render(make_job()).splitlines()
-    directives = [line for line in lines if line.startswith("#SBATCH")]
-    assert lines[1 : 1 + len(directives)] == directives == sorted(directives)
 
 
 def test_nothing_is_asked_for_that_was_not_set() -> None:
@@ -203,18 +196,6 @@ def test_values_reach_the_shell_unchanged(value: str) -> None:
     probe = f"{assignment}\nprintf '%s' \"$HOSTILE\""
     assert subprocess.run(["bash", "-c", probe], capture_output=True).stdout == value.encode()
     assert subprocess.run(["bash", "-n"], input=text.encode(), capture_output=True).returncode == 0
-
-
-def test_setup_lines_stand_as_they_are_before_the_ranks_start() -> None:
-    text = render(make_job(setup=("module load cuda", 'source "$HOME/env/bin/activate"')))
-    assert 'set +u\nmodule load cuda\nsource "$HOME/env/bin/activate"\n        { set +e +x -u; } ' in text
-    assert text.index("module load cuda") < text.index(" srun --nodes")
-
-
-def test_rendering_imports_no_template_engine_before_it_is_asked() -> None:
-    probe = "import sys, slurmddp.slurm.script; print('jinja2' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize("changes", [{"spare_nodes": 2}, {"elastic": True}], ids=["spares", "elastic"])

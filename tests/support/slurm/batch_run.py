@@ -118,7 +118,6 @@ class FakeSlurm:
         """Submissions that get no answer; with `queued_anyway` they are carried out."""
         self.queued_anyway = False
         self.silent_queue = 0
-        self.banner = self.suffix = ""
         self.on: dict[str, Callable[[], Answer | None]] = {}
         """By the first words of a command: `show job`, `requeue`, `update`, `test-only`, `sbatch`."""
         self.calls: list[list[str]] = []
@@ -173,7 +172,7 @@ class FakeSlurm:
             if self.queued_anyway:
                 self._queue(words)
             return Answer(1, err="sbatch: error: Batch job submission failed: Socket timed out")
-        return Answer(0, f"{self.banner}{self._queue(words)}{self.suffix}\n")
+        return Answer(0, f"{self._queue(words)}\n")
 
     def _queue(self, words: list[str]) -> str:
         comment = next(word.partition("=")[2] for word in words if word.startswith("--comment="))
