@@ -523,7 +523,6 @@ class Distributon:
             objects,
             self._checkpointer,
             allow_other_config=allow_other_config or os.environ.get(ALLOW_OTHER_CONFIG_VARIABLE) == "1",
-            device=self.device,
         )
         step, self.resumed_from = (None, None) if found is None else found
         self._session.heartbeat.resumed(step or 0)

@@ -36,23 +36,6 @@ def outcomes(*arguments, temporary=None):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def killed_at_random(root, times, temporary):
-    """Kill `times` saves at random moments; return the report after each."""
-    lines = outcomes(str(root), "random", "7", str(times), temporary=temporary)
-    assert sum(line["killed"] for line in lines) == times
-    return lines
-
-
-def assert_nothing_is_lost(lines):
-    """The newest checkpoint is right after each kill, and never an older one than before."""
-    assert all(line["right"] for line in lines)
-    found = [line["found"] for line in lines]
-    assert found == sorted(found), "an older checkpoint became the newest"
-    assert all(line["found"] == line["saving"] for line in lines if line["ended"]), "a save that ended counts"
-    published = {line["found"] == line["saving"] for line in lines}
-    assert published == {True, False}, "saves are to be killed before and after they are published"
-
-
 @pytest.mark.distributed
 def test_killed_before_each_file_operation_in_turn(tmp_path):
     lines = outcomes(str(tmp_path / "root"), "steps")
@@ -63,21 +46,27 @@ def test_killed_before_each_file_operation_in_turn(tmp_path):
 
 
 @pytest.mark.distributed
-def test_killed_at_random_moments(tmp_path, in_memory):
-    assert_nothing_is_lost(killed_at_random(tmp_path / "root", 25, temporary=in_memory))
-    assert not list(in_memory.iterdir()), "a file went by way of the temporary folder"
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("where", ["one file system", "TMPDIR elsewhere", "target elsewhere"])
-def test_killed_at_two_hundred_random_moments(tmp_path, in_memory, where):
-    (tmp_path / "tmp").mkdir()
+@pytest.mark.parametrize(
+    ("where", "times"),
+    [
+        ("TMPDIR elsewhere", 25),
+        pytest.param("TMPDIR elsewhere", 200, marks=pytest.mark.slow),
+        pytest.param("target elsewhere", 200, marks=pytest.mark.slow),
+        pytest.param("one file system", 200, marks=pytest.mark.slow),
+    ],
+)
+def test_killed_at_random_moments(tmp_path, in_memory, where, times):
+    """The newest checkpoint is right after each kill, and never an older one than before."""
     assert in_memory.stat().st_dev != tmp_path.stat().st_dev, "these are meant to be two file systems"
     root = (in_memory if where == "target elsewhere" else tmp_path) / "root"
-    temporary = tmp_path / "tmp"
-    if where == "TMPDIR elsewhere":
-        temporary = in_memory / "tmp"
-        temporary.mkdir()
-    assert_nothing_is_lost(killed_at_random(root, 200, temporary))
+    temporary = (in_memory if where == "TMPDIR elsewhere" else tmp_path) / "tmp"
+    temporary.mkdir()
+    lines = outcomes(str(root), "random", "7", str(times), temporary=temporary)
+    assert sum(line["killed"] for line in lines) == times
+    assert all(line["right"] for line in lines)
+    found = [line["found"] for line in lines]
+    assert found == sorted(found), "an older checkpoint became the newest"
+    assert all(line["found"] == line["saving"] for line in lines if line["ended"]), "a save that ended counts"
+    published = {line["found"] == line["saving"] for line in lines}
+    assert published == {True, False}, "saves are to be killed before and after they are published"
     assert not list(temporary.iterdir()), "a file went by way of the temporary folder"

@@ -98,8 +98,7 @@ class AsyncWriter:
     def copy_to_memory(self, snapshot: Snapshot) -> None:
         """Copy a state into memory without a write, unless memory must be allocated first."""
         if not self._copies_off:
-            with self.optional():
-                self._buffers.copy(snapshot, wait=False)
+            self._buffers.copy(snapshot, wait=False)
 
     @contextmanager
     def optional(self) -> Iterator[None]:
@@ -116,7 +115,7 @@ class AsyncWriter:
 
     def prepare(self, size: int, *, wait: bool = True) -> None:
         """Allocate buffers for tensors of about `size` bytes in the background, if saves will use them."""
-        if self.copies_state and self._uses_writer(wait) and not self._copies_off:
+        if self.copies_state and self._uses_writer(wait):
             self._open_channel()
             self._buffers.prepare(size + _TEXTS_BYTES)
 

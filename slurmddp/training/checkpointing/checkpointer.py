@@ -56,8 +56,7 @@ class Checkpointer:
         saves.unfinished = not wait
         with collectives.agreed():
             if rank_states is not None:
-                require_finite(step, objects, self.unwrap)
-                state = collect(objects, self.loaders, rank_states, self.unwrap)
+                state = self._state(step, objects, rank_states)
                 snapshot = Snapshot(root, step, time.time_ns(), state, self.facts())
                 saves.write(snapshot, keep_last=keep_last, wait=wait, began=began)
         return root / folder_name(step)
@@ -67,6 +66,11 @@ class Checkpointer:
         with collectives.agreed():
             own = of_this_rank(self.loaders)
         return collectives.gather_to_zero(own)
+
+    def _state(self, step: int, objects: Mapping[str, Any], rank_states: list[Any]) -> dict[str, Any]:
+        """Return the state to save; raises SlurmddpError if it holds NaN or infinity."""
+        require_finite(step, objects, self.unwrap)
+        return collect(objects, self.loaders, rank_states, self.unwrap)
 
     def finish(self) -> None:
         """Wait on all ranks until all saves are durable; raise the first error on all ranks."""
@@ -80,8 +84,7 @@ class Checkpointer:
         rank_states = self._gather_rank_states()
         with collectives.agreed():
             if rank_states is not None:
-                require_finite(0, objects, self.unwrap)
-                state = collect(objects, self.loaders, rank_states, self.unwrap)
+                state = self._state(0, objects, rank_states)
                 growth = _growth(objects)
                 checkpoint.check_can_write(root, state, growth=growth, keep_last=keep_last)
                 self.saves.prepare(encoded_size(flatten(state).tensors) + growth, wait=wait)
@@ -102,8 +105,7 @@ class Checkpointer:
         try:
             own = of_this_rank(self.loaders)
             if saves.copies_state:
-                require_finite(step, objects, self.unwrap)
-                state = collect(objects, self.loaders, [], self.unwrap)
+                state = self._state(step, objects, [])
                 if is_zero and saves.has_copies_elsewhere:
                     shared = _of_rank_zero(state, objects, self.unwrap)
         except Exception as caught:

@@ -11,11 +11,11 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import astuple, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import distributed
 
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.files import visibility
@@ -30,7 +30,6 @@ from slurmddp.training.process_group import collectives
 
 log = logging.getLogger(__name__)
 
-_CHUNK_BYTES = 64 << 20
 _NEWEST_STAMP = 1 << 62
 """Stamp of a checkpoint: no copy of the same step is newer."""
 InMemory = tuple[int, shared_buffer.StoredState]
@@ -51,96 +50,117 @@ class _Offer:
 
 
 def load(
-    root: Path,
-    objects: Mapping[str, Any],
-    checkpointer: Checkpointer,
-    *,
-    allow_other_config: bool,
-    device: torch.device,
+    root: Path, objects: Mapping[str, Any], checkpointer: Checkpointer, *, allow_other_config: bool
 ) -> tuple[int, str] | None:
     """Load the newest state into `objects`; return its step and `memory` or `disk`, or None without one."""
-    root = root.absolute()
-    offer, on_disk = _find(root, checkpointer)
-    best = offer.best
-    if best is not None and (on_disk is None or best.step >= on_disk):
-        found = _from_memory(offer, best, objects, checkpointer, allow_other_config, device)
-        if found is not None:
-            return found
-        best = None
-    chosen = _chosen(root, checkpointer.config, allow_other_config)
-    if best is not None and (chosen is None or chosen[2] < best.step):
-        found = _from_memory(offer, best, objects, checkpointer, allow_other_config, device)
-        if found is not None:
-            return found
-    if chosen is None:
-        with collectives.agreed():
-            checkpointer.saves.discard_after((-1, 0))
-        return None
-    return _from_disk(root, chosen, objects, checkpointer), "disk"
+    return _Load(root.absolute(), objects, checkpointer, allow_other_config).run()
 
 
 def quarantine(root: Path, step: int) -> tuple[str, int] | None:
     """Quarantine the newest checkpoint on behalf of all ranks (see `checkpoint.quarantine_newest`)."""
-    moved: tuple[str, int] | None = None
-    with collectives.agreed():
-        if collectives.rank() == 0:
-            moved = checkpoint.quarantine_newest(root, step)
-    return collectives.from_zero(moved)
+    return collectives.on_zero(partial(checkpoint.quarantine_newest, root, step))
 
 
-def _find(root: Path, checkpointer: Checkpointer) -> tuple[_Offer, int | None]:
-    """Return the states in the memory of all nodes, and the step of the newest checkpoint."""
-    own: InMemory | None = None
-    on_disk: int | None = None
-    error: Exception | None = None
-    try:
-        own, on_disk = checkpointer.saves.newest_in_memory(root), _newest_on_disk(root)
-    except Exception as caught:
-        error = caught
-    offers = collectives.gather((None if own is None else astuple(own[1]), on_disk), error)
-    headers = [None if fields is None else shared_buffer.StoredState(*fields) for fields, _ in offers]
-    orders = [(-1, 0) if header is None else header.order for header in headers]
-    source = orders.index(max(orders))
-    return _Offer(own, headers[source], source, len(set(orders)) > 1), offers[0][1]
+@dataclass(frozen=True)
+class _Load:
+    """One load, on all ranks together."""
 
+    root: Path
+    objects: Mapping[str, Any]
+    checkpointer: Checkpointer
+    allow_other_config: bool
 
-def _newest_on_disk(root: Path) -> int | None:
-    """Return the step of the newest checkpoint by its name, on rank 0 only."""
-    if collectives.rank() == 0:
-        with suppress(OSError):  # `_choose` lists the checkpoints again and raises.
-            return newest_step(root)
-    return None
+    def run(self) -> tuple[int, str] | None:
+        offer, on_disk = self._find()
+        best = offer.best
+        if best is not None and (on_disk is None or best.step >= on_disk):
+            if self._from_memory(offer, best):
+                return best.step, "memory"
+            best = None
+        chosen = collectives.on_zero(self._choose)
+        if best is not None and (chosen is None or chosen[2] < best.step) and self._from_memory(offer, best):
+            return best.step, "memory"
+        if chosen is None:
+            with collectives.agreed():
+                self.checkpointer.saves.discard_after((-1, 0))
+            return None
+        self._from_disk(*chosen)
+        return chosen[2], "disk"
 
+    def _find(self) -> tuple[_Offer, int | None]:
+        """Return the states in the memory of all nodes, and the step of the newest checkpoint by its name."""
+        own: InMemory | None = None
+        on_disk: int | None = None
+        error: Exception | None = None
+        try:
+            own = self.checkpointer.saves.newest_in_memory(self.root)
+            if collectives.rank() == 0:
+                with suppress(OSError):  # `_choose` lists the checkpoints again and raises.
+                    on_disk = newest_step(self.root)
+        except Exception as caught:
+            error = caught
+        offers = collectives.gather((None if own is None else astuple(own[1]), on_disk), error)
+        headers = [None if fields is None else shared_buffer.StoredState(*fields) for fields, _ in offers]
+        orders = [(-1, 0) if header is None else header.order for header in headers]
+        source = orders.index(max(orders))
+        return _Offer(own, headers[source], source, len(set(orders)) > 1), offers[0][1]
 
-def _from_memory(
-    offer: _Offer,
-    best: shared_buffer.StoredState,
-    objects: Mapping[str, Any],
-    checkpointer: Checkpointer,
-    allow_other_config: bool,
-    device: torch.device,
-) -> tuple[int, str] | None:
-    """Load the newest state in memory; return None on all ranks if any rank can't."""
-    own = offer.own if offer.own is not None and offer.own[1].order == best.order else None
-    certain: frozenset[str] = frozenset()
-    try:
-        received = None
-        if offer.is_missing:
-            is_source = collectives.rank() == offer.source
-            received = _broadcast(own if is_source else None, best, offer.source, device)
+    def _from_memory(self, offer: _Offer, best: shared_buffer.StoredState) -> bool:
+        """Load the newest state in memory; return False on all ranks if any rank can't."""
+        own = offer.own if offer.own is not None and offer.own[1].order == best.order else None
+        try:
+            received = None
+            if offer.is_missing:
+                received = _broadcast(own if collectives.rank() == offer.source else None, best, offer.source)
+            with collectives.agreed():
+                found = _read(own, received, best)
+                self._check_config(found.meta, f"of step {found.step} in memory")
+                certain = self._check(found)
+        except Exception as error:  # The same on all ranks.
+            log.warning("The state of step %d in memory is not used: %s", best.step, error)
+            return False
+        self._apply(found, certain, best.order, best.end)
+        return True
+
+    def _choose(self) -> tuple[str, str, int] | None:
+        """Return name, fingerprint and step of the newest good checkpoint; rank 0 calls this.
+
+        Raises:
+            ConfigError: it has another configuration.
+        """
+        folder = checkpoint.latest(self.root)
+        if folder is None:
+            return None
+        self._check_config(load_manifest(folder).meta, folder.name)
+        return folder.name, visibility.fingerprint(folder), step_of(folder) or 0
+
+    def _from_disk(self, name: str, fingerprint: str, step: int) -> None:
+        """Read and check the checkpoint on all ranks before any rank loads it."""
+        folder = self.root / name
         with collectives.agreed():
-            found = _read(own, received, best)
-            name = f"of step {found.step} in memory"
-            config_match.check(found.meta, checkpointer.config, name, allow=allow_other_config)
-            certain = check(found.state, objects, checkpointer.loaders, checkpointer.unwrap)
-    except Exception as error:  # The same on all ranks.
-        log.warning("The state of step %d in memory is not used: %s", best.step, error)
-        return None
-    with collectives.agreed():
-        _apply(found, objects, checkpointer, certain)
-        checkpointer.saves.discard_after(best.order)
-        checkpointer.saves.prepare(best.end)
-    return found.step, "memory"
+            visibility.wait_until_visible(folder, fingerprint)
+            found = checkpoint.read(folder)
+            certain = self._check(found)
+            size = (folder / TENSORS_FILE).stat().st_size
+        self._apply(found, certain, (step, _NEWEST_STAMP), size)
+
+    def _check_config(self, meta: Mapping[str, Any], name: str) -> None:
+        config_match.check(meta, self.checkpointer.config, name, allow=self.allow_other_config)
+
+    def _check(self, found: checkpoint.Checkpoint) -> frozenset[str]:
+        return check(found.state, self.objects, self.checkpointer.loaders, self.checkpointer.unwrap)
+
+    def _apply(
+        self, found: checkpoint.Checkpoint, certain: frozenset[str], order: tuple[int, int], size: int
+    ) -> None:
+        """Load a checked state into all objects, and discard newer states in memory."""
+        saver = self.checkpointer
+        with collectives.agreed():
+            apply(found.state, self.objects, saver.loaders, saver.unwrap, certain)
+            restore_data(found, saver.loaders)
+            restore_randomness(found, saver.seed)
+            saver.saves.discard_after(order)
+            saver.saves.prepare(size)
 
 
 def _read(
@@ -154,64 +174,12 @@ def _read(
         return read_state(best.step, stored)
 
 
-def _broadcast(
-    own: InMemory | None, best: shared_buffer.StoredState, source: int, device: torch.device
-) -> memoryview:
+def _broadcast(own: InMemory | None, best: shared_buffer.StoredState, source: int) -> memoryview:
     """Send the bytes of the state from rank `source`, which alone passes `own`, to all ranks."""
     with collectives.agreed():
         whole = torch.empty(best.end - best.tensors_at, dtype=torch.uint8, device="cpu")
         if own is not None:
             with shared_buffer.mapped(*own) as stored:
                 whole.numpy().data[:] = stored.whole
-    for start in range(0, len(whole), _CHUNK_BYTES):
-        chunk = whole[start : start + _CHUNK_BYTES]
-        sent = chunk.to(device)
-        distributed.broadcast(sent, src=source)
-        if sent is not chunk:
-            chunk.copy_(sent)
+    collectives.broadcast_bytes(whole, source)
     return whole.numpy().data
-
-
-def _chosen(root: Path, config: Mapping[str, Any] | None, allow: bool) -> tuple[str, str, int] | None:
-    """Return name, fingerprint and step of the checkpoint that rank 0 chooses."""
-    chosen: tuple[str, str, int] | None = None
-    with collectives.agreed():
-        if collectives.rank() == 0:
-            chosen = _choose(root, config, allow)
-    return collectives.from_zero(chosen)
-
-
-def _choose(root: Path, config: Mapping[str, Any] | None, allow: bool) -> tuple[str, str, int] | None:
-    """Choose the newest good checkpoint; raises ConfigError if it has another configuration."""
-    folder = checkpoint.latest(root)
-    if folder is None:
-        return None
-    config_match.check(load_manifest(folder).meta, config, folder.name, allow=allow)
-    return folder.name, visibility.fingerprint(folder), step_of(folder) or 0
-
-
-def _from_disk(
-    root: Path, chosen: tuple[str, str, int], objects: Mapping[str, Any], checkpointer: Checkpointer
-) -> int:
-    """Read and check the checkpoint on all ranks before any rank loads it."""
-    folder = root / chosen[0]
-    with collectives.agreed():
-        visibility.wait_until_visible(folder, chosen[1])
-        found = checkpoint.read(folder)
-        certain = check(found.state, objects, checkpointer.loaders, checkpointer.unwrap)
-    with collectives.agreed():
-        _apply(found, objects, checkpointer, certain)
-        checkpointer.saves.discard_after((chosen[2], _NEWEST_STAMP))
-        checkpointer.saves.prepare((folder / TENSORS_FILE).stat().st_size)
-    return chosen[2]
-
-
-def _apply(
-    found: checkpoint.Checkpoint,
-    objects: Mapping[str, Any],
-    checkpointer: Checkpointer,
-    certain: frozenset[str],
-) -> None:
-    apply(found.state, objects, checkpointer.loaders, checkpointer.unwrap, certain)
-    restore_data(found, checkpointer.loaders)
-    restore_randomness(found, checkpointer.seed)

@@ -1,12 +1,14 @@
 """Exchange values other than gradients between ranks; a single rank gets its own value back.
 
-Received bytes are never unpickled (see `checkpoint/state/packed.py`).
+Values travel as JSON and raw tensors. Received bytes are never unpickled, because a pickle from a foreign
+process could run its code.
 """
 
 from __future__ import annotations
 
+import json
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -14,10 +16,13 @@ import torch
 from torch import distributed, nn
 
 from slurmddp import errors
-from slurmddp.checkpoint.state.packed import pack, unpack
-from slurmddp.errors import SlurmddpError
+from slurmddp.checkpoint.state.safetensors_stream import Bytes, decode, encode
+from slurmddp.checkpoint.state.state_tree import flatten, unflatten
+from slurmddp.errors import CheckpointError, SlurmddpError
 
 T = TypeVar("T")
+_LENGTH_BYTES = 8
+_CHUNK_BYTES = 64 << 20
 _HAS_ERROR = -1
 """Sent instead of a size by a rank that has an error and no value."""
 
@@ -75,6 +80,48 @@ def from_zero(value: T) -> T:
     distributed.broadcast(received, src=0)
     shared: T = unpack(_as_bytes(received, size))[0]
     return shared
+
+
+def on_zero(action: Callable[[], T]) -> T:
+    """Run `action` on rank 0; return its result, or raise its error, on every rank."""
+    result: Any = None
+    with agreed():
+        if rank() == 0:
+            result = action()
+    shared: T = from_zero(result)
+    return shared
+
+
+def broadcast_bytes(data: torch.Tensor, source: int) -> None:
+    """Fill `data` (uint8, on the CPU, of one size on all ranks) with the bytes of rank `source`."""
+    for chunk in data.split(_CHUNK_BYTES):  # type: ignore[no-untyped-call]
+        sent = chunk.to(_device())
+        distributed.broadcast(sent, src=source)
+        chunk.copy_(sent)
+
+
+def pack(value: Any) -> bytes:
+    """Return the bytes of a value: its tree as JSON, then its tensors in the safetensors format.
+
+    Raises:
+        CheckpointError: a checkpoint can't store the value.
+    """
+    flat = flatten({"": value})
+    tree = json.dumps(flat.tree, separators=(",", ":")).encode()
+    tensors = encode(flat.tensors) if flat.tensors else ()
+    return b"".join([len(tree).to_bytes(_LENGTH_BYTES, "big"), tree, *tensors])
+
+
+def unpack(packed: bytes) -> Any:
+    """Return the value, with its tensors on the CPU; raises CheckpointError for damaged bytes."""
+    view = memoryview(packed)
+    end = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "big")
+    try:
+        tree = json.loads(bytes(view[_LENGTH_BYTES:end]))
+        tensors = decode(Bytes(view[end:]), len(view) - end) if end < len(view) else {}
+        return unflatten(tree, tensors)[""]
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
+        raise CheckpointError(f"The bytes hold no value: {error}.") from error
 
 
 def _packed(value: Any, error: Exception | None = None) -> tuple[bytes, Exception | None]:

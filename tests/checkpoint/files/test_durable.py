@@ -32,9 +32,11 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return "write" if request.param else "sendfile"
 
 
-def copied(path: Path, source: int, start: int = START) -> tuple[FileRecord, bytes]:
+def copied(
+    path: Path, source: int, start: int = START, is_urgent: Callable[[], bool] = lambda: True
+) -> tuple[FileRecord, bytes]:
     part = memoryview(mmap.mmap(source, 0, prot=mmap.PROT_READ))[start : start + SIZE]
-    return copy_hashed(path, source, start, part), bytes(part)
+    return copy_hashed(path, source, start, part, is_urgent=is_urgent), bytes(part)
 
 
 @pytest.mark.parametrize("start", [START, 100])
@@ -54,23 +56,11 @@ def test_only_local_file_systems_get_direct_writes(
 ) -> None:
     device = tmp_path.stat().st_dev
     mounts = tmp_path / "mountinfo"
-    mounts.write_text(
-        "21 1 0:999 / /other rw shared:1 - ext4 /dev/b rw\n"
-        f"22 1 {os.major(device)}:{os.minor(device)} / /here rw shared:2 master:1 - {kind} server:/x rw\n"
-    )
+    here = f"{os.major(device)}:{os.minor(device)} / /here rw shared:2 master:1 - {kind} server:/x rw\n"
+    other = b"21 1 0:999 / /home/M\xfcller\x85\xa0\x0c/x rw shared:1 - ext4 /dev/b rw\n22 1 "
+    mounts.write_bytes(other + here.encode())  # A name may hold any bytes.
     monkeypatch.setattr(durable, "_MOUNTS", mounts)
     assert durable._takes_direct(tmp_path) is direct
-
-
-def test_other_mounts_may_have_names_of_any_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = tmp_path.stat().st_dev
-    mounts = tmp_path / "mountinfo"
-    mounts.write_bytes(
-        b"21 1 0:999 / /home/M\xfcller\x85\xa0\x0c/x rw shared:1 - nfs4 server:/y rw\n"
-        b"22 1 %d:%d / /here rw - ext4 /dev/b rw\n" % (os.major(device), os.minor(device))
-    )
-    monkeypatch.setattr(durable, "_MOUNTS", mounts)
-    assert durable._takes_direct(tmp_path)
 
 
 def test_all_whole_blocks_are_direct_writes(
@@ -160,11 +150,6 @@ class Clock:
         self.naps.append(seconds)
 
 
-def beside(path: Path, source: int, is_urgent: Callable[[], bool] = lambda: False) -> None:
-    part = memoryview(mmap.mmap(source, 0, prot=mmap.PROT_READ))[START : START + SIZE]
-    copy_hashed(path, source, START, part, is_urgent=is_urgent)
-
-
 @pytest.mark.parametrize(
     ("ramp_bytes", "times"), [(1 << 40, [1.0, 1.0]), (CHUNK_BYTES * 2, [1.5, 1.5]), (1, [2.0, 2.0])]
 )
@@ -184,7 +169,7 @@ def test_a_sleep_follows_each_piece_and_is_shorter_on_a_slow_disk(
 ) -> None:
     monkeypatch.setattr(durable, "_RAMP_BYTES", ramp_bytes)
     monkeypatch.setattr(durable, "time", clock := Clock(took, worked))
-    beside(tmp_path / "file", source)
+    copied(tmp_path / "file", source, is_urgent=lambda: False)
     assert clock.naps == pytest.approx([nap * time for time in times], rel=1e-3)
 
 
@@ -194,7 +179,7 @@ def test_an_urgent_write_does_not_sleep(
     monkeypatch.setattr(durable, "time", clock := Clock(1.0, 1.0))
     copied(tmp_path / "waited for", source)
     assert clock.naps == []
-    beside(tmp_path / "file", source, is_urgent=lambda: bool(clock.naps))
+    copied(tmp_path / "file", source, is_urgent=lambda: bool(clock.naps))
     assert len(clock.naps) == 1
 
 
@@ -205,5 +190,5 @@ def test_a_piece_is_on_the_disk_before_the_sleep(
     monkeypatch.setattr(durable, "time", clock := Clock(1.0, 1.0))
     monkeypatch.setattr(clock, "sleep", lambda seconds: sizes.append((tmp_path / "file").stat().st_size))
     monkeypatch.setattr(space, "reserve", lambda *words: None)
-    beside(tmp_path / "file", source)
+    copied(tmp_path / "file", source, is_urgent=lambda: False)
     assert sizes == [CHUNK_BYTES, SIZE]

@@ -68,25 +68,17 @@ def test_copies_are_hashed_before_the_flush(tmp_path, monkeypatch):
         assert not asked["state.json"]
 
 
-def test_retention_keeps_the_last(tmp_path):
-    for step in range(1, 8):
-        save(tmp_path, step, keep_last=3)
-        assert steps_in(tmp_path) == list(range(step, max(0, step - 3), -1))
+@pytest.mark.parametrize(
+    ("steps", "keep_last", "kept"),
+    [(range(1, 8), 3, [7, 6, 5]), (range(1, 5), 1, [4, 3]), ([10, 20, 1, 2, 3, 4], 2, [20, 10, 4, 3])],
+    ids=["the last", "always two", "later steps"],
+)
+def test_retention_keeps_the_last_checkpoints_and_those_of_later_steps(tmp_path, steps, keep_last, kept):
+    for step in steps:
+        newest = save(tmp_path, step, keep_last=keep_last)
+        assert newest.is_dir()
+    assert steps_in(tmp_path) == kept
     assert hidden_in(tmp_path) == []
-
-
-def test_two_checkpoints_always_stay(tmp_path):
-    for step in range(1, 5):
-        save(tmp_path, step, keep_last=1)
-    assert steps_in(tmp_path) == [4, 3]
-
-
-def test_checkpoints_of_later_steps_stay(tmp_path):
-    for step in (10, 20, 30):
-        save(tmp_path, step)
-    for step in (1, 2, 3, 4):
-        save(tmp_path, step, keep_last=2)
-    assert steps_in(tmp_path) == [30, 20, 10, 4, 3]
 
 
 def test_the_same_step_again(tmp_path):

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from slurmddp.checkpoint.files.manifest import TENSORS_FILE, checkpoint_folders, verify
 from slurmddp.checkpoint.memory import shared_buffer
-from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.launchers.coordinator.run_folder_recorder import Records
 from slurmddp.runs.folder.layout import RunFolder
-from support.runs.checkpoint_services import TENSORS, Rank, request, wait_for
+from support.distributed.trainer_runs import new_folder
+from support.runs.checkpoint_services import TENSORS, MakeService, Rank, request, wait_for
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    run = RunFolder(tmp_path / "run")
-    run.path.mkdir()
-    return run
+    return new_folder(tmp_path / "run")
 
 
 def steps(root: Path) -> list[int]:
@@ -28,7 +25,7 @@ def steps(root: Path) -> list[int]:
 
 
 def test_the_newest_state_is_written_without_a_request(
-    tmp_path: Path, folder: RunFolder, make_service: Callable[..., CheckpointService]
+    tmp_path: Path, folder: RunFolder, make_service: MakeService
 ) -> None:
     root = tmp_path / "checkpoints"
     service = make_service()
@@ -53,7 +50,7 @@ def test_the_newest_state_is_written_without_a_request(
 
 
 def test_an_interrupted_copy_is_not_written(
-    tmp_path: Path, folder: RunFolder, make_service: Callable[..., CheckpointService]
+    tmp_path: Path, folder: RunFolder, make_service: MakeService
 ) -> None:
     service = make_service()
     rank = Rank(service)
@@ -65,7 +62,7 @@ def test_an_interrupted_copy_is_not_written(
 
 
 def test_a_requested_state_is_written_once(
-    tmp_path: Path, folder: RunFolder, make_service: Callable[..., CheckpointService]
+    tmp_path: Path, folder: RunFolder, make_service: MakeService
 ) -> None:
     service = make_service()
     rank = Rank(service)
@@ -76,14 +73,12 @@ def test_a_requested_state_is_written_once(
     assert steps(tmp_path) == [7]
 
 
-def test_without_a_state_nothing_is_written(
-    folder: RunFolder, make_service: Callable[..., CheckpointService]
-) -> None:
+def test_without_a_state_nothing_is_written(folder: RunFolder, make_service: MakeService) -> None:
     assert make_service().flush_newest(folder.path, 0) is None
 
 
 def test_one_of_several_agents_writes_a_state(
-    tmp_path: Path, folder: RunFolder, make_service: Callable[..., CheckpointService]
+    tmp_path: Path, folder: RunFolder, make_service: MakeService
 ) -> None:
     folder.log_dir(0).mkdir(parents=True)
     services = [make_service(), make_service()]
@@ -100,7 +95,7 @@ def test_one_of_several_agents_writes_a_state(
 
 
 def test_an_unreadable_folder_is_reported(
-    tmp_path: Path, folder: RunFolder, make_service: Callable[..., CheckpointService],
+    tmp_path: Path, folder: RunFolder, make_service: MakeService,
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     service = make_service()

@@ -8,7 +8,6 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -21,18 +20,26 @@ from slurmddp.checkpoint.memory.channel import Channel
 from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.checkpoint.memory.writer_process import Answer, Request
 from slurmddp.errors import EXIT_USAGE
-from slurmddp.runs.folder.layout import RunFolder
-from support.runs.checkpoint_services import TENSORS, TREE, Forked, Rank, fill, request, wait_for, write
+from support.distributed.trainer_runs import new_folder
+from support.runs.checkpoint_services import (
+    TENSORS,
+    TREE,
+    Forked,
+    MakeService,
+    Rank,
+    fill,
+    request,
+    wait_for,
+    write,
+    written,
+)  # fmt: skip
 
 
-def test_a_state_is_published_after_its_rank_is_gone(
-    tmp_path: Path, make_service: Callable[..., CheckpointService]
-) -> None:
+def test_a_state_is_published_after_its_rank_is_gone(tmp_path: Path, make_service: MakeService) -> None:
     service = make_service()
     rank = Rank(service)
     os.close(rank.add_buffer(0, 7))
-    folder = RunFolder(tmp_path / "run")
-    folder.path.mkdir()
+    folder = new_folder(tmp_path / "run")
     rank.channel.send(request(tmp_path, 0, 7, run_dir=str(folder.path), attempt=4, background=True))
     rank.channel.close()
     service.channel_for(0)  # The next generation's line does away with the one before, not with its requests.
@@ -49,7 +56,7 @@ def test_a_state_is_published_after_its_rank_is_gone(
 
 
 def test_the_next_ranks_inherit_the_buffers_and_interrupted_copies_are_ignored(
-    make_service: Callable[..., CheckpointService],
+    make_service: MakeService,
 ) -> None:
     service = make_service()
     assert (service.newest_step(), service.memory_fds()) == (None, [])
@@ -69,7 +76,7 @@ def test_the_next_ranks_inherit_the_buffers_and_interrupted_copies_are_ignored(
 
 
 def test_a_buffer_that_a_killed_rank_marked_without_a_request_is_released(
-    tmp_path: Path, make_service: Callable[..., CheckpointService]
+    tmp_path: Path, make_service: MakeService
 ) -> None:
     service = make_service()
     rank = Rank(service)
@@ -97,38 +104,30 @@ def test_a_mapped_file_shows_the_next_state_and_grows() -> None:
         os.fstat(descriptor)
 
 
-def test_writes_come_one_by_one_and_are_answered(
-    tmp_path: Path, make_service: Callable[..., CheckpointService]
+def test_finish_makes_the_writes_urgent_and_they_come_one_by_one(
+    tmp_path: Path, make_service: MakeService
 ) -> None:
     def perform(held: shared_buffer.MappedFile, asked: Request, answer: Answer) -> None:
         with (tmp_path / "log").open("a") as log:
             log.write(f"begin {asked['step']}\n")
             log.flush()
-            time.sleep(0.05)
+            while not shared_buffer.is_urgent(held.descriptor):
+                time.sleep(0.01)
             log.write(f"end {asked['step']}\n")
-        answer({"kind": "written", "step": asked["step"], "written_s": 0.0, "error": None})
+        answer(written(asked["step"]))
 
     service = make_service(perform)
     rank = Rank(service)
     held = [rank.add_buffer(slot, slot + 1) for slot in (0, 1)]
     for slot in (0, 1):
         shared_buffer.set_writing(held[slot], True)
-        rank.channel.send(request(tmp_path, slot, slot + 1))
+        rank.channel.send(request(tmp_path, slot, slot + 1, background=True))
     service.handle()
     assert service.is_writing()
     assert service.finish(60)
     assert (tmp_path / "log").read_text().split("\n")[:4] == ["begin 1", "end 1", "begin 2", "end 2"]
     assert [rank.answer()["step"], rank.answer()["step"]] == [1, 2]
     assert not any(shared_buffer.is_writing(descriptor) for descriptor in held)
-
-
-def test_a_writer_imports_nothing_from_the_working_directory(
-    tmp_path: Path, make_service: Callable[..., CheckpointService], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "xxhash.py").write_text("raise RuntimeError('a module of the person')")
-    monkeypatch.chdir(tmp_path)
-    rank = write(make_service(), tmp_path / "checkpoints", 1)
-    assert rank.answer()["error"] is None
 
 
 def test_a_writer_without_a_channel_says_so() -> None:
@@ -139,9 +138,7 @@ def test_a_writer_without_a_channel_says_so() -> None:
     assert "is not a checkpoint channel" in done.stderr
 
 
-def test_a_killed_writer_is_an_error_for_its_rank(
-    tmp_path: Path, make_service: Callable[..., CheckpointService]
-) -> None:
+def test_a_killed_writer_is_an_error_for_its_rank(tmp_path: Path, make_service: MakeService) -> None:
     def perform(held: shared_buffer.MappedFile, asked: Request, answer: Answer) -> None:
         os.kill(os.getpid(), signal.SIGTERM)  # It ends its job's processes, and not what they leave behind.
         os.kill(os.getpid(), signal.SIGKILL)
@@ -160,7 +157,7 @@ def test_a_killed_writer_is_an_error_for_its_rank(
 
 
 def test_a_writer_that_exits_is_reported_with_its_exit_code(
-    tmp_path: Path, make_service: Callable[..., CheckpointService]
+    tmp_path: Path, make_service: MakeService
 ) -> None:
     rank = write(make_service(lambda held, asked, answer: os._exit(3)), tmp_path, 3)
     error = writer_process.error_of(rank.answer())
@@ -170,9 +167,7 @@ def test_a_writer_that_exits_is_reported_with_its_exit_code(
     assert "node-N.log" in error.hint
 
 
-def test_a_writer_that_ends_between_two_writes_is_replaced(
-    tmp_path: Path, make_service: Callable[..., CheckpointService]
-) -> None:
+def test_a_writer_that_ends_between_two_writes_is_replaced(tmp_path: Path, make_service: MakeService) -> None:
     service = make_service()
     rank = write(service, tmp_path, 3)
     assert rank.answer()["error"] is None
@@ -188,9 +183,7 @@ def test_a_writer_that_ends_between_two_writes_is_replaced(
     assert service._writer.process.pid != pid
 
 
-def test_a_running_writer_gets_new_buffers(
-    tmp_path: Path, make_service: Callable[..., CheckpointService]
-) -> None:
+def test_a_running_writer_gets_new_buffers(tmp_path: Path, make_service: MakeService) -> None:
     service = make_service()
     rank = Rank(service)
     os.close(rank.add_buffer(0, 3))
@@ -209,12 +202,12 @@ def test_a_running_writer_gets_new_buffers(
 
 
 def test_a_writer_that_dies_after_its_answer_gives_its_rank_no_error(
-    tmp_path: Path, make_service: Callable[..., CheckpointService]
+    tmp_path: Path, make_service: MakeService
 ) -> None:
     """The checkpoint is durable then; only older ones are not deleted yet."""
 
     def perform(held: shared_buffer.MappedFile, asked: Request, answer: Answer) -> None:
-        answer({"kind": "written", "step": asked["step"], "written_s": 0.0, "error": None})
+        answer(written(asked["step"]))
         os.kill(os.getpid(), signal.SIGKILL)
 
     rank = write(make_service(perform), tmp_path, 3)
@@ -259,9 +252,7 @@ def test_the_writer_ends_when_its_starter_is_killed(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
-def test_a_writer_that_does_not_end_is_killed(
-    tmp_path: Path, make_service: Callable[..., CheckpointService]
-) -> None:
+def test_a_writer_that_does_not_end_is_killed(tmp_path: Path, make_service: MakeService) -> None:
     def perform(held: shared_buffer.MappedFile, asked: Request, answer: Answer) -> None:
         time.sleep(1000)
         raise AssertionError
@@ -275,13 +266,10 @@ def test_a_writer_that_does_not_end_is_killed(
     assert not service.is_writing()
 
 
-def test_errors_of_a_write_keep_their_type(
-    tmp_path: Path, make_service: Callable[..., CheckpointService]
-) -> None:
+def test_errors_of_a_write_keep_their_type(tmp_path: Path, make_service: MakeService) -> None:
     service = make_service()
     (tmp_path / "file").touch()
-    folder = RunFolder(tmp_path / "run")
-    folder.path.mkdir()
+    folder = new_folder(tmp_path / "run")
     rank = write(service, tmp_path / "file", 3, run_dir=str(folder.path))
     error = writer_process.error_of(rank.answer())
     assert "could not be written to" in str(error) and "Older checkpoints are untouched" in str(error)
@@ -291,7 +279,7 @@ def test_errors_of_a_write_keep_their_type(
 
 
 def test_an_unexpected_error_of_a_write_is_named(
-    tmp_path: Path, make_service: Callable[..., CheckpointService], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> int:
         raise OSError(errno.EDQUOT, "quota used up")
@@ -302,7 +290,7 @@ def test_an_unexpected_error_of_a_write_is_named(
 
 
 def test_a_writer_does_not_hash_its_checkpoints_again(
-    tmp_path: Path, make_service: Callable[..., CheckpointService], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed = tmp_path / "hashed"
 

@@ -14,17 +14,14 @@ import pytest
 from slurmddp.checkpoint.files.durable import FileRecord, copy_hashed
 from slurmddp.checkpoint.memory import shared_buffer, writer_process
 from slurmddp.checkpoint.memory.channel import Channel
-from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.checkpoint.memory.writer_process import Answer, Request
-from support.runs.checkpoint_services import Rank, request, wait_for
+from support.runs.checkpoint_services import MakeService, Rank, request, wait_for, written
 
 
-def test_only_a_background_write_has_a_lower_priority(
-    tmp_path: Path, make_service: Callable[..., CheckpointService]
-) -> None:
+def test_only_a_background_write_has_a_lower_priority(tmp_path: Path, make_service: MakeService) -> None:
     def perform(held: shared_buffer.MappedFile, asked: Request, answer: Answer) -> None:
         nice = os.getpriority(os.PRIO_PROCESS, 0)
-        answer({"kind": "written", "step": asked["step"], "written_s": nice, "error": None})
+        answer(written(asked["step"], nice))
 
     service = make_service(perform)
     rank = Rank(service)
@@ -41,7 +38,7 @@ def test_only_a_background_write_has_a_lower_priority(
 )
 def test_a_write_is_urgent_if_training_waits_for_it(
     tmp_path: Path,
-    make_service: Callable[..., CheckpointService],
+    make_service: MakeService,
     monkeypatch: pytest.MonkeyPatch,
     background: bool,
     requested: bool,
@@ -93,19 +90,3 @@ def test_a_write_becomes_urgent_when_the_requester_has_ended(tmp_path: Path) -> 
     theirs.close()
     os.close(descriptor)
     assert seen == [False, True]
-
-
-def test_finish_makes_the_writes_urgent_and_waits(
-    tmp_path: Path, make_service: Callable[..., CheckpointService]
-) -> None:
-    def perform(held: shared_buffer.MappedFile, asked: Request, answer: Answer) -> None:
-        while not shared_buffer.is_urgent(held.descriptor):
-            time.sleep(0.01)
-        answer({"kind": "written", "step": asked["step"], "written_s": 0.0, "error": None})
-
-    service = make_service(perform)
-    rank = Rank(service)
-    for slot in (0, 1):
-        shared_buffer.set_writing(rank.add_buffer(slot, slot + 1), True)
-        rank.channel.send(request(tmp_path, slot, slot + 1, background=True))
-    assert service.finish(30)

@@ -14,11 +14,12 @@ from slurmddp.checkpoint.state.staging import StagingBuffers
 from slurmddp.training.checkpointing import checkpointer, restore
 from slurmddp.training.checkpointing.async_writer import AsyncWriter
 from slurmddp.training.distributon import Distributon
-from support.distributed.memory_jobs import Loop
+from support.distributed.memory_jobs import Loop, copy_to_memory
 
 _PLACES: dict[str, tuple[Any, str, int]] = {
     "save": (checkpointer, "of_this_rank", 1),
     "check_can_save": (checkpointer, "of_this_rank", 1),
+    "check_can_save, write": (checkpointer.checkpoint, "check_can_write", 0),
     "memory_save": (checkpointer, "of_this_rank", 1),
     "memory_save, collect": (checkpointer, "collect", 0),
     "load, find": (AsyncWriter, "newest_in_memory", 1),
@@ -69,18 +70,12 @@ def load_from_memory(root: str, place: str) -> tuple[int | None, str | None]:
     with Distributon(seed=1) as d:
         loop = Loop(d.launch())
         d.save(root, 1, **loop.objects)
-        _copy_to_memory(d, loop, root, 2)
+        copy_to_memory(d, root, 2, **loop.objects)
         found = d._checkpointer.saves.newest_in_memory(Path(root))  # before the patch breaks the memory
         failing = patch.object(owner, function, _raising(getattr(owner, function), rank == d.rank, place))
         with patch.object(StagingBuffers, "newest", lambda *_: found), failing:
             step = d.load(root, **loop.objects)
         return step, d.resumed_from
-
-
-def _copy_to_memory(d: Distributon, loop: Loop, root: str, step: int) -> None:
-    d.memory_save(root, step, **loop.objects)
-    d._checkpointer.saves._buffers._join()  # The first call only allocates the memory.
-    d.memory_save(root, step, **loop.objects)
 
 
 def copy_that_fails_on_one_rank(root: str) -> list[bool]:
@@ -90,8 +85,7 @@ def copy_that_fails_on_one_rank(root: str) -> list[bool]:
         saves = d._checkpointer.saves
         saves.copies_state = saves.has_copies_elsewhere = True
         with patch.object(checkpointer, "_overlay", _raising(checkpointer._overlay, d.rank == 1, "overlay")):
-            _copy_to_memory(d, loop, root, 1)
-
+            copy_to_memory(d, root, 1, **loop.objects)
         return [saves.newest_in_memory(Path(root)) is not None, saves._copies_off]
 
 

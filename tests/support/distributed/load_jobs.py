@@ -41,10 +41,3 @@ def load_from_an_own_folder(root: str) -> str:
         d.launch()
         d.save(Path(root, "0"), 1, progress={})
         return _said_by(lambda: d.load(Path(root, str(d.rank)), progress={}))
-
-
-def save_onto_a_file(root: str) -> str:
-    with Distributon(seed=1) as d:
-        d.launch()
-        Path(root, "file").touch()
-        return _said_by(lambda: d.check_can_save(Path(root, "file"), progress={}))

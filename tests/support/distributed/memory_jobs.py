@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import logging
 import os
 import signal
 import time
@@ -15,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from slurmddp.checkpoint.state import staging, staging_copy
+from slurmddp.environments.names import MEMORY_VARIABLE
 from slurmddp.errors import SlurmddpError
 from slurmddp.training.distributon import Distributon
 from support.distributed.rank_jobs import Net, batch_of, weights
@@ -69,42 +67,33 @@ def killed_after_the_copy(root: str, step: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed_in_the_copy(root: str, step: int) -> None:
-    """Copy the state of `step` into memory; be killed in the middle of the copy of a later one."""
+def copy_to_memory(d: Distributon, root: str | Path, step: int, **objects: Any) -> None:
+    """Copy a state into memory; without a wait, the first call would only allocate the memory."""
+    for _ in range(2):
+        d.memory_save(root, step, **objects)
+        d._checkpointer.saves._buffers._join()
+
+
+def resumed_from_memory(root: str, holders: list[int]) -> list[dict[str, Any]]:
+    """Train on after a copy, then resume from the copies of `holders`; return the end of both trainings."""
     with Distributon(seed=1) as d:
-        d.launch()
-        loop = Loop(d)
-        loop.train(step - 1)
-        d.memory_save(root, step - 1, **loop.objects)
-        if d._opened is not None:
-            d._opened.saves._buffers._join()  # The first call only allocates the memory.
-        d.memory_save(root, step - 1, **loop.objects)
-        loop.train(loop.step + 1)
-        d.memory_save(root, step, **loop.objects)
-        loop.train(loop.step + 1)
-        d.barrier()
-        real, left = staging_copy.MappedTensor._copy, [3]
-
-        def copy(*words: Any) -> None:
-            left[0] -= 1
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            real(*words)
-
-        staging_copy.MappedTensor._copy = copy
-        d.memory_save(root, step + 1, **loop.objects)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def train_on(root: str, until: int) -> dict[str, Any]:
-    """Resume from what is there, train to `until`, and say where it came from."""
+        loop = Loop(d.launch())
+        saves = d._checkpointer.saves
+        saves.copies_state = saves.has_copies_elsewhere = (
+            True  # As the first rank of each node, under agents.
+        )
+        loop.train(5)
+        copy_to_memory(d, root, 5, **loop.objects)
+        loop.train(9)
+        undisturbed = {"begun": 5, "from": "memory", "result": loop.result()}
+        if d.rank in holders:
+            held = [str(os.dup(number)) for number in saves._buffers.descriptors]
+            os.environ[MEMORY_VARIABLE] = ",".join(held)
     with Distributon(seed=1) as d:
-        d.launch()
-        loop = Loop(d)
-        loop.step = d.load(root, **loop.objects) or 0
-        begun = loop.step
-        loop.train(until)
-        return {"begun": begun, "from": d.resumed_from, "result": loop.result()}
+        loop = Loop(d.launch())
+        begun = loop.step = d.load(root, **loop.objects) or 0
+        loop.train(9)
+        return [undisturbed, {"begun": begun, "from": d.resumed_from, "result": loop.result()}]
 
 
 def train_and_save(root: str, steps: list[int], wait: bool) -> dict[str, Any]:
@@ -147,20 +136,3 @@ def errors_beside(root: str) -> dict[str, str]:
             except SlurmddpError as error:
                 said[name] = f"{type(error).__name__}: {error}"
     return said
-
-
-def saves_with_little_memory(root: str, available: int) -> dict[str, Any]:
-    """Save without a wait when `available` bytes of memory are left; return the saved steps and the log."""
-    told = io.StringIO()
-    logging.getLogger("slurmddp.training.checkpointing.async_writer").addHandler(logging.StreamHandler(told))
-    logging.getLogger("slurmddp.checkpoint.state.staging").addHandler(logging.StreamHandler(told))
-    staging.available_bytes = lambda: available
-    with Distributon(seed=1) as d:
-        d.launch()
-        loop = Loop(d)
-        for step in (1, 2, 3):
-            loop.train(step)
-            d.save(root, step, wait=False, **loop.objects)
-        slots = len(d._opened.saves._buffers.descriptors) if d._opened is not None else -1
-        d.finish_saving()
-        return {"slots": slots, "weights": weights(loop.model), "said": told.getvalue()}

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +17,8 @@ from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.checkpoint.memory.writer_process import Result
 from slurmddp.environments.names import CHANNEL_VARIABLE
 
+MakeService = Callable[..., CheckpointService]
+"""The fixture `make_service`."""
 TENSORS, TREE = b"t" * 5000, b'{"format":2}'
 
 
@@ -38,15 +41,19 @@ def request(root: Path, slot: int, step: int, **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def written(step: int, written_s: float = 0.0) -> Result:
+    """Return the answer to a request whose checkpoint is durable."""
+    return {"kind": "written", "step": step, "written_s": written_s, "error": None}
+
+
 class Rank:
     """The rank's end of the channel, in this process."""
 
     channels: ClassVar[list[Channel]] = []
 
     def __init__(self, service: CheckpointService, local_rank: int = 0) -> None:
-        # As in a forked rank, the duplicate outlives the agent's descriptor.
-        number = os.dup(service.channel_for(local_rank))
-        channel = Channel.attach({CHANNEL_VARIABLE: str(number)})
+        # As in a forked rank, this end outlives the agent's descriptor.
+        channel = Channel.attach({CHANNEL_VARIABLE: str(service.channel_for(local_rank))})
         assert channel is not None
         self.channel = channel
         self.channels.append(channel)

@@ -22,6 +22,7 @@ from slurmddp.environments.names import CHANNEL_VARIABLE
 from slurmddp.errors import CheckpointError
 from slurmddp.training.checkpointing.async_writer import AsyncWriter
 from support.distributed.checkpoint_files import steps_in
+from support.runs.checkpoint_services import written
 
 
 class Agent:
@@ -41,7 +42,7 @@ class Agent:
                 if shared_buffer.is_urgent(self._slots[slot]):
                     del self._requests[slot]
                     shared_buffer.set_writing(self._slots[slot], False)
-                    self._channel.send({"kind": "written", "step": step, "written_s": 0.0, "error": None})
+                    self._channel.send(written(step))
                     return step
         self._channel.close()  # ends the wait of the rank
         raise AssertionError(f"requests {self._requests}, and none of them is urgent")
@@ -100,7 +101,7 @@ def test_writes_of_earlier_ranks_become_urgent_too(tmp_path: Path) -> None:
     with shared_buffer.reserve(before, shared_buffer.PAGE_BYTES):
         shared_buffer.set_writing(before, True)
     saves = AsyncWriter({CHANNEL_VARIABLE: str(ranks.fileno()), shared_buffer.MEMORY_VARIABLE: str(before)})
-    own.send({"kind": "written", "step": 1, "written_s": 0.0, "error": None})
+    own.send(written(1))
     write(saves, tmp_path, 1)
     assert not shared_buffer.is_urgent(before)
     saves.finish()
@@ -111,9 +112,10 @@ def test_writes_of_earlier_ranks_become_urgent_too(tmp_path: Path) -> None:
     os.close(before)
 
 
-def test_a_writer_imports_no_standard_library_module_from_the_folder_of_the_package(
+def test_a_writer_imports_no_module_from_the_working_directory_or_the_folder_of_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "slurmddp").symlink_to(Path(slurmddp.__file__).parent)
     monkeypatch.setattr(slurmddp, "__file__", str(tmp_path / "slurmddp" / "__init__.py"))
     (tmp_path / "dataclasses.py").write_text("raise RuntimeError('for an older Python')")
@@ -139,41 +141,32 @@ def test_a_failed_copy_is_logged_once_and_raises_nothing(
 
     monkeypatch.setattr(StagingBuffers, "copy", fail)
     for step in (1, 2):
-        both[0].copy_to_memory(Snapshot(tmp_path, step, 0, {"weight": torch.ones(3)}, {}))
+        with both[0].optional():
+            both[0].copy_to_memory(Snapshot(tmp_path, step, 0, {"weight": torch.ones(3)}, {}))
     assert caplog.messages == [f"States are no longer copied into memory: {error}"]
 
 
-def test_a_writer_that_ends_between_two_saves_is_replaced(tmp_path: Path) -> None:
+def test_a_writer_that_ends_is_replaced_and_fails_only_the_save_that_it_was_writing(tmp_path: Path) -> None:
     saves = AsyncWriter({})
+    writers = []
     for step in (1, 2):
         write(saves, tmp_path, step)
         saves.finish()
-        writer = saves._writer
-        assert writer is not None
-        writer.kill()
-        writer.wait(60)
-    saves.close()
-    assert steps_in(tmp_path) == [2, 1]
-
-
-def test_a_writer_that_ends_during_a_write_fails_the_next_save_only(
-    tmp_path: Path,
-) -> None:
-    saves = AsyncWriter({})
-    write(saves, tmp_path, 1)
-    saves.finish()
-    writer = saves._writer
-    assert writer is not None
-    writer.send_signal(signal.SIGSTOP)
-    write(saves, tmp_path, 2)
-    writer.kill()
-    with pytest.raises(CheckpointError, match="wrote the checkpoint of step 2 has ended"):
-        saves.finish()
+        assert saves._writer is not None
+        writers.append(saves._writer)
+        if step == 1:
+            writers[0].kill()
+            writers[0].wait(60)
+    writers[1].send_signal(signal.SIGSTOP)
     write(saves, tmp_path, 3)
+    writers[1].kill()
+    with pytest.raises(CheckpointError, match="wrote the checkpoint of step 3 has ended"):
+        saves.finish()
+    write(saves, tmp_path, 4)
     saves.finish()
     saves.close()
-    assert steps_in(tmp_path) == [3, 1]
-    assert writer.returncode == -signal.SIGKILL
+    assert steps_in(tmp_path) == [4, 2, 1]
+    assert writers[1].returncode == -signal.SIGKILL
 
 
 def test_prepared_memory_has_space_for_the_tree_and_the_facts_of_a_state(

@@ -2,70 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.files.manifest import checkpoint_folders, verify
-from support import TESTS
+from slurmddp.checkpoint.state import staging
+from slurmddp.training.distributon import Distributon
 from support.distributed import memory_jobs
 from support.distributed.checkpoint_files import steps_in
+from support.distributed.rank_jobs import weights
 from support.distributed.ranks import CONTEXT, place_environments, run_ranks
 from support.distributed.trainer_runs import assert_same
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
-PROGRAM = TESTS / "support/distributed/memory_agent.py"
 
 
-# With an agent.
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The results of several worker groups of two ranks on two nodes, killed in between."""
-    folder = tmp_path_factory.mktemp("generations")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(PROGRAM), str(folder)],
-        env={**os.environ, "PYTHONPATH": str(TESTS)}, capture_output=True, text=True, check=False, timeout=400
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    loaded: dict[str, Any] = torch.load(folder / "found.pt")
-    return loaded
-
-
-def test_an_interrupted_copy_leaves_the_state_before(found: dict[str, Any]) -> None:
-    assert found["held"] == [[None, 5]] * 2, "4 was being overwritten"
-
-
-def test_a_rank_killed_right_after_the_copy_has_saved(found: dict[str, Any]) -> None:
-    assert found["published"] == ["step-0000000005"]
-
-
-@pytest.mark.parametrize(
-    ("name", "begun", "source"),
-    [("memory", 5, "memory"), ("node 0 is new", 5, "memory"), ("both", 5, "memory"), ("disk", 5, "disk")],
-)
-def test_training_resumes_bit_for_bit_from_memory_and_from_disk(
-    found: dict[str, Any], name: str, begun: int, source: str
-) -> None:
-    assert [(one["begun"], one["from"]) for one in found[name]] == [(begun, source)] * 2
-    for one, undisturbed in zip(found[name], found["undisturbed"], strict=True):
-        assert_same(one["result"], undisturbed["result"])
-
-
-def test_a_state_of_another_training_is_ignored(found: dict[str, Any]) -> None:
-    assert [(one["begun"], one["from"]) for one in found["another root"]] == [(0, None)] * 2
-
-
-# Without one.
+@pytest.mark.parametrize("holders", [[0, 1], [0], [1]])
+def test_training_resumes_bit_for_bit_from_the_memory_of_any_node(tmp_path: Path, holders: list[int]) -> None:
+    for undisturbed, resumed in run_ranks(memory_jobs.resumed_from_memory, 2, str(tmp_path), holders):
+        assert_same(resumed, undisturbed)
 
 
 def test_saves_without_a_wait_are_durable_at_the_end_and_hold_the_copied_state(tmp_path: Path) -> None:
@@ -112,12 +73,18 @@ def test_an_error_of_the_writer_is_raised_on_all_ranks_at_the_next_call(tmp_path
     [(100 << 20, 2, ""), (5 << 20, 1, "one copy is held in place of two"), (1 << 20, 0, "training waits")],
 )
 def test_with_little_memory_there_are_fewer_copies_and_the_same_checkpoints(
-    tmp_path: Path, available: int, slots: int, words: str
-) -> None:
-    (done,) = run_ranks(memory_jobs.saves_with_little_memory, 1, str(tmp_path), available)
-    assert done["slots"] == slots
+    tmp_path: Path, alone: Distributon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    available: int, slots: int, words: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(staging, "available_bytes", lambda: available)
+    loop = memory_jobs.Loop(alone)
+    for step in (1, 2, 3):
+        loop.train(step)
+        alone.save(tmp_path, step, wait=False, **loop.objects)
+    assert len(alone._checkpointer.saves._buffers.descriptors) == slots
+    alone.finish_saving()
     assert steps_in(tmp_path) == [3, 2, 1]
-    assert_same(
-        dict(checkpoint.read(tmp_path / "step-0000000003").state["objects"]["model"]), done["weights"]
-    )
-    assert done["said"].count("\n") == bool(words) and words in done["said"]
+    saved = checkpoint.read(tmp_path / "step-0000000003").state["objects"]["model"]
+    assert_same(dict(saved), weights(loop.model))
+    said = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(said) == bool(words) and words in "".join(said)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from slurmddp.checkpoint.state.packed import pack, unpack
 from slurmddp.checkpoint.state.staging import Snapshot
 from slurmddp.training.checkpointing import checkpointer as saving
 from slurmddp.training.checkpointing.snapshot_interval import SnapshotInterval
 from slurmddp.training.process_group import collectives
+from slurmddp.training.process_group.collectives import pack, unpack
 
 
 class Holder:
