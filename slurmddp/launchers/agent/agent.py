@@ -43,7 +43,7 @@ from slurmddp.launchers.coordinator.run_folder_recorder import Records, say
 from slurmddp.launchers.link.link import Link, open_link
 from slurmddp.launchers.watchdog.nccl_trace import FlightRecorder
 from slurmddp.runs.failures import capture
-from slurmddp.runs.folder.fence import superseded
+from slurmddp.runs.folder.fence import is_over, superseded
 from slurmddp.runs.folder.layout import RunFolder
 
 WORKER = "slurmddp.training.rank_main:main"
@@ -140,8 +140,9 @@ class Agent:
             recorder=recorder,
         )
         limits = read_limits(os.environ)
+        over = partial(is_over, self.folder, self.attempt)
         return AgentLoop(
-            self.node, self._inbox, link, rules, workers, checkpoints, watch, self._records, limits
+            self.node, self._inbox, link, rules, workers, checkpoints, watch, self._records, limits, over
         )
 
     def _recorder(self, gpus: int | None) -> FlightRecorder | None:

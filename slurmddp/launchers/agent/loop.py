@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from slurmddp import errors
@@ -53,6 +54,7 @@ class AgentLoop:
         watch: NodeWatch,
         records: Records,
         limits: Limits,
+        is_over: Callable[[], bool],
     ) -> None:
         self._node, self._inbox, self._link = node, inbox, link
         self._rules, self._workers, self._checkpoints, self._watch = rules, workers, checkpoints, watch
@@ -61,7 +63,7 @@ class AgentLoop:
         self._link_wait = LinkWait(node.hosts, rules, records, begun)
         self._coordinator: Coordinator | None = None
         if node.node_rank == 0:
-            self._coordinator = Coordinator(rules, node.hosts, records, begun, workers.meeting_point)
+            self._coordinator = Coordinator(rules, node.hosts, records, begun, workers.meeting_point, is_over)
         self._stops = StopRequests(workers, rules, records, limits, self._request_stop)
         self._assignment: Assignment | None = None
         """The present worker group; None before the first one."""

@@ -109,12 +109,20 @@ class Coordinator:
     """Decide for all agents of one attempt; times are seconds of one monotonic clock."""
 
     def __init__(
-        self, rules: Rules, hosts: Sequence[str], record: Record, now: float, meet: MeetingPoint
+        self,
+        rules: Rules,
+        hosts: Sequence[str],
+        record: Record,
+        now: float,
+        meet: MeetingPoint = lambda assignment: ("", 0),
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`is_over` returns whether a person has ended the run, or a later attempt has begun."""
         self.orders: list[tuple[int, msg.Order]] = []
         """Orders to send next, each with its agent; the coordinator's own agent comes last."""
         self.state = State.JOINING
-        self._rules, self._hosts, self._record, self._meet = rules, hosts, record, meet
+        self._rules, self._hosts, self._record = rules, hosts, record
+        self._meet, self._is_over = meet, is_over
         self._later: list[Callable[[], object]] = []
         """Records to write once the orders are sent."""
         # The nodes.
@@ -220,7 +228,7 @@ class Coordinator:
     # Nodes.
 
     def _join(self, now: float) -> None:
-        self._stopping = self._stopping or self._record.is_over()
+        self._stopping = self._stopping or self._is_over()
         if self._stopping:
             self.leave(EXIT_STOPPED)
             return
@@ -361,7 +369,7 @@ class Coordinator:
                 self.state, self._cause_by = State.AWAITING_CAUSE, now + CAUSE_WAIT_S
 
     def _decide(self) -> Decision:
-        self._stopping = self._stopping or self._record.is_over()
+        self._stopping = self._stopping or self._is_over()
         group = self._group
         facts = Facts(
             codes=[one.exit_code for one in group.failures],

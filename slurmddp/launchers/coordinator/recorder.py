@@ -41,7 +41,3 @@ class Record:
 
     def slow(self, found: Straggler, restart_count: int) -> None:
         """Record a rank that is slower than the others."""
-
-    def is_over(self) -> bool:
-        """Return whether a person has ended the run, or a later attempt has begun."""
-        return False

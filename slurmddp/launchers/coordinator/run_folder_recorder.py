@@ -19,7 +19,7 @@ from slurmddp.launchers.watchdog.stuck_rank import RankReport
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.capture import Failure
 from slurmddp.runs.folder.fence import superseded
-from slurmddp.runs.folder.layout import RunFolder, is_there
+from slurmddp.runs.folder.layout import RunFolder
 
 
 def say(text: str) -> None:
@@ -46,11 +46,6 @@ class Records(Record):
         with suppress(OSError):
             return self._folder.stop_file.exists()
         return False
-
-    def is_over(self) -> bool:
-        """Whether a person has ended the run, or a later attempt has begun."""
-        marks = (self._folder.stop_file, self._folder.cancelled_file)
-        return any(map(is_there, marks)) or superseded(self._folder, self._attempt)
 
     def failure(self) -> Failure | None:
         """Return the failure that ended the attempt; None before a failure, or if the file can't be read."""

@@ -215,7 +215,7 @@ class ScriptRun:
         self._record = _Cause()
         rules = Rules(ranks_per_node=len(ranks), max_restarts=0)
         now = time.monotonic()
-        self._coordinator = Coordinator(rules, ["localhost"], self._record, now, lambda assignment: ("", 0))
+        self._coordinator = Coordinator(rules, ["localhost"], self._record, now)
         self._stopped_by: signal.Signals | None = None
         self._kill_at = math.inf
         self._is_over = False

@@ -97,6 +97,7 @@ class Script:
             cast(NodeWatch, watch),
             Records(RunFolder(folder), 0),
             Limits(),
+            is_over=lambda: False,
         )
 
     def handle_link(self) -> list[tuple[int, Any]]:

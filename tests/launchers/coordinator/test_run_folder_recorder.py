@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,41 +14,24 @@ from slurmddp.runs.failures.model import lost_node
 from slurmddp.runs.folder.layout import RunFolder
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """A run whose folder was there a moment ago."""
-    folder = RunFolder(tmp_path)
-    folder.log_dir(0).mkdir(parents=True)
-    folder.failure_file(0).write_text('{"rank": 1, "host": "n1", "exit_code": 1, "signal": null}')
-    folder.stop_file.touch()
-
-    def stale(*words: Any, **options: Any) -> None:
-        raise OSError(errno.ESTALE, "Stale file handle")
-
-    for name in ("stat", "exists", "open", "read_text"):
-        monkeypatch.setattr(Path, name, stale)
-    monkeypatch.setattr(os, "stat", stale)
-    return folder
+def stale(*words: Any, **options: Any) -> None:
+    raise OSError(errno.ESTALE, "Stale file handle")
 
 
 def test_a_failure_that_can_not_be_read_now_is_looked_for_again(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    folder = RunFolder(tmp_path)
+    folder.log_dir(0).mkdir(parents=True)
+    folder.failure_file(0).write_text('{"rank": 1, "host": "n1", "exit_code": 1, "signal": null}')
     records = Records(folder, 0)
-    assert records.failure() is None
-    monkeypatch.undo()
+    with monkeypatch.context() as broken:
+        for name in ("stat", "exists", "open", "read_text"):
+            broken.setattr(Path, name, stale)
+        assert records.failure() is None
     found = records.failure()
     assert found is not None
     assert found.rank == 1
-
-
-def test_a_run_of_which_nothing_can_be_read_is_not_over(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    records = Records(folder, 0)
-    assert not records.is_over()
-    monkeypatch.undo()
-    assert records.is_over()
 
 
 @pytest.mark.parametrize(("step", "told"), [(40, "; they had come to step 40."), (-1, "on 2 node(s).")])

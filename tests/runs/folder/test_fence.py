@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import EXIT_NO_PROGRESS, SupersededError
-from slurmddp.launchers.coordinator.run_folder_recorder import Records
-from slurmddp.runs.folder.fence import superseded
+from slurmddp.runs.folder.fence import is_over, superseded
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.stopping.agreement import file_reason
@@ -55,11 +54,22 @@ def test_a_file_server_is_asked_for_marks_of_others(tmp_path: Path, monkeypatch:
     real = os.open
     monkeypatch.setattr(os, "open", lambda path, *rest: asked.append(Path(path)) or real(path, *rest))
     assert file_reason(folder.stop_file) is None
-    assert not Records(folder, 0).is_over()
+    assert not is_over(folder, 0)
     assert asked.count(tmp_path) >= 3, "once for a stop, and for a stop and a cancellation"
     folder.stop_file.touch()
     assert file_reason(folder.stop_file) == f"the file {folder.stop_file}"
-    assert Records(folder, 0).is_over()
+    assert is_over(folder, 0)
+
+
+def test_a_run_of_which_nothing_can_be_read_is_not_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.stop_file.touch()
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "stat", lambda *words, **options: os.open(tmp_path / "absent", os.O_RDONLY))
+        assert not is_over(folder, 0)
+    assert is_over(folder, 0)
 
 
 LATER = """

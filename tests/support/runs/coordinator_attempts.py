@@ -67,9 +67,6 @@ class Notes:
     def slow(self, found: Straggler, restart_count: int) -> None:
         self.done.append(("slow", restart_count, found.rank))
 
-    def is_over(self) -> bool:
-        return self.over
-
 
 class Attempt:
     """A coordinator of three nodes, n0 to n2, with its orders since the last poll."""
@@ -80,7 +77,7 @@ class Attempt:
         """Agents whose nodes do not pass the preflight."""
         rules = replace(RULES, **changes)
         hosts = [f"n{agent}" for agent in range(rules.all_nodes)]
-        self.coordinator = Coordinator(rules, hosts, self.notes, 0.0, meet=lambda assignment: ("", 0))
+        self.coordinator = Coordinator(rules, hosts, self.notes, 0.0, is_over=lambda: self.notes.over)
 
     def taken_orders(self) -> list[tuple[int, type[Message]]]:
         orders = [(to, type(message)) for to, message in self.coordinator.orders]
