@@ -1,23 +1,51 @@
 """The worker group of one node: its ranks, started, watched and ended together.
 
-A subclass makes the processes: an agent forks them, `launch()` runs a command.
+A subclass of `WorkerGroup` makes the processes: an agent forks them, `launch()` runs a command. A fork shares
+the modules that the agent has imported, so eight ranks cost one import of torch. If a fork would break after
+the imports, ranks are separate programs that import for themselves. A new rank gets the heartbeat page, the
+log and the states in memory of the rank before it.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from slurmddp.checkpoint.memory.service import CheckpointService
+from slurmddp.environments.emit import rank_environment
+from slurmddp.environments.names import (
+    CHANNEL_VARIABLE,
+    HEARTBEAT_VARIABLE,
+    IMPORTS_VARIABLE,
+    MEMORY_VARIABLE,
+    PREFLIGHT_VARIABLE,
+    RESTART_COUNT_VARIABLE,
+)
+from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_FINISHED, GOOD_CODES, SlurmddpError
 from slurmddp.host import process
+from slurmddp.host.address import Address
 from slurmddp.host.cgroups import OomWatch
+from slurmddp.host.heartbeat_page import HeartbeatPage
+from slurmddp.host.orphans import OrphanReaper
+from slurmddp.host.ports import candidate_ports, listen, listen_as_rank_zero
+from slurmddp.host.signals import STOP_SIGNALS
+from slurmddp.launchers.agent.worker import RankSpec, be_rank, spawn
 from slurmddp.launchers.coordinator.messages import StartWorkers
+from slurmddp.launchers.coordinator.restart_policy import Assignment
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.capture import Failure
 from slurmddp.runs.failures.causes import LEFT_EARLY
+from slurmddp.runs.failures.model import ENDED_BY_AGENT
+from slurmddp.runs.folder.layout import RunFolder
 
 _UNKILLABLE_S = 60.0
 """Seconds for killed ranks to end: the kernel needs some to take large memories apart."""
@@ -144,3 +172,181 @@ class WorkerGroup(ABC):
                 hint="A file server or a device does not answer; the node may need a restart.",
             )
         return not self._running
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """The program of the ranks, the same in every worker group."""
+
+    folder: RunFolder
+    attempt: int
+    node: RankInfo
+    """The agent's rank, node and hosts: one task on each node of the job."""
+    ranks_per_node: int
+    entry: str
+    """`module:function` that a rank runs."""
+    imports_s: float
+    """Seconds from the agent's start until it could start ranks."""
+    common: Mapping[str, str]
+    """Variables that all ranks get."""
+    forks: bool = True
+    """Whether the agent can be forked after its imports."""
+
+
+class ForkedWorkers(WorkerGroup):
+    """Ranks that an agent forks, or spawns where it can't be forked."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        reaper: OrphanReaper,
+        checkpoints: CheckpointService,
+        close_in_child: Callable[[], object],
+    ) -> None:
+        """`close_in_child` closes in a forked rank what belongs to the agent."""
+        super().__init__(spec.ranks_per_node, spec.node.node_rank)
+        self._spec, self._reaper, self._checkpoints = spec, reaper, checkpoints
+        self._close_in_child = close_in_child
+        self._pages = [HeartbeatPage.create() for _ in range(spec.ranks_per_node)]
+        self._logged = [0] * spec.ranks_per_node
+        """Size of each rank's log when the rank started."""
+        self._agents: tuple[int, ...] = ()
+        """The agents of the present worker group."""
+        self._step_variables: list[dict[str, str]] = []
+        """The variables that describe these agents' step to each rank here."""
+        self._own: Address | None = None
+        """The address of this node at which ranks can meet, once it is known."""
+        self._since = 0.0
+
+    def meeting_point(self, assignment: Assignment) -> tuple[str, int]:
+        """Return MASTER_ADDR and MASTER_PORT for ranks that use them; only node 0's agent asks."""
+        node = self._spec.node
+        ports = candidate_ports(f"{node.launch_id} {assignment.restart_count} master")
+        # Resolved once: a silent name server would hold up a restart, and the link between agents.
+        # The order to start tells the port, so any port does (`bool`).
+        with listen(self._own, ports, bool) if self._own else listen_as_rank_zero(node, ports, bool) as probe:
+            text, port = probe.getsockname()[:2]
+            self._own = Address(probe.family, text)
+            return text, int(port)
+
+    def start(self, order: StartWorkers) -> None:
+        """Start the ranks of this node; ranks on plain torch meet at `order.master`."""
+        if order.agents != self._agents:
+            self._describe_step(order.agents)
+        self._since = time.monotonic()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        super().start(order)
+
+    def _describe_step(self, agents: tuple[int, ...]) -> None:
+        """Describe a step of these agents to each rank here, as srun does."""
+        node, place = self._spec.node, agents.index(self._spec.node.node_rank)
+        step = replace(
+            node,
+            rank=place,
+            node_rank=place,
+            world_size=len(agents),
+            nodes=len(agents),
+            hosts=tuple(node.hosts[agent] for agent in agents),
+        )
+        ranks = range(self._spec.ranks_per_node)
+        self._agents = agents
+        self._step_variables = [rank_environment(step, one, len(ranks), os.environ) for one in ranks]
+
+    def _start(self, local_rank: int, order: StartWorkers) -> int:
+        self._pages[local_rank].reset()
+        log = self._log(local_rank)
+        self._logged[local_rank] = _size(log)
+        rank = RankSpec(
+            local_rank=local_rank,
+            environ=self._environment(local_rank, order),
+            log=log,
+            entry=self._spec.entry,
+            run_dir=str(self._spec.folder.path),
+        )
+        pid = start_process(rank, self._close_in_child, forks=self._spec.forks)
+        self._reaper.add(pid)
+        return pid
+
+    def _environment(self, local_rank: int, order: StartWorkers) -> dict[str, str]:
+        spec, (master, port) = self._spec, order.master
+        return {
+            **spec.common,
+            RESTART_COUNT_VARIABLE: str(order.restart_count),
+            PREFLIGHT_VARIABLE: str(int(order.preflight)),
+            **({"MASTER_ADDR": master, "MASTER_PORT": str(port)} if port else {}),
+            IMPORTS_VARIABLE: f"{0.0 if order.restart_count else spec.imports_s:.3f} {self._since:.3f}",
+            **self._step_variables[local_rank],
+            HEARTBEAT_VARIABLE: str(self._pages[local_rank].descriptor),
+            CHANNEL_VARIABLE: str(self._checkpoints.channel_for(local_rank)),
+            MEMORY_VARIABLE: ",".join(map(str, self._checkpoints.memory_fds())),
+        }
+
+    def poll(self) -> list[Failure]:
+        """Take note of the ranks that have ended since the last call, and reap orphans of all ranks."""
+        failed = super().poll()
+        process.reap_orphans({*self._running, *self._checkpoints.pids})
+        return failed
+
+    def _record_exit(self, local_rank: int, code: int) -> None:
+        # A rank that the agent has ended is recorded too: srun's exit code hides the first one.
+        reason = ENDED_BY_AGENT if self._ended_by_us else ""
+        spec, rank = self._spec, self.rank(local_rank)
+        capture.write_exit(spec.folder, spec.attempt, rank, code, self.restart_count, reason)
+
+    def _exit_code(self, pid: int) -> int | None:
+        if not process.has_ended(pid):
+            return None
+        # The dead leader still holds its pid here, so its group can't be another process's.
+        process.signal_group(pid, signal.SIGKILL)
+        self._reaper.forget(pid)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def _last_lines(self, local_rank: int) -> tuple[str, ...]:
+        return capture.last_lines(self._log(local_rank), since=self._logged[local_rank])
+
+    def progress(self) -> tuple[int, float]:
+        """Return the last step that a rank has completed (-1: none), and the seconds since then."""
+        beats = [page.read() for page in self._pages]
+        silent_s = time.monotonic() - max(beat.stepped for beat in beats)
+        return max(beat.step for beat in beats), round(silent_s, 3)
+
+    def processes(self) -> dict[int, tuple[int, HeartbeatPage]]:
+        """Return the pid and the heartbeat page of each rank that runs, by global rank."""
+        return {self.rank(one): (pid, self._pages[one]) for pid, one in self._running.items()}
+
+    def _log(self, local_rank: int) -> Path:
+        return self._spec.folder.rank_log(self._spec.attempt, self.rank(local_rank))
+
+
+def start_process(rank: RankSpec, close_in_child: Callable[[], object], *, forks: bool) -> int:
+    """Start one rank as the leader of a process group and return its pid.
+
+    A forked rank shares the modules that this process has imported, without later changes.
+    """
+    # Signals wait until the child no longer shares the agent's handlers and wake-up pipe.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, signal.SIGINT, signal.SIGCHLD})
+    try:
+        pid = _fork(rank, close_in_child) if forks else spawn(rank)
+        with suppress(ProcessLookupError, PermissionError):
+            os.setpgid(pid, pid)  # The child does it too, so the group exists from now on.
+        return pid
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _fork(rank: RankSpec, close_in_child: Callable[[], object]) -> int:
+    agent = os.getpid()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of the idle threads that numpy's BLAS starts; they are not Python's.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        be_rank(rank, agent, close_in_child)
+    return pid
+
+
+def _size(log: Path) -> int:
+    with suppress(OSError):
+        return log.stat().st_size
+    return 0

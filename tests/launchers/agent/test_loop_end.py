@@ -14,9 +14,9 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.time_limits import Limits
 from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers.agent import stop_requests
-from slurmddp.launchers.agent.forked_workers import ForkedWorkers
 from slurmddp.launchers.agent.loop import AgentLoop
 from slurmddp.launchers.agent.node_watch import NodeWatch
+from slurmddp.launchers.agent.worker_group import ForkedWorkers
 from slurmddp.launchers.coordinator.messages import Fail, Joined, Leave, Lost, Message, StartWorkers, encode
 from slurmddp.launchers.coordinator.restart_policy import Rules
 from slurmddp.launchers.coordinator.run_folder_recorder import Records

@@ -14,7 +14,7 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError
 from slurmddp.host import ports
 from slurmddp.host.address import LOOPBACK, Address
-from slurmddp.launchers.agent.forked_workers import ForkedWorkers, WorkerSpec
+from slurmddp.launchers.agent.worker_group import ForkedWorkers, WorkerSpec
 from slurmddp.launchers.coordinator.restart_policy import Assignment
 from slurmddp.runs.folder.layout import RunFolder
 

@@ -22,7 +22,7 @@ import json, os, signal, sys, time, types
 from pathlib import Path
 from slurmddp.environments.names import CHANNEL_VARIABLE, HEARTBEAT_VARIABLE
 from slurmddp.launchers.agent import preload
-from slurmddp.launchers.agent.forked_workers import start_process
+from slurmddp.launchers.agent.worker_group import start_process
 from slurmddp.launchers.agent.worker import RankSpec
 from slurmddp.host.signals import SignalInbox
 from slurmddp.checkpoint.memory.channel import Channel
@@ -57,7 +57,7 @@ def main(run_dir):
     seen = [run_dir, os.environ["RANK"], sys.path[0], "torch" in sys.modules, os.getpgid(0) == os.getpid()]
     with open("/proc/self/cmdline", "rb") as command:
         seen.append(b"RANK" in command.read())
-    seen.append("slurmddp.launchers.agent.forked_workers" in sys.modules)
+    seen.append("slurmddp.launchers.agent.worker_group" in sys.modules)
     Channel.attach(os.environ).send({"seen": seen})
     print("said by a rank")
     return 0
