@@ -120,10 +120,11 @@ def _import_longest(path: str, key: str) -> tuple[ModuleType, list[str]]:
 
 
 def _no_module(path: str, name: str, parent: ModuleType | None, key: str) -> ConfigError:
-    found = f"module {parent.__name__} has no {name.rpartition('.')[2]}" if parent else f"no module {name}"
-    hint = near_matches(name.rpartition(".")[2], _public(parent)) if parent else ""
+    last = name.rpartition(".")[2]
+    found = f"module {parent.__name__} has no {last}" if parent else f"there is no module {name}"
+    hint = near_matches(last, _public(parent)) if parent else ""
     return ConfigError(
-        f"{key} is {path!r}, but there is {found}." if not parent else f"{key} is {path!r}, but {found}.",
+        f"{key} is {path!r}, but {found}.",
         hint=hint or "Modules are found beside your conf/ folder and in the installed packages.",
     )
 
@@ -207,6 +208,3 @@ class _Call:
                 f"{self._where}: {self._path} can't be called so: {error}.",
                 hint=f"Its arguments are {', '.join(known)}.",
             ) from error
-
-
-__all__ = ["instantiate", "is_called_later", "locate"]

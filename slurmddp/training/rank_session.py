@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -11,14 +13,21 @@ from collections.abc import Callable, Mapping
 from torch import distributed
 
 from slurmddp.environments.detect import detect
+from slurmddp.environments.names import LAUNCHER_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, SlurmddpError, StoppedAtCheckpoint
+from slurmddp.errors import (
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_STOPPED,
+    MismatchError,
+    SlurmddpError,
+    StoppedAtCheckpoint,
+)
 from slurmddp.host.heartbeat_page import HeartbeatPage
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.device.cuda import visible_gpus
 from slurmddp.training.heartbeat import Heartbeat
 from slurmddp.training.process_group import setup
-from slurmddp.training.process_group.launch_check import refuse_to_multiply, require_devices
 from slurmddp.training.run_log import Milestones
 from slurmddp.training.startup_timer import StartupTimer
 from slurmddp.training.stopping.controller import StopController
@@ -66,11 +75,11 @@ class RankSession:
         info = detect(self._environ)
         wanted = num_devices if isinstance(num_devices, int) else _devices_of(info)
         if info.environment == "single" and wanted > 1 and not distributed.is_initialized():
-            refuse_to_multiply()
+            _refuse_to_multiply()
             from slurmddp.launchers.local.launch import launch_script
 
             launch_script(wanted)
-        require_devices(info, wanted)
+        _require_devices(info, wanted)
         self.heartbeat.enter("meeting")
         self._context = setup.start(info, backend=backend, stopped=lambda: self.stop.requested)
         self._pid = os.getpid()
@@ -146,3 +155,36 @@ class RankSession:
 def _devices_of(info: RankInfo) -> int:
     """Return the number of ranks on this machine for `num_devices="auto"`."""
     return info.local_world_size if info.environment != "single" else max(1, visible_gpus())
+
+
+def _refuse_to_multiply() -> None:
+    """Raise SlurmddpError if running this program's command again would not start ranks."""
+    if multiprocessing.parent_process() is not None:
+        raise SlurmddpError(
+            "launch() was called in a process that multiprocessing started.",
+            hint="Launch from the main program, under `if __name__ == '__main__':`.",
+        )
+    if os.environ.get(LAUNCHER_VARIABLE) == "local":
+        raise SlurmddpError(
+            "launch() was called in a process that launch() started, which does not see its rank.",
+            hint="Unset SLURMDDP_ENVIRONMENT; a forced environment hides the launcher's variables.",
+        )
+
+
+def _require_devices(info: RankInfo, wanted: int) -> None:
+    """Raise MismatchError unless as many ranks were started on this machine as the program asks for."""
+    if wanted != info.local_world_size:
+        raise MismatchError(
+            f"num_devices is {wanted}, but {info.environment} started {info.local_world_size} "
+            f"process(es) on {socket.gethostname()}.",
+            hint=_start_command(info, wanted),
+        )
+
+
+def _start_command(info: RankInfo, wanted: int) -> str:
+    auto = 'or use num_devices="auto"'
+    if info.environment == "slurm":
+        return f"Start it with `srun --ntasks-per-node={wanted}`, {auto}."
+    if info.environment == "torchrun":
+        return f"Start it with `torchrun --nproc-per-node={wanted}`, {auto}."
+    return f"Start {wanted} process(es) per node, {auto}."

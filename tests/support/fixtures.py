@@ -118,3 +118,18 @@ def rank_server():
     ranks.start_server()
     yield
     ranks.stop_server()
+
+
+@pytest.fixture
+def store_host(rank_server):
+    """A process that hosts a store of torch, which the test may kill, and a connection to the store."""
+    from torch.distributed import TCPStore
+
+    ours, theirs = ranks.CONTEXT.Pipe(duplex=False)
+    with ours, theirs:
+        host = ranks.CONTEXT.Process(target=ranks.host_store, args=(theirs,))
+        host.start()
+        yield host, TCPStore("127.0.0.1", ours.recv(), is_master=False, wait_for_workers=False)
+        host.kill()
+        host.join()
+        host.close()

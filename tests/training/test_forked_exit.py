@@ -31,33 +31,28 @@ print(*sorted(path.name for path in root.glob("step-*")))
 
 AGREES = """
 import os, sys
-from pathlib import Path
 import torch.distributed as dist
 from slurmddp.training.stopping.agreement import StopAgreement
 
 store = dist.FileStore(sys.argv[1], 2)
-with StopAgreement(store, 0, 2, poll_s=0.005, timeout_s=0.3) as agreement:
-    assert not agreement.should_stop()
-    before = store.num_keys()
-    if os.fork() == 0:
-        sys.exit(0)
-    assert os.wait()[1] == 0
-    print(store.num_keys() - before)
-    os._exit(0)  # The other rank never comes.
+agreement = StopAgreement(store, 0, 2, poll_s=0.005)
+assert not agreement.should_stop()
+before = store.num_keys()
+if os.fork() == 0:
+    sys.exit(0)  # At its exit, a rank closes the agreement.
+assert os.wait()[1] == 0
+print(store.num_keys() - before, flush=True)
+os._exit(0)  # The other rank never comes.
 """
 
 
-def told(program: str, path: Path) -> str:
+@pytest.mark.parametrize(
+    ("program", "found"),
+    [(SAVES, "step-0000000001 step-0000000002"), (AGREES, "0")],
+    ids=["reads no answer of the writer", "takes no part in the agreement on a stop"],
+)
+def test_a_child_of_a_rank(tmp_path: Path, program: str, found: str) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", program, str(path)]
+    command = [sys.executable, "-c", program, str(tmp_path / "store")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def test_a_child_reads_no_answer_of_the_writer(tmp_path: Path) -> None:
-    assert told(SAVES, tmp_path / "checkpoints") == "step-0000000001 step-0000000002"
-
-
-def test_a_child_takes_no_part_in_the_agreement_on_a_stop(tmp_path: Path) -> None:
-    assert told(AGREES, tmp_path / "store") == "0"
+    assert (done.returncode, done.stdout.strip()) == (0, found), done.stderr

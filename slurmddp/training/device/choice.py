@@ -41,14 +41,15 @@ def visible_names(environ: Mapping[str, str]) -> tuple[str, ...] | None:
     return tuple(names)
 
 
-def own_mig_device(info: RankInfo, environ: Mapping[str, str]) -> str | None:
-    """Return the one MIG device to show to this rank; None if no MIG devices are named.
-
-    CUDA shows a process only the first MIG device of the list.
-    """
+def visible_mig_devices(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the MIG devices that CUDA_VISIBLE_DEVICES names; CUDA shows a process only the first."""
     names = visible_names(environ) or ()
-    if not names or not names[0].startswith("MIG-"):
-        return None
+    return names if names and names[0].startswith("MIG-") else ()
+
+
+def own_mig_device(info: RankInfo, environ: Mapping[str, str]) -> str | None:
+    """Return the one MIG device to show to this rank; None if no MIG devices are named."""
+    names = visible_mig_devices(environ)
     index = choose_device(info, environ, len(names))
     return None if index is None else names[index]
 
@@ -112,8 +113,8 @@ def foreign_gpus(info: RankInfo, environ: Mapping[str, str], visible: int) -> st
 
 def device_identity(environ: Mapping[str, str], index: int, uuid: object) -> str:
     """Return a name that no other device has; MIG devices may share the UUID of their GPU."""
-    names = visible_names(environ) or ()
-    return names[index] if index < len(names) and names[index].startswith("MIG-") else str(uuid)
+    names = visible_mig_devices(environ)
+    return names[index] if index < len(names) else str(uuid)
 
 
 def choose_backend(asked: str, device_index: int | None, known: Collection[str] = ("gloo", "nccl")) -> str:

@@ -17,7 +17,7 @@ from slurmddp.training.device.choice import (
     device_identity,
     foreign_gpus,
     own_mig_device,
-    visible_names,
+    visible_mig_devices,
 )
 
 _log = logging.getLogger(__name__)
@@ -28,10 +28,8 @@ def visible_gpus() -> int:
 
     MIG devices are counted by name: CUDA would show this process the first one only.
     """
-    names = visible_names(os.environ) or ()
-    if names and names[0].startswith("MIG-") and torch.version.cuda:
-        return len(names)
-    return torch.cuda.device_count()
+    named = len(visible_mig_devices(os.environ)) if torch.version.cuda else 0
+    return named or torch.cuda.device_count()
 
 
 def lacks_gpus(info: RankInfo) -> bool:

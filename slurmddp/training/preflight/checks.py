@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -49,7 +48,6 @@ TMP = Path("/tmp")
 class Finding:
     """One fault of one node."""
 
-    check: str
     node: str
     text: str
     """What was found, as a sentence."""
@@ -80,20 +78,16 @@ Check = Callable[[CheckContext], Iterable[Finding]]
 
 def run_checks(checks: Iterable[Check], here: CheckContext, limit_s: float) -> list[Finding]:
     """Return the findings of the checks; a check that raises or exceeds `limit_s` is a finding, too."""
-    found: list[Finding] = []
-    for check in checks:
-        try:
-            found += within(limit_s, partial(_results, check, here), here.device)
-        except Exception as error:
-            cause = f"{type(error).__name__}: {error}".splitlines()[0]
-            text = f"the check of its {check.__name__} failed on rank {here.info.rank}: {cause}."
-            hint = "Have the node examined."
-            found.append(Finding(check=check.__name__, node=here.node, text=text, hint=hint))
-    return found
+    return [finding for check in checks for finding in _run_check(check, here, limit_s)]
 
 
-def _results(check: Check, here: CheckContext) -> list[Finding]:
-    return list(check(here))
+def _run_check(check: Check, here: CheckContext, limit_s: float) -> list[Finding]:
+    try:
+        return within(limit_s, lambda: list(check(here)), here.device)
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}".splitlines()[0]
+        text = f"the check of its {check.__name__} failed on rank {here.info.rank}: {cause}."
+        return [Finding(node=here.node, text=text, hint="Have the node examined.")]
 
 
 def device(here: CheckContext) -> Iterable[Finding]:
@@ -103,7 +97,7 @@ def device(here: CheckContext) -> Iterable[Finding]:
     for kind in types:
         if not multiplies_right(here.device, kind):
             text = f"{here.device} of rank {here.info.rank} multiplies matrices wrongly in {kind}."
-            yield Finding(check="device", node=here.node, text=text, hint="Have the device examined.")
+            yield Finding(node=here.node, text=text, hint="Have the device examined.")
 
 
 def _unseen_gpus(here: CheckContext) -> Iterable[Finding]:
@@ -113,11 +107,10 @@ def _unseen_gpus(here: CheckContext) -> Iterable[Finding]:
         return
     text = f"SLURM has given {granted} GPU(s), and torch shows none: the ranks would compute on CPUs."
     if torch.version.cuda or torch.version.hip:
-        hint = "Have its driver examined (`nvidia-smi`)."
-        yield Finding(check="device", node=here.node, text=text, hint=hint)
+        yield Finding(node=here.node, text=text, hint="Have its driver examined (`nvidia-smi`).")
     else:
         hint = "This torch is built without CUDA: install one that fits the driver."
-        yield Finding(check="device", node=here.node, text=text, hint=hint, fault=NOBODY)
+        yield Finding(node=here.node, text=text, hint=hint, fault=NOBODY)
 
 
 def multiplies_right(on: torch.device, kind: torch.dtype) -> bool:
@@ -137,13 +130,9 @@ def memory(here: CheckContext) -> Iterable[Finding]:
     free, whole = torch.cuda.mem_get_info(here.device)
     held = whole - free - torch.cuda.memory_reserved(here.device)
     if held > _GPU_USED * whole:
-        yield Finding(
-            check="memory",
-            node=here.node,
-            text=f"{size_text(held)} of the {size_text(whole)} of {here.device} are in use already.",
-            hint="Ask for whole GPUs, or tell the site's administrators, unless the process is yours.",
-            fault=NOBODY,
-        )
+        text = f"{size_text(held)} of the {size_text(whole)} of {here.device} are in use already."
+        hint = "Ask for whole GPUs, or tell the site's administrators, unless the process is yours."
+        yield Finding(node=here.node, text=text, hint=hint, fault=NOBODY)
     torch.ones(_GPU_BYTES, dtype=torch.uint8, device=here.device)
     torch.cuda.empty_cache()
 
@@ -157,7 +146,7 @@ def disk(here: CheckContext) -> Iterable[Finding]:
         if named and not Path(named).is_dir():
             text = f"TMPDIR is {named}, which is not a folder there: {usual} is used instead."
             hint = "Unset it where you submit, or make the folder in the cluster file's setup lines."
-            yield Finding(check="disk", node=here.node, text=text, hint=hint, fault=NOBODY)
+            yield Finding(node=here.node, text=text, hint=hint, fault=NOBODY)
             named = None
         # Python skips a folder that it can't write to; other libraries that use TMPDIR don't.
         yield from _node_disk(here, Path(named) if named else usual)
@@ -170,7 +159,7 @@ def _run_disk(here: CheckContext) -> Iterable[Finding]:
         for_what = "two checkpoints take" if size is not None else "a training should find"
         text = f"{size_text(free)} are free in the run folder; {for_what} {size_text(needed)}."
         hint = "Make room, or begin in another runs_dir."
-        yield Finding(check="disk", node=here.node, text=text, hint=hint, fault=RUN)
+        yield Finding(node=here.node, text=text, hint=hint, fault=RUN)
 
 
 def _node_disk(here: CheckContext, folder: Path) -> Iterable[Finding]:
@@ -184,12 +173,12 @@ def _node_disk(here: CheckContext, folder: Path) -> Iterable[Finding]:
     except OSError as error:
         text = f"{folder} (TMPDIR) can't be written to: {error.strerror}."
         hint = "Have its disk examined, or set TMPDIR to another folder."
-        yield Finding(check="disk", node=here.node, text=text, hint=hint, fault=fault)
+        yield Finding(node=here.node, text=text, hint=hint, fault=fault)
         return
     if (free := free_bytes(folder)) < _DISK_BYTES:
         text = f"{size_text(free)} are free in {folder} (TMPDIR); {size_text(_DISK_BYTES)} should be."
         hint = "Remove the files of earlier jobs there, or set TMPDIR to another folder."
-        yield Finding(check="disk", node=here.node, text=text, hint=hint, fault=fault)
+        yield Finding(node=here.node, text=text, hint=hint, fault=fault)
 
 
 def _checkpoint_bytes(folder: RunFolder) -> int | None:
@@ -230,20 +219,18 @@ def check_limits(node: str, *, files: int, locked: int, shm: int | None, workers
     """
     unlimited = resource.RLIM_INFINITY
 
-    def warning(check: str, text: str, hint: str) -> Finding:
-        return Finding(check=check, node=node, text=text, hint=hint, fault=NOBODY)
+    def warning(text: str, hint: str) -> Finding:
+        return Finding(node=node, text=text, hint=hint, fault=NOBODY)
 
     if files != unlimited and files < _FILES:
         text = f"a process may have {files} files open; with loader workers that is soon too few."
-        yield warning("nofile", text, f"Put `ulimit -n {_FILES}` into the cluster file's setup lines.")
+        yield warning(text, f"Put `ulimit -n {_FILES}` into the cluster file's setup lines.")
     if locked != unlimited:
         text = f"a process may lock {size_text(locked)} of memory; RDMA needs all that it sends locked."
-        yield warning(
-            "memlock", text, "Ask the site for an unlimited memlock in jobs (PropagateResourceLimits)."
-        )
+        yield warning(text, "Ask the site for an unlimited memlock in jobs (PropagateResourceLimits).")
     if shm is not None and shm < workers * _SHM_PER_WORKER:
         text = f"{size_text(shm)} are free in {SHM}, where {workers} loader worker(s) put their batches."
-        yield warning("shm", text, "Enlarge it (in containers --shm-size), or use fewer train.workers.")
+        yield warning(text, "Enlarge it (in containers --shm-size), or use fewer train.workers.")
 
 
 CHECKS: tuple[Check, ...] = (device, memory, disk, limits)

@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -115,7 +115,7 @@ def run(
 def _failed_sum(rank: int, node: str, why: str) -> Finding:
     text = f"the sum over all ranks failed on rank {rank}: {why}."
     hint = "The pairs of nodes work, so look for a fault that shows only with all ranks at once."
-    return Finding(check="sum", node=node, text=text, hint=hint, fault=RUN)
+    return Finding(node=node, text=text, hint=hint, fault=RUN)
 
 
 def exclude_conflicting_nodes(
@@ -126,10 +126,7 @@ def exclude_conflicting_nodes(
     Every rank calls it after the same `error`, which came before the preflight could start.
     """
     preflight = _Preflight(info, None, folder, config)
-    found = [
-        Finding(check="device", node=preflight.names[node], text=error.message, hint=error.hint)
-        for node in error.nodes
-    ]
+    found = [Finding(node=preflight.names[node], text=error.message, hint=error.hint) for node in error.nodes]
     preflight.conclude(found)
 
 
@@ -138,8 +135,8 @@ class Verdict(NamedTuple):
 
     failed: list[str]
     """Sentences of the findings that end the preflight."""
-    excluded: list[str]
-    """Names of the nodes that the next attempts avoid."""
+    excluded: Mapping[str, str]
+    """Names of the nodes that the next attempts avoid, each with the reason."""
     unhealthy: Mapping[int, str]
     """Node ranks of the nodes that a spare may replace, each with the reason."""
 
@@ -182,18 +179,18 @@ class _Preflight:
         if self._store is not None:
             self._store.await_all(f"{key}/read", self.info)
         if verdict.excluded:
-            raise _unhealthy_nodes(verdict.failed, verdict.excluded)
+            raise _unhealthy_nodes(verdict)
         hint = "No node was excluded for it. preflight=off starts without these checks."
         raise SlurmddpError(f"Preflight: {_shortened(verdict.failed)}", hint=hint)
 
     def conclude(self, found: Sequence[Finding]) -> None:
         """Raise UnhealthyNodeError for findings that all ranks know, if their nodes can be excluded."""
+        verdict = self._verdict(found)
         if self.info.rank == 0 and not self._run.is_superseded:
-            self._record(found)
-        failed, excluded = self._consequences(found)
-        _report_unhealthy(self._replaceable(found))
-        if excluded:
-            raise _unhealthy_nodes(failed, excluded)
+            self._record(found, verdict)
+        _report_unhealthy(verdict.unhealthy)
+        if verdict.excluded:
+            raise _unhealthy_nodes(verdict)
 
     def end(self) -> None:
         """Record that all nodes are healthy."""
@@ -211,43 +208,41 @@ class _Preflight:
             stamps = [answer.at for answer in given[:: self.info.local_world_size]]
             found += check_clocks(self.names, stamps, self._continued, time.time())
         found += [self._silent(rank) for rank, answer in enumerate(answers) if answer is None]
+        verdict = self._verdict(found)
         if self._run.is_superseded:
-            return Verdict([finding.sentence for finding in found if finding.fault != NOBODY], [], {})
-        return self._record(found, [[self.names[node] for node in pair] for pair in failed])
+            return Verdict(verdict.failed, {}, {})
+        self._record(found, verdict, [[self.names[node] for node in pair] for pair in failed])
+        return verdict
 
     def _silent(self, rank: int) -> Finding:
         node = self.names[rank // self.info.local_world_size]
         text = f"rank {rank} sent no findings within {ANSWER_S:.0f} s."
-        return Finding(check="answer", node=node, text=text, hint="Its log may say why.")
+        return Finding(node=node, text=text, hint="Its log may say why.")
 
-    def _record(self, found: Sequence[Finding], failed_pairs: Sequence[Sequence[str]] = ()) -> Verdict:
-        """Record the findings, and the nodes that the next attempts avoid; return the verdict."""
+    def _verdict(self, found: Sequence[Finding]) -> Verdict:
+        """Return what follows from the findings; nodes are at fault only if other nodes may be healthy."""
+        unhealthy = {finding.node: finding.text for finding in found if finding.fault == NODE}
+        replaceable = others_may_be_healthy(unhealthy, self.info.nodes)
+        return Verdict(
+            failed=[finding.sentence for finding in found if finding.fault != NOBODY],
+            excluded=unhealthy if self._hours > 0 and can_exclude(unhealthy, self.info) else {},
+            unhealthy={self.names.index(node): why for node, why in unhealthy.items() if replaceable},
+        )
+
+    def _record(
+        self, found: Sequence[Finding], verdict: Verdict, failed_pairs: Sequence[Sequence[str]] = ()
+    ) -> None:
+        """Record the findings, and the nodes that the next attempts avoid."""
         for finding in found:
             _log.warning("preflight: %s", finding.sentence)
             if finding.fault == NOBODY:
                 text = f"Preflight: {finding.sentence}"
                 self._folder.add_event("warned", attempt=self._run.attempt, about="preflight", text=text)
-        failed, excluded = self._consequences(found)
-        for node, why in excluded.items():
+        for node, why in verdict.excluded.items():
             exclude(self._folder, node, f"preflight: {why}", hours=self._hours)
-        unhealthy = self._replaceable(found)
-        if failed:
-            facts = {"unfit": unhealthy, "pairs": failed_pairs}
-            self._add_event(failed, **{name: fact for name, fact in facts.items() if fact})
-        return Verdict(failed, list(excluded), unhealthy)
-
-    def _replaceable(self, found: Sequence[Finding]) -> dict[int, str]:
-        """Return the unhealthy nodes by node rank, with reasons, if other nodes may be healthy."""
-        unhealthy = _unhealthy(found)
-        if not others_may_be_healthy(unhealthy, self.info.nodes):
-            return {}
-        return {self.names.index(node): why for node, why in unhealthy.items()}
-
-    def _consequences(self, found: Sequence[Finding]) -> tuple[list[str], dict[str, str]]:
-        """Return the sentences of failed checks, and the nodes to exclude with their reasons."""
-        failed = [finding.sentence for finding in found if finding.fault != NOBODY]
-        unhealthy = _unhealthy(found)
-        return failed, unhealthy if self._hours > 0 and can_exclude(unhealthy, self.info) else {}
+        if verdict.failed:
+            facts = {"unfit": verdict.unhealthy, "pairs": failed_pairs}
+            self._add_event(verdict.failed, **{name: fact for name, fact in facts.items() if fact})
 
     def _add_event(self, failed: list[str], **facts: object) -> None:
         """Record the preflight; fact `unfit` holds node ranks, fact `pairs` node names (see `suspects`)."""
@@ -261,10 +256,6 @@ class _Preflight:
             failed=failed,
             **facts,
         )
-
-
-def _unhealthy(found: Sequence[Finding]) -> dict[str, str]:
-    return {finding.node: finding.text for finding in found if finding.fault == NODE}
 
 
 def _report_unhealthy(nodes: Mapping[int, str]) -> None:
@@ -285,6 +276,6 @@ def _shortened(failed: Sequence[str]) -> str:
     return " ".join(failed[:_SHOWN]) + more
 
 
-def _unhealthy_nodes(failed: Sequence[str], excluded: Iterable[str]) -> UnhealthyNodeError:
-    hint = f"The next attempt runs on other nodes than {', '.join(excluded)}."
-    return UnhealthyNodeError(f"Preflight: {_shortened(failed)}", hint=hint)
+def _unhealthy_nodes(verdict: Verdict) -> UnhealthyNodeError:
+    hint = f"The next attempt runs on other nodes than {', '.join(verdict.excluded)}."
+    return UnhealthyNodeError(f"Preflight: {_shortened(verdict.failed)}", hint=hint)

@@ -8,9 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.training.preflight import pairs
 from slurmddp.training.preflight.checks import NOBODY, NODE, RUN, Finding
-from slurmddp.training.preflight.pairs import Pair
+from slurmddp.training.preflight.pairs import Pair, describe, faulty_nodes
 
 SKEW_WARNED_S, SKEW_REFUSED_S = 2.0, 60.0
 """Seconds between a node's clock and most other clocks, from which the node is warned of, and refused."""
@@ -49,17 +48,11 @@ def find_faulty(
     failed: Mapping[Pair, str], names: Sequence[str], suspected: Collection[int] = ()
 ) -> list[Finding]:
     """Return a finding for each node that explains failed pairs; `suspected` comes from `suspects`."""
-    nodes = pairs.faulty_nodes(failed, suspected)
+    nodes = faulty_nodes(failed, suspected)
     hint = "Have its network examined: interface, cable, firewall."
     fault = NODE if 2 * len(nodes) <= len(names) else RUN
     return [
-        Finding(
-            check="pairs",
-            node=names[node],
-            text=pairs.describe(node, failed, names, suspected),
-            hint=hint,
-            fault=fault,
-        )
+        Finding(node=names[node], text=describe(node, failed, names, suspected), hint=hint, fault=fault)
         for node in nodes
     ]
 
@@ -86,5 +79,5 @@ def check_clocks(names: Sequence[str], stamps: Sequence[float], after: float, be
                 "Have its time service (chrony, ntpd) examined; stops before the time limit need the clock."
             )
             fault = NODE if off > SKEW_REFUSED_S else NOBODY
-            found.append(Finding(check="clocks", node=name, text=text, hint=hint, fault=fault))
+            found.append(Finding(node=name, text=text, hint=hint, fault=fault))
     return found

@@ -7,13 +7,13 @@ When all ranks have joined (`participants`), rank 0 stops answering.
 
 from __future__ import annotations
 
-import errno
 import logging
 import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import product
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import RankFailure, SlurmddpError, StoppedAtCheckpoint
-from slurmddp.host.address import Address, find_rank_zero, master_name, not_here
+from slurmddp.host.address import Address, find_rank_zero, master_name
+from slurmddp.host.ports import listen_as_rank_zero
 from slurmddp.training.process_group.participants import COMPLETE, STOPPED, Participants
 from slurmddp.training.process_group.port_discovery import Handshake, PortServer, ask_for_port
 
@@ -62,10 +63,9 @@ def open_store(
     if info.master_port is not None:
         return _given_store(info, timeout_s)
     deadline = time.monotonic() + timeout_s
-    addresses = find_rank_zero(info)
     if info.rank == 0:
-        return _host(info, addresses, deadline, stopped)
-    store = _find_store(info, addresses, deadline, stopped)
+        return _host(info, deadline, stopped)
+    store = _find_store(info, deadline, stopped)
     participants = Participants(store, info)
     try:
         participants.join()
@@ -121,12 +121,10 @@ def _given_store(info: RankInfo, timeout_s: float) -> dist.Store:
     return store
 
 
-def _host(
-    info: RankInfo, addresses: list[Address], deadline: float, stopped: Callable[[], bool]
-) -> dist.TCPStore:
+def _host(info: RankInfo, deadline: float, stopped: Callable[[], bool]) -> dist.TCPStore:
     """Rank 0: open the store, and tell its port to the other ranks until all have joined."""
     began = time.monotonic()
-    address, store = _serve(info, addresses)
+    address, store = _serve(info)
     is_slow = _warn_if_slow(time.monotonic() - began)
     participants, notice = Participants(store, info), _Notice()
     with PortServer(address, Handshake(info.launch_id)) as server:
@@ -149,28 +147,17 @@ def _host(
     return store
 
 
-def _serve(info: RankInfo, addresses: list[Address]) -> tuple[Address, dist.TCPStore]:
-    """Open the store on the first of rank 0's addresses that belongs to this machine."""
-    for address in addresses:
-        try:
-            listener = socket.create_server((address.text, 0), family=address.family, backlog=1024)
-        except OSError as error:
-            if error.errno == errno.EADDRNOTAVAIL:
-                continue
-            raise
-        return address, _store_on(listener, address)
-    raise not_here(info, addresses)
-
-
-def _store_on(listener: socket.socket, address: Address) -> dist.TCPStore:
-    port = listener.getsockname()[1]
+def _serve(info: RankInfo) -> tuple[Address, dist.TCPStore]:
+    """Open the store on the first of rank 0's addresses that belongs to this machine; return both."""
+    listener = listen_as_rank_zero(info, [0])
+    host, port = listener.getsockname()[:2]
+    options: dict[str, Any] = {"is_master": True, "wait_for_workers": False}
     if _torch_version() >= (2, 8):
-        return dist.TCPStore(
-            address.text, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
-    # Older versions accept no socket; they listen on all addresses of the machine.
-    listener.close()
-    return dist.TCPStore(address.text, 0, is_master=True, wait_for_workers=False)
+        options["master_listen_fd"] = listener.detach()
+    else:  # Older versions accept no socket; they listen on all addresses of the machine.
+        listener.close()
+        port = 0
+    return Address(listener.family, host), dist.TCPStore(host, port, **options)
 
 
 def _warn_if_slow(seconds: float) -> bool:
@@ -184,10 +171,9 @@ def _torch_version() -> tuple[int, ...]:
     return tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
-def _find_store(
-    info: RankInfo, addresses: list[Address], deadline: float, stopped: Callable[[], bool]
-) -> dist.TCPStore:
+def _find_store(info: RankInfo, deadline: float, stopped: Callable[[], bool]) -> dist.TCPStore:
     """Any other rank: ask at rank 0's ports until rank 0 answers, then connect to the store."""
+    addresses = find_rank_zero(info)
     handshake, notice, pause, patience_s = Handshake(info.launch_id), _Notice(), 0.02, _ANSWER_S[0]
     began = time.monotonic()
     while True:

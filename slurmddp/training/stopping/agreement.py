@@ -21,9 +21,11 @@ import threading
 import time
 from pathlib import Path
 
+from torch.distributed import Store
+
 from slurmddp.errors import RankFailure
 from slurmddp.runs.folder.layout import is_there
-from slurmddp.training.stopping.agreement_store import DECISION_POLL_S, STORE_TIMEOUT_S, AgreementStore, Store
+from slurmddp.training.stopping.agreement_store import DECISION_POLL_S, STORE_TIMEOUT_S, AgreementStore
 from slurmddp.training.stopping.signals import StopSignals
 
 log = logging.getLogger(__name__)
@@ -57,7 +59,6 @@ class StopAgreement:
         world_size: the number of ranks.
         signals: the signals of this rank that mean stop.
         stop_file: a path that means stop when it exists; on a shared file system, give it to one rank only.
-        prefix: the beginning of all keys in the store.
         poll_s: seconds between two polls of the store; by default 0.1, and more on many ranks.
         timeout_s: seconds to wait for the answers of the other ranks.
         launch_id: the launch, to which the entries in the store are bound.
@@ -71,7 +72,6 @@ class StopAgreement:
         *,
         signals: StopSignals | None = None,
         stop_file: Path | None = None,
-        prefix: str = "slurmddp/stop",
         poll_s: float | None = None,
         timeout_s: float = 120.0,
         launch_id: str = "",
@@ -92,7 +92,7 @@ class StopAgreement:
         self._closing = threading.Event()
         self._shared: AgreementStore | None = None
         if store and world_size > 1:
-            self._shared = AgreementStore(store, rank, world_size, prefix, launch_id)
+            self._shared = AgreementStore(store, rank, world_size, launch_id)
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         if self._shared or stop_file:
@@ -163,12 +163,6 @@ class StopAgreement:
             shared.mark_done()
         if self._rank == 0 and not undecided and shared.requested():
             shared.await_all_done()
-
-    def __enter__(self) -> StopAgreement:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _watch(self) -> None:
         """Run the watcher thread, the only user of the store, until the decision or `close`."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
-from typing import Protocol
 
-from torch.distributed import TCPStore
+from torch.distributed import Store, TCPStore
 
 from slurmddp.training.process_group.signed_store import SignedStore
 
@@ -16,25 +15,15 @@ DECISION_POLL_S = 0.01
 STORE_TIMEOUT_S = 30.0
 
 
-class Store(Protocol):
-    """The part of a torch store that an agreement uses."""
-
-    def check(self, keys: list[str], /) -> bool: ...
-    def multi_get(self, keys: list[str], /) -> list[bytes]: ...
-    def set(self, key: str, value: str, /) -> None: ...
-    def add(self, key: str, amount: int, /) -> int: ...
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
-
-
 class AgreementStore:
     """The entries of one agreement, read and written through a connection that no other code uses."""
 
-    def __init__(self, store: Store, rank: int, world_size: int, prefix: str, launch_id: str = "") -> None:
+    def __init__(self, store: Store, rank: int, world_size: int, launch_id: str) -> None:
         self._store = SignedStore(_second_connection(store), launch_id)
         self._rank, self._world_size = rank, world_size
         # Number the agreements of each rank, so that the ranks never read entries of an earlier agreement.
-        number = self._store.add(f"{prefix}/created/{rank}", 1)
-        self._prefix = f"{prefix}/{number}"
+        number = self._store.add(f"slurmddp/stop/created/{rank}", 1)
+        self._prefix = f"slurmddp/stop/{number}"
 
     def request(self, reason: str) -> str:
         """Request a stop; return the reason of the first request."""
@@ -80,5 +69,4 @@ def _second_connection(store: Store) -> Store:
     if not isinstance(store, TCPStore):
         return store
     timeout = timedelta(seconds=STORE_TIMEOUT_S)
-    client: Store = TCPStore(store.host, store.port, is_master=False, timeout=timeout, wait_for_workers=False)
-    return client
+    return TCPStore(store.host, store.port, is_master=False, timeout=timeout, wait_for_workers=False)

@@ -9,6 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import ClassVar
 
@@ -40,7 +41,9 @@ class StopController:
 
     def __init__(self, guard: ExitGuard | None, run: RunContext = RunContext()) -> None:  # noqa: B008 - frozen
         self._run = run
-        self._guard, self._own_guard = guard, guard is None
+        self._guard = guard
+        self._own = ExitStack()
+        """The guard and signals that this object has opened."""
         self._agreement: StopAgreement | None = None
         self._found_at_start: str | None = None
         """Why all ranks stop before their first step."""
@@ -72,7 +75,8 @@ class StopController:
 
     def _begin(self, context: RankContext) -> None:
         if self._guard is None:
-            self._guard = ExitGuard(StopSignals().__enter__(), read_limits(os.environ)).__enter__()
+            signals = self._own.enter_context(StopSignals())
+            self._guard = self._own.enter_context(ExitGuard(signals, read_limits(os.environ)))
         info = context.info
         if info.rank == 0 and self._run.folder is not None:
             self._folder = self._run.folder
@@ -152,7 +156,4 @@ class StopController:
         if self._agreement is not None:
             self._agreement.close()
             self._agreement = None
-        if self._own_guard and self._guard is not None:
-            self._guard.close()
-            self._guard.signals.__exit__(None, None, None)
-            self._guard = None
+        self._own.close()

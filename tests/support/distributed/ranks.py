@@ -141,6 +141,15 @@ def run_programs(programs: Sequence[Program], timeout_s: float = 400) -> list[tu
         return [(code, output.read_text()) for code, output in zip(codes, outputs, strict=True)]
 
 
+def host_store(end: Connection) -> None:
+    """Host a store of torch until this process is killed."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    end.send(store.port)
+    time.sleep(3600)
+
+
 def _collect(ends: list[Connection], deadline: float) -> list[Any]:
     """Wait for all answers; the first failure ends the wait, since other ranks may be stuck because of it."""
     answers: dict[int, Any] = {}

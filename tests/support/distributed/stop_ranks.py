@@ -1,39 +1,25 @@
-"""Child program of test_agreement: one gloo rank that trains several rounds and is asked to stop in each.
-
-    python stop_ranks.py RANK WORLD_SIZE PORT_FILE ROUNDS
+"""Ranks of test_agreement: they train several rounds and are asked to stop in each.
 
 Each round trains with uneven step times and an all-reduce per step that checks that all ranks are in the
-same step. The round's number seeds who is signalled, when and how. Prints one JSON line per round.
+same step. The round's number seeds who is signalled, when and how.
 """
 
-import json
 import os
 import random
 import signal
-import sys
 import threading
 import time
-from pathlib import Path
+from contextlib import closing
 
 import torch
 import torch.distributed as dist
 
+from slurmddp.training.distributon import Distributon
 from slurmddp.training.stopping.agreement import StopAgreement
 from slurmddp.training.stopping.signals import StopSignals
 
 STEPS = 100_000
 KINDS = ("one", "before", "two", "twice", "evaluation", "usr2", "request", "finished")
-
-
-def store_of(rank, port_file):
-    if rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        port_file.with_suffix(".new").write_text(str(store.port))
-        port_file.with_suffix(".new").rename(port_file)
-        return store
-    while not port_file.exists():
-        time.sleep(0.02)
-    return dist.TCPStore("127.0.0.1", int(port_file.read_text()), is_master=False, wait_for_workers=False)
 
 
 def disturb(kind, chance, rank, world_size, agreement):
@@ -62,8 +48,7 @@ def train(agreement, kind, rank, number):
         time.sleep(pace.uniform(0, 0.004))
         token = torch.tensor([step])
         dist.all_reduce(token)
-        if token.item() != step * dist.get_world_size():
-            raise SystemExit(f"rank {rank} was in step {step} and another was not")
+        assert token.item() == step * dist.get_world_size(), f"another rank than {rank} was not in {step}"
         if kind == "evaluation" and step == 5 and rank == number % dist.get_world_size():
             deadline = time.monotonic() + 60
             while not agreement.requested and time.monotonic() < deadline:
@@ -79,32 +64,18 @@ def one_round(number, store, rank, world_size):
     with StopSignals() as signals:
         if kind == "before" and rank == number % world_size:
             os.kill(os.getpid(), signal.SIGTERM)
-        with StopAgreement(store, rank, world_size, signals=signals) as agreement:
+        with closing(StopAgreement(store, rank, world_size, signals=signals)) as agreement:
             others = [] if kind == "before" else disturb(kind, chance, rank, world_size, agreement)
             stopped, left_early = train(agreement, kind, rank, number)
             for timer in others:
                 timer.join()
             again = agreement.should_stop() if kind != "finished" else True
-            facts = {
-                "round": number,
-                "kind": kind,
-                "rank": rank,
-                "stopped": stopped,
-                "reason": agreement.reason,
-            }
-            print(json.dumps({**facts, "left_early": left_early, "again": again}), flush=True)
+            facts = {"kind": kind, "stopped": stopped, "reason": agreement.reason}
+            return {**facts, "left_early": left_early, "again": again}
 
 
-def main():
-    rank, world_size, rounds = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[4])
-    torch.set_num_threads(1)
-    store = store_of(rank, Path(sys.argv[3]))
-    dist.init_process_group("gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=world_size)
-    for number in range(rounds):
-        one_round(number, store, rank, world_size)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+def train_rounds(rounds):
+    """Return the facts of each round on this rank."""
+    with Distributon() as d:
+        store = d.launch()._session.context.store
+        return [one_round(number, store, d.rank, d.world_size) for number in range(rounds)]

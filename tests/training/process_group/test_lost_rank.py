@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from datetime import timedelta
 
 import pytest
-import torch.distributed as dist
 
 from slurmddp.errors import CheckpointError, RankFailure
 from slurmddp.training.process_group.lost_rank import is_lost_rank
 
 pytestmark = pytest.mark.distributed
 GLOO = "/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp"
-HOST = """
-import time, torch.distributed as dist
-store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-print(store.port, flush=True)
-time.sleep(600)
-"""
 
 
 @pytest.mark.parametrize(
@@ -56,18 +47,12 @@ def test_similar_errors_are_not_a_lost_rank(error: Exception | None) -> None:
     assert not is_lost_rank(error)
 
 
-def test_the_store_of_a_dead_rank_is_a_lost_rank() -> None:
-    host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True)
-    assert host.stdout is not None
-    try:
-        port = int(host.stdout.readline())
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-        with pytest.raises(RuntimeError) as late:
-            store.wait(["key"], timedelta(seconds=0.1))
-    finally:
-        host.kill()
-        host.wait()
-        host.stdout.close()
+def test_the_store_of_a_dead_rank_is_a_lost_rank(store_host) -> None:
+    host, store = store_host
+    with pytest.raises(RuntimeError) as late:
+        store.wait(["key"], timedelta(seconds=0.1))
+    host.kill()
+    host.join()
     with pytest.raises(RuntimeError) as gone:
         store.get("key")
     assert is_lost_rank(late.value)

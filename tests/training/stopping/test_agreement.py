@@ -1,6 +1,5 @@
 """The stop agreement: all ranks stop after the same step, whichever rank is signalled, and whenever."""
 
-import json
 import os
 import random
 import signal
@@ -8,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 
 import pytest
 import torch.distributed as dist
@@ -16,40 +16,16 @@ from slurmddp.errors import RankFailure
 from slurmddp.training.stopping import agreement as stop
 from slurmddp.training.stopping.agreement import StopAgreement
 from slurmddp.training.stopping.signals import StopSignals
-from support import TESTS
-
-PROGRAM = TESTS / "support/distributed/stop_ranks.py"
-ENVIRONMENT = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-WORLD_SIZE = 4
-
-
-def run_ranks(tmp_path, rounds):
-    """Return the JSON lines of all ranks, grouped by round."""
-    commands = [
-        [sys.executable, str(PROGRAM), str(rank), str(WORLD_SIZE), str(tmp_path / "port"), str(rounds)]
-        for rank in range(WORLD_SIZE)
-    ]
-    ranks = [
-        subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for command in commands
-    ]
-    try:
-        ends = [rank.communicate(timeout=400) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0] * WORLD_SIZE, "\n".join(end[1] for end in ends)
-    lines = [json.loads(line) for end in ends for line in end[0].splitlines()]
-    return [[line for line in lines if line["round"] == number] for number in range(rounds)]
+from support.distributed import stop_ranks
+from support.distributed.ranks import run_ranks
 
 
 @pytest.mark.distributed
-def test_all_ranks_stop_after_the_same_step(tmp_path):
+@pytest.mark.usefixtures("rank_server")
+def test_all_ranks_stop_after_the_same_step():
     """24 seeded rounds: one signal, two at once, twice, before the first step, in an evaluation, none."""
-    for lines in run_ranks(tmp_path, 24):
+    for lines in zip(*run_ranks(stop_ranks.train_rounds, 4, 24), strict=True):
         kind = lines[0]["kind"]
-        assert len(lines) == WORLD_SIZE
         assert len({line["stopped"] for line in lines}) == 1, lines
         assert all(line["again"] for line in lines), "once stopped, stopped for good"
         if kind == "finished":
@@ -125,33 +101,12 @@ def test_a_new_agreement_on_the_same_store_reads_no_entry_of_the_last():
 
 def test_ranks_that_do_not_answer_are_named():
     with (
-        StopAgreement(dist.HashStore(), 0, 4, poll_s=0.005, timeout_s=0.3) as agreement,
+        closing(StopAgreement(dist.HashStore(), 0, 4, poll_s=0.005, timeout_s=0.3)) as agreement,
         pytest.raises(RankFailure, match="rank 1, 2, 3"),
     ):
         agreement.request("a wish")
         while not agreement.should_stop():
             time.sleep(0.005)
-
-
-HOST = """
-import sys, time, torch.distributed as dist
-store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-print(store.port, flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.fixture
-def store_host():
-    """A store whose host the test can kill."""
-    host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True)
-    try:
-        port = int(host.stdout.readline())
-        yield host, dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-    finally:
-        host.kill()
-        host.wait()
-        host.stdout.close()
 
 
 def watchers():
@@ -164,10 +119,10 @@ def test_the_loss_of_the_store_is_warned_of_and_the_rank_obeys_its_own_signal(
 ):
     monkeypatch.setattr(stop, "_CLOSING_S", 0.01)
     host, store = store_host
-    with StopSignals() as signals, StopAgreement(store, 1, 2, poll_s=0.01, signals=signals) as agreement:
+    with StopSignals() as signals, closing(StopAgreement(store, 1, 2, signals=signals)) as agreement:
         assert not agreement.should_stop()
         host.kill()
-        host.wait()
+        host.join()
         for thread in watchers():
             thread.join(60)
         assert not agreement.should_stop() and agreement.reason is None
@@ -186,7 +141,7 @@ def test_the_loss_of_the_store_at_the_end_is_not_warned_of(store_host, caplog):
     host, store = store_host
     agreement = StopAgreement(store, 1, 2, poll_s=0.01)
     host.kill()
-    host.wait()
+    host.join()
     time.sleep(0.1)
     agreement.close()
     assert not caplog.messages
@@ -202,7 +157,7 @@ def kill_when_posted(host, store):
 @pytest.mark.distributed
 def test_the_loss_of_the_store_during_the_agreement_is_a_rank_failure(store_host):
     _, store = store_host
-    with StopAgreement(store, 1, 2, poll_s=0.01, timeout_s=60) as agreement:
+    with closing(StopAgreement(store, 1, 2, poll_s=0.01, timeout_s=60)) as agreement:
         agreement.request("a wish")
         threading.Thread(target=kill_when_posted, args=store_host).start()
         with pytest.raises(RankFailure, match="store on the first rank went away"):
@@ -214,7 +169,7 @@ def test_the_loss_of_the_store_during_the_agreement_is_a_rank_failure(store_host
 def test_a_blocking_call_on_the_main_connection_does_not_delay_the_watcher(store_host):
     _, store = store_host
     blocked = threading.Thread(target=store.get, args=("late",), daemon=True)
-    with StopAgreement(store, 0, 2, poll_s=0.01) as first, StopAgreement(store, 1, 2, poll_s=0.01) as second:
+    with closing(StopAgreement(store, 0, 2)) as first, closing(StopAgreement(store, 1, 2)) as second:
         blocked.start()
         second.request("a wish")
         deadline = time.monotonic() + 60
@@ -227,39 +182,13 @@ def test_a_blocking_call_on_the_main_connection_does_not_delay_the_watcher(store
 
 
 def test_a_single_rank_stops_at_the_next_step_after_a_signal():
-    with StopSignals() as signals, StopAgreement(None, signals=signals) as agreement:
+    with StopSignals() as signals, closing(StopAgreement(None, signals=signals)) as agreement:
         assert [agreement.should_stop(), agreement.requested, agreement.reason] == [False, False, None]
         os.kill(os.getpid(), signal.SIGTERM)
         assert [agreement.should_stop(), agreement.should_stop(), agreement.requested] == [True, True, True]
         assert agreement._started == 1
         assert "SIGTERM on rank 0" in agreement.reason
         assert watchers() == []
-
-
-def test_a_single_rank_stops_by_the_file(tmp_path):
-    with StopAgreement(None, stop_file=tmp_path / "stop", poll_s=0.005) as agreement:
-        assert not agreement.should_stop()
-        (tmp_path / "stop").touch()
-        deadline = time.monotonic() + 60
-        while not agreement.should_stop() and time.monotonic() < deadline:
-            time.sleep(0.005)
-        assert agreement.should_stop() and "stop" in agreement.reason
-    assert watchers() == []
-
-
-def test_a_file_seen_by_one_rank_stops_all(tmp_path):
-    store, file = dist.HashStore(), tmp_path / "stop"
-    with (
-        StopAgreement(store, 0, 2, poll_s=0.005, stop_file=file) as first,
-        StopAgreement(store, 1, 2, poll_s=0.005) as second,
-    ):
-        assert not (first.should_stop() or second.should_stop())
-        file.touch()
-        deadline = time.monotonic() + 60
-        while not second.requested and time.monotonic() < deadline:
-            time.sleep(0.005)
-        assert first.should_stop() and second.should_stop()
-        assert first.reason == second.reason == f"the file {file}"
 
 
 def test_an_open_agreement_does_not_keep_the_process_alive(store_host):
