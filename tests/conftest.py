@@ -28,7 +28,9 @@ VOLATILE = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
 def command_line(process: psutil.Process) -> str:
     """Return the command line of a process, and nothing of one that has ended meanwhile."""
     try:
-        return "" if process.status() == psutil.STATUS_ZOMBIE else " ".join(process.cmdline())[:120]
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return ""
+        return " ".join(process.cmdline())[:120] or process.name()  # It has no command line while it starts.
     except psutil.NoSuchProcess:
         return ""
 

@@ -180,28 +180,27 @@ class _DeviceClock(_ForwardClock):
     def __init__(self) -> None:
         self._events: tuple[Any, Any] = (_event(), _event())
         self._passes = 0
-        self._ended = self._begun = self._runs = False
+        """Passes since the first event; the second event ends the first of them."""
+        self._runs = False
 
     def start(self) -> None:
         self._runs = True
-        if not self._begun:
+        if self._passes == 0:
             self._events[0].record()
-            self._begun, self._ended, self._passes = True, False, 0
 
     def stop(self) -> float:
         if not self._runs:
             return 0.0
         self._runs = False
         self._passes += 1
-        if not self._ended:
+        if self._passes == 1:
             self._events[1].record()
-            self._ended = True
             return 0.0
         if not self._events[1].query():
             return 0.0
+        passes, self._passes = self._passes, 0
         seconds: float = self._events[0].elapsed_time(self._events[1]) / 1000
-        self._begun = False
-        return seconds * self._passes
+        return seconds * passes
 
 
 def _event() -> Any:

@@ -61,8 +61,10 @@ def restore_cpu(states: tuple[Any, ...]) -> None:
 
 def capture() -> dict[str, Any]:
     """Return the states of all generators that this process uses, as tensors and plain values."""
-    state: dict[str, Any] = {"python": _capture_python(), "torch": torch.get_rng_state()}
-    state["numpy"] = _to_tensors(np.random.get_state(legacy=False))
+    version, words, gauss = random.getstate()
+    as_tensor = torch.tensor(words, dtype=torch.int64, device="cpu")
+    state: dict[str, Any] = {"python": {"version": version, "words": as_tensor, "gauss": gauss}}
+    state |= {"torch": torch.get_rng_state(), "numpy": _to_tensors(np.random.get_state(legacy=False))}
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state()
     return state
@@ -86,11 +88,6 @@ def restore(state: Mapping[str, Any]) -> None:
         ) from error
     if "cuda" in state:
         _restore_cuda(state["cuda"])
-
-
-def _capture_python() -> dict[str, Any]:
-    version, words, gauss = random.getstate()
-    return {"version": version, "words": torch.tensor(words, dtype=torch.int64, device="cpu"), "gauss": gauss}
 
 
 def _restore_cuda(state: torch.Tensor) -> None:

@@ -35,12 +35,6 @@ def things(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "things", sys.modules[__name__])
 
 
-def test_a_target_is_called_with_its_keys() -> None:
-    built = instantiate({"_target_": "things.Thing", "size": 3, "name": "a"})
-    assert isinstance(built, Thing)
-    assert (built.size, built.name) == (3, "a")
-
-
 def test_arguments_of_the_caller_come_first_and_last() -> None:
     built = instantiate({"_target_": "things.Thing", "_args_": [8, 9], "name": "a"}, 7, name="b")
     assert (built.size, built.rest, built.name) == (7, (8, 9), "b")
@@ -51,6 +45,8 @@ def test_nested_targets_are_built() -> None:
     built = instantiate({"_target_": "things.Thing", "size": 2, "parts": {"x": [inner, 5], "y": inner}})
     assert built.parts["x"][0].size == built.parts["y"].size == 1
     assert built.parts["x"][1] == 5
+    built = instantiate({"_target_": "things.Thing", "_recursive_": False, "size": 2, "parts": [inner]})
+    assert built.parts == [inner]
 
 
 def test_partial() -> None:
@@ -127,12 +123,6 @@ def test_a_module_that_breaks_says_why(tmp_path: Path, monkeypatch: pytest.Monke
         locate("broken_by_import.Net")
     with pytest.raises(ConfigError, match="ZeroDivisionError"):
         locate("broken_by_value.Net")
-
-
-def test_nested_targets_that_are_not_to_be_built_are_passed_on() -> None:
-    inner = {"_target_": "things.Thing", "size": 1}
-    built = instantiate({"_target_": "things.Thing", "_recursive_": False, "size": 2, "parts": [inner]})
-    assert built.parts == [inner]
 
 
 @pytest.mark.parametrize("convert", ["none", "partial", "object", "all", "ALL"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,16 @@ import pytest
 
 from slurmddp.runs.failures.capture import tail_of
 from slurmddp.runs.failures.causes import reason_of
+from slurmddp.runs.folder.layout import RunFolder
 from support.distributed import worker_jobs
 from support.distributed.ranks import run_ranks
+from support.distributed.worker_jobs import write_config
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
 
 def make_run(folder: Path, **config: Any) -> str:
-    base = {"seed": 3, "nodes": 1, "ranks_per_node": 1, "strategy": {"name": "ddp"}}
-    (folder / "config.yaml").write_text(json.dumps({**base, **config}))
+    write_config(RunFolder(folder), **config)
     return str(folder)
 
 

@@ -34,28 +34,21 @@ def run_as_rank(folder: Path, script: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("begin", "then"), [(WITH, "break"), (WITHOUT, "break"), (WITHOUT, "sys.exit()"), (WITH, "sys.exit(75)")]
+    ("script", "code"),
+    [
+        (loop_with_a_stop(WITH, "break"), 75),
+        (loop_with_a_stop(WITHOUT, "break"), 75),
+        (loop_with_a_stop(WITHOUT, "sys.exit()"), 75),
+        (loop_with_a_stop(WITH, "sys.exit(75)"), 75),
+        (loop_with_a_stop(WITHOUT, "continue", COMPUTE), 0),
+        (loop_with_a_stop(WITHOUT, "break", signal_after=0), 0),
+        (loop_with_a_stop(WITHOUT, "break", "raise ValueError('after the loop')"), 1),
+        (loop_with_a_stop(WITH, "sys.exit(3)"), 3),
+    ],
 )
-def test_a_loop_that_is_left_at_a_stop_has_not_finished(tmp_path: Path, begin: str, then: str) -> None:
-    assert run_as_rank(tmp_path, loop_with_a_stop(begin, then)) == 75
-
-
-def test_a_loop_that_computes_on_after_a_stop_finishes(tmp_path: Path) -> None:
-    assert run_as_rank(tmp_path, loop_with_a_stop(WITHOUT, "continue", COMPUTE)) == 0
-
-
-def test_a_script_without_a_stop_finishes(tmp_path: Path) -> None:
-    assert run_as_rank(tmp_path, loop_with_a_stop(WITHOUT, "break", signal_after=0)) == 0
-
-
-@pytest.mark.parametrize(
-    ("begin", "then", "last", "code"),
-    [(WITHOUT, "break", "raise ValueError('after the loop')", 1), (WITH, "sys.exit(3)", "pass", 3)],
-)
-def test_an_error_after_a_stop_is_no_stop(
-    tmp_path: Path, begin: str, then: str, last: str, code: int
-) -> None:
-    assert run_as_rank(tmp_path, loop_with_a_stop(begin, then, last)) == code
+def test_a_script_that_is_left_at_a_stop_has_not_finished(tmp_path: Path, script: str, code: int) -> None:
+    """A script that computes on, has no stop, or fails, ends with its own code."""
+    assert run_as_rank(tmp_path, script) == code
 
 
 ADOPTS = """

@@ -45,7 +45,8 @@ class ExitGuard:
     ) -> None:
         self.signals, self.limits = signals, limits
         self._now, self._leave = now, leave or _leave
-        self._begun = False
+        self.begun = False
+        """Whether the training handles stops itself."""
         self._noticed: float | None = None
         self._terminated: float | None = None
         self._on_poll: Callable[[float], None] | None = None
@@ -68,14 +69,9 @@ class ExitGuard:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
 
-    @property
-    def begun(self) -> bool:
-        """Whether the training handles stops itself."""
-        return self._begun
-
     def begin(self, on_poll: Callable[[float], None] | None = None) -> None:
         """Leave stops to the training; from now on `on_poll` gets the time of each poll."""
-        self._begun, self._on_poll = True, on_poll
+        self.begun, self._on_poll = True, on_poll
 
     def poll(self) -> None:
         """Check signals and deadlines once."""
@@ -90,7 +86,7 @@ class ExitGuard:
             self._on_poll(now)
 
     def _reason_to_leave(self, now: float) -> str | None:
-        if not self._begun:
+        if not self.begun:
             if self._noticed is None or now < self._noticed + PATIENCE_S:
                 return None
             return f"{self.signals.received} came before the training began: there is nothing to save."

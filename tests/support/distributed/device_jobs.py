@@ -19,37 +19,39 @@ from slurmddp.training.preflight import preflight
 from slurmddp.training.process_group import setup
 from slurmddp.training.process_group.device_agreement import DeviceConflict, DeviceReport, DevicesError
 
-Told = tuple[str, int, str, float]
+Told = tuple[str, int, str]
 
 
 def start() -> Told:
-    """Take part in a start; return what was refused: the error's kind, exit code, words, and seconds."""
-    began = time.monotonic()
+    """Take part in a start; return what was refused: the error's kind, exit code and words."""
     try:
         setup.finish(setup.start(detect(os.environ), timeout_s=30.0))
     except SlurmddpError as error:
-        return type(error).__name__, error.exit_code, str(error), time.monotonic() - began
-    return "", 0, "", time.monotonic() - began
+        return type(error).__name__, error.exit_code, str(error)
+    return "", 0, ""
+
+
+def _start_without_a_gpu(rank: int, error: Exception) -> Told:
+    """Let the choice of a GPU raise `error` on one rank."""
+
+    def choose(info: RankInfo) -> int | None:
+        if info.rank == rank:
+            raise error
+        return None
+
+    cuda._choose_index = choose
+    return start()
 
 
 def with_too_few_gpus(rank: int) -> Told:
-    def choose(info: RankInfo) -> int | None:
-        if info.rank == rank:
-            raise MismatchError("2 ranks on this node see 1 GPU(s).", hint="Ask for more.")
-        return None
-
-    cuda._choose_index = choose
-    return start()
+    return _start_without_a_gpu(
+        rank, MismatchError("2 ranks on this node see 1 GPU(s).", hint="Ask for more.")
+    )
 
 
 def with_a_gpu_that_raises(rank: int) -> Told:
-    def choose(info: RankInfo) -> int | None:
-        if info.rank == rank:
-            raise RuntimeError("CUDA error: uncorrectable ECC error encountered\nCompile with DSA")
-        return None
-
-    cuda._choose_index = choose
-    return start()
+    error = RuntimeError("CUDA error: uncorrectable ECC error encountered\nCompile with DSA")
+    return _start_without_a_gpu(rank, error)
 
 
 def with_a_gpu_for_one(rank: int) -> Told:
@@ -61,10 +63,6 @@ def with_a_gpu_for_one(rank: int) -> Told:
         return torch.device("cpu"), "gloo", DeviceReport(node=info.node_rank, backend="gloo")
 
     setup.report_device = report
-    return start()
-
-
-def with_nothing_wrong() -> Told:
     return start()
 
 

@@ -14,7 +14,7 @@ from slurmddp.errors import SlurmddpError
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.preflight import checks, pairs, preflight, verdicts
-from slurmddp.training.preflight.checks import CHECKS, CheckContext, Finding
+from slurmddp.training.preflight.checks import CheckContext, Finding
 
 LIMIT_S = 0.5
 """Seconds until an action that never ends is abandoned; no healthy action has to end within them."""
@@ -34,10 +34,6 @@ def fly(folder: str, config: dict[str, Any] | None = None, **options: Any) -> tu
         except SlurmddpError as error:
             return type(error).__name__, error.exit_code, str(error)
         return "", 0, ""
-
-
-def healthy(folder: str, config: dict[str, Any]) -> tuple[str, int, str]:
-    return fly(folder, config)
 
 
 def _is_me(rank: int) -> bool:
@@ -111,12 +107,3 @@ def with_a_clock(folder: str, rank: int, ahead_s: float, refused_s: float) -> tu
         now = time.time
         time.time = lambda: now() + ahead_s
     return fly(folder)
-
-
-def checks_of_one_rank(folder: str) -> list[str]:
-    """Return the findings of all single-rank checks here, except limits that differ between machines."""
-    with Distributon() as d:
-        d.launch()
-        info = d._session.context.info
-        here = CheckContext(info=info, device=d.device, node="n1", folder=RunFolder(folder))
-        return [one.sentence for one in checks.run_checks(CHECKS, here, 60) if one.fault != "nobody"]

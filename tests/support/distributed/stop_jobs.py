@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -38,18 +37,13 @@ class Countdown(torch.utils.data.Dataset[Any]):
     rank = 0
     _read = 0
 
-    def __init__(self) -> None:
-        # For loader workers, which may be started afresh and know nothing of the class's values here.
-        self.plan = (self.act, self.at if self.rank in (-1, int(os.environ["RANK"])) else -1)
-
     def __len__(self) -> int:
         return 4000
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         type(self)._read += 1
-        act, at = self.plan
-        if type(self)._read == at:
-            getattr(self, act)()
+        if self._read == self.at and self.rank in (-1, int(os.environ["RANK"])):
+            getattr(self, self.act)()
         generator = torch.Generator().manual_seed(index)
         return torch.randn(6, generator=generator), torch.randint(3, (), generator=generator)
 
@@ -62,19 +56,6 @@ class Countdown(torch.utils.data.Dataset[Any]):
 
     def nothing(self) -> None:
         pass
-
-    def be_late(self) -> None:
-        """Delay the data of this step: the ranks with data are in the step, the other ranks wait for data."""
-        metrics = Path(os.environ["SLURMDDP_RUN_DIR"], "metrics.jsonl")
-        deadline = time.monotonic() + 60
-        while not (metrics.exists() and '"step": 9,' in metrics.read_text()):
-            assert time.monotonic() < deadline, "the ninth step was never logged"
-            time.sleep(0.05)
-        time.sleep(2)
-        rank = multiprocessing.parent_process()
-        assert rank is not None and rank.pid is not None
-        os.kill(rank.pid, signal.SIGTERM)
-        time.sleep(1)
 
 
 class WithHeldout(Countdown):

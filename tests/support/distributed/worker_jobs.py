@@ -1,9 +1,10 @@
-"""Rank programs of test_rank_main, and the user programs that it runs."""
+"""Runs of one rank with a user's program, the programs, and the rank that runs them."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import signal
 import time
@@ -13,6 +14,13 @@ from slurmddp.errors import StoppedAtCheckpoint
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training import rank_main
 from slurmddp.training.distributon import Distributon
+
+
+def write_config(folder: RunFolder, **config: Any) -> None:
+    """Write the configuration of a run of one rank, by default with `program_that_notes`."""
+    program = {"_target_": "support.distributed.worker_jobs.program_that_notes"}
+    base = {"seed": 3, "nodes": 1, "ranks_per_node": 1, "program": program}
+    folder.config_file.write_text(json.dumps({**base, **config}))
 
 
 def work(folder: str) -> tuple[int, str]:

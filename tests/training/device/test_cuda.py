@@ -16,14 +16,11 @@ pytestmark = pytest.mark.distributed
 NODE = RankInfo(
     environment="slurm", rank=5, local_rank=1, node_rank=2, world_size=6, local_world_size=2, nodes=3
 )
-
-
-MIG = "MIG-a,MIG-b"
 TWO_LOCAL = RankInfo(environment="torchrun", rank=1, local_rank=1, world_size=2, local_world_size=2)
 
 
 def test_the_list_of_mig_devices_is_narrowed_before_cuda_is_asked(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", MIG)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b")
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     seen = []
 

@@ -19,6 +19,7 @@ from slurmddp.training.preflight.checks import NOBODY, NODE, RUN, check_limits
 from slurmddp.training.preflight.pairs import faulty_nodes, rounds
 from support.distributed import preflight_jobs, worker_jobs
 from support.distributed.ranks import run_ranks
+from support.distributed.worker_jobs import write_config
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
@@ -61,7 +62,7 @@ def avoided(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def test_healthy_nodes_pass_and_it_is_recorded(run: RunFolder) -> None:
-    assert fly(run, preflight_jobs.healthy, {"train": {"workers": 0}}, nodes=3) == [("", 0, "")] * 3
+    assert fly(run, preflight_jobs.fly, {"train": {"workers": 0}}, nodes=3) == [("", 0, "")] * 3
     (event,) = events(run, "preflight")
     assert (event["attempt"], event["nodes"], event["failed"]) == (0, 3, [])
     assert event["seconds"] > 0
@@ -70,28 +71,23 @@ def test_healthy_nodes_pass_and_it_is_recorded(run: RunFolder) -> None:
 
 
 def test_a_single_rank_checks_its_node(run: RunFolder) -> None:
-    assert run_ranks(preflight_jobs.healthy, 1, str(run.path), {}) == [("", 0, "")]
-    assert run_ranks(preflight_jobs.checks_of_one_rank, 1, str(run.path)) == [[]]
+    assert run_ranks(preflight_jobs.fly, 1, str(run.path)) == [("", 0, "")]
     assert len(events(run, "preflight")) == 1
 
 
 def test_a_wrong_device_excludes_its_node(run: RunFolder) -> None:
     """Rank 3 is the second one of n2; all four leave, with the code that asks for other nodes."""
     answers = fly(run, preflight_jobs.with_a_bad_device, 3, 5, nodes=2, each=2)
-    for kind, code, said in answers:
-        assert (kind, code) == ("UnhealthyNodeError", 76)
-        assert said == (
-            "Preflight: n2: cpu of rank 3 multiplies matrices wrongly in torch.float32. "
-            "Have the device examined. The next attempt runs on other nodes than n2."
-        )
+    found = "n2: cpu of rank 3 multiplies matrices wrongly in torch.float32. Have the device examined."
+    said = f"Preflight: {found} The next attempt runs on other nodes than n2."
+    assert answers == [("UnhealthyNodeError", 76, said)] * 4
     (entry,) = avoided(run)
     assert list(entry) == ["time", "node", "reason", "expires"]
     assert (entry["node"], entry["expires"] - entry["time"]) == ("n2", 5 * 3600)
     assert entry["reason"].startswith("preflight: cpu of rank 3 multiplies")
     assert excluded_nodes(run) == ["n2"]
     (event,) = events(run, "preflight")
-    assert event["failed"] == [answers[0][2].removeprefix("Preflight: ").partition(" The next")[0]]
-    assert (event["generation"], list(event["unfit"])) == (0, ["1"])
+    assert (event["failed"], event["generation"], list(event["unfit"])) == ([found], 0, ["1"])
     assert event["unfit"]["1"].startswith("cpu of rank 3 multiplies")
 
 
@@ -158,27 +154,25 @@ def test_a_missing_tmpdir_is_warned_of(run: RunFolder) -> None:
     assert any("n2: TMPDIR is /login/node, which is not a folder there" in text for text in told)
 
 
-def test_if_two_nodes_fail_with_each_other_the_message_names_both(run: RunFolder) -> None:
-    for kind, _, said in fly(run, preflight_jobs.with_a_silent_node, 0):
-        assert kind == "UnhealthyNodeError"
-        assert "n2: it does not exchange data with n1: it did not end within" in said
-        assert "It may be n1 as well." in said
-    (event,) = events(run, "preflight")
-    assert event["pairs"] == [["n1", "n2"]]
-
-
-def test_a_pair_with_a_spare_shows_which_of_two_nodes_is_at_fault(run: RunFolder) -> None:
-    """The spare has replaced the wrong node: the first node is at fault."""
+@pytest.mark.parametrize(
+    ("before", "excluded", "said"),
+    [
+        ([], "n2", "n2: it does not exchange data with n1: {why} It may be n1 as well."),
+        (["n1"], "n1", "n1: it does not exchange data with n2: {why} Before, it failed with another node."),
+    ],
+    ids=["the message names both", "a spare has replaced the wrong node"],
+)
+def test_if_two_nodes_fail_with_each_other(
+    run: RunFolder, before: list[str], excluded: str, said: str
+) -> None:
     run.add_event("preflight", attempt=1, generation=0, pairs=[["n2", "n7"]])
-    run.add_event("preflight", attempt=0, generation=0, pairs=[["n1", "n7"]])
-    for kind, _, said in fly(run, preflight_jobs.with_a_silent_node, 0):
+    run.add_event("preflight", attempt=0, generation=0, pairs=[[node, "n7"] for node in before])
+    for kind, _, told in fly(run, preflight_jobs.with_a_silent_node, 0):
         assert kind == "UnhealthyNodeError"
-        assert "n1: it does not exchange data with n2: it did not end within" in said
-        assert "Before, it failed with another node." in said
-        assert "as well" not in said
-    assert excluded_nodes(run) == ["n1"]
+        assert told.startswith(f"Preflight: {said.format(why='it did not end within 0 s.')} Have its network")
+    assert excluded_nodes(run) == [excluded]
     event = events(run, "preflight")[-1]
-    assert (list(event["unfit"]), event["pairs"]) == (["0"], [["n1", "n2"]])
+    assert (list(event["unfit"]), event["pairs"]) == ([str(int(excluded[1]) - 1)], [["n1", "n2"]])
 
 
 @pytest.mark.parametrize(("ahead_s", "kind"), [(-3600.0, ""), (3600.0, ""), (3600.0, "UnhealthyNodeError")])
@@ -207,8 +201,7 @@ def test_a_wrong_clock_is_warned_of_and_a_very_wrong_clock_refused(
 def test_the_preflight_runs_if_the_config_and_the_agent_say_so(
     run: RunFolder, config: dict[str, Any], told: str, looks: int
 ) -> None:
-    program = {"program": {"_target_": "support.distributed.worker_jobs.program_that_notes"}}
-    run.config_file.write_text(json.dumps({"seed": 3, "nodes": 1, "ranks_per_node": 1, **program, **config}))
+    write_config(run, **config)
     place = {"SLURMDDP_RESTART_COUNT": "1", "SLURMDDP_PREFLIGHT": told}
     ((code, said),) = run_ranks(worker_jobs.work, 1, str(run.path), environments=[place])
     assert code == 0
@@ -278,11 +271,7 @@ def test_if_most_nodes_fail_it_is_the_runs_fault() -> None:
 def test_only_nodes_that_slurm_knows_are_excluded(changes: dict[str, Any], known: bool) -> None:
     given = {"environment": "slurm", "nodes": 3, "hosts": ("a", "b", "c"), **changes}
     assert verdicts.can_exclude({"c": "why"}, RankInfo(**given)) is known
-
-
-def test_if_most_nodes_fail_no_node_is_excluded() -> None:
-    info = RankInfo(environment="slurm", nodes=3, hosts=("a", "b", "c"))
-    assert not verdicts.can_exclude({"a": "why", "c": "why"}, info)
+    assert not verdicts.can_exclude({"b": "why", "c": "why"}, RankInfo(**given)), "most nodes have failed"
 
 
 def test_a_slow_machine_causes_no_warning_of_its_clock() -> None:
@@ -301,11 +290,7 @@ def test_low_limits_are_warned_of() -> None:
     fine = {"files": 4096, "locked": unlimited, "shm": 10 << 30, "workers": 8}
     assert list(check_limits("n1", **fine)) == []
     assert list(check_limits("n1", **{**fine, "files": unlimited, "shm": None})) == []
-    for name, value, check in (
-        ("files", 1024, "nofile"),
-        ("locked", 65536, "memlock"),
-        ("shm", 64 << 20, "shm"),
-    ):
+    for name, value, hint in (("files", 1024, "ulimit"), ("locked", 65536, "memlock"), ("shm", 1, "workers")):
         (found,) = check_limits("n1", **{**fine, name: value})
-        assert (found.check, found.fault) == (check, NOBODY)
-        assert found.sentence.startswith("n1: ")
+        assert (found.node, found.fault) == ("n1", NOBODY)
+        assert hint in found.hint

