@@ -132,6 +132,19 @@ def test_ctrl_c_ends_without_a_traceback(probe: ModuleType, capsys: pytest.Captu
         (["sandbox", "upp"], "has no 'upp'. Did you mean up"),
         (["sandbox", "up", "--nodse", "2"], "Did you mean --nodes"),
         (["status", "a", "b"], "no argument 'b'"),
+        (["trian"], "no command 'trian'. Did you mean train"),
+        (["train", "--dry"], "no flag '--dry'"),
+        (["--hepl"], "Did you mean --help"),
+        (
+            ["train", "fit.py", "--lr"],
+            "flag '--lr'. A script runs as `slurmddp run [settings] fit.py --lr ...`",
+        ),
+        (["train", "--nodes=3"], "Settings have no dashes: nodes=3"),
+        (["train", "--cluster=a100x8"], "Settings have no dashes: +cluster=a100x8"),
+        (["train", "--steps", "3"], "no flag '--steps'. Settings have no dashes: train.steps=VALUE"),
+        (["train", "--batch-size=8"], "Settings have no dashes: train.batch_size=8"),
+        (["resume"], "arguments are required: RUN. See `slurmddp resume --help`"),
+        (["+cluster=a100x8"], "slurmddp train +cluster=a100x8"),
     ],
 )
 def test_a_wrong_command_line_is_one_paragraph(

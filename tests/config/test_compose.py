@@ -20,9 +20,12 @@ from support.runs.projects import job_of, make_project
 CONF = ROOT / "slurmddp" / "conf"
 
 
-@pytest.mark.parametrize("spelling", ["cluster=big", "+cluster=big", "++cluster=big", "cluster='big'"])
-def test_a_cluster_needs_no_plus(project: Path, spelling: str) -> None:
-    assert job_of(project, spelling).cluster.name == "big"
+@pytest.mark.parametrize("spelling", ["{}=big", "+{}=big", "++{}=big", "{}='big'"])
+def test_a_choice_needs_no_plus(tmp_path: Path, spelling: str) -> None:
+    project = make_project(tmp_path / "p", loss__big="_target_: torch.nn.BCELoss\n")
+    assert job_of(project, spelling.format("cluster")).cluster.name == "big"
+    loss = job_of(project, spelling.format("loss"), "+loss.reduction=sum").program.config["loss"]
+    assert loss == {"_target_": "torch.nn.BCELoss", "reduction": "sum"}
 
 
 def test_the_projects_files_are_found_before_the_shipped_ones(tmp_path: Path) -> None:
@@ -83,11 +86,8 @@ def test_a_projects_defaults_lie_between_the_shipped_ones_and_the_command_line(t
     job = job_of(project, "train.batch_size=3")
     assert job.cluster.name == "big" and job.resources.nodes == 2
     assert job.program.config["train"]["steps"] == 7 and job.program.config["train"]["batch_size"] == 3
-    assert job.program.config["model"] == {
-        "_target_": "slurmddp.training.builtin.gpt.GPT",
-        "width": 5,
-        "depth": 2,
-    }
+    model = {"_target_": "slurmddp.training.builtin.gpt.GPT", "width": 5, "depth": 2}
+    assert job.program.config["model"] == model
     other = job_of(project, "cluster=null", "model=gpt_small", "nodes=1")
     assert other.launcher == "local" and other.program.config["model"]["width"] == 5
 
@@ -110,6 +110,9 @@ def test_another_class_starts_without_the_keys_of_the_first(project: Path) -> No
     assert job.name == "net"
     kept = job_of(project, "model=gpt_small", "model._target_=net.Net").program.config["model"]
     assert kept == {"_target_": "net.Net", "vocab_size": 99, "width": 64}
+    (project / "conf" / "slurmddp.yaml").write_text("loss: {_target_: net.Net}\n")
+    assert job_of(project).program.config["loss"] == {"_target_": "net.Net"}
+    assert job_of(project, "loss=token_cross_entropy").program.config["loss"]["_partial_"]
 
 
 def test_a_whole_training_function_comes_in_by_its_import_path(project: Path) -> None:
@@ -118,14 +121,11 @@ def test_a_whole_training_function_comes_in_by_its_import_path(project: Path) ->
     assert job.program.target == "mine.train" and job.program.config["program"]["extra"] == 1
 
 
-def test_a_strategy_has_its_own_options(project: Path) -> None:
+def test_a_strategy_has_its_own_options_and_a_group_may_be_left_out(project: Path) -> None:
     chosen = job_of(project, "+strategy.bucket_mb=5").program.config["strategy"]
     assert chosen == {"name": "ddp", "bucket_mb": 5}
-    assert job_of(project, "strategy=single").resources.world_size == 1
-
-
-def test_no_scheduler(project: Path) -> None:
-    assert job_of(project, "scheduler=null").program.config["scheduler"] is None
+    alone = job_of(project, "strategy=single", "scheduler=null")
+    assert alone.resources.world_size == 1 and alone.program.config["scheduler"] is None
 
 
 def test_interpolations_are_resolved_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,12 +38,8 @@ def test_a_run_gives_its_job_back(project: Path) -> None:
     folder = prepared(project, *overrides)
     again, first = job_of_run(folder), job_of(project, *overrides)
     assert json.dumps(again.program.config) == json.dumps(first.program.config)
-    assert (again.run_dir, again.run_name, again.resources) == (
-        first.run_dir,
-        first.run_name,
-        first.resources,
-    )
-    assert again.cluster == first.cluster and again.project_dir == project
+    for field in ("run_dir", "run_name", "resources", "cluster", "project_dir"):
+        assert getattr(again, field) == getattr(first, field), field
 
 
 def test_a_run_keeps_its_folder_when_slurmddp_would_name_it_otherwise(project: Path) -> None:
