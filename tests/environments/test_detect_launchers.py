@@ -1,5 +1,7 @@
 """Detection of the rank under other launchers than srun, inside and outside a SLURM job."""
 
+import dataclasses
+
 import pytest
 
 from slurmddp.environments.detect import detect
@@ -21,30 +23,13 @@ TORCHRUN = {
 }
 
 
-def test_torchrun_inside_a_step_is_the_innermost_launcher():
-    info = detect({**FOUR_ON_TWO, **TORCHRUN})
-    assert (info.environment, info.rank, info.world_size) == ("torchrun", 5, 8)
-    assert (info.local_rank, info.local_world_size, info.node_rank, info.nodes) == (1, 4, 1, 2)
-    assert (info.master_addr, info.master_port) == ("n1", 29400)
-    assert info.launch_id == "none.1"
+BY_HAND = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "29400"}
 
 
-def test_variables_set_by_hand_are_enough():
-    environ = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
-    info = detect(environ)
-    assert (info.environment, info.rank, info.local_rank, info.local_world_size) == ("torchrun", 1, 1, 2)
-    assert (info.nodes, info.node_rank) == (1, 0)
-
-
-def test_variables_set_by_hand_must_say_how_many_ranks_a_machine_has_where_there_may_be_several():
-    environ = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "29400"}
-    for more in ({}, {"LOCAL_RANK": "1"}):
-        with pytest.raises(MismatchError, match="LOCAL_WORLD_SIZE"):
-            detect({**environ, **more})
-    info = detect({**environ, "LOCAL_WORLD_SIZE": "1"})
-    assert (info.local_rank, info.node_rank, info.nodes) == (0, 1, 4)
-    alone = detect({**environ, "RANK": "0", "WORLD_SIZE": "1"})
-    assert (alone.local_rank, alone.nodes) == (0, 1)
+@pytest.mark.parametrize("more", [{}, {"LOCAL_RANK": "1"}], ids=str)
+def test_variables_set_by_hand_must_say_how_many_ranks_a_machine_has_where_there_may_be_several(more):
+    with pytest.raises(MismatchError, match="LOCAL_WORLD_SIZE"):
+        detect({**BY_HAND, **more})
 
 
 @pytest.mark.parametrize(
@@ -75,12 +60,6 @@ LOCAL = {
 }
 
 
-def test_a_process_that_launch_started_knows_itself_inside_anything():
-    info = detect({**BATCH, **TORCHRUN, **LOCAL})
-    assert (info.environment, info.rank, info.world_size, info.launch_id) == ("local", 1, 2, "abc")
-    assert info.master_port is None
-
-
 def test_launch_must_name_itself():
     with pytest.raises(MismatchError, match="SLURMDDP_LAUNCH_ID"):
         detect(without(LOCAL, "SLURMDDP_LAUNCH_ID"))
@@ -97,20 +76,44 @@ OPEN_MPI = {
 INTEL_MPI = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 
 
-def test_open_mpi():
-    info = detect(OPEN_MPI)
-    assert (info.environment, info.rank, info.world_size, info.nodes) == ("mpi", 3, 4, 2)
-    assert (info.local_rank, info.local_world_size, info.node_rank) == (1, 2, 1)
-    assert (info.master_addr, info.launch_id) == ("n1", "prterun-n1-44@1")
+DETECTED = {
+    "torchrun inside a step": (
+        {**FOUR_ON_TWO, **TORCHRUN},
+        {"environment": "torchrun", "rank": 5, "world_size": 8, "local_rank": 1, "local_world_size": 4,
+         "node_rank": 1, "nodes": 2, "master_addr": "n1", "master_port": 29400, "launch_id": "none.1"},
+    ),
+    "by hand on this machine": (
+        {**BY_HAND, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"},
+        {"environment": "torchrun", "rank": 1, "local_rank": 1, "local_world_size": 2, "nodes": 1},
+    ),
+    "by hand on several machines": (
+        {**BY_HAND, "LOCAL_WORLD_SIZE": "1"},
+        {"local_rank": 0, "node_rank": 1, "nodes": 4},
+    ),
+    "by hand alone": ({**BY_HAND, "RANK": "0", "WORLD_SIZE": "1"}, {"local_rank": 0, "nodes": 1}),
+    "launch inside anything": (
+        {**BATCH, **TORCHRUN, **LOCAL},
+        {"environment": "local", "rank": 1, "world_size": 2, "launch_id": "abc", "master_port": None},
+    ),
+    "Open MPI": (
+        OPEN_MPI,
+        {"environment": "mpi", "rank": 3, "world_size": 4, "local_rank": 1, "local_world_size": 2,
+         "node_rank": 1, "nodes": 2, "master_addr": "n1", "launch_id": "prterun-n1-44@1"},
+    ),
+    "mpirun in a batch script is no missing srun": ({**BATCH, **OPEN_MPI}, {"environment": "mpi"}),
+    "Intel MPI with a name for the launch": (
+        {**INTEL_MPI, "SLURMDDP_LAUNCH_ID": "x"},
+        {"environment": "mpi", "rank": 1, "world_size": 2, "launch_id": "x"},
+    ),
+    "no launcher": ({}, dataclasses.asdict(RankInfo(environment="single"))),
+}  # fmt: skip
 
 
-def test_mpirun_in_a_batch_script_is_no_missing_srun():
-    assert detect({**BATCH, **OPEN_MPI}).environment == "mpi"
-
-
-def test_intel_mpi_with_a_name_for_the_launch():
-    info = detect({**INTEL_MPI, "SLURMDDP_LAUNCH_ID": "x"})
-    assert (info.environment, info.rank, info.world_size, info.launch_id) == ("mpi", 1, 2, "x")
+@pytest.mark.parametrize("name", DETECTED)
+def test_the_rank_under_each_launcher(name):
+    environ, expected = DETECTED[name]
+    found = dataclasses.asdict(detect(environ))
+    assert {key: found[key] for key in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -129,10 +132,6 @@ def test_what_mpi_leaves_out_is_named(environ, found, hint):
     assert hint in caught.value.hint
 
 
-def test_no_launcher_at_all():
-    assert detect({}) == RankInfo(environment="single")
-
-
 @pytest.mark.parametrize(
     ("forced", "environ", "environment"),
     [
@@ -141,6 +140,7 @@ def test_no_launcher_at_all():
         ("torchrun", {**FOUR_ON_TWO, **without(TORCHRUN, "TORCHELASTIC_RUN_ID")}, "torchrun"),
         ("mpi", {**FOUR_ON_TWO, **OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "8"}, "mpi"),
         ("single", FOUR_ON_TWO, "single"),
+        ("single", BATCH, "single"),
     ],
 )
 def test_a_person_decides(forced, environ, environment):

@@ -32,17 +32,7 @@ def step(layout, nodes, rank, node_rank, local_rank, **changes):
 SLURM_LAYOUTS = {
     "two nodes, two tasks each": (
         FOUR_ON_TWO,
-        {
-            "rank": 3,
-            "local_rank": 1,
-            "node_rank": 1,
-            "world_size": 4,
-            "local_world_size": 2,
-            "nodes": 2,
-            "hosts": ("n1", "n2"),
-            "launch_id": "100.0.0",
-            "environment": "slurm",
-        },
+        {"rank": 3, "local_rank": 1, "node_rank": 1, "world_size": 4, "local_world_size": 2, "nodes": 2},
     ),
     "uneven tasks, last node": (
         step("4,1", "n[1-2]", 4, 1, 0),
@@ -245,8 +235,3 @@ def test_a_whole_node_without_a_number_of_tasks_is_one_process():
     environ = without(BATCH, "SLURM_NTASKS")
     info = detect({**environ, "SLURM_JOB_NUM_NODES": "1", "SLURM_TASKS_PER_NODE": "64"})
     assert info.environment == "single"
-
-
-def test_a_person_may_say_single_inside_a_job():
-    info = detect({**BATCH, "SLURMDDP_ENVIRONMENT": "single"})
-    assert (info.environment, info.world_size) == ("single", 1)

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,12 @@ HOSTILE = [
     "-",
     "\u00fc*?",
 ]
+RECORD = "(here / f'argv-{rank}.json').write_text(json.dumps([sys.argv, __name__, sys.flags.optimize]))\n"
+READY = (
+    "(here / f'.{rank}').write_text(str(os.getpid())); (here / f'.{rank}').rename(here / f'ready-{rank}')\n"
+)
+DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+WAIT = READY + "while True: time.sleep(0.01)\n"
 
 
 @pytest.fixture
@@ -66,15 +74,18 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, output, errors
 
 
+@contextmanager
+def running(
+    program: Path, before: str, wait: str = WAIT, devices: int = 2
+) -> Iterator[subprocess.Popen[str]]:
+    """Start ranks that do something `before`, and yield their launcher once all are ready."""
+    with start(program, before + wait, devices=devices) as process:
+        wait_for_ranks(program, devices)
+        yield process
+
+
 def wait_for_ranks(program: Path, count: int) -> None:
     wait_until(lambda: len(list(program.parent.glob("ready-*"))) == count, f"{count} ranks are ready")
-
-
-RECORD = "(here / f'argv-{rank}.json').write_text(json.dumps([sys.argv, __name__, sys.flags.optimize]))\n"
-READY = (
-    "(here / f'.{rank}').write_text(str(os.getpid())); (here / f'.{rank}').rename(here / f'ready-{rank}')\n"
-)
-WAIT = READY + "while True: time.sleep(0.01)\n"
 
 
 def recorded(program: Path, rank: int) -> list:
@@ -191,11 +202,7 @@ def test_an_exception_ends_all_and_is_told_with_rank_host_and_lines(program: Pat
 
 
 def test_a_killed_rank_ends_all_even_deaf_ones(program: Path) -> None:
-    body = (
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('alive', file=sys.stderr, flush=True)\n" + WAIT
-    )
-    with start(program, body, devices=3) as process:
-        wait_for_ranks(program, 3)
+    with running(program, f"{DEAF}print('alive', file=sys.stderr, flush=True)\n", devices=3) as process:
         ranks = children_of(process.pid)
         os.kill(int((program.parent / "ready-2").read_text()), signal.SIGKILL)
         code, _, errors = finish(process)
@@ -206,12 +213,11 @@ def test_a_killed_rank_ends_all_even_deaf_ones(program: Path) -> None:
 
 
 def test_ctrl_c_interrupts_every_rank_once(program: Path) -> None:
-    body = (
-        f"try:\n    {READY}    while True: time.sleep(0.01)\n"
+    wait = (
+        f"    {READY}    while True: time.sleep(0.01)\n"
         "except KeyboardInterrupt:\n    (here / f'interrupted-{rank}').touch()\n    raise\n"
     )
-    with start(program, body) as process:
-        wait_for_ranks(program, 2)
+    with running(program, "try:\n", wait) as process:
         process.send_signal(signal.SIGINT)
         code, _, errors = finish(process)
     assert code == 130
@@ -219,21 +225,12 @@ def test_ctrl_c_interrupts_every_rank_once(program: Path) -> None:
     assert "slurmddp:" not in errors, "nobody failed"
 
 
-def test_ctrl_c_that_ranks_take_as_a_stop_keeps_their_code(program: Path) -> None:
-    body = "signal.signal(signal.SIGINT, lambda *_: sys.exit(75))\n" + WAIT
-    with start(program, body) as process:
-        wait_for_ranks(program, 2)
-        process.send_signal(signal.SIGINT)
-        assert finish(process)[0] == 75
-
-
 def test_a_second_ctrl_c_kills_deaf_ranks_and_their_children(program: Path) -> None:
     body = (
         "import subprocess\nsignal.signal(signal.SIGINT, lambda *_: (here / f'heard-{rank}').touch())\n"
-        "subprocess.Popen(['sleep', '600'])\n" + WAIT
+        "subprocess.Popen(['sleep', '600'])\n"
     )
-    with start(program, body) as process:
-        wait_for_ranks(program, 2)
+    with running(program, body) as process:
         left = children_of(process.pid)
         process.send_signal(signal.SIGINT)
         wait_until(lambda: len(list(program.parent.glob("heard-*"))) == 2, "the first Ctrl-C arrives")
@@ -243,19 +240,16 @@ def test_a_second_ctrl_c_kills_deaf_ranks_and_their_children(program: Path) -> N
     wait_until(lambda: not any(runs(one) for one in left), "ranks and their children end")
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR2])
-def test_stop_signals_are_passed_on(program: Path, sent: signal.Signals) -> None:
-    body = f"signal.signal(signal.{sent.name}, lambda *_: sys.exit(75))\n" + WAIT
-    with start(program, body) as process:
-        wait_for_ranks(program, 2)
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
+def test_signals_that_ranks_take_as_a_stop_keep_their_code(program: Path, sent: signal.Signals) -> None:
+    handler = f"signal.signal(signal.{sent.name}, lambda *_: sys.exit(75))\n"
+    with running(program, handler) as process:
         process.send_signal(sent)
         assert finish(process)[0] == 75
 
 
 def test_ranks_die_with_the_first_process(program: Path) -> None:
-    body = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
-    with start(program, body) as process:
-        wait_for_ranks(program, 2)
+    with running(program, DEAF) as process:
         ranks = children_of(process.pid)
         process.kill()
         finish(process)

@@ -18,7 +18,6 @@ from slurmddp.config.schema import Policy
 from slurmddp.errors import ConfigError, NoProgressError, RankFailure
 from slurmddp.host import process as linux
 from slurmddp.launchers.local.run import check_size
-from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.lock import RunLock
 from slurmddp.spec import Program
 from support.runs.agent_runs import (
@@ -216,9 +215,7 @@ def test_a_node_that_can_not_be_started_leaves_no_other(
 
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
-    with terminal(tmp_path, SAVING) as person:
-        folder = RunFolder(tmp_path / "runs" / "test-00000000")
-        wait_for_lines(folder, "ready", 2)
+    with terminal(tmp_path) as (person, folder):
         with pytest.raises(ConfigError, match="is being trained by another process"):
             start_job(job_of(folder), RunLock(folder))
         assert folder.attempts() == [0]

@@ -11,7 +11,6 @@ import pytest
 
 from slurmddp.host import process
 from slurmddp.host.signals import SignalInbox
-from slurmddp.runs.folder.layout import RunFolder
 from support.runs.agent_runs import (
     SAVING,
     all_gone,
@@ -66,9 +65,7 @@ def test_a_stop_before_an_agent_listens_is_no_failure(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_stops_at_a_checkpoint(tmp_path: Path) -> None:
-    with terminal(tmp_path, SAVING) as person:
-        folder = RunFolder(tmp_path / "runs" / "test-00000000")
-        wait_for_lines(folder, "ready", 2)
+    with terminal(tmp_path) as (person, _folder):
         left = children_of(person.pid)
         person.send_signal(signal.SIGINT)
         assert person.wait(timeout=120) == 75
@@ -102,9 +99,7 @@ def test_a_signal_to_a_child_that_is_being_born_is_not_taken_for_one_of_ours(
 
 def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:
     deaf = SAVING.replace("while not stop:", "while True:")
-    with terminal(tmp_path, deaf) as person:
-        folder = RunFolder(tmp_path / "runs" / "test-00000000")
-        wait_for_lines(folder, "ready", 2)
+    with terminal(tmp_path, deaf) as (person, folder):
         left = children_of(person.pid)
         assert person.stderr is not None
         person.send_signal(signal.SIGINT)
@@ -119,17 +114,14 @@ def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
 def test_other_ways_to_ask_for_an_end(tmp_path: Path, sent: signal.Signals) -> None:
-    with terminal(tmp_path, SAVING) as person:
-        wait_for_lines(RunFolder(tmp_path / "runs" / "test-00000000"), "ready", 2)
+    with terminal(tmp_path) as (person, _):
         person.send_signal(sent)
         assert person.wait(timeout=120) == 75
 
 
 def test_a_hangup_that_nohup_has_turned_off_stays_off(tmp_path: Path) -> None:
     ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
-    with terminal(tmp_path, SAVING, first=ignore) as person:
-        folder = RunFolder(tmp_path / "runs" / "test-00000000")
-        wait_for_lines(folder, "ready", 2)
+    with terminal(tmp_path, first=ignore) as (person, _folder):
         lines = Path(f"/proc/{person.pid}/status").read_text().splitlines()
         ignored = next(int(line.split()[1], 16) for line in lines if line.startswith("SigIgn:"))
         person.send_signal(signal.SIGTERM)
@@ -138,9 +130,7 @@ def test_a_hangup_that_nohup_has_turned_off_stays_off(tmp_path: Path) -> None:
 
 
 def test_the_ranks_save_when_the_person_s_process_is_killed(tmp_path: Path) -> None:
-    with terminal(tmp_path, SAVING) as person:
-        folder = RunFolder(tmp_path / "runs" / "test-00000000")
-        wait_for_lines(folder, "ready", 2)
+    with terminal(tmp_path) as (person, folder):
         left = children_of(person.pid)
         person.kill()
     wait_for_lines(folder, "saved after SIGTERM", 2)
@@ -153,9 +143,7 @@ def test_ranks_that_save_after_their_launcher_was_killed_are_waited_for(tmp_path
         "def main(run_dir):\n    if os.environ['SLURMDDP_ATTEMPT'] == '1':\n        return 0\n",
     )
     program += "\ndef wait_for(path):\n    while not os.path.exists(path):\n        time.sleep(0.01)\n"
-    folder = RunFolder(tmp_path / "runs" / "test-00000000")
-    with terminal(tmp_path, program) as person:
-        wait_for_lines(folder, "ready", 2)
+    with terminal(tmp_path, program) as (person, folder):
         person.kill()
     with terminal_again(tmp_path) as again:
         assert again.stderr is not None
@@ -170,8 +158,7 @@ def test_ranks_that_save_after_their_launcher_was_killed_are_waited_for(tmp_path
 def test_ranks_that_do_not_end_after_their_launcher_was_killed_are_ended(tmp_path: Path) -> None:
     deaf = SAVING.replace("while not stop:", "while True:")
     short = "from slurmddp.launchers.local import nodes\nnodes.LEFT_BEHIND_S = 0.1"
-    with terminal(tmp_path, deaf, first=short) as person:
-        wait_for_lines(RunFolder(tmp_path / "runs" / "test-00000000"), "ready", 2)
+    with terminal(tmp_path, deaf, first=short) as (person, _folder):
         left = children_of(person.pid)
         person.kill()
     try:

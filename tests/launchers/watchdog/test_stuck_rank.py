@@ -55,63 +55,87 @@ def named(*found: RankReport) -> int | None:
     return None if first is None else first.rank
 
 
-def test_one_that_waits_for_data_holds_up_those_that_wait_for_gradients() -> None:
-    loading = ("/venv/lib/python3.11/selectors.py:415 in select", "/home/me/loop.py:87 in train")
-    found = [
-        report(0),
-        report(1),
-        report(2),
-        report(
-            3, phase="data", seconds=94.0, limit_s=60.0, stack=loading, worker=("/d/dataset.py:41 in get",)
+LOADING = ("/venv/lib/python3.11/selectors.py:415 in select", "/home/me/loop.py:87 in train")
+FETCHING = {"phase": "data", "seconds": 94.0, "limit_s": 60.0, "worker": ("/d/dataset.py:41 in get",)}
+
+
+@pytest.mark.parametrize(
+    ("found", "stuck", "reason"),
+    [
+        (
+            [report(0), report(1), report(2), report(3, stack=LOADING, **FETCHING)],
+            3,
+            "waiting for data for 94 s (step 121), while ranks 0-2 wait at loop.py:41 in step; "
+            "its loader worker stands at dataset.py:41 in get",
         ),
-    ]
+        (
+            [report(0), report(1, stack=SLEEPS), report(2)],
+            1,
+            "in its step for 400 s (step 121), while ranks 0, 2 wait at loop.py:41 in step; "
+            "it stands at model.py:12 in forward",
+        ),
+        (
+            [report(0), report(1), report(2, stack=BARRIER), report(3)],
+            2,
+            "in a collective that not all have joined, at loop.py:88 in train, for 400 s (step 121), "
+            "while ranks 0-1, 3 wait at loop.py:41 in step",
+        ),
+        (
+            [report(0, phase="data", stack=SLEEPS), report(1, state="T", stack=())],
+            1,
+            "stopped by a signal (SIGSTOP) for 400 s (step 121), while rank 0 is waiting for data",
+        ),
+        (
+            [report(0), report(1, state="D", stack=(), phase="data")],
+            1,
+            "waiting for data for 400 s (step 121), while rank 0 waits at loop.py:41 in step; it did not "
+            "answer when it was asked for its stack; the kernel holds it (state D), as a rule for a file "
+            "system that does not answer",
+        ),
+        (
+            [report(0, stack=SLEEPS)],
+            0,
+            "in its step for 400 s (step 121); it stands at model.py:12 in forward",
+        ),
+    ],
+    ids=["data", "python", "another collective", "stopped", "kernel", "alone"],
+)
+def test_the_stuck_rank_and_the_reason(found: list[RankReport], stuck: int, reason: str) -> None:
     first = first_stopped(found)
-    assert first is found[3]
-    assert why(found, first) == (
-        "stalled: waiting for data for 94 s (step 121), while ranks 0-2 wait at loop.py:41 in step; "
-        "its loader worker stands at dataset.py:41 in get"
-    )
+    assert first is found[stuck]
+    assert why(found, first) == f"stalled: {reason}"
 
 
-def test_one_that_hangs_in_python_holds_up_the_others_of_the_same_step() -> None:
-    found = [report(0), report(1, stack=SLEEPS), report(2)]
-    first = first_stopped(found)
-    assert first is found[1]
-    assert why(found, first) == (
-        "stalled: in its step for 400 s (step 121), while ranks 0, 2 wait at loop.py:41 in step; "
-        "it stands at model.py:12 in forward"
-    )
+LATE = (*BARRIER[:2], "/home/me/loop.py:95 in train", BARRIER[3])
+SYNCING = ("/home/me/loop.py:60 in train",)  # loss.item() of a GPU, where NCCL is waited for
 
 
-def test_one_in_a_collective_that_nobody_else_joins() -> None:
-    found = [report(0), report(1), report(2, stack=BARRIER), report(3)]
-    first = first_stopped(found)
-    assert first is found[2]
-    assert why(found, first) == (
-        "stalled: in a collective that not all have joined, at loop.py:88 in train, for 400 s (step 121), "
-        "while ranks 0-1, 3 wait at loop.py:41 in step"
-    )
-
-
-def test_of_two_places_the_one_with_fewer_ranks_is_the_odd_one() -> None:
-    late = (*BARRIER[:2], "/home/me/loop.py:95 in train", BARRIER[3])
-    assert named(report(0), report(1), report(2, stack=late), report(3)) == 2
-
-
-def test_who_waits_for_others_is_not_named_while_one_does_something_else() -> None:
-    assert named(report(0, phase="data", stack=BARRIER), report(1, stack=SLEEPS)) == 1
-
-
-def test_of_two_in_different_collectives_the_one_behind_is_named() -> None:
-    assert named(report(0, stack=BARRIER), report(1)) == 0
-    assert named(report(0), report(1, stack=BARRIER)) == 1
-
-
-def test_of_ranks_whose_stacks_tell_nothing_the_one_behind_is_named() -> None:
-    syncing = ("/home/me/loop.py:60 in train",)  # loss.item() of a GPU, where NCCL is waited for
-    behind = report(2, step=119, stack=syncing)
-    assert named(report(0, stack=syncing), report(1, stack=syncing), behind) == 2
-    assert named(report(0, stack=syncing), report(1, stack=syncing, phase="data")) == 1
+@pytest.mark.parametrize(
+    ("found", "stuck"),
+    [
+        # Of two places, the one with fewer ranks.
+        ([report(0), report(1), report(2, stack=LATE), report(3)], 2),
+        # The one that does something else, not one that waits for others.
+        ([report(0, phase="data", stack=BARRIER), report(1, stack=SLEEPS)], 1),
+        # Of two in different collectives, the one behind.
+        ([report(0, stack=BARRIER), report(1)], 0),
+        ([report(0), report(1, stack=BARRIER)], 1),
+        # Of ranks whose stacks tell nothing, the one behind.
+        ([report(0, stack=SYNCING), report(1, stack=SYNCING), report(2, step=119, stack=SYNCING)], 2),
+        ([report(0, stack=SYNCING), report(1, stack=SYNCING, phase="data")], 1),
+        # The rank that the others wait for makes progress, or any rank does.
+        ([report(0, phase="evaluating", seconds=0.4, limit_s=900.0, stack=SLEEPS), report(1)], None),
+        ([report(0, stack=SLEEPS), report(1, seconds=100.0)], None),
+        ([report(0, stack=SLEEPS), report(1, seconds=200.0)], 0),
+        # A rank without a limit, or in a debugger, is not judged.
+        ([report(0), report(1, stack=SLEEPS, limit_s=None)], None),
+        ([report(0, stack=SLEEPS), report(1, limit_s=None)], None),
+        ([report(0), report(1, stack=SLEEPS, state="t")], None),
+        ([], None),
+    ],
+)
+def test_the_rank_that_is_named(found: list[RankReport], stuck: int | None) -> None:
+    assert named(*found) == stuck
 
 
 @pytest.mark.parametrize(
@@ -126,49 +150,6 @@ def test_of_ranks_whose_stacks_tell_nothing_the_one_behind_is_named() -> None:
 )
 def test_phases_in_the_order_of_the_loop(behind: str, ahead: str) -> None:
     assert named(report(0, phase=ahead, stack=()), report(1, phase=behind, stack=())) == 1
-
-
-def test_a_rank_that_was_stopped_by_a_signal_is_the_one() -> None:
-    stopped = report(1, state="T", stack=())
-    found = [report(0, phase="data", stack=SLEEPS), stopped]
-    assert first_stopped(found) is stopped
-    assert why(found, stopped).startswith(
-        "stalled: stopped by a signal (SIGSTOP) for 400 s (step 121), while"
-    )
-
-
-def test_one_that_the_kernel_holds_is_told() -> None:
-    found = [report(0), report(1, state="D", stack=(), phase="data")]
-    assert first_stopped(found) is found[1]
-    assert "did not answer" in why(found, found[1])
-    assert "the kernel holds it (state D)" in why(found, found[1])
-
-
-def test_nobody_has_stopped_while_the_one_they_wait_for_gets_on() -> None:
-    at_work = report(0, phase="evaluating", seconds=0.4, limit_s=900.0, stack=SLEEPS)
-    assert named(at_work, report(1), report(2)) is None
-
-
-def test_nobody_has_stopped_while_any_rank_shows_life() -> None:
-    assert named(report(0, stack=SLEEPS), report(1, seconds=100.0)) is None
-    assert named(report(0, stack=SLEEPS), report(1, seconds=200.0)) == 0
-
-
-def test_nobody_is_named_for_what_can_not_be_judged() -> None:
-    assert named(report(0), report(1, stack=SLEEPS, limit_s=None)) is None
-    assert named(report(0, stack=SLEEPS), report(1, limit_s=None)) is None
-    assert named() is None
-
-
-def test_a_rank_in_a_debugger_holds_everybody_up_in_peace() -> None:
-    assert named(report(0), report(1, stack=SLEEPS, state="t")) is None
-
-
-def test_one_rank_alone() -> None:
-    found = [report(0, stack=SLEEPS)]
-    assert why(found, found[0]) == (
-        "stalled: in its step for 400 s (step 121); it stands at model.py:12 in forward"
-    )
 
 
 def test_a_wait_for_others_is_known_by_where_it_is() -> None:

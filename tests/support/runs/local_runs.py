@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from slurmddp.config.schema import Cluster, Policy
@@ -13,7 +14,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.lock import RunLock
 from slurmddp.spec import Job, Program, Resources
 from support import TESTS
-from support.runs.agent_runs import agent_command, make_run
+from support.runs.agent_runs import SAVING, agent_command, make_run, wait_for_lines
 
 
 def job_of(folder: RunFolder, **changes: object) -> Job:
@@ -57,8 +58,14 @@ HANGUP_ON = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"
 """For tests that run under `nohup` themselves."""
 
 
-def terminal(tmp_path: Path, program: str, *, first: str = HANGUP_ON) -> subprocess.Popen[bytes]:
-    """Start a run in a process of its own, to press Ctrl-C on; that process does `first` before."""
+@contextmanager
+def terminal(
+    tmp_path: Path, program: str = SAVING, *, first: str = HANGUP_ON
+) -> Iterator[tuple[subprocess.Popen[bytes], RunFolder]]:
+    """Start a run in a process of its own, to press Ctrl-C on; that process does `first` before.
+
+    Yields the process and the run folder once the ranks are ready.
+    """
     folder = make_run(tmp_path, program)
     script = tmp_path / "person.py"
     command = [*agent_command(tmp_path), str(folder.path)]
@@ -72,7 +79,9 @@ def terminal(tmp_path: Path, program: str, *, first: str = HANGUP_ON) -> subproc
         f"    run = LocalRun(job_of(folder), folder, lock, say, command={command!r})\n"
         "    run.start()\n    sys.exit(run.wait())\n"
     )
-    return terminal_again(tmp_path)
+    with terminal_again(tmp_path) as person:
+        wait_for_lines(folder, "ready", 2)
+        yield person, folder
 
 
 def terminal_again(tmp_path: Path) -> subprocess.Popen[bytes]:
