@@ -59,15 +59,14 @@ def test_eight_ranks_on_two_sockets_take_sixteen_whole_cores_each() -> None:
 
 
 def test_eight_ranks_take_a_numa_node_each() -> None:
-    for rank in range(8):
-        share = share_of(EIGHT_NUMA, rank, 8)
-        assert {EIGHT_NUMA.numa[cpu] for cpu in share} == {rank}
-        assert len(share) == 8
+    shares = [share_of(EIGHT_NUMA, rank, 8) for rank in range(8)]
+    assert [{EIGHT_NUMA.numa[cpu] for cpu in share} for share in shares] == [{rank} for rank in range(8)]
 
 
 MANY = [
     (TWO_SOCKETS, 3),
     (EIGHT_NUMA, 5),
+    (EIGHT_NUMA, 8),
     (LAPTOP, 1),
     (LAPTOP, 2),
     (Cpus(numbers("3,5-6,70,131-133"), TWO_SOCKETS.numa, TWO_SOCKETS.core), 4),
@@ -116,26 +115,23 @@ AGENT = {"SLURMDDP_RESTART_COUNT": "0", "SLURM_CPUS_ON_NODE": "256"}
 @pytest.mark.parametrize(
     ("changes", "environ", "cpus", "bound"),
     [
-        ({}, {}, TWO_SOCKETS, True),
-        ({}, {"SLURM_CPUS_ON_NODE": "8"}, Cpus(numbers("4-11"), TWO_SOCKETS.numa), True),
-        ({}, {"SLURM_CPUS_ON_NODE": "8"}, TWO_SOCKETS, False),  # SLURM confines nobody: others' CPUs too
-        ({}, {"SLURM_CPUS_ON_NODE": "512"}, TWO_SOCKETS, False),  # a sandbox's nodes share the machine
-        ({}, {"SLURM_CPUS_ON_NODE": ""}, TWO_SOCKETS, False),
-        ({}, {"SLURMDDP_BIND": "off"}, TWO_SOCKETS, False),
-        ({}, {"OMP_PROC_BIND": "close"}, TWO_SOCKETS, False),
-        ({"emulated": True}, {}, TWO_SOCKETS, False),
-        ({"environment": "torchrun"}, {}, TWO_SOCKETS, False),
+        ({}, AGENT, TWO_SOCKETS, True),
+        ({}, AGENT | {"SLURM_CPUS_ON_NODE": "8"}, Cpus(numbers("4-11"), TWO_SOCKETS.numa), True),
+        ({}, AGENT | {"SLURM_CPUS_ON_NODE": "8"}, TWO_SOCKETS, False),  # not confined: others' CPUs too
+        ({}, AGENT | {"SLURM_CPUS_ON_NODE": "512"}, TWO_SOCKETS, False),  # a sandbox's nodes share a machine
+        ({}, AGENT | {"SLURM_CPUS_ON_NODE": ""}, TWO_SOCKETS, False),
+        ({}, AGENT | {"SLURMDDP_BIND": "off"}, TWO_SOCKETS, False),
+        ({}, AGENT | {"OMP_PROC_BIND": "close"}, TWO_SOCKETS, False),
+        ({}, {"SLURM_CPUS_ON_NODE": "256"}, TWO_SOCKETS, False),  # without an agent, srun has bound the tasks
+        ({"emulated": True}, AGENT, TWO_SOCKETS, False),
+        ({"environment": "torchrun"}, AGENT, TWO_SOCKETS, False),
     ],
 )
 def test_ranks_are_bound_where_the_cpus_are_theirs_alone(
     changes: dict[str, object], environ: dict[str, str], cpus: Cpus, bound: bool
 ) -> None:
     info = dataclasses.replace(RANK, **changes)  # type: ignore[arg-type]
-    assert may_bind(info, AGENT | environ, cpus) is bound
-
-
-def test_without_an_agent_srun_has_bound_the_tasks() -> None:
-    assert not may_bind(RANK, {"SLURM_CPUS_ON_NODE": "256"}, TWO_SOCKETS)
+    assert may_bind(info, environ, cpus) is bound
 
 
 @pytest.mark.parametrize(

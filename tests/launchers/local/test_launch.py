@@ -92,27 +92,28 @@ def recorded(program: Path, rank: int) -> list:
     return json.loads((program.parent / f"argv-{rank}.json").read_text())
 
 
-def test_a_script_gets_its_arguments_and_options_intact(program: Path) -> None:
-    program.write_text(HEAD + RECORD)
-    assert finish(start_command(program, "-O", program.name, *HOSTILE)) == (0, "", "")
-    for rank in range(2):
-        assert recorded(program, rank) == [[program.name, *HOSTILE], "__main__", 1]
-
-
-def test_a_module_gets_its_arguments_intact(program: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "argv0", "optimize"),
+    [
+        (["-O", "my script.py"], "my script.py", 1),
+        (["-m", "my_package.train"], "my_package/train.py", 0),
+        (["-c", HEAD + RECORD], "-c", 0),
+    ],
+    ids=["script", "module", "command"],
+)
+def test_a_program_gets_its_arguments_and_options_intact(
+    program: Path, options: list[str], argv0: str, optimize: int
+) -> None:
     package = program.parent / "my_package"
     package.mkdir()
     (package / "__init__.py").touch()
-    (package / "train.py").write_text(
-        HEAD + RECORD + "from . import __name__ as parent\nassert parent == 'my_package'\n"
-    )
-    assert finish(start_command(program, "-m", "my_package.train", *HOSTILE)) == (0, "", "")
-    assert recorded(program, 1) == [[str(package / "train.py"), *HOSTILE], "__main__", 0]
-
-
-def test_a_command_line_program_gets_its_arguments_intact(program: Path) -> None:
-    assert finish(start_command(program, "-c", HEAD + RECORD, *HOSTILE)) == (0, "", "")
-    assert recorded(program, 1) == [["-c", *HOSTILE], "__main__", 0]
+    imports = "from . import __name__ as parent\nassert parent == 'my_package'\n"
+    (package / "train.py").write_text(HEAD + RECORD + imports)
+    program.write_text(HEAD + RECORD)
+    assert finish(start_command(program, *options, *HOSTILE)) == (0, "", "")
+    expected = str(program.parent / argv0) if "/" in argv0 else argv0
+    for rank in range(2):
+        assert recorded(program, rank) == [[expected, *HOSTILE], "__main__", optimize]
 
 
 def test_a_script_that_has_changed_its_folder_is_found_again(program: Path) -> None:
@@ -125,26 +126,21 @@ def test_a_script_that_has_changed_its_folder_is_found_again(program: Path) -> N
 
 
 def test_ranks_learn_their_place(program: Path) -> None:
-    names = [
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "NODE_RANK",
-        "SLURMDDP_LAUNCHER",
-        "SLURMDDP_LAUNCH_ID",
-    ]
     body = (
-        f"(here / f'argv-{{rank}}.json').write_text(json.dumps([os.environ[name] for name in {names!r}]))\n"
+        "from slurmddp.environments.detect import detect\nplace = detect(os.environ)\n"
+        "names = 'launch_id', 'environment', 'rank', 'local_rank', 'world_size', 'nodes'\n"
+        "values = [getattr(place, name) for name in names]\n"
+        "(here / f'argv-{rank}.json').write_text(json.dumps(values))\n"
     )
-    assert finish(start(program, body, devices=3))[0] == 0
-    places = [recorded(program, rank) for rank in range(3)]
-    assert [place[:6] for place in places] == [
-        [str(rank), str(rank), "3", "3", "0", "local"] for rank in range(3)
-    ]
-    (launch_id,) = {place[6] for place in places}
-    assert finish(start(program, body, devices=1))[0] == 0
-    assert recorded(program, 0)[6] != launch_id
+    launch_ids = []
+    for devices in (3, 1):
+        assert finish(start(program, body, devices=devices))[0] == 0
+        places = [recorded(program, rank) for rank in range(devices)]
+        assert [place[1:] for place in places] == [
+            ["local", rank, rank, devices, 1] for rank in range(devices)
+        ]
+        launch_ids += {place[0] for place in places}
+    assert len(set(launch_ids)) == len(launch_ids) == 2
 
 
 def test_output_of_rank_0_is_untouched_and_others_are_named(program: Path) -> None:

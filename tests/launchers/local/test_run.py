@@ -1,4 +1,4 @@
-"""A run on this machine: several pretended nodes, failures and restarts; ranks here need no torch."""
+"""A run on this machine: its nodes, failures, restarts and records; ranks here need no torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,9 @@ import pytest
 from slurmddp.cli.start_run import start_job
 from slurmddp.config.schema import Policy
 from slurmddp.errors import ConfigError, NoProgressError, RankFailure
-from slurmddp.host import process as linux
 from slurmddp.launchers.local.run import check_size
+from slurmddp.runs.failures import capture
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.lock import RunLock
 from slurmddp.spec import Program
 from support.runs.agent_runs import (
@@ -25,7 +24,6 @@ from support.runs.agent_runs import (
     all_gone,
     children_of,
     events,
-    runs,
     wait_for_lines,
     wait_until,
 )
@@ -70,37 +68,6 @@ def test_pretended_nodes_train_as_one_job(tmp_path: Path, monkeypatch: pytest.Mo
     (ended,) = events(run.folder, "ended")
     assert (ended["exit_code"], ended["outcome"], ended["next"]) == (0, "finished", "none")
     assert (started["pid"], started["launcher"]) == (os.getpid(), "local")
-
-
-STAND_INS = """
-import os, pathlib, signal, sys, time
-folder, node = pathlib.Path(sys.argv[2]), int(os.environ["SLURM_NODEID"])
-(folder / f"here-{node}").write_text(str(os.getpid()))
-while len(list(folder.glob("here-*"))) < 3:
-    time.sleep(0.01)
-if node == int(sys.argv[1]):
-    os.kill(os.getpid(), signal.SIGKILL)
-lost = folder / f"here-{sys.argv[1]}"
-while os.path.exists(f"/proc/{lost.read_text()}"):
-    time.sleep(0.01)
-time.sleep(0.3)  # Whoever ends the others because of it does so now.
-(folder / f"went-on-{node}").touch()
-"""
-
-
-@pytest.mark.parametrize("job", [{"spare_nodes": 1, "nodes": 2}, {"elastic": True, "nodes": 3}], ids=str)
-@pytest.mark.parametrize("lost", [0, 1])
-def test_who_goes_on_when_a_pretended_node_is_lost_is_for_the_first_agent_to_say(
-    tmp_path: Path, job: dict[str, int], lost: int
-) -> None:
-    run = local_run(tmp_path, command=[sys.executable, "-c", STAND_INS, str(lost)], ranks_per_node=1, **job)
-    run.start()
-    if lost == 0:
-        with pytest.raises(RankFailure, match="SIGKILL"):
-            run.wait()
-    else:
-        assert run.wait() == 0
-        assert {path.name for path in run.folder.path.glob("went-on-*")} == {"went-on-0", "went-on-2"}
 
 
 OWN_FILES = Program(target="rank_program.main", config={"program": {"checkpoints": "out"}})
@@ -165,19 +132,6 @@ def test_a_refusal_keeps_its_code(tmp_path: Path, code: int, kind: type[Exceptio
     assert [event["outcome"] for event in events(run.folder, "ended")] == [outcome]
 
 
-def test_a_killed_agent_ends_the_other_node(tmp_path: Path) -> None:
-    run = local_run(tmp_path, SAVING, nodes=2)
-    others = children_of(os.getpid())
-    run.start()
-    wait_for_lines(run.folder, "ready", 4)
-    left = [process for process in children_of(os.getpid()) if process not in others]
-    agents = [process for process in left if process.ppid() == os.getpid()]
-    os.kill(agents[1].pid, signal.SIGKILL)
-    with pytest.raises(RankFailure, match=r"agent of node 1 on .* was killed by SIGKILL|Node 1 .* was lost"):
-        run.wait()
-    wait_until(lambda: not any(runs(one) for one in left), "all processes of both nodes end")
-
-
 def test_an_error_while_watching_leaves_nothing(tmp_path: Path) -> None:
     def broken() -> None:
         raise RuntimeError("the display broke")
@@ -190,28 +144,6 @@ def test_an_error_while_watching_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="the display broke"):
         run.wait(broken)
     wait_until(lambda: all_gone(left), "agents and ranks end")
-
-
-def test_a_node_that_can_not_be_started_leaves_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def start(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
-        if started:
-            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
-        started.append(start_bound(*args, **options))
-        return started[0]
-
-    started: list[subprocess.Popen[bytes]] = []
-    start_bound = linux.start_bound
-    monkeypatch.setattr(linux, "start_bound", start)
-    run = local_run(tmp_path, SAVING, nodes=2)
-    try:
-        with pytest.raises(OSError, match="temporarily unavailable"):
-            run.start()
-        assert started[0].returncode == -signal.SIGKILL
-    finally:
-        started[0].kill()
-        started[0].wait()
 
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
@@ -237,3 +169,46 @@ def test_a_hopeless_size_is_refused_before_anything_starts(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="8000 ranks can't be tried on this machine"):
         run.start()
     assert run.folder.attempts() == []
+
+
+def full(*words: Any, **facts: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Fail every event after the first one; return the lines shown to the person."""
+    told: list[str] = []
+    add = RunFolder.add_event
+
+    def add_event(self: RunFolder, event: str, **facts: Any) -> None:
+        full() if event == "ended" else add(self, event, **facts)
+
+    monkeypatch.setattr(RunFolder, "add_event", add_event)
+    return told
+
+
+def test_on_a_full_disk_a_training_that_finished_has_finished(tmp_path: Path, said: list[str]) -> None:
+    run = local_run(tmp_path, "def main(run_dir): return 0", ranks_per_node=1, say=said.append)
+    run.start()
+    assert run.wait() == 0
+    assert said == ["ended was not recorded: [Errno 28] No space left on device"]
+
+
+def test_on_a_full_disk_a_failure_is_told(tmp_path: Path, said: list[str]) -> None:
+    run = local_run(tmp_path, "def main(run_dir): return 3", ranks_per_node=1, say=said.append)
+    run.start()
+    with pytest.raises(RankFailure, match="exit code 3"):
+        run.wait()
+    assert len(said) == 1
+
+
+def test_on_a_full_disk_an_agent_that_is_gone_ends_the_run(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = local_run(tmp_path, agent="raise SystemExit(1)", say=said.append)
+    monkeypatch.setattr(capture, "record", full)
+    run.start()
+    with pytest.raises(RankFailure, match=r"A rank failed\."):
+        run.wait()
+    assert [line.split(" was not ")[0] for line in said] == ["the failure", "ended"]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from slurmddp.host import process
 from slurmddp.host.signals import SignalInbox
+from slurmddp.launchers.local.run import LocalRun
 from support.runs.agent_runs import (
     SAVING,
     all_gone,
@@ -23,16 +25,29 @@ from support.runs.agent_runs import (
 from support.runs.local_runs import local_run, terminal, terminal_again
 
 
-def test_stop_saves_on_every_node(tmp_path: Path) -> None:
+def cancel(run: LocalRun) -> None:
+    run.folder.cancelled_file.touch()
+    run.nodes.stop()
+
+
+def press_ctrl_c(run: LocalRun) -> None:
+    """As before the first look at signals; the press must not be lost."""
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("ask", "outcome"),
+    [(lambda run: run.nodes.stop(), "stopped"), (cancel, "cancelled"), (press_ctrl_c, "stopped")],
+    ids=["stop", "cancel", "Ctrl-C"],
+)
+def test_a_stop_saves_on_every_node(tmp_path: Path, ask: Callable[[LocalRun], None], outcome: str) -> None:
     run = local_run(tmp_path, SAVING, nodes=2)
     run.start()
     wait_for_lines(run.folder, "ready", 4)
-    run.nodes.stop()
+    ask(run)
     assert run.wait() == 75
     assert all("saved after SIGTERM" in run.folder.rank_log(0, rank).read_text() for rank in range(4))
-    assert [(event["outcome"], event["next"]) for event in events(run.folder, "ended")] == [
-        ("stopped", "none")
-    ]
+    assert [(event["outcome"], event["next"]) for event in events(run.folder, "ended")] == [(outcome, "none")]
 
 
 def test_a_node_that_stops_alone_stops_the_others(tmp_path: Path) -> None:
@@ -46,42 +61,24 @@ def test_a_node_that_stops_alone_stops_the_others(tmp_path: Path) -> None:
     assert [event["outcome"] for event in events(run.folder, "ended")] == ["stopped"]
 
 
-def test_a_cancelled_run_is_not_called_stopped(tmp_path: Path) -> None:
-    run = local_run(tmp_path, SAVING)
-    run.start()
-    wait_for_lines(run.folder, "ready", 2)
-    run.folder.cancelled_file.touch()
-    run.nodes.stop()
-    assert run.wait() == 75
-    assert [event["outcome"] for event in events(run.folder, "ended")] == ["cancelled"]
-
-
 def test_a_stop_before_an_agent_listens_is_no_failure(tmp_path: Path) -> None:
-    run = local_run(tmp_path, command=[sys.executable, "-c", "import time; time.sleep(600)"])
+    run = local_run(tmp_path, agent="import time; time.sleep(600)")
     run.start()
     run.nodes.stop()
     assert run.wait() == 75
     assert not run.folder.failure_file(0).exists()
 
 
-def test_ctrl_c_stops_at_a_checkpoint(tmp_path: Path) -> None:
-    with terminal(tmp_path) as (person, _folder):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_at_a_checkpoint(tmp_path: Path, sent: signal.Signals) -> None:
+    with terminal(tmp_path) as (person, _):
         left = children_of(person.pid)
-        person.send_signal(signal.SIGINT)
+        person.send_signal(sent)
         assert person.wait(timeout=120) == 75
         assert person.stderr is not None
         assert b"Ctrl-C once more kills" in person.stderr.read()
     assert len(left) == 3
     wait_until(lambda: all_gone(left), "agent and ranks end")
-
-
-def test_ctrl_c_before_the_first_look_is_not_lost(tmp_path: Path) -> None:
-    run = local_run(tmp_path, SAVING)
-    run.start()
-    wait_for_lines(run.folder, "ready", 2)
-    os.kill(os.getpid(), signal.SIGINT)
-    assert run.wait() == 75
-    assert [event["outcome"] for event in events(run.folder, "ended")] == ["stopped"]
 
 
 def test_a_signal_to_a_child_that_is_being_born_is_not_taken_for_one_of_ours(
@@ -110,13 +107,6 @@ def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:
     assert not folder.failure_file(0).exists()
     (ended,) = [event for event in folder.events() if event["event"] == "ended"]
     assert (ended["outcome"], ended["next"]) == ("cancelled", "none")
-
-
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
-def test_other_ways_to_ask_for_an_end(tmp_path: Path, sent: signal.Signals) -> None:
-    with terminal(tmp_path) as (person, _):
-        person.send_signal(sent)
-        assert person.wait(timeout=120) == 75
 
 
 def test_a_hangup_that_nohup_has_turned_off_stays_off(tmp_path: Path) -> None:

@@ -75,12 +75,6 @@ def test_a_job_that_would_never_start_is_refused_if_slurm_answers(slurm: FakeSlu
     assert sbatch.refuse_misfit(job, slurm) is None
 
 
-@BOTH
-def test_the_persons_own_comment_is_kept_beside_the_mark(name: str, slurm: FakeSlurm, tmp_path: Path) -> None:
-    build(name, slurm).submit(prepared(tmp_path, sbatch={"comment": "thesis, ch. 3"}))
-    assert slurm.submissions[0].options == ("--comment=thesis, ch. 3",)
-
-
 def test_sbatch_gets_the_script_of_the_run_folder(slurm: FakeSlurm, tmp_path: Path) -> None:
     job = prepared(tmp_path)
     build("sbatch", slurm).submit(job)
@@ -211,42 +205,31 @@ def fail(job: Job, node: str, *, lasts_s: float = 3600) -> None:
 
 @BOTH
 def test_nodes_that_failed_under_the_run_are_excluded(name: str, slurm: FakeSlurm, tmp_path: Path) -> None:
-    job = prepared(tmp_path, sbatch={"comment": "thesis", "exclude": "n[7-8]"})
-    fail(job, "n2")
-    fail(job, "n1")
-    fail(job, "n1")
+    job = prepared(tmp_path, sbatch={"comment": "thesis, ch. 3", "exclude": "n[7-8]"})
+    for node in ("n2", "n1", "n1"):
+        fail(job, node)
     fail(job, "n3", lasts_s=-1)
     build(name, slurm).submit(job)
-    assert slurm.submissions[0].options == ("--comment=thesis", "--exclude=n[7-8],n1,n2")
+    assert slurm.submissions[0].options == ("--comment=thesis, ch. 3", "--exclude=n[7-8],n1,n2")
+
+
+@pytest.mark.parametrize(
+    ("changes", "lacks_nodes"),
+    [({}, True), ({"exclude_failed_h": 0}, False), ({"sbatch": {"exclude": "/home/ada/bad-nodes"}}, False)],
+    ids=["no others", "policy", "file"],
+)
+def test_failed_nodes_are_taken_where_there_are_no_others_or_a_person_wants_them(
+    slurm: FakeSlurm, tmp_path: Path, changes: dict[str, object], lacks_nodes: bool
+) -> None:
+    job = prepared(tmp_path, **changes)
+    fail(job, "n1")
+    slurm.lacks_nodes = lacks_nodes
+    assert build("sbatch", slurm).submit(job) == "1"
+    assert slurm.submissions[0].options == ()
 
 
 def test_a_damaged_list_of_failed_nodes_stops_nobody(slurm: FakeSlurm, tmp_path: Path) -> None:
     job = prepared(tmp_path)
     RunFolder(job.run_dir).excluded_file.write_text("mended by hand: n1\n")
-    build("sbatch", slurm).submit(job)
-    assert slurm.submissions[0].options == ()
-
-
-@BOTH
-def test_nodes_that_failed_are_taken_where_slurm_has_no_others(
-    name: str, slurm: FakeSlurm, tmp_path: Path
-) -> None:
-    job = prepared(tmp_path)
-    fail(job, "n1")
-    slurm.lacks_nodes = True
-    assert build(name, slurm).submit(job) == "1"
-    assert slurm.submissions[0].options == ()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"exclude_failed_h": 0}, {"sbatch": {"exclude": "/home/ada/bad-nodes"}}],
-    ids=["policy", "file"],
-)
-def test_failed_nodes_are_not_excluded_against_a_persons_will(
-    slurm: FakeSlurm, tmp_path: Path, changes: dict[str, object]
-) -> None:
-    job = prepared(tmp_path, **changes)
-    fail(job, "n1")
     build("sbatch", slurm).submit(job)
     assert slurm.submissions[0].options == ()

@@ -114,18 +114,11 @@ def test_no_rank_is_stuck_while_another_node_makes_progress() -> None:
 
 def paces(first: int, *waits: float, steps: int) -> dict[int, Pace]:
     """Return the paces of ranks from `first` on that wait `waits` seconds for data in each step."""
-    sent = {}
-    for rank, wait in enumerate(waits, first):
-        pace = Pace(
-            host=f"n{first}",
-            step=steps,
-            steps=steps,
-            step_s=steps * 1.0,
-            wait_s=steps * wait,
-            forward_s=steps * 0.1,
-        )
-        sent[rank] = pace
-    return sent
+    times = {"step": steps, "steps": steps, "step_s": steps * 1.0, "forward_s": steps * 0.1}
+    return {
+        rank: Pace(host=f"n{first}", wait_s=steps * wait, **times)  # type: ignore[arg-type]
+        for rank, wait in enumerate(waits, first)
+    }
 
 
 def test_a_straggler_is_told_once_it_was_slowest_twice_and_then_rarely() -> None:
@@ -150,23 +143,19 @@ def test_ranks_that_are_slow_by_turns_are_each_told_once_and_then_rarely() -> No
     assert [found.rank for _, found in told if found] == [1, 0]
 
 
-def test_slow_steps_are_compared_over_a_longer_time() -> None:
-    comparison = PaceComparison(2)
-    told = []
-    for number in range(1, 13):
-        line, _ = comparison.take(paces(0, 0.0, 0.5, steps=2 * number), 30.0 * number)
-        told += [number] if line and line.startswith("slowest: rank 1") else []
-    assert told == [7]
-
-
-def test_ranks_that_keep_pace_have_it_told_every_ten_minutes() -> None:
-    comparison = PaceComparison(2)
-    told = []
+@pytest.mark.parametrize(
+    ("wait", "steps", "begin", "expected"),
+    [(0.5, 2, "slowest: rank 1", [7, 28]), (0.1, 20, "step ", [1, 21, 41])],
+    ids=["slow steps", "even ranks"],
+)
+def test_slow_steps_take_longer_to_compare_and_the_pace_is_told_every_ten_minutes(
+    wait: float, steps: int, begin: str, expected: list[int]
+) -> None:
+    comparison, told = PaceComparison(2), []
     for number in range(1, 45):
-        line, found = comparison.take(paces(0, 0.1, 0.1, steps=20 * number), 30.0 * number)
-        assert found is None
-        told += [number] if line else []
-    assert told == [1, 21, 41]
+        line, _ = comparison.take(paces(0, 0.1, wait, steps=steps * number), 30.0 * number)
+        told += [number] if line and line.startswith(begin) else []
+    assert told == expected
 
 
 def test_one_slow_moment_makes_no_straggler() -> None:

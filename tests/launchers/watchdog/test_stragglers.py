@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from slurmddp.host.heartbeat_page import HeartbeatPage
 from slurmddp.launchers.watchdog.stragglers import Pace, pace_line, per_step, straggler
 
@@ -29,48 +31,50 @@ def told(*paces: Pace) -> str | None:
     return None if found is None else found.line
 
 
-def test_a_rank_that_waits_for_its_data_is_told_with_figures() -> None:
-    assert told(after(0), after(1), after(2), after(3, wait=0.9, forward=0.52)) == (
-        "slowest: rank 3 on n1, 1.42 s a step until its backward pass (0.90 s of it waiting for data); "
-        "median 0.51 s, a step takes 1.60 s"
-    )
+COMPUTES = (
+    "slowest: rank 1 on n0, 1.01 s a step until its backward pass (10.0 ms of it waiting for data); "
+    "median 0.51 s, a step takes 1.60 s"
+)
 
 
-def test_a_rank_that_computes_slowly_is_told() -> None:
-    line = told(after(0), after(1, forward=1.0), after(2), after(3))
-    assert line is not None
-    assert line.startswith("slowest: rank 1 on n0, 1.01 s a step until its backward pass (10.0 ms of it")
+@pytest.mark.parametrize(
+    ("paces", "line"),
+    [
+        (
+            [after(0), after(1), after(2), after(3, wait=0.9, forward=0.52)],
+            "slowest: rank 3 on n1, 1.42 s a step until its backward pass (0.90 s of it waiting for data); "
+            "median 0.51 s, a step takes 1.60 s",
+        ),
+        ([after(0), after(1, forward=1.0), after(2), after(3)], COMPUTES),
+        (
+            # The buffers of their models come from the rank that is late: their forward passes take as long.
+            [*(after(rank, forward=1.39) for rank in range(3)), after(3, wait=0.9)],
+            "slowest: rank 3 on n1, 0.90 s a step waiting for data; median 10.0 ms, a step takes 1.60 s",
+        ),
+        ([after(0), after(1, forward=1.0)], COMPUTES),
+    ],
+    ids=["data", "computation", "forward waits for others", "two ranks"],
+)
+def test_a_rank_that_the_others_wait_for_is_told_with_figures(paces: list[Pace], line: str) -> None:
+    assert told(*paces) == line
 
 
-def test_of_two_ranks_the_other_is_the_measure() -> None:
-    assert told(after(0), after(1)) is None
-    assert "rank 1" in (told(after(0), after(1, forward=1.0)) or "")
-
-
-def test_where_the_forward_pass_waits_for_others_the_wait_for_data_tells() -> None:
-    waiting = after(3, wait=0.9, forward=0.5)
-    # The buffers of their models come from the rank that is late, so their forward passes take as long.
-    others = [after(rank, wait=0.01, forward=1.39) for rank in range(3)]
-    line = told(*others, waiting)
-    assert line is not None
-    assert line.startswith("slowest: rank 3 on n1, 0.90 s a step waiting for data; median 10.0 ms")
-
-
-def test_even_ranks_and_small_differences_are_not_told() -> None:
-    assert told(*(after(rank) for rank in range(4))) is None
-    assert told(after(0), after(1), after(2, forward=0.55)) is None
-    assert told(*(after(rank, step=3.0, wait=2.2 if rank == 1 else 2.0) for rank in range(4))) is None
-    # Twice as long as the others, and yet next to nothing of the step.
-    assert told(after(0, forward=0.02), after(1, forward=0.02), after(2, forward=0.04)) is None
-
-
-def test_one_rank_has_nobody_to_wait_for_it() -> None:
-    assert told(after(0, wait=1.0)) is None
-
-
-def test_nothing_is_told_of_a_few_steps_or_of_some_ranks_only() -> None:
-    assert told(after(0, steps=2), after(1, steps=2, wait=1.0)) is None
-    assert told(after(0, steps=2), after(1, wait=1.0), after(2)) is None
+@pytest.mark.parametrize(
+    "paces",
+    [
+        [after(0), after(1)],
+        [after(rank) for rank in range(4)],
+        [after(0), after(1), after(2, forward=0.55)],
+        [after(rank, step=3.0, wait=2.2 if rank == 1 else 2.0) for rank in range(4)],
+        # Twice as long as the others, and yet next to nothing of the step.
+        [after(0, forward=0.02), after(1, forward=0.02), after(2, forward=0.04)],
+        [after(0, wait=1.0)],
+        [after(0, steps=2), after(1, steps=2, wait=1.0)],
+        [after(0, steps=2), after(1, wait=1.0), after(2)],
+    ],
+)
+def test_even_ranks_small_differences_and_few_steps_are_not_told(paces: list[Pace]) -> None:
+    assert told(*paces) is None
 
 
 def test_ranks_that_began_anew_count_from_there() -> None:

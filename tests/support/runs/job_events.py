@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
+from support.runs import run_events
+from support.runs.run_events import event, saved, submitted
 from support.slurm.slurm_in_memory import FakeSlurm
 
-SUBMITTED = {"event": "submitted", "time": 100.0, "job_id": "7", "submitter": "sbatch"}
-RESUBMITTED = {"event": "submitted", "time": 400.0, "job_id": "8", "submitter": "sbatch"}
-FIRST_STEP = {"event": "first_step", "time": 120.0, "attempt": 0, "step": 1}
-SAVED = {"event": "saved", "time": 160.0, "attempt": 0, "step": 200, "seconds": 0.1}
-CANCELLED = {"event": "cancelled", "time": 300.0, "job_id": "7"}
+SUBMITTED = submitted(100.0, submitter="sbatch")
+RESUBMITTED = submitted(400.0, "8", submitter="sbatch")
+FIRST_STEP = event("first_step", 120.0, 0, step=1)
+SAVED = saved(160.0, 200, seconds=0.1)
+CANCELLED = event("cancelled", 300.0, job_id="7")
 
 
 def started(attempt=0, job_id="7", **more):
-    return {
-        "event": "started",
-        "time": 110.0 + attempt,
-        "attempt": attempt,
-        "job_id": job_id,
-        "launcher": "slurm",
-        "nodes": "node[1-2]",
-        **more,
-    }
+    return run_events.started(110.0 + attempt, attempt, job_id, **{"nodes": "node[1-2]", **more})
 
 
 def ended(outcome, next_="none", attempt=0, code=0, job_id="7"):
-    return {
-        "event": "ended",
-        "time": 200.0 + attempt,
-        "attempt": attempt,
-        "job_id": job_id,
-        "exit_code": code,
-        "outcome": outcome,
-        "next": next_,
-    }
+    return run_events.ended(200.0 + attempt, outcome, attempt, next_, job_id) | {"exit_code": code}
 
 
 def signalled(name, attempt=0):
-    return {"event": "signalled", "time": 150.0, "attempt": attempt, "signal": name, "rank": 0}
+    return event("signalled", 150.0, attempt, signal=name, rank=0)
 
 
 class CountingSlurm(FakeSlurm):

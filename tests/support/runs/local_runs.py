@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,16 +41,16 @@ def local_run(
     nodes: int = 1,
     spare_nodes: int = 0,
     ranks_per_node: int = 2,
-    command: Sequence[str] = (),
+    agent: str = "",
     say: Callable[[str], None] = lambda text: None,
     **changes: object,
 ) -> LocalRun:
-    """Return a run whose ranks run `rank_program`, or with a `command` for agents; it gets the run folder."""
+    """Return a run whose ranks run `rank_program`, or whose agents run the program `agent`."""
     folder = make_run(tmp_path, rank_program, nodes=nodes, ranks_per_node=ranks_per_node)
     resources = Resources(nodes=nodes, spare_nodes=spare_nodes, ranks_per_node=ranks_per_node)
     lock = RunLock(folder)
     assert lock.acquire()
-    command = [*(command or agent_command(tmp_path)), str(folder.path)]
+    command = [*([sys.executable, "-c", agent] if agent else agent_command(tmp_path)), str(folder.path)]
     return LocalRun(job_of(folder, resources=resources, **changes), folder, lock, say, command=command)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import yaml
 
@@ -54,10 +55,11 @@ def agents_of(
     nodes: int,
     first: int = 0,
     commands: Mapping[int, Sequence[str]] = MappingProxyType({}),
+    **options: Any,
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Start the agents of the nodes from `first` on; some by other `commands` than the usual one."""
     agents = [
-        start_agent(folder, nodes=nodes, node_rank=node, command=commands.get(node, ()))
+        start_agent(folder, nodes=nodes, node_rank=node, command=commands.get(node, ()), **options)
         for node in range(first, nodes)
     ]
     try:

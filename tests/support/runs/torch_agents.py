@@ -4,39 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 from slurmddp.runs.folder.layout import RunFolder
-from support.runs.agent_runs import start_agent
+from support.runs import restarting_runs
 
 
-@contextmanager
 def agents_of(
-    folder: RunFolder,
-    nodes: int,
-    *,
-    attempt: int = 0,
-    program: str = "",
-    words: Sequence[str] = (),
-    **environ: str,
-) -> Iterator[list[subprocess.Popen[bytes]]]:
+    folder: RunFolder, nodes: int, *, program: str = "", words: Sequence[str] = (), **options: Any
+) -> AbstractContextManager[list[subprocess.Popen[bytes]]]:
     """Start the agents of all nodes, by a Python `program` with these `words` where one is given."""
     command = [sys.executable, "-m", "slurmddp.launchers.agent"]
     if program:
         script = folder.path / "start_agent.py"
         script.write_text(program)
         command = [sys.executable, str(script), *words]
-    agents = [
-        start_agent(folder, attempt=attempt, nodes=nodes, node_rank=node_rank, command=command, **environ)
-        for node_rank in range(nodes)
-    ]
-    try:
-        yield agents
-    finally:
-        for agent in agents:
-            agent.kill()  # Nothing but a test that has failed leaves it running.
-            agent.wait()
+    return restarting_runs.agents_of(folder, nodes, commands=dict.fromkeys(range(nodes), command), **options)
 
 
 def codes_of(agents: Sequence[subprocess.Popen[bytes]]) -> list[int]:

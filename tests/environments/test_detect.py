@@ -1,10 +1,10 @@
-"""Detection of the rank under other launchers than srun, inside and outside a SLURM job."""
+"""The rank under other launchers than srun; the size of the configuration against the size of the step."""
 
 import dataclasses
 
 import pytest
 
-from slurmddp.environments.detect import detect
+from slurmddp.environments.detect import detect, require
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError, MismatchError
 from support.runs.slurm_environs import BATCH, FOUR_ON_TWO, without
@@ -157,3 +157,47 @@ def test_an_unknown_environment_lists_the_near_ones():
 def test_forced_slurm_outside_of_it_says_what_is_missing():
     with pytest.raises(MismatchError, match="SLURM_STEP_NUM_TASKS"):
         detect({"SLURMDDP_ENVIRONMENT": "slurm"})
+
+
+STEP = RankInfo(
+    environment="slurm",
+    rank=3,
+    local_rank=1,
+    node_rank=1,
+    world_size=4,
+    local_world_size=2,
+    nodes=2,
+    hosts=("n1", "n2"),
+    launch_id="100.0.0",
+    gpus_on_node=2,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked"),
+    [
+        ({}, {}),
+        ({}, {"nodes": 2, "ranks_per_node": 2, "gpus_per_node": 2}),
+        ({}, {"gpus_per_node": 1}),
+        ({}, {"gpus_per_node": 0}),
+        ({"gpus_on_node": None}, {"gpus_per_node": 8}),  # SLURM does not tell.
+    ],
+)
+def test_a_step_that_fits_is_let_through(changes, asked):
+    require(dataclasses.replace(STEP, **changes), **asked)
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked", "found", "flag"),
+    [
+        ({}, {"nodes": 3}, "nodes=3, but step 100.0.0 runs on 2", "--nodes=3"),
+        ({}, {"ranks_per_node": 4}, "4 task(s) on each of 2 node(s), 8 in all", "--ntasks-per-node=4"),
+        ({}, {"gpus_per_node": 8}, "granted 2 GPU(s)", "--gpus-per-node=8"),
+        ({"world_size": 3}, {"nodes": 2, "ranks_per_node": 2}, "3 in all", "--ntasks=4"),
+    ],
+)
+def test_a_step_that_does_not_fit_is_refused_with_the_flag(changes, asked, found, flag):
+    with pytest.raises(MismatchError) as caught:
+        require(dataclasses.replace(STEP, **changes), **asked)
+    assert found in caught.value.message
+    assert flag in caught.value.hint
