@@ -53,6 +53,11 @@ MODULE = "-m "
 """`program.script` begins so if it names a module instead of a file, as after `python`."""
 
 
+def is_command(script: str) -> bool:
+    """Return whether a `program.script` is a command, not a Python script (`*.py`) or a module."""
+    return bool(script) and not script.startswith(MODULE) and not script.endswith(".py")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Program:
     """The function that every rank runs, and the whole resolved configuration."""

@@ -32,7 +32,7 @@ from slurmddp.errors import EXIT_FINISHED, SlurmddpError, near_matches
 # The module of a command that starts a user's program also has `split(arguments)`.
 COMMANDS = {
     "train": "Train here, or submit to a cluster with +cluster=NAME.",
-    "run": "Run your own script or module as every rank, here or on a cluster.",
+    "run": "Run your own script, module or command as every rank, here or on a cluster.",
     "exec": "Run any program as ranks, now and in this terminal, as mpiexec does.",
     "list": "List the runs of this account, the newest activity first.",
     "status": "Show the state of a run, where it runs, and what to do if it does not.",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import pkgutil
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
@@ -15,7 +17,7 @@ from typing import Any
 from slurmddp.config.check_values import check_special_keys
 from slurmddp.config.schema import OPEN_NODES
 from slurmddp.errors import ConfigError, near_matches
-from slurmddp.spec import MODULE, is_own_trainer
+from slurmddp.spec import MODULE, is_command, is_own_trainer
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
@@ -93,8 +95,28 @@ def check_program(config: Mapping[str, Any], project_dir: Path, *, here: bool) -
     script = program.get("script") or ""
     if script.startswith(MODULE):
         return _check_module(script.removeprefix(MODULE).strip(), project_dir, here=here)
+    if is_command(script):
+        return _check_command(script, project_dir, is_local=config["cluster"] is None)
     if script and not (path := project_dir / Path(script).expanduser()).is_file():
         raise ConfigError(f"There is no script {path} (`program.script`).", hint=_near_path(path))
+
+
+def _check_command(command: str, project_dir: Path, *, is_local: bool) -> None:
+    """Refuse a command that can't be started; on a cluster, setup lines may bring one without a folder."""
+    path = project_dir / command
+    if "/" not in command:
+        if is_local and shutil.which(command) is None:
+            at_hand = f" Say ./{command} for the one in this folder." if path.is_file() else ""
+            raise ConfigError(
+                f"There is no command {command!r} on PATH.",
+                hint=f"A Python script ends in .py.{at_hand}",
+            )
+    elif not path.is_file():
+        raise ConfigError(f"There is no program {path} (`program.script`).", hint=_near_path(path))
+    elif not os.access(path, os.X_OK):
+        raise ConfigError(
+            f"{path} is not executable (`program.script`).", hint=f"Make it so: chmod +x {command}"
+        )
 
 
 def _check_trainer(config: Mapping[str, Any]) -> None:

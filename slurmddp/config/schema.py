@@ -60,7 +60,7 @@ class ProgramSettings:
 
     _target_: str = key(OWN_TRAINER, "import path of the function that every rank runs")
     script: str | None = key(
-        None, "your own Python script, or '-m package.module', run unchanged instead of the function"
+        None, "your own script (*.py), '-m package.module', or command, run unchanged instead of the function"
     )
     args: Any | None = key(
         [], "the script's arguments, a list or one line; they arrive as typed, {run_dir} is the run folder"

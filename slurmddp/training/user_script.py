@@ -1,7 +1,8 @@
-"""Run a user's script or module, unchanged, as every rank of a run.
+"""Run a user's script, module or command, unchanged, as every rank of a run.
 
     slurmddp run train.py --epochs 20
     slurmddp run -m package.train --epochs 20
+    slurmddp run ./solve.sh --grid 64
 
 The program learns its rank from the environment, as under srun or torchrun. `{run_dir}` in its arguments
 becomes the run folder. Checkpoints in `{run_dir}/checkpoints` show whether an attempt made progress.
@@ -9,21 +10,29 @@ becomes the run folder. Checkpoints in `{run_dir}/checkpoints` show whether an a
 
 from __future__ import annotations
 
+import os
 import runpy
+import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
+from slurmddp.environments.names import CHANNEL_VARIABLE, HEARTBEAT_VARIABLE, MEMORY_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.spec import MODULE
+from slurmddp.spec import MODULE, is_command
 from slurmddp.training.stopping.controller import StopController
+
+_DESCRIPTORS = (HEARTBEAT_VARIABLE, CHANNEL_VARIABLE, MEMORY_VARIABLE)
 
 
 def run_script(folder: RunFolder, script: str, arguments: Sequence[object]) -> int:
     """Run the script or module as the main program, as it was at submission; return this rank's exit code.
 
-    If a script ends with 0 after `should_stop` returned True, the code is 75: it has not finished.
+    If a script ends with 0 after `should_stop` returned True, the code is 75: it has not finished. A command
+    takes the place of this process, and is the project's file of now.
     """
     words = [str(one).replace("{run_dir}", str(folder.path)) for one in arguments]
     try:
@@ -31,6 +40,8 @@ def run_script(folder: RunFolder, script: str, arguments: Sequence[object]) -> i
             name = script.removeprefix(MODULE).strip()
             sys.argv = [name, *words]
             runpy.run_module(name, run_name="__main__", alter_sys=True)
+        elif is_command(script):
+            _become(script, words)
         else:
             path = _file(folder, script)
             sys.argv = [str(path), *words]
@@ -40,6 +51,23 @@ def run_script(folder: RunFolder, script: str, arguments: Sequence[object]) -> i
         if end.code:
             raise
     return EXIT_STOPPED if StopController.is_leaving else EXIT_FINISHED
+
+
+def _become(command: str, arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by a program, which keeps the rank's process id, log and descriptors."""
+    program = shutil.which(command)
+    if program is None:
+        raise ConfigError(
+            f"There is no executable {command!r} in {Path.cwd()} or on PATH (`program.script`).",
+            hint="The setup lines of the cluster file may add its folder to PATH.",
+        )
+    # A Python program on Distributon uses them as a forked rank does.
+    numbers = ",".join(os.environ.get(name, "") for name in _DESCRIPTORS).split(",")
+    for number in filter(str.isdecimal, numbers):
+        os.set_inheritable(int(number), True)
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; other programs expect them.
+        signal.signal(ignored, signal.SIG_DFL)
+    os.execv(program, [command, *arguments])
 
 
 def _file(folder: RunFolder, script: str) -> Path:

@@ -38,7 +38,8 @@ SHOW = """\
 import json, os, sys
 from pathlib import Path
 file = Path(os.environ["SLURMDDP_RUN_DIR"], os.environ["RANK"] + ".json")
-file.write_text(json.dumps([__name__, sys.argv]))
+page = Path("/proc/self/fd", os.environ["SLURMDDP_HEARTBEAT_FD"])
+file.write_text(json.dumps([__name__, page.exists(), sys.argv]))
 """
 
 
@@ -46,6 +47,9 @@ file.write_text(json.dumps([__name__, sys.argv]))
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = make_project(tmp_path / "p")
     (folder / "show.py").write_text(SHOW)
+    (folder / "show.py.txt").touch()
+    (folder / "show").write_text(f"#!{sys.executable}\n{SHOW}")
+    (folder / "show").chmod(0o755)
     (folder / "package").mkdir()
     (folder / "package" / "train.py").write_text(SHOW)
     monkeypatch.chdir(folder)
@@ -71,8 +75,16 @@ def test_the_program_begins_at_the_first_word_that_is_no_setting(
     assert split(typed) == (own, program)
 
 
-@pytest.mark.parametrize("program", [["show.py"], ["-m", "package.train"]])
-def test_every_argument_reaches_each_rank_as_typed(project: Path, program: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("program", "file"),
+    [
+        (["show.py"], "show.py"),
+        (["-m", "package.train"], "package/train.py"),
+        (["./show"], "./show"),
+        (["--", sys.executable, "show.py"], "show.py"),
+    ],
+)
+def test_every_argument_reaches_each_rank_as_typed(project: Path, program: list[str], file: str) -> None:
     command = [
         sys.executable,
         "-m",
@@ -89,9 +101,9 @@ def test_every_argument_reaches_each_rank_as_typed(project: Path, program: list[
     assert done.returncode == 0, done.stderr + done.stdout
     (run,) = (project / "runs").iterdir()
     for rank in range(2):
-        name, (path, *arguments) = json.loads((run / f"{rank}.json").read_text())
-        assert (name, arguments) == ("__main__", [*UNUSUAL, str(run)])
-        assert path.endswith(program[-1].replace("package.", "package/").removesuffix(".py") + ".py")
+        name, has_page, (path, *arguments) = json.loads((run / f"{rank}.json").read_text())
+        assert (name, has_page, arguments) == ("__main__", True, [*UNUSUAL, str(run)])
+        assert path.endswith(file)
 
 
 def test_a_finished_script_is_started_again_only_with_fresh(
@@ -120,13 +132,17 @@ def test_the_run_is_named_for_the_program_and_sized_by_ranks(
 @pytest.mark.parametrize(
     ("typed", "code", "message"),
     [
-        ([], EXIT_USAGE, "needs a script, or -m and a module: slurmddp run train.py"),
-        (["-m"], EXIT_USAGE, "needs a script, or -m and a module"),
+        ([], EXIT_USAGE, "needs a script, a command, or -m and a module: slurmddp run train.py"),
+        (["-m"], EXIT_USAGE, "needs a script, a command, or -m and a module"),
         (["program.script=a.py", "show.py"], EXIT_USAGE, "leave out 'program.script=a.py'"),
         (["-n", "two", "show.py"], EXIT_USAGE, "invalid int value: 'two'"),
         (["--dryrun", "show.py"], EXIT_USAGE, "no flag '--dryrun'. Did you mean --dry-run?"),
         (["-n", "0", "show.py"], EXIT_CONFIG, "at least 1"),
         (["shwo.py"], EXIT_CONFIG, "no script .*shwo.py.*Did you mean show.py"),
+        (["show", "x"], EXIT_CONFIG, "no command 'show' on PATH.*Say ./show for the one in this folder"),
+        (["./shwo"], EXIT_CONFIG, "no program .*shwo.*Did you mean show"),
+        (["conf/.."], EXIT_CONFIG, "no program"),
+        (["./show.py.txt"], EXIT_CONFIG, "not executable.*chmod .x ./show.py.txt"),
         (["-m", "package.trian"], EXIT_CONFIG, "no module package.trian.*Did you mean train"),
         (["-m", "package"], EXIT_CONFIG, "no module package to run: .*no __main__.py"),
         (["-m", "pakage.train"], EXIT_CONFIG, "no module 'pakage'.*Did you mean package"),

@@ -1,4 +1,4 @@
-"""A script without slurmddp: `slurmddp stop` ends it, and the messages promise no checkpoint."""
+"""A script or command without slurmddp: `slurmddp stop` ends it, and the messages promise no checkpoint."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ from slurmddp.environments.scrub import scrub
 
 pytestmark = pytest.mark.distributed
 
-ENDLESS = "import os, time\nopen('begun-' + os.environ['RANK'], 'w').close()\ntime.sleep(600)\n"
+ENDLESS = {
+    "script.py": "import os, time\nopen('begun-' + os.environ['RANK'], 'w').close()\ntime.sleep(600)\n",
+    "./command": "#!/bin/sh\n: > begun-$RANK\nexec sleep 600\n",
+}
 
 
-def test_a_stop_ends_a_script_that_never_asks(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(ENDLESS)
+@pytest.mark.parametrize("program", ENDLESS)
+def test_a_stop_ends_a_program_that_never_asks(tmp_path: Path, program: str) -> None:
+    (tmp_path / program).write_text(ENDLESS[program])
+    (tmp_path / program).chmod(0o755)
     environment = {**scrub(os.environ), "XDG_STATE_HOME": str(tmp_path / "state")}
     slurmddp = [sys.executable, "-m", "slurmddp"]
     training = subprocess.Popen(
-        [*slurmddp, "train", "program.script=script.py", "name=script"],
+        [*slurmddp, "train", f"program.script={program}", "name=script"],
         cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:

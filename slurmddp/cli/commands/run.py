@@ -1,11 +1,13 @@
-"""Run your own script or module as every rank, here or on a cluster.
+"""Run your own script, module or command as every rank, here or on a cluster.
 
     slurmddp run train.py --lr 1e-3
     slurmddp run -n 4 -m package.train --lr 1e-3
     slurmddp run +cluster=a100x8 nodes=3 train.py --lr 1e-3
+    slurmddp run +cluster=cpu nodes=2 -- ./solve.sh --grid 64
 
-Settings and flags stand before the script. The script gets every word after it as typed, but `{run_dir}`
-becomes the run folder. The same command finds the same run and resumes it.
+Settings and flags stand before the program. A file that ends in .py is a Python script, any other word a
+command. The program gets every word after it as typed, but `{run_dir}` becomes the run folder. The same line
+finds the same run and resumes it.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `slurmddp run`."""
-    parser.usage = "slurmddp run [key=value ...] [flags] [-n RANKS] (SCRIPT.py | -m MODULE) [argument ...]"
+    parser.usage = (
+        "slurmddp run [key=value ...] [flags] [--] (SCRIPT.py | -m MODULE | COMMAND) [argument ...]"
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for `slurmddp train`")
     parser.add_argument(
         "-n", "--ranks", type=int, metavar="RANKS", help="ranks on each node (ranks_per_node)"
@@ -60,7 +64,9 @@ def run(args: argparse.Namespace) -> int:
     if program[:1] == ["-m"]:
         program = [MODULE + program[1], *program[2:]] if program[1:] else []
     if not program:
-        raise UsageError("slurmddp run needs a script, or -m and a module: slurmddp run train.py --lr 1e-3")
+        raise UsageError(
+            "slurmddp run needs a script, a command, or -m and a module: slurmddp run train.py --lr 1e-3"
+        )
     if taken := [
         one for one in args.overrides if one.lstrip("+").startswith(("program.script=", "program.args="))
     ]:

@@ -30,7 +30,7 @@ from slurmddp.environments.names import (
     RESTART_COUNT_VARIABLE,
 )
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import EXIT_FINISHED, GOOD_CODES, SlurmddpError
+from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, GOOD_CODES, SlurmddpError
 from slurmddp.host import process
 from slurmddp.host.address import Address
 from slurmddp.host.cgroups import OomWatch
@@ -300,7 +300,9 @@ class ForkedWorkers(WorkerGroup):
         # The dead leader still holds its pid here, so its group can't be another process's.
         process.signal_group(pid, signal.SIGKILL)
         self._reaper.forget(pid)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        # A program of the user without handlers has stopped, as a script does by `_stop_before_training`.
+        return EXIT_STOPPED if -code in STOP_SIGNALS and not self._ended_by_us else code
 
     def _last_lines(self, local_rank: int) -> tuple[str, ...]:
         return capture.last_lines(self._log(local_rank), since=self._logged[local_rank])
