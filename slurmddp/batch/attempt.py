@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 from slurmddp.batch import requeue_policy
 from slurmddp.batch.progress import Saved, latest_name, progressed, saved
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, SlurmddpError
-from slurmddp.runs.folder.fence import superseded
 from slurmddp.runs.folder.layout import RunFolder
 
 _LATE_S = (1, 2, 3)
@@ -121,10 +120,6 @@ class Attempt:
         """Return whether the run has saved anything new since the start."""
         found = self._found()
         return progressed(Saved(found.get("step", 0), found.get("files", "")), self._saved())
-
-    @property
-    def is_superseded(self) -> bool:
-        return superseded(self.folder, self.number)
 
     def exit_code_of(self, node: int) -> int | None:
         """Return the exit code that the agent of a node left; None without one."""

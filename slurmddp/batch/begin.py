@@ -97,9 +97,8 @@ def _over(events: list[dict[str, Any]], job: SlurmJob, is_successor: bool) -> st
     if not told or not (is_successor or job.restart_count):
         return ""
     last = told[-1]
-    of_this_job = is_successor or str(last.get("job_id")) == job.id
     is_over = last["event"] == "ended" and last.get("next") == "none" and "put_back" not in last
-    return last["outcome"] if is_over and of_this_job and last.get("outcome") in _OVER else ""
+    return last["outcome"] if is_over and last.get("outcome") in _OVER else ""
 
 
 def _owner(events: list[dict[str, Any]], job: SlurmJob, name: str) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from slurmddp.batch.attempt import Settings, said_if_not_recorded
 from slurmddp.batch.slurm_job import SlurmJob, hosts_of
@@ -16,37 +17,6 @@ _FAILED = re.compile(r"(?:^|\+)(?:DOWN|FAIL|ERROR|NOT_RESPONDING)(?:[*+]|$)|\*")
 _LOST = re.compile(r"^srun: error: Node failure on (\S+)$", re.MULTILINE)
 _SOON_S = 300.0
 """An attempt leaves a failed node only for others that it gets within this time."""
-
-
-def why_failed(
-    node: Mapping[str, str],
-    *,
-    began: float,
-    lost: Collection[str] = (),
-    silent: Collection[str] = (),
-    replaced: Collection[str] = (),
-    unanswering: Collection[str] = (),
-) -> str:
-    """Return why a node counts as failed; empty if it does not.
-
-    Args:
-        node: the facts of SLURM about the node.
-        began: when the attempt began, in epoch seconds.
-        lost: nodes that SLURM gave up, according to srun.
-        silent: nodes whose agents left no exit code.
-        replaced: nodes without which the attempt continued.
-        unanswering: nodes whose slurmd takes no connection.
-    """
-    name, state = node["NodeName"], node.get("State", "")
-    if _FAILED.search(state):
-        return f"SLURM calls it {state}"
-    if name in lost:
-        return "SLURM gave it up"
-    if name in silent and (parse_time(node.get("SlurmdStartTime", "")) or 0.0) > began:
-        return "it was started again"
-    if name in replaced:
-        return "the run lost it"
-    return "it does not answer" if name in unanswering else ""
 
 
 def lost_nodes(batch_log: Path) -> set[str]:
@@ -89,8 +59,8 @@ class Exclusions:
         *,
         began: float,
         batch_log: Path,
-        silent: Iterable[str] = (),
-        replaced: Iterable[str] = (),
+        silent: Collection[str] = (),
+        replaced: Collection[str] = (),
     ) -> bool:
         """Note the nodes of an attempt that failed under it; return whether any was noted.
 
@@ -101,14 +71,24 @@ class Exclusions:
             silent: nodes whose agents left no exit code; the batch step probes them.
             replaced: nodes without which the attempt continued.
         """
-        nodes = self._job.nodes(node_list)
-        quiet, away, lost = set(silent), set(replaced), lost_nodes(batch_log)
-        deaf = self._job.unanswering([one for one in nodes if one["NodeName"] in quiet])
+        nodes, lost = self._job.nodes(node_list), lost_nodes(batch_log)
+        unanswering = self._job.unanswering([one for one in nodes if one["NodeName"] in silent])
         noted = False
         for node in nodes:
-            why = why_failed(node, began=began, lost=lost, silent=quiet, replaced=away, unanswering=deaf)
-            if why:
-                noted |= self._note(node["NodeName"], why, began)
+            name, state = node["NodeName"], node.get("State", "")
+            if _FAILED.search(state):
+                why = f"SLURM calls it {state}"
+            elif name in lost:
+                why = "SLURM gave it up"
+            elif name in silent and (parse_time(node.get("SlurmdStartTime", "")) or 0.0) > began:
+                why = "it was started again"
+            elif name in replaced:
+                why = "the run lost it"
+            elif name in unanswering:
+                why = "it does not answer"
+            else:
+                continue
+            noted |= self._note(name, why, began)
         return noted
 
     def _note(self, node: str, why: str, began: float) -> bool:
@@ -174,14 +154,12 @@ class Exclusions:
         return begin is not None and begin <= self._began + _SOON_S
 
 
-def note_vanished(exclusions: Exclusions, folder: RunFolder, events: Iterable[Mapping[str, object]]) -> bool:
+def note_vanished(exclusions: Exclusions, folder: RunFolder, events: Sequence[Mapping[str, Any]]) -> bool:
     """Note failed nodes of an attempt without an `ended` event: its first host may be gone."""
-    last: Mapping[str, object] | None = None
-    for event in events:
-        if event.get("event") in ("started", "ended"):
-            last = event if event["event"] == "started" else None
-    attempt, began = (last or {}).get("attempt"), (last or {}).get("time")
-    nodes = str((last or {}).get("nodes") or "")
+    told = [one for one in events if one.get("event") in ("started", "ended")]
+    if not told or told[-1]["event"] == "ended":
+        return False
+    attempt, began, nodes = told[-1].get("attempt"), told[-1].get("time"), str(told[-1].get("nodes") or "")
     if not isinstance(attempt, int) or not isinstance(began, (int, float)) or not nodes:
         return False
     log = folder.log_dir(attempt) / "batch.log"

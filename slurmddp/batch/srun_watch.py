@@ -29,24 +29,13 @@ def watch(attempt: Attempt, environ: Mapping[str, str]) -> None:
     signal.signal(signal.SIGTERM, srun.note_end)
     line = sys.stdin.readline().strip()
     if line.isdigit():
-        srun.run(int(line), lambda: _is_closed(_TICK_S))
-
-
-def _is_closed(timeout_s: float) -> bool:
-    """Wait for the end of the input; return whether it came."""
-    ready, _, _ = select.select([sys.stdin], [], [], timeout_s)
-    return bool(ready)
+        srun.run(int(line), lambda: bool(select.select([sys.stdin], [], [], _TICK_S)[0]))
 
 
 class SrunWatch:
     """The watch over one srun."""
 
-    def __init__(
-        self,
-        attempt: Attempt,
-        *,
-        kill_wait_s: float = _KILL_WAIT_S,
-    ) -> None:
+    def __init__(self, attempt: Attempt, *, kill_wait_s: float) -> None:
         self._attempt, self._kill_wait_s = attempt, kill_wait_s
         self._is_ending = False
 
@@ -62,7 +51,7 @@ class SrunWatch:
             has_ended: waits two seconds at most for the end of srun; returns whether srun has ended.
         """
         waited = 0.0
-        while not has_ended() and _is_alive(pid):
+        while not has_ended() and Path(f"/proc/{pid}").exists():
             if self._attempt.exit_code_of(0) is None:
                 continue
             waited += _TICK_S
@@ -86,14 +75,6 @@ def _kill(pid: int) -> None:
     for one in (pid, *_children(pid)):
         with suppress(OSError):
             os.kill(one, signal.SIGKILL)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    return True
 
 
 def _children(pid: int) -> list[int]:

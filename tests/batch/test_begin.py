@@ -48,8 +48,9 @@ def test_outside_slurm_it_says_what_the_script_is_for(run: Run) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["finished", "failed", "config", "no_progress"])
-def test_a_job_that_had_its_end_does_not_begin_again(run: Run, outcome: str) -> None:
-    run.folder.add_event("ended", attempt=0, job_id="41", exit_code=1, outcome=outcome, next="none")
+@pytest.mark.parametrize("job_id", ["41", "43"], ids=["its own", "of another job"])
+def test_a_job_that_had_its_end_does_not_begin_again(run: Run, outcome: str, job_id: str) -> None:
+    run.folder.add_event("ended", attempt=0, job_id=job_id, exit_code=1, outcome=outcome, next="none")
     before = run.folder.events()
     assert run.start(SLURM_RESTART_COUNT="1") == 0
     assert f"has ended already ({outcome})" in run.said[0]
