@@ -20,7 +20,7 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def make_run(parent, name, age=0):
+def make_run(parent, name="gpt-0a1b2c3d", age=0):
     path = parent / name
     path.mkdir(parents=True)
     config = path / "config.yaml"
@@ -29,45 +29,29 @@ def make_run(parent, name, age=0):
     return RunFolder(path)
 
 
-def test_a_remembered_run_is_found_from_any_folder(home):
-    run = make_run(home / "project/runs", "gpt-0a1b2c3d")
-    index.remember(run)
+def remembered(parent, *names):
+    """Make runs and put them into the index; return the first."""
+    runs = [make_run(parent, name) for name in names or ("gpt-0a1b2c3d",)]
+    for run in runs:
+        index.remember(run)
+    return runs[0]
+
+
+def test_a_remembered_run_is_found_from_any_folder_by_a_prefix_too(home):
+    run = remembered(home / "project/runs", "gpt-0a1b2c3d", "resnet-0a1b2c3d")
     assert index.find("gpt-0a1b2c3d").path == run.path
+    assert index.find("gp").path == run.path
 
 
 def test_remembering_twice_changes_nothing(home):
-    run = make_run(home / "project/runs", "gpt-0a1b2c3d")
+    run = remembered(home / "project/runs", "a-00000001", "b-00000002")
     index.remember(run)
-    before = index.index_file().read_text()
-    index.remember(run)
-    assert index.index_file().read_text() == before
-
-
-def test_the_index_is_only_added_to(home):
-    for name in ("a-00000001", "b-00000002"):
-        index.remember(make_run(home / "project/runs", name))
     assert len(index.index_file().read_text().splitlines()) == 2
 
 
-def test_a_prefix_of_one_run_is_enough(home):
-    first = make_run(home / "project/runs", "gpt-0a1b2c3d")
-    index.remember(first)
-    index.remember(make_run(home / "project/runs", "resnet-0a1b2c3d"))
-    assert index.find("gp").path == first.path
-
-
-def test_a_prefix_of_several_runs_names_them(home):
-    for name in ("gpt-00000001", "gpt-00000002"):
-        index.remember(make_run(home / "project/runs", name))
-    with pytest.raises(RunNotFoundError, match=r"fits 2 runs: .*gpt-00000001"):
-        index.find("gpt")
-
-
 def test_a_prefix_means_the_runs_of_this_folder_first(home, monkeypatch):
-    here = make_run(home / "one/runs", "gpt-00000001")
-    others = [make_run(home / "two/runs", f"gpt-0000000{number}") for number in (2, 3)]
-    for run in (here, *others):
-        index.remember(run)
+    here = remembered(home / "one/runs", "gpt-00000001")
+    other = remembered(home / "two/runs", "gpt-00000002", "gpt-00000003")
     monkeypatch.chdir(home / "one")
     assert index.find("gpt").path == here.path
     make_run(home / "one/runs", "gpt-00000004")
@@ -77,24 +61,19 @@ def test_a_prefix_means_the_runs_of_this_folder_first(home, monkeypatch):
     monkeypatch.chdir(home)
     with pytest.raises(RunNotFoundError, match="fits 3 runs") as caught:
         index.find("gpt")
-    assert str(others[0].path) in caught.value.message, "their names alone do not tell the folders"
+    assert str(other.path) in caught.value.message, "their names alone do not tell the folders"
 
 
 def test_a_name_without_its_hash_wins_over_a_longer_name(home):
-    first = make_run(home / "project/runs", "exp-0a1b2c3d")
-    for run in (first, make_run(home / "project/runs", "exp2-0a1b2c3d")):
-        index.remember(run)
-    index.remember(make_run(home / "project/runs", "exp-b-0a1b2c3d"))
+    first = remembered(home / "project/runs", "exp-0a1b2c3d", "exp2-0a1b2c3d", "exp-b-0a1b2c3d")
     assert index.find("exp").path == first.path
-    index.remember(make_run(home / "project/runs", "exp-00000001"))
-    with pytest.raises(RunNotFoundError, match="fits 2 runs"):
+    remembered(home / "project/runs", "exp-00000001")
+    with pytest.raises(RunNotFoundError, match=r"fits 2 runs: .*exp-00000001"):
         index.find("exp")
 
 
 def test_a_whole_name_wins_over_a_longer_one(home):
-    short = make_run(home / "project/runs", "gpt")
-    index.remember(short)
-    index.remember(make_run(home / "project/runs", "gpt-large"))
+    short = remembered(home / "project/runs", "gpt", "gpt-large")
     assert index.find("gpt").path == short.path
 
 
@@ -104,20 +83,14 @@ def test_a_path_works_without_any_index(home):
     assert index.find("../copied/from-afar-00000000").path == run.path
 
 
-def test_runs_of_this_folder_are_found_without_the_index(home, monkeypatch):
-    run = make_run(home / "project/runs", "gpt-0a1b2c3d")
-    monkeypatch.chdir(home / "project")
-    assert index.find("gpt").path == run.path
-
-
 def test_a_run_that_is_still_being_written_is_no_run_yet(home, monkeypatch):
     make_run(home / "project/runs", ".gpt-0a1b2c3d.12.ab")
     monkeypatch.chdir(home / "project")
     assert index.all_runs() == []
 
 
-def test_what_was_put_aside_does_not_stand_in_the_way(home, monkeypatch):
-    run = make_run(home / "project/runs", "gpt-0a1b2c3d")
+def test_runs_of_this_folder_are_found_without_the_index_before_what_was_put_aside(home, monkeypatch):
+    run = make_run(home / "project/runs")
     aside = make_run(home / "project/runs", "gpt-0a1b2c3d.old-1")
     monkeypatch.chdir(home / "project")
     assert index.find("gpt").path == run.path
@@ -125,10 +98,7 @@ def test_what_was_put_aside_does_not_stand_in_the_way(home, monkeypatch):
 
 
 def test_of_two_runs_with_one_name_the_one_here_is_meant(home, monkeypatch):
-    here = make_run(home / "one/runs", "gpt-0a1b2c3d")
-    there = make_run(home / "two/runs", "gpt-0a1b2c3d")
-    index.remember(here)
-    index.remember(there)
+    here, there = remembered(home / "one/runs"), remembered(home / "two/runs")
     monkeypatch.chdir(home / "one")
     assert index.find("gpt-0a1b2c3d").path == here.path
     monkeypatch.chdir(home)
@@ -138,9 +108,7 @@ def test_of_two_runs_with_one_name_the_one_here_is_meant(home, monkeypatch):
 
 
 def test_a_deleted_run_is_forgotten(home):
-    run = make_run(home / "project/runs", "gpt-0a1b2c3d")
-    index.remember(run)
-    run.config_file.unlink()
+    remembered(home / "project/runs").config_file.unlink()
     assert index.all_runs() == []
     with pytest.raises(RunNotFoundError):
         index.find("gpt-0a1b2c3d")
@@ -148,7 +116,7 @@ def test_a_deleted_run_is_forgotten(home):
 
 @pytest.mark.parametrize("typed", ["gtp-0a1b2c3d", "gtp", "gpd"])
 def test_an_unknown_name_shows_near_ones(home, typed):
-    index.remember(make_run(home / "project/runs", "gpt-0a1b2c3d"))
+    remembered(home / "project/runs")
     with pytest.raises(RunNotFoundError) as caught:
         index.find(typed)
     assert "Did you mean gpt-0a1b2c3d?" in caught.value.hint
@@ -169,7 +137,7 @@ def test_an_unknown_name_unlike_all_others_shows_which_there_are_if_they_are_few
 
 @pytest.mark.parametrize("typed", ["", "/", "..", "~nobody/x", "a\0b", "x" * 5000])
 def test_odd_names_are_unknown_names(home, typed):
-    index.remember(make_run(home / "project/runs", "gpt-0a1b2c3d"))
+    remembered(home / "project/runs")
     with pytest.raises(RunNotFoundError):
         index.find(typed)
 
@@ -200,14 +168,13 @@ def test_the_newest_is_the_one_touched_last(home):
 
 def test_an_unwritable_home_does_not_stop_a_submission(home, monkeypatch, caplog):
     (home / "state").write_text("a file where the folder should be")
-    index.remember(make_run(home / "project/runs", "gpt-0a1b2c3d"))
+    remembered(home / "project/runs")
     assert "find" in caplog.text
     assert "gpt-0a1b2c3d" in caplog.text
 
 
 def test_a_damaged_index_is_skipped(home, monkeypatch, caplog):
-    run = make_run(home / "project/runs", "gpt-0a1b2c3d")
-    index.remember(run)
+    run = remembered(home / "project/runs")
     with index.index_file().open("a") as stream:
         stream.write('not json\n3\n{"name": "x"}\n')
     monkeypatch.chdir(home / "project")

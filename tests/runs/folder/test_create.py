@@ -67,13 +67,6 @@ def test_a_local_run_has_no_batch_script(project: Path) -> None:
     assert content(folder.path) == {"config.yaml", "overrides.txt"}
 
 
-def test_nothing_lies_beside_the_folder_afterwards(project: Path) -> None:
-    job = job_in(project)
-    prepare(job, None)
-    prepare(job, None)
-    assert [path.name for path in (project / "runs").iterdir()] == ["gpt-0123abcd"]
-
-
 def test_the_same_command_again_keeps_the_run_and_takes_the_new_settings(project: Path) -> None:
     folder = prepare(job_in(project), "#!/bin/bash\n# old\n")
     (folder.checkpoints_dir).mkdir()
@@ -107,6 +100,7 @@ def test_code_that_has_changed_is_named_once(project: Path) -> None:
     prepare(job_in(project), None, said.append)
     prepare(job_in(project), None, said.append)
     assert said == ["The code has changed since the last submission: new.py, train.py."]
+    assert [path.name for path in (project / "runs").iterdir()] == ["gpt-0123abcd"], "nothing lies beside it"
 
 
 def test_without_a_new_snapshot_the_old_code_does_not_run(
@@ -140,21 +134,16 @@ def test_what_a_job_has_written_beside_its_code_is_kept(project: Path) -> None:
     assert (folder.path / "code.old-1/out/deep/weights.pt").read_text() == "weights"
 
 
-def test_an_error_leaves_nothing(project: Path) -> None:
-    (project / "weights.bin").touch()
-    os.truncate(project / "weights.bin", 300_000_000)
-    with pytest.raises(ConfigError, match=r"weights\.bin"):
-        prepare(job_in(project), None)
-    assert list((project / "runs").iterdir()) == []
-
-
-def test_an_error_leaves_an_existing_run_as_it_was(project: Path) -> None:
+def test_an_error_leaves_nothing_of_a_new_run_and_an_existing_run_as_it_was(project: Path) -> None:
     folder = prepare(job_in(project), "#!/bin/bash\n")
     (project / "weights.bin").touch()
     os.truncate(project / "weights.bin", 300_000_000)
     before = {name: (folder.path / name).read_bytes() for name in content(folder.path)}
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"weights\.bin"):
         prepare(job_in(project, overrides=("new",)), "#!/bin/bash\n# other\n")
+    with pytest.raises(ConfigError, match=r"weights\.bin"):
+        prepare(job_in(project, run_dir=project / "runs/new"), None)
+    assert list((project / "runs").iterdir()) == [folder.path]
     assert {name: (folder.path / name).read_bytes() for name in content(folder.path)} == before
 
 

@@ -86,15 +86,9 @@ def test_an_entry_of_pythonpath_in_the_project_means_the_snapshot(project: Path,
     path = entry.format(project=project, link=link)
     code = project.parent / "run/code"
     model = str(code / "src/vision/model.py")
-    assert imported(project, "vision.model", "top", pythonpath=path)[:2] == (
-        [model, str(code / "top.py")],
-        model,
-    )
-
-
-def test_a_program_that_a_rank_starts_finds_the_snapshot_too(project: Path) -> None:
-    found = imported(project, "vision.model", pythonpath=f"{project}/src")
-    assert found[2] == str(project.parent / "run/code/src/vision/model.py")
+    found, spawned, child = imported(project, "vision.model", "top", pythonpath=path)
+    assert (found, spawned) == ([model, str(code / "top.py")], model)
+    assert child == model, "a program that a rank starts"
 
 
 def test_an_editable_install_by_a_path_means_the_snapshot(project: Path) -> None:

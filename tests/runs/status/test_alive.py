@@ -23,26 +23,24 @@ def attempt(pid: int, **facts: object) -> Attempt:
     return Attempt(**({"number": 0, "pid": pid, "started": time.time()} | facts))
 
 
+@pytest.fixture
+def own() -> str:
+    """The start of this process."""
+    found = process.start_time(os.getpid())
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("set_by_s", [HOUR_S, -HOUR_S])
-def test_a_clock_that_was_set_changes_nothing(set_by_s: float) -> None:
+def test_a_clock_that_was_set_changes_nothing(own: str, set_by_s: float) -> None:
     """The kernel moves `btime` with the clock, the time of the record stays where it was."""
-    own = process.start_time(os.getpid())
-    assert own is not None
     assert is_alive(attempt(os.getpid(), started=time.time() - set_by_s, process_start=own)) is True
 
 
-def test_a_stranger_with_the_number_of_the_run_is_not_it() -> None:
-    own = process.start_time(os.getpid())
-    assert own is not None
+def test_a_stranger_with_the_number_of_the_run_or_from_before_a_reboot_is_not_it(own: str) -> None:
     boot, tick = own.split()
-    assert is_alive(attempt(os.getpid(), process_start=f"{boot} {int(tick) - 1}")) is False
-
-
-def test_a_process_from_before_a_reboot_is_gone() -> None:
-    own = process.start_time(os.getpid())
-    assert own is not None
-    before = f"00000000-0000-4000-8000-000000000000 {own.split()[1]}"
-    assert is_alive(attempt(os.getpid(), process_start=before)) is False
+    for start in (f"{boot} {int(tick) - 1}", f"00000000-0000-4000-8000-000000000000 {tick}"):
+        assert is_alive(attempt(os.getpid(), process_start=start)) is False
 
 
 def test_a_record_of_before_is_judged_by_its_time() -> None:

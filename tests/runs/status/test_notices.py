@@ -8,7 +8,9 @@ import pytest
 
 from slurmddp.cli.live_view import RunView
 from slurmddp.cli.main import main
+from slurmddp.runs.status.notices import notices
 from support.runs.cli_runs import start, submit
+from support.runs.run_events import event
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 STALL = {"generation": 0, "rank": 3, "host": "n2", "phase": "data", "step": 120, "seconds": 94.2}
@@ -41,29 +43,13 @@ def test_status_shows_a_hang_and_slow_ranks_of_the_newest_attempt(make_run, slur
 @pytest.mark.parametrize(
     ("facts", "told"),
     [
-        ({"spare": [2, 3]}, "generation 2 of ranks runs with spare nodes 2, 3\n"),
-        ({"nodes": 1}, "generation 2 of ranks runs on 1 node\n"),
+        ({"spare": [2, 3]}, "generation 2 of ranks runs with spare nodes 2, 3"),
+        ({"nodes": 1}, "generation 2 of ranks runs on 1 node"),
     ],
 )
-def test_status_shows_on_which_nodes_ranks_restarted(make_run, slurm, capsys, facts, told):
-    run = make_run()
-    submit(run)
-    start(run)
-    run.add_event("restarted", attempt=0, generation=1, reason="", step=4)
-    run.add_event("restarted", attempt=0, generation=2, reason="", step=9, **facts)
-    slurm.set_state("7", "RUNNING")
-    assert main(["status", run.name]) == 0
-    out = capsys.readouterr().out
-    assert f"  places     {told}" in out
-    assert "generation 1" not in out
-
-
-def test_a_run_without_either_has_no_such_line(make_run, slurm, capsys):
-    run = make_run()
-    submit(run)
-    start(run)
-    assert main(["status", run.name]) == 0
-    assert "stalled" not in capsys.readouterr().out
+def test_ranks_that_restarted_on_other_nodes_are_placed(facts, told):
+    restarts = [event("restarted", 1.0, 0, generation=1), event("restarted", 2.0, 0, generation=2, **facts)]
+    assert list(notices(restarts)) == [("places", told)]
 
 
 def test_the_live_view_shows_a_notice_once(make_run):
@@ -77,19 +63,8 @@ def test_the_live_view_shows_a_notice_once(make_run):
     assert out.getvalue() == "rank 3 on n2 stalled: saving for 94 s\nslowest: rank 5 on n2\n"
 
 
-def test_warnings_of_the_newest_attempt_are_shown_once_each(make_run, slurm, capsys):
-    run = make_run()
-    submit(run)
-    start(run)
-    run.add_event("warned", attempt=0, about="preflight", text="n1: of an earlier attempt.")
-    start(run, attempt=1)
-    for _ in range(2):
-        run.add_event("warned", attempt=1, about="device", text="torch sees none.")
-    for number in range(4):
-        run.add_event("warned", attempt=1, about="grace_s", text=f"too short by {number} s.")
-    slurm.set_state("7", "RUNNING")
-    assert main(["status", run.name]) == 0
-    out = capsys.readouterr().out
-    assert out.count("  warned     torch sees none.\n") == 1
-    assert [line.split()[-2] for line in out.splitlines() if "too short by" in line] == ["0", "1", "2", "3"]
-    assert "earlier attempt" not in out
+def test_warnings_of_the_newest_attempt_are_shown_once_each():
+    texts = ["torch sees none.", "torch sees none.", *(f"too short by {number} s." for number in range(4))]
+    events = [event("warned", 1.0, 0, text="n1: of an earlier attempt.")]
+    events += [event("warned", 2.0, 1, text=text) for text in texts]
+    assert list(notices(events)) == [("warned", text) for text in texts[1:]]

@@ -11,6 +11,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import status, statuses
 from support.runs.job_events import (
     FIRST_STEP,
+    REQUEUED,
     RESUBMITTED,
     SAVED,
     SUBMITTED,
@@ -21,6 +22,15 @@ from support.runs.job_events import (
 )
 from support.runs.run_events import event, saved, write
 from support.slurm.slurm_in_memory import FakeSlurm
+
+
+def log(folder, step, attempt=0, time=120.0, **values):
+    append_line(folder.metrics_file, {"step": step, "attempt": attempt, "time": time, **values})
+
+
+def fail(folder, **left):
+    folder.log_dir(0).mkdir(parents=True, exist_ok=True)
+    folder.failure_file(0).write_text(json.dumps({"rank": 3, "host": "node4", **left}))
 
 
 def test_a_resubmitted_run_is_asked_for_by_its_new_job(folder):
@@ -63,24 +73,20 @@ def test_the_values_shown_are_the_newest(folder):
         folder,
         SUBMITTED,
         started(),
-        {"event": "saved", "time": 150.0, "attempt": 0, "step": 100, "seconds": 0.1},
+        saved(150.0, 100),
         ended("failed", "requeue", code=137),
         started(1),
-        {"event": "resumed", "time": 250.0, "attempt": 1, "step": 100},
+        event("resumed", 250.0, 1, step=100),
     )
     for step in range(10, 140, 10):
-        append_line(
-            folder.metrics_file, {"step": step, "attempt": 0, "time": 120.0, "loss": 3.0, "tokens_per_s": 9.0}
-        )
-    append_line(folder.metrics_file, {"step": 100, "attempt": 0, "time": 120.0, "eval_loss": 2.5})
+        log(folder, step, loss=3.0, tokens_per_s=9.0)
+    log(folder, 100, eval_loss=2.5)
     slurm = FakeSlurm()
     slurm.set_state("7", "RUNNING")
     found = status(folder, slurm)
     assert (found.step, found.total_steps, found.attempts) == (100, 400, 2)
     assert (found.saved_step, found.saved, found.held_out) == (100, 150.0, 2.5)
-    append_line(
-        folder.metrics_file, {"step": 110, "attempt": 1, "time": 260.0, "loss": 2.0, "tokens_per_s": 11.0}
-    )
+    log(folder, 110, 1, 260.0, loss=2.0, tokens_per_s=11.0)
     found = status(folder, slurm)
     assert (found.step, found.loss, found.rate, found.rate_unit) == (110, 2.0, 11.0, "tokens/s")
     assert (found.seen, found.nodes) == (260.0, "node[1-2]")
@@ -95,35 +101,26 @@ def test_the_number_of_steps_of_a_script_is_unknown(folder):
 
 def test_a_failure_without_a_rank_names_the_setup_line_that_failed(folder):
     text = "The setup line `module load cuda` failed with code 1. The ranks start all the same."
-    warning = {"event": "warned", "time": 115.0, "attempt": 0, "about": "setup", "text": text}
+    warning = event("warned", 115.0, 0, about="setup", text=text)
     write(folder, SUBMITTED, started(), warning, {**warning, "text": text.replace("cuda", "gcc")})
     assert "setup line" not in status(folder, None).detail
     write(folder, ended("failed", code=127))
     found = status(folder, None)
     assert found.detail.endswith("; before that, the setup line `module load cuda` failed with code 1")
-    left = {"rank": 3, "host": "node4", "exit_code": 1, "signal": None}
-    folder.log_dir(0).mkdir(parents=True)
-    folder.failure_file(0).write_text(json.dumps(left))
+    fail(folder, exit_code=1)
     assert "setup line" not in status(folder, None).detail
 
 
-def test_a_failure_names_rank_and_host(folder):
+def test_a_failure_names_rank_and_host_unless_its_file_is_incomplete(folder):
     write(folder, SUBMITTED, started(), ended("failed", code=1))
-    folder.log_dir(0).mkdir(parents=True)
+    fail(folder, exit_code=1, last_lines=["boom"])
     folder.rank_log(0, 3).write_text("boom\n")
-    left = {"rank": 3, "host": "node4", "exit_code": 1, "signal": None, "last_lines": ["boom"]}
-    folder.failure_file(0).write_text(json.dumps(left))
     found = status(folder, None)
     assert "rank 3 on node4 ended with exit code 1" in found.detail
     assert found.failure is not None
     assert found.failure.last_lines == ("boom",)
     assert found.log == folder.rank_log(0, 3)
     assert f"slurmddp resume {folder.name}" in found.advice
-
-
-def test_an_incomplete_failure_file_is_skipped(folder):
-    write(folder, SUBMITTED, started(), ended("failed", code=1))
-    folder.log_dir(0).mkdir(parents=True)
     folder.failure_file(0).write_text('{"rank": 3, "ho')
     assert status(folder, None).failure is None
 
@@ -141,12 +138,12 @@ def test_a_damaged_folder_is_reported_and_stops_no_list(folder, tmp_path):
 @pytest.mark.parametrize(
     ("events", "said"),
     [
-        ([signalled("SIGTERM"), ended("stopped", "requeue", code=75)], "preempted, no save recorded"),
+        ([signalled("SIGTERM"), REQUEUED], "preempted, no save recorded"),
         (
-            [signalled("SIGUSR2"), SAVED, ended("stopped", "requeue", code=75)],
+            [signalled("SIGUSR2"), SAVED, REQUEUED],
             "time limit, last save at step 200",
         ),
-        ([signalled("the time limit"), ended("stopped", "requeue", code=75)], "time limit, no save recorded"),
+        ([signalled("the time limit"), REQUEUED], "time limit, no save recorded"),
         (
             [signalled("/runs/gpt/stop"), SAVED, ended("stopped", code=75)],
             "on request, last save at step 200",
@@ -161,9 +158,8 @@ def test_a_damaged_folder_is_reported_and_stops_no_list(folder, tmp_path):
 )
 def test_the_end_of_the_attempt_before_is_shown(folder, events, said):
     write(folder, SUBMITTED, started(), *events, started(1))
-    folder.log_dir(0).mkdir(parents=True)
     if "rank 3" in said:
-        folder.failure_file(0).write_text(json.dumps({"rank": 3, "host": "node2", "signal": "SIGSEGV"}))
+        fail(folder, host="node2", signal="SIGSEGV")
     found = status(folder, None)
     assert found.before.startswith(f"attempt 0 ended: {said}")
     assert found.state == "starting"
@@ -178,16 +174,14 @@ def test_the_end_of_the_attempt_before_is_shown(folder, events, said):
     ],
 )
 def test_a_script_that_records_no_save_may_have_saved(folder, limits, said):
-    end = ended("stopped", "requeue", code=75) | ({} if limits is None else {"without_progress": limits})
+    end = REQUEUED | ({} if limits is None else {"without_progress": limits})
     write(folder, SUBMITTED, started(), end, started(1))
     assert status(folder, None).before == said
 
 
 def test_an_attempt_that_starts_shows_the_step_of_its_checkpoint_and_no_earlier_values(folder):
     write(folder, SUBMITTED, started(), FIRST_STEP, SAVED)
-    append_line(
-        folder.metrics_file, {"step": 217, "attempt": 0, "time": 190.0, "loss": 3.0, "tokens_per_s": 9.0}
-    )
+    log(folder, 217, time=190.0, loss=3.0, tokens_per_s=9.0)
     write(folder, ended("failed", "requeue", code=137))
     assert (status(folder, None).step, status(folder, None).loss) == (217, 3.0)
     write(folder, started(1))
@@ -197,28 +191,20 @@ def test_an_attempt_that_starts_shows_the_step_of_its_checkpoint_and_no_earlier_
 
 def test_json_holds_only_what_json_can_say(folder):
     write(folder, SUBMITTED, started(), ended("failed", code=1))
-    append_line(folder.metrics_file, {"step": 10, "attempt": 0, "time": 120.0, "loss": float("nan")})
+    log(folder, 10, loss=float("nan"))
     text = json.dumps(status(folder, None).as_json(), allow_nan=False)
     assert json.loads(text)["loss"] is None
     assert json.loads(text)["path"] == str(folder.path)
 
 
 def test_ranks_that_restarted_in_place_stand_at_the_step_from_which_they_resumed(folder):
-    def metric(step, time):
-        append_line(folder.metrics_file, {"step": step, "attempt": 0, "time": time, "loss": 3.0})
-
-    write(
-        folder,
-        started(),
-        event("first_step", 111.0, 0, step=1),
-        saved(120.0, 100),
-    )
-    metric(140, 125.0)
+    write(folder, started(), FIRST_STEP, saved(120.0, 100))
+    log(folder, 140, time=125.0, loss=3.0)
     write(folder, event("restarted", 126.0, 0, generation=1, step=140))
     assert status(folder, None).step == 140  # Where they go on is not known yet.
     write(folder, event("resumed", 127.0, 0, step=80, **{"from": "disk"}))
     assert status(folder, None).step == 80
-    metric(90, 128.0)
+    log(folder, 90, time=128.0, loss=3.0)
     assert status(folder, None).step == 90
     write(folder, saved(129.0, 100))
     assert status(folder, None).step == 100
@@ -226,7 +212,7 @@ def test_ranks_that_restarted_in_place_stand_at_the_step_from_which_they_resumed
 
 def test_ranks_that_restarted_before_their_first_step_stand_at_the_step_of_their_checkpoint(folder):
     write(folder, started())
-    append_line(folder.metrics_file, {"step": 140, "attempt": 0, "time": 125.0, "loss": 3.0})
+    log(folder, 140, time=125.0, loss=3.0)
     write(folder, ended("stopped", "requeue"), started(1))
     write(folder, event("resumed", 201.0, 1, step=100, **{"from": "disk"}))
     assert status(folder, None).step == 100

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 import time
 
 import pytest
@@ -18,6 +16,8 @@ from slurmddp.slurm.states import ALL, TERMINAL, JobState
 from support.runs.job_events import (
     CANCELLED,
     FIRST_STEP,
+    REQUEUED,
+    RESUBMITTED,
     SUBMITTED,
     CountingSlurm,
     ended,
@@ -50,16 +50,7 @@ def test_a_run_that_ended_at_its_time_limits_says_what_to_do(make_run, slurm, co
         ([SUBMITTED, started(), ended("stopped", code=75)], "stopped"),
         ([SUBMITTED, started(), ended("a word of a later version", code=0)], "failed"),
         ([SUBMITTED, started(), ended(None, code=0)], "failed"),
-        (
-            [
-                SUBMITTED,
-                started(),
-                ended("stopped", "requeue", code=75),
-                started(1),
-                ended("finished", attempt=1),
-            ],
-            "finished",
-        ),
+        ([SUBMITTED, started(), REQUEUED, started(1), ended("finished", attempt=1)], "finished"),
         ([SUBMITTED, started(), ended("stopped", "requeue"), ended("stopped", "none")], "stopped"),
         ([started(), ended("finished"), SUBMITTED], "finished"),
         ([SUBMITTED, CANCELLED], "cancelled"),
@@ -93,16 +84,11 @@ def test_the_folder_alone_settles_an_ended_run(folder, events, state):
         ([SUBMITTED, started()], "TIMEOUT", "failed", False),
         ([SUBMITTED, started()], "CANCELLED", "cancelled", False),
         ([SUBMITTED, started()], "NEW_IN_2030", "unknown", True),
-        ([SUBMITTED, started(), ended("stopped", "requeue", code=75)], "PENDING", "stopped", True),
-        ([SUBMITTED, started(), ended("stopped", "requeue", code=75)], "COMPLETING", "stopped", True),
-        ([SUBMITTED, started(), ended("stopped", "requeue", code=75)], None, "cancelled", False),
+        ([SUBMITTED, started(), REQUEUED], "PENDING", "stopped", True),
+        ([SUBMITTED, started(), REQUEUED], "COMPLETING", "stopped", True),
+        ([SUBMITTED, started(), REQUEUED], None, "cancelled", False),
         ([SUBMITTED, started(), ended("failed", "requeue", code=1)], "PENDING", "stopped", True),
-        (
-            [SUBMITTED, started(), ended("failed", code=1), SUBMITTED | {"job_id": "9"}],
-            "PENDING",
-            "queued",
-            True,
-        ),
+        ([SUBMITTED, started(), ended("failed", code=1), RESUBMITTED], "PENDING", "queued", True),
         ([SUBMITTED, started(), CANCELLED], "COMPLETING", "cancelled", True),
         ([SUBMITTED, started(), CANCELLED], None, "cancelled", False),
     ],
@@ -127,19 +113,17 @@ def test_nothing_that_slurm_says_makes_a_success(state, cancelled):
         assert found.active or state in TERMINAL | {"UNKNOWN"} or cancelled
 
 
-def test_a_silent_slurm_is_unknown_and_says_why(folder):
+@pytest.mark.parametrize(
+    ("cancelled", "state", "said"),
+    [(False, "unknown", "does not answer"), (True, "cancelled", "can't be seen")],
+)
+def test_a_job_of_which_a_silent_slurm_says_nothing_may_still_be_there(folder, cancelled, state, said):
     write(folder, SUBMITTED, started())
+    if cancelled:
+        folder.cancelled_file.touch()
     found = status(folder, FakeSlurm(silence="Unable to contact slurm controller"))
-    assert found.state == "unknown"
-    assert "Unable to contact slurm controller" in found.detail
-
-
-def test_a_cancelled_job_that_slurm_says_nothing_about_may_still_be_there(folder):
-    write(folder, SUBMITTED, started())
-    folder.cancelled_file.touch()
-    found = status(folder, FakeSlurm(silence="Unable to contact slurm controller"))
-    assert (found.state, found.active) == ("cancelled", True)
-    assert "can't be seen" in found.detail
+    assert (found.state, found.active) == (state, True)
+    assert said in found.detail and "Unable to contact slurm controller" in found.detail
 
 
 def test_the_mark_of_a_cancel_counts_before_the_job_has_ended(folder):
@@ -154,14 +138,10 @@ def test_the_mark_of_a_cancel_counts_before_the_job_has_ended(folder):
 
 
 def test_without_slurm_the_folder_is_believed(folder):
-    write(folder, SUBMITTED)
-    assert status(folder, None).state == "queued"
-    write(folder, started())
-    assert status(folder, None).state == "starting"
-    write(folder, FIRST_STEP)
-    assert status(folder, None).state == "running"
-    write(folder, ended("stopped", "requeue", code=75))
-    assert status(folder, None).state == "stopped"
+    events = (SUBMITTED, started(), FIRST_STEP, REQUEUED)
+    for one, state in zip(events, ("queued", "starting", "running", "stopped"), strict=True):
+        write(folder, one)
+        assert status(folder, None).state == state
 
 
 def test_a_script_that_records_no_first_step_runs_as_soon_as_it_has_started(folder):
@@ -180,43 +160,20 @@ def test_a_pending_run_says_why_and_what_to_do(folder):
     assert f"slurmddp resume {folder.name} time_limit=" in found.advice
 
 
-def local(pid, host=None, when=None):
-    return {
-        "event": "started",
-        "time": time.time() if when is None else when,
-        "attempt": 0,
-        "job_id": "local-1",
-        "launcher": "local",
-        "pid": pid,
-        "host": host or socket.gethostname(),
-        "nodes": "here",
-    }
-
-
-def test_a_local_run_is_judged_by_its_process(folder):
-    write(folder, local(os.getpid()))
+@pytest.mark.parametrize(
+    ("facts", "state", "active", "said"),
+    [
+        ({}, "starting", True, str(os.getpid())),
+        ({"pid": 2**22}, "lost", False, "is gone"),  # Linux gives no such number to a process.
+        ({"time": 1_000_000_000.0}, "lost", False, "is gone"),  # A stranger has the number of its process.
+        ({"host": "some-other-host"}, "starting", True, "can't be seen"),
+    ],
+)
+def test_a_local_run_is_judged_by_its_process(folder, facts, state, active, said):
+    known = {"time": time.time(), "pid": os.getpid(), "host": socket.gethostname(), "nodes": "here"}
+    write(folder, started(job_id="local-1", launcher="local", **(known | facts)))
     slurm = CountingSlurm()
     found = status(folder, slurm)
-    assert (found.state, found.active) == ("starting", True)
-    assert str(os.getpid()) in found.detail
+    assert (found.state, found.active) == (state, active)
+    assert said in found.detail
     assert slurm.queries == []
-
-
-def test_a_local_run_whose_process_is_gone_is_lost(folder):
-    done = subprocess.Popen([sys.executable, "-c", ""])
-    done.wait()
-    write(folder, local(done.pid))
-    found = status(folder, None)
-    assert (found.state, found.active) == ("lost", False)
-
-
-def test_a_stranger_with_the_same_number_is_not_the_run(folder):
-    write(folder, local(os.getpid(), when=1_000_000_000.0))
-    assert status(folder, None).state == "lost"
-
-
-def test_a_local_run_on_another_host_can_not_be_seen(folder):
-    write(folder, local(1, host="some-other-host"))
-    found = status(folder, None)
-    assert found.state == "starting"
-    assert "can't be seen" in found.detail

@@ -14,11 +14,14 @@ CANCELLED = event("cancelled", 300.0, job_id="7")
 
 
 def started(attempt=0, job_id="7", **more):
-    return run_events.started(110.0 + attempt, attempt, job_id, **{"nodes": "node[1-2]", **more})
+    return run_events.started(110.0 + attempt, attempt, job_id) | {"nodes": "node[1-2]"} | more
 
 
 def ended(outcome, next_="none", attempt=0, code=0, job_id="7"):
     return run_events.ended(200.0 + attempt, outcome, attempt, next_, job_id) | {"exit_code": code}
+
+
+REQUEUED = ended("stopped", "requeue", code=75)
 
 
 def signalled(name, attempt=0):
