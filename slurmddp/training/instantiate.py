@@ -66,14 +66,10 @@ def _call(config: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str,
         )
     check_special_keys(key, config)
     target = locate(config["_target_"], key=_join(key, "_target_"))
-    build = instantiate if config.get("_recursive_", True) else _as_it_is
+    build = instantiate if config.get("_recursive_", True) else lambda value, _key_: value
     own = {n: build(v, _key_=_join(key, n)) for n, v in config.items() if n not in SPECIAL_KEYS}
     own_args = build(list(config.get("_args_") or ()), _key_=_join(key, "_args_"))
     return _Call(config["_target_"], target, (*args, *own_args), {**own, **kwargs}, key)
-
-
-def _as_it_is(config: Any, *, _key_: str) -> Any:
-    return config
 
 
 def locate(path: Any, *, key: str = "_target_") -> Callable[..., Any]:

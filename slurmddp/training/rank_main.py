@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 import traceback
 from typing import Any
+
+import torch.distributed as dist
 
 from slurmddp.checkpoint.state.config_match import bound_to
 from slurmddp.environments.detect import detect, require
 from slurmddp.environments.names import PREFLIGHT_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.time_limits import read_limits
-from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError
+from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, ConfigError, RankFailure, SlurmddpError
 from slurmddp.host.streams import tell
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
@@ -24,7 +27,6 @@ from slurmddp.training.distributon import Distributon
 from slurmddp.training.instantiate import instantiate, locate
 from slurmddp.training.preflight import preflight
 from slurmddp.training.process_group.device_agreement import DevicesError
-from slurmddp.training.process_group.lost_rank import is_lost_rank
 from slurmddp.training.process_group.setup import RankContext
 from slurmddp.training.stopping.exit_guard import ExitGuard
 from slurmddp.training.stopping.signals import StopSignals
@@ -34,6 +36,12 @@ NOT_OPTIONS = ("_target_", "script", "args", "checkpoints")
 """Keys of `program` that are not arguments of its function."""
 _SIGNAL_WAIT_S = 2.5
 """Seconds to wait for the stop signal that other ranks have obeyed already."""
+_GLOO_LOST = re.compile(
+    r"\[[^]\s]*/gloo/\S+:\d+\] "
+    r"(Connection (closed|reset) by|Connect timeout|Timed out waiting \d+ms|(Read|Write) error|Broken pipe)"
+    r"|Application timeout caused pair closure$"
+)
+"""gloo raises a plain RuntimeError, whose message starts with a line of gloo's source or ends so."""
 
 
 def main(run_dir: str) -> int:
@@ -41,23 +49,23 @@ def main(run_dir: str) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     folder = RunFolder(run_dir)
     try:
-        program = folder.config().get("program") or {}
+        config = folder.config()
     except SlurmddpError as error:
         return _report(error)
+    program = config.get("program") or {}
     if program.get("script"):
         share_threads(detect(os.environ))
         # The script handles stop signals itself, if it uses `should_stop`.
         return run_script(folder, program["script"], program.get("args") or [])
     with StopSignals() as signals, ExitGuard(signals, read_limits(os.environ)) as guard:
         try:
-            _run(folder)
+            _run(folder, config)
         except Exception as error:
             return _code_after(error, guard)
     return EXIT_FINISHED
 
 
-def _run(folder: RunFolder) -> None:
-    config = folder.config()
+def _run(folder: RunFolder, config: dict[str, Any]) -> None:
     info = detect(os.environ)
     require(
         info,
@@ -119,6 +127,20 @@ def _code_after(error: Exception, guard: ExitGuard) -> int:
         return code
     tell(f"{guard.signals.received} came and other ranks have left: this rank leaves too.")
     return EXIT_STOPPED
+
+
+def is_lost_rank(error: BaseException | None) -> bool:
+    """Return whether the error, or one of its causes, is the loss of another rank.
+
+    slurmddp raises RankFailure, torch's store and NCCL raise DistError, gloo a plain RuntimeError.
+    """
+    while error is not None:
+        if isinstance(error, (RankFailure, dist.DistError)):
+            return True
+        if type(error) is RuntimeError and _GLOO_LOST.match(str(error)):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _report(error: SlurmddpError) -> int:

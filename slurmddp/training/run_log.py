@@ -61,7 +61,7 @@ class Milestones:
 
     def __init__(self, run: RunContext, start_up: StartupTimer) -> None:
         self._run, self._start_up = run, start_up
-        self._journal: RunLog | None = None
+        self._journal = RunLog(run, active=False)
         self._has_step = self._has_stop = False
 
     def open(self, root: Path, rank: int) -> int | None:
@@ -78,31 +78,27 @@ class Milestones:
         """Record from which step training resumes, and warn if a newer checkpoint can't be used."""
         self._start_up.lap("checkpoint")
         if newest is not None and (used is None or used < newest):
-            before = f"; it resumes from step {used}, the newest that verifies."
-            text = f"Checkpoint {folder_name(newest)} can't be used" + (
-                ", nor can any before it: it starts at step 0." if used is None else before
-            )
+            after = f"; it resumes from step {used}, the newest that verifies"
+            if used is None:
+                after = ", nor can any before it: it starts at step 0"
+            text = f"Checkpoint {folder_name(newest)} can't be used{after}."
             text += " `slurmddp checkpoints RUN` lists them, the log says why."
-            self._add("warned", about="checkpoint", text=text)
+            self._journal.event("warned", about="checkpoint", text=text)
         if used is not None:
-            self._add("resumed", step=used, **{"from": source})
+            self._journal.event("resumed", step=used, **{"from": source})
 
     def step(self, step: int) -> None:
         """Record the first step of this process, and the phases of its start."""
         if not self._has_step:
             self._has_step = True
             self._start_up.lap("first_step")
-            self._add("first_step", step=step, phases=self._start_up.seconds)
+            self._journal.event("first_step", step=step, phases=self._start_up.seconds)
 
     def stopped(self, reason: str | None) -> None:
         """Record the first stop, and its reason."""
         if not self._has_stop:
             self._has_stop = True
-            self._add("signalled", **signal_and_rank(reason or "a request"))
-
-    def _add(self, event: str, **facts: Any) -> None:
-        if self._journal is not None:
-            self._journal.event(event, **facts)
+            self._journal.event("signalled", **signal_and_rank(reason or "a request"))
 
 
 def signal_and_rank(reason: str) -> dict[str, Any]:
@@ -122,12 +118,10 @@ class Stopwatch:
     def start(self) -> None:
         self._since = time.perf_counter()
 
-    def stop(self, work: int) -> float:
-        """Count `work` units as done since `start`; return the seconds since `start`."""
-        seconds = time.perf_counter() - self._since
+    def stop(self, work: int) -> None:
+        """Count `work` units as done since `start`."""
         self._work += work
-        self._seconds += seconds
-        return seconds
+        self._seconds += time.perf_counter() - self._since
 
     def take_rate(self) -> float:
         """Return units per second since the last call, and start again."""

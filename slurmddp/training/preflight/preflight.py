@@ -148,7 +148,7 @@ class _Preflight:
         self, info: RankInfo, store: dist.Store | None, folder: RunFolder, config: Mapping[str, Any]
     ) -> None:
         self.info, self._folder = info, folder
-        self._store = None if store is None else SignedStore(store, info.launch_id)
+        self._store = SignedStore(dist.HashStore() if store is None else store, info.launch_id)
         self._run = RunContext.read(os.environ, folder)
         self._hours = int((config.get("policy") or {}).get("exclude_failed_h", 24))
         self._began = time.monotonic()
@@ -160,24 +160,20 @@ class _Preflight:
     def share(self, part: str, own: Answer) -> None:
         """Share the results of one part of the preflight; raise on all ranks if a check failed."""
         key = f"slurmddp/preflight/{part}"
-        if self._store is None:
-            verdict = self._judge(part, [own])
-        else:
 
-            def decide(texts: list[str | None]) -> str:
-                verdict = self._judge(part, [Answer.from_json(text) if text else None for text in texts])
-                self._continued = time.time()
-                return json.dumps(verdict)
+        def decide(texts: list[str | None]) -> str:
+            verdict = self._judge(part, [Answer.from_json(text) if text else None for text in texts])
+            self._continued = time.time()
+            return json.dumps(verdict)
 
-            decision = self._store.decide_at_zero(
-                key, self.info, own.to_json(), decide, subject="the preflight", timeout_s=ANSWER_S
-            )
-            verdict = Verdict(*json.loads(decision))
-        if not (verdict.failed or verdict.excluded):
+        decision = self._store.decide_at_zero(
+            key, self.info, own.to_json(), decide, subject="the preflight", timeout_s=ANSWER_S
+        )
+        verdict = Verdict(*json.loads(decision))
+        if not verdict.failed:
             return
         _report_unhealthy(verdict.unhealthy)
-        if self._store is not None:
-            self._store.await_all(f"{key}/read", self.info)
+        self._store.await_all(f"{key}/read", self.info)
         if verdict.excluded:
             raise _unhealthy_nodes(verdict)
         hint = "No node was excluded for it. preflight=off starts without these checks."

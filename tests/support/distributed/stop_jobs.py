@@ -104,14 +104,6 @@ class SlowToBuild(rank_jobs.Net):
             time.sleep(1)
 
 
-class Early(rank_jobs.Net):
-    """A model whose rank is asked to stop during the build and still begins to train."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
 class EarlyOnOne(rank_jobs.Net):
     """A model whose last rank alone is asked to stop during the build."""
 

@@ -18,7 +18,6 @@ from slurmddp.training.preflight.checks import NOBODY, NODE, CheckContext, devic
 from slurmddp.training.process_group.device_agreement import DeviceConflict, DevicesError
 from support.distributed import device_jobs, worker_jobs
 from support.distributed.ranks import run_ranks
-from support.distributed.worker_jobs import write_config
 
 pytestmark = [pytest.mark.distributed]
 
@@ -74,7 +73,7 @@ def test_without_healthier_nodes_the_devices_error_stands(
 def test_rank_main_excludes_the_node_if_the_preflight_is_on(
     run: RunFolder, asked: bool, told: str, blamed: list[tuple[int, ...]]
 ) -> None:
-    write_config(run, preflight=asked)
+    worker_jobs.write_config(run, preflight=asked)
     place = {"SLURMDDP_PREFLIGHT": told}
     (answer,) = run_ranks(device_jobs.work_on_an_unfit_node, 1, str(run.path), environments=[place])
     assert answer == (EXIT_FAILED, blamed)
@@ -110,7 +109,7 @@ def test_gpus_that_torch_does_not_show_are_a_finding(
 def test_without_a_preflight_computing_on_cpus_is_warned_of(
     run: RunFolder, granted: str, warned: int
 ) -> None:
-    write_config(run)
+    worker_jobs.write_config(run)
     place = {"SLURM_GPUS_ON_NODE": granted, "CUDA_VISIBLE_DEVICES": ""}
     ((code, _),) = run_ranks(worker_jobs.work, 1, str(run.path), environments=[place])
     assert code == 0

@@ -19,7 +19,6 @@ from slurmddp.training.preflight.checks import NOBODY, NODE, RUN, check_limits
 from slurmddp.training.preflight.pairs import faulty_nodes, rounds
 from support.distributed import preflight_jobs, worker_jobs
 from support.distributed.ranks import run_ranks
-from support.distributed.worker_jobs import write_config
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
@@ -201,7 +200,7 @@ def test_a_wrong_clock_is_warned_of_and_a_very_wrong_clock_refused(
 def test_the_preflight_runs_if_the_config_and_the_agent_say_so(
     run: RunFolder, config: dict[str, Any], told: str, looks: int
 ) -> None:
-    write_config(run, **config)
+    worker_jobs.write_config(run, **config)
     place = {"SLURMDDP_RESTART_COUNT": "1", "SLURMDDP_PREFLIGHT": told}
     ((code, said),) = run_ranks(worker_jobs.work, 1, str(run.path), environments=[place])
     assert code == 0

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from slurmddp.environments.time_limits import Limits
-from slurmddp.errors import ConfigError, RankFailure
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.training import rank_main
 from slurmddp.training.stopping.controller import StopController
 from slurmddp.training.stopping.deadline import Measured, last_safe_moment
 from slurmddp.training.stopping.exit_guard import ExitGuard
@@ -91,12 +89,6 @@ def test_a_stop_during_the_start_comes_before_any_evaluation_and_step(
     assert not run.metrics_file.exists() and not any(run.checkpoints_dir.iterdir())
 
 
-def test_an_attempt_that_trained_nothing_saves_nothing(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", 1, model="support.distributed.stop_jobs.Early")
-    assert work(run, "nothing", ranks=1) == [75]
-    assert len(events(run, "signalled")) == 1 and events(run, "saved") == []
-
-
 def test_a_rank_that_stopping_ranks_have_left_stops_too(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", model="support.distributed.stop_jobs.SlowToStart")
     assert [code for code, _ in isolated(run, "nothing")] == [75, 75]
@@ -125,28 +117,6 @@ def test_the_end_of_the_job_stops_all_ranks_without_a_signal(run: RunFolder) -> 
 def test_a_grace_that_a_save_of_this_attempt_exceeds_is_warned_of(run: RunFolder) -> None:
     assert work(run, "write_stop_file", SLURMDDP_KILL_WAIT_S="1") == [75, 75]
     assert [event["about"] for event in events(run, "warned")] == ["grace"]
-
-
-LOST = RankFailure("Rank 0 went away.")
-
-
-@pytest.mark.parametrize(
-    ("error", "signal", "code"),
-    [
-        (LOST, "SIGTERM", 75),
-        (LOST, "SIGUSR2", 75),
-        (LOST, None, 1),
-        (RuntimeError("shapes do not match"), "SIGTERM", 1),
-        (ConfigError("lr is 7 km."), "SIGTERM", 78),
-    ],
-)
-def test_only_a_lost_peer_during_a_stop_is_no_failure(
-    error: Exception, signal: str | None, code: int
-) -> None:
-    guard = ExitGuard(StopSignals(), Limits())
-    guard.begin()
-    guard.signals.received = signal
-    assert rank_main._code_after(error, guard) == code
 
 
 @pytest.mark.parametrize(("started", "requested"), [(0, []), (1, []), (2, ["the time limit"])])

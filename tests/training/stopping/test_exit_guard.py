@@ -21,63 +21,40 @@ class Signals(StopSignals):
         self.terminated |= name == "SIGTERM"
 
 
-class Watched:
-    """An exit guard that polls only when the test says so."""
-
-    def __init__(self, **limits: float) -> None:
-        self.time = 1000.0
-        self.said: list[str] = []
-        self.signals = Signals()
-        self.guard = ExitGuard(self.signals, Limits(**limits), now=lambda: self.time, leave=self.said.append)
-
-    def after(self, seconds: float) -> list[str]:
-        self.time += seconds
-        self.guard.poll()
-        return self.said
-
-
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR2"])
-def test_before_the_training_a_signal_ends_the_rank(name: str) -> None:
-    watched = Watched()
-    assert watched.after(100) == []
-    watched.signals.send(name)
-    assert watched.after(0) == []
-    (said,) = watched.after(PATIENCE_S)
-    assert name in said and "nothing to save" in said
-
-
-def test_a_training_that_has_begun_is_not_ended_without_a_kill_to_come() -> None:
-    watched = Watched()
-    watched.guard.begin()
-    watched.signals.send("SIGTERM")
-    assert watched.after(0) == watched.after(10_000) == []
-
-
-def test_a_rank_that_is_about_to_be_killed_leaves() -> None:
-    watched = Watched(kill_wait_s=30)
-    watched.guard.begin()
-    watched.signals.send("SIGTERM")
-    assert watched.after(0) == watched.after(24) == []
-    (said,) = watched.after(1)
-    assert "25 s after SIGTERM" in said
-
-
-def test_sigusr2_ends_no_rank_before_sigterm_comes() -> None:
-    watched = Watched(kill_wait_s=30, end_time=1100)
-    watched.guard.begin()
-    watched.signals.send("SIGUSR2")
-    assert watched.after(0) == watched.after(100) == []
-    watched.signals.send("SIGTERM")
-    assert watched.after(0) == watched.after(20) == []
-    assert watched.after(5) != []
-
-
-def test_a_training_that_has_begun_gets_the_time_of_each_poll() -> None:
-    watched, times = Watched(), list[float]()
-    watched.after(1)
-    watched.guard.begin(times.append)
-    watched.after(1)
-    assert times == [1002.0]
+@pytest.mark.parametrize(
+    ("limits", "has_begun", "polls", "said"),
+    [
+        ({}, False, [(100, ""), (0, "SIGTERM"), (PATIENCE_S, "")], "SIGTERM came before the training began"),
+        ({}, False, [(100, ""), (0, "SIGUSR2"), (PATIENCE_S, "")], "SIGUSR2 came before the training began"),
+        ({}, True, [(0, "SIGTERM"), (10_000, "")], ""),
+        ({"kill_wait_s": 30}, True, [(0, "SIGTERM"), (24, ""), (1, "")], "25 s after SIGTERM"),
+        (
+            {"kill_wait_s": 30, "end_time": 1100},
+            True,
+            [(0, "SIGUSR2"), (100, ""), (0, "SIGTERM"), (20, ""), (5, "")],
+            "25 s after SIGTERM",
+        ),
+    ],
+    ids=["before the training", "by SIGUSR2", "no kill to come", "about to be killed", "late"],
+)
+def test_a_rank_leaves_at_the_last_poll_or_stays(
+    limits: dict[str, float], has_begun: bool, polls: list[tuple[float, str]], said: str
+) -> None:
+    """Each poll comes some seconds after the one before, and some after a signal."""
+    now, signals, leaves = 1000.0, Signals(), list[str]()
+    times, seen = list[float](), list[float]()
+    guard = ExitGuard(signals, Limits(**limits), now=lambda: now, leave=leaves.append)
+    if has_begun:
+        guard.begin(seen.append)
+    for seconds, name in polls:
+        assert leaves == []
+        now += seconds
+        if name:
+            signals.send(name)
+        times.append(now)
+        guard.poll()
+    assert [text[: len(said)] for text in leaves] == [said] * bool(said)
+    assert seen == (times[: len(polls) - len(leaves)] if has_begun else []), "a training gets the time"
 
 
 def test_the_thread_polls_until_the_guard_is_closed() -> None:
