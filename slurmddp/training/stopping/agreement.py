@@ -104,9 +104,7 @@ class StopAgreement:
     @property
     def requested(self) -> bool:
         """Whether this rank knows of a request to stop; other ranks may learn of it a moment later."""
-        if self._reason is not None or self._own_request is not None:
-            return True
-        return self._signals is not None and self._signals.received is not None
+        return self.reason is not None
 
     @property
     def reason(self) -> str | None:
@@ -166,12 +164,10 @@ class StopAgreement:
 
     def _watch(self) -> None:
         """Run the watcher thread, the only user of the store, until the decision or `close`."""
-        pause_s = self._poll_s
         try:
-            while not self._closing.wait(pause_s):
+            while not self._closing.wait(DECISION_POLL_S if self._posted else self._poll_s):
                 if self._advance():
                     return
-                pause_s = DECISION_POLL_S if self._posted else self._poll_s
         except RuntimeError as error:
             # Rank 0, which holds the store, has exited, or the network has failed.
             self._lost = error

@@ -142,11 +142,8 @@ class StopController:
 
     @property
     def requested(self) -> bool:
-        if self._found_at_start is not None:
-            return True
-        if self._agreement is not None:
-            return self._agreement.requested
-        return self._guard is not None and self._guard.signals.received is not None
+        signals = self._guard.signals if self._guard is not None else None
+        return self.reason is not None or (signals is not None and signals.received is not None)
 
     @property
     def reason(self) -> str | None:
