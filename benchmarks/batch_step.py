@@ -39,12 +39,8 @@ import sys
 from pathlib import Path
 from slurmddp.slurm.script import render
 from slurmddp.spec import Job, Program, Resources
-try:
-    from slurmddp.config.schema import Cluster, Policy
-    from slurmddp.runs.folder.create import prepare
-except ImportError:  # an older version
-    from slurmddp.spec import Cluster, Policy
-    prepare = __import__("slurmddp.runs.prepare", fromlist=["prepare"]).prepare
+from slurmddp.config.schema import Cluster, Policy
+from slurmddp.runs.folder.create import prepare
 project, python = Path(sys.argv[1]), sys.argv[2]
 job = Job(name="b", run_name="b-1", run_dir=project / "runs/b-1", project_dir=project, launcher="slurm",
           submitter="sbatch", python=python, cluster=Cluster(name="here", mem_request="none"),
@@ -114,8 +110,7 @@ class Jobs:
 
 
 def main() -> None:
-    options = parser(__doc__)
-    options.add_argument("--rounds", type=int, default=7)
+    options = parser(__doc__, rounds=7)
     options.add_argument("--before", metavar="COMMIT", help="the version to compare with")
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as name:

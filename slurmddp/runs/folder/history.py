@@ -162,6 +162,13 @@ def is_unanswered(folder: RunFolder) -> bool:
         return False  # The state of the run says that its events can't be read.
 
 
+def of_newest_attempt(events: Iterable[Any]) -> tuple[int, list[Mapping[str, Any]]]:
+    """Return the number of the newest attempt, 0 if there is none, and its events."""
+    known = [one for one in events if isinstance(one, Mapping) and isinstance(one.get("attempt"), int)]
+    newest = max((one["attempt"] for one in known), default=0)
+    return newest, [one for one in known if one["attempt"] == newest]
+
+
 def fold(events: Iterable[Any]) -> History:
     """Fold events into a History; skip events and facts that this version does not know."""
     attempts: dict[int, Attempt] = {}

@@ -15,7 +15,7 @@ import yaml
 import slurmddp
 from slurmddp.config.identity import relevant
 from slurmddp.host.atomic_file import write_atomic
-from slurmddp.runs.failures.read import read_failure, read_restarts
+from slurmddp.runs.failures.read import Restart, read_failure, read_restarts
 from slurmddp.runs.folder import config_secrets
 from slurmddp.runs.folder.history import Attempt, History, read_history, why_stopped
 from slurmddp.runs.folder.layout import RunFolder
@@ -29,6 +29,7 @@ from slurmddp.runs.text_format import clock, duration, number, percent
 from slurmddp.templates import template
 
 _SAMPLE_CHARS = 4000
+_COLUMNS = ("Attempt", "Job", "Nodes", "Started", "Lasted", "Steps", "Outcome")
 TONES = {
     "finished": "good",
     "failed": "bad",
@@ -54,26 +55,10 @@ class Tile:
 
 @dataclass(frozen=True)
 class Row:
-    """One attempt in the table of attempts."""
+    """One attempt in the table of attempts; `tone` colours its outcome."""
 
-    number: int
-    job: str
-    nodes: str
-    started: str
-    lasted: str
-    steps: str
-    outcome: str
+    cells: tuple[str, ...]
     tone: str
-
-
-@dataclass(frozen=True)
-class RestartItem:
-    """One failure after which the ranks of an attempt restarted in place."""
-
-    when: str
-    where: str
-    what: str
-    advice: str
 
 
 @dataclass(frozen=True)
@@ -85,7 +70,8 @@ class Page:
     tone: str
     tiles: list[Tile]
     rows: list[Row]
-    restarts: list[RestartItem] = field(default_factory=list)
+    restarts: list[tuple[int, Restart]] = field(default_factory=list)
+    """The attempt, and the failure after which its ranks restarted in place."""
     bars: list[Bar] = field(default_factory=list)
     charts: dict[str, str] = field(default_factory=dict)
     chart_label: str = ""
@@ -144,10 +130,10 @@ def write_report(folder: RunFolder, found: RunStatus) -> Path:
         tone=TONES[found.state],
         tiles=_tiles(folder.config(), found, goodput, metrics),
         rows=[
-            _row(one, metrics.logged.get(one.number), _outcome(one, folder, history, found))
+            _row(one, metrics.logged.get(one.number), *_outcome(one, folder, history, found))
             for one in history.attempts
         ],
-        restarts=_restarts(folder, history),
+        restarts=[(one.number, each) for one in history.attempts for each in read_restarts(folder, one)],
         bars=time_bars(goodput),
         charts=charts,
         chart_label=_chart_label(metrics),
@@ -163,7 +149,9 @@ def write_report(folder: RunFolder, found: RunStatus) -> Path:
 
 def render(page: Page) -> str:
     """Return the page as HTML; every text in it is escaped."""
-    return template("report.html.j2").render(page=page, run=page.status, coded=_coded)
+    return template("report.html.j2").render(
+        page=page, run=page.status, columns=_COLUMNS, coded=_coded, clock=clock
+    )
 
 
 def _coded(text: str) -> Any:
@@ -214,20 +202,20 @@ def _lasted(attempt: Attempt, logged: LoggedStep | None) -> float | None:
     return None if end is None else max(0.0, end - attempt.started)
 
 
-def _row(attempt: Attempt, logged: LoggedStep | None, outcome: tuple[str, str]) -> Row:
+def _row(attempt: Attempt, logged: LoggedStep | None, outcome: str, tone: str) -> Row:
     known = (logged.step if logged else None, attempt.saved_step)
     last = max((step for step in known if step is not None), default=None)
     first = "?" if attempt.start_step is None else attempt.start_step
-    return Row(
-        number=attempt.number,
-        job=attempt.job_id or "-",
-        nodes=attempt.nodes or "-",
-        started=clock(attempt.started),
-        lasted=duration(_lasted(attempt, logged)),
-        steps="none" if last is None else f"{first} to {last}",
-        outcome=outcome[0],
-        tone=outcome[1],
+    cells = (
+        str(attempt.number),
+        attempt.job_id or "-",
+        attempt.nodes or "-",
+        clock(attempt.started),
+        duration(_lasted(attempt, logged)),
+        "none" if last is None else f"{first} to {last}",
+        outcome,
     )
+    return Row(cells, tone)
 
 
 def _outcome(attempt: Attempt, folder: RunFolder, history: History, now: RunStatus) -> tuple[str, str]:
@@ -250,19 +238,6 @@ def _stopped(attempt: Attempt, folder: RunFolder) -> str:
     known = attempt.saved_step is not None or attempt.resumed_step is not None
     reason = why_stopped(attempt)
     return f"stopped{' at a checkpoint' * known}" + (f" ({reason})" if reason else "")
-
-
-def _restarts(folder: RunFolder, history: History) -> list[RestartItem]:
-    return [
-        RestartItem(
-            when=clock(restart.time),
-            where=", ".join(filter(None, [f"attempt {attempt.number}", restart.after])),
-            what=restart.sentence,
-            advice=restart.advice,
-        )
-        for attempt in history.attempts
-        for restart in read_restarts(folder, attempt)
-    ]
 
 
 def _chart_label(metrics: Metrics) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slurmddp.runs.report.timeline import whole_number
+from slurmddp.runs.folder.history import of_newest_attempt
 from slurmddp.runs.status.metrics import seconds_or_none
 
 
@@ -27,18 +27,11 @@ class Phases:
 
 def newest_phases(events: Iterable[Any]) -> Phases | None:
     """Return the phases of the newest attempt; None before its first step, or if its program records none."""
-    own: list[Mapping[str, Any]] = []
-    newest: int | None = None
-    for event in events:
-        number = whole_number(event.get("attempt")) if isinstance(event, Mapping) else None
-        if number is None or (newest is not None and number < newest):
-            continue
-        own, newest = (own if number == newest else []), number
-        own.append(event)
+    newest, own = of_newest_attempt(events)
     begun = next((event for event in own if event.get("event") == "started"), {})
     first = next((event for event in own if event.get("event") == "first_step"), {})
     measured = first.get("phases")
-    if newest is None or not isinstance(measured, Mapping):
+    if not isinstance(measured, Mapping):
         return None
     numbers = {str(name): seconds_or_none(value) for name, value in measured.items()}
     seconds = {name: value for name, value in numbers.items() if value is not None}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from slurmddp.runs.folder.history import of_newest_attempt
+
 _DOING = {"data": "waiting for data", "step": "in its step", "first_step": "in its first step"}
 
 _WARNINGS = 5
@@ -15,9 +17,7 @@ def notices(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
 
     After the ranks have ended, a hang is shown as a failure.
     """
-    of_attempts = [event for event in events if isinstance(event.get("attempt"), int)]
-    newest = max((event["attempt"] for event in of_attempts), default=0)
-    own = [event for event in of_attempts if event["attempt"] == newest]
+    _, own = of_newest_attempt(events)
     ends = [event for event in own if event.get("event") in ("stalled", "rank_failed", "ended")]
     if ends and ends[-1]["event"] == "stalled":
         yield "stalled", _stall_text(ends[-1])
