@@ -23,6 +23,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from slurmddp.environments.detect import detect
+from slurmddp.environments.emit import emulated_step, rank_environment
+
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = [
     "torch",
@@ -57,6 +60,16 @@ def place_environments(world_size: int) -> list[dict[str, str]]:
             "OMP_NUM_THREADS": "1",
         }
         for rank in range(world_size)
+    ]
+
+
+def node_environments(nodes: int, each: int, folder: str | Path) -> list[dict[str, str]]:
+    """Return what the agents of pretended nodes would give to each of their ranks."""
+    steps = [emulated_step(nodes, node, "77", folder, 0) for node in range(nodes)]
+    return [
+        {**step, **rank_environment(detect(step), local_rank, each), "OMP_NUM_THREADS": "1"}
+        for step in steps
+        for local_rank in range(each)
     ]
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from slurmddp.environments.emit import emulated_step, rank_environment
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.runs.folder.excluded_nodes import excluded_nodes
 from slurmddp.runs.folder.layout import RunFolder
@@ -18,21 +17,9 @@ from slurmddp.training.preflight import verdicts
 from slurmddp.training.preflight.checks import NOBODY, NODE, RUN, check_limits
 from slurmddp.training.preflight.pairs import faulty_nodes, rounds
 from support.distributed import preflight_jobs, worker_jobs
-from support.distributed.ranks import run_ranks
+from support.distributed.ranks import node_environments, run_ranks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
-
-
-def ranks_on(nodes: int, each: int, folder: Path) -> list[dict[str, str]]:
-    """Return the environments of ranks on pretended nodes, which meet on loopback."""
-    places = []
-    for node in range(nodes):
-        step = emulated_step(nodes, node, "1", folder, 0)
-        info = RankInfo(environment="slurm", node_rank=node, nodes=nodes, hosts=("localhost",) * nodes)
-        places += [
-            {**step, **rank_environment(info, local, each), "OMP_NUM_THREADS": "1"} for local in range(each)
-        ]
-    return places
 
 
 @pytest.fixture
@@ -43,7 +30,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def fly(run: RunFolder, job: Any, *given: Any, nodes: int = 2, each: int = 1) -> list[Any]:
-    places = ranks_on(nodes, each, run.path)
+    places = node_environments(nodes, each, run.path)
     return run_ranks(job, len(places), str(run.path), *given, environments=places)
 
 

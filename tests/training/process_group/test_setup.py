@@ -4,23 +4,29 @@ import contextlib
 import json
 import os
 import socket
+from unittest.mock import ANY
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from slurmddp.environments.detect import detect
-from slurmddp.environments.emit import emulated_step, rank_environment
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.scrub import scrub
 from slurmddp.errors import ConfigError, MismatchError, SlurmddpError
+from slurmddp.host.cpus import read_cpus
 from slurmddp.host.ports import candidate_ports
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.process_group import setup
 from support import TESTS
 from support.distributed import device_jobs
 from support.distributed.meetings import rank
-from support.distributed.ranks import Program, place_environments, run_programs, run_ranks
+from support.distributed.ranks import (
+    Program,
+    node_environments,
+    place_environments,
+    run_programs,
+    run_ranks,
+)
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
@@ -36,51 +42,48 @@ def clean(**changes):
 
 def run_all(environments):
     """Run one probe per environment, side by side; return what each probe prints."""
-    ended = run_programs([Program([PROBE], environ, TESTS) for environ in environments])
+    ended = run_programs([Program([PROBE], clean(**environ), TESTS) for environ in environments])
     assert [code for code, _ in ended] == [0] * len(ended), ended
     return [json.loads(output.splitlines()[-1]) for _, output in ended]
 
 
-def agent_ranks(run_dir, nodes=2, ranks_per_node=2, **changes):
-    """Return the environments that the agents of `nodes` pretended nodes give to their ranks."""
-    environments = []
-    for node_rank in range(nodes):
-        environ = clean(**emulated_step(nodes, node_rank, "77", run_dir, 0, 2), **changes)
-        node = detect(environ)
-        environments += [
-            {**environ, **rank_environment(node, local_rank, ranks_per_node)}
-            for local_rank in range(ranks_per_node)
-        ]
-    return environments
-
-
 def test_two_nodes_with_two_ranks_each():
-    found = run_all(agent_ranks("/runs/a"))
-    assert [rank["rank"] for rank in found] == [0, 1, 2, 3]
-    assert {rank["total"] for rank in found} == {10.0}
-    assert {(rank["environment"], rank["backend"], rank["device"]) for rank in found} == {
-        ("slurm", "gloo", "cpu")
-    }
-    assert {rank["interface"] for rank in found} == {"lo"}
-    assert {rank["threads"] for rank in found} == {1}
-    assert all(rank["undone"] for rank in found)
+    environments = node_environments(2, 2, "/runs/a")
+    for environ in environments:
+        del environ["OMP_NUM_THREADS"]
+    threads = max(1, read_cpus().usable // 4)
+    assert run_all(environments) == [
+        {
+            "rank": rank,
+            "environment": "slurm",
+            "backend": "gloo",
+            "device": "cpu",
+            "total": 10.0,
+            "interface": "lo",
+            "threads": threads,
+            "threads_before": ANY,
+            "omp": str(threads),
+            "undone": True,
+        }
+        for rank in range(4)
+    ]
 
 
 def test_two_runs_of_one_job_id_at_once_on_one_machine():
-    found = run_all(agent_ranks("/runs/a", 2, 1) + agent_ranks("/runs/b", 2, 1))
+    found = run_all(node_environments(2, 1, "/runs/a") + node_environments(2, 1, "/runs/b"))
     assert [rank["total"] for rank in found] == [3.0] * 4
 
 
 def test_ranks_that_launch_started_keep_the_variables_that_a_person_has_set():
     changes = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "3"}
-    found = run_all([clean(**environ | changes) for environ in place_environments(2)])
+    found = run_all([environ | changes for environ in place_environments(2)])
     assert {(rank["environment"], rank["total"], rank["undone"]) for rank in found} == {("local", 3.0, True)}
     assert {(rank["interface"], rank["omp"]) for rank in found} == {("lo", "3")}
     assert all(rank["threads"] == rank["threads_before"] for rank in found)
 
 
 def test_a_single_process_needs_no_group():
-    (found,) = run_all([clean()])
+    (found,) = run_all([{}])
     assert (found["backend"], found["environment"], found["undone"]) == (None, "single", True)
 
 
@@ -94,7 +97,7 @@ def free_port():
 
 def test_variables_set_by_hand_meet_at_the_given_port():
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    found = run_all([clean(RANK=str(rank), **place) for rank in range(2)])
+    found = run_all([{"RANK": str(rank), **place} for rank in range(2)])
     assert [(rank["environment"], rank["total"], rank["undone"]) for rank in found] == [
         ("torchrun", 3.0, True)
     ] * 2

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -42,27 +43,16 @@ def test_all_ranks_stop_after_the_same_step():
         assert word in (named.pop() or "")
 
 
-class Rank(threading.Thread):
-    """A rank pretended by a thread: steps of random length, not in step with the others."""
-
-    def __init__(self, store, rank, world_size, steps, pace, asks_at=None):
-        super().__init__(daemon=True)
-        self.agreement = StopAgreement(store, rank, world_size, poll_s=0.005, timeout_s=60)
-        self.steps, self.pace, self.asks_at = steps, pace, asks_at
-        self.done = 0
-        self.error = None
-
-    def run(self):
-        try:
-            while self.done < self.steps and not self.agreement.should_stop():
-                if self.done == self.asks_at:
-                    self.agreement.request("a wish")
-                time.sleep(self.pace.uniform(0, 0.003))
-                self.done += 1
-        except Exception as error:  # told by the test in the main thread
-            self.error = error
-        finally:
-            self.agreement.close()
+def steps_of(agreement, pace, asks_at):
+    """Take at most 40 steps of random length, not in step with the other ranks; return how many."""
+    with closing(agreement):
+        for step in range(40):
+            if agreement.should_stop():
+                return step
+            if step == asks_at:
+                agreement.request("a wish")
+            time.sleep(pace.uniform(0, 0.003))
+        return 40
 
 
 def test_agreement_over_many_seeds():
@@ -70,17 +60,12 @@ def test_agreement_over_many_seeds():
         chance, store = random.Random(seed), dist.HashStore()
         world_size = chance.randint(2, 6)
         asking = chance.sample(range(world_size), chance.randint(1, 2))
-        ranks = [
-            Rank(store, rank, world_size, 40, random.Random(seed * 10 + rank),
-                 chance.randint(0, 42) if rank in asking else None)
-            for rank in range(world_size)
-        ]  # fmt: skip
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join(60)
-        assert [rank.error for rank in ranks] == [None] * world_size
-        assert len({rank.done for rank in ranks}) == 1, (seed, [rank.done for rank in ranks])
+        asks_at = [chance.randint(0, 42) if rank in asking else None for rank in range(world_size)]
+        agreements = [StopAgreement(store, rank, world_size, poll_s=0.005) for rank in range(world_size)]
+        paces = [random.Random(seed * 10 + rank) for rank in range(world_size)]
+        with ThreadPoolExecutor(world_size) as pool:
+            steps = list(pool.map(steps_of, agreements, paces, asks_at))
+        assert len(set(steps)) == 1, (seed, steps)
 
 
 def test_ranks_that_do_not_answer_are_named():

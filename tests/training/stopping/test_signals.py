@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -118,19 +119,8 @@ def poll_until(signals):
 
 
 def test_handlers_outside_the_main_thread_are_refused():
-    caught = []
-
-    def enter():
-        try:
-            with StopSignals():
-                caught.append(None)
-        except ConfigError as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-    assert "main thread" in str(caught[0])
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ConfigError, match="main thread"):
+        pool.submit(StopSignals().__enter__).result()
 
 
 def signal_from_elsewhere(pid, name):
