@@ -19,21 +19,26 @@ import os
 import socket
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
-from torch.distributed import Store
+from torch.distributed import Store, TCPStore
 
 from slurmddp.errors import RankFailure
 from slurmddp.runs.folder.layout import is_there
-from slurmddp.training.stopping.agreement_store import DECISION_POLL_S, STORE_TIMEOUT_S, AgreementStore
+from slurmddp.training.process_group.signed_store import SignedStore
 from slurmddp.training.stopping.signals import StopSignals
 
 log = logging.getLogger(__name__)
 
-FILE_POLL_S = 1.0
+_FILE_POLL_S = 1.0
 """Seconds between two polls of the stop file, which may be on a shared file system."""
 _CLOSING_S = 2.0
 """Seconds between the loss of the store and its warning: at the end of a training the loss is expected."""
+_DONE_S = 5.0
+"""Most seconds that rank 0 keeps the store open for ranks that still read it."""
+_DECISION_POLL_S = 0.01
+_STORE_TIMEOUT_S = 30.0
 _STORE_LOST = "Rank %d has lost the store on the first rank (%s): only its own signals can stop it now."
 
 
@@ -143,7 +148,7 @@ class StopAgreement:
         self._closing.set()
         if self._thread is None or os.getpid() != self._pid:  # This is a forked child of the rank.
             return
-        self._thread.join(STORE_TIMEOUT_S)
+        self._thread.join(_STORE_TIMEOUT_S)
         self._thread = None
         atexit.unregister(self.close)
         if self._shared and self._lost is None:
@@ -165,7 +170,7 @@ class StopAgreement:
     def _watch(self) -> None:
         """Run the watcher thread, the only user of the store, until the decision or `close`."""
         try:
-            while not self._closing.wait(DECISION_POLL_S if self._posted else self._poll_s):
+            while not self._closing.wait(_DECISION_POLL_S if self._posted else self._poll_s):
                 if self._advance():
                     return
         except RuntimeError as error:
@@ -211,7 +216,7 @@ class StopAgreement:
     def _file_reason(self) -> str | None:
         if self._stop_file is None or time.monotonic() < self._next_file_poll:
             return None
-        self._next_file_poll = time.monotonic() + FILE_POLL_S
+        self._next_file_poll = time.monotonic() + _FILE_POLL_S
         return file_reason(self._stop_file)
 
     def _await_decision(self, shared: AgreementStore) -> None:
@@ -236,3 +241,60 @@ def _first_line(error: Exception) -> str:
 def _default_poll_s(world_size: int) -> float:
     """Return 0.1 s for few ranks, and more for many: the store should get at most 2000 polls a second."""
     return max(0.1, world_size / 2000)
+
+
+class AgreementStore:
+    """The entries of one agreement, read and written through a connection that no other code uses."""
+
+    def __init__(self, store: Store, rank: int, world_size: int, launch_id: str) -> None:
+        self._store = SignedStore(_second_connection(store), launch_id)
+        self._rank, self._world_size = rank, world_size
+        # Number the agreements of each rank, so that the ranks never read entries of an earlier agreement.
+        number = self._store.add(f"slurmddp/stop/created/{rank}", 1)
+        self._prefix = f"slurmddp/stop/{number}"
+
+    def request(self, reason: str) -> str:
+        """Request a stop; return the reason of the first request."""
+        return self._store.compare_set(f"{self._prefix}/reason", reason)
+
+    def requested(self) -> str | None:
+        """Return the reason of the first request for a stop, or None."""
+        return self._store.get(f"{self._prefix}/reason")
+
+    def post(self, started: int) -> None:
+        """Post how many steps this rank has started; it starts no further step until all have posted."""
+        self._store.set(self._key(self._rank), str(started))
+        self._store.add(f"{self._prefix}/posted", 1)
+
+    def decision(self) -> int | None:
+        """Return the step after which all ranks stop; None while posts are missing."""
+        if self._store.add(f"{self._prefix}/posted", 0) < self._world_size:
+            return None
+        posts = self._store.get_all([self._key(rank) for rank in range(self._world_size)])
+        known = [int(post) for post in posts if post is not None]
+        return max(known) if len(known) == self._world_size else None
+
+    def mark_done(self) -> None:
+        """Record that this rank reads no more entries."""
+        self._store.add(f"{self._prefix}/done", 1)
+
+    def await_all_done(self) -> None:
+        """Wait until no rank reads entries any more: rank 0's process may hold the store."""
+        deadline = time.monotonic() + _DONE_S
+        while self._store.add(f"{self._prefix}/done", 0) < self._world_size and time.monotonic() < deadline:
+            time.sleep(_DECISION_POLL_S)
+
+    def missing(self) -> list[int]:
+        """Return the ranks that have not posted."""
+        return [rank for rank in range(self._world_size) if self._store.get(self._key(rank)) is None]
+
+    def _key(self, rank: int) -> str:
+        return f"{self._prefix}/started/{rank}"
+
+
+def _second_connection(store: Store) -> Store:
+    """Connect a second time: a blocking call on the first connection would delay the watcher thread."""
+    if not isinstance(store, TCPStore):
+        return store
+    timeout = timedelta(seconds=_STORE_TIMEOUT_S)
+    return TCPStore(store.host, store.port, is_master=False, timeout=timeout, wait_for_workers=False)
