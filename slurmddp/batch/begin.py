@@ -21,7 +21,7 @@ from slurmddp.environments.names import (
 )
 from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_FINISHED
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.slurm.output import parse_time
+from slurmddp.slurm.output import parse_run, parse_time
 
 _LAST_WORDS = ("submitted", "started", "ended")
 _OVER = ("finished", "failed", "config", "no_progress")
@@ -108,13 +108,11 @@ def _owner(events: list[dict[str, Any]], job: SlurmJob, name: str) -> str:
     open_jobs = sorted(other for other, event in last.items() if event == "started" and other != job.id)
     if not open_jobs:
         return ""
-    answer = job.squeue("%i|%T|%N|%r|%k", "--jobs", ",".join(open_jobs))
+    answer = job.squeue("%i|%T|%N|%k", "--jobs", ",".join(open_jobs))
     for line in answer.out.splitlines() if answer.code == 0 else ():
-        job_id, state, nodes, _, comment = [*line.split("|", 4), "", "", "", ""][:5]
+        job_id, state, nodes, comment = [*line.split("|", 3), "", "", ""][:4]
         # Another SLURM counts from the same number: the comment of its job names another run.
-        tokens = [word for word in comment.split() if word.startswith("slurmddp:") and word.count(":") > 1]
-        is_ours = not tokens or f"slurmddp:{name}:" in comment
-        if state in ("RUNNING", "SUSPENDED", "STOPPED") and is_ours:
+        if state in ("RUNNING", "SUSPENDED", "STOPPED") and parse_run(comment) in ("", name):
             return f"{job_id} on {nodes}"
     return ""
 

@@ -33,3 +33,9 @@ def parse_job_id(stdout: str) -> str | None:
         if match:
             return match[1]
     return None
+
+
+def parse_run(comment: str) -> str:
+    """Return the run that the token in a job's comment names, as `submission.new_token` writes it."""
+    match = re.search(r"(?:^|\s)slurmddp:([^:\s]+):[0-9a-f]{12}(?:\s|$)", comment)
+    return match[1] if match else ""

@@ -79,12 +79,6 @@ def parse_exit(text: str) -> tuple[int | None, int | None]:
     return code, signal or None
 
 
-def parse_run(comment: str) -> str:
-    """Return the run that the token in a job's comment names, as `submission.new_token` writes it."""
-    match = re.search(r"(?:^|\s)slurmddp:([^:\s]+):[0-9a-f]{12}(?:\s|$)", comment)
-    return match[1] if match else ""
-
-
 def parse_start(text: str) -> str:
     """Return SLURM's `2026-11-22T23:03:10` with a blank for the T; empty for `N/A` and the like."""
     time = text.strip()

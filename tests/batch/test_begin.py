@@ -94,7 +94,7 @@ def test_a_resubmitted_job_of_a_run_that_is_not_over_begins_an_attempt(
 # --- One job for each run ---
 
 
-def second_job(run: Run, state: str = "RUNNING|n[3-4]||", **environ: str) -> str:
+def second_job(run: Run, state: str = "RUNNING|n[3-4]|", **environ: str) -> str:
     """Start the script as job 77 while job 41 has an attempt without an end; return what it says."""
     run.folder.log_dir(0).mkdir(parents=True)
     run.folder.add_event("started", attempt=0, job_id="41", restart_count=0, nodes="n[3-4]", launcher="slurm")
@@ -107,7 +107,7 @@ def second_job(run: Run, state: str = "RUNNING|n[3-4]||", **environ: str) -> str
 @pytest.mark.parametrize("state", ["RUNNING", "SUSPENDED"])
 @pytest.mark.parametrize("comment", ["", "slurmddp:it-s-50-j:0123456789ab", "slurmddp:after-40-3", "my own"])
 def test_a_second_job_of_a_run_leaves_the_first_one_alone(run: Run, state: str, comment: str) -> None:
-    said = second_job(run, f"{state}|n[3-4]||{comment}")
+    said = second_job(run, f"{state}|n[3-4]|{comment}")
     assert "Job 41 on n[3-4] runs this run already" in said
     assert f"slurmddp stop {run.folder.name}" in said
     assert [event["job_id"] for event in run.events("started")] == ["41"]
@@ -119,10 +119,10 @@ def test_a_second_job_of_a_run_leaves_the_first_one_alone(run: Run, state: str, 
     "state",
     [
         "",
-        "PENDING||BeginTime|",
-        "COMPLETED|||",
-        "COMPLETING|n[3-4]||",
-        "RUNNING|n[3-4]||slurmddp:other:0123456789ab",
+        "PENDING||",
+        "COMPLETED||",
+        "COMPLETING|n[3-4]|",
+        "RUNNING|n[3-4]|slurmddp:other:0123456789ab",
     ],
     ids=["unknown", "queued", "over", "ending", "of another run"],
 )
@@ -140,7 +140,7 @@ def test_a_slurm_that_does_not_answer_keeps_no_job_from_its_run(run: Run) -> Non
 
 def test_a_job_that_has_ended_its_attempt_keeps_no_other_from_the_run(run: Run) -> None:
     run.folder.add_event("ended", attempt=0, job_id="40", outcome="stopped", next="requeue")
-    run.slurm.jobs["40"] = "RUNNING|n[3-4]||"
+    run.slurm.jobs["40"] = "RUNNING|n[3-4]|"
     second_job(run, "")
     assert run.end == ("finished", "none")
 

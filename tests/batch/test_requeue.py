@@ -98,7 +98,7 @@ def test_a_run_that_a_person_ends_while_slurm_refuses_is_not_submitted_again(
 def test_a_job_that_slurm_requeued_leaves_the_queue_when_its_run_is_over(
     run: Run, why: str, late: bool
 ) -> None:
-    run.slurm.jobs["41"] = "PENDING||BeginTime|"
+    run.slurm.jobs["41"] = "PENDING||"
     run.slurm.job = RUNNING + " PreemptTime=2026-01-01T00:00:00" if late else GRANTED
     if why == "no progress":
         run.start(TRAIN + exits(143))
@@ -117,10 +117,10 @@ def test_a_job_that_slurm_requeued_leaves_the_queue_when_its_run_is_over(
 
 
 def test_a_job_that_slurm_did_not_requeue_ends_by_itself(run: Run) -> None:
-    run.slurm.jobs["41"] = "RUNNING|n[1-2]||"
+    run.slurm.jobs["41"] = "RUNNING|n[1-2]|"
     run.slurm.job = RUNNING + " PreemptTime=2026-01-01T00:00:00"
     run.start(STOP_ASKED + STOP)
-    assert (run.end, run.slurm.jobs["41"]) == (("stopped", "none"), "RUNNING|n[1-2]||")
+    assert (run.end, run.slurm.jobs["41"]) == (("stopped", "none"), "RUNNING|n[1-2]|")
 
 
 # --- Resubmission ---

@@ -110,18 +110,27 @@ def test_a_strict_mode_of_the_setup_lines_ends_with_them(tmp_path: Path) -> None
     assert script.end == ("stopped", "requeue")
 
 
+BEFORE = "before any rank was started"
+
+
 @pytest.mark.parametrize(
-    ("lines", "code"),
-    [(("set -e", "false"), 1), (("exit 3",), 3), (("exit 0",), 1), (("set -u", "echo $UNSET"), 1)],
+    ("lines", "code", "said"),
+    [
+        (("set -e", "false"), 1, BEFORE),
+        (("exit 3",), 3, BEFORE),
+        (("exit 0",), 1, BEFORE),
+        (("set -u", "echo $UNSET"), 1, BEFORE),
+        (("if true; then",), 1, "no shell that bash can read"),
+    ],
 )
 def test_setup_lines_that_end_the_script_are_a_failure(
-    tmp_path: Path, lines: tuple[str, ...], code: int
+    tmp_path: Path, lines: tuple[str, ...], code: int, said: str
 ) -> None:
     script = Script(tmp_path, setup=lines)
     assert script.start() == code
     assert script.end == ("failed", "none")
     assert script.events("ended")[0]["exit_code"] == code
-    assert "before any rank was started" in script.log()
+    assert said in script.log()
     assert not script.srun_began
 
 
@@ -136,13 +145,6 @@ def test_a_preemption_that_ends_a_setup_line_is_no_failure(tmp_path: Path, lines
     assert script.end == ("stopped", "requeue")
     assert script.requeued() == 1
     assert not script.srun_began and not (tmp_path / "x").exists()
-
-
-def test_setup_lines_that_are_no_shell_are_a_failure_with_an_end(tmp_path: Path) -> None:
-    script = Script(tmp_path, setup=("if true; then",))
-    assert script.start() == 1
-    assert script.end == ("failed", "none")
-    assert "no shell that bash can read" in script.log()
 
 
 def warnings(script: Script) -> list[str]:

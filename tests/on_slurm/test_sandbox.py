@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from slurmddp.errors import ConfigError, SlurmError
 from slurmddp.sandbox import processes
+from support.runs.agent_runs import wait_until
 from support.slurm.faulty_sandbox import FaultySandbox
 from support.slurm.sandboxes import bring_back
 
@@ -25,13 +25,6 @@ echo "fatal: the disk is on fire" >&2
 exit 1
 """
 DETACHED = "setsid sh -c 'echo $$ >> {pids}; exec sleep 600' </dev/null >/dev/null 2>&1 &"
-
-
-def wait(condition: Callable[[], object], what: str, timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.05)
 
 
 def cli(*words: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -130,10 +123,10 @@ def test_a_high_job_preempts_a_low_one_which_comes_back(
     mine.up()
     starts = tmp_path / "starts"
     low = submit(mine, "--exclusive", f"--wrap=echo again=$SLURM_RESTART_COUNT >> {starts}; sleep 300")
-    wait(starts.exists, "the low job")
+    wait_until(starts.exists, "the low job")
     high = submit(mine, "-p", "high", "--exclusive", "--wrap=sleep 1")
-    wait(lambda: job(mine, high)["JobState"] == "COMPLETED", "the high job to run")
-    wait(lambda: len(starts.read_text().splitlines()) == 2, "the low job to come back")
+    wait_until(lambda: job(mine, high)["JobState"] == "COMPLETED", "the high job to run")
+    wait_until(lambda: len(starts.read_text().splitlines()) == 2, "the low job to come back")
     assert starts.read_text().splitlines() == ["again=", "again=1"]
     assert job(mine, low)["Restarts"] == "1"
 
@@ -146,9 +139,9 @@ def test_a_preempted_step_is_told_at_once_and_keeps_its_grace(
     started, told = tmp_path / "started", tmp_path / "told"
     step = f"trap 'touch {told}; trap - TERM' TERM; touch {started}; while :; do sleep 0.1; done"
     low = submit(mine, "--exclusive", f'--wrap=srun -n1 bash -c "{step}"')
-    wait(started.exists, "the step")
+    wait_until(started.exists, "the step")
     submit(mine, "-p", "high", "--exclusive", "--wrap=sleep 1")
-    wait(told.exists, "SIGTERM")
+    wait_until(told.exists, "SIGTERM")
     found = job(mine, low)
     assert found["JobState"] in {"RUNNING", "SIGNALING"}
     assert "PreemptTime" in found
@@ -160,11 +153,11 @@ def test_cancel_kills_also_processes_that_detached_themselves(sandbox: FaultySan
     script = tmp_path / "job.sh"
     script.write_text(f'#!/bin/bash\n{detach}\nsrun -N2 bash -c "{detach} sleep 600"\n')
     submit(sandbox, "-N2", str(script))
-    wait(lambda: pids.exists() and len(pids.read_text().split()) == 3, "three detached processes")
+    wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 3, "three detached processes")
     started = [int(pid) for pid in pids.read_text().split()]
     assert all(processes.start_time(pid) for pid in started)
     assert sandbox.cancel_jobs()
-    wait(lambda: not any(processes.start_time(pid) for pid in started), "the processes to end")
+    wait_until(lambda: not any(processes.start_time(pid) for pid in started), "the processes to end")
 
 
 def test_a_cut_link_isolates_a_node_until_it_is_restored(sandbox: FaultySandbox) -> None:
@@ -208,7 +201,7 @@ def test_up_twice_then_down_twice_and_no_trace_remains(
     pids, had = tmp_path / "pids", links(mine)
     assert len(had) == (2 if mine.plan.namespaces else 0)
     submit(mine, f"--wrap={DETACHED.format(pids=pids)} trap '' TERM; sleep 600 & wait; wait")
-    wait(lambda: pids.exists() and pids.read_text(), "the job")
+    wait_until(lambda: pids.exists() and pids.read_text(), "the job")
     assert "is gone" in cli("down", *which).stdout
     assert_no_trace(mine, had)
     assert processes.start_time(int(pids.read_text())) is None
@@ -224,7 +217,7 @@ def test_accounting_answers_through_sacct(own: Callable[..., FaultySandbox]) -> 
     mine.up()
     mine.command("srun", "--job-name=counted", "true")
     ask = ("sacct", "-X", "--noheader", "--parsable2", "--format=JobName,State,NodeList")
-    wait(lambda: "COMPLETED" in mine.command(*ask), "the job in the database")
+    wait_until(lambda: "COMPLETED" in mine.command(*ask), "the job in the database")
     assert mine.command(*ask).split() == [f"counted|COMPLETED|{mine.nodes[0]}"]
     mine.down()
     assert_no_trace(mine)
@@ -237,12 +230,12 @@ def test_loopback_mode_works_and_a_killed_node_comes_back(own: Callable[..., Fau
     assert mine.command("srun", "-N2", "hostname").split() == [mine.plan.machine.host] * 2
 
     # A slurmd that dies while a job is completing leaves it so until SLURM asks again, a minute later.
-    wait(lambda: not mine.jobs(), "the step's end")
+    wait_until(lambda: not mine.jobs(), "the step's end")
     mine.kill_node(mine.nodes[1])
     assert mine.status().daemons[mine.nodes[1]] is False
     assert not mine.status().healthy
     mine.restore_node(mine.nodes[1])
-    wait(lambda: mine.status().healthy, "the node to come back")
+    wait_until(lambda: mine.status().healthy, "the node to come back")
     assert mine.command("srun", "-w", mine.nodes[1], "echo", "back").strip() == "back"
     mine.down()
     assert_no_trace(mine)
@@ -256,7 +249,9 @@ def test_a_power_cut_on_a_node_takes_its_processes_only(
     script = f"echo $$ > {tmp_path}/$SLURMD_NODENAME; exec sleep 600"
     submit(mine, "-N2", f"--wrap=srun sh -c '{script}'")
     files = [tmp_path / node for node in mine.nodes]
-    wait(lambda: all(file.exists() and file.read_text().strip() for file in files), "a process on each node")
+    wait_until(
+        lambda: all(file.exists() and file.read_text().strip() for file in files), "a process on each node"
+    )
     mine.kill_node(mine.nodes[1], with_jobs=True)
     alive = [processes.start_time(int(file.read_text())) is not None for file in files]
     assert alive == [True, False]

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from slurmddp.slurm import states
-from slurmddp.slurm.states import JobState, clean_reason, parse_exit, parse_run, parse_state
+from slurmddp.slurm.output import parse_run
+from slurmddp.slurm.states import JobState, clean_reason, parse_exit, parse_state
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ class FakeSlurm:
         self.refusal = ""
         """Of sbatch."""
         self.jobs: dict[str, str] = {}
-        """State, nodes, reason and comment of each job in the queue, with bars between them."""
+        """State, nodes and comment of each job in the queue, with bars between them."""
         self.lost_submissions = 0
         """Submissions that get no answer; with `queued_anyway` they are carried out."""
         self.queued_anyway = False
@@ -152,11 +152,11 @@ class FakeSlurm:
             return Answer(1, err="slurm_load_jobs error: Invalid job id specified")
         rows = [[one, *self.jobs[one].split("|")] for one in asked if one in self.jobs]
         if words[-1] == "%i %k":
-            return Answer(0, "".join(f"{row[0]} {row[4]}\n" for row in rows))
+            return Answer(0, "".join(f"{row[0]} {row[3]}\n" for row in rows))
         return Answer(0, "".join("|".join(row) + "\n" for row in rows))
 
     def _scancel(self, words: list[str], environ: Mapping[str, str]) -> Answer:
-        self.jobs[words[0]] = "CANCELLED|||"
+        self.jobs[words[0]] = "CANCELLED||"
         return Answer(0)
 
     def _sbatch(self, words: list[str], environ: Mapping[str, str]) -> Answer:
@@ -177,7 +177,7 @@ class FakeSlurm:
     def _queue(self, words: list[str]) -> str:
         comment = next(word.partition("=")[2] for word in words if word.startswith("--comment="))
         new = str(len([one for one in self.jobs if int(one) < 40]) + 1)
-        self.jobs[new] = f"PENDING||Priority|{comment}"
+        self.jobs[new] = f"PENDING||{comment}"
         return new
 
     def of(self, *words: str) -> list[list[str]]:
@@ -262,7 +262,7 @@ class Run:
 
     def lose_first_node(self, **environ: str) -> list[str]:
         """Let an agent ask for its lost batch script, and return what was asked of SLURM then."""
-        self.slurm.jobs["41"] = "RUNNING|||"
+        self.slurm.jobs["41"] = "RUNNING||"
         self.attempt = 0
         self.log_dir.mkdir(parents=True, exist_ok=True)
         job = self.job(**environ)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slurmddp.errors import SlurmError
+from slurmddp.slurm.output import parse_run
 from slurmddp.slurm.partitions import Partition
-from slurmddp.slurm.states import JobState, parse_run, parse_state
+from slurmddp.slurm.states import JobState, parse_state
 
 
 @dataclass(frozen=True)

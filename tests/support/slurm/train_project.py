@@ -144,16 +144,5 @@ def of_attempt(records: list[dict[str, Any]], attempt: int) -> list[dict[str, An
 def occupy(command: Command, seconds: int = 2) -> None:
     """Submit a job of higher priority that needs every node."""
     nodes = command.slurm("sinfo", "-h", "-p", "high", "-o", "%D").split()[0]
-    command.slurm(
-        "sbatch",
-        "--parsable",
-        "-p",
-        "high",
-        "-N",
-        nodes,
-        "--exclusive",
-        "-o",
-        "/dev/null",
-        "--wrap",
-        f"sleep {seconds}",
-    )
+    words = ["sbatch", "--parsable", "--partition=high", f"--nodes={nodes}", "--exclusive"]
+    command.slurm(*words, "--output=/dev/null", f"--wrap=sleep {seconds}")
