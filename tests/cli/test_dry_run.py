@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
-
-import pytest
 
 from slurmddp.cli.main import main
 from slurmddp.config.compose import compose
@@ -13,13 +10,9 @@ from slurmddp.config.job import build_job
 from slurmddp.slurm.partitions import Partition
 from slurmddp.slurm.script import render
 from support.runs.train_runs import BIG
-from support.slurm.slurm_in_memory import FakeSlurm
-from support.slurm.slurm_jobs import FakePrograms
 
 
-def test_a_dry_run_prints_the_bytes_that_a_submission_sends(
-    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_prints_the_bytes_that_a_submission_sends(project, cluster, capsys):
     assert main(["train", "--dry-run", *BIG]) == 0
     shown = capsys.readouterr()
     assert not (project / "runs").exists() and not cluster.submissions
@@ -30,9 +23,7 @@ def test_a_dry_run_prints_the_bytes_that_a_submission_sends(
     assert subprocess.run(["bash", "-n"], input=shown.out, text=True).returncode == 0
 
 
-def test_a_dry_run_prints_what_submitit_sends(
-    project: Path, cluster: FakeSlurm, programs: FakePrograms, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_prints_what_submitit_sends(project, cluster, programs, capsys):
     asked = [*BIG, "submitter=submitit", "account=a b", "+cluster.sbatch.wckey=k", "time_limit=90"]
     assert main(["train", "--dry-run", *asked]) == 0
     shown = capsys.readouterr()
@@ -45,17 +36,13 @@ def test_a_dry_run_prints_what_submitit_sends(
     assert "submitit.core._submit" in shown.out
 
 
-def test_a_dry_run_shows_submitits_script_where_there_is_no_slurm(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_shows_submitits_script_where_there_is_no_slurm(project, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(project))
     assert main(["train", "--dry-run", *BIG, "submitter=submitit"]) == 0
     assert "submitit.core._submit" in capsys.readouterr().out
 
 
-def test_a_dry_run_repeats_the_lines_that_settings_decide(
-    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_repeats_the_lines_that_settings_decide(project, cluster, capsys):
     assert main(["train", "--dry-run", *BIG, "+cluster.srun.cpu-bind=cores"]) == 0
     shown = capsys.readouterr()
     chosen = [line.strip() for line in shown.err.splitlines()[1:]]
@@ -67,9 +54,7 @@ def test_a_dry_run_repeats_the_lines_that_settings_decide(
     assert chosen[-1].startswith("srun --nodes=3 ") and "--cpu-bind=cores" in chosen[-1]
 
 
-def test_a_dry_run_says_how_many_nodes_go_on_when_one_is_lost(
-    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_says_how_many_nodes_go_on_when_one_is_lost(project, cluster, capsys):
     elastic = ["train", "--dry-run", *BIG, "nodes=8", "elastic=true"]
     assert main(elastic) == 0
     assert "4 of the other 7 continue: 7 nodes can't share the 1024 samples" in capsys.readouterr().err
@@ -78,9 +63,7 @@ def test_a_dry_run_says_how_many_nodes_go_on_when_one_is_lost(
         assert "note" not in capsys.readouterr().err, silent
 
 
-def test_a_dry_run_says_whether_this_slurm_would_take_it(
-    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_says_whether_this_slurm_would_take_it(project, cluster, capsys):
     cluster.site = {"gpu": Partition(name="gpu", max_nodes=2, max_time_min=60)}
     assert main(["train", "--dry-run", *BIG]) == 0
     shown = capsys.readouterr()
@@ -94,19 +77,9 @@ def test_a_dry_run_says_whether_this_slurm_would_take_it(
     assert "does not answer" in capsys.readouterr().err
 
 
-def test_a_dry_run_here_prints_commands_that_a_shell_can_read(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [
-        "train",
-        "--dry-run",
-        *BIG,
-        "nodes=2",
-        "gpus_per_node=2",
-        "launcher=local",
-        "cluster.env.B='a b'",
-    ]
-    assert main(arguments) == 0
+def test_a_dry_run_here_prints_commands_that_a_shell_can_read(project, capsys):
+    size = ["nodes=2", "gpus_per_node=2", "launcher=local"]
+    assert main(["train", "--dry-run", *BIG, *size, "cluster.env.B='a b'"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("-m slurmddp.launchers.agent") == 2
     assert "SLURM_STEP_NUM_NODES=2" in shown and "B='a b'" in shown

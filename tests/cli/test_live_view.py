@@ -35,7 +35,7 @@ def lines(stream: io.StringIO) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-def test_without_a_terminal_it_prints_a_line_at_first_then_sparingly(folder: RunFolder) -> None:
+def test_without_a_terminal_it_prints_a_line_at_first_then_sparingly(folder):
     stream, now = io.StringIO(), Clock()
     with RunView(folder, 40, stream=stream, now=now) as view:
         for step in (10, 20, 30):
@@ -48,7 +48,7 @@ def test_without_a_terminal_it_prints_a_line_at_first_then_sparingly(folder: Run
         ]
 
 
-def test_a_held_out_loss_is_always_printed(folder: RunFolder) -> None:
+def test_a_held_out_loss_is_always_printed(folder):
     stream = io.StringIO()
     with RunView(folder, 40, stream=stream, now=Clock()) as view:
         metric(folder, 10, loss=2.5, samples_per_s=3.5)
@@ -62,7 +62,7 @@ def test_a_held_out_loss_is_always_printed(folder: RunFolder) -> None:
     ]
 
 
-def test_events_tell_the_story_of_a_run(folder: RunFolder) -> None:
+def test_events_tell_the_story_of_a_run(folder):
     stream = io.StringIO()
     with RunView(folder, 40, stream=stream, now=Clock()) as view:
         folder.add_event("submitted", job_id="7", submitter="sbatch")
@@ -96,12 +96,12 @@ def test_events_tell_the_story_of_a_run(folder: RunFolder) -> None:
     ("signal", "reason"),
     [("SIGUSR2", "time limit"), ("the time limit", "time limit"), ("/runs/gpt-1/stop", "on request")],
 )
-def test_a_stop_is_shown_with_its_reason(signal: str, reason: str) -> None:
+def test_a_stop_is_shown_with_its_reason(signal, reason):
     line = Reading(40).add_event({"event": "signalled", "attempt": 0, "signal": signal})
     assert line == f"stopping at a checkpoint ({reason})"
 
 
-def test_a_failing_rank_is_named(folder: RunFolder) -> None:
+def test_a_failing_rank_is_named(folder):
     stream = io.StringIO()
     with RunView(folder, 40, stream=stream):
         folder.add_event("rank_failed", attempt=0, rank=3, host="n2", exit_code=1, signal=None)
@@ -109,7 +109,7 @@ def test_a_failing_rank_is_named(folder: RunFolder) -> None:
     assert lines(stream) == ["rank 3 on n2 ended with exit code 1", "attempt 0 ended: failed"]
 
 
-def test_what_was_there_before_is_not_shown(folder: RunFolder) -> None:
+def test_what_was_there_before_is_not_shown(folder):
     metric(folder, 10, loss=2.5)
     folder.add_event("started", attempt=0, nodes="a")
     stream = io.StringIO()
@@ -118,7 +118,7 @@ def test_what_was_there_before_is_not_shown(folder: RunFolder) -> None:
     assert stream.getvalue() == ""
 
 
-def test_on_a_terminal_there_is_a_bar(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_there_is_a_bar(folder, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setenv("TERM", "xterm")
     stream = io.StringIO()
@@ -142,7 +142,7 @@ def test_on_a_terminal_there_is_a_bar(folder: RunFolder, monkeypatch: pytest.Mon
     assert "attempt 0 starts on [red]" in shown and "[bold]brackets[/bold]" in shown
 
 
-def test_the_bar_is_taken_away_when_the_training_raises(folder: RunFolder) -> None:
+def test_the_bar_is_taken_away_when_the_training_raises(folder):
     stream = io.StringIO()
     with pytest.raises(RuntimeError, match="rank"), RunView(folder, 40, stream=stream, live=True) as view:
         raise RuntimeError("rank")
@@ -151,7 +151,7 @@ def test_the_bar_is_taken_away_when_the_training_raises(folder: RunFolder) -> No
     assert stream.getvalue().strip("\0") == "afterwards\n"
 
 
-def test_the_time_to_go_follows_the_last_steps() -> None:
+def test_the_time_to_go_follows_the_last_steps():
     reading = Reading(100)
     assert reading.remaining_s is None
     for step, seconds in ((10, 100.0), (20, 105.0), (30, 110.0)):
@@ -162,7 +162,7 @@ def test_the_time_to_go_follows_the_last_steps() -> None:
     assert [clock(value) for value in (0, 61.4, 3723, -4)] == ["0:00", "1:01", "1:02:03", "0:00"]
 
 
-def test_a_line_that_is_still_being_written_waits(tmp_path: Path) -> None:
+def test_a_line_that_is_still_being_written_waits(tmp_path):
     path = tmp_path / "metrics.jsonl"
     reader = LineReader(path)
     assert new_records(reader) == []
@@ -173,7 +173,7 @@ def test_a_line_that_is_still_being_written_waits(tmp_path: Path) -> None:
     assert new_records(reader) == [{"step": 2}, {"step": 3}]
 
 
-def test_what_a_program_of_ones_own_prints_is_shown_on_request(folder: RunFolder) -> None:
+def test_what_a_program_of_ones_own_prints_is_shown_on_request(folder):
     for output in (True, False):
         stream = io.StringIO()
         with RunView(folder, 40, stream=stream, now=Clock(), output=output) as view:
@@ -184,7 +184,7 @@ def test_what_a_program_of_ones_own_prints_is_shown_on_request(folder: RunFolder
         assert ("epoch 1" in lines(stream)) == output
 
 
-def test_a_node_that_failed_without_a_rank_is_told() -> None:
+def test_a_node_that_failed_without_a_rank_is_told():
     from slurmddp.cli.live_view import Reading
 
     event = {
@@ -209,7 +209,7 @@ def test_a_node_that_failed_without_a_rank_is_told() -> None:
     assert Reading(3).add_event(lost) == "node 2 (n1) was lost: silent"
 
 
-def test_a_run_goes_on_when_nobody_reads_what_it_says(folder: RunFolder) -> None:
+def test_a_run_goes_on_when_nobody_reads_what_it_says(folder):
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as stream:

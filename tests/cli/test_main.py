@@ -44,9 +44,7 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",), ("help",)])
-def test_help_lists_commands_and_exit_codes(
-    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_lists_commands_and_exit_codes(arguments, capsys):
     assert run(*arguments) == 0
     shown = capsys.readouterr().out
     for name in cli.COMMANDS:
@@ -54,16 +52,14 @@ def test_help_lists_commands_and_exit_codes(
     assert EXIT_CODES in shown
 
 
-def test_every_exit_code_is_documented() -> None:
+def test_every_exit_code_is_documented():
     codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
     documented = {int(code) for code in re.findall(r"^  (\d+)", EXIT_CODES, re.MULTILINE)}
     assert codes <= documented
 
 
 @pytest.mark.parametrize("name", [*cli.COMMANDS])
-def test_each_command_is_there_and_says_what_the_list_says(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_command_is_there_and_says_what_the_list_says(name, capsys):
     module = importlib.import_module(f"slurmddp.cli.commands.{name}")
     first = (module.__doc__ or "").splitlines()[0].removeprefix(f"`slurmddp {name}`: ")
     assert first.lower() == cli.COMMANDS[name].lower()
@@ -71,12 +67,12 @@ def test_each_command_is_there_and_says_what_the_list_says(
     assert f"usage: slurmddp {name}" in capsys.readouterr().out
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version(capsys):
     assert run("--version") == 0
     assert capsys.readouterr().out == f"slurmddp {__version__}\n"
 
 
-def test_arguments_and_flags_come_in_any_order(probe: ModuleType) -> None:
+def test_arguments_and_flags_come_in_any_order(probe):
     assert run("probe", "a=1", "--loud", "+b=2", "~c", "d=-3") == 7
     assert probe.args.words == ["a=1", "+b=2", "~c", "d=-3"] and probe.args.loud
 
@@ -84,9 +80,7 @@ def test_arguments_and_flags_come_in_any_order(probe: ModuleType) -> None:
 @pytest.mark.parametrize(
     "name", ["SlurmddpError", "ConfigError", "RunNotFoundError", "SlurmError", "NoProgressError"]
 )
-def test_an_error_meant_for_people_is_one_paragraph(
-    name: str, probe: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_meant_for_people_is_one_paragraph(name, probe, capsys, monkeypatch):
     monkeypatch.delenv(cli.DEBUG_VARIABLE, raising=False)
     kind = getattr(errors, name)
     probe.error = kind("It is wrong.", hint="Do this.")  # type: ignore[attr-defined]
@@ -95,9 +89,7 @@ def test_an_error_meant_for_people_is_one_paragraph(
 
 
 @pytest.mark.parametrize("how", ["flag", "flag behind the command", "variable"])
-def test_where_an_error_came_from_is_shown_on_request(
-    how: str, probe: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_an_error_came_from_is_shown_on_request(how, probe, capsys, monkeypatch):
     probe.error = errors.ConfigError("It is wrong.")  # type: ignore[attr-defined]
     monkeypatch.setenv(cli.DEBUG_VARIABLE, "1" if how == "variable" else "0")
     arguments = {"flag": ["--debug", "probe"], "flag behind the command": ["probe", "--debug"]}.get(
@@ -108,16 +100,14 @@ def test_where_an_error_came_from_is_shown_on_request(
     assert "Traceback" in shown and shown.endswith("slurmddp: error: It is wrong.\n")
 
 
-def test_an_unforeseen_error_shows_its_place_and_asks_for_a_report(
-    probe: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unforeseen_error_shows_its_place_and_asks_for_a_report(probe, capsys):
     probe.error = ZeroDivisionError("by zero")  # type: ignore[attr-defined]
     assert run("probe") == errors.EXIT_FAILED
     shown = capsys.readouterr().err
     assert "Traceback" in shown and "ZeroDivisionError: by zero. This is a bug of slurmddp" in shown
 
 
-def test_ctrl_c_ends_without_a_traceback(probe: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_ends_without_a_traceback(probe, capsys):
     probe.error = KeyboardInterrupt()  # type: ignore[attr-defined]
     assert run("probe") == 130
     assert capsys.readouterr() == ("", "\n")
@@ -147,15 +137,13 @@ def test_ctrl_c_ends_without_a_traceback(probe: ModuleType, capsys: pytest.Captu
         (["+cluster=a100x8"], "slurmddp train +cluster=a100x8"),
     ],
 )
-def test_a_wrong_command_line_is_one_paragraph(
-    arguments: list[str], words: str, probe: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_command_line_is_one_paragraph(arguments, words, probe, capsys):
     assert run(*arguments) == errors.EXIT_USAGE
     shown = capsys.readouterr()
     assert words in shown.err and shown.err.count("\n") == 1 and shown.out == ""
 
 
-def test_a_reader_that_leaves_early_is_no_error() -> None:
+def test_a_reader_that_leaves_early_is_no_error():
     code = (
         "import sys; from slurmddp.cli import main\nsys.stdin.readline()\nsys.exit(main.main(['--help']))\n"
     )
@@ -169,16 +157,14 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     assert (process.returncode, complaint) == (141, b"")
 
 
-def test_the_module_is_the_command() -> None:
+def test_the_module_is_the_command():
     done = subprocess.run(
         [sys.executable, "-m", "slurmddp", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout == f"slurmddp {__version__}\n"
 
 
-def test_a_full_disk_is_not_called_a_fault_of_ours(
-    probe: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_is_not_called_a_fault_of_ours(probe, capsys):
     probe.error = OSError(errno.ENOSPC, "No space left on device", "/runs/x")  # type: ignore[attr-defined]
     assert run("probe") == 1
     output = capsys.readouterr().err

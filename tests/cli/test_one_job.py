@@ -16,9 +16,9 @@ from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_RUN_STATE, EXIT_SLURM, RunNotFoundError
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.lock import RunLock
-from support.runs.cli_runs import start, submit
+from support.runs.cli_runs import end, start, submit
 from support.runs.projects import make_project
-from support.slurm.slurm_jobs import FakePrograms
+from support.runs.train_runs import only_run
 
 COMMAND = ("train", "+cluster=big", "nodes=1", "name=first", "snapshot=false")
 HOLDS = """
@@ -53,74 +53,67 @@ def at_once(project: Path, *commands: tuple[str, ...]) -> list[tuple[int, str]]:
     return [(process.returncode, output) for process, output in zip(begun, outputs, strict=True)]
 
 
+@pytest.fixture
+def run(project, programs):
+    """A run whose job 1 is in the queue."""
+    at_once(project, COMMAND)
+    return only_run(project)
+
+
 def submitted(folder: RunFolder) -> list[str]:
     return [event["job_id"] for event in folder.events() if event["event"] == "submitted"]
 
 
 @pytest.mark.parametrize("folder_exists", [False, True])
-def test_the_same_command_four_times_at_once_gives_one_job(
-    project: Path, programs: FakePrograms, folder_exists: bool
-) -> None:
+def test_the_same_command_four_times_at_once_gives_one_job(project, programs, folder_exists):
     if folder_exists:
         at_once(project, COMMAND)
-        (folder,) = (RunFolder(path) for path in (project / "runs").iterdir())
-        main(["cancel", str(folder.path)])
+        main(["cancel", str(only_run(project).path)])
     before = programs.calls("sbatch")
     ends = at_once(project, *[COMMAND] * 4)
     assert [code for code, _ in ends] == [0] * 4, ends
     assert programs.calls("sbatch") == before + 1
-    (folder,) = (RunFolder(path) for path in (project / "runs").iterdir())
-    job_id = submitted(folder)[-1]
+    job_id = submitted(only_run(project))[-1]
     assert sum(f"job     {job_id}\n" in output for _, output in ends) == 1
     assert sum(f"is queued already: job {job_id}" in output for _, output in ends) == 3
 
 
-def test_three_resumes_at_once_give_one_job(project: Path, programs: FakePrograms) -> None:
-    at_once(project, COMMAND)
-    (folder,) = (RunFolder(path) for path in (project / "runs").iterdir())
-    start(folder, job_id="1")
-    folder.add_event("ended", attempt=0, job_id="1", exit_code=75, outcome="stopped", next="none")
+def test_three_resumes_at_once_give_one_job(project, run, programs):
+    start(run, job_id="1")
+    end(run, "stopped", code=75, job_id="1")
     programs.write("jobs/1", "COMPLETED|||\n")
     ends = at_once(project, *[("resume", "first")] * 3)
     assert [code for code, _ in ends] == [0] * 3, ends
-    assert programs.calls("sbatch") == 2 and submitted(folder) == ["1", "2"]
+    assert programs.calls("sbatch") == 2 and submitted(run) == ["1", "2"]
 
 
-def test_a_job_whose_submission_was_not_recorded_is_taken_over(project: Path, programs: FakePrograms) -> None:
-    at_once(project, COMMAND)
-    (folder,) = (RunFolder(path) for path in (project / "runs").iterdir())
-    folder.attempts_file.unlink()
+def test_a_job_whose_submission_was_not_recorded_is_taken_over(project, run, programs):
+    run.attempts_file.unlink()
     ((code, output),) = at_once(project, COMMAND)
     assert code == 0 and "SLURM has job 1 of" in output and "is queued already: job 1" in output
-    assert programs.calls("sbatch") == 1 and submitted(folder) == ["1"]
+    assert programs.calls("sbatch") == 1 and submitted(run) == ["1"]
 
 
 def test_a_job_that_slurm_put_back_after_a_stop_leaves_the_queue_before_the_next_is_submitted(
-    project: Path, programs: FakePrograms
-) -> None:
-    at_once(project, COMMAND)
-    (folder,) = (RunFolder(path) for path in (project / "runs").iterdir())
-    start(folder, job_id="1")
-    folder.add_event("ended", attempt=0, job_id="1", exit_code=75, outcome="stopped", next="none")
+    project, run, programs
+):
+    start(run, job_id="1")
+    end(run, "stopped", code=75, job_id="1")
     ((code, output),) = at_once(project, ("resume", "first"))
     assert code == 0 and "Job 1 of an earlier attempt was still in the queue" in output
     assert programs.read("jobs/1").startswith("CANCELLED") and programs.read("jobs/2").startswith("PENDING")
 
 
-def test_no_job_is_submitted_beside_one_that_runs(project: Path, programs: FakePrograms) -> None:
-    at_once(project, COMMAND)
-    (folder,) = (RunFolder(path) for path in (project / "runs").iterdir())
-    start(folder, job_id="1")
+def test_no_job_is_submitted_beside_one_that_runs(project, run, programs):
+    start(run, job_id="1")
     programs.write("jobs/1", "RUNNING|||\n")
-    submit(folder, "9")  # SLURM knows no such job
+    submit(run, "9")  # SLURM knows no such job
     ((code, output),) = at_once(project, COMMAND)
     assert code == EXIT_RUN_STATE and "Job 1 of" in output and "still runs" in output
     assert programs.calls("sbatch") == 1
 
 
-def test_nothing_is_submitted_or_left_while_slurm_does_not_say_which_jobs_the_run_has(
-    project: Path, programs: FakePrograms
-) -> None:
+def test_nothing_is_submitted_or_left_while_slurm_does_not_say_which_jobs_the_run_has(project, programs):
     programs.write("squeue-timeouts", "9")
     ((code, output),) = at_once(project, COMMAND)
     assert code == EXIT_SLURM and "Socket timed out" in output and "Nothing was submitted." in output
@@ -128,26 +121,17 @@ def test_nothing_is_submitted_or_left_while_slurm_does_not_say_which_jobs_the_ru
 
 
 @pytest.mark.parametrize("command", ["stop", "cancel"])
-@pytest.mark.parametrize("named", [True, False])
-def test_jobs_that_slurm_would_still_start_are_found_by(
-    project: Path, programs: FakePrograms, command: str, named: bool
-) -> None:
-    at_once(project, COMMAND)
-    (folder,) = (RunFolder(path) for path in (project / "runs").iterdir())
-    start(folder, job_id="1" if named else "77")
-    folder.attempts_file.write_text("".join(folder.attempts_file.read_text().splitlines(True)[1:]))
-    folder.add_event(
-        "ended", attempt=0, job_id="1" if named else "77", exit_code=75, outcome="stopped", next="none"
-    )
+@pytest.mark.parametrize("job_id", ["1", "77"], ids=["named", "not named"])
+def test_jobs_that_slurm_would_still_start_are_found_by(project, run, programs, command, job_id):
+    run.attempts_file.unlink()
+    start(run, job_id=job_id)
+    end(run, "stopped", code=75, job_id=job_id)
     ((code, output),) = at_once(project, (command, "first"))
     assert code == 0 and "job 1" in output
     assert programs.read("jobs/1").startswith("CANCELLED")
 
 
-def test_the_jobs_of_another_run_with_the_same_name_are_left_alone(
-    project: Path, programs: FakePrograms, tmp_path: Path
-) -> None:
-    at_once(project, COMMAND)
+def test_the_jobs_of_another_run_with_the_same_name_are_left_alone(run, programs, tmp_path):
     other = make_project(tmp_path / "other")
     ((code, output),) = at_once(other, COMMAND)
     assert code == 0 and "job     2\n" in output
@@ -161,27 +145,23 @@ def folder(tmp_path: Path) -> RunFolder:
     return folder
 
 
-@pytest.fixture(params=[False, True], ids=["locks", "no-locks"])
-def no_locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
+def refuse(*_: object) -> None:
+    raise OSError(errno.ENOLCK, "No locks available")
 
-    if request.param:
+
+@pytest.mark.parametrize("no_locks", [False, True])
+def test_a_lock_is_free_again_when_its_holder_is_killed(folder, monkeypatch, no_locks):
+    if no_locks:
         monkeypatch.setattr(fcntl, "flock", refuse)
-    return bool(request.param)
-
-
-def test_a_lock_is_free_again_when_its_holder_is_killed(folder: RunFolder, no_locks: bool) -> None:
     command = [sys.executable, "-c", HOLDS, str(folder.path), *["--no-locks"] * no_locks]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
         assert not RunLock(folder).acquire()
         holder.kill()
         holder.wait()
-    with RunLock(folder) as lock:
-        assert lock.acquire()
-    with RunLock(folder) as lock:
-        assert lock.acquire()
+    for _ in range(2):
+        with RunLock(folder) as lock:
+            assert lock.acquire()
 
 
 @pytest.mark.parametrize(
@@ -193,12 +173,7 @@ def test_a_lock_is_free_again_when_its_holder_is_killed(folder: RunFolder, no_lo
         ("half a li", 60, True),
     ],
 )
-def test_a_holder_that_can_not_be_seen_counts_for_a_while(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, holder: object, age_s: float, free: bool
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
+def test_a_holder_that_can_not_be_seen_counts_for_a_while(folder, monkeypatch, holder, age_s, free):
     monkeypatch.setattr(fcntl, "flock", refuse)
     (folder.path / ".lock-holder").write_text(holder if isinstance(holder, str) else json.dumps(holder))
     now = time.time()
@@ -206,7 +181,7 @@ def test_a_holder_that_can_not_be_seen_counts_for_a_while(
     assert RunLock(folder).acquire() is free
 
 
-def test_the_lock_of_a_run_that_was_put_aside_is_not_the_lock_of_the_next(folder: RunFolder) -> None:
+def test_the_lock_of_a_run_that_was_put_aside_is_not_the_lock_of_the_next(folder):
     with RunLock(folder) as first:
         assert first.acquire()
         folder.path.rename(folder.path.with_name("gpt.old-1"))

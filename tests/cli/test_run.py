@@ -18,22 +18,8 @@ from slurmddp.errors import EXIT_CONFIG, EXIT_USAGE
 from support.runs.projects import make_project
 
 UNUSUAL = [
-    "--lr",
-    "1e-3",
-    "a b",
-    "c;d",
-    "",
-    "{x}",
-    "nodes=7",
-    "--",
-    "-m",
-    "it's",
-    '"q"',
-    "b\\s",
-    "null",
-    "+x",
-    "--debug",
-]
+    "--lr", "1e-3", "a b", "c;d", "", "{x}", "nodes=7", "--", "-m", "it's", '"q"', "b\\s", "null", "+x", "--debug",
+]  # fmt: skip
 SHOW = """\
 import json, os, sys
 from pathlib import Path
@@ -69,9 +55,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["seed=1", "--help"], ["seed=1", "--help"], []),
     ],
 )  # fmt: skip
-def test_the_program_begins_at_the_first_word_that_is_no_setting(
-    typed: list[str], own: list[str], program: list[str]
-) -> None:
+def test_the_program_begins_at_the_first_word_that_is_no_setting(typed, own, program):
     assert split(typed) == (own, program)
 
 
@@ -84,19 +68,8 @@ def test_the_program_begins_at_the_first_word_that_is_no_setting(
         (["--", sys.executable, "show.py"], "show.py"),
     ],
 )
-def test_every_argument_reaches_each_rank_as_typed(project: Path, program: list[str], file: str) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "slurmddp",
-        "run",
-        "name=shown",
-        "-n",
-        "2",
-        *program,
-        *UNUSUAL,
-        "{run_dir}",
-    ]
+def test_every_argument_reaches_each_rank_as_typed(project, program, file):
+    command = [sys.executable, "-m", "slurmddp", *"run name=shown -n 2".split(), *program, *UNUSUAL, "{run_dir}"]
     done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr + done.stdout
     (run,) = (project / "runs").iterdir()
@@ -106,9 +79,7 @@ def test_every_argument_reaches_each_rank_as_typed(project: Path, program: list[
         assert path.endswith(file)
 
 
-def test_a_finished_script_is_started_again_only_with_fresh(
-    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_script_is_started_again_only_with_fresh(project, capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     command = ["run", "-n", "1", "show.py", "--lr", "1"]
     assert main(command) == 0
@@ -120,9 +91,7 @@ def test_a_finished_script_is_started_again_only_with_fresh(
     assert len([*(project / "runs").iterdir()]) == 1
 
 
-def test_the_run_is_named_for_the_program_and_sized_by_ranks(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_run_is_named_for_the_program_and_sized_by_ranks(project, capsys):
     assert main(["run", "-n", "3", "--cfg", "-m", "package.train", "--epochs", "2"]) == 0
     shown = yaml.safe_load(capsys.readouterr().out)
     assert (shown["name"], shown["ranks_per_node"]) == ("train", 3)
@@ -149,9 +118,7 @@ def test_the_run_is_named_for_the_program_and_sized_by_ranks(
         (["-m", "package/train.py"], EXIT_CONFIG, "not the name of a module.*python -m"),
     ],
 )  # fmt: skip
-def test_a_wrong_command_is_refused_and_leaves_nothing(
-    project: Path, capsys: pytest.CaptureFixture[str], typed: list[str], code: int, message: str
-) -> None:
+def test_a_wrong_command_is_refused_and_leaves_nothing(project, capsys, typed, code, message):
     assert main(["run", *typed]) == code
     assert re.search(message, " ".join(capsys.readouterr().err.split()))
     assert not (project / "runs").exists()

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-import pytest
-
 from slurmddp.cli import start_run
 from slurmddp.cli.main import main
 from slurmddp.config.compose import compose
@@ -20,9 +15,7 @@ from slurmddp.errors import (
 from support.runs.train_runs import only_run
 
 
-def test_a_training_here_shows_its_results(
-    project: Path, here: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_training_here_shows_its_results(project, here, capsys):
     def finish() -> int:
         folder = only_run(project)
         folder.sample_file.write_text("def f():\n    pass\n")
@@ -44,9 +37,7 @@ def test_a_training_here_shows_its_results(
     assert f"{folder.name} is finished" in capsys.readouterr().out and here.started == 1
 
 
-def test_a_stopped_training_says_how_to_go_on(
-    project: Path, here: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stopped_training_says_how_to_go_on(project, here, capsys):
     here.ends = staticmethod(lambda: EXIT_STOPPED)
     assert main(["train"]) == EXIT_STOPPED
     assert capsys.readouterr().out.endswith("Stopped at step 40; the same command resumes from there.\n")
@@ -56,9 +47,7 @@ def test_a_stopped_training_says_how_to_go_on(
     assert here.started == 2
 
 
-def test_a_failed_training_shows_the_failing_rank(
-    project: Path, here: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_training_shows_the_failing_rank(project, here, capsys):
     def fail() -> int:
         raise RankFailure("Rank 1 on here ended with exit code 1.", hint="The log is there.")
 
@@ -70,9 +59,7 @@ def test_a_failed_training_shows_the_failing_rank(
     )
 
 
-def test_a_folder_in_the_way_is_not_touched(
-    project: Path, here: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_in_the_way_is_not_touched(project, here, capsys):
     job = build_job(compose([], project), project_dir=project)
     job.run_dir.mkdir(parents=True)
     (job.run_dir / "thesis.txt").write_text("mine")
@@ -81,7 +68,7 @@ def test_a_folder_in_the_way_is_not_touched(
     assert [path.name for path in job.run_dir.iterdir()] == ["thesis.txt"] and here.started == 0
 
 
-def test_gpus_are_counted_without_torch(tmp_path: Path) -> None:
+def test_gpus_are_counted_without_torch(tmp_path):
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
         (tmp_path / name).touch()
     assert start_run.gpus_here({}, tmp_path) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,12 +17,9 @@ from slurmddp.errors import (
 from slurmddp.runs import index
 from slurmddp.slurm.partitions import Partition
 from support.runs.train_runs import BIG, only_run
-from support.slurm.slurm_in_memory import FakeSlurm
 
 
-def test_a_submission_says_what_it_is_called_and_how_to_follow_it(
-    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_submission_says_what_it_is_called_and_how_to_follow_it(project, cluster, capsys):
     assert main(["train", *BIG]) == 0
     folder, shown = only_run(project), capsys.readouterr().out
     assert folder.name.startswith("first-")
@@ -36,9 +32,7 @@ def test_a_submission_says_what_it_is_called_and_how_to_follow_it(
     assert index.find("first").path == folder.path
 
 
-def test_a_submission_of_one_rank_says_so(
-    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_submission_of_one_rank_says_so(project, cluster, capsys):
     assert main(["train", *BIG, "nodes=1", "gpus_per_node=1"]) == 0
     assert "(1 rank on 1 node of big)" in capsys.readouterr().out
 
@@ -52,8 +46,8 @@ def test_a_submission_of_one_rank_says_so(
     ],
 )
 def test_a_submission_says_when_the_progress_of_a_script_cannot_be_seen(
-    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str], given: list[str], is_shown: bool
-) -> None:
+    project, cluster, capsys, given, is_shown
+):
     (project / "mine.py").write_text("")
     assert main(["train", *BIG, *given]) == 0
     shown = capsys.readouterr().out
@@ -61,9 +55,7 @@ def test_a_submission_says_when_the_progress_of_a_script_cannot_be_seen(
     assert ("after 4 time limits without" in shown) == is_shown
 
 
-def test_a_submission_with_spares_tells_of_them(
-    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_submission_with_spares_tells_of_them(project, cluster, capsys):
     assert main(["train", *BIG, "spare_nodes=2"]) == 0
     assert "(24 ranks on 3 nodes and 2 spares of big)" in capsys.readouterr().out
     assert "#SBATCH --nodes=5\n" in cluster.submissions[0].script
@@ -74,18 +66,14 @@ def test_a_submission_with_spares_tells_of_them(
     assert "Use 4 nodes or fewer in all" in error
 
 
-def test_what_would_never_start_is_refused_before_anything_is_written(
-    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_would_never_start_is_refused_before_anything_is_written(project, cluster, capsys):
     cluster.site = {"gpu": Partition(name="gpu", max_nodes=2)}
     assert main(["train", *BIG]) == EXIT_CONFIG
     assert "nodes=3 is more than partition 'gpu' gives" in capsys.readouterr().err
     assert not (project / "runs").exists() and not cluster.submissions
 
 
-def test_a_refused_submission_leaves_nothing(
-    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_refused_submission_leaves_nothing(project, cluster, capsys):
     cluster.refusal = "Invalid account"
     assert main(["train", *BIG]) == EXIT_SLURM
     assert "Invalid account" in capsys.readouterr().err
@@ -101,13 +89,8 @@ def unanswered() -> SlurmError:
 @pytest.mark.parametrize("queued", [True, False])
 @pytest.mark.parametrize("error", [unanswered(), KeyboardInterrupt(), OSError(5, "no answer")])
 def test_a_submission_that_may_have_worked_is_kept_and_told_of(
-    project: Path,
-    cluster: FakeSlurm,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: BaseException,
-    queued: bool,
-) -> None:
+    project, cluster, monkeypatch, capsys, error, queued
+):
     really = cluster.submit
 
     def submit(*args: Any, **options: Any) -> str:
@@ -134,9 +117,7 @@ def test_a_submission_that_may_have_worked_is_kept_and_told_of(
     assert "is queued already: job 1" in capsys.readouterr().out
 
 
-def test_a_command_that_is_interrupted_before_sbatch_leaves_nothing(
-    project: Path, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_is_interrupted_before_sbatch_leaves_nothing(project, cluster, monkeypatch):
     def interrupted(*args: Any) -> None:
         raise KeyboardInterrupt
 
@@ -145,8 +126,6 @@ def test_a_command_that_is_interrupted_before_sbatch_leaves_nothing(
     assert not (project / "runs").exists() and not cluster.submissions
 
 
-def test_without_slurm_a_job_is_refused_before_anything_is_written(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_slurm_a_job_is_refused_before_anything_is_written(project, capsys):
     assert main(["train", *BIG]) == EXIT_SLURM
     assert "no sbatch" in capsys.readouterr().err and not (project / "runs").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -270,9 +269,7 @@ WAITS = "slurmddp agent: waiting for node 2 (n3); 2 of 3 nodes are here, and all
         ("failed", "node-0.log", BEGUN + WAITS, False),
     ],
 )
-def test_the_nodes_for_which_the_others_wait_are_named(
-    tmp_path: Path, state: str, name: str, text: str, is_shown: bool
-) -> None:
+def test_the_nodes_for_which_the_others_wait_are_named(tmp_path, state, name, text, is_shown):
     log = tmp_path / name
     log.write_text(text)
     one = SimpleNamespace(state=state, log=log)
@@ -280,5 +277,5 @@ def test_the_nodes_for_which_the_others_wait_are_named(
     assert list(_awaited(one)) == ([("waiting", words)] if is_shown else [])
 
 
-def test_a_run_without_a_log_waits_for_nobody() -> None:
+def test_a_run_without_a_log_waits_for_nobody():
     assert list(_awaited(SimpleNamespace(state="running", log=None))) == []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -19,7 +17,6 @@ from slurmddp.errors import (
 )
 from slurmddp.runs.folder.history import UNANSWERED
 from support.runs.train_runs import BIG, only_run
-from support.slurm.slurm_in_memory import FakeSlurm
 
 
 @pytest.mark.parametrize(
@@ -29,17 +26,13 @@ from support.slurm.slurm_in_memory import FakeSlurm
         (["program.checkpoints=[a]"], "path or glob"),
     ],
 )
-def test_files_that_no_script_saves_are_refused(
-    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str], given: list[str], words: str
-) -> None:
+def test_files_that_no_script_saves_are_refused(project, cluster, capsys, given, words):
     assert main(["train", *BIG, *given]) == 78
     assert words in capsys.readouterr().err
     assert not (project / "runs").exists()
 
 
-def test_the_same_command_does_not_submit_twice(
-    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_command_does_not_submit_twice(project, cluster, capsys):
     main(["train", *BIG])
     capsys.readouterr()
     assert main(["train", *BIG]) == 0
@@ -61,14 +54,7 @@ def test_the_same_command_does_not_submit_twice(
         ("unanswered and silent", EXIT_SLURM, "Nothing was submitted"),
     ],
 )
-def test_fresh_refuses_an_active_run(
-    project: Path,
-    cluster: FakeSlurm,
-    capsys: pytest.CaptureFixture[str],
-    state: str,
-    code: int,
-    words: str,
-) -> None:
+def test_fresh_refuses_an_active_run(project, cluster, capsys, state, code, words):
     main(["train", *BIG])
     folder = only_run(project)
     if "unanswered" in state:
@@ -84,9 +70,7 @@ def test_fresh_refuses_an_active_run(
     assert only_run(project).path == folder.path and len(cluster.submissions) == 1
 
 
-def test_a_run_whose_cancelled_job_is_still_ending_is_not_called_submitted(
-    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_whose_cancelled_job_is_still_ending_is_not_called_submitted(project, cluster, capsys):
     main(["train", *BIG])
     folder = only_run(project)
     folder.add_event("started", attempt=0, job_id="1", launcher="slurm", nodes="n1")
@@ -99,9 +83,7 @@ def test_a_run_whose_cancelled_job_is_still_ending_is_not_called_submitted(
 
 
 @pytest.mark.parametrize("command", ["train", "resume"])
-def test_a_run_that_was_asked_to_stop_and_still_runs_is_not_called_resumed(
-    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str], command: str
-) -> None:
+def test_a_run_that_was_asked_to_stop_and_still_runs_is_not_called_resumed(project, cluster, capsys, command):
     main(["train", *BIG])
     folder = only_run(project)
     folder.add_event("started", attempt=0, job_id="1", launcher="slurm", nodes="n1")
@@ -115,16 +97,14 @@ def test_a_run_that_was_asked_to_stop_and_still_runs_is_not_called_resumed(
     assert len(cluster.submissions) == 1 and folder.stop_file.exists()
 
 
-def test_while_slurm_is_silent_nobody_submits_twice(
-    project: Path, cluster: FakeSlurm, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_while_slurm_is_silent_nobody_submits_twice(project, cluster, capsys):
     main(["train", *BIG])
     cluster.silence = "it is asleep"
     assert main(["train", *BIG]) == EXIT_SLURM
     assert "can't be seen" in capsys.readouterr().err
 
 
-def test_a_run_that_ended_goes_on_in_its_folder(project: Path, cluster: FakeSlurm) -> None:
+def test_a_run_that_ended_goes_on_in_its_folder(project, cluster):
     main(["train", *BIG])
     folder = only_run(project)
     folder.log_dir(0).mkdir(parents=True)
@@ -140,9 +120,7 @@ def test_a_run_that_ended_goes_on_in_its_folder(project: Path, cluster: FakeSlur
     assert not folder.stop_file.exists()
 
 
-def test_fresh_puts_the_finished_run_aside(
-    project: Path, here: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fresh_puts_the_finished_run_aside(project, here, capsys):
     main(["train"])
     name = only_run(project).name
     (only_run(project).path / "mark").touch()
@@ -154,14 +132,14 @@ def test_fresh_puts_the_finished_run_aside(
     assert here.started == 3
 
 
-def test_cfg_prints_yaml_that_gives_the_run_again(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cfg_prints_yaml_that_gives_the_run_again(project, capsys):
     assert main(["train", "--cfg", *BIG]) == 0
     job = build_job(compose(BIG, project), project_dir=project, overrides=BIG)
     assert yaml.safe_load(capsys.readouterr().out) == job.program.config
     assert not (project / "runs").exists()
 
 
-def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_every_setting(capsys):
     assert main(["train", "--help"]) == 0
     shown = capsys.readouterr().out
     for word in (
@@ -175,9 +153,7 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
         assert word in shown
 
 
-def test_a_damaged_record_is_named_and_can_be_put_aside(
-    here: Any, project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_record_is_named_and_can_be_put_aside(here, project, capsys):
     assert main(["train", "name=first"]) == 0
     (project / "runs" / only_run(project).name / "attempts.jsonl").write_text("no record\n")
     assert main(["train", "name=first"]) == EXIT_CONFIG
