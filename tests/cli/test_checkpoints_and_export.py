@@ -1,4 +1,4 @@
-"""`slurmddp checkpoints` and `export` on checkpoints that are written here byte by byte, without torch."""
+"""`slurmddp checkpoints` and `export` on checkpoints as trainings write them."""
 
 from __future__ import annotations
 
@@ -6,71 +6,37 @@ import json
 import os
 import subprocess
 import sys
+from collections import OrderedDict
 from pathlib import Path
 
-import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 
-from slurmddp.checkpoint.files.durable import write_hashed
-from slurmddp.checkpoint.files.manifest import FORMAT, TENSORS_FILE, TREE_FILE, Manifest, _digest, folder_name
+from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.files.manifest import FORMAT, TENSORS_FILE, TREE_FILE, _digest
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_NO_RUN
 from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
+from support.distributed.checkpoint_files import flip_bit
 
-WEIGHT = np.arange(12, dtype="<f4").reshape(3, 4)
-COUNT = np.array([7], dtype="<i8")
-SMALL = np.array([1, 65535], dtype="<u2")
-
-
-def module(**names):
-    return {"ordered": [[key, {"tensor": stored}] for key, stored in names.items()], "metadata": {"dict": []}}
+WEIGHT = torch.arange(12.0).reshape(3, 4)
+COUNT = torch.tensor([7])
+SMALL = torch.tensor([1, 65535], dtype=torch.uint16)
 
 
 def write_checkpoint(root, step, objects=None, *, scale=1.0):
-    """Write what a training would: tensors of a model and an optimizer, one type that is kept as bytes."""
-    folder = root / folder_name(step)
-    folder.mkdir(parents=True)
-    tensors = {
-        "objects/model/count": ("I64", COUNT),
-        "objects/model/weight": ("F32", WEIGHT * np.float32(scale)),
-        "objects/optimizer/momentum": ("F32", WEIGHT),
-        "objects/model/small": ("U8", SMALL),
-    }
-    odd = {"objects/model/small": {"dtype": "uint16", "shape": [2]}}
-    header, at = {"__metadata__": {"slurmddp_dtypes": json.dumps(odd)}}, 0
-    for name, (dtype, value) in tensors.items():
-        shape = [value.nbytes] if name in odd else list(value.shape)
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + value.nbytes]}
-        at += value.nbytes
-    text = json.dumps(header).encode()
-    data = len(text).to_bytes(8, "little") + text + b"".join(value.tobytes() for _, value in tensors.values())
-    model = module(
-        count="objects/model/count",
-        weight="objects/model/weight",
-        tied="objects/model/weight",
-        small="objects/model/small",
-    )
-    optimizer = {"dict": [["momentum", {"tensor": "objects/optimizer/momentum"}]]}
-    objects = objects or {"model": model, "optimizer": optimizer}
-    state = {"dict": [["objects", {"dict": [[key, value] for key, value in objects.items()]}]]}
-    tree = json.dumps({"format": FORMAT, "state": state}).encode()
-    files = {
-        TENSORS_FILE: write_hashed(folder / TENSORS_FILE, [memoryview(data)]),
-        TREE_FILE: write_hashed(folder / TREE_FILE, [memoryview(tree)]),
-    }
-    manifest = Manifest(step, files, {"world_size": 4}, {})
-    (folder / "manifest.json").write_text(manifest.to_json())
-    (root / "latest").write_text(folder.name + "\n")
-    return folder
+    """Write what a training would: a model with a type that is stored as bytes, and an optimizer."""
+    weight = WEIGHT * scale
+    model = OrderedDict(count=COUNT, weight=weight, tied=weight, small=SMALL)
+    objects = objects or {"model": model, "optimizer": {"momentum": WEIGHT}}
+    return checkpoint.write(root, step, {"objects": objects}, meta={"world_size": 4}, keep_last=9)
 
 
-def flip_bit(path):
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+def flip_last_bit(path):
+    flip_bit(path, path.stat().st_size - 1)
 
 
 def contents(root):
@@ -99,7 +65,7 @@ def test_the_list_names_good_and_bad_and_changes_nothing(run, capsys):
         write_checkpoint(root, step)
     (root / "step-0000000100").rename(root / "bad-step-0000000100-2")
     (root / "step-0000000200" / TREE_FILE).unlink()
-    flip_bit(root / "step-0000000300" / TENSORS_FILE)
+    flip_last_bit(root / "step-0000000300" / TENSORS_FILE)
     before = contents(root)
     quick = [(400, "complete"), (300, "complete"), (200, "damaged"), (100, "quarantined")]
     assert listed(capsys) == (EXIT_FAILED, quick)
@@ -120,7 +86,7 @@ def test_the_table(run, capsys):
 
 
 def test_the_reason_is_said(run, capsys):
-    flip_bit(write_checkpoint(run.checkpoints_dir, 7) / TENSORS_FILE)
+    flip_last_bit(write_checkpoint(run.checkpoints_dir, 7) / TENSORS_FILE)
     assert main(["checkpoints", "gpt", "--verify"]) == EXIT_FAILED
     said = capsys.readouterr().err
     assert "state.safetensors does not match its hash" in said
@@ -168,12 +134,12 @@ def test_exported_weights_are_the_models_alone_bit_for_bit(run, capsys):
     assert output == Path("gpt-0a1b2c3d-step-200.safetensors")
     found = load_file(output)
     assert set(found) == {"count", "weight", "tied", "small"}
-    assert np.array_equal(found["weight"], 3 * WEIGHT)
-    assert np.array_equal(found["tied"], 3 * WEIGHT)
-    assert np.array_equal(found["count"], COUNT)
-    assert found["small"].dtype == np.uint16
-    assert np.array_equal(found["small"], SMALL)
-    with safe_open(output, framework="np") as opened:
+    assert torch.equal(found["weight"], 3 * WEIGHT)
+    assert torch.equal(found["tied"], 3 * WEIGHT)
+    assert torch.equal(found["count"], COUNT)
+    assert found["small"].dtype == torch.uint16
+    assert torch.equal(found["small"], SMALL)
+    with safe_open(output, framework="pt") as opened:
         assert opened.metadata() == {"format": "pt", "run": "gpt-0a1b2c3d", "step": "200"}
     assert [path.name for path in Path.cwd().iterdir()] == [output.name], "nothing else is left"
 
@@ -188,20 +154,20 @@ def test_a_step_may_be_chosen_and_a_file_is_replaced_only_by_force(run, capsys):
     assert "exists already" in capsys.readouterr().err
     assert Path("w.safetensors").read_text() == "mine"
     assert main([*command, "--force"]) == 0
-    assert np.array_equal(load_file("w.safetensors")["weight"], WEIGHT)
+    assert torch.equal(load_file("w.safetensors")["weight"], WEIGHT)
     assert main(["export", "gpt", "--step", "5"]) == EXIT_CONFIG
     assert "There are: 2, 1." in capsys.readouterr().err
 
 
 def test_a_damaged_one_is_never_exported(run, capsys):
     write_checkpoint(run.checkpoints_dir, 1)
-    flip_bit(write_checkpoint(run.checkpoints_dir, 2) / TENSORS_FILE)
+    flip_last_bit(write_checkpoint(run.checkpoints_dir, 2) / TENSORS_FILE)
     assert main(["export", "gpt", "--step", "2"]) == EXIT_FAILED
     assert "does not match its hash" in capsys.readouterr().err
     assert not list(Path.cwd().iterdir())
     assert main(["export", "gpt"]) == 0
     assert "step-0000000002 is damaged; step-0000000001 is used" in capsys.readouterr().err
-    flip_bit(run.checkpoints_dir / "step-0000000001" / TREE_FILE)
+    flip_last_bit(run.checkpoints_dir / "step-0000000001" / TREE_FILE)
     assert main(["export", "gpt", "--force"]) == EXIT_FAILED
     assert "None of the 2 checkpoints" in capsys.readouterr().err
 
@@ -218,8 +184,9 @@ def test_a_damaged_one_is_never_exported(run, capsys):
     ],
 )
 def test_which_of_the_saved_objects_it_is(run, capsys, names, chosen, found):
-    model = module(a="objects/model/weight")
-    write_checkpoint(run.checkpoints_dir, 1, {**dict.fromkeys(names, model), "progress": {"dict": []}})
+    write_checkpoint(
+        run.checkpoints_dir, 1, {**{name: OrderedDict(a=WEIGHT) for name in names}, "progress": {}}
+    )
     code = main(["export", "gpt", "--output", "w", *(["--object", chosen] if chosen else [])])
     assert code == (EXIT_CONFIG if found is None else 0)
     assert found is None or set(load_file("w")) == found
@@ -229,8 +196,8 @@ def test_which_of_the_saved_objects_it_is(run, capsys, names, chosen, found):
 
 
 def test_names_lose_what_compiling_put_into_them(run):
-    names = dict.fromkeys(("_orig_mod.a", "_orig_mod.module.b", "c._orig_mod.d"), "objects/model/weight")
-    write_checkpoint(run.checkpoints_dir, 1, {"model": module(**names)})
+    names = ("_orig_mod.a", "_orig_mod.module.b", "c._orig_mod.d")
+    write_checkpoint(run.checkpoints_dir, 1, {"model": OrderedDict.fromkeys(names, WEIGHT)})
     assert main(["export", "gpt", "--output", "w"]) == 0
     assert set(load_file("w")) == {"a", "module.b", "c.d"}
 
