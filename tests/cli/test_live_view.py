@@ -1,10 +1,14 @@
-"""The view of a running training: a bar on a terminal, plain lines elsewhere, no stale facts."""
+"""The view of a running training: a bar on a terminal, plain lines elsewhere, and no end if nobody reads."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -93,20 +97,34 @@ def test_events_tell_the_story_of_a_run(folder):
 
 
 @pytest.mark.parametrize(
-    ("signal", "reason"),
-    [("SIGUSR2", "time limit"), ("the time limit", "time limit"), ("/runs/gpt-1/stop", "on request")],
+    ("event", "facts", "line"),
+    [
+        ("signalled", {"signal": "SIGUSR2"}, "stopping at a checkpoint (time limit)"),
+        ("signalled", {"signal": "the time limit"}, "stopping at a checkpoint (time limit)"),
+        ("signalled", {"signal": "/runs/gpt-1/stop"}, "stopping at a checkpoint (on request)"),
+        ("ended", {"outcome": "failed", "next": "none"}, "attempt 0 ended: failed"),
+        ("rank_failed", {"rank": 3, "exit_code": 1}, "rank 3 on n1 ended with exit code 1"),
+        (
+            "rank_failed",
+            {"rank": 1, "signal": "SIGKILL", "reason": "out of memory: so"},
+            "rank 1 on n1 was killed by SIGKILL: out of memory: so",
+        ),
+        ("rank_failed", {"rank": 1, "reason": "stalled: in its step"}, "rank 1 on n1 stalled: in its step"),
+        ("rank_failed", {"node_rank": 2, "reason": "lost node: silent"}, "node 2 (n1) was lost: silent"),
+        (
+            "restarted",
+            {"generation": 1, "step": 40},
+            "the ranks restart in place (generation 1); they had reached step 40",
+        ),
+        (
+            "restarted",
+            {"generation": 1, "spare": [3], "nodes": 2},
+            "the ranks restart in place (generation 1, with spare node 3 on 2 nodes)",
+        ),
+    ],
 )
-def test_a_stop_is_shown_with_its_reason(signal, reason):
-    line = Reading(40).add_event({"event": "signalled", "attempt": 0, "signal": signal})
-    assert line == f"stopping at a checkpoint ({reason})"
-
-
-def test_a_failing_rank_is_named(folder):
-    stream = io.StringIO()
-    with RunView(folder, 40, stream=stream):
-        folder.add_event("rank_failed", attempt=0, rank=3, host="n2", exit_code=1, signal=None)
-        folder.add_event("ended", attempt=0, exit_code=1, outcome="failed", next="none")
-    assert lines(stream) == ["rank 3 on n2 ended with exit code 1", "attempt 0 ended: failed"]
+def test_an_event_is_told_in_one_line(event, facts, line):
+    assert Reading(40).add_event({"event": event, "host": "n1", "rank": None, **facts}) == line
 
 
 def test_what_was_there_before_is_not_shown(folder):
@@ -131,13 +149,7 @@ def test_on_a_terminal_there_is_a_bar(folder, monkeypatch):
         view.tick()
         view.say("a line with [bold]brackets[/bold]")
     shown = stream.getvalue()
-    for words in (
-        "30/40",
-        "loss 2.500",
-        "held-out 2.250",
-        "900 tokens/s",
-        "step 30/40  held-out loss 2.2500",
-    ):
+    for words in ("loss 2.500", "held-out 2.250", "900 tokens/s", "step 30/40  held-out loss 2.2500"):
         assert words in shown
     assert "attempt 0 starts on [red]" in shown and "[bold]brackets[/bold]" in shown
 
@@ -184,37 +196,62 @@ def test_what_a_program_of_ones_own_prints_is_shown_on_request(folder):
         assert ("epoch 1" in lines(stream)) == output
 
 
-def test_a_node_that_failed_without_a_rank_is_told():
-    from slurmddp.cli.live_view import Reading
-
-    event = {
-        "event": "rank_failed",
-        "rank": 1,
-        "host": "n1",
-        "signal": "SIGKILL",
-        "reason": "out of memory: so",
-    }
-    assert Reading(3).add_event(event) == "rank 1 on n1 was killed by SIGKILL: out of memory: so"
-    stalled = {"event": "rank_failed", "rank": 1, "host": "n1", "reason": "stalled: in its step for 9 s"}
-    assert Reading(3).add_event(stalled) == "rank 1 on n1 stalled: in its step for 9 s"
-    again = {"event": "restarted", "generation": 1, "step": 40}
-    assert Reading(3).add_event(again) == (
-        "the ranks restart in place (generation 1); they had reached step 40"
-    )
-    elsewhere = again | {"spare": [3], "nodes": 2}
-    assert Reading(3).add_event(elsewhere) == (
-        "the ranks restart in place (generation 1, with spare node 3 on 2 nodes); they had reached step 40"
-    )
-    lost = {"event": "rank_failed", "rank": None, "host": "n1", "node_rank": 2, "reason": "lost node: silent"}
-    assert Reading(3).add_event(lost) == "node 2 (n1) was lost: silent"
+@contextmanager
+def closed_terminal() -> Iterator[TextIO]:
+    """A terminal whose window is gone, as a run sees it that was put into the background and disowned."""
+    window, terminal = os.openpty()
+    os.close(window)
+    with os.fdopen(terminal, "w") as stream:
+        yield stream
 
 
-def test_a_run_goes_on_when_nobody_reads_what_it_says(folder):
+@contextmanager
+def full_disk() -> Iterator[TextIO]:
+    with open("/dev/full", "w") as stream:
+        yield stream
+
+
+@contextmanager
+def closed_pipe() -> Iterator[TextIO]:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as stream:
-        with RunView(folder, 40, stream=stream, now=Clock()) as view:
-            for step in (10, 20):
-                metric(folder, step, eval_loss=2.0)
-                view.tick()
-        assert view.reading.step == 20
+        yield stream
+
+
+@pytest.mark.parametrize(
+    ("place", "live"),
+    [*itertools.product([closed_terminal, full_disk], [True, False]), (closed_pipe, False)],
+)
+def test_a_run_goes_on_when_what_it_says_can_not_be_written(folder, place, live):
+    with place() as stream, RunView(folder, 40, stream=stream, live=live) as view:
+        for step in (10, 20):
+            metric(folder, step, loss=2.0, eval_loss=2.0)
+            view.tick()
+        view.say("the last word")
+    assert view.reading.step == 20
+
+
+@pytest.mark.parametrize("facts", [{"loss": 2.0}, {"eval_loss": 2.0}])
+@pytest.mark.parametrize("live", [True, False])
+def test_a_run_goes_on_when_its_terminal_is_closed_meanwhile(folder, live, facts):
+    window, terminal = os.openpty()
+    with os.fdopen(terminal, "w") as stream, RunView(folder, 40, stream=stream, live=live) as view:
+        os.close(window)
+        metric(folder, 10, **facts)
+        view.tick()
+        view.tick()
+    assert view.reading.step == 10
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_of_a_line_that_a_program_redraws_what_stood_last_is_shown(folder, live):
+    stream = io.StringIO()
+    with RunView(folder, 40, stream=stream, live=live, output=True) as view:
+        folder.add_event("started", attempt=0, job_id="7", nodes="n1", launcher="local")
+        folder.log_dir(0).mkdir(parents=True)
+        view.tick()
+        folder.rank_log(0, 0).write_bytes(b"\r  0%|    |\r 50%|##  |\r100%|####|\nepoch 1\r\n")
+    shown = stream.getvalue()
+    assert "100%|####|\n" in shown and "epoch 1\n" in shown
+    assert "50%" not in shown

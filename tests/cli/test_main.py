@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import io
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from slurmddp import __version__, errors
 from slurmddp.cli import main as cli
 from slurmddp.cli.messages import EXIT_CODES
+from support.runs.cli_runs import end, start
 
 
 def run(*arguments: str) -> int:
@@ -170,3 +172,15 @@ def test_a_full_disk_is_not_called_a_fault_of_ours(probe, capsys):
     output = capsys.readouterr().err
     assert output.startswith("slurmddp: error: No space left on device (/runs/x). Free space")
     assert "Traceback" not in output
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_what_a_terminal_can_not_show_ends_no_command(make_run, slurm, monkeypatch):
+    folder = make_run()
+    start(folder)
+    end(folder, "finished")
+    folder.rank_log(0, 0).write_text("\u2192 step 7\n", encoding="utf-8")
+    terminal = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(terminal, encoding="latin-1"))
+    assert run("logs", "gpt") == 0
+    assert b"[rank 0] \\u2192 step 7\n" in terminal.getvalue()
