@@ -48,13 +48,11 @@ def run(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         (["--help"], ["--help"], []),
     ],
 )
-def test_the_program_begins_at_the_first_word_that_is_no_flag(
-    typed: list[str], own: list[str], program: list[str]
-) -> None:
+def test_the_program_begins_at_the_first_word_that_is_no_flag(typed, own, program):
     assert split(typed) == (own, program)
 
 
-def test_each_rank_finds_its_number_by_the_variables_of_torchrun_and_of_mpi() -> None:
+def test_each_rank_finds_its_number_by_the_variables_of_torchrun_and_of_mpi():
     done = run("-n", "4", "--nodes", "2", "--", "sh", "-c", f'echo "{NUMBERS}" "$@"', "sh", "a b", "--nodes")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [
@@ -62,7 +60,7 @@ def test_each_rank_finds_its_number_by_the_variables_of_torchrun_and_of_mpi() ->
     ]
 
 
-def test_rank_zero_reads_the_standard_input() -> None:
+def test_rank_zero_reads_the_standard_input():
     assert run("-n", "2", "sh", "-c", 'sed "s/^/$RANK /"', stdin="one\ntwo\n").stdout.splitlines() == [
         "[rank 0] 0 one",
         "[rank 0] 0 two",
@@ -70,9 +68,7 @@ def test_rank_zero_reads_the_standard_input() -> None:
 
 
 @pytest.mark.parametrize(("end", "code"), [("exit 7", 7), ("kill -9 $$", 128 + signal.SIGKILL)])
-def test_the_first_failure_ends_all_ranks_and_gives_the_exit_code(
-    tmp_path: Path, end: str, code: int
-) -> None:
+def test_the_first_failure_ends_all_ranks_and_gives_the_exit_code(tmp_path, end, code):
     script = f"echo $$ > {tmp_path}/$RANK; [ $RANK = 1 ] || exec sleep 600; sleep 0.5; {end}"
     done = run("-n", "3", "sh", "-c", script)
     assert done.returncode == code
@@ -80,7 +76,7 @@ def test_the_first_failure_ends_all_ranks_and_gives_the_exit_code(
     assert not [one for one in range(3) if Path("/proc", (tmp_path / str(one)).read_text().strip()).exists()]
 
 
-def test_a_signal_reaches_all_ranks() -> None:
+def test_a_signal_reaches_all_ranks():
     script = 'trap "echo got; exit 0" TERM; echo ready; while :; do sleep 0.05; done'
     process = subprocess.Popen([*COMMAND, "-n", "2", "sh", "-c", script], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -93,7 +89,7 @@ def test_a_signal_reaches_all_ranks() -> None:
 
 
 @pytest.mark.distributed
-def test_plain_torch_and_distributon_find_each_other(tmp_path: Path) -> None:
+def test_plain_torch_and_distributon_find_each_other(tmp_path):
     (tmp_path / "reduce.py").write_text(REDUCE)
     done = run("-n", "4", "--nodes", "2", sys.executable, str(tmp_path / "reduce.py"))
     assert done.returncode == 0, done.stderr
@@ -112,14 +108,7 @@ def test_plain_torch_and_distributon_find_each_other(tmp_path: Path) -> None:
         (["-n", "2", "fit.py"], EXIT_CONFIG, "fit.py is not executable. Say `python fit.py`."),
     ],
 )
-def test_a_wrong_command_line_starts_nothing(
-    words: list[str],
-    code: int,
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_wrong_command_line_starts_nothing(words, code, message, tmp_path, monkeypatch, capsys):
     (tmp_path / "fit.py").touch()
     monkeypatch.chdir(tmp_path)
     assert main(["exec", *words]) == code

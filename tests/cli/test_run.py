@@ -18,7 +18,8 @@ from slurmddp.errors import EXIT_CONFIG, EXIT_USAGE
 from support.runs.projects import make_project
 
 UNUSUAL = [
-    "--lr", "1e-3", "a b", "c;d", "", "{x}", "nodes=7", "--", "-m", "it's", '"q"', "b\\s", "null", "+x", "--debug",
+    "--lr", "1e-3", "a b", "c;d", "", "{x}", "nodes=7", "--", "-m", "it's", '"q"', "b\\s", "null", "+x",
+    "--debug",
 ]  # fmt: skip
 SHOW = """\
 import json, os, sys
@@ -69,7 +70,8 @@ def test_the_program_begins_at_the_first_word_that_is_no_setting(typed, own, pro
     ],
 )
 def test_every_argument_reaches_each_rank_as_typed(project, program, file):
-    command = [sys.executable, "-m", "slurmddp", *"run name=shown -n 2".split(), *program, *UNUSUAL, "{run_dir}"]
+    words = ["run", "name=shown", "-n", "2", *program, *UNUSUAL, "{run_dir}"]
+    command = [sys.executable, "-m", "slurmddp", *words]
     done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr + done.stdout
     (run,) = (project / "runs").iterdir()
