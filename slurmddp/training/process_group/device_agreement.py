@@ -44,22 +44,16 @@ class DeviceReport:
     """Whether the node shows fewer GPUs than SLURM gave to its ranks, or a GPU that does not answer."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceConflict:
-    """Why the ranks can't compute together."""
-
-    text: str
-    hint: str
-    nodes: Sequence[int]
-    """Node ranks of the unhealthy nodes; empty if the settings of the job are wrong."""
-
-
 class DevicesError(SlurmddpError):
-    """The devices of the ranks don't go together; raised on all of them."""
+    """The devices of the ranks don't go together; raised on all of them.
 
-    def __init__(self, conflict: DeviceConflict) -> None:
-        super().__init__(conflict.text, hint=conflict.hint)
-        self.nodes = tuple(conflict.nodes)
+    Attributes:
+        nodes: node ranks of the unhealthy nodes; empty if the settings of the job are wrong.
+    """
+
+    def __init__(self, message: str, *, hint: str, nodes: Sequence[int]) -> None:
+        super().__init__(message, hint=hint)
+        self.nodes = tuple(nodes)
         # The same job would run on other nodes, so its configuration is not wrong.
         self.exit_code = EXIT_FAILED if self.nodes else EXIT_CONFIG
 
@@ -79,7 +73,7 @@ def report_device(info: RankInfo, backend: str) -> tuple[torch.device, str, Devi
         report = _without_device(info, error, lacks)
         _log.error("no device: %s", report.trouble)
         if info.world_size == 1 and (conflict := find_conflict([report])):
-            raise DevicesError(conflict) from error
+            raise conflict from error
         return torch.device("cpu"), "gloo", report
     report = DeviceReport(
         node=info.node_rank, kind=device.type, backend=chosen, identity=identity, unhealthy=lacks
@@ -114,16 +108,17 @@ def agree_on_devices(
                 hint="The log of that rank says why.",
             )
         conflict = find_conflict([DeviceReport(**json.loads(text)) for text in texts if text is not None])
-        return json.dumps(asdict(conflict) if conflict else None)
+        return json.dumps(conflict and [conflict.message, conflict.hint, conflict.nodes])
 
     own = json.dumps(asdict(report))
     decision = store.decide_at_zero(_KEY, info, own, decide, subject="the devices", timeout_s=timeout_s)
-    if facts := json.loads(decision):
+    if conflict := json.loads(decision):
         store.await_all(f"{_KEY}/read", info)
-        raise DevicesError(DeviceConflict(**facts))
+        message, hint, nodes = conflict
+        raise DevicesError(message, hint=hint, nodes=nodes)
 
 
-def find_conflict(reports: Sequence[DeviceReport]) -> DeviceConflict | None:
+def find_conflict(reports: Sequence[DeviceReport]) -> DevicesError | None:
     """Return why the ranks can't compute together, given the report of each rank; None if they can."""
     if failed := [rank for rank, report in enumerate(reports) if report.trouble]:
         first = reports[failed[0]]
@@ -141,7 +136,7 @@ def find_conflict(reports: Sequence[DeviceReport]) -> DeviceConflict | None:
     return _find_shared(reports)
 
 
-def _find_shared(reports: Sequence[DeviceReport]) -> DeviceConflict | None:
+def _find_shared(reports: Sequence[DeviceReport]) -> DevicesError | None:
     owners: dict[str, int] = {}
     for rank, report in enumerate(reports):
         owner = owners.setdefault(report.identity, rank) if report.identity else rank
@@ -153,10 +148,10 @@ def _find_shared(reports: Sequence[DeviceReport]) -> DeviceConflict | None:
     return None
 
 
-def _conflict(reports: Sequence[DeviceReport], ranks: Sequence[int], text: str, hint: str) -> DeviceConflict:
+def _conflict(reports: Sequence[DeviceReport], ranks: Sequence[int], text: str, hint: str) -> DevicesError:
     first = ranks[0]
     hosts = list(dict.fromkeys(reports[rank].host for rank in ranks[1:]))
     where = ", ".join(hosts[:8]) + (", ..." if len(hosts) > 8 else "")
     more = f" The same holds for {len(ranks) - 1} more rank(s), on {where}." if hosts else ""
     nodes = sorted({reports[rank].node for rank in ranks if reports[rank].unhealthy})
-    return DeviceConflict(text=f"Rank {first} on {reports[first].host}: {text}{more}", hint=hint, nodes=nodes)
+    return DevicesError(f"Rank {first} on {reports[first].host}: {text}{more}", hint=hint, nodes=nodes)

@@ -17,7 +17,7 @@ from slurmddp.training import rank_main
 from slurmddp.training.device import cuda
 from slurmddp.training.preflight import preflight
 from slurmddp.training.process_group import setup
-from slurmddp.training.process_group.device_agreement import DeviceConflict, DeviceReport, DevicesError
+from slurmddp.training.process_group.device_agreement import DeviceReport, DevicesError
 
 Told = tuple[str, int, str]
 
@@ -81,7 +81,7 @@ def work_on_an_unfit_node(folder: str) -> tuple[int, list[tuple[int, ...]]]:
     blamed = []
 
     def report(info: RankInfo, backend: str) -> tuple[torch.device, str, DeviceReport]:
-        raise DevicesError(DeviceConflict(text="its GPU is gone.", hint="", nodes=[0]))
+        raise DevicesError("its GPU is gone.", hint="", nodes=[0])
 
     def blame(info: RankInfo, run: RunFolder, config: dict[str, Any], refused: DevicesError) -> None:
         blamed.append(refused.nodes)

@@ -15,7 +15,7 @@ from slurmddp.runs.folder.excluded_nodes import excluded_nodes
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training.preflight import preflight
 from slurmddp.training.preflight.checks import NOBODY, NODE, CheckContext, device
-from slurmddp.training.process_group.device_agreement import DeviceConflict, DevicesError
+from slurmddp.training.process_group.device_agreement import DevicesError
 from support.distributed import device_jobs, worker_jobs
 from support.distributed.ranks import run_ranks
 
@@ -30,7 +30,7 @@ INFO = RankInfo(
     launch_id="1.0.0",
     gpus_on_node=2,
 )
-GONE = DeviceConflict(text="Rank 2 on n2: 2 ranks on this node see 1 GPU(s).", hint="Look at it.", nodes=[1])
+GONE = "Rank 2 on n2: 2 ranks on this node see 1 GPU(s)."
 
 
 @pytest.fixture
@@ -44,8 +44,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 @pytest.mark.parametrize("rank", [0, 2])
 def test_the_node_is_excluded_once_and_all_ranks_exit_with_76(run: RunFolder, rank: int) -> None:
     with pytest.raises(UnhealthyNodeError) as caught:
-        preflight.exclude_conflicting_nodes(replace(INFO, rank=rank), run, {}, DevicesError(GONE))
-    assert GONE.text in caught.value.message
+        error = DevicesError(GONE, hint="Look at it.", nodes=[1])
+        preflight.exclude_conflicting_nodes(replace(INFO, rank=rank), run, {}, error)
+    assert GONE in caught.value.message
     assert caught.value.hint == "The next attempt runs on other nodes than n2."
     assert excluded_nodes(run) == (["n2"] if rank == 0 else [])
 
@@ -58,7 +59,7 @@ def test_the_node_is_excluded_once_and_all_ranks_exit_with_76(run: RunFolder, ra
 def test_without_healthier_nodes_the_devices_error_stands(
     run: RunFolder, nodes: list[int], config: dict[str, Any], unfit: list[str]
 ) -> None:
-    preflight.exclude_conflicting_nodes(INFO, run, config, DevicesError(replace(GONE, nodes=nodes)))
+    preflight.exclude_conflicting_nodes(INFO, run, config, DevicesError(GONE, hint="", nodes=nodes))
     assert excluded_nodes(run) == []
     told = run.events() if run.attempts_file.exists() else []
     assert [list(event.get("unfit", {})) for event in told] == ([unfit] if nodes else []), (

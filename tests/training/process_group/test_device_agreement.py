@@ -15,7 +15,6 @@ from slurmddp.training.device import cuda
 from slurmddp.training.process_group import device_agreement, setup, signed_store
 from slurmddp.training.process_group.device_agreement import (
     DeviceReport,
-    DevicesError,
     agree_on_devices,
     find_conflict,
 )
@@ -51,9 +50,9 @@ def test_devices_without_a_conflict(given: list[DeviceReport]) -> None:
 def test_two_ranks_with_one_gpu_are_a_conflict() -> None:
     found = find_conflict(on_gpus("GPU-1", "GPU-2", "GPU-3", "GPU-2"))
     assert found is not None
-    assert found.text == "Rank 3 on n2: it was given cuda GPU-2, which rank 1 has already."
+    assert found.message == "Rank 3 on n2: it was given cuda GPU-2, which rank 1 has already."
     assert "--gpus-per-node=2" in found.hint
-    assert found.nodes == []
+    assert found.nodes == ()
 
 
 @pytest.mark.parametrize("cpus", [1, 3])
@@ -61,9 +60,9 @@ def test_ranks_on_cpus_beside_ranks_on_gpus_are_a_conflict(cpus: int) -> None:
     odd = DeviceReport(node=1, host="n2", backend="gloo", unhealthy=True)
     found = find_conflict([GPU] * 2 + [odd] * cpus)
     assert found is not None
-    assert found.text.startswith("Rank 2 on n2: it computes on cpu with gloo, others on cuda with nccl.")
-    assert ("The same holds for 2 more rank(s), on n2." in found.text) == (cpus == 3)
-    assert found.nodes == [1]
+    assert found.message.startswith("Rank 2 on n2: it computes on cpu with gloo, others on cuda with nccl.")
+    assert ("The same holds for 2 more rank(s), on n2." in found.message) == (cpus == 3)
+    assert found.nodes == (1,)
 
 
 def test_a_rank_without_a_device_is_named_before_any_other_conflict() -> None:
@@ -74,13 +73,14 @@ def test_a_rank_without_a_device_is_named_before_any_other_conflict() -> None:
         [*on_gpus("GPU-1", "GPU-1"), lacks, replace(lacks, node=2, host="n3", unhealthy=False)]
     )
     assert found is not None
-    assert found.text == "Rank 2 on n2: 2 ranks see 1 GPU(s). The same holds for 1 more rank(s), on n3."
-    assert (found.hint, found.nodes) == ("Ask for more.", [1])
+    assert found.message == "Rank 2 on n2: 2 ranks see 1 GPU(s). The same holds for 1 more rank(s), on n3."
+    assert (found.hint, found.nodes) == ("Ask for more.", (1,))
 
 
 def test_a_conflict_does_not_read_like_the_loss_of_a_peer() -> None:
     odd = DeviceReport(node=1, host="n2", backend="gloo")
-    error = DevicesError(find_conflict([GPU, odd]))
+    error = find_conflict([GPU, odd])
+    assert error is not None
     lines = f"DevicesError: {error.message}\n{error.hint}".splitlines()
     assert not reads_like_a_lost_peer(lines)
 
@@ -128,7 +128,7 @@ def test_two_mig_devices_of_one_gpu_are_no_conflict(
         found.append(replace(GPU, identity=cuda.identity_of(torch.device("cuda", 0))))
     conflict = find_conflict(found)
     assert (conflict is not None) == shared
-    assert not shared or "GPU-5, which rank 0 has already" in conflict.text
+    assert not shared or "GPU-5, which rank 0 has already" in conflict.message
 
 
 def test_a_gpu_that_raises_is_the_nodes_fault_and_a_wrong_backend_the_jobs(
