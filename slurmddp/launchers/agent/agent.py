@@ -36,7 +36,7 @@ from slurmddp.launchers.agent.loop import AgentLoop
 from slurmddp.launchers.agent.node_watch import NodeWatch
 from slurmddp.launchers.agent.preload import PRELOAD, enter_project, import_for_all
 from slurmddp.launchers.agent.trackers import tracker_environment
-from slurmddp.launchers.agent.unlinked import report_unable, report_unable_early
+from slurmddp.launchers.agent.unlinked import report_unable
 from slurmddp.launchers.agent.worker_group import ForkedWorkers, WorkerSpec
 from slurmddp.launchers.coordinator.restart_policy import Rules, rules_of
 from slurmddp.launchers.coordinator.run_folder_recorder import Records, say
@@ -69,7 +69,7 @@ def run(run_dir: str, *, entry: str = WORKER, preload: Sequence[str] = PRELOAD) 
             number = os.environ.get("SLURM_NODEID", "")
             refusal = _refusal(error, node_rank=int(number) if number.isdecimal() else 0)
             records = Records(folder, attempt)
-            if report_unable_early(refusal.node_rank or 0, refusal, None, records, inbox):
+            if report_unable(None, refusal.node_rank or 0, refusal, None, records, inbox):
                 return EXIT_FAILED
             records.failed(refusal)
             return error.exit_code
@@ -188,17 +188,10 @@ class Agent:
             self._loop.give_up(why)
         else:
             say(capture.describe(why))
-            if self._report_unable(why):
+            if report_unable(self._link, self.node.node_rank, why, self._rules, self._records, self._inbox):
                 return EXIT_FAILED  # srun returns it, but the attempt's code is node 0's.
             self._records.failed(why)
         return why.exit_code or EXIT_FAILED
-
-    def _report_unable(self, why: capture.Failure) -> bool:
-        """Report to node 0 that this node can run no ranks; return False if that ends the attempt."""
-        node_rank = self.node.node_rank
-        if self._rules is None or self._link is None:
-            return report_unable_early(node_rank, why, self._rules, self._records, self._inbox)
-        return report_unable(self._link, node_rank, why, self._rules, self._records, self._inbox)
 
 
 def _close_in_child(inbox: SignalInbox, link: Link, checkpoints: CheckpointService) -> None:
@@ -250,10 +243,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("usage: python -m slurmddp.launchers.agent RUN_DIR", file=sys.stderr)
         return EXIT_USAGE
     return run(arguments[0])
-
-
-if __name__ == "__main__":
-    _code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(_code)  # Taking an interpreter that holds torch apart costs a quarter of a second.

@@ -41,35 +41,22 @@ class LinkWait:
 
 
 def report_unable(
-    link: Link, node_rank: int, why: Failure, rules: Rules, records: Records, inbox: SignalInbox
+    link: Link | None,
+    node_rank: int,
+    why: Failure,
+    rules: Rules | None,
+    records: Records,
+    inbox: SignalInbox,
 ) -> bool:
-    """Report over the link that this node can run no ranks; return False if that ends the attempt.
+    """Report to node 0, which decides what follows, that this node can run no ranks; wait until it knows.
 
-    If the job tolerates the loss of a node, node 0 decides what follows. The agent waits for its link, until
-    the attempt ends or a signal to stop comes.
-    """
-    if not rules.tolerates_node_loss or node_rank == 0:
-        return False
-    link.send(0, encode(AgentUnable(failure=why)))
-    until = time.monotonic() + rules.join_timeout_s
-    while link.missing() and not records.has_ended() and time.monotonic() < until:
-        wait_s = min(_POLL_S, link.next_deadline() - time.monotonic())
-        if _is_stopped(inbox.wait(wait_s, link.descriptors())):
-            break
-        link.handle()
-    return True
-
-
-def report_unable_early(
-    node_rank: int, why: Failure, rules: Rules | None, records: Records, inbox: SignalInbox
-) -> bool:
-    """Report through the run folder, before there is a link, that this node can run no ranks.
+    The wait also ends with the attempt, with a signal to stop and after `join_timeout_s`.
 
     Args:
+        link: the link to node 0. Before there is one, the report goes through the run folder.
         node_rank: this node's rank.
         why: why it can run no ranks.
-        rules: the run's rules; None if the agent could not read them. Then it waits until node 0, which
-            decides by the rules, has read the report.
+        rules: the run's rules; None if the agent could not read them.
         records: the records of the attempt.
         inbox: the signals to this agent.
 
@@ -78,17 +65,23 @@ def report_unable_early(
     """
     if node_rank == 0 or (rules is not None and not rules.tolerates_node_loss):
         return False
-    if not records.leave_unable(node_rank, why):
+    if link is not None:
+        link.send(0, encode(AgentUnable(failure=why)))
+    elif not records.leave_unable(node_rank, why):
         return False
-    until = time.monotonic() + (Rules.join_timeout_s if rules is None else 0.0)
-    while not records.is_confirmed(node_rank) and not records.has_ended() and time.monotonic() < until:
-        if _is_stopped(inbox.wait(_POLL_S)):
+    # With known rules a report in the run folder counts without an answer.
+    timeout_s = Rules.join_timeout_s if rules is None else rules.join_timeout_s if link else 0.0
+    until = time.monotonic() + timeout_s
+    while not records.has_ended() and time.monotonic() < until:
+        if not link.missing() if link else records.is_confirmed(node_rank):
             break
+        wait_s = min(_POLL_S, link.next_deadline() - time.monotonic()) if link else _POLL_S
+        signals = inbox.wait(wait_s, link.descriptors() if link else ())
+        if any(sent != signal.SIGCHLD for sent in signals):
+            break
+        if link:
+            link.handle()
     return True
-
-
-def _is_stopped(signals: Sequence[signal.Signals]) -> bool:
-    return any(sent != signal.SIGCHLD for sent in signals)
 
 
 def end_without_coordinator(cause: Failure, rules: Rules, records: Records) -> int:

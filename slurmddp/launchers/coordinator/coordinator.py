@@ -395,7 +395,7 @@ class Coordinator:
         if self._decide().restart:
             self._restart(now)
         elif self._stopping:
-            self._record.group_failed(self._group.cause, self._group.assignment.restart_count)
+            self._record.failed(self._group.cause, self._group.assignment.restart_count)
             self._record.say("asked to stop before the ranks were started again")
             self.leave(EXIT_STOPPED)
         else:
@@ -415,7 +415,7 @@ class Coordinator:
         unhealthy = [agent for agent in before.agents if agent in self._unhealthy]
         if unhealthy:
             cause = unhealthy_node(unhealthy[0], self._hosts, self._unhealthy[unhealthy[0]])
-        self._record.group_failed(cause, before.restart_count)
+        self._record.failed(cause, before.restart_count)
         self._record.restarted(self._group.assignment, before, cause, failed.step, silent_s)
 
     def write_records(self) -> None:

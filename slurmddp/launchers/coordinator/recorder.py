@@ -20,10 +20,7 @@ class Record:
         """Write a line to the log."""
 
     def warn(self, text: str) -> None:
-        """Warn a person of an event after which the attempt continues."""
-
-    def group_failed(self, cause: Failure, restart_count: int) -> None:
-        """Record the failure of a worker group after which the attempt continues."""
+        """Write a line to the log, and an event for `slurmddp status`; the attempt continues."""
 
     def restarted(
         self, assignment: Assignment, before: Assignment, cause: Failure, step: int, silent_s: float
@@ -31,10 +28,13 @@ class Record:
         """Record a restart; the ranks `before` completed their last step, `step`, `silent_s` s ago."""
 
     def continue_without(self, agents: Collection[int]) -> None:
-        """Record that the attempt can finish without these nodes."""
+        """Record for the batch step that the attempt can finish without these nodes."""
 
-    def failed(self, cause: Failure) -> None:
-        """Record the failure that ends the attempt."""
+    def failed(self, cause: Failure, restart_count: int | None = None) -> None:
+        """Record the failure that ends the attempt, unless it has one.
+
+        With `restart_count`, it is the failure of that worker group, and the attempt continues.
+        """
 
     def stalled(self, report: RankReport, restart_count: int) -> None:
         """Record the rank that holds up all others."""

@@ -37,7 +37,6 @@ class Records(Record):
         say(text)
 
     def warn(self, text: str) -> None:
-        """Write a line to the log and an event for `slurmddp status`."""
         say(text)
         self._add("warned", about="node", text=text)
 
@@ -114,24 +113,15 @@ class Records(Record):
             say(f"the save of step {step} could not be claimed, so another node may save it too: {error}")
         return True
 
-    def group_failed(self, cause: Failure, restart_count: int) -> None:
-        """Record the failure of a worker group after which the attempt continues."""
+    def failed(self, cause: Failure, restart_count: int | None = None) -> None:
         try:
             capture.record(self._folder, self._attempt, cause, generation=restart_count)
-        except OSError as error:
-            say(f"the failure was not recorded: {error}")
-
-    def failed(self, cause: Failure) -> None:
-        """Record the failure that ends the attempt, unless it has one."""
-        try:
-            capture.record(self._folder, self._attempt, cause)
         except OSError as error:
             say(f"the failure was not recorded: {error}")
 
     def restarted(
         self, assignment: Assignment, before: Assignment, cause: Failure, step: int, silent_s: float
     ) -> None:
-        """Record a restart in place, and the spares that take part."""
         facts: dict[str, object] = {}
         taken = [agent for agent in assignment.agents if agent not in before.agents]
         if taken:
@@ -145,27 +135,21 @@ class Records(Record):
             f"{capture.describe(cause)} The ranks restart (generation {assignment.restart_count}) on "
             f"{len(assignment.agents)} node(s){reached}."
         )
-        try:
-            self._folder.add_event(
-                "restarted",
-                attempt=self._attempt,
-                generation=assignment.restart_count,
-                reason=capture.describe(cause),
-                node=cause.node_rank,
-                rank=cause.rank,
-                step=step,
-                **facts,
-            )
-        except OSError as error:
-            say(f"the restart was not recorded: {error}")
+        self._add(
+            "restarted",
+            generation=assignment.restart_count,
+            reason=capture.describe(cause),
+            node=cause.node_rank,
+            rank=cause.rank,
+            step=step,
+            **facts,
+        )
 
     def stalled(self, report: RankReport, restart_count: int) -> None:
-        """Record the rank that holds up all others."""
         facts = {"rank": report.rank, "host": report.host, "phase": report.phase, "step": report.step}
         self._add("stalled", generation=restart_count, **facts, seconds=report.seconds)
 
     def slow(self, found: Straggler, restart_count: int) -> None:
-        """Record a rank that is slower than the others."""
         self._add("straggler", generation=restart_count, rank=found.rank, host=found.host, text=found.line)
 
     def _add(self, event: str, **facts: object) -> None:
@@ -176,6 +160,5 @@ class Records(Record):
             say(f"{event} was not recorded: {error}")
 
     def continue_without(self, agents: Collection[int]) -> None:
-        """Record for the batch step that the attempt can finish without these nodes."""
         if agents:
             self._add("continued", without=sorted(agents))

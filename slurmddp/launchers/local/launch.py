@@ -188,7 +188,7 @@ class _Cause(Record):
 
     cause: Failure | None = None
 
-    def failed(self, cause: Failure) -> None:
+    def failed(self, cause: Failure, restart_count: int | None = None) -> None:
         self.cause = cause
 
 

@@ -20,6 +20,7 @@ from slurmddp.launchers.coordinator.messages import (
     StopRequested,
     WorkersDone,
     WorkersFailed,
+    WorkersKilled,
 )
 from slurmddp.launchers.coordinator.restart_policy import Assignment
 from slurmddp.launchers.watchdog.stragglers import Pace
@@ -323,3 +324,15 @@ def test_the_rank_that_all_wait_for_is_noted_once() -> None:
             attempt.orders(rank, PaceReported, 30.0 * number, paces={rank: pace})
     assert attempt.notes.done == [("slow", 0, 2)]
     assert [text for text in attempt.notes.said if text.startswith("slowest: rank 2 on n2")]
+
+
+def test_the_records_of_a_restart_wait_for_its_orders_and_for_nothing_else() -> None:
+    attempt = Attempt().begin()
+    attempt.fail(1, rank=1)
+    attempt.killed(0)
+    attempt.killed(2)
+    attempt.receive(1, WorkersKilled)
+    assert attempt.coordinator.orders[0][1].restart_count == 1
+    assert attempt.notes.done == []
+    attempt.coordinator.fail(failed(0, rank=None))  # The ranks could not be started here.
+    assert [kind for kind, *_ in attempt.notes.done] == ["group_failed", "restarted", "failed"]

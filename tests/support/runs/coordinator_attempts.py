@@ -34,17 +34,13 @@ class Notes:
         self.done: list[tuple[Any, ...]] = []
         self.over = False
         self.causes: list[Failure] = []
-        """The failures that `group_failed`, `restarted` and `failed` were given."""
+        """The failures that `restarted` and `failed` were given."""
 
     def say(self, text: str) -> None:
         self.said.append(text)
 
     def warn(self, text: str) -> None:
         self.said.append(text)
-
-    def group_failed(self, cause: Failure, restart_count: int) -> None:
-        self.causes.append(cause)
-        self.done.append(("group_failed", restart_count, cause.rank))
 
     def restarted(
         self, assignment: Assignment, before: Assignment, cause: Failure, step: int, silent_s: float
@@ -57,9 +53,10 @@ class Notes:
         if agents:
             self.done.append(("without", set(agents)))
 
-    def failed(self, cause: Failure) -> None:
+    def failed(self, cause: Failure, restart_count: int | None = None) -> None:
         self.causes.append(cause)
-        self.done.append(("failed", cause.node_rank, cause.rank))
+        ended = ("failed", cause.node_rank, cause.rank)
+        self.done.append(ended if restart_count is None else ("group_failed", restart_count, cause.rank))
 
     def stalled(self, report: RankReport, restart_count: int) -> None:
         self.done.append(("stalled", restart_count, report.rank))
