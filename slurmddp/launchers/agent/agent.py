@@ -69,10 +69,13 @@ def run(run_dir: str, *, entry: str = WORKER, preload: Sequence[str] = PRELOAD) 
             number = os.environ.get("SLURM_NODEID", "")
             refusal = _refusal(error, node_rank=int(number) if number.isdecimal() else 0)
             records = Records(folder, attempt)
-            if report_unable(None, refusal.node_rank or 0, refusal, None, records, inbox):
-                return EXIT_FAILED
-            records.failed(refusal)
-            return error.exit_code
+            code = EXIT_FAILED
+            if not report_unable(None, refusal.node_rank or 0, refusal, None, records, inbox):
+                records.failed(refusal)
+                code = error.exit_code
+            if number.isdecimal():
+                _write_exit_file(folder, attempt, int(number), code)
+            return code
         agent = Agent(folder, attempt, node, inbox)
         code = agent.run(entry, preload)
         process.end_children(_UNKILLABLE_S)  # Processes that have left the process group of their rank.

@@ -20,8 +20,6 @@ from slurmddp.runs.folder.layout import RunFolder
 from support import TESTS
 from support.runs.agent_runs import (
     SAVING,
-    all_gone,
-    children_of,
     events,
     make_run,
     runs,
@@ -124,53 +122,35 @@ def test_an_exception_names_rank_host_and_last_lines(tmp_path: Path) -> None:
     assert (event["attempt"], event["rank"], event["exit_code"], event["signal"]) == (0, 1, 1, None)
 
 
-def test_an_error_of_ours_ends_with_its_code_and_hint(tmp_path: Path) -> None:
-    program = (
-        "from slurmddp.errors import ConfigError\n"
-        "def main(run_dir): raise ConfigError('lr is 7 km.', hint='Give a number.')"
-    )
-    folder = make_run(tmp_path, program, ranks_per_node=1)
-    assert run_agent(folder) == 78
+@pytest.mark.parametrize(
+    ("end", "code", "lines", "reason"),
+    [
+        ("from slurmddp.errors import ConfigError; raise ConfigError('lr is 7 km.', hint='Give a number.')",
+         78, ("Error: lr is 7 km.", "Give a number."), "lr is 7 km"),
+        ("sys.exit('no')", 1, ("SystemExit: no",), "no"),
+    ],
+)  # fmt: skip
+def test_a_refusal_is_printed_and_ends_the_rank_with_its_code(
+    tmp_path: Path, end: str, code: int, lines: tuple[str, ...], reason: str
+) -> None:
+    folder = make_run(tmp_path, f"import sys\ndef main(run_dir):\n    {end}", ranks_per_node=1)
+    assert run_agent(folder) == code
     found = capture.read(folder, 0)
     assert found is not None
-    assert found.exit_code == 78
-    assert found.last_lines == ("Error: lr is 7 km.", "Give a number.")
+    assert (found.exit_code, found.last_lines, found.reason) == (code, lines, reason)
 
 
-def test_sys_exit_with_a_text_is_a_failure(tmp_path: Path) -> None:
-    folder = make_run(tmp_path, "import sys\ndef main(run_dir): sys.exit('no')", ranks_per_node=1)
-    assert run_agent(folder) == 1
-    assert folder.rank_log(0, 0).read_text() == "SystemExit: no\n"
-    found = capture.read(folder, 0)
-    assert found is not None
-    assert found.sentence.endswith("ended with exit code 1: no")
-
-
-def test_a_killed_rank_is_named_and_the_others_end(tmp_path: Path) -> None:
-    stubborn = SAVING.replace("while not stop:", "while True:")
-    folder = make_run(tmp_path, stubborn, ranks_per_node=3)
-    with start_agent(folder) as agent:
-        wait_for_lines(folder, "ready", 3)
-        ranks = children_of(agent.pid)
-        os.kill(ranks[1].pid, signal.SIGKILL)
-        assert agent.wait(timeout=120) == 1
-    assert all_gone(ranks)
-    found = capture.read(folder, 0)
-    assert found is not None
-    assert (found.signal, found.exit_code) == ("SIGKILL", None)
-    assert "was killed by SIGKILL" in capture.describe(found)
-    assert found.last_lines == (f"rank {found.rank} ready",)
-
-
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR2])
-def test_a_stop_signal_reaches_every_rank(tmp_path: Path, sent: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("sent", "passed_on"), [("SIGTERM", "SIGTERM"), ("SIGUSR2", "SIGUSR2"), ("SIGINT", "SIGTERM")]
+)
+def test_a_stop_signal_reaches_every_rank(tmp_path: Path, sent: str, passed_on: str) -> None:
     folder = make_run(tmp_path, SAVING)
     with start_agent(folder) as agent:
         wait_for_lines(folder, "ready", 2)
-        agent.send_signal(sent)
+        agent.send_signal(signal.Signals[sent])
         assert agent.wait(timeout=120) == 75
     for rank in range(2):
-        assert folder.rank_log(0, rank).read_text().endswith(f"saved after {sent.name}\n")
+        assert folder.rank_log(0, rank).read_text().endswith(f"saved after {passed_on}\n")
     assert not folder.failure_file(0).exists()
 
 
@@ -192,15 +172,6 @@ def test_ranks_that_do_not_leave_are_ended_before_slurm_kills_them(tmp_path: Pat
     assert "SLURM is about to kill: ranks end here" in (folder.log_dir(0) / "node-0.log").read_text()
     assert (folder.log_dir(0) / "exit-node-0").read_text() == "75\n"
     assert not folder.failure_file(0).exists()
-
-
-def test_an_interrupt_is_a_stop_too(tmp_path: Path) -> None:
-    folder = make_run(tmp_path, SAVING)
-    with start_agent(folder) as agent:
-        wait_for_lines(folder, "ready", 2)
-        agent.send_signal(signal.SIGINT)
-        assert agent.wait(timeout=120) == 75
-    assert folder.rank_log(0, 0).read_text().endswith("saved after SIGTERM\n")
 
 
 def test_a_stop_before_the_worker_is_ready_is_no_failure(tmp_path: Path) -> None:
@@ -244,16 +215,6 @@ def test_a_failure_on_one_node_ends_the_others_which_end_like_it(tmp_path: Path,
     assert "the attempt has failed elsewhere" in (folder.log_dir(0) / "node-1.log").read_text()
 
 
-def test_nothing_outlives_a_killed_agent(tmp_path: Path) -> None:
-    folder = make_run(tmp_path, SAVING, ranks_per_node=3)
-    with start_agent(folder) as agent:
-        wait_for_lines(folder, "ready", 3)
-        ranks = children_of(agent.pid)
-        agent.kill()
-        wait_until(lambda: not any(runs(rank) for rank in ranks), "the ranks of a killed agent end")
-    assert len(ranks) == 3
-
-
 def test_the_agent_stops_when_its_parent_dies(tmp_path: Path) -> None:
     folder = make_run(tmp_path, SAVING)
     starter = tmp_path / "starter.py"
@@ -271,19 +232,6 @@ def test_the_agent_stops_when_its_parent_dies(tmp_path: Path) -> None:
     assert folder.rank_log(0, 0).read_text().endswith("saved after SIGTERM\n")
 
 
-@pytest.mark.parametrize("ending", ["return 0", "os.kill(os.getpid(), 9)"])
-def test_what_a_rank_started_ends_with_it(tmp_path: Path, ending: str) -> None:
-    program = (
-        "import os, subprocess\ndef main(run_dir):\n"
-        "    print(subprocess.Popen(['sleep', '600']).pid, flush=True)\n"
-        f"    {ending}"
-    )
-    folder = make_run(tmp_path, program, ranks_per_node=1)
-    run_agent(folder)
-    pid = int(folder.rank_log(0, 0).read_text().split()[0])
-    wait_until(lambda: not runs(pid), "the rank's own child ends")
-
-
 @pytest.mark.parametrize(("code", "output"), [(0, "closed\n"), (3, "")])
 def test_exit_handlers_run_after_a_good_end_only(tmp_path: Path, code: int, output: str) -> None:
     program = f"import atexit\ndef main(run_dir):\n    atexit.register(print, 'closed')\n    return {code}"
@@ -292,13 +240,25 @@ def test_exit_handlers_run_after_a_good_end_only(tmp_path: Path, code: int, outp
     assert folder.rank_log(0, 0).read_text() == output
 
 
-def test_a_step_that_does_not_fit_is_refused_and_recorded(tmp_path: Path) -> None:
-    folder = make_run(tmp_path, "", nodes=3)
-    assert run_agent(folder, nodes=2) == 78, "it does not wait for the other one"
+@pytest.mark.parametrize(
+    ("config", "environ", "code", "said"),
+    [
+        ("nodes: 3\n", {"nodes": 2}, 78, "nodes=3"),  # It does not wait for the other one.
+        ("ranks_per_node: 2\n", {"SLURM_NTASKS": "5"}, 78, "SLURM_NTASKS=5"),
+        ("ranks_per_node: many\n", {}, 1, "ValueError"),
+    ],
+)
+def test_an_agent_that_can_not_begin_is_recorded_with_its_last_lines(
+    tmp_path: Path, config: str, environ: dict[str, Any], code: int, said: str
+) -> None:
+    folder = make_run(tmp_path, "def main(run_dir): return 0")
+    folder.config_file.write_text(config)
+    assert run_agent(folder, **environ) == code
     found = capture.read(folder, 0)
     assert found is not None
-    assert found.rank is None
-    assert "nodes=3" in found.last_lines[0]
+    assert (found.rank, found.node_rank, found.exit_code) == (None, 0, code)
+    assert said in "".join(found.last_lines)
+    assert (folder.log_dir(0) / "exit-node-0").read_text() == f"{code}\n"
 
 
 def test_a_missing_project_folder_is_refused(tmp_path: Path) -> None:
@@ -306,26 +266,6 @@ def test_a_missing_project_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "project").rename(tmp_path / "elsewhere")
     assert run_agent(folder) == 78
     assert "can't be entered" in (folder.log_dir(0) / "node-0.log").read_text()
-
-
-def test_an_error_of_the_agent_itself_is_recorded_with_its_last_lines(tmp_path: Path) -> None:
-    folder = make_run(tmp_path, "def main(run_dir): return 0")
-    folder.config_file.write_text("ranks_per_node: many\n")
-    assert run_agent(folder) == 1
-    record = capture.read(folder, 0)
-    assert record is not None
-    assert (record.rank, record.node_rank, record.exit_code) == (None, 0, 1)
-    assert "ValueError" in "".join(record.last_lines)
-    assert (folder.log_dir(0) / "exit-node-0").read_text() == "1\n"
-
-
-def test_an_agent_that_does_not_find_its_place_is_recorded(tmp_path: Path) -> None:
-    folder = make_run(tmp_path, "def main(run_dir): return 0")
-    assert run_agent(folder, SLURM_NTASKS="5") == 78
-    record = capture.read(folder, 0)
-    assert record is not None
-    assert "SLURM_NTASKS=5" in record.last_lines[0]
-    assert record.rank is None
 
 
 def test_without_an_attempt_the_agent_says_who_claims_one(tmp_path: Path) -> None:

@@ -66,25 +66,6 @@ def test_a_generation_that_gets_no_further_is_the_last(tmp_path: Path) -> None:
     assert "no step was completed beyond step 5" in node_log(folder)
 
 
-def test_a_rank_that_fails_before_its_first_step_ends_the_attempt(tmp_path: Path) -> None:
-    program = STEPPING.replace("    page.completed(resumed + 5, 0.1, 0.0)\n", "")
-    folder = run_folder(tmp_path, program=program)
-    (folder.path / "fail-0-0").touch()
-    with agents_of(folder, 1) as agents:
-        assert codes(agents) == [1]
-    assert not events(folder, "restarted")
-
-
-def test_no_more_restarts_than_the_policy_allows(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path, policy={"max_restarts_in_place": 1})
-    for generation in range(2):
-        (folder.path / f"fail-{generation}-0").touch()
-    with agents_of(folder, 1) as agents:
-        assert codes(agents) == [1]
-    assert len(events(folder, "restarted")) == 1
-    assert "policy.max_restarts_in_place=1" in node_log(folder)
-
-
 def test_after_a_stop_nothing_begins_again(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, program=STEPPING.replace("        if stop:\n            return 75\n", ""))
     with agents_of(folder, 1) as agents:

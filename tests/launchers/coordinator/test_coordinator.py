@@ -65,12 +65,6 @@ def test_spares_are_not_waited_for_long_and_may_come_later() -> None:
     assert attempt.orders(3, Lost, why="no heartbeat for 10 s") == to_all(KillWorkers, 0, 2)
 
 
-def test_with_elastic_those_that_have_come_begin_in_the_end() -> None:
-    attempt = Attempt(elastic=True, join_timeout_s=20.0)
-    attempt.coordinator.poll(20.1, missing=[2])
-    assert attempt.taken_orders() == to_all(StartWorkers, 0, 1)
-
-
 def test_one_round_of_words_lies_between_a_fall_and_the_next_generation() -> None:
     attempt = Attempt().begin()
     assert attempt.fail(1, rank=1) == to_all(KillWorkers)

@@ -39,6 +39,10 @@ NOT_OURS = [
     "RuntimeError: s3://data/shard-1: connection closed by server",
     "redis.exceptions.ConnectionClosed: connection closed",
     "KeyError: 'peer closed'",
+    "ConnectionResetError: [Errno 104] Connection reset by peer",
+    "BrokenPipeError: [Errno 32] Broken pipe",
+    "urllib3.exceptions.ProtocolError: ('Connection broken', ConnectionResetError('Connection reset'))",
+    "botocore.exceptions.ConnectionClosedError: Connection was closed before a valid response",
     "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network "
     "address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
     "RuntimeError: [enforce fail at gloo/transport/tcp/pair.cc:453] op.preamble.length <= op.nbytes. 8 vs 4",

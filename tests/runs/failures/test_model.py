@@ -193,22 +193,6 @@ def test_of_failures_at_the_same_moment_the_cause_is_named(
     assert capture.likely_first(failures) == first
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("RuntimeError: Connection closed by peer [127.0.0.1]:21133", True),
-        ("torch.distributed.DistNetworkError: Connection reset by peer", True),
-        ("RuntimeError: Gloo all-reduce timed out", True),
-        ("ncclRemoteError: NCCL remote process exited", True),
-        ("ValueError: it is broken", False),
-        ("", False),
-    ],
-)
-def test_a_rank_that_only_lost_its_peer_is_recognised(line: str, expected: bool) -> None:
-    assert capture.is_consequence(died(lines=("Traceback", line))) is expected
-    assert not capture.is_consequence(died(code=None, sent="SIGKILL", lines=(line,)))
-
-
 def test_a_rank_with_a_reason_of_its_own_is_no_consequence_whatever_it_said_last() -> None:
     lines = ("RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1",)
     assert capture.is_consequence(died(lines=lines))
