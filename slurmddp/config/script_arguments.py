@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from slurmddp.errors import ConfigError
+from slurmddp.spec import MODULE
 
 _HINT = "Write them as in a shell: program.args='--epochs 20' (or as a list: program.args='[--epochs, 20]')."
 _ESCAPED = re.compile(r"\\([\\()\[\]{}:=, \t])")
@@ -28,6 +30,26 @@ def typed(value: str) -> list[str]:
     if not text.startswith("["):
         return _shell_words(text)
     return [_ESCAPED.sub(r"\1", item) if item == unquoted(item) else unquoted(item) for item in _items(text)]
+
+
+def as_typed(words: Sequence[str]) -> list[str]:
+    """Return settings with the program and its arguments at the end, as after `slurmddp run`.
+
+    Args:
+        words: settings (`key=value`); `program.script` and `program.args` may be among them.
+    """
+    settings, script, arguments = [], [], []
+    for word in words:
+        key, _, value = word.lstrip("+").partition("=")
+        if key == "program.script":
+            script = (
+                unquoted(value).split(" ", 1) if unquoted(value).startswith(MODULE) else [unquoted(value)]
+            )
+        elif key == "program.args":
+            arguments = typed(value)
+        else:
+            settings.append(word)
+    return [*settings, *script, *arguments]
 
 
 def composed(value: Any) -> list[str]:

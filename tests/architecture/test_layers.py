@@ -13,7 +13,8 @@ PACKAGE = ROOT / "slurmddp"
 # From the bottom to the top; a room may import itself and any room before it.
 # A room's own modules may stand beside its inner rooms: they are modules of the outer room.
 _ABOVE = """
-    errors config.schema spec config.check_values config.identity environments host slurm sandbox
+    errors config.schema spec config.check_values config.identity config.script_arguments
+    environments host slurm sandbox
     runs runs.folder runs.index runs.failures runs.status runs.report
     batch
     checkpoint checkpoint.files checkpoint.memory

@@ -39,11 +39,15 @@ def test_list_tells_runs_of_one_name_apart_by_what_was_typed(make_run, slurm, ca
         folder.overrides_file.write_text(typed)
     other = make_run("mlp-00000003")
     other.overrides_file.write_text(f"optimizer.lr=0.1\ndata.path={'x' * 99}\n")
+    for rate in ("1e-3", "1e-4"):
+        typed = f'name=fit\n\'program.script="-m a.fit"\'\n\'program.args=["--lr","{rate}","b c"]\'\n'
+        make_run(f"fit-{rate}").overrides_file.write_text(typed)
     assert main(["list"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     for seed in (1, 2):
         assert f"seed={seed}" in lines[f"gpt-0000000{seed}"]
         assert "train.steps" not in lines[f"gpt-0000000{seed}"] and "big" not in lines[f"gpt-0000000{seed}"]
+    assert "-m a.fit --lr 1e-4 'b c'" in lines["fit-1e-4"]
     assert "optimizer.lr=0.1 data.path=xxx" in lines["mlp-00000003"] and "xxx..." in lines["mlp-00000003"]
 
 

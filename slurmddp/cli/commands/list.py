@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from slurmddp.config.script_arguments import as_typed
 from slurmddp.errors import ConfigError
 from slurmddp.runs import index
 from slurmddp.runs.folder import config_secrets
@@ -78,8 +79,9 @@ def settings(found: Sequence[RunStatus]) -> dict[Path, str]:
     shown = {}
     for path, words in typed.items():
         alike = [typed[other] for other in typed if names[other] == names[path]]
-        own = [word for word in words if len(alike) == 1 or not all(word in others for others in alike)]
-        text = " ".join(own)
+        shared = set.intersection(*map(set, alike)) if len(alike) > 1 else set()
+        own = [word for word in words if word not in shared or word.startswith("program.script=")]
+        text = shlex.join(as_typed(own))
         shown[path] = text if len(text) <= _SETTINGS_CHARS else f"{text[: _SETTINGS_CHARS - 3]}..."
     return shown
 

@@ -81,7 +81,8 @@ def lines(one: RunStatus, goodput: Goodput, now: float) -> Iterator[tuple[str, s
     yield from _awaited(one)
     yield from _progress(one, now)
     if goodput.whole:
-        yield "goodput", _goodput(goodput)
+        yield "time" if goodput.share is None else "goodput", _goodput(goodput)
+        yield "used", f"{goodput.hours:,.2f} {goodput.unit}"
     yield from _place(one, now)
     if failed := excluded_nodes(RunFolder(one.path), now):
         yield "avoids", f"{', '.join(failed)}: failed under it"
@@ -172,14 +173,15 @@ def _place(one: RunStatus, now: float) -> Iterator[tuple[str, str]]:
 def _goodput(goodput: Goodput) -> str:
     """Return the share of time spent on training, and the other uses, the largest first."""
     share, held = goodput.share, goodput.share_on_nodes
-    text = (
-        "not known, because the program does not report its first step" if share is None else percent(share)
-    )
-    if share is not None and held is not None and percent(held) != percent(share):
-        text += f" ({percent(held)} of the time on nodes)"
     sizes = sorted(goodput.parts.items(), key=lambda part: -part[1])
-    parts = [f"{duration(seconds)} {word}" for word, seconds in sizes if round(seconds)]
-    return f"{text}: {', '.join(parts)}" if parts else text
+    parts = ", ".join(f"{duration(seconds)} {word}" for word, seconds in sizes if round(seconds))
+    if share is None:
+        words = parts.replace("unknown", "in the program")
+        return f"{words or '0s'}; it reports no first step, so its share of training is not known"
+    text = percent(share)
+    if held is not None and percent(held) != percent(share):
+        text += f" ({percent(held)} of the time on nodes)"
+    return f"{text}: {parts}" if parts else text
 
 
 def _print_attempts(folder: RunFolder) -> None:

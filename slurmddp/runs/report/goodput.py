@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slurmddp.runs.folder.history import Attempt, fold
@@ -56,6 +56,10 @@ class Goodput:
     """The time of a whole run."""
 
     attempts: tuple[AttemptTime, ...] = ()
+    ranks: int = 0
+    """Ranks of the run, on all nodes."""
+    gpus: int = 0
+    """GPUs of the run, on all nodes."""
 
     @property
     def parts(self) -> dict[str, float]:
@@ -75,10 +79,25 @@ class Goodput:
         return parts.get("training", 0.0) / math.fsum(parts.values()) if known else None
 
     @property
+    def on_nodes(self) -> float:
+        """Seconds in which the run had nodes."""
+        return self.whole - self.parts.get("queued", 0.0) - self.parts.get("idle", 0.0)
+
+    @property
     def share_on_nodes(self) -> float | None:
         """Training divided by the time in which the run had nodes."""
-        held = self.whole - self.parts.get("queued", 0.0) - self.parts.get("idle", 0.0)
+        held = self.on_nodes
         return None if self.share is None or held <= 0 else min(1.0, self.share * self.whole / held)
+
+    @property
+    def hours(self) -> float:
+        """GPU-hours, or rank-hours of a run without GPUs."""
+        return self.on_nodes / 3600 * (self.gpus or self.ranks)
+
+    @property
+    def unit(self) -> str:
+        """The unit of `hours`."""
+        return "GPU-hours" if self.gpus else "rank-hours"
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values, seconds to a millisecond."""
@@ -86,6 +105,7 @@ class Goodput:
             "share": None if self.share is None else round(self.share, 4),
             "share_on_nodes": None if self.share_on_nodes is None else round(self.share_on_nodes, 4),
             "whole": round(self.whole, 3),
+            self.unit.replace("-", "_").lower(): round(self.hours, 4),
             "parts": _rounded(self.parts),
             "attempts": [{"attempt": one.attempt, "parts": _rounded(one.parts)} for one in self.attempts],
         }
@@ -167,15 +187,19 @@ def read_goodput(folder: RunFolder, found: RunStatus, now: float) -> Goodput:
     visible = found.state != "unknown" and not (attempts and _is_elsewhere(attempts[-1]))
     running = found.active and found.state in ("starting", "running", "cancelled", "unknown")
     without_end = sum(one.is_open for one in attempts)
-    return measure(
+    config = folder.config()
+    nodes = config.get("nodes") or 0
+    measured = measure(
         events,
         now=now if visible else latest(folder).time or 0.0,
         running=running,
         pending=found.active and visible and found.state in ("queued", "stopped", "starting", "running"),
-        records_steps=is_own_trainer(folder.config().get("program"))
+        records_steps=is_own_trainer(config.get("program"))
         or any(one.first_step is not None for one in attempts),
         logged=read(folder).logged if without_end > running else None,  # The file may be long.
     )
+    ranks, gpus = (nodes * (config.get(f"{each}_per_node") or 0) for each in ("ranks", "gpus"))
+    return replace(measured, ranks=ranks, gpus=gpus)
 
 
 def _is_elsewhere(newest: Attempt) -> bool:

@@ -14,6 +14,7 @@ import yaml
 
 import slurmddp
 from slurmddp.config.identity import relevant
+from slurmddp.config.script_arguments import as_typed
 from slurmddp.host.atomic_file import write_atomic
 from slurmddp.runs.failures.read import Restart, read_failure, read_restarts
 from slurmddp.runs.folder import config_secrets
@@ -23,6 +24,7 @@ from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.report import figures
 from slurmddp.runs.report.goodput import Goodput, read_goodput
 from slurmddp.runs.report.time_bars import Bar, time_bars
+from slurmddp.runs.status import logs
 from slurmddp.runs.status.metrics import LoggedStep, Metrics, read
 from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.runs.text_format import clock, duration, number, percent
@@ -30,6 +32,7 @@ from slurmddp.templates import template
 
 _SAMPLE_CHARS = 4000
 _COLUMNS = ("Attempt", "Job", "Nodes", "Started", "Lasted", "Steps", "Outcome")
+_OUTPUT_LINES = 20
 TONES = {
     "finished": "good",
     "failed": "bad",
@@ -75,9 +78,15 @@ class Page:
     bars: list[Bar] = field(default_factory=list)
     charts: dict[str, str] = field(default_factory=dict)
     chart_label: str = ""
+    has_steps: bool = True
+    """Whether the page has a chart of the steps; False for a program that logs none."""
     marked: bool = False
     """Whether lines in the charts mark where attempts resumed."""
     sample: str = ""
+    output: str = ""
+    """The last lines of rank 0, if the program is the user's."""
+    code: str = ""
+    """The commit of the code, or why it is unknown."""
     command: str = ""
     config: str = ""
     written: str = ""
@@ -116,7 +125,8 @@ def write_report(folder: RunFolder, found: RunStatus) -> Path:
     Raises:
         SlurmddpError: matplotlib is missing.
     """
-    history, metrics = read_history(folder), read(folder)
+    history, metrics, config = read_history(folder), read(folder), folder.config()
+    has_script = bool((config.get("program") or {}).get("script"))
     goodput = read_goodput(folder, found, time.time())
     starts = _starts(history)
     charts: dict[str, str] = {}
@@ -128,18 +138,21 @@ def write_report(folder: RunFolder, found: RunStatus) -> Path:
         name=folder.name,
         status=found,
         tone=TONES[found.state],
-        tiles=_tiles(folder.config(), found, goodput, metrics),
+        tiles=_tiles(config, found, goodput, metrics, known_only=has_script),
         rows=[
             _row(one, metrics.logged.get(one.number), *_outcome(one, folder, history, found))
             for one in history.attempts
         ],
         restarts=[(one.number, each) for one in history.attempts for each in read_restarts(folder, one)],
-        bars=time_bars(goodput),
+        bars=[] if set(goodput.parts) == {"unknown"} else time_bars(goodput),
         charts=charts,
         chart_label=_chart_label(metrics),
         marked=bool(starts),
+        has_steps=bool(charts) or not has_script,
         sample=_text(folder.sample_file)[:_SAMPLE_CHARS],
-        command=_command(folder),
+        output="\n".join(logs.tail(found.log, _OUTPUT_LINES)) if has_script and found.log else "",
+        code=_text(folder.path / "code.txt").strip(),
+        command=_command(folder, "run" if has_script else "train"),
         config=_config(folder),
         written=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
     )
@@ -166,7 +179,10 @@ def _starts(history: History) -> dict[int, int]:
     return {one.number: one.start_step for one in history.attempts if one.start_step}
 
 
-def _tiles(config: dict[str, Any], now: RunStatus, goodput: Goodput, metrics: Metrics) -> list[Tile]:
+def _tiles(
+    config: dict[str, Any], now: RunStatus, goodput: Goodput, metrics: Metrics, *, known_only: bool
+) -> list[Tile]:
+    """Return the key figures; `known_only` leaves out those that a program of the user may never have."""
     nodes, ranks = config.get("nodes"), config.get("ranks_per_node")
     held = metrics.held_out
     first = f"from {number(held.values[0])}" if len(held) > 1 else ""
@@ -183,7 +199,15 @@ def _tiles(config: dict[str, Any], now: RunStatus, goodput: Goodput, metrics: Me
     if isinstance(nodes, int) and isinstance(ranks, int):
         note = f"on {nodes} node{'s' * (nodes != 1)}"
         tiles.append(Tile("Ranks", str(nodes * ranks), note))
-    return tiles
+    if goodput.hours:
+        tiles.append(
+            Tile(
+                goodput.unit.replace("rank", "Rank"),
+                f"{goodput.hours:,.2f}",
+                f"{now.attempts} attempt{'s' * (now.attempts != 1)}",
+            )
+        )
+    return [tile for tile in tiles if not known_only or tile.value != "-"]
 
 
 def _time_tile(goodput: Goodput) -> Tile:
@@ -249,13 +273,13 @@ def _chart_label(metrics: Metrics) -> str:
     return "Loss over steps: " + ", ".join(parts)
 
 
-def _command(folder: RunFolder) -> str:
+def _command(folder: RunFolder, command: str) -> str:
     typed = _text(folder.overrides_file)
     try:
         words = shlex.split(typed)  # Quoted words, one per line; a word may hold a line break.
     except ValueError:
         words = typed.split()
-    return shlex.join(["slurmddp", "train", *map(config_secrets.word_for_readers, words)])
+    return shlex.join(["slurmddp", command, *as_typed([*map(config_secrets.word_for_readers, words)])])
 
 
 def _config(folder: RunFolder) -> str:

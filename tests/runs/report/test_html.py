@@ -157,28 +157,34 @@ def test_what_the_time_went_into(folder):
     assert "Lost 15 % 39s in steps that were repeated" in Page(html).text
 
 
-@pytest.mark.parametrize(
-    ("program", "detail", "used"),
-    [
-        ("", "all steps are done", "Goodput 92 % of 1m 00s"),
-        (
-            "program: {script: train.py}\n",
-            "its program ended with exit code 0",
-            "Time 1m 00s share of training unknown",
-        ),
-    ],
-)
-def test_a_run_of_one_attempt_has_one_bar_and_only_the_trainer_tells_its_steps(folder, program, detail, used):
-    folder.config_file.write_text(CONFIG + program)
+def test_a_run_of_one_attempt_has_one_bar(folder):
     write(folder, started(100.0))
-    if not program:
-        event(folder, "first_step", 105.0, attempt=0, step=1)
+    event(folder, "first_step", 105.0, attempt=0, step=1)
     end(folder, 160.0)
     html = html_of(folder)
-    text = Page(html).text
     assert len(bars_of(html)) == 1
-    assert detail in text and used in text
-    assert ("Unknown 100 % 1m 00s" in text) == ("Goodput" not in text) == bool(program)
+    assert "Goodput 92 % of 1m 00s" in Page(html).text
+    assert "Rank-hours 0.07 1 attempt" in Page(html).text
+
+
+def test_the_page_of_a_script_shows_its_command_and_output_and_no_empty_card(folder):
+    folder.config_file.write_text(
+        CONFIG + "gpus_per_node: 4\nprogram: {script: train.py, args: [--lr, 1e-3]}\n"
+    )
+    folder.overrides_file.write_text(
+        'nodes=2\n\'program.script="train.py"\'\n\'program.args=["--lr","1e-3"]\'\n'
+    )
+    (folder.path / "code.txt").write_text("Snapshot of 3 files of /p: commit 0a1b.\n")
+    write(folder, started(100.0))
+    end(folder, 1900.0)
+    folder.log_dir(0).mkdir(parents=True)
+    folder.rank_log(0, 0).write_text("".join(f"epoch {one}\n" for one in range(30)))
+    text = page_of(folder).text
+    assert "its program ended with exit code 0" in text
+    assert "Time 30m 00s share of training unknown Ranks 4 on 2 nodes GPU-hours 4.00 1 attempt" in text
+    assert "Last output of rank 0 epoch 10 epoch 11" in text
+    assert "slurmddp run nodes=2 train.py --lr 1e-3 Snapshot of 3 files of /p: commit 0a1b." in text
+    assert not [one for one in ("loss", "Steps -", "Speed", "Where the time went") if one in text]
 
 
 def test_the_page_needs_nothing_from_outside_and_every_reference_is_met(folder):
