@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -80,15 +81,17 @@ def star():
         yield make
 
 
+MakeService = Callable[..., CheckpointService]
+
+
 @pytest.fixture
 def make_service():
     """Make services with the writer of an agent, or with a forked writer that calls `perform`."""
     services = []
 
     def make(perform=None):
-        services.append(
-            CheckpointService() if perform is None else CheckpointService(partial(fork_writer, perform))
-        )
+        start = (partial(fork_writer, perform),) if perform else ()
+        services.append(CheckpointService(*start))
         return services[-1]
 
     yield make
@@ -97,6 +100,12 @@ def make_service():
         service.close()
     while Rank.channels:
         Rank.channels.pop().close()
+
+
+@pytest.fixture
+def service(make_service):
+    """A checkpoint service with the writer of an agent."""
+    return make_service()
 
 
 @pytest.fixture

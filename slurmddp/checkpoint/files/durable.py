@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -81,9 +80,11 @@ def write_hashed(
         if not in_memory:
             os.fsync(stream.fileno())
             return FileRecord(size, digest.hexdigest())
-        with _in_thread(partial(os.fsync, stream.fileno())):
+        with ThreadPoolExecutor(1) as thread:
+            flushed = thread.submit(os.fsync, stream.fileno())
             for chunk in unhashed:
                 digest.update(chunk)
+            flushed.result()
     return FileRecord(size, digest.hexdigest())
 
 
@@ -193,15 +194,6 @@ def _send(target: int, source: int, start: int, chunk: memoryview) -> int:
     return sent
 
 
-@contextmanager
-def _in_thread(action: Callable[[], object]) -> Iterator[None]:
-    """Run `action` in a second thread during the body, wait for it, and raise its error."""
-    with ThreadPoolExecutor(1) as thread:
-        done = thread.submit(action)
-        yield
-        done.result()
-
-
 class HashedReader:
     """Reads a file once, from front to back, and keeps size and digest of the bytes read."""
 
@@ -221,13 +213,6 @@ class HashedReader:
                 filled += count
             self._digest.update(chunk)
             self._size += filled
-
-    def rest(self) -> bytes:
-        """Return all bytes that have not been read yet."""
-        data = self._stream.read()
-        self._digest.update(data)
-        self._size += len(data)
-        return data
 
     def drain(self) -> None:
         """Read and hash the rest of the file."""

@@ -26,19 +26,17 @@ def fingerprint(folder: Path) -> str:
 
 def wait_until_visible(folder: Path, expected: str) -> None:
     """Wait until `folder` has the fingerprint `expected`; raises CheckpointError after about a minute."""
-    for wait_s in (*WAITS_S, None):
-        problem = _problem(folder, expected)
-        if not problem:
-            return
+    waits_s = iter(WAITS_S)
+    while problem := _problem(folder, expected):
+        wait_s = next(waits_s, None)
         if wait_s is None:
-            break
+            raise CheckpointError(
+                f"Rank 0 resumes from {folder}, which {problem} on {socket.gethostname()}, "
+                f"also after {sum(WAITS_S):.0f} s.",
+                hint="Put the run folder on a filesystem that all nodes share.",
+            )
         log.info("%s %s on %s; trying again in %g s.", folder, problem, socket.gethostname(), wait_s)
         time.sleep(wait_s)
-    raise CheckpointError(
-        f"Rank 0 resumes from {folder}, which {problem} on {socket.gethostname()}, "
-        f"also after {sum(WAITS_S):.0f} s.",
-        hint="Put the run folder on a filesystem that all nodes share.",
-    )
 
 
 def _problem(folder: Path, expected: str) -> str:

@@ -155,9 +155,11 @@ def _read_tensors(path: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
 
 
 def _read_tree(path: Path, manifest: Manifest) -> Any:
-    check_size(path / TREE_FILE, manifest.files[TREE_FILE])
+    expected = manifest.files[TREE_FILE]
+    check_size(path / TREE_FILE, expected)
+    text = bytearray(expected.size)
     with open_hashed(path / TREE_FILE) as reader:
-        text = reader.rest()
+        reader.readinto(memoryview(text))
         _check_rest(reader, TREE_FILE, manifest)
     content = json.loads(text)
     check_format(content["format"])

@@ -70,7 +70,8 @@ def encoded_size(tensors: Mapping[str, torch.Tensor]) -> int:
 
 def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, list[torch.Tensor]]:
     """Return the header of a safetensors file, and the tensors in the order of the file."""
-    ordered = _ordered(tensors)
+    # The widest types come first, so that every tensor starts at a multiple of its element size.
+    ordered = sorted(tensors.items(), key=lambda item: -_stored_width(item[1].dtype))
     return _head(ordered), [tensor for _, tensor in ordered]
 
 
@@ -82,11 +83,6 @@ def is_in_memory(tensor: torch.Tensor) -> bool:
 def is_aligned(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor of this type begins in the file at a multiple of its element size."""
     return tensor.dtype in _DTYPES
-
-
-def _ordered(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
-    """Sort the widest types first, so that every tensor starts at a multiple of its element size."""
-    return sorted(tensors.items(), key=lambda item: -_stored_width(item[1].dtype))
 
 
 def _head(ordered: Sequence[tuple[str, torch.Tensor]]) -> bytes:
@@ -112,19 +108,17 @@ def _head(ordered: Sequence[tuple[str, torch.Tensor]]) -> bytes:
 
 def decode(source: Source, size: int) -> dict[str, torch.Tensor]:
     """Read a safetensors file of `size` bytes into new CPU tensors; raises CheckpointError if damaged."""
-    header = _read_header(source, size)
-    metadata = header.pop("__metadata__", {})
-    odd = json.loads(metadata.get("slurmddp_dtypes", "{}"))
-    by_offset = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
+    entries, odd = _read_header(source, size)
     tensors = {}
-    for name, entry in by_offset:
+    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
         tensors[name] = _empty(entry, odd.get(name))
         if tensors[name].numel():
             source.readinto(_bytes_of(tensors[name]))
-    return {name: tensors[name] for name in header}
+    return {name: tensors[name] for name in entries}
 
 
-def _read_header(source: Source, size: int) -> dict[str, Any]:
+def _read_header(source: Source, size: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the entries of the tensors, and those of them that `_odd_entry` describes."""
     length = bytearray(_LENGTH_BYTES)
     source.readinto(memoryview(length))
     header_bytes = int.from_bytes(length, "little")
@@ -132,18 +126,12 @@ def _read_header(source: Source, size: int) -> dict[str, Any]:
         raise CheckpointError(f"The tensor file's header claims {header_bytes} bytes; the file has {size}.")
     text = bytearray(header_bytes)
     source.readinto(memoryview(text))
-    header = json.loads(text)
-    data_bytes = sum(stop - start for start, stop in (_offsets(name, header[name]) for name in header))
+    entries = json.loads(text)
+    odd = json.loads(entries.pop("__metadata__", {}).get("slurmddp_dtypes", "{}"))
+    data_bytes = sum(stop - start for start, stop in (one["data_offsets"] for one in entries.values()))
     if _LENGTH_BYTES + header_bytes + data_bytes != size:
         raise CheckpointError(f"The tensor file has {size} bytes; its header describes another size.")
-    return dict(header)
-
-
-def _offsets(name: str, entry: Any) -> tuple[int, int]:
-    if name == "__metadata__":
-        return 0, 0
-    start, stop = entry["data_offsets"]
-    return int(start), int(stop)
+    return entries, odd
 
 
 def _empty(entry: dict[str, Any], odd: dict[str, Any] | None) -> torch.Tensor:

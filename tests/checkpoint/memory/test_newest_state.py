@@ -9,10 +9,12 @@ import pytest
 
 from slurmddp.checkpoint.files.manifest import TENSORS_FILE, checkpoint_folders, verify
 from slurmddp.checkpoint.memory import shared_buffer
+from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.launchers.coordinator.run_folder_recorder import Records
 from slurmddp.runs.folder.layout import RunFolder
 from support.distributed.trainer_runs import new_folder
-from support.runs.checkpoint_services import TENSORS, MakeService, Rank, request, wait_for
+from support.fixtures import MakeService
+from support.runs.checkpoint_services import TENSORS, Rank, request, wait_for
 
 
 @pytest.fixture
@@ -25,10 +27,9 @@ def steps(root: Path) -> list[int]:
 
 
 def test_the_newest_state_is_written_without_a_request(
-    tmp_path: Path, folder: RunFolder, make_service: MakeService
+    tmp_path: Path, folder: RunFolder, service: CheckpointService
 ) -> None:
     root = tmp_path / "checkpoints"
-    service = make_service()
     rank = Rank(service)
     for step in (1, 2, 3, 4):
         os.close(rank.add_buffer(0, step, root=root))
@@ -50,9 +51,8 @@ def test_the_newest_state_is_written_without_a_request(
 
 
 def test_an_interrupted_copy_is_not_written(
-    tmp_path: Path, folder: RunFolder, make_service: MakeService
+    tmp_path: Path, folder: RunFolder, service: CheckpointService
 ) -> None:
-    service = make_service()
     rank = Rank(service)
     os.close(rank.add_buffer(0, 7, root=tmp_path))
     os.close(rank.add_buffer(1, 9, root=tmp_path, committed=False))
@@ -62,9 +62,8 @@ def test_an_interrupted_copy_is_not_written(
 
 
 def test_a_requested_state_is_written_once(
-    tmp_path: Path, folder: RunFolder, make_service: MakeService
+    tmp_path: Path, folder: RunFolder, service: CheckpointService
 ) -> None:
-    service = make_service()
     rank = Rank(service)
     os.close(rank.add_buffer(0, 7, root=tmp_path))
     rank.channel.send(request(tmp_path, 0, 7))
@@ -73,8 +72,8 @@ def test_a_requested_state_is_written_once(
     assert steps(tmp_path) == [7]
 
 
-def test_without_a_state_nothing_is_written(folder: RunFolder, make_service: MakeService) -> None:
-    assert make_service().flush_newest(folder.path, 0) is None
+def test_without_a_state_nothing_is_written(folder: RunFolder, service: CheckpointService) -> None:
+    assert service.flush_newest(folder.path, 0) is None
 
 
 def test_one_of_several_agents_writes_a_state(
@@ -95,10 +94,9 @@ def test_one_of_several_agents_writes_a_state(
 
 
 def test_an_unreadable_folder_is_reported(
-    tmp_path: Path, folder: RunFolder, make_service: MakeService,
+    tmp_path: Path, folder: RunFolder, service: CheckpointService,
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    service = make_service()
     os.close(Rank(service).add_buffer(0, 7, root=tmp_path))
 
     def fails(root: Path) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 import pytest
@@ -16,27 +17,15 @@ import pytest
 from slurmddp.checkpoint.files import retention
 from slurmddp.checkpoint.files.manifest import TENSORS_FILE, TREE_FILE, checkpoint_folders, verify
 from slurmddp.checkpoint.memory import shared_buffer, writer_process
-from slurmddp.checkpoint.memory.channel import Channel
 from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.checkpoint.memory.writer_process import Answer, Request
 from slurmddp.errors import EXIT_USAGE
 from support.distributed.trainer_runs import new_folder
-from support.runs.checkpoint_services import (
-    TENSORS,
-    TREE,
-    Forked,
-    MakeService,
-    Rank,
-    fill,
-    request,
-    wait_for,
-    write,
-    written,
-)  # fmt: skip
+from support.fixtures import MakeService
+from support.runs.checkpoint_services import TENSORS, TREE, Rank, fill, request, wait_for, write, written
 
 
-def test_a_state_is_published_after_its_rank_is_gone(tmp_path: Path, make_service: MakeService) -> None:
-    service = make_service()
+def test_a_state_is_published_after_its_rank_is_gone(tmp_path: Path, service: CheckpointService) -> None:
     rank = Rank(service)
     os.close(rank.add_buffer(0, 7))
     folder = new_folder(tmp_path / "run")
@@ -56,9 +45,8 @@ def test_a_state_is_published_after_its_rank_is_gone(tmp_path: Path, make_servic
 
 
 def test_the_next_ranks_inherit_the_buffers_and_interrupted_copies_are_ignored(
-    make_service: MakeService,
+    service: CheckpointService,
 ) -> None:
-    service = make_service()
     assert (service.newest_step(), service.memory_fds()) == (None, [])
     rank = Rank(service)
     rank.add_buffer(0, 5)
@@ -76,9 +64,8 @@ def test_the_next_ranks_inherit_the_buffers_and_interrupted_copies_are_ignored(
 
 
 def test_a_buffer_that_a_killed_rank_marked_without_a_request_is_released(
-    tmp_path: Path, make_service: MakeService
+    tmp_path: Path, service: CheckpointService
 ) -> None:
-    service = make_service()
     rank = Rank(service)
     for slot in (0, 1):
         shared_buffer.set_writing(rank.add_buffer(slot, 5 + slot), True)
@@ -145,10 +132,7 @@ def test_a_killed_writer_is_an_error_for_its_rank(tmp_path: Path, make_service: 
         raise AssertionError
 
     service = make_service(perform)
-    rank = Rank(service)
-    shared_buffer.set_writing(rank.add_buffer(0, 3), True)
-    rank.channel.send(request(tmp_path, 0, 3))
-    wait_for(service)
+    rank = write(service, tmp_path, 3)
     error = writer_process.error_of(rank.answer())
     assert type(error).__name__ == "CheckpointError"
     assert "the checkpoint of step 3 was killed by SIGKILL" in str(error)
@@ -167,8 +151,7 @@ def test_a_writer_that_exits_is_reported_with_its_exit_code(
     assert "node-N.log" in error.hint
 
 
-def test_a_writer_that_ends_between_two_writes_is_replaced(tmp_path: Path, make_service: MakeService) -> None:
-    service = make_service()
+def test_a_writer_that_ends_between_writes_is_replaced(tmp_path: Path, service: CheckpointService) -> None:
     rank = write(service, tmp_path, 3)
     assert rank.answer()["error"] is None
     assert service._writer is not None
@@ -183,12 +166,8 @@ def test_a_writer_that_ends_between_two_writes_is_replaced(tmp_path: Path, make_
     assert service._writer.process.pid != pid
 
 
-def test_a_running_writer_gets_new_buffers(tmp_path: Path, make_service: MakeService) -> None:
-    service = make_service()
-    rank = Rank(service)
-    os.close(rank.add_buffer(0, 3))
-    rank.channel.send(request(tmp_path, 0, 3))
-    wait_for(service)
+def test_a_running_writer_gets_new_buffers(tmp_path: Path, service: CheckpointService) -> None:
+    rank = write(service, tmp_path, 3)
     before = psutil.Process().num_fds()
     os.close(rank.add_buffer(0, 4))  # in place of the memory that the writer knows
     service.handle()
@@ -216,15 +195,11 @@ def test_a_writer_that_dies_after_its_answer_gives_its_rank_no_error(
 
 
 def test_a_rank_gets_an_error_if_no_writer_starts(tmp_path: Path) -> None:
-    def start() -> tuple[Channel, Forked]:
+    def start() -> NoReturn:
         raise OSError(errno.EAGAIN, "no more processes")
 
     service = CheckpointService(start)
-    rank = Rank(service)
-    shared_buffer.set_writing(rank.add_buffer(0, 3), True)
-    rank.channel.send(request(tmp_path, 0, 3))
-    service.handle()
-    assert not service.is_writing()
+    rank = write(service, tmp_path, 3)
     assert "no more processes" in rank.answer()["error"][1]
     assert not shared_buffer.is_writing(service.memory_fds()[0])
     service.close()
@@ -266,8 +241,7 @@ def test_a_writer_that_does_not_end_is_killed(tmp_path: Path, make_service: Make
     assert not service.is_writing()
 
 
-def test_errors_of_a_write_keep_their_type(tmp_path: Path, make_service: MakeService) -> None:
-    service = make_service()
+def test_errors_of_a_write_keep_their_type(tmp_path: Path, service: CheckpointService) -> None:
     (tmp_path / "file").touch()
     folder = new_folder(tmp_path / "run")
     rank = write(service, tmp_path / "file", 3, run_dir=str(folder.path))

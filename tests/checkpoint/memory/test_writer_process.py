@@ -15,7 +15,8 @@ from slurmddp.checkpoint.files.durable import FileRecord, copy_hashed
 from slurmddp.checkpoint.memory import shared_buffer, writer_process
 from slurmddp.checkpoint.memory.channel import Channel
 from slurmddp.checkpoint.memory.writer_process import Answer, Request
-from support.runs.checkpoint_services import MakeService, Rank, request, wait_for, written
+from support.fixtures import MakeService
+from support.runs.checkpoint_services import Rank, request, wait_for, written
 
 
 def test_only_a_background_write_has_a_lower_priority(tmp_path: Path, make_service: MakeService) -> None:

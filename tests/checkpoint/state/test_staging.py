@@ -13,8 +13,7 @@ import torch
 
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.memory import shared_buffer
-from slurmddp.checkpoint.state.staging import NoMemory, Snapshot, StagingBuffers, read_state
-from slurmddp.checkpoint.state.staging_copy import MappedTensor
+from slurmddp.checkpoint.state.staging import MappedTensor, NoMemory, Snapshot, StagingBuffers, read_state
 from slurmddp.checkpoint.state.state_tree import flatten
 from slurmddp.errors import CheckpointError
 from support.distributed.checkpoint_files import same

@@ -39,6 +39,9 @@ PRELOAD = [
 def start_server() -> None:
     CONTEXT.set_forkserver_preload(PRELOAD)
     forkserver.ensure_running()
+    first = CONTEXT.Process(target=int)  # The server may still be unseen by those who list processes.
+    first.start()
+    first.join()
 
 
 def stop_server() -> None:

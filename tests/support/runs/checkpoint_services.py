@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,8 +16,6 @@ from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.checkpoint.memory.writer_process import Result
 from slurmddp.environments.names import CHANNEL_VARIABLE
 
-MakeService = Callable[..., CheckpointService]
-"""The fixture `make_service`."""
 TENSORS, TREE = b"t" * 5000, b'{"format":2}'
 
 
@@ -83,7 +80,7 @@ def wait_for(service: CheckpointService) -> None:
 def write(service: CheckpointService, root: Path, step: int, **changes: Any) -> Rank:
     """Let a new rank fill buffer 0 and request its write; run the service until the write has ended."""
     rank = Rank(service)
-    rank.add_buffer(0, step)
+    shared_buffer.set_writing(rank.add_buffer(0, step), True)
     rank.channel.send(request(root, 0, step, **changes))
     wait_for(service)
     return rank

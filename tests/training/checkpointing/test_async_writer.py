@@ -15,6 +15,8 @@ import torch
 import slurmddp
 from slurmddp.checkpoint.memory import shared_buffer, writer_process
 from slurmddp.checkpoint.memory.channel import Channel
+from slurmddp.checkpoint.memory.service import CheckpointService
+from slurmddp.checkpoint.memory.writer_process import Answer, Request
 from slurmddp.checkpoint.state.safetensors_stream import encoded_size
 from slurmddp.checkpoint.state.staging import Snapshot, StagingBuffers
 from slurmddp.checkpoint.state.state_tree import flatten
@@ -22,48 +24,30 @@ from slurmddp.environments.names import CHANNEL_VARIABLE
 from slurmddp.errors import CheckpointError
 from slurmddp.training.checkpointing.async_writer import AsyncWriter
 from support.distributed.checkpoint_files import steps_in
-from support.runs.checkpoint_services import written
+from support.fixtures import MakeService
+from support.runs.checkpoint_services import wait_for, written
 
 
-class Agent:
-    """Answers each request, without a write, once the write is urgent."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._slots: dict[int, int] = {}
-        self._requests: dict[int, int] = {}
-
-    def answer(self) -> int:
-        """Return the step of the first write that was answered."""
-        until = time.monotonic() + 30
-        while time.monotonic() < until:
-            self._receive()
-            for slot, step in self._requests.items():
-                if shared_buffer.is_urgent(self._slots[slot]):
-                    del self._requests[slot]
-                    shared_buffer.set_writing(self._slots[slot], False)
-                    self._channel.send(written(step))
-                    return step
-        self._channel.close()  # ends the wait of the rank
-        raise AssertionError(f"requests {self._requests}, and none of them is urgent")
-
-    def _receive(self) -> None:
-        while (received := self._channel.receive(0.01)) is not None:
-            message, descriptors = received
-            if message["kind"] == "memory":
-                self._slots[message["slot"]] = descriptors[0]
-            else:
-                self._requests[message["slot"]] = message["step"]
+def answer_when_urgent(held: shared_buffer.MappedFile, asked: Request, answer: Answer) -> None:
+    """Stand in for a write: end it once it is urgent, or fail after half a minute."""
+    until = time.monotonic() + 30
+    while not shared_buffer.is_urgent(held.descriptor):
+        if time.monotonic() > until:
+            os._exit(1)
+        time.sleep(0.01)
+    answer(written(asked["step"]))
 
 
 @pytest.fixture
-def both() -> Iterator[tuple[AsyncWriter, Agent]]:
-    own, ranks = Channel.pair()
-    saves = AsyncWriter({CHANNEL_VARIABLE: str(ranks.fileno())})
-    yield saves, Agent(own)
-    saves.close()
-    own.close()
-    ranks.close()
+def agent(make_service: MakeService) -> CheckpointService:
+    return make_service(answer_when_urgent)
+
+
+@pytest.fixture
+def saves(agent: CheckpointService) -> Iterator[AsyncWriter]:
+    made = AsyncWriter({CHANNEL_VARIABLE: str(agent.channel_for(0))})
+    yield made
+    made.close()
 
 
 def write(saves: AsyncWriter, root: Path, step: int) -> None:
@@ -72,27 +56,28 @@ def write(saves: AsyncWriter, root: Path, step: int) -> None:
 
 
 def test_a_background_write_becomes_urgent_when_training_waits_for_it(
-    both: tuple[AsyncWriter, Agent], tmp_path: Path
+    saves: AsyncWriter, agent: CheckpointService, tmp_path: Path
 ) -> None:
-    saves, agent = both
     write(saves, tmp_path, 1)
+    agent.handle()
     assert not any(shared_buffer.is_urgent(one) for one in saves._buffers.descriptors)
     with ThreadPoolExecutor(1) as thread:
-        answered = thread.submit(agent.answer)
+        served = thread.submit(wait_for, agent)
         saves.finish()
-        assert answered.result() == 1
+        served.result()
 
 
 def test_a_write_becomes_urgent_when_the_next_copy_waits_for_its_buffer(
-    both: tuple[AsyncWriter, Agent], tmp_path: Path
+    saves: AsyncWriter, agent: CheckpointService, tmp_path: Path
 ) -> None:
-    saves, agent = both
     for step in (1, 2):
         write(saves, tmp_path, step)
+    agent.handle()
     with ThreadPoolExecutor(1) as thread:
-        answered = thread.submit(agent.answer)
+        served = thread.submit(wait_for, agent)
         write(saves, tmp_path, 3)
-        assert answered.result() == 1
+        saves.finish()
+        served.result()
 
 
 def test_writes_of_earlier_ranks_become_urgent_too(tmp_path: Path) -> None:
@@ -130,7 +115,7 @@ def test_a_writer_imports_no_module_from_the_working_directory_or_the_folder_of_
     "error", [torch.OutOfMemoryError("CUDA out of memory."), OSError(24, "Too many files")]
 )
 def test_a_failed_copy_is_logged_once_and_raises_nothing(
-    both: tuple[AsyncWriter, Agent],
+    saves: AsyncWriter,
     tmp_path: Path,
     error: Exception,
     monkeypatch: pytest.MonkeyPatch,
@@ -141,8 +126,8 @@ def test_a_failed_copy_is_logged_once_and_raises_nothing(
 
     monkeypatch.setattr(StagingBuffers, "copy", fail)
     for step in (1, 2):
-        with both[0].optional():
-            both[0].copy_to_memory(Snapshot(tmp_path, step, 0, {"weight": torch.ones(3)}, {}))
+        with saves.optional():
+            saves.copy_to_memory(Snapshot(tmp_path, step, 0, {"weight": torch.ones(3)}, {}))
     assert caplog.messages == [f"States are no longer copied into memory: {error}"]
 
 
@@ -170,12 +155,11 @@ def test_a_writer_that_ends_is_replaced_and_fails_only_the_save_that_it_was_writ
 
 
 def test_prepared_memory_has_space_for_the_tree_and_the_facts_of_a_state(
-    both: tuple[AsyncWriter, Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    saves: AsyncWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def reserve(descriptor: int, size: int) -> None:
         raise OSError(12, "Not allocated in advance")
 
-    saves, _ = both
     state = {"weight": torch.zeros((2 << 20) - shared_buffer.PAGE_BYTES, dtype=torch.uint8)}
     size = encoded_size(flatten(state).tensors)
     assert size == 2 << 20
