@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from slurmddp.checkpoint.files.durable import HashedReader
 from slurmddp.checkpoint.memory.shared_buffer import PAGE_BYTES
 from slurmddp.errors import CheckpointError
 
@@ -33,12 +34,6 @@ _DTYPES = {
 }
 
 
-class Source(Protocol):
-    """A source of bytes: a file that hashes, or memory."""
-
-    def readinto(self, buffer: memoryview) -> None: ...
-
-
 class Bytes:
     """Bytes in memory as a source."""
 
@@ -51,6 +46,9 @@ class Bytes:
             raise CheckpointError("The bytes of the tensors end too early.")
         buffer[:] = self._view[self._at : end]
         self._at = end
+
+
+Source = HashedReader | Bytes
 
 
 def encode(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:

@@ -95,7 +95,7 @@ class MappedTensor:
             ctypes.memmove(self.bytes.data_ptr() + at, tensor.data_ptr(), size)
             return
         target = self.bytes[at : at + size]
-        if not tensor.is_contiguous() and is_aligned(tensor) and not tensor.is_conj() and not tensor.is_neg():
+        if not tensor.is_contiguous() and is_aligned(tensor) and not tensor.is_neg():
             target.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=tensor.is_cuda)
             return
         target.copy_(byte_view(tensor), non_blocking=tensor.is_cuda)

@@ -11,7 +11,7 @@ import math
 import struct
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,13 +31,14 @@ _MAPPING_TYPES = {tag: kind for kind, tag in _MAPPINGS.items()}
 class FlatState:
     """A flattened state: `tree` is JSON, `tensors` holds each distinct tensor once."""
 
-    tree: Any = None
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    tree: Any
+    tensors: dict[str, torch.Tensor]
 
 
 def flatten(state: Mapping[str, Any]) -> FlatState:
     """Flatten `state`; raises CheckpointError that names the key path of a value that can't be stored."""
-    return _Flattener().run(state)
+    flattener = _Flattener()
+    return FlatState(flattener.value(dict(state), "", 0), flattener.tensors)
 
 
 def unflatten(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -74,14 +75,10 @@ def _mapping(tag: str, tree: dict[str, Any], tensors: Mapping[str, torch.Tensor]
 
 class _Flattener:
     def __init__(self) -> None:
-        self._flat = FlatState()
+        self.tensors: dict[str, torch.Tensor] = {}
         self._names: dict[int, list[tuple[torch.Tensor, str]]] = {}
 
-    def run(self, state: Mapping[str, Any]) -> FlatState:
-        self._flat.tree = self._value(dict(state), "", 0)
-        return self._flat
-
-    def _value(self, value: Any, path: str, depth: int) -> Any:
+    def value(self, value: Any, path: str, depth: int) -> Any:
         """Return the JSON of `value`, which has the key path `path` at nesting depth `depth`."""
         kind = type(value)
         if value is None or kind in (bool, str):
@@ -105,7 +102,7 @@ class _Flattener:
         if kind in _MAPPINGS:
             return self._pairs(value, path, depth)
         if kind in (list, tuple):
-            items = [self._value(item, _in(path, index), depth + 1) for index, item in enumerate(value)]
+            items = [self.value(item, _in(path, index), depth + 1) for index, item in enumerate(value)]
             return items if kind is list else {"tuple": items}
         raise _unsupported(value, path)
 
@@ -118,13 +115,13 @@ class _Flattener:
                 )
         tree: dict[str, Any] = {
             _MAPPINGS[type(value)]: [
-                [key, self._value(item, _in(path, key), depth + 1)] for key, item in value.items()
+                [key, self.value(item, _in(path, key), depth + 1)] for key, item in value.items()
             ]
         }
         # A module's state_dict carries the versions of its modules here; load_state_dict reads them.
         metadata = getattr(value, "_metadata", None)
         if metadata is not None:
-            tree["metadata"] = self._value(metadata, _in(path, "_metadata"), depth + 1)
+            tree["metadata"] = self.value(metadata, _in(path, "_metadata"), depth + 1)
         return tree
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> str:
@@ -134,10 +131,10 @@ class _Flattener:
             for other, name in here:
                 if _is_same(tensor, other):
                     return name
-        name = _free_name(path or _TOP, self._flat.tensors)
+        name = _free_name(path or _TOP, self.tensors)
         if tensor.numel():
             here.append((tensor, name))
-        self._flat.tensors[name] = tensor.detach() if tensor.requires_grad else tensor
+        self.tensors[name] = tensor.detach() if tensor.requires_grad else tensor
         return name
 
 

@@ -40,9 +40,10 @@ InMemory = tuple[int, shared_buffer.StoredState]
 class _Offer:
     """The states in the memory of all nodes."""
 
-    own: InMemory | None
     best: shared_buffer.StoredState | None
     """The newest state; the same on all ranks."""
+    own: InMemory | None
+    """`best` in the memory of this node, or None."""
     source: int
     """The first rank whose node has `best`."""
     is_missing: bool
@@ -103,17 +104,18 @@ class _Load:
         headers = [None if fields is None else shared_buffer.StoredState(*fields) for fields, _ in offers]
         orders = [(-1, 0) if header is None else header.order for header in headers]
         source = orders.index(max(orders))
-        return _Offer(own, headers[source], source, len(set(orders)) > 1), offers[0][1]
+        own = own if orders[collectives.rank()] == orders[source] else None
+        return _Offer(headers[source], own, source, len(set(orders)) > 1), offers[0][1]
 
     def _from_memory(self, offer: _Offer, best: shared_buffer.StoredState) -> bool:
         """Load the newest state in memory; return False on all ranks if any rank can't."""
-        own = offer.own if offer.own is not None and offer.own[1].order == best.order else None
         try:
             received = None
             if offer.is_missing:
-                received = _broadcast(own if collectives.rank() == offer.source else None, best, offer.source)
+                sent = offer.own if collectives.rank() == offer.source else None
+                received = _broadcast(sent, best, offer.source)
             with collectives.agreed():
-                found = _read(own, received, best)
+                found = _read(offer.own, received, best)
                 self._check_config(found.meta, f"of step {found.step} in memory")
                 certain = self._check(found)
         except Exception as error:  # The same on all ranks.
@@ -166,12 +168,12 @@ class _Load:
 def _read(
     own: InMemory | None, received: memoryview | None, best: shared_buffer.StoredState
 ) -> checkpoint.Checkpoint:
-    if received is not None and own is None:
-        return read_state(best.step, shared_buffer.StateBytes.of(received, best))
-    if own is None:
+    if own is not None:
+        with shared_buffer.mapped(*own) as stored:
+            return read_state(best.step, stored)
+    if received is None:
         raise CheckpointError("it was not sent")
-    with shared_buffer.mapped(*own) as stored:
-        return read_state(best.step, stored)
+    return read_state(best.step, shared_buffer.StateBytes.of(received, best))
 
 
 def _broadcast(own: InMemory | None, best: shared_buffer.StoredState, source: int) -> memoryview:

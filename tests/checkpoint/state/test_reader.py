@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 
 import pytest
 import torch
@@ -50,18 +51,6 @@ def test_files_of_another_length_and_missing_files_are_detected(tmp_path, caplog
         checkpoint.read(path)
     assert checkpoint.latest(tmp_path) == first
     assert "damaged" in caplog.text and "step-0000000002" in caplog.text
-
-
-def test_a_manifest_of_another_checkpoint_is_detected(tmp_path):
-    first, second = save(tmp_path, 1, {"w": torch.ones(2)}), save(tmp_path, 2, {"w": torch.zeros(2)})
-    (second / "manifest.json").write_bytes((first / "manifest.json").read_bytes())
-    assert checkpoint.latest(tmp_path) == first
-
-
-def test_a_checkpoint_under_the_name_of_another_step_is_detected(tmp_path):
-    first, second = save(tmp_path, 1), save(tmp_path, 2)
-    second.rename(tmp_path / "step-0000000009")
-    assert checkpoint.latest(tmp_path) == first
 
 
 def test_without_a_good_checkpoint_latest_returns_none(tmp_path, caplog):
@@ -120,9 +109,18 @@ def test_a_checkpoint_of_another_version_is_refused_and_not_quarantined(tmp_path
     assert steps_in(tmp_path) == [2, 1]
 
 
-def test_a_manifest_without_a_digests_name_is_damaged(tmp_path):
-    first, second = save(tmp_path, 1), save(tmp_path, 2)
-    rewrite_manifest(second, digest=None)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda first, second: shutil.copy(first / "manifest.json", second),
+        lambda first, second: second.rename(second.with_name("step-0000000009")),
+        lambda first, second: rewrite_manifest(second, digest=None),
+    ],
+    ids=["of another checkpoint", "under the name of another step", "without a digest"],
+)
+def test_a_manifest_that_does_not_fit_is_damage(tmp_path, damage):
+    first, second = save(tmp_path, 1, {"w": torch.ones(2)}), save(tmp_path, 2, {"w": torch.zeros(2)})
+    damage(first, second)
     assert checkpoint.latest(tmp_path) == first
 
 

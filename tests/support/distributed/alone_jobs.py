@@ -23,6 +23,7 @@ _PLACES: dict[str, tuple[Any, str, int]] = {
     "memory_save": (checkpointer, "of_this_rank", 1),
     "memory_save, collect": (checkpointer, "collect", 0),
     "load, find": (AsyncWriter, "newest_in_memory", 1),
+    "load, choose": (restore.checkpoint, "latest", 0),
     "load, apply": (restore, "restore_data", 1),
     "load, after": (AsyncWriter, "prepare", 1),
     "load, discard": (AsyncWriter, "discard_after", 1),
