@@ -24,7 +24,7 @@ from support.distributed.rank_jobs import batch_of
 
 
 class Signalled(StopController):
-    reason = "SIGTERM on rank 0 (here)"  # type: ignore[assignment]
+    reason = None  # type: ignore[assignment]
 
 
 class StopsAfter(Distributon):
@@ -39,6 +39,8 @@ class StopsAfter(Distributon):
         if self._left is None:
             return False
         self._left -= 1
+        if self._left < 0:
+            self._session.stop.reason = "SIGTERM on rank 0 (here)"  # type: ignore[misc]
         return self._left < 0
 
 
