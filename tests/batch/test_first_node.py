@@ -287,10 +287,11 @@ def test_a_script_that_has_recorded_its_end_is_not_gone(run: Run, slurmd: socket
         (1, ("failed", "none"), []),
     ],
 )
+@pytest.mark.parametrize("state", ["COMPLETING", "FAILED"])
 def test_a_job_whose_script_was_killed_alone_is_requeued_and_no_host_is_blamed(
-    run: Run, code: int, end: tuple[str, str], asked: list[str]
+    run: Run, code: int, end: tuple[str, str], asked: list[str], state: str
 ) -> None:
-    run.slurm.job = KILLED
+    run.slurm.job = KILLED.replace("COMPLETING", state)
     log_dir = first_is_lost(run).folder.log_dir(0)
     (log_dir / "exit-node-0").write_text(f"{code}\n")
     assert [one for one in run.lose_first_node(SLURM_NODEID="0") if one != "scancel"] == asked
