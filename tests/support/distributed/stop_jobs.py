@@ -17,16 +17,15 @@ from slurmddp.host import process
 from slurmddp.training import rank_main
 from slurmddp.training.stopping import exit_guard
 from support.distributed import rank_jobs
+from support.runs.agent_runs import wait_until
 
 
 def all_have_come(place: str) -> None:
     """Wait until all ranks have reached this line."""
     folder = Path(os.environ["SLURMDDP_RUN_DIR"])
     (folder / f"{place}-{os.environ['RANK']}").touch()
-    deadline = time.monotonic() + 60
-    while len(list(folder.glob(f"{place}-*"))) < int(os.environ["WORLD_SIZE"]):
-        assert time.monotonic() < deadline, f"not all ranks came to {place}"
-        time.sleep(0.01)
+    ranks = int(os.environ["WORLD_SIZE"])
+    wait_until(lambda: len(list(folder.glob(f"{place}-*"))) == ranks, f"all ranks come to {place}")
 
 
 class Countdown(torch.utils.data.Dataset[Any]):
@@ -99,9 +98,7 @@ class SlowToBuild(rank_jobs.Net):
         all_have_come("build")
         time.sleep(0.1 * int(os.environ["RANK"]))
         os.kill(os.getpid(), signal.SIGTERM)
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            time.sleep(1)
+        time.sleep(60)
 
 
 class EarlyOnOne(rank_jobs.Net):

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.stopping.agreement import StopAgreement
 from slurmddp.training.stopping.signals import StopSignals
+from support.runs.agent_runs import wait_until
 
 STEPS = 100_000
 KINDS = ("one", "before", "two", "twice", "evaluation", "usr2", "request", "finished")
@@ -50,10 +51,8 @@ def train(agreement, kind, rank, number):
         dist.all_reduce(token)
         assert token.item() == step * dist.get_world_size(), f"another rank than {rank} was not in {step}"
         if kind == "evaluation" and step == 5 and rank == number % dist.get_world_size():
-            deadline = time.monotonic() + 60
-            while not agreement.requested and time.monotonic() < deadline:
-                time.sleep(0.005)
-            left_early = time.monotonic() < deadline
+            wait_until(lambda: agreement.requested, "this rank is asked to stop")
+            left_early = True
     return limit, left_early
 
 

@@ -18,6 +18,7 @@ from slurmddp.training.preflight.checks import NOBODY, NODE, RUN, check_limits
 from slurmddp.training.preflight.pairs import faulty_nodes, rounds
 from support.distributed import preflight_jobs, worker_jobs
 from support.distributed.ranks import node_environments, run_ranks
+from support.runs.agent_runs import events
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
@@ -32,10 +33,6 @@ def run(tmp_path: Path) -> RunFolder:
 def fly(run: RunFolder, job: Any, *given: Any, nodes: int = 2, each: int = 1) -> list[Any]:
     places = node_environments(nodes, each, run.path)
     return run_ranks(job, len(places), str(run.path), *given, environments=places)
-
-
-def events(run: RunFolder, kind: str) -> list[dict[str, Any]]:
-    return [event for event in run.events() if event["event"] == kind]
 
 
 def avoided(run: RunFolder) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from slurmddp.training.stopping.agreement import StopAgreement
 from slurmddp.training.stopping.signals import StopSignals
 from support.distributed import stop_ranks
 from support.distributed.ranks import run_ranks
+from support.runs.agent_runs import wait_until
 
 
 @pytest.mark.distributed
@@ -118,8 +119,7 @@ def test_the_loss_of_the_store_at_the_end_is_not_warned_of(store_host, caplog):
 
 def kill_when_posted(host, store):
     """Kill the store's host when the one rank there is has told the others how far it is."""
-    while not store.check(["slurmddp/stop/1/posted"]):
-        time.sleep(0.005)
+    wait_until(lambda: store.check(["slurmddp/stop/1/posted"]), "the rank posts")
     host.kill()
 
 
@@ -141,9 +141,7 @@ def test_a_blocking_call_on_the_main_connection_does_not_delay_the_watcher(store
     with closing(StopAgreement(store, 0, 2)) as first, closing(StopAgreement(store, 1, 2)) as second:
         blocked.start()
         second.request("a wish")
-        deadline = time.monotonic() + 60
-        while not (first.should_stop() and second.should_stop()) and time.monotonic() < deadline:
-            time.sleep(0.005)
+        wait_until(lambda: first.should_stop() and second.should_stop(), "both stop")
         assert blocked.is_alive() and first.reason == second.reason == "a wish on rank 1"
     other = dist.TCPStore(store.host, store.port, is_master=False, wait_for_workers=False)
     other.set("late", "now")

@@ -18,6 +18,7 @@ from slurmddp.training.stopping.signals import StopSignals
 from support.distributed import stop_jobs, trainer_runs
 from support.distributed.ranks import run_ranks
 from support.distributed.trainer_runs import trainer_config
+from support.runs.agent_runs import events
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
@@ -48,10 +49,6 @@ def work(
     folder: RunFolder, act: str, at: int = 20, rank: int = 0, ranks: int = 2, **environ: str
 ) -> list[int]:
     return run_ranks(stop_jobs.work, ranks, str(folder.path), act, at, rank, environ)
-
-
-def events(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
-    return [event for event in folder.events() if event["event"] == kind]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

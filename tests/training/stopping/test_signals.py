@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from slurmddp.errors import ConfigError
 from slurmddp.training.stopping.signals import StopSignals, hold_in_worker, signals_held
+from support.runs.agent_runs import runs, wait_until
 
 pytestmark = pytest.mark.distributed
 
@@ -53,13 +54,6 @@ if __name__ == "__main__":
 '''
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_workers_die_with_a_rank_that_is_killed(tmp_path: Path, context: str) -> None:
     program = tmp_path / "program.py"
@@ -68,16 +62,13 @@ def test_workers_die_with_a_rank_that_is_killed(tmp_path: Path, context: str) ->
     assert rank.stdout is not None
     try:
         workers = [int(rank.stdout.readline().split()[1]) for _ in range(2)]
-        assert all(map(is_alive, workers))
+        assert all(map(runs, workers))
     finally:
         rank.kill()
         rank.wait()
         rank.stdout.close()
     # torch's own watchdog polls every five seconds, and only between two batches.
-    deadline = time.monotonic() + 60
-    while any(map(is_alive, workers)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(map(is_alive, workers))
+    wait_until(lambda: not any(map(runs, workers)), "the workers end")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
@@ -102,20 +93,18 @@ def test_another_thread_sees_a_signal_while_the_main_thread_is_busy():
         sender = subprocess.Popen(["sh", "-c", f"sleep 0.2; kill -s USR2 {os.getpid()}"])
         blocked = dist.HashStore()
         blocked.set_timeout(timedelta(seconds=120))
-        polling = threading.Thread(target=lambda: blocked.set("seen", str(poll_until(signals))))
+
+        def poll():
+            wait_until(signals.poll, "a signal")
+            blocked.set("seen", signals.received)
+
+        polling = threading.Thread(target=poll)
         polling.start()
         # One C call that does not come back to the interpreter until the other thread has polled.
         seen = blocked.get("seen")
         sender.wait()
         polling.join()
     assert seen == b"SIGUSR2"
-
-
-def poll_until(signals):
-    deadline = time.monotonic() + 60
-    while signals.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return signals.received
 
 
 def test_handlers_outside_the_main_thread_are_refused():
