@@ -74,18 +74,6 @@ def test_resume_of_a_run_that_nobody_sees_says_what_is_in_the_way(make_run, slur
     assert resumed == []
 
 
-def test_resume_while_slurm_still_ends_the_cancelled_job_says_to_wait(make_run, slurm, resumed, capsys):
-    folder = make_run()
-    submit(folder)
-    start(folder)
-    slurm.set_state("7", "COMPLETING")
-    folder.cancelled_file.touch()
-    folder.add_event("cancelled", job_id="7")
-    assert main(["resume", "gpt"]) == EXIT_RUN_STATE
-    assert resumed == []
-    assert "Try again in a moment" in capsys.readouterr().err
-
-
 def test_resume_refuses_a_finished_run(make_run, slurm, resumed, capsys):
     folder = make_run()
     submit(folder)

@@ -10,12 +10,9 @@ import yaml
 from slurmddp.cli.main import main
 from slurmddp.config.compose import compose
 from slurmddp.config.job import build_job
-from slurmddp.errors import (
-    EXIT_CONFIG,
-    EXIT_RUN_STATE,
-    EXIT_SLURM,
-)
+from slurmddp.errors import EXIT_CONFIG, EXIT_RUN_STATE, EXIT_SLURM
 from slurmddp.runs.folder.history import UNANSWERED
+from support.runs.cli_runs import end, start
 from support.runs.train_runs import BIG, only_run
 
 
@@ -41,6 +38,9 @@ def test_the_same_command_does_not_submit_twice(project, cluster, capsys):
     cluster.set_state("1", "RUNNING")
     assert main(["train", *BIG, "time_limit=3:00:00"]) == 0
     assert "Nothing was started twice" in capsys.readouterr().out
+    cluster.silence = "it is asleep"
+    assert main(["train", *BIG]) == EXIT_SLURM
+    assert "can't be seen" in capsys.readouterr().err
     assert len(cluster.submissions) == 1
 
 
@@ -70,23 +70,11 @@ def test_fresh_refuses_an_active_run(project, cluster, capsys, state, code, word
     assert only_run(project).path == folder.path and len(cluster.submissions) == 1
 
 
-def test_a_run_whose_cancelled_job_is_still_ending_is_not_called_submitted(project, cluster, capsys):
-    main(["train", *BIG])
-    folder = only_run(project)
-    folder.add_event("started", attempt=0, job_id="1", launcher="slurm", nodes="n1")
-    cluster.set_state("1", "COMPLETING")
-    folder.cancelled_file.touch()
-    folder.add_event("cancelled", job_id="1")
-    assert main(["train", *BIG]) == EXIT_RUN_STATE
-    assert "Try again in a moment" in capsys.readouterr().err
-    assert len(cluster.submissions) == 1
-
-
 @pytest.mark.parametrize("command", ["train", "resume"])
-def test_a_run_that_was_asked_to_stop_and_still_runs_is_not_called_resumed(project, cluster, capsys, command):
+def test_a_run_that_is_still_ending_is_not_started_again(project, cluster, capsys, command):
     main(["train", *BIG])
     folder = only_run(project)
-    folder.add_event("started", attempt=0, job_id="1", launcher="slurm", nodes="n1")
+    start(folder, job_id="1")
     cluster.set_state("1", "RUNNING")
     again = ["train", *BIG] if command == "train" else ["resume", folder.name]
     assert main(again) == 0
@@ -94,22 +82,19 @@ def test_a_run_that_was_asked_to_stop_and_still_runs_is_not_called_resumed(proje
     assert main(again) == EXIT_RUN_STATE
     said = capsys.readouterr().err
     assert "was asked to stop and has not ended yet" in said and "Try again" in said
-    assert len(cluster.submissions) == 1 and folder.stop_file.exists()
-
-
-def test_while_slurm_is_silent_nobody_submits_twice(project, cluster, capsys):
-    main(["train", *BIG])
-    cluster.silence = "it is asleep"
-    assert main(["train", *BIG]) == EXIT_SLURM
-    assert "can't be seen" in capsys.readouterr().err
+    folder.stop_file.rename(folder.cancelled_file)
+    cluster.set_state("1", "COMPLETING")
+    folder.add_event("cancelled", job_id="1")
+    assert main(again) == EXIT_RUN_STATE
+    assert "Try again in a moment" in capsys.readouterr().err
+    assert len(cluster.submissions) == 1
 
 
 def test_a_run_that_ended_goes_on_in_its_folder(project, cluster):
     main(["train", *BIG])
     folder = only_run(project)
-    folder.log_dir(0).mkdir(parents=True)
-    folder.add_event("started", attempt=0, job_id="1", restart_count=0, nodes="n1", launcher="slurm")
-    folder.add_event("ended", attempt=0, job_id="1", exit_code=75, outcome="stopped", next="none")
+    start(folder, job_id="1")
+    end(folder, "stopped", code=75, job_id="1")
     folder.cancelled_file.touch()
     folder.stop_file.touch()
     cluster.set_state("1", "COMPLETED")

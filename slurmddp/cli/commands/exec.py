@@ -13,22 +13,24 @@ ranks run on its nodes. The command has no run folder and restarts nothing: `slu
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from slurmddp.cli.messages import UsageError
 
 _WITH_VALUE = ("-n", "--ranks", "--nodes")
 
 
-def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words for slurmddp, and the words from the program on."""
+def split(
+    arguments: Sequence[str], begins: Callable[[str], bool] = lambda word: not word.startswith("-")
+) -> tuple[list[str], list[str]]:
+    """Return the words for slurmddp, and the words from the program on, of which `begins` knows the first."""
     words = iter(enumerate(arguments))
     for at, word in words:
         if word == "--":
             return list(arguments[:at]), list(arguments[at + 1 :])
         if word in _WITH_VALUE:
             next(words, None)
-        elif not word.startswith("-"):
+        elif begins(word):
             return list(arguments[:at]), list(arguments[at:])
     return list(arguments), []
 

@@ -17,27 +17,16 @@ import re
 from collections.abc import Sequence
 
 from slurmddp.cli.commands import train
+from slurmddp.cli.commands.exec import split as split_before
 from slurmddp.cli.messages import EXIT_CODES, UsageError
 
-_SETTING = re.compile(r"[+~]{0,2}[\w./@-]+=|~")
-_WITH_VALUE = ("-n", "--ranks")
+_OWN = re.compile(r"-|[+~]{0,2}[\w./@-]+=|~")
+"""A flag or a setting."""
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words for slurmddp, and the words from the program on: `[-m] PROGRAM ARGUMENT...`."""
-    words = iter(enumerate(arguments))
-    for at, word in words:
-        if word == "--":
-            return list(arguments[:at]), list(arguments[at + 1 :])
-        if word == "-m":
-            break
-        if word in _WITH_VALUE:
-            next(words, None)
-        elif not word.startswith("-") and not _SETTING.match(word):
-            break
-    else:
-        return list(arguments), []
-    return list(arguments[:at]), list(arguments[at:])
+    return split_before(arguments, lambda word: word == "-m" or not _OWN.match(word))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
