@@ -62,13 +62,10 @@ def prepared(tree: Path, folder: Path) -> Path:
 
 
 def of_commit(commit: str, folder: Path) -> Path:
-    """Return a tree of an earlier version, with its templates where an installed package has them."""
+    """Return the tree of a version."""
     archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
     folder.mkdir()
     subprocess.run(["tar", "-x"], cwd=folder, input=archive, check=True)
-    for name in ("conf", "templates"):
-        if not (folder / "slurmddp" / name).exists():
-            (folder / "slurmddp" / name).symlink_to(folder / name)
     return folder
 
 

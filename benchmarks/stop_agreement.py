@@ -19,7 +19,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from record import free_port, keep, parser
+from record import free_port, in_turn, keep, parser
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.training.stopping.controller import StopController
@@ -67,16 +67,16 @@ def rank_main(rank, options, port):
     )
     info = RankInfo(environment="local", rank=rank, world_size=options.ranks, local_world_size=options.ranks)
     context, stops = SimpleNamespace(store=store, info=info), StopController(None)
-    times = {variant: [] for variant in VARIANTS}
     idle = threads_share()
 
     def should_stop():
         return stops.should_stop(context)
 
-    train("should_stop", should_stop, 50, 0)
-    for number in range(options.rounds):
-        for variant in VARIANTS[number % 3 :] + VARIANTS[: number % 3]:
-            times[variant].append(train(variant, should_stop, options.steps, options.step_ms / 1000))
+    times = in_turn(
+        VARIANTS,
+        options.rounds,
+        lambda variant: train(variant, should_stop, options.steps, options.step_ms / 1000),
+    )
     dist.barrier()
     share = max(0.0, threads_share() - idle)
     call_s = bare_call(should_stop)

@@ -74,10 +74,10 @@ def run(args: argparse.Namespace) -> int:
 
     def report(text: str, result: Result) -> None:
         print(f"{time.monotonic() - started:7.1f} s  {text}", file=sys.stderr, flush=True)
-        _write(args.output, result)
+        if args.output is not None:
+            write_atomic(args.output.absolute(), json.dumps(table.as_json(result), indent=1) + "\n")
 
     result = run_chaos(settings, report)
-    _write(args.output, result)
     table.print_result(result, sys.stdout)
     if settings.keep is not None:
         print(f"The run folders are in {settings.keep}.", file=sys.stderr)
@@ -103,11 +103,6 @@ def _settings(args: argparse.Namespace) -> Settings:
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
     """Let a signal, also one that a shell's `&` had ignored, take everything down on its way out."""
     raise KeyboardInterrupt
-
-
-def _write(output: Path | None, result: Result) -> None:
-    if output is not None:
-        write_atomic(output.absolute(), json.dumps(table.as_json(result), indent=1) + "\n")
 
 
 def main() -> int:

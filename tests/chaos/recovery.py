@@ -40,10 +40,6 @@ class Outcome:
     def survived(self) -> bool:
         return self.outcome in (WENT_ON, IN_PLACE, CAME_BACK)
 
-    @property
-    def gone(self) -> bool:
-        return self.outcome == LOST
-
     def sentence(self, faults: int) -> str:
         """Say it on one line."""
         figures = f" after {self.recovery_s:.1f} s" if self.recovery_s is not None else ""
@@ -55,7 +51,7 @@ class Outcome:
 def strike(scene: Scene, planned: Planned, limit_s: float) -> Outcome | None:
     """Do one planned fault and wait for what becomes of it; None when it came too late to count."""
     training, luck = scene.training, planned.luck()
-    attempt, restarts = training.attempt, len(training.restarts())
+    attempt, restarts = training.attempt, len(training.events("restarted"))
     time.sleep(luck.uniform(0, 0.2))
     try:
         struck = FAULTS[planned.kind].inject(scene, luck)
@@ -113,7 +109,7 @@ def _beyond_in_place(training: Training, attempt: int, restarts: int) -> tuple[i
 
     None before that. `restarts` is how often ranks had begun again until the fault.
     """
-    new = training.restarts()[restarts:]
+    new = training.events("restarted")[restarts:]
     if not new:
         return None
     begun, own = new[0]["time"], training.steps(lambda number: number == attempt)
@@ -143,7 +139,7 @@ def _resume_by_hand(scene: Scene, attempt: int, limit_s: float) -> bool:
         training.give_up()
     return_nodes(scene)
     with contextlib.suppress(SlurmddpError):
-        training.resume()
+        training.place.command(*training.resume_words)
         return training.wait(lambda: _is_beyond(training, attempt), limit_s)
     return False
 
@@ -163,5 +159,7 @@ def _figures(
         return before, 0, max((b - a for a, b in pairwise(times)), default=0.0)
     for step, when in training.steps(lambda number: number > attempt):
         if step > before:
-            return before, max(0, before - training.resumed_step(training.attempt)), when - struck.at
+            resumes = training.events("resumed")
+            from_step = [event["step"] for event in resumes if event["attempt"] == training.attempt]
+            return before, max(0, before - (from_step[-1] if from_step else 0)), when - struck.at
     return before, 0, None

@@ -18,7 +18,7 @@ from pathlib import Path
 from chaos import disk
 from chaos.compare import End, difference, end_of
 from chaos.faults import Planned, Scene, draw
-from chaos.recovery import Outcome, return_nodes, strike
+from chaos.recovery import LOST, Outcome, return_nodes, strike
 from chaos.training import POLL_S, Place, Shape, Training, write_project
 from slurmddp.errors import SlurmddpError
 from support.slurm.faulty_sandbox import FaultySandbox
@@ -102,7 +102,9 @@ def run(settings: Settings, report: Report) -> Result:
         first = scene_of("undisturbed")
         result.versions = _versions(first.sandbox)
         reference = _undisturbed(first, settings, tell)
-        pending = deque(draw(settings.kinds, settings.faults, settings.seed, _most_steps(settings)))
+        pending = deque(
+            draw(settings.kinds, settings.faults, settings.seed, min(40, settings.shape.steps // 5))
+        )
         misses = 0
         while pending and misses < MOST_MISSES:
             before = len(result.outcomes)
@@ -110,17 +112,12 @@ def run(settings: Settings, report: Report) -> Result:
             result.runs.append(_disturbed(scene, pending, reference, result, tell))
             misses = misses + 1 if len(result.outcomes) == before else 0
             tell(_sentence(result.runs[-1]))
-    result.seconds = round(time.monotonic() - started, 1)
     return result
 
 
 def _versions(sandbox: FaultySandbox) -> dict[str, str]:
     slurm = ".".join(str(part) for part in sandbox.plan.machine.slurm_version)
     return {"python": platform.python_version(), "torch": metadata.version("torch"), "slurm": slurm}
-
-
-def _most_steps(settings: Settings) -> int:
-    return max(1, min(40, settings.shape.steps // 5))
 
 
 @contextlib.contextmanager
@@ -135,7 +132,8 @@ def stage(settings: Settings, tell: Callable[[str], None]) -> Iterator[Callable[
         if "fill-disk" in settings.kinds:
             small = stack.enter_context(disk.mounted(project / "runs", DISK_MB))
         if settings.keep is not None:
-            stack.callback(_keep, project / "runs", settings.keep)
+            kept = shutil.ignore_patterns(disk.FILLER)
+            stack.callback(shutil.copytree, project / "runs", settings.keep, dirs_exist_ok=True, ignore=kept)
         cpus = settings.shape.ranks_per_node
         sandbox = FaultySandbox(
             f"chaos{os.getpid()}",
@@ -151,10 +149,6 @@ def stage(settings: Settings, tell: Callable[[str], None]) -> Iterator[Callable[
         tell(f"The sandbox is up: {nodes} nodes of which {settings.shape.nodes} train.")
         place = Place(project, sandbox)
         yield lambda name: Scene(sandbox, Training(place, name, settings.shape), small)
-
-
-def _keep(runs: Path, target: Path) -> None:
-    shutil.copytree(runs, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(disk.FILLER))
 
 
 def _undisturbed(scene: Scene, settings: Settings, tell: Callable[[str], None]) -> End:
@@ -183,7 +177,7 @@ def _disturbed(
         pending.popleft()
         result.outcomes.append(outcome)
         tell(outcome.sentence(result.settings.faults))
-        if outcome.gone:
+        if outcome.outcome == LOST:
             break
     return _judge(training, reference, limit_s)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +18,8 @@ from chaos.faults import FAULTS, MissedError, Scene, choose, draw
 from chaos.recovery import Outcome
 from chaos.runner import Result, RunResult, Settings
 from chaos.story import PLANNED, Story, story
-from chaos.training import Lines, Shape, Training
+from chaos.training import Lines, Shape
 from slurmddp.errors import ConfigError
-from slurmddp.runs.folder.layout import RunFolder
 
 __all__ = ["story"]
 
@@ -27,13 +27,10 @@ KINDS = sorted(FAULTS)
 END = End(step=3, weights="abc", losses=(3.0, 2.0, 1.0), held_out=(2.5,))
 
 
-def test_the_same_seed_draws_the_same_faults() -> None:
+def test_the_same_seed_draws_the_same_faults_every_kind_once_in_a_round() -> None:
     assert draw(KINDS, 40, 7, 30) == draw(KINDS, 40, 7, 30)
     assert draw(KINDS, 40, 7, 30) != draw(KINDS, 40, 8, 30)
     assert PLANNED.luck().random() == PLANNED.luck().random()
-
-
-def test_every_kind_comes_once_in_a_round() -> None:
     planned = draw(KINDS, 2 * len(KINDS) + 1, 3, 30)
     for start in (0, len(KINDS)):
         assert sorted(one.kind for one in planned[start : start + len(KINDS)]) == KINDS
@@ -119,20 +116,15 @@ def test_commands_at_once_must_leave_one_job(
     assert bool(struck.broken) is bool(broken)
 
 
-def outcome(kind: str, how: str, lost: int | None, recovery_s: float | None) -> Outcome:
-    return Outcome(0, kind, "run", "what", 12, how, 1, lost, recovery_s)
-
-
 def test_a_result_is_good_only_if_all_of_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    import sys
-
     settings = Settings(kinds=("preempt",), faults=2)
     same = RunResult("run", 3, "")
-    back = outcome("preempt", "came back", 4, 12.5)
-    good = Result(settings, outcomes=[back, outcome("preempt", "came back", 0, 10.5)], runs=[same])
+    back = Outcome(0, "preempt", "run", "what", 12, "came back", 1, 4, 12.5)
+    again = replace(back, lost_steps=0, recovery_s=10.5)
+    good = Result(settings, outcomes=[back, again], runs=[same])
     assert good.good
     assert not replace(good, outcomes=[back]).good
-    assert not replace(good, outcomes=[back, outcome("preempt", "by hand", 0, 1.0)]).good
+    assert not replace(good, outcomes=[back, replace(again, outcome="by hand")]).good
     assert not replace(good, runs=[]).good
     assert not replace(good, runs=[same, replace(same, difference="its losses")]).good
     table.print_result(good, sys.stdout)
@@ -145,16 +137,13 @@ def test_a_result_is_good_only_if_all_of_it_is(capsys: pytest.CaptureFixture[str
     assert written["by_kind"]["preempt"]["lost_steps_most"] == 4
 
 
-def test_damage_keeps_the_time_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "checkpoints" / "step-0000000010"
-    folder.mkdir(parents=True)
-    file = folder / "state.json"
+def test_damage_keeps_the_time_of_the_file(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = story.folder.checkpoints_dir / "step-0000000010" / "state.json"
+    file.parent.mkdir(parents=True)
     file.write_bytes(b"x" * 1000)
     before = file.stat()
-    training = Training(None, "story", Shape())  # type: ignore[arg-type]
-    training.watch(RunFolder(tmp_path))
     monkeypatch.setattr(Scene, "ranks", lambda scene: [])
-    scene: Any = Scene(None, training)  # type: ignore[arg-type]
+    scene: Any = Scene(None, story.training)  # type: ignore[arg-type]
     struck = FAULTS["flip-bit"].inject(scene, random.Random(1))
     changed = [a ^ b for a, b in zip(file.read_bytes(), b"x" * 1000, strict=True) if a != b]
     assert len(changed) == 1

@@ -130,10 +130,6 @@ class Training:
         self.folder = folder
         self._events, self._metrics = Lines(folder.attempts_file), Lines(folder.metrics_file)
 
-    def resume(self) -> None:
-        """Resume by hand."""
-        self.place.command(*self.resume_words)
-
     def give_up(self) -> None:
         """Cancel it and wait until SLURM has ended it."""
         with contextlib.suppress(SlurmError):
@@ -177,15 +173,6 @@ class Training:
         """Return the highest step that was logged, 0 before the first."""
         return max((step for step, _ in self.steps(attempts)), default=0)
 
-    def resumed_step(self, attempt: int) -> int:
-        """Return the step from which an attempt resumed; 0 for a fresh start."""
-        steps = [event["step"] for event in self.events("resumed") if event.get("attempt") == attempt]
-        return int(steps[-1]) if steps else 0
-
-    def restarts(self) -> list[dict[str, Any]]:
-        """Return the restarts of ranks within an attempt."""
-        return self.events("restarted")
-
     def saved(self, attempt: int) -> bool:
         """Say whether an attempt has written a checkpoint."""
         return any(event.get("attempt") == attempt for event in self.events("saved"))
@@ -199,22 +186,16 @@ class Training:
             time.sleep(POLL_S)
         return True
 
-    def _said_by_slurm(self) -> str:
-        with contextlib.suppress(SlurmError):
-            answer = self.place.sandbox.command(
-                "squeue", "-h", "-t", "all", "-j", self.job_id, "-o", "%T, %r"
-            )
-            return answer.strip()
-        return "no such job"
-
     def end_word(self) -> str:
         """Say how the newest attempt stands, for a report on a run that does not continue."""
         newest = self.history().newest
         if newest is None:
             return "no attempt has started"
         if newest.ended is None:
-            where = f"attempt {newest.number} has not ended, last step {self.last_step()}"
-            return f"{where}, SLURM: {self._said_by_slurm()}"
+            asked, said = ("squeue", "-h", "-t", "all", "-j", self.job_id, "-o", "%T, %r"), "no such job"
+            with contextlib.suppress(SlurmError):
+                said = self.place.sandbox.command(*asked).strip()
+            return f"attempt {newest.number} has not ended, last step {self.last_step()}, SLURM: {said}"
         return f"attempt {newest.number} ended: {newest.outcome}, code {newest.exit_code}, next {newest.next}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 
 import pytest
@@ -39,39 +40,26 @@ def test_a_table_that_stays_whole_is_not_cut_off_on_a_narrow_terminal(monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(None, "-"), (-3, "0s"), (41.4, "41s"), (185, "3m 05s"), (7620, "2h 07m"), (273600, "3d 04h")],
-)
-def test_durations_read_well(seconds, text):
-    assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("share", "text"),
+    ("say", "texts"),
     [
-        (0.0, "0 %"),
-        (1e-9, "< 1 %"),
-        (0.0051, "1 %"),
-        (0.874, "87 %"),
-        (0.9999, "99 %"),
-        (1.0, "100 %"),
-        (1.0000001, "100 %"),
+        (duration, {None: "-", -3: "0s", 41.4: "41s", 185: "3m 05s", 7620: "2h 07m", 273600: "3d 04h"}),
+        (
+            percent,
+            {
+                0.0: "0 %",
+                1e-9: "< 1 %",
+                0.0051: "1 %",
+                0.874: "87 %",
+                0.9999: "99 %",
+                1.0: "100 %",
+                1.001: "100 %",
+            },
+        ),
+        (
+            number,
+            {None: "-", 0.0: "0.0000", 1.23456: "1.2346", 1e-6: "1.00e-06", 3e9: "3.00e+09", math.nan: "nan"},
+        ),
     ],
 )
-def test_only_all_of_it_is_a_hundred_percent(share, text):
-    assert percent(share) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (None, "-"),
-        (0.0, "0.0000"),
-        (1.23456, "1.2346"),
-        (1e-6, "1.00e-06"),
-        (3e9, "3.00e+09"),
-        (float("nan"), "nan"),
-    ],
-)
-def test_losses_read_well(value, text):
-    assert number(value) == text
+def test_times_shares_and_losses_read_well(say, texts):
+    assert {value: say(value) for value in texts} == texts

@@ -22,10 +22,10 @@ def test_a_line_after_a_torn_one_is_whole(tmp_path: Path) -> None:
     assert list(read_lines(path)) == [{"event": "started"}, {"event": "ended", "code": 1}]
 
 
-def test_a_line_glued_to_a_torn_one_is_read(tmp_path: Path) -> None:
-    # The batch script appends without a look at what is there.
+@pytest.mark.parametrize("torn", ['{"event": "sav', "\0" * 512])
+def test_a_line_glued_to_a_torn_one_or_to_a_hole_of_zeros_is_read(tmp_path: Path, torn: str) -> None:
     path = tmp_path / "lines"
-    path.write_text('{"event": "sav{"event": "ended", "code": 1}\n{"event": "started"}\n\n')
+    path.write_text(torn + '{"event": "ended", "code": 1}\n{"event": "started"}\n\n')
     assert list(read_lines(path)) == [{"event": "ended", "code": 1}, {"event": "started"}]
 
 
@@ -38,12 +38,6 @@ def test_a_broken_line_costs_only_itself_and_is_reported_once(
     for _ in range(2):
         assert list(read_lines(path)) == [{"event": "started"}, {"event": "ended"}]
     assert caplog.text.count("line 2") == 1 and "is left out" in caplog.text
-
-
-def test_a_line_behind_a_hole_of_zeros_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "lines"
-    path.write_text("\0" * 512 + '{"event": "started"}\n')
-    assert list(read_lines(path)) == [{"event": "started"}]
 
 
 def test_a_file_without_any_record_is_an_error(tmp_path: Path) -> None:

@@ -9,42 +9,32 @@ from pathlib import Path
 import pytest
 
 from slurmddp.runs.folder.jsonl import append_line
-from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.report.goodput import measure, read_goodput
 from slurmddp.runs.status.run_status import RunStatus
-from support.runs.run_events import FAILED, ended, event, saved, started
+from support.runs.run_events import FAILED, ended, event, make_folder, saved, started, write
 
 RUNNING = RunStatus(name="gpt", path=Path(), state="running", detail="", active=True)
+TRAINED = (event("first_step", 10, 0, step=1), saved(32, 20))
 
 
 @pytest.fixture
 def folder(tmp_path):
-    run = RunFolder(tmp_path / "gpt-0a1b2c3d")
-    run.path.mkdir()
-    run.config_file.write_text("name: gpt\ntrain: {steps: 40}\n")
-    return run
+    return make_folder(tmp_path, "name: gpt\ntrain: {steps: 40}\n")
 
 
 def test_lines_of_metrics_are_looked_at_for_an_attempt_without_an_end(folder):
-    for one in (started(0), event("first_step", 10, 0, step=1), saved(32, 20), started(100, 1)):
-        append_line(folder.attempts_file, one)
+    write(folder, started(0), *TRAINED, started(100, 1))
     append_line(folder.metrics_file, {"step": 25, "attempt": 0, "time": 37.0, "loss": 1.0})
     found = read_goodput(folder, RUNNING, 110.0)
     assert found.parts == {"training": 20, "saving": 2, "lost": 5, "starting": 20, "queued": 63}
 
 
-@pytest.mark.parametrize(("host", "training"), [("another-host", 20), (None, 88)])
+@pytest.mark.parametrize(("host", "training"), [("another-host", 20), (socket.gethostname(), 88)])
 def test_a_local_run_that_is_not_seen_is_not_believed_to_train(folder, monkeypatch, host, training):
     monkeypatch.setattr(
         "slurmddp.runs.report.goodput.is_alive", lambda newest: newest.host != "another-host" or None
     )
-    events = [
-        started(0, launcher="local", job_id="local-1", pid=1, host=host or socket.gethostname()),
-        event("first_step", 10, 0, step=1),
-        saved(32, 20),
-    ]
-    for one in events:
-        append_line(folder.attempts_file, one)
+    write(folder, started(0, launcher="local", job_id="local-1", pid=1, host=host), *TRAINED)
     assert read_goodput(folder, RUNNING, 100.0).parts["training"] == training
 
 
@@ -59,17 +49,14 @@ def test_a_local_run_that_is_not_seen_is_not_believed_to_train(folder, monkeypat
     ],
 )
 def test_the_status_decides_whether_a_run_continues(folder, state, active, parts):
-    for one in (started(0), event("first_step", 10, 0, step=1), saved(32, 20)):
-        append_line(folder.attempts_file, one)
+    write(folder, started(0), *TRAINED)
     found = read_goodput(folder, replace(RUNNING, state=state, active=active), 100.0)
     assert found.parts == {"training": 20, "saving": 2, "starting": 10} | parts
 
 
 def test_a_script_that_recorded_a_first_step_is_starting_before_the_next_one(folder):
     folder.config_file.write_text("name: gpt\nprogram: {script: train.py}\n")
-    first = [started(0), event("first_step", 10, 0, step=1), saved(32, 20), ended(34, "stopped")]
-    for one in (*first, started(34, 1), ended(40, "stopped", attempt=1)):
-        append_line(folder.attempts_file, one)
+    write(folder, started(0), *TRAINED, ended(34, "stopped"), started(34, 1), ended(40, "stopped", attempt=1))
     found = read_goodput(folder, replace(RUNNING, state="stopped", active=False), 40.0)
     assert found.parts["starting"] == 16 and "unknown" not in found.parts
 
@@ -79,7 +66,7 @@ def test_a_script_that_recorded_a_first_step_is_starting_before_the_next_one(fol
 )
 def test_a_custom_program_is_known_by_the_configuration(folder, program):
     folder.config_file.write_text(f"name: gpt\nprogram: {program}\n")
-    append_line(folder.attempts_file, started(0))
+    write(folder, started(0))
     assert read_goodput(folder, RUNNING, 5.0).parts == {"unknown": 5}
 
 

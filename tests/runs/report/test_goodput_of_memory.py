@@ -9,37 +9,34 @@ from support.runs.run_events import ended, event, saved, started
 
 BEGUN = [started(100), event("first_step", 110, 0, step=1), saved(121, 10)]
 """One step a second; each save takes one."""
-FELL = [event("rank_failed", 141, 0), event("restarted", 141, 0, generation=1, step=30)]
+FAILED = event("rank_failed", 141, 0)
+FELL = [*BEGUN, FAILED, event("restarted", 141, 0, generation=1, step=30)]
 
 
-def after(resumed: int) -> list[dict]:
-    again = [event("resumed", 142, 0, step=resumed), event("first_step", 143, 0, step=resumed + 1)]
-    return [*BEGUN, *FELL, *again, saved(150, 40), ended(150, "finished")]
+def again(step: int, place: str = "memory", later: float = 0) -> list[dict]:
+    resumed = event("resumed", 142 + later, 0, step=step, **{"from": place})
+    return [resumed, event("first_step", 143 + later, 0, step=step + 1)]
+
+
+def parts_of(events: list[dict], end: float = 150, outcome: str = "finished") -> dict[str, float]:
+    parts = measure([*events, ended(end, outcome)], now=1e6).parts
+    assert sum(parts.values()) == pytest.approx(end - 100)
+    return parts
+
+
+def by_word(events: list[dict]) -> dict[str, float]:
+    return parts_of([*events, event("rank_failed", 150, 0)], outcome="failed")
 
 
 @pytest.mark.parametrize(("resumed", "lost"), [(30, 0), (25, 5), (20, 10), (10, 20)])
 def test_the_steps_after_that_state_are_lost(resumed: int, lost: int) -> None:
-    parts = measure(after(resumed), now=1e6).parts
+    parts = parts_of([*FELL, *again(resumed), saved(150, 40)])
     assert parts.get("lost", 0) == pytest.approx(lost, abs=1)
     assert parts["starting"] == 10 + 2
-    assert sum(parts.values()) == pytest.approx(50)
-
-
-def again(step: int, place: str = "memory") -> list[dict]:
-    return [
-        event("resumed", 142, 0, step=step, **{"from": place}),
-        event("first_step", 143, 0, step=step + 1),
-    ]
-
-
-def by_word(events: list[dict]) -> dict[str, float]:
-    parts = measure([*events, event("rank_failed", 150, 0), ended(150, "failed")], now=1e6).parts
-    assert sum(parts.values()) == pytest.approx(50)
-    return parts
 
 
 def test_what_only_the_memory_held_is_lost_with_the_attempt() -> None:
-    parts = by_word([*BEGUN, *FELL, *again(25)])
+    parts = by_word([*FELL, *again(25)])
     assert parts["training"] == pytest.approx(9)
     assert parts["lost"] == pytest.approx(20 + 7)
 
@@ -47,7 +44,7 @@ def test_what_only_the_memory_held_is_lost_with_the_attempt() -> None:
 def test_an_attempt_without_a_save_leaves_nothing_behind_but_what_it_found() -> None:
     first = [started(50), event("first_step", 60, 0, step=1), saved(101, 40), ended(101, "stopped")]
     told = [started(100), event("resumed", 105, 0, step=40, **{"from": "disk"})]
-    told += [event("first_step", 110, 0, step=41), *FELL[:1]]
+    told += [event("first_step", 110, 0, step=41), FAILED]
     told += [event("restarted", 141, 0, generation=1, step=70), *again(65)]
     assert "training" not in by_word(told)
     later = [{**one, "attempt": 1, "time": one["time"] + 10} for one in told]
@@ -58,44 +55,37 @@ def test_an_attempt_without_a_save_leaves_nothing_behind_but_what_it_found() -> 
 @pytest.mark.parametrize("at", [141.5, 142.5, 145])
 def test_a_save_that_comes_to_its_end_beside_the_new_ranks_counts(at: float) -> None:
     late = event("saved", at, 0, step=20, seconds=0.0, written_s=at - 131)
-    told = sorted([*BEGUN, *FELL, *again(25), late], key=lambda one: one["time"])
+    told = sorted([*FELL, *again(25), late], key=lambda one: one["time"])
     assert by_word(told)["training"] == pytest.approx(9 + 10, abs=1)
 
 
 def test_new_ranks_that_go_on_from_the_disk_have_it_to_fall_back_on() -> None:
-    assert by_word([*BEGUN, *FELL, *again(30, "disk")])["lost"] == pytest.approx(7)
+    assert by_word([*FELL, *again(30, "disk")])["lost"] == pytest.approx(7)
 
 
-@pytest.mark.parametrize("end", ["running", "finished"])
-def test_as_long_as_the_ranks_go_on_nothing_of_it_is_lost(end: str) -> None:
-    told = [*BEGUN, *FELL, *again(30)]
-    told += [] if end == "running" else [saved(150, 37), ended(150, "finished")]
-    assert "lost" not in measure(told, now=150, running=end == "running").parts
+def test_as_long_as_the_ranks_go_on_nothing_of_it_is_lost() -> None:
+    assert "lost" not in measure([*FELL, *again(30)], now=150, running=True).parts
+    assert "lost" not in parts_of([*FELL, *again(30), saved(150, 37)])
 
 
 @pytest.mark.parametrize("resumed", [30, 25])
 def test_what_a_rank_that_hung_cost_the_others_is_lost(resumed: int) -> None:
     told = [*BEGUN, event("stalled", 441, 0, generation=0, rank=1, phase="step", step=30, seconds=300.0)]
-    told += [{**one, "time": 442} for one in FELL]
-    told += [{**one, "time": one["time"] + 301} for one in again(resumed)]
-    parts = measure([*told, ended(450, "finished")], now=1e6).parts
+    told += [{**one, "time": 442} for one in FELL[3:]]
+    parts = parts_of([*told, *again(resumed, later=301)], 450)
     assert parts["lost"] == pytest.approx(301 + 30 - resumed, abs=1)
-    assert sum(parts.values()) == pytest.approx(350)
 
 
 def test_the_time_in_which_nobody_had_missed_a_lost_node_is_lost_though_its_last_step_was_not() -> None:
-    told = [*BEGUN, event("restarted", 151, 0, generation=1, step=30, silent_s=10.0)]
-    told += [{**one, "time": one["time"] + 10} for one in again(30)]
-    parts = measure([*told, saved(160, 37), ended(160, "finished")], now=1e6).parts
+    told = [*BEGUN, event("restarted", 151, 0, generation=1, step=30, silent_s=10.0), *again(30, later=10)]
+    parts = parts_of([*told, saved(160, 37)], 160)
     assert parts["lost"] == pytest.approx(10)
     assert parts["starting"] == 10 + 2
-    assert sum(parts.values()) == pytest.approx(60)
 
 
 def test_what_the_agent_saves_at_the_end_counts_up_to_the_moment_of_the_copy() -> None:
     told = [*BEGUN, event("rank_failed", 140, 0)]
-    told += [event("saved", 150, 0, step=25, seconds=8.0, written_s=0.0, copied=135.0), ended(152, "failed")]
-    parts = measure(told, now=1e6).parts
+    told.append(event("saved", 150, 0, step=25, seconds=8.0, written_s=0.0, copied=135.0))
+    parts = parts_of(told, 152, "failed")
     assert (parts["training"], parts["lost"]) == (pytest.approx(23), pytest.approx(5))
     assert (parts["saving"], parts["ending"]) == (pytest.approx(2 + 8), pytest.approx(4))
-    assert sum(parts.values()) == pytest.approx(52)

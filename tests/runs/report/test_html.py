@@ -243,28 +243,20 @@ def test_a_failure_that_only_slurm_knows_is_on_the_page(folder):
     assert "running" not in text
 
 
-def test_what_stands_between_backticks_in_an_advice_is_code(folder):
-    two_attempts(folder)
-    for name in ("failure.json", "failure-g0.json"):
-        fail(folder, 1, name, signal="SIGKILL", reason=KILLED)
-    event(folder, "restarted", 130.0, attempt=1, generation=1, step=1)
-    html = html_of(folder)
-    assert html.count("<code>sacct</code>") == 2
-    assert "`sacct`" not in html
-    assert _coded("a `<b>` & c") == "a <code>&lt;b&gt;</code> &amp; c"
-
-
-def test_failures_before_restarts_in_place_are_listed(folder):
+def test_failures_before_restarts_in_place_are_listed_with_advice_whose_commands_are_code(folder):
     two_attempts(folder)
     assert "Restarted in place" not in page_of(folder).text
-    for generation, reason in enumerate(("out of memory: the kernel killed it", "")):
+    for generation, reason in enumerate((KILLED, "")):
         left = {"rank": generation, "signal": "SIGKILL", "reason": reason, "time": 340.0}
         fail(folder, 1, f"failure-g{generation}.json", generation=generation, **left)
         step = 40 if generation else -1
         event(folder, "restarted", 340.5 + generation, attempt=1, generation=generation + 1, step=step)
-    text = " ".join(page_of(folder).text.split())
+    html = html_of(folder)
+    text = Page(html).text
     assert "Restarted in place" in text
-    assert "Rank 0 on node4 was killed by SIGKILL: out of memory: the kernel killed it. Ask for more" in text
+    assert f"Rank 0 on node4 was killed by SIGKILL: {KILLED}. " in text
+    assert "<code>sacct</code>" in html and "`sacct`" not in html
+    assert _coded("a `<b>` & c") == "a <code>&lt;b&gt;</code> &amp; c"
     assert "attempt 1, after step 40 Rank 1 on node4 was killed by SIGKILL" in text
 
 

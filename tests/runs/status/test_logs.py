@@ -110,23 +110,12 @@ def test_tail_of_odd_files(tmp_path):
     assert logs.tail(path, 0) == []
 
 
-class Story:
-    """Lets things happen between two looks of `follow`, in place of time."""
-
-    def __init__(self, *acts):
-        self.acts = list(acts)
-        self.ended = False
-
-    def sleep(self, _seconds):
-        self.acts.pop(0)()
-        self.ended = not self.acts
-
-    def has_ended(self):
-        return self.ended
-
-
-def follow(folder, story, selection=RANK_0, count=20):
-    return list(logs.follow(folder, selection, count=count, has_ended=story.has_ended, sleep=story.sleep))
+def follow(folder, *acts, selection=RANK_0, count=20):
+    """Follow the logs of a run in which `acts` happen between two looks, in place of time."""
+    left = list(acts)
+    return list(
+        logs.follow(folder, selection, count=count, has_ended=lambda: not left, sleep=lambda _: left.pop(0)())
+    )
 
 
 def end(folder, attempt, **facts):
@@ -135,21 +124,18 @@ def end(folder, attempt, **facts):
 
 def test_follow_continues_with_later_lines(folder):
     write(folder, 0, "rank-0.log", "old\nhalf of a l")
-    story = Story(
+    found = follow(
+        folder,
         lambda: write(folder, 0, "rank-0.log", "ine\nnew\n"),
         lambda: write(folder, 0, "rank-0.log", "no line end"),
     )
-    assert follow(folder, story) == [
-        "[rank 0] old",
-        "[rank 0] half of a line",
-        "[rank 0] new",
-        "[rank 0] no line end",
-    ]
+    assert found == ["[rank 0] old", "[rank 0] half of a line", "[rank 0] new", "[rank 0] no line end"]
 
 
-def test_follow_shows_only_the_last_lines_of_before(folder):
-    write(folder, 0, "rank-0.log", "one\ntwo\nthree\n")
-    assert follow(folder, Story(lambda: None), count=2) == ["[rank 0] two", "[rank 0] three"]
+def test_follow_shows_the_last_lines_and_survives_a_log_that_is_written_anew(folder):
+    write(folder, 0, "rank-0.log", "one\ntwo\na long third line\n")
+    found = follow(folder, lambda: write(folder, 0, "rank-0.log", "new\n", mode="w"), count=2)
+    assert found == ["[rank 0] two", "[rank 0] a long third line", "[rank 0] new"]
 
 
 def test_follow_crosses_restarts_and_shows_failures(folder):
@@ -161,8 +147,7 @@ def test_follow_crosses_restarts_and_shows_failures(folder):
         end(folder, 0, exit_code=1, outcome="failed", next="requeue")
         write(folder, 1, "rank-0.log", "again\n")
 
-    story = Story(restart, lambda: end(folder, 1, exit_code=0, outcome="finished", next="none"))
-    assert follow(folder, story) == [
+    assert follow(folder, restart, lambda: end(folder, 1, exit_code=0, outcome="finished", next="none")) == [
         "[rank 0] first",
         "[rank 0] last of 0",
         "-- attempt 0: rank 3 on node4 ended with exit code 1; its last lines:",
@@ -175,24 +160,17 @@ def test_follow_crosses_restarts_and_shows_failures(folder):
     ]
 
 
-def test_follow_waits_for_the_first_attempt(folder):
+def test_follow_of_everything_waits_for_the_first_attempt_and_takes_up_new_ranks(folder):
     folder.path.mkdir()
-    story = Story(lambda: None, lambda: write(folder, 0, "rank-0.log", "here\n"))
-    lines = follow(folder, story)
-    assert "no attempt has started" in lines[0]
-    assert lines[1:] == ["-- attempt 0 starts", "[rank 0] here"]
-
-
-def test_follow_of_everything_takes_up_new_ranks(folder):
-    write(folder, 0, "batch.log", "starting\n")
-    story = Story(lambda: write(folder, 0, "rank-1.log", "hello\n"))
-    assert follow(folder, story, ALL) == ["[batch] starting", "[rank 1] hello"]
-
-
-def test_follow_survives_a_log_that_is_written_anew(folder):
-    write(folder, 0, "rank-0.log", "a long first line\n")
-    story = Story(lambda: write(folder, 0, "rank-0.log", "new\n", mode="w"))
-    assert follow(folder, story) == ["[rank 0] a long first line", "[rank 0] new"]
+    first, *lines = follow(
+        folder,
+        lambda: None,
+        lambda: write(folder, 0, "batch.log", "starting\n"),
+        lambda: write(folder, 0, "rank-1.log", "hello\n"),
+        selection=ALL,
+    )
+    assert "no attempt has started" in first
+    assert lines == ["-- attempt 0 starts", "[batch] starting", "[rank 1] hello"]
 
 
 @pytest.mark.parametrize(
