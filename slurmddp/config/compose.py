@@ -70,7 +70,8 @@ def compose(overrides: Sequence[str], project_dir: Path) -> dict[str, Any]:
     check_paths.check_name(config["name"])
     check_paths.check_data(relevant(config), project_dir)
     if config["program"].get("script"):
-        config["program"]["args"] = script_arguments.composed(config["program"].get("args"))
+        for name in ("args", "resume_args"):
+            config["program"][name] = script_arguments.composed(config["program"].get(name))
     return {**config, "project_dir": str(project_dir), **({EXPRESSIONS: expressions} if expressions else {})}
 
 

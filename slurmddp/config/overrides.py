@@ -197,9 +197,12 @@ def _with_sign(given: Given, draft: _Draft) -> str:
     if given.value is not None and given.key in GROUPS and not given.value.strip().startswith(("{", "$")):
         known = near_matches(given.value, options(draft.roots, given.key))
         raise ConfigError(f"`{given.key}={given.value}` names no choice.", hint=known)
-    if given.key == "program.args" and draft.content["program"].get("_target_") == OWN_TRAINER:
+    if (
+        given.key in ("program.args", "program.resume_args")
+        and draft.content["program"].get("_target_") == OWN_TRAINER
+    ):
         items = ",".join(quoted(one) for one in typed(given.value or ""))
-        return f"++program.args=[{items}]"
+        return f"++{given.key}=[{items}]"
     strict = given.sign == "" and given.first in OPEN_NODES and "." in given.key
     fresh = draft.content.get(given.first) == {}
     return given.text if strict and not fresh else f"++{given.key}={given.value}"

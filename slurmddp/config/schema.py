@@ -63,7 +63,13 @@ class ProgramSettings:
         None, "your own script (*.py), '-m package.module', or command, run unchanged instead of the function"
     )
     args: Any | None = key(
-        [], "the script's arguments, a list or one line; they arrive as typed, {run_dir} is the run folder"
+        [],
+        "the script's arguments, a list or one line, as typed; {run_dir} and {attempt} are the run's",
+    )
+    resume_args: Any | None = key(
+        [],
+        "further arguments of later attempts; with `checkpoints` only once such a file is there",
+        FREE,
     )
     checkpoints: str | None = key(
         None, "files that your program saves, a path or glob: slurmddp sees its progress there", FREE

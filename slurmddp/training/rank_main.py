@@ -32,7 +32,7 @@ from slurmddp.training.stopping.exit_guard import ExitGuard
 from slurmddp.training.stopping.signals import StopSignals
 from slurmddp.training.user_script import run_script
 
-NOT_OPTIONS = ("_target_", "script", "args", "checkpoints")
+NOT_OPTIONS = ("_target_", "script", "args", "resume_args", "checkpoints")
 """Keys of `program` that are not arguments of its function."""
 _SIGNAL_WAIT_S = 2.5
 """Seconds to wait for the stop signal that other ranks have obeyed already."""
@@ -56,7 +56,7 @@ def main(run_dir: str) -> int:
     if program.get("script"):
         share_threads(detect(os.environ))
         # The script handles stop signals itself, if it uses `should_stop`.
-        return run_script(folder, program["script"], program.get("args") or [])
+        return run_script(folder, program)
     with StopSignals() as signals, ExitGuard(signals, read_limits(os.environ)) as guard:
         try:
             _run(folder, config)

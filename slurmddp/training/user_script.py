@@ -5,36 +5,43 @@
     slurmddp run ./solve.sh --grid 64
 
 The program learns its rank from the environment, as under srun or torchrun. `{run_dir}` in its arguments
-becomes the run folder. Checkpoints in `{run_dir}/checkpoints` show whether an attempt made progress.
+becomes the run folder, `{attempt}` the number of the attempt, from 0. Checkpoints in `{run_dir}/checkpoints`
+show whether an attempt made progress.
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import runpy
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from slurmddp.environments.names import CHANNEL_VARIABLE, HEARTBEAT_VARIABLE, MEMORY_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.spec import MODULE, is_command
 from slurmddp.training.stopping.controller import StopController
 
 _DESCRIPTORS = (HEARTBEAT_VARIABLE, CHANNEL_VARIABLE, MEMORY_VARIABLE)
 
 
-def run_script(folder: RunFolder, script: str, arguments: Sequence[object]) -> int:
+def run_script(folder: RunFolder, program: Mapping[str, Any]) -> int:
     """Run the script or module as the main program, as it was at submission; return this rank's exit code.
 
     If a script ends with 0 after `should_stop` returned True, the code is 75: it has not finished. A command
     takes the place of this process, and is the project's file of now.
+
+    Args:
+        folder: the run folder.
+        program: the section `program` of the configuration.
     """
-    words = [str(one).replace("{run_dir}", str(folder.path)) for one in arguments]
+    script, words = program["script"], _words(folder, program)
     try:
         if script.startswith(MODULE):
             name = script.removeprefix(MODULE).strip()
@@ -51,6 +58,23 @@ def run_script(folder: RunFolder, script: str, arguments: Sequence[object]) -> i
         if end.code:
             raise
     return EXIT_STOPPED if StopController.is_leaving else EXIT_FINISHED
+
+
+def _words(folder: RunFolder, program: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of this attempt."""
+    attempt = RunContext.read(os.environ, folder).attempt
+    words = list(program.get("args") or [])
+    if attempt and _has_saved(program.get("checkpoints")):
+        words += program.get("resume_args") or []
+    places = {"{run_dir}": str(folder.path), "{attempt}": str(attempt)}
+    for place, value in places.items():
+        words = [str(word).replace(place, value) for word in words]
+    return words
+
+
+def _has_saved(pattern: str | None) -> bool:
+    """Return whether a file of `program.checkpoints` is there; True if no files were named."""
+    return pattern is None or bool(glob.glob(str(Path(pattern).expanduser())))  # noqa: PTH207
 
 
 def _become(command: str, arguments: Sequence[str]) -> NoReturn:

@@ -81,6 +81,33 @@ def test_every_argument_reaches_each_rank_as_typed(project, program, file):
         assert path.endswith(file)
 
 
+LATER = """\
+import os, sys
+from pathlib import Path
+attempt = os.environ["SLURMDDP_ATTEMPT"]
+Path(f"attempt-{attempt}").write_text(" ".join(sys.argv[1:]))
+if attempt == "1":
+    Path("saved.pt").touch()
+sys.exit(0 if attempt == "2" else 75)
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments"),
+    [
+        ([], ["--a 0", "--a 1 --resume", "--a 2 --resume"]),
+        (["program.checkpoints=saved*.pt"], ["--a 0", "--a 1", "--a 2 --resume"]),
+    ],
+)
+def test_later_attempts_get_further_arguments_once_the_program_has_saved(
+    project: Path, settings: list[str], arguments: list[str]
+) -> None:
+    (project / "later.py").write_text(LATER)
+    typed = ["run", "-n", "1", "program.resume_args=--resume", *settings, "later.py", "--a", "{attempt}"]
+    assert [main(typed) for _ in range(3)] == [75, 75, 0]
+    assert [(project / f"attempt-{number}").read_text() for number in range(3)] == arguments
+
+
 def test_a_finished_script_is_started_again_only_with_fresh(project, capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     command = ["run", "-n", "1", "show.py", "--lr", "1"]

@@ -20,7 +20,7 @@ import sys
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training.user_script import run_script
 
-sys.exit(run_script(RunFolder("run"), "script.py", []))
+sys.exit(run_script(RunFolder("run"), {"script": "script.py"}))
 """
 COMPUTE = "d.backward(model(torch.ones(1, 1)).sum())"
 
