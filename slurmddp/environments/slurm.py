@@ -68,7 +68,7 @@ def rank_info(environ: Mapping[str, str]) -> RankInfo:
     rank = needed(environ, "SLURM_PROCID")
     node_rank = needed(environ, "SLURM_NODEID")
     local_rank = needed(environ, "SLURM_LOCALID")
-    counts = _tasks_per_node(environ)
+    counts = parse_counts(_text(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
     hosts = _hosts(environ)
     _check_layout(environ, counts, hosts, world_size)
     _check_position(counts, rank, node_rank, local_rank, world_size)
@@ -89,10 +89,6 @@ def rank_info(environ: Mapping[str, str]) -> RankInfo:
         cpus=_cpus(environ, counts[node_rank]),
         gpus_on_node=integer(environ, "SLURM_GPUS_ON_NODE"),
     )
-
-
-def _tasks_per_node(environ: Mapping[str, str]) -> tuple[int, ...]:
-    return parse_counts(_text(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
 
 
 def _hosts(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -74,6 +74,10 @@ def test_a_dry_run_needs_neither_torch_nor_rich(where: list[str], tmp_path: Path
     assert not [name for name in found if name.startswith(("slurmddp.training", "slurmddp.checkpoint"))]
 
 
+def test_submission_never_imports_torch(tmp_path: Path) -> None:
+    assert "torch" not in tops(loaded("import slurmddp.launchers.submit.submitit, submitit", tmp_path))
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_command_imports_torch_to_show_its_help(name: str, tmp_path: Path) -> None:
     found = loaded(f"from slurmddp.cli.main import main; assert main([{name!r}, '--help']) == 0", tmp_path)

@@ -105,6 +105,14 @@ DETECTED = {
         {**INTEL_MPI, "SLURMDDP_LAUNCH_ID": "x"},
         {"environment": "mpi", "rank": 1, "world_size": 2, "launch_id": "x"},
     ),
+    "one task in a batch script": (
+        {**BATCH, "SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_CPUS_PER_TASK": "8"},
+        {"environment": "single", "world_size": 1, "cpus": 8, "gpus_on_node": 4},
+    ),
+    "a whole node without a number of tasks": (
+        {**without(BATCH, "SLURM_NTASKS"), "SLURM_JOB_NUM_NODES": "1", "SLURM_TASKS_PER_NODE": "64"},
+        {"environment": "single"},
+    ),
     "no launcher": ({}, dataclasses.asdict(RankInfo(environment="single"))),
 }  # fmt: skip
 

@@ -223,15 +223,3 @@ def test_several_tasks_without_srun_are_refused_with_the_line_to_type(environ):
 def test_several_nodes_without_a_number_of_tasks_need_srun_too():
     with pytest.raises(MismatchError, match="--nodes=2"):
         detect(without(BATCH, "SLURM_NTASKS"))
-
-
-def test_one_task_in_a_batch_script_needs_no_srun():
-    info = detect({**BATCH, "SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_CPUS_PER_TASK": "8"})
-    assert (info.environment, info.world_size) == ("single", 1)
-    assert (info.cpus, info.gpus_on_node) == (8, 4)
-
-
-def test_a_whole_node_without_a_number_of_tasks_is_one_process():
-    environ = without(BATCH, "SLURM_NTASKS")
-    info = detect({**environ, "SLURM_JOB_NUM_NODES": "1", "SLURM_TASKS_PER_NODE": "64"})
-    assert info.environment == "single"

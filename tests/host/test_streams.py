@@ -38,21 +38,17 @@ def exit_codes(folder: RunFolder) -> list[int]:
     return [json.loads(file.read_text())["exit_code"] for file in sorted(folder.path.rglob("exit-rank-*"))]
 
 
-def test_an_agent_whose_log_is_on_a_full_disk_does_its_work(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("config", "code", "exits"), [("", 0, [0, 0]), ("nodes: two\n", 1, [])])
+def test_an_agent_whose_log_is_on_a_full_disk_does_its_work_and_leaves_its_code(
+    tmp_path: Path, config: str, code: int, exits: list[int]
+) -> None:
     folder = make_run(tmp_path, "def main(run_dir): return 0")
+    folder.config_file.write_text(config or folder.config_file.read_text())
     with open("/dev/full", "wb") as full:
-        assert run_agent(folder, stdout=full, stderr=full) == 0
-    assert exit_codes(folder) == [0, 0]
-    assert (folder.log_dir(0) / "exit-node-0").read_text() == "0\n"
-
-
-def test_an_agent_that_fails_on_a_full_disk_leaves_its_code(tmp_path: Path) -> None:
-    folder = make_run(tmp_path, "")
-    folder.config_file.write_text("nodes: two\n")
-    with open("/dev/full", "wb") as full:
-        assert run_agent(folder, stdout=full, stderr=full) == 1
-    assert (folder.log_dir(0) / "exit-node-0").read_text() == "1\n"
-    assert folder.failure_file(0).exists()
+        assert run_agent(folder, stdout=full, stderr=full) == code
+    assert exit_codes(folder) == exits
+    assert (folder.log_dir(0) / "exit-node-0").read_text() == f"{code}\n"
+    assert folder.failure_file(0).exists() is bool(code)
 
 
 @pytest.mark.parametrize("closed", [("stdin",), ("stderr",), ("stdout", "stderr"), tuple(CLOSED)])

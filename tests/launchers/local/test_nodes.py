@@ -106,6 +106,22 @@ def test_an_agent_has_as_long_as_under_slurm_to_write_a_checkpoint(
         run.wait()
 
 
+def test_agents_of_the_next_attempt_have_their_time_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = "import os, time; time.sleep(600 * int(os.environ['SLURMDDP_ATTEMPT'])); raise SystemExit(1)"
+    run = local_run(tmp_path, agent=agent)
+    run.start()
+    wait_until(lambda: run.nodes.poll() == 1, "the first attempt has failed")
+    run.start()
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 35)
+    assert run.nodes.poll() is None
+    monkeypatch.undo()
+    run.nodes.stop()
+    assert run.wait() == 75
+
+
 def test_a_killed_agent_ends_the_other_node(tmp_path: Path) -> None:
     run = local_run(tmp_path, SAVING, nodes=2)
     others = children_of(os.getpid())

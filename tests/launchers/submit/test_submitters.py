@@ -184,20 +184,6 @@ def test_an_unknown_submitter_is_refused_with_the_near_names() -> None:
     assert "submitit" in caught.value.hint
 
 
-@BOTH
-def test_submitting_never_imports_torch(name: str, tmp_path: Path) -> None:
-    probe = (
-        "import sys\n"
-        "from slurmddp.launchers.submit.sbatch import build\n"
-        "from slurmddp.slurm.client import SlurmClient\n"
-        f"build({name!r}, SlurmClient())\n"
-        "import slurmddp.launchers.submit.submitit, slurmddp.runs.folder.create, submitit\n"
-        "print('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
-
-
 def fail(job: Job, node: str, *, lasts_s: float = 3600) -> None:
     entry = {"time": 1, "node": node, "reason": "SLURM calls it DOWN", "expires": time.time() + lasts_s}
     append_line(RunFolder(job.run_dir).excluded_file, entry)
