@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.errors import RankFailure
 from slurmddp.host import process
 from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers.local.run import LocalRun
@@ -59,6 +60,24 @@ def test_a_node_that_stops_alone_stops_the_others(tmp_path: Path) -> None:
     run.start()
     assert run.wait() == 75
     assert [event["outcome"] for event in events(run.folder, "ended")] == ["stopped"]
+
+
+def test_a_rank_that_fails_after_a_stop_is_not_started_again(tmp_path: Path) -> None:
+    begin = """def main(run_dir):
+    if os.environ["SLURMDDP_ATTEMPT"] == "1":
+        return 3
+    os.mkdir(f"{run_dir}/checkpoints")
+"""
+    save = """open(f"{run_dir}/checkpoints/latest", "w").write("step-1")
+    return 3"""
+    program = SAVING.replace("def main(run_dir):\n", begin).replace("return 75", save)
+    run = local_run(tmp_path, program, ranks_per_node=1)
+    run.start()
+    wait_for_lines(run.folder, "ready", 1)
+    run.nodes.stop()
+    with pytest.raises(RankFailure):
+        run.wait()
+    assert [event["next"] for event in events(run.folder, "ended")] == ["none"]
 
 
 def test_a_stop_before_an_agent_listens_is_no_failure(tmp_path: Path) -> None:

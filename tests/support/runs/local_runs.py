@@ -80,8 +80,11 @@ def terminal(
         "    run.start()\n    sys.exit(run.wait())\n"
     )
     with terminal_again(tmp_path) as person:
-        wait_for_lines(folder, "ready", 2)
-        yield person, folder
+        try:
+            wait_for_lines(folder, "ready", 2)
+            yield person, folder
+        finally:
+            person.kill()  # Only a test that has failed leaves it running.
 
 
 def terminal_again(tmp_path: Path) -> subprocess.Popen[bytes]:
