@@ -49,7 +49,7 @@ class Replicas:
         options = LAYOUTS[layout]
         self.model: nn.Module
         if options is None:
-            self.model = DataParallel().wrap(self.net, d._session.context)
+            self.model = DataParallel().wrap(self.net, d.device)
         else:
             self.model = DistributedDataParallel(self.net, **options)
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=3e-3)

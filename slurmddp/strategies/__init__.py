@@ -17,19 +17,12 @@ from slurmddp.strategies.ddp import DataParallel
 from slurmddp.strategies.single import Single
 
 
-class HasDevice(Protocol):
-    """The part of a RankContext that a strategy uses."""
-
-    @property
-    def device(self) -> torch.device: ...
-
-
 @runtime_checkable
 class Strategy(Protocol):
     """The methods of a strategy."""
 
-    def wrap(self, model: nn.Module, context: HasDevice) -> nn.Module:
-        """Return the module to call in training; called on all ranks, with `model` on its device."""
+    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
+        """Return the module to call in training; called on all ranks, with `model` on `device`."""
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Return a context whose backward passes do not average gradients over ranks."""
@@ -54,4 +47,4 @@ def build(name: str, **options: Any) -> Strategy:
         ) from error
 
 
-__all__ = ["STRATEGIES", "HasDevice", "Strategy", "build"]
+__all__ = ["STRATEGIES", "Strategy", "build"]

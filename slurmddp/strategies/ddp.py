@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from slurmddp.errors import ConfigError
-
-if TYPE_CHECKING:
-    from slurmddp.strategies import HasDevice
 
 
 class _Touch(nn.Module):
@@ -103,7 +100,7 @@ class DataParallel:
                 raise ConfigError(f"strategy.bucket_mb is {bucket_mb}.", hint="Give a size above 0, or null.")
             self._options["bucket_cap_mb"] = bucket_mb
 
-    def wrap(self, model: nn.Module, context: HasDevice) -> nn.Module:
+    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         if not distributed.is_initialized():
             return model
         if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -111,20 +108,15 @@ class DataParallel:
                 f"{type(model).__name__} has no parameter that requires a gradient.",
                 hint="Call it directly, without setup_model, if it is not meant to be trained.",
             )
-        devices = [context.device] if context.device.type == "cuda" else None
+        devices = [device] if device.type == "cuda" else None
         wrapped = DistributedDataParallel(model, device_ids=devices, **self._options)
-        if not self._options[
-            "find_unused_parameters"
-        ]:  # torch never repacks when it searches unused parameters.
+        # torch never repacks when it searches unused parameters.
+        if not self._options["find_unused_parameters"]:
             fix_bucket_layout(wrapped)
         return wrapped
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
-        if isinstance(model, DistributedDataParallel):
-            return model.no_sync()
-        return nullcontext()
+        return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        if isinstance(model, DistributedDataParallel):
-            model = model.module
-        return model
+        return model.module if isinstance(model, DistributedDataParallel) else model

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
+import torch
 from torch import distributed, nn
 
 from slurmddp.errors import MismatchError
-
-if TYPE_CHECKING:
-    from slurmddp.strategies import HasDevice
 
 
 class Single:
     """Train in one process; raises MismatchError on several ranks, whose replicas would drift apart."""
 
-    def wrap(self, model: nn.Module, context: HasDevice) -> nn.Module:
+    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         if distributed.is_initialized() and distributed.get_world_size() > 1:
             raise MismatchError(
                 f"Strategy 'single' was chosen, but {distributed.get_world_size()} ranks are running.",

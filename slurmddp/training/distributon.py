@@ -37,7 +37,8 @@ from slurmddp.training.checkpointing import restore
 from slurmddp.training.checkpointing.async_writer import AsyncWriter
 from slurmddp.training.checkpointing.checkpointer import Checkpointer
 from slurmddp.training.checkpointing.snapshot_interval import SnapshotInterval
-from slurmddp.training.data.loader import DistributedLoader, distribute
+from slurmddp.training.data.base import DistributedLoader
+from slurmddp.training.data.loader import distribute
 from slurmddp.training.heartbeat import shown_as
 from slurmddp.training.process_group import collectives
 from slurmddp.training.rank_session import RankSession
@@ -61,11 +62,6 @@ class Distributon:
 
     Raises:
         ConfigError: `num_devices` or `strategy` is not allowed.
-
-    Example:
-        with Distributon(seed=0) as d:
-            d.launch()
-            ...
     """
 
     def __init__(
@@ -179,7 +175,7 @@ class Distributon:
             ConfigError: the strategy refuses the model.
         """
         context = self._session.context
-        wrapped = self._strategy.wrap(model.to(context.device), context)
+        wrapped = self._strategy.wrap(model.to(context.device), context.device)
         self._models.append(model)
         if self._seed is not None and context.info.rank > 0:
             # From here on each rank draws its own dropout.
@@ -454,11 +450,10 @@ class Distributon:
         Raises:
             CheckpointError, ConfigError, SlurmddpError: as `save`.
         """
-        started = time.monotonic()
         seconds = self._checkpointer.check_can_save(self._root(root), objects, keep_last=keep_last, wait=wait)
         self._session.stop.exclude_pause()
         self._session.startup.lap("checkpoint")
-        self._session.stop.saved(time.monotonic() - started)
+        self._session.stop.saved(seconds)
         return seconds
 
     def memory_save_is_due(self, every: int | Literal["auto"] = "auto") -> bool:

@@ -29,8 +29,9 @@ from support.distributed.exact_cases import (
     Case,
     assert_ended,
     config_of,
+    results,
     shown,
-    written,
+    train,
 )
 from support.distributed.exact_jobs import Halt
 from support.distributed.ranks import run_ranks
@@ -48,9 +49,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], Ru
         config = config_of(case)
         key = f"{case.ranks} {json.dumps(config)}"
         if key not in known:
-            folder = RunFolder(tmp_path_factory.mktemp("undisturbed"))
-            ends = run_ranks(exact_jobs.attempt, case.ranks, config, str(folder.path), 0, None)
-            assert ends == ["finished"] * case.ranks
+            folder = train(tmp_path_factory.mktemp("undisturbed"), case, config, [])
             assert shown(folder)[0] == (*range(case.log_every, STEPS, case.log_every), STEPS)
             known[key] = folder
         return known[key]
@@ -62,15 +61,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], Ru
 def test_an_interrupted_training_ends_as_an_undisturbed_one(
     tmp_path: Path, undisturbed: Callable[[Case], RunFolder], case: Case
 ) -> None:
-    whole, parts = undisturbed(case), RunFolder(tmp_path)
-    config = config_of(case, workers=case.workers, save_every=3)
-    for number, halt in enumerate([*case.halts, None]):
-        ends = run_ranks(exact_jobs.attempt, case.ranks, config, str(parts.path), number, halt)
-        assert_ended(ends, halt)
-    assert_same(final_state(whole), final_state(parts))
-    assert shown(parts) == shown(whole)
-    if "killed" not in case.places:  # Else steps were repeated, and the reader has to know which lines count.
-        assert written(parts) == written(whole)
+    parts = train(tmp_path, case, config_of(case, workers=case.workers, save_every=3), case.halts)
+    assert_same(results(parts, case), results(undisturbed(case), case))
 
 
 def test_every_two_conditions_meet_in_a_case() -> None:

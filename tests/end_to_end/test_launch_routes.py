@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from slurmddp.checkpoint import state as checkpoint
 from slurmddp.environments.detect import detect
 from slurmddp.environments.emit import emulated_step, rank_environment
 from slurmddp.environments.scrub import scrub
 from support import ROOT
 from support.distributed import exact_jobs
-from support.distributed.ranks import Program, place_environments, run_programs, run_ranks
+from support.distributed.ranks import Program, run_programs, run_ranks
+from support.runs.train_runs import only_run, slurmddp
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
@@ -27,43 +26,29 @@ SCRIPT = str(EXAMPLES / "02_distributon.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
-def start(command: Sequence[str], folder: Path, epochs: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*command, "--epochs", str(epochs), "--weights", "weights.pt"],
+def run(command: Sequence[str], folder: Path) -> None:
+    """Run a command to its end, in a process of its own."""
+    done = subprocess.run(
+        [*command, "--epochs", "2", "--weights", "weights.pt"],
         cwd=folder,
         env={**scrub(os.environ), "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        capture_output=True,
         text=True,
+        timeout=400,
     )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("epoch 1: loss") == 1, "one rank prints"
 
 
-def run(command: Sequence[str], folder: Path, epochs: int = 2) -> None:
-    """Run a command to its end, in a process of its own."""
-    folder.mkdir(exist_ok=True)
-    process = start(command, folder, epochs)
-    try:
-        output, _ = process.communicate(timeout=400)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 0, output
-    assert output.count(f"epoch {epochs - 1}: loss") == 1, "one rank prints"
-
-
-def run_tasks(
-    arguments: Sequence[str], environments: Sequence[Mapping[str, str]], folder: Path, epochs: int = 2
-) -> None:
+def run_tasks(arguments: Sequence[str], environments: Sequence[Mapping[str, str]], folder: Path) -> None:
     """Run the script once per environment, side by side, as srun starts its tasks."""
     folder.mkdir(exist_ok=True)
-    options = ["--epochs", str(epochs), "--weights", "weights.pt"]
+    command = [*arguments, "--epochs", "2", "--weights", "weights.pt"]
     common = {**scrub(os.environ), "OMP_NUM_THREADS": "1"}
-    ended = run_programs(
-        [Program([*arguments, *options], {**common, **environ}, folder) for environ in environments]
-    )
+    ended = run_programs([Program(command, {**common, **environ}, folder) for environ in environments])
     assert [code for code, _ in ended] == [0] * len(ended), ended
-    assert sum(output.count(f"epoch {epochs - 1}: loss") for _, output in ended) == 1, "one rank prints"
+    assert sum(output.count("epoch 1: loss") for _, output in ended) == 1, "one rank prints"
 
 
 def by_launch(folder: Path) -> None:
@@ -91,18 +76,9 @@ def by_srun_on_two_nodes(folder: Path) -> None:
 
 def by_agent(folder: Path) -> None:
     """A run of `slurmddp train`: the agent forks the ranks, and each runs the script."""
-    folder.mkdir(exist_ok=True)
     arguments = "program.args=[--epochs,2,--weights,weights.pt,--checkpoints,'{run_dir}/checkpoints']"
-    subprocess.run(
-        [sys.executable, "-m", "slurmddp", "train", f"program.script={SCRIPT}", arguments, "name=script"],
-        cwd=folder,
-        env={**scrub(os.environ), "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        timeout=400,
-        check=True,
-    )
-    (run,) = (folder / "runs").glob("script-*")
-    assert (run / "checkpoints" / "latest").is_file()
+    slurmddp(folder, "train", f"program.script={SCRIPT}", arguments, "name=script")
+    assert (only_run(folder).checkpoints_dir / "latest").is_file()
 
 
 ROUTES: list[Callable[[Path], None]] = [
@@ -150,15 +126,7 @@ dist.destroy_process_group()
 
 def test_a_script_of_plain_torch_meets_as_under_torchrun(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text(PLAIN_TORCH)
-    command = ["train", "program.script=plain.py", "name=plain", "nodes=2", "ranks_per_node=1"]
-    subprocess.run(
-        [sys.executable, "-m", "slurmddp", *command],
-        cwd=tmp_path,
-        env={**scrub(os.environ), "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        timeout=400,
-        check=True,
-    )
+    slurmddp(tmp_path, "train", "program.script=plain.py", "name=plain", "nodes=2", "ranks_per_node=1")
     assert (tmp_path / "total").read_text() == "3 of 2"
 
 
@@ -196,24 +164,3 @@ def test_a_script_that_stops_at_the_end_of_an_epoch_resumes(tmp_path: Path) -> N
             assert codes == ([75, 75] if stop else [0, 0])
     whole, parts = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("whole", "parts"))
     assert all(torch.equal(value, parts[name]) for name, value in whole.items())
-
-
-def test_a_script_stops_at_a_checkpoint_and_resumes(tmp_path: Path) -> None:
-    arguments = [SCRIPT, "--devices", "2", "--checkpoints", "c"]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    parts.mkdir()
-    with start([sys.executable, *arguments], parts, 1_000_000) as endless:
-        try:
-            assert endless.stdout
-            assert any(line.startswith("epoch 0") for line in endless.stdout)
-            endless.send_signal(signal.SIGTERM)
-            output, _ = endless.communicate(timeout=400)
-        finally:
-            endless.kill()
-    assert endless.returncode == 75, output
-    newest = checkpoint.latest(parts / "c")
-    assert newest
-    epochs = checkpoint.read(newest).state["loaders"][0]["epoch"] + 2
-    for folder in (parts, whole):
-        run_tasks(arguments, place_environments(2), folder, epochs)
-    assert all(torch.equal(value, trained(parts)[name]) for name, value in trained(whole).items())

@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from slurmddp.runs.folder.jsonl import read_lines
 from slurmddp.runs.folder.layout import RunFolder
-from support import TESTS
-from support.distributed.trainer_runs import assert_same, final_state, trainer_config
-from support.runs.agent_runs import wait_until
+from support.distributed.trainer_runs import assert_same, curve, final_state, trainer_config
+from support.runs.agent_runs import events, make_run, wait_until
 from support.runs.torch_agents import agents_of, codes_of, logs
 
 pytestmark = pytest.mark.distributed
@@ -26,25 +23,16 @@ def make(path: Path, nodes: int, in_memory: int, save_every: int, **changes: Any
     config = trainer_config(
         data={"_target_": "support.distributed.exact_jobs.Blurred", "size": 21, "heldout": 10},
         train={**settings, "save_every": save_every, "memory_save_every": in_memory},
-        model={"_target_": "support.distributed.killed_jobs.Falling"},
+        model={"_target_": "support.distributed.faulty_jobs.Falling"},
         **changes,
     )
-    folder = RunFolder(path / "runs" / "test-00000000")
-    folder.path.mkdir(parents=True)
-    (path / "project").mkdir()
-    size = {"nodes": nodes, "ranks_per_node": 2 // nodes, "project_dir": str(path / "project")}
-    folder.config_file.write_text(yaml.safe_dump({**config, **size}))
-    return folder
+    return make_run(path, "", nodes=nodes, ranks_per_node=2 // nodes, **config)
 
 
 def attempt(folder: RunFolder, nodes: int, falls: dict[int, tuple[int, int]], number: int = 0) -> list[int]:
     """Let the real agents train; `falls`: which rank of a generation dies in its which step."""
-    with agents_of(folder, nodes, attempt=number, **environment(falls)) as agents:
+    with agents_of(folder, nodes, attempt=number, FALLS=json.dumps(falls)) as agents:
         return codes_of(agents)
-
-
-def environment(falls: dict[int, tuple[int, int]]) -> dict[str, str]:
-    return {"PYTHONPATH": str(TESTS), "FALLS": json.dumps(falls), "OMP_NUM_THREADS": "1"}
 
 
 def train(
@@ -56,11 +44,7 @@ def train(
 
 
 def steps_of(folder: RunFolder, event: str) -> list[int]:
-    return [one["step"] for one in folder.events() if one["event"] == event]
-
-
-def losses(folder: RunFolder) -> dict[int, float]:
-    return {line["step"]: line["loss"] for line in read_lines(folder.metrics_file) if "loss" in line}
+    return [one["step"] for one in events(folder, event)]
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +67,7 @@ def test_killed_ranks_cost_the_steps_since_the_newest_state_and_nothing_else(
     assert steps_of(folder, "restarted") == [7, 9]
     assert folder.attempts() == [0]
     assert not folder.failure_file(0).exists()
-    assert losses(folder) == losses(undisturbed)
+    assert curve(folder) == curve(undisturbed)
     assert_same(final_state(folder), final_state(undisturbed))
 
 
@@ -94,7 +78,7 @@ def test_what_only_memory_holds_when_an_attempt_fails_is_on_the_disk_for_the_nex
     assert attempt(folder, 2, {0: (1, 8)}) == [1, 1], logs(folder)
     assert steps_of(folder, "saved") == [7]
     assert attempt(folder, 2, {}, number=1) == [0, 0], logs(folder)
-    assert [(one["attempt"], one["step"]) for one in folder.events() if one["event"] == "resumed"] == [(1, 7)]
+    assert [(one["attempt"], one["step"]) for one in events(folder, "resumed")] == [(1, 7)]
     assert_same(final_state(folder), final_state(undisturbed))
 
 
@@ -102,7 +86,7 @@ def test_the_second_node_saves_what_memory_holds_when_the_first_is_lost(
     tmp_path: Path, undisturbed: RunFolder
 ) -> None:
     folder = make(tmp_path, 2, in_memory=1, save_every=0)
-    with agents_of(folder, 2, **environment({0: (1, 8)}), FALL="stop") as agents:
+    with agents_of(folder, 2, FALLS=json.dumps({0: (1, 8)}), FALL="stop") as agents:
         log = folder.rank_log(0, 1)
         wait_until(
             lambda: log.exists() and "asleep" in log.read_text(), "rank 1, on node 1, sleeps in step 8"

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from slurmddp.runs.failures import capture
 from slurmddp.runs.folder.layout import RunFolder
-from support.runs.agent_runs import make_run
+from support.runs.agent_runs import events, make_run
 from support.runs.torch_agents import agents_of, codes_of, logs
 
 pytestmark = pytest.mark.distributed
@@ -92,19 +91,12 @@ def main(run_dir):
 """
 
 
-def run_agents(
-    tmp_path: Path, how: str, nodes: int, ranks_per_node: int, **policy: Any
-) -> tuple[RunFolder, list[int]]:
-    folder = make_run(tmp_path, PROGRAM.format(how=how), nodes=nodes, ranks_per_node=ranks_per_node)
-    config = yaml.safe_load(folder.config_file.read_text())
-    folder.config_file.write_text(yaml.safe_dump(config | {"policy": {"stall_timeout_s": 4, **policy}}))
+def run_agents(tmp_path: Path, how: str, nodes: int, **policy: Any) -> tuple[RunFolder, list[int]]:
+    sizes = {"nodes": nodes, "ranks_per_node": 2 // nodes}
+    folder = make_run(tmp_path, PROGRAM.format(how=how), **sizes, policy={"stall_timeout_s": 4, **policy})
     folder.attempts_file.touch()
     with agents_of(folder, nodes, program=AGENT) as agents:
         return folder, codes_of(agents)
-
-
-def of_kind(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
-    return [event for event in folder.events() if event["event"] == kind]
 
 
 @pytest.mark.parametrize(
@@ -114,17 +106,17 @@ def of_kind(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
 def test_a_rank_that_hangs_is_named_and_the_ranks_begin_again(
     tmp_path: Path, how: str, nodes: int, phase: str, place: str
 ) -> None:
-    folder, codes = run_agents(tmp_path, how, nodes, 2 // nodes)
+    folder, codes = run_agents(tmp_path, how, nodes)
     assert codes == [0] * nodes, logs(folder)
-    (stalled,) = of_kind(folder, "stalled")
+    (stalled,) = events(folder, "stalled")
     assert (stalled["rank"], stalled["phase"], stalled["generation"]) == (1, phase, 0), logs(folder)
     assert stalled["seconds"] >= 4
-    (fallen,) = of_kind(folder, "rank_failed")
+    (fallen,) = events(folder, "rank_failed")
     assert fallen["rank"] == 1
     assert fallen["reason"].startswith("stalled: ")
     assert place in fallen["reason"]
     assert "rank 0 waits at rank_program.py" in fallen["reason"]
-    (restarted,) = of_kind(folder, "restarted")
+    (restarted,) = events(folder, "restarted")
     assert restarted["generation"] == 1
     assert restarted["silent_s"] >= 4
     for rank in (0, 1):
@@ -136,15 +128,15 @@ def test_a_rank_that_hangs_is_named_and_the_ranks_begin_again(
 def test_a_slow_rank_is_told_and_a_stall_after_which_nothing_begins_again_is_the_failure(
     tmp_path: Path,
 ) -> None:
-    folder, codes = run_agents(tmp_path, "collective", 1, 2, max_restarts_in_place=0)
+    folder, codes = run_agents(tmp_path, "collective", 1, max_restarts_in_place=0)
     assert codes == [1]
     found = capture.read(folder, 0)
     assert found is not None
     assert found.rank == 1
     assert found.reason.startswith("stalled: in a collective that not all have joined, at rank_program.py")
     assert any("in barrier" in line for line in found.last_lines)
-    assert not of_kind(folder, "restarted")
-    slow = [event["text"] for event in of_kind(folder, "straggler") if event["rank"] == 1]
+    assert not events(folder, "restarted")
+    slow = [event["text"] for event in events(folder, "straggler") if event["rank"] == 1]
     assert slow, logs(folder)
     assert slow[-1].startswith(f"slowest: rank 1 on {found.host}, ")
     assert slow[-1] in (folder.log_dir(0) / "node-0.log").read_text()

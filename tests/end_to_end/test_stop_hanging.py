@@ -7,13 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 
-from slurmddp.runs.folder.jsonl import read_lines
 from slurmddp.runs.folder.layout import RunFolder
-from support import TESTS
-from support.distributed.trainer_runs import assert_same, final_state, trainer_config
-from support.runs.agent_runs import wait_until
+from support.distributed.trainer_runs import assert_same, curve, final_state, trainer_config
+from support.runs.agent_runs import events, make_run, wait_until
 from support.runs.torch_agents import agents_of, codes_of, logs
 
 pytestmark = pytest.mark.distributed
@@ -33,27 +30,18 @@ os._exit(agent.run(sys.argv[1]))
 
 def make(path: Path, workers: int) -> RunFolder:
     config = trainer_config(
-        data={"_target_": "support.distributed.hanging_jobs.Hanging", "size": 64},
+        data={"_target_": "support.distributed.faulty_jobs.Hanging", "size": 64},
         train={
             "steps": STEPS, "batch_size": BATCH, "accumulate": ACCUMULATE, "workers": workers, "log_every": 1,
             "eval_every": 0, "save_every": 0, "memory_save_every": 1,
         },
-        model={"_target_": "support.distributed.killed_jobs.Falling"},
+        model={"_target_": "support.distributed.faulty_jobs.Falling"},
     )  # fmt: skip
-    folder = RunFolder(path / "runs" / "test-00000000")
-    folder.path.mkdir(parents=True)
-    (path / "project").mkdir()
-    size = {"nodes": 1, "ranks_per_node": 2, "project_dir": str(path / "project")}
-    folder.config_file.write_text(yaml.safe_dump({**config, **size}))
-    return folder
-
-
-def environment(**changes: str) -> dict[str, str]:
-    return {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1", **changes}
+    return make_run(path, "", **config)
 
 
 def train(folder: RunFolder, attempt: int = 0) -> None:
-    with agents_of(folder, 1, attempt=attempt, **environment()) as agents:
+    with agents_of(folder, 1, attempt=attempt) as agents:
         assert codes_of(agents) == [0], logs(folder)
 
 
@@ -73,7 +61,7 @@ def test_ranks_whose_data_hangs_leave_before_the_kill_and_only_repeat_the_step(
     folder = make(tmp_path, workers)
     hang = {"HANG_RANKS": ",".join(map(str, ranks)), "HANG_AT": str(HANG_AT)}
     limits = {"SLURMDDP_KILL_WAIT_S": str(KILL_WAIT_S)}
-    with agents_of(folder, 1, program=AGENT, **environment(**hang, **limits)) as agents:
+    with agents_of(folder, 1, program=AGENT, **hang, **limits) as agents:
         wait_until(lambda: all((folder.path / f"hangs-{rank}").exists() for rank in ranks), "the hang")
         wait_until(lambda: f'"step": {TRAINED},' in folder.metrics_file.read_text(), "the step before")
         began = time.monotonic()
@@ -82,10 +70,6 @@ def test_ranks_whose_data_hangs_leave_before_the_kill_and_only_repeat_the_step(
         assert time.monotonic() - began < 100, "no rank waits for its data"
     assert "s after SIGTERM this rank has not left" in logs(folder)
     train(folder, attempt=1)
-    assert [one["step"] for one in folder.events() if one["event"] == "resumed"] == [TRAINED]
-    assert losses(folder) == losses(undisturbed)
+    assert [one["step"] for one in events(folder, "resumed")] == [TRAINED]
+    assert curve(folder) == curve(undisturbed)
     assert_same(final_state(folder), final_state(undisturbed))
-
-
-def losses(folder: RunFolder) -> dict[int, float]:
-    return {line["step"]: line["loss"] for line in read_lines(folder.metrics_file) if "loss" in line}

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from slurmddp.runs.folder.layout import RunFolder
-from support.distributed import exact_jobs
-from support.distributed.exact_cases import CASES, TRAINER, Case, assert_ended, config_of, shown, written
-from support.distributed.exact_jobs import Halt
-from support.distributed.ranks import place_environments, run_ranks
+from support.distributed.exact_cases import CASES, TRAINER, Case, config_of, results, train
 from support.distributed.trainer_runs import assert_same, final_state
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("rank_server")]
@@ -27,24 +22,12 @@ IN_ONE_ORDER = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """Lets cuBLAS sum in the same order every time; who trains exactly on a GPU has to ask for it."""
 
 
-def train(folder: Path, case: Case, config: dict[str, Any], halts: Sequence[Halt]) -> RunFolder:
-    folder.mkdir()
-    for number, halt in enumerate([*halts, None]):
-        places = [place | IN_ONE_ORDER for place in place_environments(case.ranks)]
-        given = (config, str(folder), number, halt)
-        assert_ended(run_ranks(exact_jobs.attempt, case.ranks, *given, environments=places), halt)
-    return RunFolder(folder)
-
-
 @pytest.mark.parametrize("case", CASES_HERE, ids=str)
 def test_an_interrupted_training_on_gpus_ends_as_an_undisturbed_one(tmp_path: Path, case: Case) -> None:
-    whole = train(tmp_path / "whole", case, config_of(case), [])
     config = config_of(case, workers=case.workers, save_every=3)
-    parts = train(tmp_path / "parts", case, config, case.halts)
-    assert_same(final_state(whole), final_state(parts))
-    assert shown(parts) == shown(whole)
-    if "killed" not in case.places:
-        assert written(parts) == written(whole)
+    whole = train(tmp_path / "whole", case, config_of(case), [], **IN_ONE_ORDER)
+    parts = train(tmp_path / "parts", case, config, case.halts, **IN_ONE_ORDER)
+    assert_same(results(parts, case), results(whole, case))
     assert _has_cuda_state(final_state(parts)), "it was no training on a GPU"
 
 

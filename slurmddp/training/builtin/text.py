@@ -31,16 +31,6 @@ _TABLE = bytes(CHARACTERS.find(chr(byte)) + 1 if byte < 128 else 0 for byte in r
 Tokens = NDArray[np.uint8]
 
 
-def encode(text: str) -> torch.Tensor:
-    """Return the token ids of `text`, shape (number of bytes,), dtype int64."""
-    return torch.tensor(list(text.encode().translate(_TABLE)), dtype=torch.int64)
-
-
-def decode(ids: torch.Tensor) -> str:
-    """Return the text of token ids, shape (n,)."""
-    return "".join(("?" + CHARACTERS)[token] for token in ids.tolist())
-
-
 class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Consecutive windows of one text: sample i is (inputs, targets), each of shape (context,), int64.
 
@@ -108,11 +98,15 @@ class SourceText(Windows):
         """Return the held-out samples."""
         return self._heldout
 
-    def encode(self, text: str) -> torch.Tensor:
-        return encode(text)
+    @staticmethod
+    def encode(text: str) -> torch.Tensor:
+        """Return the token ids of `text`, shape (number of bytes,), dtype int64."""
+        return torch.tensor(list(text.encode().translate(_TABLE)), dtype=torch.int64)
 
-    def decode(self, ids: torch.Tensor) -> str:
-        return decode(ids)
+    @staticmethod
+    def decode(ids: torch.Tensor) -> str:
+        """Return the text of token ids, shape (n,)."""
+        return "".join(("?" + CHARACTERS)[token] for token in ids.tolist())
 
 
 def _read(root: Path, pattern: str, heldout_percent: float) -> tuple[Tokens, Tokens]:
@@ -128,19 +122,12 @@ def _read(root: Path, pattern: str, heldout_percent: float) -> tuple[Tokens, Tok
                 f"data: {file} can't be read: {error.strerror}.",
                 hint="Check its permissions, or data.pattern.",
             ) from error
-    if len(parts[0]) + len(parts[1]) == 1:
-        return _split(b"".join(parts[0] + parts[1]), heldout_percent)
-    return _as_tokens(b"".join(parts[0])), _as_tokens(b"".join(parts[1]))
-
-
-def _split(text: bytes, heldout_percent: float) -> tuple[Tokens, Tokens]:
-    """Split a text of one file: its end is held out."""
-    training = len(text) - int(len(text) * heldout_percent / 100)
-    return _as_tokens(text[:training]), _as_tokens(text[training:])
-
-
-def _as_tokens(encoded: bytes) -> Tokens:
-    return np.frombuffer(encoded, dtype=np.uint8)
+    training, heldout = (np.frombuffer(b"".join(part), dtype=np.uint8) for part in parts)
+    if len(parts[0]) + len(parts[1]) > 1:
+        return training, heldout
+    text = np.concatenate([training, heldout])
+    end = len(text) - int(len(text) * heldout_percent / 100)
+    return text[:end], text[end:]
 
 
 def _files(root: Path, pattern: str) -> Iterator[Path]:

@@ -13,7 +13,7 @@ from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.state import compatibility
 from slurmddp.errors import CheckpointError, ConfigError, near_matches
 from slurmddp.training import rng
-from slurmddp.training.data.loader import DistributedLoader
+from slurmddp.training.data.base import DistributedLoader
 from slurmddp.training.process_group import collectives
 
 log = logging.getLogger(__name__)

@@ -29,13 +29,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 class DistributedLoader:
-    """The loader that `Distributon.setup_dataloader` returns; each `for` over it is one epoch.
-
-    Example:
-        >>> for epoch in range(loader.epoch, epochs):
-        ...     for inputs, targets in loader:
-        ...         train(inputs, targets)
-    """
+    """The loader that `Distributon.setup_dataloader` returns; each `for` over it is one epoch."""
 
     def __init__(
         self, loader: DataLoader[Any], device: torch.device, seed: int, info: RankInfo, accumulate: int
@@ -120,14 +114,11 @@ class DistributedLoader:
         # A DataLoader without a generator draws its workers' seeds from the global one. A resumed run would
         # draw once more than an undisturbed run.
         if self._loader.generator is not None:
-            self._loader.generator.manual_seed(derive(self._seed, "loader", self._rank, *self._key()))
+            self._loader.generator.manual_seed(derive(self._seed, "loader", self._rank, self.epoch))
 
     def _started(self) -> Iterator[Any]:
         with signals_held():
             return iter(self._loader)
-
-    def _key(self) -> tuple[int, int]:
-        raise NotImplementedError
 
     def _next_epoch(self) -> None:
         raise NotImplementedError

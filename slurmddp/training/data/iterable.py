@@ -1,14 +1,6 @@
 """Read iterable data: each reader gets its share, and the position of each reader is saved.
 
-A reader is a rank, or a loader worker of a rank. A data set may have these methods:
-
-- `set_share(part, parts)`: called before each epoch in every reader. From then on the data set yields only
-  the samples of that part; all parts together yield each sample once. Without it, nothing is divided.
-- `set_epoch(epoch)`: called before each epoch. Without it, every epoch has the same order.
-- `state_dict()` and `load_state_dict(state)` (plain values and tensors): an iterator that starts after
-  `load_state_dict` continues after the samples that came before `state_dict`. Without them, a reader reads
-  the epoch again and drops the trained samples; the order must then follow from the epoch alone.
-
+A reader is a rank, or a loader worker of a rank. docs/data.md describes the methods that a data set may have.
 The random draws of a sample (generators of python, torch and NumPy) follow from (seed, epoch, reader, number
 of the sample).
 """
@@ -36,7 +28,7 @@ class IterableShard(DatasetProxy, IterableDataset[Any]):
     The rank calls `begin` before each epoch. Loader workers start after that call, and so inherit its values.
     """
 
-    own_names = ("_inner", "_seed", "_info", "_readers", "_epoch", "_first", "_positions", "_reader", "_read",
+    own_names = ("_inner", "_seed", "_info", "_readers", "_epoch", "_first", "_positions", "reader", "_read",
                  "_preserved")  # fmt: skip
 
     def __init__(self, inner: Any, *, seed: int, info: RankInfo, workers: int) -> None:
@@ -44,7 +36,7 @@ class IterableShard(DatasetProxy, IterableDataset[Any]):
         self._readers = max(1, workers)
         self.begin(0, 0, [])
         self._preserved: tuple[Any, ...] | None = None
-        self._reader = self._read = 0
+        self.reader = self._read = 0
         """The number of this reader within the rank, and how many samples of the epoch it has yielded."""
 
     def begin(self, epoch: int, first: int, positions: Sequence[Mapping[str, Any] | None]) -> None:
@@ -57,12 +49,12 @@ class IterableShard(DatasetProxy, IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         # torch takes the batches of its workers in turn, beginning with worker 0.
-        self._reader = (self._first + (worker.id if worker else 0)) % self._readers
+        self.reader = (self._first + (worker.id if worker else 0)) % self._readers
         if hasattr(self._inner, "set_epoch"):
             self._inner.set_epoch(self._epoch)
         if hasattr(self._inner, "set_share"):
             self._inner.set_share(self._part, self._info.world_size * self._readers)
-        position = self._positions[self._reader] if self._positions else None
+        position = self._positions[self.reader] if self._positions else None
         self._read = position["samples"] if position and self.keeps_state else 0
         if position and self.keeps_state:
             self._inner.load_state_dict(deepcopy(position["data"]))
@@ -71,7 +63,7 @@ class IterableShard(DatasetProxy, IterableDataset[Any]):
     @property
     def _part(self) -> int:
         """The number of this reader among the readers of all ranks."""
-        return self._info.rank * self._readers + self._reader
+        return self._info.rank * self._readers + self.reader
 
     def _samples(self, drop: int) -> Iterator[Any]:
         """Yield the samples after the first `drop` samples of the epoch."""
@@ -107,10 +99,6 @@ class IterableShard(DatasetProxy, IterableDataset[Any]):
         data = deepcopy(self._inner.state_dict()) if self.keeps_state else None
         return {"samples": self._read, "data": data}
 
-    @property
-    def reader(self) -> int:
-        return self._reader
-
 
 class _CollateWithPosition:
     """Collates a batch, and adds the number and the position of its reader."""
@@ -140,16 +128,13 @@ class IterableLoader(PassthroughLoader):
         # A worker that lives on after an epoch would keep the values of the last `begin`.
         options = {"dataset": self._shard, "persistent_workers": False}
         own = rebuild(loader, **options, collate_fn=_CollateWithPosition(self._shard, loader.collate_fn))
-        super().__init__(own, device, seed, info, accumulate)
         self._readers = max(1, loader.num_workers)
-        self._to_epoch(0)
+        super().__init__(own, device, seed, info, accumulate)
 
     def _to_epoch(self, epoch: int) -> None:
-        self._epoch, self._done, self._next_reader = epoch, 0, 0
+        super()._to_epoch(epoch)
+        self._next_reader = 0
         self._positions: list[dict[str, Any] | None] = [None] * self._readers
-
-    def _next_epoch(self) -> None:
-        self._to_epoch(self._epoch + 1)
 
     def _rest_of_epoch(self) -> Iterator[Any]:
         if self._done and not self._shard.keeps_state:

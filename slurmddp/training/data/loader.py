@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     IterableDataset,
     RandomSampler,
@@ -29,8 +28,6 @@ from slurmddp.training.data.passthrough import PassthroughLoader
 from slurmddp.training.data.sampler import RankSampler
 from slurmddp.training.data.seeding import SeededSamples, draws
 from slurmddp.training.data.weighted import WeightedSampler
-
-__all__ = ["DistributedLoader", "SampledLoader", "distribute"]
 
 log = logging.getLogger(__name__)
 
@@ -68,9 +65,6 @@ class SampledLoader(DistributedLoader):
     def state_dict(self) -> dict[str, Any]:
         return self._sampler.state_dict()
 
-    def _key(self) -> tuple[int, int]:
-        return self._sampler.epoch, self._sampler.position
-
     def _next_epoch(self) -> None:
         self._sampler.seek(self._sampler.epoch + 1, 0)
 
@@ -81,32 +75,22 @@ class SampledLoader(DistributedLoader):
 
     def _load(self, state: dict[str, Any]) -> None:
         self._sampler.load_state_dict(state)
-        samples = state.get("global_batch", self._sampler.global_batch_size)
-        if samples == self._sampler.global_batch_size:
-            return
-        if self._keep:
-            self._share(samples)
-        else:
-            log.warning(
-                "An optimizer step had %d samples when the checkpoint was written, and has %d now.",
-                samples,
-                self._sampler.global_batch_size,
-            )
+        before, now = state["global_batch"], self._sampler.global_batch_size
+        if before != now and self._keep:
+            self._share(before)
+        elif before != now:
+            text = "An optimizer step had %d samples when the checkpoint was written, and has %d now."
+            log.warning(text, before, now)
 
     def _share(self, samples: int) -> None:
         """Give a step `samples` samples over all ranks: change `accumulate`, and the batch if necessary."""
         largest = self._loader.batch_size
         size, self._accumulate = GlobalBatch(samples).share(self._world_size, largest or 1)
-        self._sampler.set_batch_size(size * self._accumulate)
+        self._sampler.batch_size = size * self._accumulate
         if largest is not None and size != largest:
             self._loader = rebuild(self._loader, batch_size=size)
-        log.info(
-            "A step keeps its %d samples: %d rank(s) with %d batch(es) of %d.",
-            samples,
-            self._world_size,
-            self._accumulate,
-            size,
-        )
+        shares = (samples, self._world_size, self._accumulate, size)
+        log.info("A step keeps its %d samples: %d rank(s) with %d batch(es) of %d.", *shares)
 
 
 def distribute(
@@ -153,8 +137,8 @@ def _owner(loader: DataLoader[Any]) -> str:
     """Return the subject of a sentence about the object that chooses the samples of `loader`."""
     if isinstance(loader.dataset, IterableDataset):
         return f"Iterable data ({type(loader.dataset).__name__})"
-    own = loader.batch_sampler if type(loader.batch_sampler) is not BatchSampler else loader.sampler
-    return f"The order of the {type(own or loader.sampler).__name__}"
+    batches = loader.batch_sampler if loader.batch_size is None else None
+    return f"The order of the {type(batches or loader.sampler).__name__}"
 
 
 def _rank_sampler(loader: DataLoader[Any], **options: Any) -> RankSampler:
@@ -168,11 +152,8 @@ def _rank_sampler(loader: DataLoader[Any], **options: Any) -> RankSampler:
 
 def _has_known_order(loader: DataLoader[Any]) -> bool:
     """Return whether `loader` reads map-style data in order, shuffled by `shuffle=True`, or by weights."""
-    if isinstance(loader.dataset, IterableDataset):
-        return False
-    if loader.batch_size is not None and type(loader.batch_sampler) is not BatchSampler:
-        return False
-    if loader.batch_size is None and loader.batch_sampler is not None:
+    own_batches = loader.batch_size is None and loader.batch_sampler is not None
+    if isinstance(loader.dataset, IterableDataset) or own_batches:
         return False
     sampler = loader.sampler
     if type(sampler) is WeightedRandomSampler:

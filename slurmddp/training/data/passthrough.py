@@ -29,7 +29,7 @@ class PassthroughLoader(DistributedLoader):
         self, loader: DataLoader[Any], device: torch.device, seed: int, info: RankInfo, accumulate: int
     ) -> None:
         super().__init__(loader, device, seed, info, accumulate)
-        self._epoch = self._done = 0
+        self._to_epoch(0)
 
     @property
     def epoch(self) -> int:
@@ -45,11 +45,11 @@ class PassthroughLoader(DistributedLoader):
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self._epoch, "batches": self._done, "world_size": self._world_size}
 
-    def _key(self) -> tuple[int, int]:
-        return self._epoch, 0
-
     def _next_epoch(self) -> None:
-        self._epoch, self._done = self._epoch + 1, 0
+        self._to_epoch(self._epoch + 1)
+
+    def _to_epoch(self, epoch: int) -> None:
+        self._epoch, self._done = epoch, 0
 
     def _rest_of_epoch(self) -> Iterator[Any]:
         for owner in (self._loader.sampler, self._loader.batch_sampler, self._loader.dataset):

@@ -17,10 +17,7 @@ from slurmddp.errors import ConfigError
 
 ROUNDS = 6
 """Luby and Rackoff need 4 rounds with ideal round functions ("How to construct pseudorandom permutations
-from pseudorandom functions", 1988).
-
-These round functions are simple mixers, so there are two more.
-"""
+from pseudorandom functions", 1988). These round functions are simple mixers, so there are two more."""
 
 MAX_SAMPLES = 1 << 48
 

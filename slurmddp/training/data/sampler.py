@@ -79,27 +79,15 @@ class RankSampler(Sampler[Any]):
                 f"The data set has {n} samples for {world_size} ranks, so no rank gets a batch.",
                 hint="Use fewer ranks or more data; with even=False some ranks get no sample.",
             )
-        self.n, self.seed, self.shuffle = n, seed, shuffle
+        self.n, self.seed, self.shuffle, self.batch_size = n, seed, shuffle, batch_size
         self._drop_last, self._even, self._keyed = drop_last, even, keyed
-        self._rank, self._world_size, self._batch_size = rank, world_size, batch_size
-        self._epoch = self._start = self._position = 0
-
-    @property
-    def epoch(self) -> int:
-        return self._epoch
-
-    @property
-    def position(self) -> int:
-        """The number of samples of this epoch that all ranks together have trained."""
-        return self._position
+        self._rank, self._world_size = rank, world_size
+        self.epoch = self._start = self.position = 0
+        """`position` counts the samples of this epoch that all ranks together have trained."""
 
     @property
     def global_batch_size(self) -> int:
-        return self._world_size * self._batch_size
-
-    def set_batch_size(self, batch_size: int) -> None:
-        """Let one rank train `batch_size` samples per optimizer step from now on."""
-        self._batch_size = batch_size
+        return self._world_size * self.batch_size
 
     def seek(self, epoch: int, position: int) -> None:
         """Let the next iteration start at a global position of `epoch`.
@@ -109,25 +97,25 @@ class RankSampler(Sampler[Any]):
         """
         if epoch < 0 or not 0 <= position <= self.n:
             raise ConfigError(f"There is no position {position} in epoch {epoch} of {self.n} samples.")
-        self._epoch, self._start, self._position = epoch, position, position
+        self.epoch, self._start, self.position = epoch, position, position
 
     def advance(self, samples: int) -> None:
         """Count `samples` more as trained by all ranks together, at most to the end of the data."""
-        self._position = min(self._position + samples, self.n)
+        self.position = min(self.position + samples, self.n)
 
     def __len__(self) -> int:
         """Return how many samples this rank gets from the last `seek` to the end of the epoch."""
         return len(self._positions())
 
     def __iter__(self) -> Iterator[Any]:
-        self._position = self._start
+        self.position = self._start
         # chain is faster here: a `yield from` costs as much per index as computing it.
         indices = chain.from_iterable(self._blocks(self._positions()))
         return self._with_keys(indices) if self._keyed else indices
 
     def _with_keys(self, indices: Iterator[int]) -> Iterator[tuple[int, ...]]:
         """Yield each index with the numbers that distinguish its draws from other reads of the sample."""
-        return zip(indices, repeat(self._epoch))
+        return zip(indices, repeat(self.epoch))
 
     def _blocks(self, positions: range) -> Iterator[Iterable[int]]:
         indices_at = self._indices()
@@ -140,15 +128,15 @@ class RankSampler(Sampler[Any]):
         """Return a function from positions of the current epoch to sample indices."""
         if not self.shuffle:
             return lambda positions: positions
-        permutation = Permutation(self.n, self.seed, self._epoch)
+        permutation = Permutation(self.n, self.seed, self.epoch)
         return lambda at: permutation.block(at.start, at.stop, at.step).tolist()
 
     def state_dict(self) -> dict[str, Any]:
         """Return seed, epoch and trained position, and the settings under which they are valid."""
         return {
             "seed": self.seed,
-            "epoch": self._epoch,
-            "position": self._position,
+            "epoch": self.epoch,
+            "position": self.position,
             "samples": self.n,
             "shuffle": self.shuffle,
             "global_batch": self.global_batch_size,
@@ -161,16 +149,16 @@ class RankSampler(Sampler[Any]):
             MismatchError: the state belongs to other data, another seed or another kind of order.
         """
         for key, here in (("samples", self.n), ("seed", self.seed), ("shuffle", self.shuffle)):
-            if state[key] != here:
+            if (saved := state.get(key)) != here:
                 raise MismatchError(
-                    f"The checkpoint's data order has {key}={state[key]!r}, and this run has {here!r}.",
+                    f"The checkpoint's data order has {key}={saved!r}, and this run has {here!r}.",
                     hint="Train on the same data with the same settings, or start a run of another name.",
                 )
         self.seek(state["epoch"], state["position"])
 
     def samples_left(self) -> int:
         """Return how many untrained samples of the epoch this rank gets."""
-        return len(range(self._position + self._rank, self._end_from(self._start), self._world_size))
+        return len(range(self.position + self._rank, self._end_from(self._start), self._world_size))
 
     def samples_per_epoch(self) -> int:
         """Return how many samples this rank gets in a whole epoch."""

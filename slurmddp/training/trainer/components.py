@@ -16,19 +16,12 @@ from slurmddp.config.check_values import read_section
 from slurmddp.config.schema import TrainSettings
 from slurmddp.errors import ConfigError
 from slurmddp.spec import GlobalBatch
-from slurmddp.training.data.loader import DistributedLoader
+from slurmddp.training.data.base import DistributedLoader
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.instantiate import instantiate, is_called_later
 from slurmddp.training.trainer import dataset
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
-
-
-def share(settings: TrainSettings, world_size: int) -> tuple[int, int]:
-    """Return `batch_size` and `accumulate` of each rank; raises MismatchError without a split."""
-    if settings.global_batch is None:
-        return settings.batch_size, settings.accumulate
-    return GlobalBatch(settings.global_batch).share(world_size, settings.batch_size)
 
 
 def is_due(every: int, step: int) -> bool:
@@ -83,7 +76,9 @@ def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Com
     settings = read_section(config["train"], TrainSettings, "train.")
     data = instantiate(config["data"], _key_="data")
     distributon._session.startup.lap("data")
-    batch_size, accumulate = share(settings, distributon.world_size)
+    batch_size, accumulate = settings.batch_size, settings.accumulate
+    if settings.global_batch is not None:
+        batch_size, accumulate = GlobalBatch(settings.global_batch).share(distributon.world_size, batch_size)
     readers = distributon.world_size * max(1, settings.workers)
     loader = DataLoader(
         dataset.checked(data, readers),
@@ -95,7 +90,12 @@ def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Com
         persistent_workers=settings.workers > 0,
     )
     bare_model = instantiate(config["model"], _key_="model")
-    model = distributon.setup_model(_checked_model(bare_model, config))
+    if not isinstance(bare_model, nn.Module):
+        raise ConfigError(
+            f"model._target_ {config['model'].get('_target_')!r} gives a {type(bare_model).__name__}.",
+            hint="Name a torch.nn.Module, or a function that returns one.",
+        )
+    model = distributon.setup_model(bare_model)
     optimizer = instantiate(config["optimizer"], bare_model.parameters(), _key_="optimizer")
     return Components(
         settings=settings,
@@ -133,12 +133,3 @@ def _build_scheduler(config: Mapping[str, Any] | None, optimizer: Optimizer) -> 
             hint="Use a function of the step, such as slurmddp.training.builtin.schedules.cosine.",
         )
     return scheduler  # type: ignore[no-any-return]
-
-
-def _checked_model(model: Any, config: Mapping[str, Any]) -> nn.Module:
-    if not isinstance(model, nn.Module):
-        raise ConfigError(
-            f"model._target_ {config['model'].get('_target_')!r} gives a {type(model).__name__}.",
-            hint="Name a torch.nn.Module, or a function that returns one.",
-        )
-    return model

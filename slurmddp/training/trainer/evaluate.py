@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from slurmddp.training import rng
@@ -14,7 +13,7 @@ from slurmddp.training.data.sampler import shard_range
 from slurmddp.training.data.seeding import SeededSamples, draws
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.process_group import collectives
-from slurmddp.training.trainer.components import Components, Loss
+from slurmddp.training.trainer.components import Components
 
 
 def evaluate(distributon: Distributon, components: Components) -> float | None:
@@ -56,10 +55,7 @@ def _share(distributon: Distributon, components: Components, heldout: Dataset[ob
     size: int = len(heldout)  # type: ignore[arg-type]
     count = min(size, components.settings.eval_batches * components.settings.batch_size)
     own = [i * size // count for i in shard_range(count, distributon.rank, distributon.world_size)]
-    options: dict[str, Any] = {
-        "batch_size": components.settings.batch_size,
-        "generator": torch.Generator(),
-    }
+    options: dict[str, Any] = {"batch_size": components.settings.batch_size, "generator": torch.Generator()}
     if draws(heldout):
         return DataLoader(SeededSamples(heldout, 0), sampler=[(index,) for index in own], **options)
     return DataLoader(heldout, sampler=own, **options)
@@ -70,9 +66,6 @@ def _sum_losses(
     distributon: Distributon, components: Components, loader: DataLoader[object]
 ) -> tuple[float, int, bool]:
     """Return the sum of sample losses, the number of samples, and whether no stop interrupted them."""
-    # A wrapped model would wait for ranks that have fewer batches.
-    model: nn.Module = components.bare_model
-    loss_of: Loss = components.loss
     own: int = len(loader.sampler)  # type: ignore[arg-type]
     total, count = 0.0, 0
     for inputs, targets in (to_device(batch, distributon.device) for batch in loader):
@@ -81,6 +74,7 @@ def _sum_losses(
             return total, count, False
         # `targets` may be a dict, so its length is not the number of samples.
         samples = min(loader.batch_size or 1, own - count)
-        total += float(loss_of(model(inputs), targets)) * samples
+        # A wrapped model would wait for ranks that have fewer batches.
+        total += float(components.loss(components.bare_model(inputs), targets)) * samples
         count += samples
     return total, count, True

@@ -248,24 +248,17 @@ class Training:
     def evaluate(self) -> None:
         """Log the held-out loss; an interrupted evaluation is repeated after the resume."""
         loss = evaluate(self.distributon, self.components)
-        if loss is not None:
-            self._evaluated_at = self.step
-            self._journal.evaluation(self.step, loss)
-            self.distributon.print(f"step {self.step}: held-out loss {loss:.4f}")
-        else:
-            # A further step would skip this evaluation for good.
+        if loss is None:  # A further step would skip this evaluation for good.
             self.stop()
+        self._evaluated_at = self.step
+        self._journal.evaluation(self.step, loss)
+        self.distributon.print(f"step {self.step}: held-out loss {loss:.4f}")
 
     def save(self, *, wait: bool = True) -> None:
         """Save the state; with `wait`, return when it is durable."""
         if self._saved != (self.step, self._evaluated_at):
-            self.distributon.save(
-                self._root,
-                self.step,
-                keep_last=self.components.settings.keep_last,
-                wait=wait,
-                **self._state(),
-            )
+            keep_last = self.components.settings.keep_last
+            self.distributon.save(self._root, self.step, keep_last=keep_last, wait=wait, **self._state())
             self._saved = (self.step, self._evaluated_at)
         elif wait:
             self.distributon.finish_saving()

@@ -6,15 +6,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from slurmddp.runs.folder.jsonl import read_lines
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.metrics import read
+from support.distributed import exact_jobs
 from support.distributed.exact_jobs import Halt
-from support.distributed.trainer_runs import trainer_config
+from support.distributed.ranks import place_environments, run_ranks
+from support.distributed.trainer_runs import final_state, trainer_config
 
 STEPS, EPOCH, EVAL_EVERY, BATCH, HELDOUT = 12, 5, 4, 2, 10
 TRAINER, OWN_LOOP = "slurmddp.training.trainer.train", "support.distributed.exact_jobs.own_loop"
@@ -135,6 +138,25 @@ def config_of(case: Case, **train: Any) -> dict[str, Any]:
         strategy=dict(case.strategy),
         program={"_target_": case.program},
     )
+
+
+def train(
+    folder: Path, case: Case, config: dict[str, Any], halts: Sequence[Halt], **environ: str
+) -> RunFolder:
+    """Train in as many attempts as there are halts, and one more."""
+    folder.mkdir(exist_ok=True)
+    for number, halt in enumerate([*halts, None]):
+        places = [place | environ for place in place_environments(case.ranks)]
+        given = (config, str(folder), number, halt)
+        assert_ended(run_ranks(exact_jobs.attempt, case.ranks, *given, environments=places), halt)
+    return RunFolder(folder)
+
+
+def results(folder: RunFolder, case: Case) -> dict[str, Any]:
+    """Return all that an interrupted training has in common with the undisturbed one."""
+    # A killed attempt repeats steps, and the reader has to know which lines count.
+    lines = [] if "killed" in case.places else written(folder)
+    return {"state": final_state(folder), "shown": shown(folder), "written": lines}
 
 
 def shown(folder: RunFolder) -> tuple[Any, ...]:

@@ -57,7 +57,7 @@ def nccl_group_of_one() -> dict[str, Any]:
     alone = Net().to(context.device)
     alone.load_state_dict(weights(net))
     strategy = build("ddp")
-    model = strategy.wrap(net, context)
+    model = strategy.wrap(net, context.device)
     for one, module in ((model, net), (alone, alone)):
         optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
         for step in range(4):

@@ -6,7 +6,6 @@ Each function returns plain values. The other modules named `..._jobs` serve one
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -63,35 +62,6 @@ def samples_seen(
         seen = [[batch[0].tolist() for batch in loader] for _ in range(epochs)]
         assert len(seen[0]) == len(loader)
         return seen
-
-
-def train_and_save(root: str, steps: int, dropout: float, resume: bool) -> dict[str, Any]:
-    """Train to `steps` with save at the end; return weights, folder and a note."""
-    with Distributon(seed=1) as d:
-        d.launch()
-        model = d.setup_model(Net(dropout=dropout))
-        optimizer = d.setup_optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
-        x, y = batch_of(0, 50)
-        loader = d.setup_dataloader(DataLoader(TensorDataset(x, y), batch_size=2, shuffle=True))
-        progress = {"note": "fresh"}
-        objects = {"model": model, "optimizer": optimizer, "progress": progress}
-        step = (d.load(root, **objects) if resume else None) or 0
-        while step < steps:
-            for inputs, targets in loader:
-                d.backward(nn.functional.cross_entropy(model(inputs), targets))
-                optimizer.step()
-                optimizer.zero_grad()
-                step += 1
-                if step == steps:
-                    break
-        note, progress["note"] = progress["note"], f"saved at {step}"
-        folder = d.save(root, step, **objects)
-        state = weights(d.unwrap(model))
-        return {
-            "weights": state,
-            "folder": folder,
-            "note": note,
-        }
 
 
 def errors_of_save_and_load(root: str) -> dict[str, str]:

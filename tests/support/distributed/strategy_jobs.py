@@ -14,7 +14,7 @@ from slurmddp.training.distributon import Distributon
 from support.distributed.rank_jobs import Net, batch_of, step_on, weights
 
 
-def replicas_after_each_step(synchronise: bool) -> list[dict[str, torch.Tensor]]:
+def replicas_after_each_step() -> list[dict[str, torch.Tensor]]:
     """Train on different data from different first weights; return this rank's weights after every step."""
     with Distributon() as d:
         d.launch()
@@ -23,8 +23,7 @@ def replicas_after_each_step(synchronise: bool) -> list[dict[str, torch.Tensor]]
         optimizer = d.setup_optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
         history = [weights(d.unwrap(model))]
         for step in range(4):
-            with d.accumulating(model, last=synchronise):
-                step_on(model, optimizer, *batch_of(100 * step + d.rank))
+            step_on(model, optimizer, *batch_of(100 * step + d.rank))
             history.append(weights(d.unwrap(model)))
         return history
 
@@ -78,7 +77,7 @@ def layout_leaves_no_trace() -> dict[str, bool]:
             for value in net.state_dict().values():
                 torch.distributed.broadcast(value, 0)
         before, random = weights(net), torch.get_rng_state()
-        model = build("ddp").wrap(net, d._session.context)
+        model = build("ddp").wrap(net, d.device)
         after = weights(net)
         return {
             "weights and buffers": all(torch.equal(before[name], after[name]) for name in before),
@@ -108,7 +107,7 @@ def layout_runs_no_hooks() -> dict[str, bool]:
         torch.autograd.graph.register_multi_grad_hook(list(net.parameters()), lambda _: calls.append("all"))
         net.register_full_backward_hook(lambda *_: calls.append("module"))
         before = weights(net)
-        model = build("ddp").wrap(net, d._session.context)
+        model = build("ddp").wrap(net, d.device)
         moved = [name for name, value in weights(net).items() if not torch.equal(value, before[name])]
         found = {
             "weights": not moved,
@@ -152,19 +151,10 @@ def bucket_bytes(size_mb: float) -> int:
         return d.launch().setup_model(Net()).bucket_bytes_cap
 
 
-def error_of_frozen_model() -> str:
-    with Distributon() as d:
+def error_of_setup(strategy: str, trains: bool) -> str:
+    with Distributon(strategy=strategy) as d:
         try:
-            d.launch().setup_model(Net().requires_grad_(False))
+            d.launch().setup_model(Net().requires_grad_(trains))
         except SlurmddpError as error:
             return str(error)
-    return ""
-
-
-def error_of_single_strategy() -> str:
-    d = Distributon(strategy="single").launch()
-    try:
-        d.setup_model(Net())
-    except SlurmddpError as error:
-        return str(error)
     return ""

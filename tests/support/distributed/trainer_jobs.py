@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import os
-import signal
 from typing import Any
 
 import torch
 
 from slurmddp.errors import SlurmddpError, StoppedAtCheckpoint
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.training import rank_main
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.process_group import collectives
 from slurmddp.training.stopping.controller import StopController
 from slurmddp.training.trainer import loop
 from slurmddp.training.trainer.components import build_components
 from slurmddp.training.trainer.evaluate import evaluate
-from support.distributed.rank_jobs import batch_of
 
 
 class Signalled(StopController):
@@ -66,31 +62,6 @@ def error_of_training(config: dict[str, Any], folder: str) -> str:
     return ""
 
 
-class Drawing(torch.utils.data.Dataset[Any]):
-    """Samples whose reading draws a random number, as augmentation does."""
-
-    def __init__(self, data: Any) -> None:
-        self._data = data
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def __getitem__(self, index: int) -> Any:
-        torch.rand(())
-        return self._data[index]
-
-
-def heldout_loss(config: dict[str, Any]) -> tuple[float | None, bool]:
-    """Return the held-out loss of a fresh model, and whether evaluating left random states as they were."""
-    with Distributon(seed=0) as d:
-        d.launch()
-        parts = build_components(d, config)
-        parts = dataclasses.replace(parts, heldout=Drawing(parts.heldout))
-        before = torch.get_rng_state()
-        loss = evaluate(d, parts)
-        return loss, torch.equal(before, torch.get_rng_state()) and parts.bare_model.training
-
-
 def heldout_loss_of_drifted(config: dict[str, Any]) -> float | None:
     """Return the held-out loss where each rank has running averages of its own."""
     with Distributon(seed=0) as d:
@@ -109,29 +80,3 @@ def shared_buffer() -> list[list[float]]:
         model.register_buffer("turned", (torch.arange(6.0).reshape(2, 3) + d.rank).t())
         collectives.share_buffers(model)
         return model.turned.tolist()
-
-
-def train_until_signalled(config: dict[str, Any], folder: str, at_step: int) -> int:
-    """Let rank 1 get a SIGTERM of its own in step `at_step`; return the worker's exit code."""
-    run = RunFolder(folder)
-    os.environ.update({"SLURMDDP_RUN_DIR": folder, "SLURMDDP_ATTEMPT": "0"})
-    if os.environ["RANK"] == "1":
-        SignalText.at = at_step * config["train"]["batch_size"]
-    return rank_main.main(str(run.path))
-
-
-class SignalText(torch.utils.data.Dataset[Any]):
-    """Random classes that ask their own process to stop when a certain number of samples has been read."""
-
-    at: int | None = None
-    _read = 0
-
-    def __len__(self) -> int:
-        return 4000
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        type(self)._read += 1
-        if type(self)._read == self.at:
-            os.kill(os.getpid(), signal.SIGTERM)
-        x, y = batch_of(index, 1)
-        return x[0], y[0]

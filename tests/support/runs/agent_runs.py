@@ -44,14 +44,16 @@ os._exit(run(sys.argv[1], entry="rank_program:main", preload=()))
 """
 
 
-def make_run(tmp_path: Path, program: str, *, nodes: int = 1, ranks_per_node: int = 2) -> RunFolder:
-    """Return a run folder whose project holds `program` as the module `rank_program`."""
+def make_run(
+    tmp_path: Path, program: str, /, *, nodes: int = 1, ranks_per_node: int = 2, **config: Any
+) -> RunFolder:
+    """Return a run folder of `config` whose project holds `program` as the module `rank_program`."""
     project = tmp_path / "project"
     project.mkdir()
     (project / "rank_program.py").write_text(program)
     folder = RunFolder(tmp_path / "runs" / "test-00000000")
     folder.path.mkdir(parents=True)
-    config = {"nodes": nodes, "ranks_per_node": ranks_per_node, "project_dir": str(project)}
+    config |= {"nodes": nodes, "ranks_per_node": ranks_per_node, "project_dir": str(project)}
     folder.config_file.write_text(yaml.safe_dump(config))
     return folder
 

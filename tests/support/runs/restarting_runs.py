@@ -10,8 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import yaml
-
 from slurmddp.runs.folder.layout import RunFolder
 from support.runs.agent_runs import make_run, start_agent
 
@@ -43,10 +41,7 @@ def main(run_dir):
 
 
 def run_folder(tmp_path: Path, *, nodes: int = 1, program: str = STEPPING, **config: object) -> RunFolder:
-    folder = make_run(tmp_path, program, nodes=nodes)
-    stored = yaml.safe_load(folder.config_file.read_text())
-    folder.config_file.write_text(yaml.safe_dump({**stored, **config}))
-    return folder
+    return make_run(tmp_path, program, nodes=nodes, **config)
 
 
 @contextmanager

@@ -9,13 +9,18 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from slurmddp.runs.folder.layout import RunFolder
+from support import TESTS
 from support.runs import restarting_runs
 
 
 def agents_of(
     folder: RunFolder, nodes: int, *, program: str = "", words: Sequence[str] = (), **options: Any
 ) -> AbstractContextManager[list[subprocess.Popen[bytes]]]:
-    """Start the agents of all nodes, by a Python `program` with these `words` where one is given."""
+    """Start the agents of all nodes, by a Python `program` with these `words` where one is given.
+
+    The ranks can import from the tests.
+    """
+    options = {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1", **options}
     command = [sys.executable, "-m", "slurmddp.launchers.agent"]
     if program:
         script = folder.path / "start_agent.py"

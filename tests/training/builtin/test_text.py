@@ -9,8 +9,10 @@ import torch
 import yaml
 
 from slurmddp.errors import ConfigError
-from slurmddp.training.builtin.text import CHARACTERS, VOCAB_SIZE, SourceText, Windows, decode, encode
+from slurmddp.training.builtin.text import CHARACTERS, VOCAB_SIZE, SourceText, Windows
 from support import ROOT
+
+encode, decode = SourceText.encode, SourceText.decode
 
 
 def write(folder: Path, **texts: str) -> Path:

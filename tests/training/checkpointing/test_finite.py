@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.files.manifest import POINTER_FILE
 from slurmddp.runs.folder.layout import RunFolder
-from support import TESTS
 from support.distributed import spoilt_jobs, trainer_jobs
 from support.distributed.checkpoint_files import steps_in
 from support.distributed.ranks import run_ranks
 from support.distributed.trainer_runs import assert_same, final_state, new_folder, trainer_config
-from support.runs.agent_runs import wait_until
+from support.runs.agent_runs import make_run, wait_until
 from support.runs.torch_agents import agents_of, codes_of, logs
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
@@ -63,12 +61,8 @@ def test_a_step_with_an_infinite_gradient_is_named_and_never_saved(
 
 
 def train_with_agent(path: Path, config: dict[str, Any]) -> tuple[RunFolder, list[int]]:
-    folder = RunFolder(path / "runs" / "test-00000000")
-    folder.path.mkdir(parents=True)
-    size = {"nodes": 1, "ranks_per_node": 2, "project_dir": str(path)}
-    folder.config_file.write_text(yaml.safe_dump({**config, **size}))
-    environ = {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
-    with agents_of(folder, 1, **environ) as agents:
+    folder = make_run(path, "", **config)
+    with agents_of(folder, 1) as agents:
         return folder, codes_of(agents)
 
 

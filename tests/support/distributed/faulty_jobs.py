@@ -1,4 +1,4 @@
-"""The model of test_restart_in_place: its rank may be ordered to die in the middle of a step."""
+"""A model whose rank may be ordered to die in a step, and data of which a sample may never come."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from support.distributed.exact_jobs import Noisy
+from support.distributed.exact_jobs import Blurred, Noisy
 
 
 class Falling(Noisy):
@@ -36,3 +38,17 @@ class Falling(Noisy):
                 time.sleep(3600)
             os.kill(os.getpid(), signal.SIGKILL)
         return super().forward(samples)
+
+
+class Hanging(Blurred):
+    """Sleeps for an hour when a process of the ranks HANG_RANKS reads its sample HANG_AT."""
+
+    _read = 0
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        self._read += 1
+        hangs = os.environ["RANK"] in os.environ.get("HANG_RANKS", "").split(",")
+        if hangs and self._read == int(os.environ["HANG_AT"]):
+            Path(os.environ["SLURMDDP_RUN_DIR"], f"hangs-{os.environ['RANK']}").touch()
+            time.sleep(3600)
+        return super().__getitem__(index)
