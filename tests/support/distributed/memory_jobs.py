@@ -75,20 +75,23 @@ def copy_to_memory(d: Distributon, root: str | Path, step: int, **objects: Any) 
 
 
 def resumed_from_memory(root: str, holders: list[int]) -> list[dict[str, Any]]:
-    """Train on after a copy, then resume from the copies of `holders`; return the end of both trainings."""
+    """Train on after copies of steps 4 and 5, then resume; only `holders` still have the copy of step 5."""
     with Distributon(seed=1) as d:
         loop = Loop(d.launch())
         saves = d._checkpointer.saves
         saves.copies_state = saves.has_copies_elsewhere = (
             True  # As the first rank of each node, under agents.
         )
+        loop.train(4)
+        copy_to_memory(d, root, 4, **loop.objects)
         loop.train(5)
-        copy_to_memory(d, root, 5, **loop.objects)
+        d.memory_save(root, 5, **loop.objects)
         loop.train(9)
         undisturbed = {"begun": 5, "from": "memory", "result": loop.result()}
-        if d.rank in holders:
-            held = [str(os.dup(number)) for number in saves._buffers.descriptors]
-            os.environ[MEMORY_VARIABLE] = ",".join(held)
+        if d.rank not in holders:
+            saves._buffers.discard_after((4, time.time_ns()))
+        held = [str(os.dup(number)) for number in saves._buffers.descriptors]
+        os.environ[MEMORY_VARIABLE] = ",".join(held)
     with Distributon(seed=1) as d:
         loop = Loop(d.launch())
         begun = loop.step = d.load(root, **loop.objects) or 0
