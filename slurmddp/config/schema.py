@@ -68,8 +68,11 @@ class ProgramSettings:
     )
     resume_args: Any | None = key(
         [],
-        "further arguments of later attempts; with `checkpoints` only once such a file is there",
+        "further arguments of later starts; with `checkpoints` only once such a file is there",
         FREE,
+    )
+    resumable: bool = key(
+        False, "the script resumes by itself from its files, so its ranks may restart in place", FREE
     )
     checkpoints: str | None = key(
         None, "files that your program saves, a path or glob: slurmddp sees its progress there", FREE

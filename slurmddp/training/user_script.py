@@ -61,12 +61,12 @@ def run_script(folder: RunFolder, program: Mapping[str, Any]) -> int:
 
 
 def _words(folder: RunFolder, program: Mapping[str, Any]) -> list[str]:
-    """Return the arguments of this attempt."""
-    attempt = RunContext.read(os.environ, folder).attempt
+    """Return the arguments of this start."""
+    run = RunContext.read(os.environ, folder)
     words = list(program.get("args") or [])
-    if attempt and _has_saved(program.get("checkpoints")):
+    if (run.attempt or run.restart_count) and _has_saved(program.get("checkpoints")):
         words += program.get("resume_args") or []
-    places = {"{run_dir}": str(folder.path), "{attempt}": str(attempt)}
+    places = {"{run_dir}": str(folder.path), "{attempt}": str(run.attempt)}
     for place, value in places.items():
         words = [str(word).replace(place, value) for word in words]
     return words

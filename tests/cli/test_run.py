@@ -108,6 +108,27 @@ def test_later_attempts_get_further_arguments_once_the_program_has_saved(
     assert [(project / f"attempt-{number}").read_text() for number in range(3)] == arguments
 
 
+KILLED_ONCE = """\
+import os, sys
+from pathlib import Path
+with open(f"starts-{os.environ['RANK']}", "a") as file:
+    print(*sys.argv[1:], os.environ["MASTER_PORT"], file=file)
+if os.environ["RANK"] == "1" and len(Path("starts-1").read_text().splitlines()) == 1:
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("resumable", [True, False])
+def test_a_killed_rank_of_a_script_restarts_in_place_if_the_script_resumes_by_itself(
+    project: Path, resumable: bool
+) -> None:
+    (project / "killed.py").write_text(KILLED_ONCE)
+    settings = [f"program.resumable={resumable}".lower(), "program.resume_args=--resume"]
+    assert main(["run", "-n", "2", *settings, "killed.py", "--a"]) == (0 if resumable else 1)
+    starts = [line.split()[:-1] for line in (project / "starts-1").read_text().splitlines()]
+    assert starts == [["--a"], ["--a", "--resume"]][: 1 + resumable]
+
+
 def test_a_finished_script_is_started_again_only_with_fresh(project, capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     command = ["run", "-n", "1", "show.py", "--lr", "1"]

@@ -42,6 +42,8 @@ class Rules:
     """Samples of one optimizer step over all ranks, if the configuration fixes them."""
     is_script: bool = False
     """Whether the ranks run a person's script, which may not read the run's stop file."""
+    is_resumable: bool = False
+    """Whether this script resumes by itself, so that a restart needs no step that the agents can see."""
 
     @property
     def tolerates_node_loss(self) -> bool:
@@ -63,7 +65,7 @@ class Rules:
 
 def rules_of(config: Mapping[str, Any], nodes_here: int) -> Rules:
     """Return the rules of a run's configuration; without `nodes` in it, the job's `nodes_here` count."""
-    policy, train = config.get("policy") or {}, config.get("train") or {}
+    policy, train, program = (config.get(name) or {} for name in ("policy", "train", "program"))
     return Rules(
         nodes=int(config.get("nodes") or nodes_here),
         spare_nodes=int(config.get("spare_nodes") or 0),
@@ -72,7 +74,8 @@ def rules_of(config: Mapping[str, Any], nodes_here: int) -> Rules:
         max_restarts=int(policy.get("max_restarts_in_place", Rules.max_restarts)),
         join_timeout_s=float(policy.get("join_timeout_s", Rules.join_timeout_s)),
         samples=train.get("global_batch"),
-        is_script=bool((config.get("program") or {}).get("script")),
+        is_script=bool(program.get("script")),
+        is_resumable=bool(program.get("script") and program.get("resumable")),
     )
 
 
@@ -145,6 +148,8 @@ def decide(facts: Facts, rules: Rules) -> Decision:
         return Decision(False, f"policy.max_restarts_in_place={rules.max_restarts}")
     if facts.lost or facts.unhealthy:
         return Decision(True, "a node is lost")
+    if rules.is_resumable:
+        return Decision(True, "the program resumes by itself")
     if facts.step <= facts.furthest:
         beyond = f" beyond step {facts.furthest}, which earlier ranks had completed"
         return Decision(False, "no step was completed" + (beyond if facts.furthest >= 0 else ""))

@@ -53,6 +53,15 @@ def test_an_accident_is_tried_again_and_nothing_else(facts: Facts, restart: bool
     assert why in decision.why
 
 
+def test_a_program_that_resumes_by_itself_needs_no_step_that_can_be_seen() -> None:
+    rules = rules_of({"program": {"script": "fit.py", "resumable": True}}, 3)
+    unseen = replace(FAILED, step=-1, furthest=-1)
+    assert decide(unseen, rules).restart
+    assert not decide(replace(unseen, restarts=10), rules).restart
+    assert not decide(replace(unseen, codes=[78]), rules).restart
+    assert not decide(unseen, rules_of({"program": {"script": "fit.py"}}, 3)).restart
+
+
 def test_none_begin_again_where_the_policy_says_so() -> None:
     assert not decide(FAILED, replace(RULES, max_restarts=0)).restart
 
