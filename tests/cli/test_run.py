@@ -129,6 +129,19 @@ def test_a_killed_rank_of_a_script_restarts_in_place_if_the_script_resumes_by_it
     assert starts == [["--a"], ["--a", "--resume"]][: 1 + resumable]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_lines_of_a_failed_rank_are_shown_once_where_its_output_is_shown(
+    project: Path, capfd: pytest.CaptureFixture[str], rank: int
+) -> None:
+    (project / "wrong.py").write_text(f"import os\nassert int(os.environ['RANK']) != {rank}, 'no seed'\n")
+    assert main(["run", "-n", "2", "wrong.py"]) == 1
+    out, err = capfd.readouterr()
+    assert out.count("Traceback") == (rank == 0)
+    assert err.count("Traceback") == (rank == 1)
+    assert f"Rank {rank} on {os.uname().nodename} ended with exit code 1: AssertionError: no seed" in err
+    assert f"rank-{rank}.log" in err
+
+
 def test_a_finished_script_is_started_again_only_with_fresh(project, capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     command = ["run", "-n", "1", "show.py", "--lr", "1"]
