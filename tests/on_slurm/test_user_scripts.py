@@ -1,4 +1,4 @@
-"""Scripts of a user whose ranks misbehave, or start a step of their own, on a real SLURM."""
+"""Programs of a user on a real SLURM: ranks that misbehave, that start a step, and a plain command."""
 
 from __future__ import annotations
 
@@ -37,6 +37,11 @@ import os, subprocess
 if os.environ["RANK"] == "0":
     subprocess.run(["srun", "--overlap", "--nodes=1", "--ntasks=1", "true"], check=True)
 """
+COMMAND = """#!/bin/sh
+[ "$1" = --resume ] && exit 0
+: > saved-$RANK
+exec sleep 600
+"""
 
 
 def ended(sandbox: Sandbox, tmp_path: Path, script: str, *overrides: str) -> Run:
@@ -71,3 +76,20 @@ def test_srun_works_inside_a_rank(sandbox: Sandbox, tmp_path: Path) -> None:
     """SLURM 24.11 refuses CPU variables that differ."""
     run = ended(sandbox, tmp_path, STARTS_A_STEP, "nodes=1", "ranks_per_node=2", "cpus_per_node=4")
     assert run.events("ended")[0]["outcome"] == "finished", run.story()
+
+
+def test_a_command_is_requeued_after_a_signal_and_resumes_with_its_argument(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    project = make_project(tmp_path / "project")
+    (project / "work.sh").write_text(COMMAND)
+    (project / "work.sh").chmod(0o755)
+    command = Command(project, sandbox.environment())
+    own = ["program.checkpoints=saved-*", "program.resume_args=--resume"]
+    command("run", "+cluster=sandbox", "nodes=2", "-n", "1", *own, "./work.sh")
+    run = Run(next((project / "runs").iterdir()), command)
+    run.wait("saved files", lambda: len([*project.glob("saved-*")]) == 2)
+    command.slurm("scancel", "--signal=USR2", run.job_id)
+    run.wait_finished()
+    assert [(one["exit_code"], one["next"]) for one in run.events("ended")] == [(75, "requeue"), (0, "none")]
+    assert run.events("ended")[0]["progressed"]
