@@ -197,16 +197,8 @@ def _tiles(
         _time_tile(goodput),
     ]
     if isinstance(nodes, int) and isinstance(ranks, int):
-        note = f"on {nodes} node{'s' * (nodes != 1)}"
-        tiles.append(Tile("Ranks", str(nodes * ranks), note))
-    if goodput.hours:
-        tiles.append(
-            Tile(
-                goodput.unit.replace("rank", "Rank"),
-                f"{goodput.hours:,.2f}",
-                f"{now.attempts} attempt{'s' * (now.attempts != 1)}",
-            )
-        )
+        used = f", {goodput.hours:,.2f} {goodput.unit}" if goodput.hours else ""
+        tiles.append(Tile("Ranks", str(nodes * ranks), f"on {nodes} node{'s' * (nodes != 1)}{used}"))
     return [tile for tile in tiles if not known_only or tile.value != "-"]
 
 

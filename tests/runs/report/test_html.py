@@ -164,7 +164,7 @@ def test_a_run_of_one_attempt_has_one_bar(folder):
     html = html_of(folder)
     assert len(bars_of(html)) == 1
     assert "Goodput 92 % of 1m 00s" in Page(html).text
-    assert "Rank-hours 0.07 1 attempt" in Page(html).text
+    assert "Ranks 4 on 2 nodes, 0.07 rank-hours" in Page(html).text
 
 
 def test_the_page_of_a_script_shows_its_command_and_output_and_no_empty_card(folder):
@@ -181,7 +181,7 @@ def test_the_page_of_a_script_shows_its_command_and_output_and_no_empty_card(fol
     folder.rank_log(0, 0).write_text("".join(f"epoch {one}\n" for one in range(30)))
     text = page_of(folder).text
     assert "its program ended with exit code 0" in text
-    assert "Time 30m 00s share of training unknown Ranks 4 on 2 nodes GPU-hours 4.00 1 attempt" in text
+    assert "Time 30m 00s share of training unknown Ranks 4 on 2 nodes, 4.00 GPU-hours" in text
     assert "Last output of rank 0 epoch 10 epoch 11" in text
     assert "slurmddp run nodes=2 train.py --lr 1e-3 Snapshot of 3 files of /p: commit 0a1b." in text
     assert not [one for one in ("loss", "Steps -", "Speed", "Where the time went") if one in text]
