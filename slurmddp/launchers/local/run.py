@@ -191,7 +191,7 @@ class LocalRun:
         found, logs = capture.read(self.folder, self.attempt), self.folder.log_dir(self.attempt)
         if found is None:
             return RankFailure("A rank failed.", hint=f"See the logs in {logs}.")
-        if found.rank == 0 and not self.job.program.is_own_trainer:
+        if found.rank == 0 and found.reason and not self.job.program.is_own_trainer:
             found = dataclasses.replace(found, last_lines=())  # The live view has shown them.
         rank_log = self.folder.rank_log(self.attempt, found.rank) if found.rank is not None else None
         return capture.as_error(found, rank_log or self.nodes.log(found.node_rank or 0))
