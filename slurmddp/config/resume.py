@@ -17,10 +17,13 @@ from slurmddp.config.compose import compose_plan, make_plan
 from slurmddp.config.job import build_job
 from slurmddp.config.overrides import conf_roots, take_apart
 from slurmddp.config.schema import FREE, TOP, every_key
+from slurmddp.config.script_arguments import typed
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder.config_secrets import EXPRESSIONS
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import Job
+
+_ARGUMENTS = "program.resume_args"
 
 
 def job_of_run(folder: RunFolder, changes: Sequence[str] = ()) -> Job:
@@ -64,9 +67,11 @@ def _changes(changes: Sequence[str], folder: RunFolder) -> list[tuple[str, Any]]
             )
         if one.value is None:
             raise ConfigError(f"{one.text!r} has no value.", hint=f"Say {one.key}=VALUE.")
+    arguments = [(one.key, typed(one.value or "")) for one in given if one.key == _ARGUMENTS]
+    others = [one for one in given if one.key != _ARGUMENTS]
     try:
-        parsed = OverridesParser.create().parse_overrides([one.text for one in given])
-        return [(one.key, new.value()) for one, new in zip(given, parsed, strict=True)]
+        parsed = OverridesParser.create().parse_overrides([one.text for one in others])
+        return arguments + [(one.key, new.value()) for one, new in zip(others, parsed, strict=True)]
     except HydraException as error:
         raise hydra_errors.explain(error, changes) from error
 

@@ -13,6 +13,12 @@ from slurmddp.errors import ConfigError
 from slurmddp.runs.folder.layout import RunFolder
 from support.runs.projects import job_of
 
+TYPED = {
+    "program.resume_args": ("--from=last 'b c'", ["--from=last", "b c"]),
+    "program.resumable": ("true", True),
+    "program.checkpoints": ("out/*.pt", "out/*.pt"),
+}
+
 
 @pytest.mark.parametrize("key", [key for key in free_keys() if "." in key])
 def test_a_run_that_goes_on_may_change_what_changes_no_number(project: Path, key: str) -> None:
@@ -20,8 +26,9 @@ def test_a_run_that_goes_on_may_change_what_changes_no_number(project: Path, key
     given = "program.script=mine.py" if section == "program" else "seed=0"
     (project / "mine.py").touch()
     run = prepared(project, given)
-    again = job_of_run(run, [f"{key}='3'" if section == "program" else f"{key}=3"])
-    assert str(again.program.config[section][name]) == "3"
+    typed, stored = TYPED.get(key, ("3", 3))
+    again = job_of_run(run, [f"{key}={typed}"])
+    assert again.program.config[section][name] == stored
 
 
 def prepared(project: Path, *overrides: str) -> RunFolder:
