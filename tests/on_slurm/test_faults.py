@@ -15,6 +15,7 @@ from support.slurm.train_project import SMALL, Command, Run, make_project, of_at
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 FAULTY = '''
+import json
 import os
 import signal
 import time
@@ -26,8 +27,20 @@ from slow_data import SlowDigits
 from slurmddp.training.builtin.gpt import GPT
 
 FAULTS = {"killed": 3, "data": 1, "python": 2, "collective": 3}
-"""Which rank each comes over, in this order, one in each generation of ranks."""
+"""Which rank each comes over, in this order."""
+PHASES = {"data": "data", "python": "step", "collective": "step"}
 STEPS, SAMPLES = 4, 16
+
+
+def over(fault, trap):
+    """Whether a fault has had its effect. On a slow machine the watchdog may end a rank that hangs for
+    another rank's sake: then the same fault comes again."""
+    if fault == "killed" or (trap / "none").exists():
+        return (trap / fault).exists() or (trap / "none").exists()
+    lines = (Path(os.environ["SLURMDDP_RUN_DIR"]) / "attempts.jsonl").read_text().splitlines()
+    wanted = ("stalled", FAULTS[fault], PHASES[fault])
+    events = (json.loads(line) for line in lines)
+    return wanted in [(event["event"], event.get("rank"), event.get("phase")) for event in events]
 
 
 class Plan:
@@ -35,8 +48,7 @@ class Plan:
 
     def __init__(self, trap):
         self.trap = Path(trap)
-        come = [fault for fault in FAULTS if (self.trap / fault).exists()]
-        self.next = next((fault for fault in FAULTS if fault not in come), None)
+        self.next = next((fault for fault in FAULTS if not over(fault, self.trap)), None)
         self.count = 0
 
     def come(self, *faults, after):
@@ -140,8 +152,7 @@ def test_one_attempt_outlives_a_late_agent_a_killed_rank_and_ranks_that_stand_st
     whole, trap = tmp_path / "whole", tmp_path / "trap"
     for folder in (whole, trap):
         folder.mkdir()
-    for fault in ("killed", "data", "python", "collective"):
-        (whole / fault).touch()
+    (whole / "none").touch()
     python = beforehand(command, UNTIL_MISSED)
     patient = ["policy.stall_timeout_s=6", "policy.max_restarts_in_place=50"]
     run = command.submit("faulty", *faults(trap), *patient, python)
