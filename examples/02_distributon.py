@@ -64,7 +64,7 @@ def main() -> None:
                 distributon.save(options.checkpoints, step, model=model, optimizer=optimizer)
                 distributon.stop()
         if loss is not None:
-            distributon.print(f"epoch {epoch}: loss {distributon.all_reduce_mean(loss):.4f}")
+            distributon.print(f"epoch {epoch}: loss {distributon.all_reduce(loss):.4f}")
         if options.checkpoints:
             distributon.save(options.checkpoints, step, model=model, optimizer=optimizer)
 

@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar, overload
 
 import torch
 from torch import distributed, nn
@@ -45,6 +45,7 @@ from slurmddp.training.rank_session import RankSession
 from slurmddp.training.stopping.controller import StopController
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
+Shared = TypeVar("Shared")
 
 
 class Distributon:
@@ -151,9 +152,24 @@ class Distributon:
         return self._session.context.info.world_size
 
     @property
+    def nodes(self) -> int:
+        """The number of nodes."""
+        return self._session.context.info.nodes
+
+    @property
+    def local_world_size(self) -> int:
+        """The number of ranks on this node."""
+        return self._session.context.info.local_world_size
+
+    @property
     def device(self) -> torch.device:
         """The device of this rank: its GPU, or the CPU."""
         return self._session.context.device
+
+    @property
+    def run_folder(self) -> Path | None:
+        """The run folder of this job of slurmddp, for files of your own; None elsewhere."""
+        return None if self._session.run.folder is None else self._session.run.folder.path
 
     @property
     def is_global_zero(self) -> bool:
@@ -162,53 +178,71 @@ class Distributon:
 
     # Model, optimizer, data.
 
-    def setup_model(self, model: nn.Module) -> nn.Module:
-        """Move a model to this rank's device and wrap it by the strategy. All ranks call it.
+    @overload
+    def setup_model(self, model: nn.Module, /) -> nn.Module: ...
+
+    @overload
+    def setup_model(self, model: nn.Module, /, *more: nn.Module) -> tuple[nn.Module, ...]: ...
+
+    def setup_model(self, model: nn.Module, /, *more: nn.Module) -> nn.Module | tuple[nn.Module, ...]:
+        """Move models to this rank's device and wrap them by the strategy. All ranks call it.
 
         Args:
             model: a module that is equal on all ranks; it is moved in place.
+            more: further modules.
 
         Returns:
-            The module to call in training.
+            The module to call in training; a tuple of them for several models.
 
         Raises:
-            ConfigError: the strategy refuses the model.
+            ConfigError: the strategy refuses a model.
+
+        Example:
+            generator, critic = d.setup_model(generator, critic)
         """
         context = self._session.context
-        wrapped = self._strategy.wrap(model.to(context.device), context.device)
-        self._models.append(model)
+        wrapped = tuple(self._strategy.wrap(one.to(context.device), context.device) for one in (model, *more))
+        self._models += [model, *more]
         if self._seed is not None and context.info.rank > 0:
             # From here on each rank draws its own dropout.
             rng.seed_everything(rng.derive(self._seed, "rank", context.info.rank))
-        return wrapped
+        return wrapped if more else wrapped[0]
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the module that was given to `setup_model`, which runs without the other ranks."""
         return self._strategy.unwrap(model)
 
-    def setup_optimizer(self, optimizer: AnyOptimizer) -> AnyOptimizer:
-        """Check an optimizer, and count its steps as the steps of the training.
+    @overload
+    def setup_optimizer(self, optimizer: AnyOptimizer, /) -> AnyOptimizer: ...
+
+    @overload
+    def setup_optimizer(self, optimizer: Optimizer, /, *more: Optimizer) -> tuple[Optimizer, ...]: ...
+
+    def setup_optimizer(self, optimizer: Optimizer, /, *more: Optimizer) -> Optimizer | tuple[Optimizer, ...]:
+        """Check optimizers, and count the steps of the first one as the steps of the training.
 
         Args:
             optimizer: built after `setup_model`, from the parameters of its result.
+            more: further optimizers. A step of the training ends with the step of `optimizer`.
 
         Returns:
-            The same optimizer.
+            The same optimizer; a tuple of them for several optimizers.
 
         Raises:
-            ConfigError: the optimizer has a parameter that belongs to no model of `setup_model`.
+            ConfigError: an optimizer has a parameter that belongs to no model of `setup_model`.
         """
         known = {id(parameter) for model in self._models for parameter in model.parameters()}
-        given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        unknown = [p for p in given if p.device != self.device or id(p) not in known]
-        if unknown:
-            raise ConfigError(
-                f"{len(unknown)} of the {len(given)} parameters of this {type(optimizer).__name__} belong to "
-                "no model that was set up.",
-                hint="Call setup_model first, and build the optimizer from the parameters of its result.",
-            )
+        for one in (optimizer, *more):
+            given = [parameter for group in one.param_groups for parameter in group["params"]]
+            unknown = [p for p in given if p.device != self.device or id(p) not in known]
+            if unknown:
+                raise ConfigError(
+                    f"{len(unknown)} of the {len(given)} parameters of this {type(one).__name__} belong to "
+                    "no model that was set up.",
+                    hint="Call setup_model first, and build the optimizer from the parameters of its result.",
+                )
         self._session.heartbeat.follow(optimizer)
-        return optimizer
+        return (optimizer, *more) if more else optimizer
 
     def setup_dataloader(
         self,
@@ -353,16 +387,111 @@ class Distributon:
         """
         self._session.heartbeat.alive(phase)
 
-    def all_reduce_mean(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the mean of a tensor over all ranks, for metrics. All ranks call it.
+    def clip_gradients(self, owner: nn.Module | Optimizer, max_norm: float) -> torch.Tensor:
+        """Scale gradients in place so that their common 2-norm is at most `max_norm`.
+
+        Call it after the last `backward` of a step, when the gradients are averaged over the ranks: then all
+        ranks scale alike.
 
         Args:
-            tensor: of the same shape on all ranks; each rank holds the tensors of all ranks for a moment.
+            owner: the model or the optimizer whose gradients are clipped.
+            max_norm: a number above 0.
 
         Returns:
-            A tensor of the same shape.
+            The norm before clipping, a scalar on the device of the gradients. It may be infinite or NaN.
+
+        Raises:
+            ConfigError: `max_norm` is not above 0.
+
+        Example:
+            d.backward(loss)
+            norm = d.clip_gradients(model, max_norm=1.0)
+            optimizer.step()
         """
-        return collectives.mean(tensor, self.device)
+        if not max_norm > 0:
+            raise ConfigError(f"max_norm is {max_norm}.", hint="Give a number above 0.")
+        if isinstance(owner, Optimizer):
+            parameters = [one for group in owner.param_groups for one in group["params"]]
+        else:
+            parameters = list(owner.parameters())
+        return nn.utils.clip_grad_norm_(parameters, max_norm)
+
+    # Between ranks.
+
+    def all_reduce(self, tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
+        """Return a tensor reduced over all ranks, for metrics. All ranks call it.
+
+        Args:
+            tensor: of the same shape and dtype on all ranks; each rank holds the tensors of all ranks for a
+                moment. Its gradient is not followed.
+            op: "mean", "sum", "product", "max" or "min".
+
+        Returns:
+            A new tensor of the same shape, dtype and device, with equal bits on all ranks.
+
+        Raises:
+            ConfigError: there is no such operation, or the mean of integers was asked for.
+        """
+        return collectives.reduce(tensor, op, self.device)
+
+    def all_gather(self, value: Shared) -> list[Shared]:
+        """Return the values of all ranks, in the order of ranks. All ranks call it.
+
+        Args:
+            value: a tensor, or a plain value: None, bool, int, float, str, or lists, tuples and dicts of
+                these and of tensors. Shapes and lengths may differ between ranks. Nothing is pickled.
+
+        Returns:
+            One value per rank. Tensors come back on this rank's device, tensors within a value on the CPU.
+
+        Raises:
+            CheckpointError: on all ranks, if a rank's value can't be sent.
+        """
+        self._session.context  # noqa: B018
+        return [self._on_device(one) for one in collectives.gather(value)]
+
+    def broadcast(self, value: Shared) -> Shared:
+        """Return the value of rank 0 on all ranks. All ranks call it; values of other ranks are ignored.
+
+        Args:
+            value: as for `all_gather`.
+
+        Returns:
+            Rank 0's value. A tensor comes back on this rank's device, tensors within a value on the CPU.
+
+        Raises:
+            CheckpointError: on all ranks, if the value can't be sent.
+        """
+        self._session.context  # noqa: B018
+        received: Shared = self._on_device(collectives.from_zero(value))
+        return received
+
+    def _on_device(self, value: Any) -> Any:
+        return value.to(self.device) if isinstance(value, torch.Tensor) else value
+
+    @contextmanager
+    def rank_zero_first(self, *, local: bool = False) -> Iterator[None]:
+        """Run a block on rank 0 first, and on the other ranks once rank 0 has left it.
+
+        Use it for work whose result the other ranks find on disk, such as a download. All ranks enter it.
+
+        Args:
+            local: whether the first rank of each node goes first: for disks that nodes don't share.
+
+        Raises:
+            SlurmddpError: on the other ranks, if the block has failed on a first rank.
+
+        Example:
+            with d.rank_zero_first():
+                data = prepare("data")
+        """
+        if (self.local_rank if local else self.rank) == 0:
+            with collectives.agreed():
+                yield
+        else:
+            with collectives.agreed():
+                pass
+            yield
 
     def barrier(self) -> None:
         """Wait until all ranks have called it."""

@@ -38,6 +38,11 @@ pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
         lambda d: d.load("x"),
         lambda d: d.should_stop(),
         lambda d: d.barrier(),
+        lambda d: d.all_reduce(torch.ones(1)),
+        lambda d: d.all_gather(1),
+        lambda d: d.broadcast(1),
+        lambda d: d.rank_zero_first().__enter__(),
+        lambda d: d.nodes,
         lambda d: d.print("x"),
         lambda d: d.rank,
         lambda d: d.device,
@@ -264,3 +269,66 @@ def test_save_and_load_find_the_checkpoints_of_the_run(
 def test_a_save_without_a_step_is_refused(alone: Distributon, given: tuple[Any, ...]) -> None:
     with pytest.raises(ConfigError, match=r"save\(step, model=model\)"):
         alone.save(*given, progress={})
+
+
+def test_values_go_between_ranks_whatever_their_shape(tmp_path: Path) -> None:
+    found = run_ranks(rank_jobs.exchanges, 3, str(tmp_path))
+    for rank, one in enumerate(found):
+        assert [one[op] for op in ("sum", "product", "max", "min")] == [[6, -3], [6, 0], [3, 0], [1, -2]]
+        assert one["ragged"] == [[], [[1, 1]], [[2, 2], [2, 2]]]
+        assert one["values"] == [{"rank": r, "name": "x" * r} for r in range(3)]
+        assert one["first"] == ("from", 0, torch.tensor([0]))
+        assert one["places"] == (1, 3, None)
+        assert (one["prepared"], one["prepared on the node"]) == (rank > 0, rank > 0)
+        assert "no space" in one["failed"]
+    assert [one.get("entered", False) for one in found] == [True, False, False]
+
+
+def test_values_of_one_rank_come_back(alone: Distributon) -> None:
+    given = torch.tensor([1.0, 2.0], requires_grad=True)
+    for op in ("mean", "sum", "product", "max", "min"):
+        reduced = alone.all_reduce(given, op)
+        assert torch.equal(reduced, given) and reduced is not given and not reduced.requires_grad
+    assert alone.all_gather("x") == ["x"]
+    assert alone.broadcast({"a": 1}) == {"a": 1}
+    with alone.rank_zero_first():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda d: d.all_reduce(torch.ones(1), "maximum"), "no operation 'maximum'.*max"),
+        (lambda d: d.all_reduce(torch.ones(1, dtype=torch.int64)), "mean over ranks.*int64.*float"),
+        (lambda d: d.clip_gradients(nn.Linear(1, 1), 0.0), "max_norm is 0.0"),
+        (lambda d: d.clip_gradients(nn.Linear(1, 1), float("nan")), "max_norm is nan"),
+    ],
+)
+def test_a_call_with_a_wrong_value_is_refused(alone: Distributon, call, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        call(alone)
+
+
+def test_all_ranks_clip_the_averaged_gradients_alike() -> None:
+    found = run_ranks(rank_jobs.clipped, 2)
+    for gradients, norm, left in found:
+        assert norm == found[0][1] > 0.01
+        assert left == pytest.approx(0.01, rel=1e-4)
+        assert all(torch.equal(a, b) for a, b in zip(gradients, found[0][0], strict=True))
+
+
+def test_several_models_and_optimizers_are_set_up_in_one_call(alone: Distributon) -> None:
+    first, second, third = alone.setup_model(nn.Linear(2, 2), nn.Linear(2, 3), nn.Linear(1, 1))
+    assert (second.out_features, third.out_features) == (3, 1)
+    sgd, adam = torch.optim.SGD(first.parameters()), torch.optim.Adam(second.parameters())
+    assert alone.setup_optimizer(sgd, adam) == (sgd, adam)
+    stray = torch.optim.SGD(nn.Linear(1, 1).parameters())
+    with pytest.raises(ConfigError, match="of this SGD belong to no model"):
+        alone.setup_optimizer(adam, stray)
+
+
+def test_the_run_folder_is_known_in_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURMDDP_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("SLURMDDP_ATTEMPT", "0")
+    with Distributon().launch() as d:
+        assert d.run_folder == tmp_path

@@ -18,9 +18,17 @@ from torch import distributed, nn
 from slurmddp import errors
 from slurmddp.checkpoint.state.safetensors_stream import Bytes, decode, encode
 from slurmddp.checkpoint.state.state_tree import flatten, unflatten
-from slurmddp.errors import CheckpointError, SlurmddpError
+from slurmddp.errors import CheckpointError, ConfigError, SlurmddpError, near_matches
 
 T = TypeVar("T")
+OPERATIONS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "sum": torch.add,
+    "mean": torch.add,
+    "product": torch.mul,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
+"""How `reduce` joins the tensors of two ranks; "mean" divides the sum afterwards."""
 _LENGTH_BYTES = 8
 _CHUNK_BYTES = 64 << 20
 _HAS_ERROR = -1
@@ -189,28 +197,39 @@ def share_buffers(model: nn.Module) -> None:
                     buffer.copy_(shared)
 
 
-def mean(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return the mean of `tensor` over the ranks, summed in the order of ranks.
+def reduce(tensor: torch.Tensor, operation: str, device: torch.device) -> torch.Tensor:
+    """Return `tensor` reduced over the ranks, in the order of ranks.
 
     The order of summation in an all-reduce depends on the tensor's size. Here a value has the same bits
-    whether it is averaged alone or in a batch of values. The price is memory for one copy per rank.
+    whether it is reduced alone or in a batch of values. The price is memory for one copy per rank.
 
     Args:
-        tensor: floating point, of the same shape and dtype on all ranks.
+        tensor: of the same shape and dtype on all ranks.
+        operation: a key of `OPERATIONS`.
         device: where the backend exchanges tensors.
 
     Returns:
         A tensor of the shape, dtype and device of `tensor`.
+
+    Raises:
+        ConfigError: there is no such operation, or the mean of a tensor of integers was asked for.
     """
+    if operation not in OPERATIONS:
+        raise ConfigError(f"There is no operation {operation!r}.", hint=near_matches(operation, OPERATIONS))
+    if operation == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
+        raise ConfigError(
+            f"The mean over ranks of a tensor of {tensor.dtype} was asked for.",
+            hint='Give tensor.float(), or use the operation "sum".',
+        )
     if not distributed.is_initialized():
-        return tensor.clone()
+        return tensor.detach().clone()
     own = tensor.detach().to(device).contiguous()
     parts = [torch.empty_like(own) for _ in range(world_size())]
     distributed.all_gather(parts, own)
     total = parts[0]
     for part in parts[1:]:
-        total = total + part
-    return (total / len(parts)).to(tensor.device)
+        total = OPERATIONS[operation](total, part)
+    return (total / len(parts) if operation == "mean" else total).to(tensor.device)
 
 
 @contextmanager

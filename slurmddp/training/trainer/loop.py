@@ -210,7 +210,7 @@ class Training:
             return
         device = self.distributon.device
         values = torch.stack([value.to(device, torch.float32) for value in self._pending])
-        means = self.distributon.all_reduce_mean(values).tolist()
+        means = self.distributon.all_reduce(values).tolist()
         self._pending.clear()
         losses, norms = means[::2], means[1::2]
         for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), self.step - len(losses) + 1):

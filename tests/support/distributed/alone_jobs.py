@@ -48,7 +48,7 @@ def raise_in_each_place(root: str) -> dict[str, str]:
                     actions[name.partition(",")[0]]()
                 except Exception as error:
                     errors[name] = f"{type(error).__name__}: {error}"
-        errors["all_reduce"] = str(d.all_reduce_mean(torch.tensor(float(d.rank))).item())
+        errors["all_reduce"] = str(d.all_reduce(torch.tensor(float(d.rank))).item())
     return errors
 
 

@@ -215,7 +215,7 @@ class OwnLoop:
         self.scaler.update()
         self.optimizer.zero_grad()
         self.average.update_parameters(self.d.unwrap(self.model))
-        mean = float(self.d.all_reduce_mean(loss.detach()))
+        mean = float(self.d.all_reduce(loss.detach()))
         self.best.look(step, mean)
         self.falling.step()
         self.plateau.step(mean)

@@ -6,6 +6,7 @@ Each function returns plain values. The other modules named `..._jobs` serve one
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -103,4 +104,47 @@ def means() -> tuple[torch.Tensor, torch.Tensor]:
     with Distributon() as d:
         d.launch()
         values = torch.randn(37, generator=torch.Generator().manual_seed(d.rank))
-        return d.all_reduce_mean(values), torch.stack([d.all_reduce_mean(value) for value in values])
+        return d.all_reduce(values), torch.stack([d.all_reduce(value) for value in values])
+
+
+def exchanges(folder: str) -> dict[str, Any]:
+    """Return what each call between ranks gives: reductions, gathered and broadcast values, places."""
+    with Distributon() as d:
+        d.launch()
+        own = torch.tensor([d.rank + 1, -d.rank])
+        ragged = torch.full((d.rank, 2), d.rank)
+        found: dict[str, Any] = {
+            op: d.all_reduce(own, op).tolist() for op in ("sum", "product", "max", "min")
+        }
+        found["ragged"] = [one.tolist() for one in d.all_gather(ragged)]
+        found["values"] = d.all_gather({"rank": d.rank, "name": "x" * d.rank})
+        found["first"] = d.broadcast(("from", d.rank, torch.tensor([d.rank])))
+        found["places"] = (d.nodes, d.local_world_size, d.run_folder)
+        with d.rank_zero_first():
+            mark = Path(folder, "prepared")
+            found["prepared"] = mark.exists()
+            mark.touch()
+        with d.rank_zero_first(local=True):
+            mark = Path(folder, f"node-{d.node_rank}")
+            found["prepared on the node"] = mark.exists()
+            mark.touch()
+        try:
+            with d.rank_zero_first():
+                found["entered"] = True
+                raise ValueError("no space")
+        except (ValueError, SlurmddpError) as error:
+            found["failed"] = f"{type(error).__name__}: {error}"
+        return found
+
+
+def clipped() -> tuple[list[torch.Tensor], float, float]:
+    """Return the gradients of a step after clipping, the norm before, and the norm that is left."""
+    with Distributon(seed=0) as d:
+        d.launch()
+        model = d.setup_model(Net())
+        optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        x, y = batch_of(d.rank, 8)
+        d.backward(nn.functional.cross_entropy(model(x), y))
+        norm = float(d.clip_gradients(model, 0.01))
+        left = float(d.clip_gradients(optimizer, 1e9))
+        return [parameter.grad for parameter in model.parameters()], norm, left
