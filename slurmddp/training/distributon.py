@@ -40,6 +40,7 @@ from slurmddp.training.checkpointing.snapshot_interval import SnapshotInterval
 from slurmddp.training.data.base import DistributedLoader
 from slurmddp.training.data.loader import distribute
 from slurmddp.training.heartbeat import shown_as
+from slurmddp.training.precision import autocast, dtype_of
 from slurmddp.training.process_group import collectives
 from slurmddp.training.rank_session import RankSession
 from slurmddp.training.stopping.controller import StopController
@@ -56,13 +57,15 @@ class Distributon:
             launcher one per visible GPU, or one.
         strategy: "ddp", "single", or an object with the methods of `slurmddp.strategies.Strategy`.
         backend: "nccl", "gloo", or "auto": nccl for ranks with GPUs, else gloo.
+        precision: "32", or "bf16": the forward passes of models run under autocast to bfloat16, and return
+            float32. Weights, gradients and checkpoints stay in float32.
         seed: makes initial weights equal on all ranks and later random draws different on each, and fixes the
             order of the data. None: random weights and draws, and the order of seed 0.
         config: nested mapping of plain values that change the results. Checkpoints store it, and `load`
             refuses a checkpoint with another configuration.
 
     Raises:
-        ConfigError: `num_devices` or `strategy` is not allowed.
+        ConfigError: `num_devices`, `strategy` or `precision` is not allowed.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Distributon:
         *,
         strategy: str | Strategy = "ddp",
         backend: str = "auto",
+        precision: str = "32",
         seed: int | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
@@ -80,6 +84,7 @@ class Distributon:
             )
         self._num_devices = num_devices
         self._strategy = build(strategy) if isinstance(strategy, str) else strategy
+        self._dtype = dtype_of(precision)
         self._backend, self._seed, self._config = backend, seed, config
         self._loaders: list[DistributedLoader] = []
         self._models: list[nn.Module] = []
@@ -202,6 +207,8 @@ class Distributon:
         """
         context = self._session.context
         wrapped = tuple(self._strategy.wrap(one.to(context.device), context.device) for one in (model, *more))
+        for one in (model, *more):
+            autocast(one, context.device, self._dtype)
         self._models += [model, *more]
         if self._seed is not None and context.info.rank > 0:
             # From here on each rank draws its own dropout.

@@ -148,3 +148,17 @@ def clipped() -> tuple[list[torch.Tensor], float, float]:
         norm = float(d.clip_gradients(model, 0.01))
         left = float(d.clip_gradients(optimizer, 1e9))
         return [parameter.grad for parameter in model.parameters()], norm, left
+
+
+def trained(precision: str) -> dict[str, torch.Tensor]:
+    """Return the weights after three steps in a precision."""
+    with Distributon(seed=0, precision=precision) as d:
+        d.launch()
+        model = d.setup_model(Net())
+        optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in range(3):
+            x, y = batch_of(10 * step + d.rank)
+            d.backward(nn.functional.cross_entropy(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+        return weights(d.unwrap(model))
