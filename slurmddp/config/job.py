@@ -43,6 +43,7 @@ def build_job(
     final = {
         **config,
         "nodes": resources.nodes,
+        "gpus": None,  # split into nodes and gpus_per_node
         "gpus_per_node": resources.gpus_per_node,
         "ranks_per_node": resources.ranks_per_node,
         "launcher": launcher,

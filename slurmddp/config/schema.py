@@ -194,7 +194,11 @@ class Config:
         None, "first part of the run's name; null: the model's class or the script's name", FIXED
     )
     seed: int = key(0, "every random number follows from it", minimum=0, maximum=2**63 - 1)
-    nodes: int = key(1, "machines", EXTENT, minimum=1)
+    nodes: int | None = key(None, "machines; null: as many as `gpus` needs, else 1", EXTENT, minimum=1)
+    gpus: int | None = key(
+        None, "GPUs of the whole job, on as few nodes as hold them; null: from nodes and gpus_per_node", FREE,
+        minimum=1,
+    )  # fmt: skip
     spare_nodes: int = key(0, "further nodes that wait, and take the place of a lost one", FREE, minimum=0)
     gpus_per_node: int | None = key(
         None, "GPUs on each node; null: the cluster's, or this machine's", FREE, minimum=0

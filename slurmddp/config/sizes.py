@@ -11,7 +11,7 @@ from slurmddp.slurm.units import parse_minutes
 from slurmddp.spec import GlobalBatch, Resources
 
 LAPTOP_RANKS = 2
-SIZE = ("nodes", "ranks_per_node", "gpus_per_node")
+SIZE = ("nodes", "ranks_per_node", "gpus_per_node", "gpus")
 """The keys that decide the number of ranks."""
 
 
@@ -19,6 +19,7 @@ def resolve(
     config: Mapping[str, Any], cluster: Cluster | None, launcher: str, gpus_here: int = 0
 ) -> Resources:
     """Return the size of a job, from the request, else the cluster, else this machine; raises ConfigError."""
+    config = _planned(config, cluster, gpus_here)
     if cluster is not None:
         _within(config, cluster)
     if config["spare_nodes"] and launcher == "local" and config["nodes"] == 1:
@@ -59,9 +60,12 @@ def resize(stored: dict[str, Any], changed: Collection[str]) -> None:
     if train.get("global_batch") is None and stored.get("ranks_per_node"):
         ranks = stored["nodes"] * stored["ranks_per_node"]
         train["global_batch"] = train["batch_size"] * train["accumulate"] * ranks
-    for key, other in (SIZE[1:], SIZE[:0:-1]):
+    on_each = ("ranks_per_node", "gpus_per_node")
+    for key, other in (on_each, on_each[::-1]):
         if key in changed and other not in changed:
             stored[other] = None
+    if "gpus" in changed:
+        stored.update(dict.fromkeys(("nodes", *on_each)))
 
 
 def hold_global_batch(config: Mapping[str, Any], resources: Resources) -> dict[str, Any]:
@@ -82,6 +86,51 @@ def check_global_batch(config: Mapping[str, Any], resources: Resources) -> None:
         f"({resources.nodes} node(s) with {resources.ranks_per_node}) can't share evenly.",
         hint=f"Numbers of ranks that work: {GlobalBatch(samples).world_sizes(ranks)}.",
     )
+
+
+def _planned(config: Mapping[str, Any], cluster: Cluster | None, gpus_here: int) -> dict[str, Any]:
+    """Return the configuration with its number of nodes; `gpus` is split among the fewest nodes.
+
+    Each node gets equally many. A remainder is refused: the job would have other GPUs than it asks for.
+    """
+    gpus, nodes, per_node = config["gpus"], config["nodes"], config["gpus_per_node"]
+    if gpus is None:
+        return {**config, "nodes": nodes or 1}
+    most = per_node or (cluster.gpus_per_node if cluster is not None else gpus_here)
+    place = f"a node of cluster {cluster.name}" if cluster is not None else "this machine"
+    if not most:
+        raise ConfigError(
+            f"gpus={gpus}, but {place} has no GPUs.",
+            hint="Leave gpus out, or choose a cluster that has some.",
+        )
+    planned = nodes or (1 if cluster is None and per_node is None else -(-gpus // most))
+    share = -(-gpus // planned)
+    if share > most:
+        fewer = ", or leave nodes out" if nodes and cluster is not None else ""
+        raise ConfigError(
+            f"gpus={gpus} is {share} on each of {planned} node(s), but {place} has {most}.",
+            hint=f"Say gpus={most * planned} or less{fewer}.",
+        )
+    if gpus % planned or per_node not in (None, share):
+        exact = "" if per_node is None else f" with gpus_per_node={per_node}"
+        raise ConfigError(
+            f"gpus={gpus} can't be shared evenly by {planned} node(s){exact}.",
+            hint=f"Say {' or '.join(_even_plans(gpus, planned, nodes, per_node))}.",
+        )
+    return {**config, "nodes": planned, "gpus_per_node": share}
+
+
+def _even_plans(gpus: int, planned: int, nodes: int | None, per_node: int | None) -> list[str]:
+    """Return settings near to `gpus` that fit the keys that a person gave, and the fewest even nodes."""
+    if nodes and per_node:
+        return [f"gpus={nodes * per_node}"]
+    unit = nodes or per_node or planned
+    fewer = gpus // unit * unit
+    sizes = [f"gpus={size}" for size in (fewer, fewer + unit) if size]
+    if nodes or per_node:
+        return sizes
+    even = next(count for count in range(planned, gpus + 1) if gpus % count == 0)
+    return [*sizes, f"nodes={even} for {gpus // even} on each"]
 
 
 def _within(config: Mapping[str, Any], cluster: Cluster) -> None:

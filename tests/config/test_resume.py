@@ -114,3 +114,12 @@ def test_a_run_goes_on_at_another_size_with_the_same_steps(project: Path) -> Non
 def test_a_run_that_goes_on_computes_the_same(project: Path, change: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         job_of_run(prepared(project, "+cluster=big"), [change])
+
+
+def test_t13_a_run_resumes_on_another_number_of_gpus(project: Path) -> None:
+    run = prepared(project, "+cluster=big", "gpus=24")
+    again = job_of_run(run, ["gpus=8"])
+    assert (again.resources.nodes, again.resources.gpus_per_node) == (1, 8)
+    assert again.program.config["train"]["global_batch"] == 16 * 24
+    assert job_of_run(run, ["nodes=2"]).resources.world_size == 16
+    assert job_of_run(run, ["gpus=8", "nodes=2"]).resources.gpus_per_node == 4

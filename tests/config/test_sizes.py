@@ -89,3 +89,60 @@ def test_a_global_batch_that_the_ranks_cannot_share_is_refused(project: Path) ->
     with pytest.raises(ConfigError, match=r"Each optimizer step has 32 samples.*6 ranks.*1, 2, 4, 8, 16, 32"):
         job_of(project, *settings, "train.global_batch=32")
     assert job_of(project, *settings, "train.global_batch=36").resources.nodes == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "nodes", "on_each"),
+    [
+        (["gpus=24"], 3, 8),
+        (["gpus=8"], 1, 8),
+        (["gpus=5"], 1, 5),
+        (["gpus=24", "nodes=4"], 4, 6),
+        (["gpus=24", "gpus_per_node=4"], 6, 4),
+        (["gpus=24", "nodes=6", "gpus_per_node=4"], 6, 4),
+        (["gpus=24", "gpus_per_node=8", "nodes=3"], 3, 8),
+    ],
+)
+def test_t13_gpus_are_planned_on_the_fewest_nodes(
+    project: Path, settings: list[str], nodes: int, on_each: int
+) -> None:
+    job = job_of(project, "+cluster=big", *settings)
+    assert (job.resources.nodes, job.resources.gpus_per_node, job.resources.world_size) == (
+        nodes, on_each, nodes * on_each
+    )  # fmt: skip
+    plain = job_of(project, "+cluster=big", f"nodes={nodes}", f"gpus_per_node={on_each}")
+    assert job.run_name == plain.run_name
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem", "remedy"),
+    [
+        (["+cluster=big", "gpus=20"], "evenly by 3 node", "Say gpus=18 or gpus=21 or nodes=4 for 5 on each"),
+        (
+            ["+cluster=big", "gpus=24", "nodes=1"],
+            "24 on each of 1 node.*has 8",
+            "gpus=8 or less, or leave nodes out",
+        ),
+        (
+            ["+cluster=big", "gpus=12", "nodes=2", "gpus_per_node=8"],
+            "by 2 node.*gpus_per_node=8",
+            "Say gpus=16.",
+        ),
+        (["+cluster=big", "gpus=13", "nodes=2"], "evenly by 2 node", "Say gpus=12 or gpus=14."),
+        (["+cluster=big", "gpus=23", "gpus_per_node=8"], "evenly by 3 node", "gpus=16 or gpus=24"),
+        (["+cluster=big", "gpus=1024"], "more than the 16", "nodes=16 or less"),
+        (["gpus=8"], "this machine has no GPUs", "Leave gpus out"),
+    ],
+)
+def test_t13_gpus_that_no_nodes_share_evenly_are_refused(
+    project: Path, settings: list[str], problem: str, remedy: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem) as refused:
+        job_of(project, *settings)
+    assert remedy in refused.value.hint
+
+
+def test_t13_gpus_of_this_machine(project: Path) -> None:
+    assert job_of(project, "gpus=2", gpus_here=4).resources.gpus_per_node == 2
+    with pytest.raises(ConfigError, match=r"8 on each of 1 node.*this machine has 4"):
+        job_of(project, "gpus=8", gpus_here=4)

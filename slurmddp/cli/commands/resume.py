@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Start a run again in its folder, from its last checkpoint."""
     from slurmddp.cli import start_run
     from slurmddp.cli.refusals import refuse_active, refuse_finished
+    from slurmddp.config.nccl_variables import misspelled
     from slurmddp.config.resume import job_of_run
     from slurmddp.config.sbatch_environment import unused
     from slurmddp.config.sizes import SIZE
@@ -56,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
             )
             refuse_finished(found)
         job = job_of_run(folder, args.changes)
-        for note in unused(job.program.config, os.environ):
+        config = job.program.config
+        for note in [*unused(config, os.environ), *misspelled(config, os.environ)]:
             print(f"slurmddp: note: {note}", file=sys.stderr)
         if any(change.lstrip("+").partition("=")[0] in SIZE for change in args.changes):
             _print_size(job)

@@ -48,13 +48,18 @@ def run(args: argparse.Namespace) -> int:
     from slurmddp.config.compose import compose, unread
     from slurmddp.config.identity import relevant
     from slurmddp.config.job import build_job
+    from slurmddp.config.nccl_variables import misspelled
     from slurmddp.config.sbatch_environment import unused
 
     project_dir = Path.cwd()
     composed = compose(args.overrides, project_dir)
     here = 0 if composed["cluster"] else start_run.gpus_here(os.environ)
     job = build_job(composed, project_dir=project_dir, overrides=args.overrides, gpus_here=here)
-    for note in [*unread(composed, project_dir), *unused(composed, os.environ)]:
+    for note in [
+        *unread(composed, project_dir),
+        *unused(composed, os.environ),
+        *misspelled(composed, os.environ),
+    ]:
         print(f"slurmddp: note: {note}", file=sys.stderr)
     if args.cfg:
         import yaml

@@ -102,7 +102,8 @@ class StopRequests:
             return
         self.is_stopping, self.deadline = True, 0.0
         if self._workers:
-            self._records.say(f"{why}: passed on to the ranks, for a save and an end")
+            purpose = "the script decides what it saves" if self._rules.is_script else "for a save and an end"
+            self._records.say(f"{why}: passed on to the ranks, {purpose}")
         self._request(sent)
 
     def _signal_ranks(self, sent: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 
 from slurmddp.launchers.agent import preload
 from slurmddp.runs.failures import capture
@@ -163,13 +164,23 @@ def main(run_dir):
 """
 
 
-def test_ranks_that_do_not_leave_are_ended_before_slurm_kills_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_script", [False, True], ids=["function", "script"])
+def test_ranks_that_do_not_leave_are_ended_before_slurm_kills_them(tmp_path: Path, is_script: bool) -> None:
+    """The agent promises a checkpoint to a function of slurmddp alone, not to a person's script."""
     folder = make_run(tmp_path, DEAF)
+    if is_script:
+        config = yaml.safe_load(folder.config_file.read_text())
+        config.setdefault("program", {})["script"] = "deaf.py"
+        folder.config_file.write_text(yaml.safe_dump(config))
+        (tmp_path / "project/deaf.py").write_text(f"{DEAF}\nmain('')\n")
     with start_agent(folder, SLURMDDP_KILL_WAIT_S="2") as agent:
         wait_for_lines(folder, "ready", 2)
         agent.terminate()
         assert agent.wait(timeout=120) == 75
-    assert "SLURM is about to kill: ranks end here" in (folder.log_dir(0) / "node-0.log").read_text()
+    log = (folder.log_dir(0) / "node-0.log").read_text()
+    assert "SLURM is about to kill: ranks end here" in log
+    assert ("the run resumes from its last checkpoint" in log) is not is_script
+    assert ("for a save and an end" in log) is not is_script
     assert (folder.log_dir(0) / "exit-node-0").read_text() == "75\n"
     assert not folder.failure_file(0).exists()
 
