@@ -43,6 +43,7 @@ from slurmddp.training.heartbeat import shown_as
 from slurmddp.training.precision import autocast, dtype_of
 from slurmddp.training.process_group import collectives
 from slurmddp.training.rank_session import RankSession
+from slurmddp.training.run_log import RunLog, numbers
 from slurmddp.training.stopping.controller import StopController
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
@@ -251,14 +252,37 @@ class Distributon:
         self._session.heartbeat.follow(optimizer)
         return (optimizer, *more) if more else optimizer
 
+    @overload
     def setup_dataloader(
         self,
         loader: DataLoader[Any],
+        /,
         *,
         accumulate: int = 1,
         even: bool = True,
         keep_global_batch: bool = False,
-    ) -> DistributedLoader:
+    ) -> DistributedLoader: ...
+
+    @overload
+    def setup_dataloader(
+        self,
+        loader: DataLoader[Any],
+        /,
+        *more: DataLoader[Any],
+        accumulate: int = 1,
+        even: bool = True,
+        keep_global_batch: bool = False,
+    ) -> tuple[DistributedLoader, ...]: ...
+
+    def setup_dataloader(
+        self,
+        loader: DataLoader[Any],
+        /,
+        *more: DataLoader[Any],
+        accumulate: int = 1,
+        even: bool = True,
+        keep_global_batch: bool = False,
+    ) -> DistributedLoader | tuple[DistributedLoader, ...]:
         """Return a loader that yields this rank's part of the batches, on this rank's device.
 
         Map-style data in order, shuffled, or drawn by a WeightedRandomSampler is distributed again in each
@@ -268,6 +292,7 @@ class Distributon:
 
         Args:
             loader: its `batch_size` is the number of samples per rank and batch.
+            more: further loaders, with the same settings.
             accumulate: number of batches per optimizer step.
             even: whether all ranks get equally many batches: without `drop_last`, the last samples, fewer
                 than ranks, are left out. False: each sample is read once, and ranks may get different
@@ -275,10 +300,14 @@ class Distributon:
             keep_global_batch: whether `load` on another number of ranks changes the loader's `accumulate`,
                 so that a step has as many samples over all ranks as before. The loop has to read it.
 
+        Returns:
+            The loader to iterate over; a tuple of them for several loaders.
+
         Raises:
-            ConfigError: `accumulate` is below 1, or the loader can't be distributed.
+            ConfigError: `accumulate` is below 1, or a loader can't be distributed.
 
         Example:
+            train, test = d.setup_dataloader(train, test)
             loader = d.setup_dataloader(DataLoader(data, batch_size=8, shuffle=True), accumulate=4)
             for epoch in range(loader.epoch, 10):
                 for inputs, targets in loader:
@@ -287,18 +316,22 @@ class Distributon:
         if accumulate < 1:
             raise ConfigError(f"accumulate is {accumulate}.", hint="Give a number of batches, 1 or more.")
         context = self._session.context
-        distributed_loader = distribute(
-            loader,
-            device=context.device,
-            info=context.info,
-            seed=self._seed or 0,
-            accumulate=accumulate,
-            even=even,
-            keep_global_batch=keep_global_batch,
+        made = tuple(
+            distribute(
+                one,
+                device=context.device,
+                info=context.info,
+                seed=self._seed or 0,
+                accumulate=accumulate,
+                even=even,
+                keep_global_batch=keep_global_batch,
+            )
+            for one in (loader, *more)
         )
-        distributed_loader.progress = self._session.heartbeat
-        self._loaders.append(distributed_loader)
-        return distributed_loader
+        for one in made:
+            one.progress = self._session.heartbeat
+        self._loaders += made
+        return made if more else made[0]
 
     # In the loop.
 
@@ -509,6 +542,29 @@ class Distributon:
         """Print on rank 0 only."""
         if self.is_global_zero:
             print(*values, flush=True)
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int) -> None:
+        """Record rank 0's values after a step, for `slurmddp status` and the report of the run.
+
+        Other ranks record nothing, so any rank may call it. Outside a job of slurmddp it does nothing. The
+        lines stand in `metrics.jsonl` of the run folder. Of a step that is repeated after a restart, the
+        newest values count. `loss` and `eval_loss` are drawn as the training and the held-out loss, a name
+        such as `images_per_s` is shown as the speed.
+
+        Args:
+            metrics: one number per name: an int, a float, or a tensor with one element. A tensor on a GPU is
+                awaited, so don't log it in every step.
+            step: the number of completed optimizer steps.
+
+        Raises:
+            ConfigError: on rank 0, if a value is not one number, or a name is `step`, `attempt` or `time`.
+
+        Example:
+            if step % 10 == 0:
+                d.log_metrics({"loss": d.all_reduce(loss), "accuracy": 0.93}, step)
+        """
+        if self.is_global_zero:
+            RunLog(self._session.run, active=True).metrics(step, numbers(metrics))
 
     # Checkpoints.
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from slurmddp.checkpoint.files.manifest import folder_name, newest_step
+from slurmddp.errors import ConfigError
 from slurmddp.host.atomic_file import write_atomic
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.startup_timer import StartupTimer
+
+_OWN_KEYS = ("step", "attempt", "time")
 
 
 class RunLog:
@@ -35,6 +40,10 @@ class RunLog:
         """Add the held-out loss after `step` to `metrics.jsonl`."""
         self._line({"step": step}, {"eval_loss": loss})
 
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Add a program's own values after `step` to `metrics.jsonl`."""
+        self._line({"step": step}, dict(values))
+
     def sample(self, text: str) -> None:
         """Write a text that the model generated to the run folder."""
         if (folder := self._writable()) is not None:
@@ -51,6 +60,31 @@ class RunLog:
         if (folder := self._writable()) is not None:
             origin = {"attempt": self._run.attempt, "time": round(time.time(), 3)}
             append_line(folder.metrics_file, step | origin | facts)
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return metrics as plain numbers; the value of a tensor on a GPU is awaited.
+
+    Raises:
+        ConfigError: a value is not one number, or a name is one that slurmddp writes itself.
+    """
+    return {name: _number(name, value) for name, value in metrics.items()}
+
+
+def _number(name: str, value: Any) -> float:
+    if name in _OWN_KEYS:
+        raise ConfigError(
+            f"A metric is named {name!r}, as slurmddp's own value.", hint="Choose another name for it."
+        )
+    if getattr(value, "ndim", None) is not None and math.prod(value.shape) == 1:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+        raise ConfigError(
+            f"The metric {name!r} is a {type(value).__name__}{shape}, not one number.",
+            hint="Give an int, a float, or a tensor with one element, such as its mean().",
+        )
+    return value
 
 
 class Milestones:

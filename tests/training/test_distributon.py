@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 import multiprocessing
 import os
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from slurmddp.errors import ConfigError, MismatchError, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
+from slurmddp.runs.status.metrics import latest
 from slurmddp.training.distributon import Distributon
 from support.distributed import rank_jobs
 from support.distributed.ranks import place_environments, run_ranks
@@ -40,6 +44,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
         lambda d: d.barrier(),
         lambda d: d.all_reduce(torch.ones(1)),
         lambda d: d.all_gather(1),
+        lambda d: d.log_metrics({}, 1),
         lambda d: d.broadcast(1),
         lambda d: d.rank_zero_first().__enter__(),
         lambda d: d.nodes,
@@ -332,3 +337,55 @@ def test_the_run_folder_is_known_in_a_job(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("SLURMDDP_ATTEMPT", "0")
     with Distributon().launch() as d:
         assert d.run_folder == tmp_path
+
+
+def test_several_loaders_are_those_of_several_calls() -> None:
+    with Distributon(1, seed=3).launch() as d:
+        train, test = d.setup_dataloader(data_loader(shuffle=True), data_loader(), accumulate=2)
+        one = d.setup_dataloader(data_loader(shuffle=True))
+        assert (train.accumulate, test.accumulate, one.accumulate) == (2, 2, 1)
+        assert [x.tolist() for x, _ in train] == [x.tolist() for x, _ in one]
+        assert [x.tolist() for x, _ in test] == [x.tolist() for x, _ in data_loader()]
+        assert d._loaders == [train, test, one], "all of them are saved and restored"
+
+
+# Metrics.
+
+
+@pytest.fixture
+def run_folder(tmp_path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    monkeypatch.setenv("SLURMDDP_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("SLURMDDP_ATTEMPT", "2")
+    return RunFolder(tmp_path)
+
+
+def test_logged_metrics_stand_in_the_run_folder(run_folder: RunFolder) -> None:
+    with Distributon(1).launch() as d:
+        d.log_metrics({"loss": torch.tensor([0.5]), "val/f1": 0.25, "seen": 3, "bad": float("nan")}, 7)
+    [record] = map(json.loads, run_folder.metrics_file.read_text().splitlines())
+    assert abs(record.pop("time") - time.time()) < 600
+    assert math.isnan(record.pop("bad"))
+    assert record == {"step": 7, "attempt": 2, "loss": 0.5, "val/f1": 0.25, "seen": 3}
+    assert latest(run_folder).own["val/f1"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("metrics", "problem"),
+    [
+        ({"loss": torch.zeros(2)}, r"'loss' is a Tensor of shape \(2,\)"),
+        ({"name": "x"}, "'name' is a str, not one number"),
+        ({"step": 3}, "named 'step'"),
+    ],
+)
+def test_a_metric_that_is_not_one_number_is_refused(run_folder: RunFolder, metrics, problem: str) -> None:
+    with Distributon(1).launch() as d, pytest.raises(ConfigError, match=problem):
+        d.log_metrics({"fine": 1.0, **metrics}, 1)
+    assert not run_folder.metrics_file.exists()
+
+
+def test_only_rank_zero_records_metrics_and_none_without_a_run_folder(tmp_path) -> None:
+    assert run_ranks(rank_jobs.logged_metrics, 2, str(tmp_path)) == [None, None]
+    [line] = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["rank"] == 0
+    with Distributon(1).launch() as d:
+        d.log_metrics({"loss": 1.0}, 1)

@@ -150,6 +150,8 @@ def _progress(one: RunStatus, now: float) -> Iterator[tuple[str, str]]:
     if one.loss is not None:
         held_out = "" if one.held_out is None else f", held-out {number(one.held_out)}"
         yield "loss", f"{number(one.loss)}{held_out}"
+    if one.metrics:
+        yield "metrics", ", ".join(f"{name} {number(value)}" for name, value in one.metrics.items())
     if one.rate is not None:
         yield "speed", f"{one.rate:,.0f} {one.rate_unit}"
     if one.saved_step is not None:

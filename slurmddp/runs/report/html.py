@@ -193,6 +193,7 @@ def _tiles(
         Tile("Steps", "-" if now.step is None else f"{now.step:,}", total),
         Tile("Training loss", number(train[-1] if train else None), "last logged"),
         Tile("Held-out loss", number(held.values[-1] if len(held) else None), first),
+        *(Tile(name, number(curve.values[-1]), "last logged") for name, curve in metrics.own.items()),
         Tile("Speed", speed, f"{metrics.rate_unit}, median"),
         _time_tile(goodput),
     ]

@@ -6,13 +6,15 @@ import json
 import os
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from slurmddp.runs.folder.layout import RunFolder
 
 _BLOCK = 1 << 16
+_KNOWN = frozenset({"step", "attempt", "time", "loss", "eval_loss", "lr"})
+"""Names of values that are shown in places of their own."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Metrics:
     rate_unit: str
     logged: Mapping[int, LoggedStep]
     """The last step of each attempt."""
+    own: Mapping[str, Curve] = field(default_factory=dict)
+    """The values that a program has logged under names of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +63,8 @@ class Latest:
     held_out: float | None = None
     rate: float | None = None
     rate_unit: str = "tokens/s"
+    own: Mapping[str, float] = field(default_factory=dict)
+    """The newest values that a program has logged under names of its own."""
 
 
 def read(folder: RunFolder) -> Metrics:
@@ -76,6 +82,7 @@ def read(folder: RunFolder) -> Metrics:
             for record in records
             if (time := seconds_or_none(record.get("time"))) is not None
         },
+        own={name: _curve(_kept(records, name), name) for name in _own_names(records)},
     )
 
 
@@ -84,13 +91,19 @@ def latest(folder: RunFolder) -> Latest:
     newest: dict[str, Any] = {}
     losses: dict[str, Any] = {}
     held_out: float | None = None
+    own: dict[str, float] = {}
+    oldest: int | None = None  # the step with the older one of the two losses
     for record in _backwards(folder.metrics_file):
+        if oldest is not None and record["step"] != oldest:
+            break
         newest = newest or record
         losses = losses or (record if "loss" in record else {})
         if held_out is None:
             held_out = _number(record.get("eval_loss"))
-        if losses and held_out is not None:
-            break
+        for name in _own_names([record]):
+            own.setdefault(name, float(record[name]))
+        if oldest is None and losses and held_out is not None:
+            oldest = record["step"]
     rate, unit = rate_of(losses) or (None, "tokens/s")
     return Latest(
         step=newest.get("step"),
@@ -100,7 +113,14 @@ def latest(folder: RunFolder) -> Latest:
         held_out=held_out,
         rate=rate,
         rate_unit=unit,
+        own=dict(sorted(own.items())),
     )
+
+
+def _own_names(records: list[dict[str, Any]]) -> list[str]:
+    """Return the names of a program's own values, in the order of the alphabet."""
+    named = {name for record in records for name in record.keys() - _KNOWN if not name.endswith("_per_s")}
+    return sorted(name for name in named if any(_number(one.get(name)) is not None for one in records))
 
 
 def _kept(records: list[dict[str, Any]], key: str) -> dict[int, dict[str, Any]]:

@@ -6,8 +6,8 @@ So a status needs no accounting, and a run that has ended costs no query. Unknow
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,8 @@ class RunStatus:
     held_out: float | None = None
     rate: float | None = None
     rate_unit: str = "tokens/s"
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The newest values that the program has logged under names of its own."""
     created: float | None = None
     started: float | None = None
     ended: float | None = None
@@ -193,6 +195,7 @@ def _compose(read: _Read, verdict: Verdict) -> RunStatus:
         held_out=values.held_out,
         rate=values.rate if is_new else None,
         rate_unit=values.rate_unit,
+        metrics=values.own if is_new else {},
         created=history.created,
         started=newest.started,
         ended=newest.ended,

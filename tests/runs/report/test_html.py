@@ -433,3 +433,25 @@ def test_values_of_the_environment_and_for_it_are_not_on_the_page(tmp_path):
     assert "token: ${oc.env:TOKEN}" in page and "API_KEY: (not shown)" in page
     assert "+cluster=mine" in page and "cluster.env.OTHER=(not shown)" in page and "data.size=3" in page
     assert "size: 3" in page
+
+
+def test_values_that_a_program_names_itself_are_cards_with_their_newest_value(folder):
+    started(folder, 0)
+    log(folder, 1, loss=2.0, **{"val/f1": 0.25})
+    log(folder, 2, loss=1.5, **{"val/f1": 0.5, "note": "a text"})
+    log(folder, 1, attempt=1, loss=1.9, **{"val/f1": 0.125})
+    log(folder, 3, attempt=1, images_per_s=7, lr=0.1)
+    assert metrics.read(folder).own == {"val/f1": Curve((1, 2), (0.125, 0.5), (1, 0))}
+    html = html_of(folder)
+    assert "val/f1" in html and "0.5000" in html
+    assert not {"note", "lr", "images_per_s"} & set(metrics.latest(folder).own)
+
+
+@pytest.mark.parametrize("last", ["eval_loss", "accuracy"])
+def test_the_newest_own_value_is_found_beside_the_losses_in_either_order(folder, last):
+    log(folder, 3, accuracy=0.25, loss=3.0, eval_loss=3.0)
+    log(folder, 4, loss=2.0)
+    first = "accuracy" if last == "eval_loss" else "eval_loss"
+    for name in (first, last):
+        log(folder, 4, **{name: 0.5})
+    assert metrics.latest(folder).own == {"accuracy": 0.5}

@@ -5,6 +5,7 @@ Each function returns plain values. The other modules named `..._jobs` serve one
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +163,10 @@ def trained(precision: str) -> dict[str, torch.Tensor]:
             optimizer.step()
             optimizer.zero_grad()
         return weights(d.unwrap(model))
+
+
+def logged_metrics(folder: str) -> None:
+    """Log the rank as a metric in a run folder."""
+    os.environ |= {"SLURMDDP_RUN_DIR": folder, "SLURMDDP_ATTEMPT": "0"}
+    with Distributon(2).launch() as d:
+        d.log_metrics({"rank": d.rank}, 1)
