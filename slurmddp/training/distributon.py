@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeVar, overload
@@ -46,6 +47,7 @@ from slurmddp.training.rank_session import RankSession
 from slurmddp.training.run_log import RunLog, numbers
 from slurmddp.training.stopping.controller import StopController
 
+Result = TypeVar("Result")
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 Shared = TypeVar("Shared")
 
@@ -83,6 +85,10 @@ class Distributon:
             raise ConfigError(
                 f"num_devices is {num_devices!r}.", hint='Give a number of ranks on this machine, or "auto".'
             )
+        self._settings: dict[str, Any] = {
+            "num_devices": num_devices, "strategy": strategy, "backend": backend, "precision": precision,
+            "seed": seed, "config": config,
+        }  # fmt: skip
         self._num_devices = num_devices
         self._strategy = build(strategy) if isinstance(strategy, str) else strategy
         self._dtype = dtype_of(precision)
@@ -98,20 +104,55 @@ class Distributon:
 
     # Start and end.
 
-    def launch(self) -> Distributon:
+    @overload
+    def launch(self, /) -> Distributon: ...
+
+    @overload
+    def launch(
+        self,
+        function: Callable[..., Result],
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Result: ...
+
+    def launch(self, function: Callable[..., Any] | None = None, /, *args: Any, **kwargs: Any) -> Any:
         """Join the process group of all ranks; without a launcher, start the ranks first.
 
         A plain process that asks for several devices runs its command once per device and exits with their
         exit code. So only the ranks run the lines after `launch()`. A default process group that exists
         already, such as Fabric's, is used and stays open after `close`.
 
+        With a `function`, such a process starts its ranks for this call alone and continues after it. That
+        works in a notebook too. The ranks are new processes, which get the function by value.
+
+        Args:
+            function: called on each rank with a launched Distributon of that rank, `args` and `kwargs`.
+            args, kwargs: further arguments.
+
         Returns:
-            This object.
+            This object; with a `function`, rank 0's result, or this rank's one under a launcher.
 
         Raises:
-            SlurmddpError: `launch` was called before.
-            ConfigError: the environment does not fit `num_devices`.
+            SlurmddpError: `launch` was called before, or a rank has failed in `function`.
+            ConfigError: the environment does not fit `num_devices`, or `function` can't be sent to the ranks.
+            StoppedAtCheckpoint: the training in `function` was stopped.
+
+        Example:
+            def train(d, lr):
+                model = d.setup_model(nn.Linear(4, 1))
+                ...
+                return loss
+
+            loss = Distributon(4).launch(train, lr=0.1)
         """
+        if function is not None:
+            if ranks := self._session.ranks_to_start(self._num_devices):
+                from slurmddp.launchers.local.function import call_on_ranks
+
+                return call_on_ranks(partial(_as_rank, self._settings, function, args, kwargs), ranks)
+            self.launch()
+            return function(self, *args, **kwargs)
         self._session.start(self._num_devices, self._backend)
         if self._seed is not None:
             rng.seed_everything(self._seed)
@@ -763,3 +804,14 @@ class Distributon:
                 hint="Call save(step, model=model), or save(folder, step, model=model).",
             )
         return self._root(root), step
+
+
+def _as_rank(
+    settings: Mapping[str, Any],
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """Call a function on this rank, which `Distributon.launch(function)` has started."""
+    with Distributon(**settings) as distributon:
+        return distributon.launch(function, *args, **kwargs)

@@ -74,8 +74,7 @@ class RankSession:
             )
         info = detect(self._environ)
         wanted = num_devices if isinstance(num_devices, int) else _devices_of(info)
-        if info.environment == "single" and wanted > 1 and not distributed.is_initialized():
-            _refuse_to_multiply()
+        if self.ranks_to_start(num_devices) > 1:
             from slurmddp.launchers.local.launch import launch_script
 
             launch_script(wanted)
@@ -87,6 +86,19 @@ class RankSession:
         atexit.register(self._close_at_exit)
         self.heartbeat.enter("loading", watched=False)
         self.startup.lap("rendezvous")
+
+    def ranks_to_start(self, num_devices: int | str) -> int:
+        """Return how many ranks `start` would have to start first; 0 if a launcher has started them.
+
+        Raises:
+            SlurmddpError: this process itself was started as a rank, and does not see it.
+        """
+        info = detect(self._environ)
+        wanted = num_devices if isinstance(num_devices, int) else _devices_of(info)
+        if info.environment != "single" or wanted == 1 or distributed.is_initialized():
+            return 0
+        _refuse_to_multiply()
+        return wanted
 
     def close(self) -> None:
         """Wait for saves and leave the process group, once; does nothing in a forked process."""

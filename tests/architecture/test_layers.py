@@ -36,7 +36,10 @@ SHARED_WITH_TORCH |= {"config.schema", "config.check_values", "config.identity"}
 PURE_PACKAGES = {"conf", "templates", "__main__"}
 
 # The one upward edge: a script's `launch()` starts processes, and imports the launcher when it does.
-ALLOWED = {("slurmddp.training.rank_session", "slurmddp.launchers.local.launch")}
+ALLOWED = {
+    ("slurmddp.training.rank_session", "slurmddp.launchers.local.launch"),
+    ("slurmddp.training.distributon", "slurmddp.launchers.local.function"),
+}
 
 ONLY_IMPORTERS = {
     "torch": ("slurmddp.checkpoint.state", "slurmddp.strategies", "slurmddp.training"),

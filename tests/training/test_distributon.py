@@ -118,6 +118,18 @@ def test_another_number_of_ranks_than_asked_for(monkeypatch: pytest.MonkeyPatch,
     assert flag in caught.value.hint
 
 
+def test_a_function_runs_on_ranks_of_its_own_and_gives_rank_zeros_result() -> None:
+    def train(d: Distributon, lr: float, *, scale: int) -> tuple[int, float, str]:
+        return d.world_size, d.all_reduce(torch.tensor(float(d.rank)), "sum").item(), f"{lr} {scale}"
+
+    assert Distributon(2).launch(train, 0.5, scale=3) == (2, 1.0, "0.5 3")
+    with Distributon(1) as alone:
+        assert alone.launch(train, 0.5, scale=3) == (1, 0.0, "0.5 3")
+        assert alone.rank == 0, "without other ranks, this process is the rank"
+    with pytest.raises(SlurmddpError, match=r"Rank \d failed: ConfigError"):
+        Distributon(2).launch(lambda d: d.setup_dataloader(data_loader(), accumulate=0))
+
+
 # On one process it is plain PyTorch.
 
 

@@ -1,0 +1,108 @@
+"""Call a function as every rank, in processes of their own, and return rank 0's result.
+
+`Distributon.launch(function)` calls this module, also from a notebook. The ranks are new processes: a fork of
+a process in which torch has used its threads would hang. The call goes to them by value, in a temporary
+folder of the user's own, so that functions of a notebook work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from slurmddp.errors import (
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_STOPPED,
+    ConfigError,
+    SlurmddpError,
+    StoppedAtCheckpoint,
+)
+from slurmddp.launchers.local.launch import ScriptRun, rank_variables
+
+Result = TypeVar("Result")
+
+_INTERRUPTED = 130
+_PATH, _CALL, _RESULT, _ERROR = "path.json", "call.pkl", "result.pkl", "error-"
+
+
+def call_on_ranks(call: Callable[[], Result], num_devices: int) -> Result:
+    """Call `call` in `num_devices` new processes, the ranks 0..N-1 of one job; return rank 0's result.
+
+    Raises:
+        ConfigError: this is not the main thread, or a value that the function uses can't be sent.
+        SlurmddpError: a rank has failed; the message holds its error, the hint its traceback.
+        StoppedAtCheckpoint: the ranks were stopped at a checkpoint.
+        KeyboardInterrupt: Ctrl-C has ended the ranks.
+    """
+    import cloudpickle  # type: ignore[import-untyped]
+
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigError(
+            "launch() was called in a thread, which gets no signals.", hint="Call it in the main thread."
+        )
+    with tempfile.TemporaryDirectory(prefix="slurmddp-call-") as name:
+        folder = Path(name)
+        (folder / _PATH).write_text(json.dumps(sys.path))
+        try:
+            (folder / _CALL).write_bytes(cloudpickle.dumps(call))
+        except Exception as error:
+            raise ConfigError(
+                f"The function can't be sent to the ranks: {type(error).__name__}: {error}.",
+                hint="Open files, locks and the like inside the function instead of around it.",
+            ) from error
+        launch_id = secrets.token_hex(8)
+        ranks = [rank_variables(os.environ, rank, num_devices, launch_id) for rank in range(num_devices)]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        code = ScriptRun([sys.executable, "-m", __name__, name], ranks, range(1, num_devices)).run()
+        if code == EXIT_FINISHED:
+            result: Result = cloudpickle.loads((folder / _RESULT).read_bytes())
+            return result
+        raise _error_of(folder, code)
+
+
+def main(folder: Path) -> int:
+    """Run the call of `folder` as one rank, and leave its result or error there; return the exit code."""
+    sys.path[:] = json.loads((folder / _PATH).read_text())
+    import cloudpickle
+
+    rank = int(os.environ["RANK"])
+    try:
+        result = cloudpickle.loads((folder / _CALL).read_bytes())()
+        if rank == 0:
+            (folder / _RESULT).write_bytes(cloudpickle.dumps(result))
+    except StoppedAtCheckpoint:
+        return EXIT_STOPPED
+    except Exception as error:
+        told = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        (folder / f"{_ERROR}{rank}").write_text(json.dumps(told))
+        traceback.print_exc()
+        return EXIT_FAILED
+    return EXIT_FINISHED
+
+
+def _error_of(folder: Path, code: int) -> BaseException:
+    if code == EXIT_STOPPED:
+        return StoppedAtCheckpoint("The training was stopped.", hint="Call it again to resume.")
+    if code == _INTERRUPTED:
+        return KeyboardInterrupt()
+    # The first error is the cause: the other ranks fail because they lose that rank.
+    told = sorted(folder.glob(f"{_ERROR}*"), key=lambda path: path.stat().st_mtime_ns)
+    if not told:
+        return SlurmddpError(f"The ranks ended with exit code {code}.", hint="Their last lines stand above.")
+    first: dict[str, Any] = json.loads(told[0].read_text())
+    rank = told[0].name.removeprefix(_ERROR)
+    return SlurmddpError(f"Rank {rank} failed: {first['error']}", hint=first["traceback"])
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
