@@ -2,8 +2,8 @@
 
     program: {_target_: slurmddp.training.trainer.train}
 
-It trains any model on data of pairs (inputs, targets) and resumes bit for bit after a stop. docs/data.md
-lists the attributes of a data set that it uses.
+It trains any model on batches that are pairs (inputs, targets) or dicts, and resumes bit for bit after a
+stop. docs/data.md lists the shapes of a batch, and the attributes of a data set that it uses.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from slurmddp.training.checkpointing.finite import gradient_norm
 from slurmddp.training.checkpointing.restore import quarantine
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.run_log import RunLog, Stopwatch
+from slurmddp.training.trainer.batch import forward, kind_of
 from slurmddp.training.trainer.components import Components, build_components, is_due
 from slurmddp.training.trainer.evaluate import evaluate, has_samples
 
@@ -51,18 +52,13 @@ def token_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Te
         and targets.numel() * logits.shape[-1] == logits.numel()
     ):
         raise ConfigError(
-            f"`loss` is token_cross_entropy, but the model's output is {_kind(logits)} and the data's target "
-            f"is {_kind(targets)}.",
+            f"`loss` is token_cross_entropy, but the model's output is {kind_of(logits)} and the data's "
+            f"target is {kind_of(targets)}.",
             hint="It needs outputs (..., classes) of a float type and targets (...) of class numbers, int64. "
-            "For other data choose another loss, such as loss._target_=torch.nn.functional.mse_loss.",
+            "For other data choose another loss, such as loss._target_=torch.nn.functional.mse_loss, or "
+            "loss=null for the loss that the model's output holds.",
         )
     return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
-
-
-def _kind(value: Any) -> str:
-    if not isinstance(value, torch.Tensor):
-        return f"of type {type(value).__name__}"
-    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
 
 
 def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -> None:
@@ -149,9 +145,9 @@ class Training:
         self._stopwatch.start()
         total = torch.zeros((), device=self.distributon.device)
         for number in range(1, accumulate + 1):
-            inputs, targets = _pair(next(batches))
+            batch = next(batches)
             with self.distributon.accumulating(components.model, last=number == accumulate):
-                loss = components.loss(components.model(inputs), targets)
+                loss = components.loss(*forward(components.model, batch, components.bare_model))
                 self.distributon.backward(loss, accumulate=accumulate)
             total += loss.detach() / accumulate
         self._pending += [total, self._update()]
@@ -246,13 +242,14 @@ class Training:
         return self.step in (0, settings.steps) or is_due(settings.eval_every, self.step)
 
     def evaluate(self) -> None:
-        """Log the held-out loss; an interrupted evaluation is repeated after the resume."""
-        loss = evaluate(self.distributon, self.components)
-        if loss is None:  # A further step would skip this evaluation for good.
+        """Log loss and metrics of the held-out data; a resume repeats an interrupted evaluation."""
+        found = evaluate(self.distributon, self.components)
+        if found is None:  # A further step would skip this evaluation for good.
             self.stop()
         self._evaluated_at = self.step
-        self._journal.evaluation(self.step, loss)
-        self.distributon.print(f"step {self.step}: held-out loss {loss:.4f}")
+        self._journal.metrics(self.step, found)
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
+        self.distributon.print(f"step {self.step}: {shown.replace('eval_loss', 'held-out loss', 1)}")
 
     def save(self, *, wait: bool = True) -> None:
         """Save the state; with `wait`, return when it is durable."""
@@ -294,15 +291,3 @@ class Training:
             generator = torch.Generator().manual_seed(0)
             self._journal.sample(data.decode(model.generate(prompt, count, generator=generator)[0]))
         self.distributon.barrier()
-
-
-def _pair(batch: Any) -> tuple[Any, torch.Tensor]:
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        return batch[0], batch[1]
-    found = f"of type {type(batch).__name__}"
-    if isinstance(batch, (tuple, list)):
-        found = f"of {len(batch)} parts"
-    raise ConfigError(
-        f"The data gives batches {found}; the trainer needs pairs (inputs, targets).",
-        hint="Return pairs from the data set, or name your own training function in program._target_.",
-    )

@@ -62,8 +62,8 @@ def error_of_training(config: dict[str, Any], folder: str) -> str:
     return ""
 
 
-def heldout_loss_of_drifted(config: dict[str, Any]) -> float | None:
-    """Return the held-out loss where each rank has running averages of its own."""
+def heldout_means_of_drifted(config: dict[str, Any]) -> dict[str, float] | None:
+    """Return the held-out loss and metrics where each rank has running averages of its own."""
     with Distributon(seed=0) as d:
         d.launch()
         parts = build_components(d, config)

@@ -37,6 +37,7 @@ def make(
         model=model,
         bare_model=model,
         loss=cross_entropy,
+        metrics={},
         optimizer=optimizer,
         scheduler=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1),
         unit="tokens",
