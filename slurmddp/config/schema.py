@@ -238,6 +238,9 @@ class Config:
     metrics: NamedNodes | None = group(
         None, "further metrics of the held-out data, by name: functions of outputs and targets", FREE
     )
+    callbacks: NamedNodes | None = group(
+        None, "objects of your own, by name, that the trainer calls at steps, evaluations and saves"
+    )
     scheduler: Node | None = group("cosine", "the learning rate over the steps")
     strategy: Ddp | Single = group("ddp", "how the replicas stay equal")
     cluster: Cluster | None = group(None, "the cluster, chosen with +cluster=NAME", FREE, trainer=False)

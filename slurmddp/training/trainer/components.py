@@ -21,6 +21,7 @@ from slurmddp.training.distributon import Distributon
 from slurmddp.training.instantiate import instantiate, is_called_later
 from slurmddp.training.trainer import dataset
 from slurmddp.training.trainer.batch import loss_of_output
+from slurmddp.training.trainer.callbacks import Callbacks
 from slurmddp.training.trainer.metrics import Metric
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -45,6 +46,7 @@ class Components:
     metrics: Mapping[str, Metric]
     optimizer: Optimizer
     scheduler: LRScheduler | None
+    callbacks: Callbacks
 
     @property
     def unit(self) -> str:
@@ -57,7 +59,13 @@ class Components:
     @property
     def saved_objects(self) -> dict[str, Any]:
         """The objects whose state makes a resumed training the same training."""
-        named = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        named: dict[str, Any] = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+        }
+        if self.callbacks.has_state:
+            named["callbacks"] = self.callbacks
         return {name: value for name, value in named.items() if value is not None}
 
     def batches(self) -> Iterator[Any]:
@@ -115,6 +123,7 @@ def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Com
         },
         optimizer=distributon.setup_optimizer(optimizer),
         scheduler=_build_scheduler(config.get("scheduler"), optimizer),
+        callbacks=Callbacks(instantiate(config.get("callbacks") or {}, _key_="callbacks")),
     )
 
 

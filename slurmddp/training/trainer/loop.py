@@ -75,6 +75,7 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
     training = Training(distributon, build_components(distributon, config), folder)
     settings, batches = training.components.settings, training.components.batches()
     training.resume()
+    training.call_back("on_train_start")
     while training.step < settings.steps:
         if distributon.should_stop():
             training.stop()
@@ -92,6 +93,7 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
     if training.evaluation_is_due():
         training.evaluate()
     training.save()
+    training.call_back("on_train_end")
     training.write_sample()
 
 
@@ -154,6 +156,7 @@ class Training:
         self.step += 1
         self._stopwatch.stop(self._samples_per_step() * components.units_per_sample)
         self._is_first = False
+        self.call_back("on_step_end")
 
     def went_back(self) -> bool:
         """Go back to an older checkpoint if the first step after a load is not finite; return whether it did.
@@ -184,6 +187,10 @@ class Training:
         self._journal.event("warned", about="checkpoint", text=text)
         self.distributon.print(text)
         self.resume()
+
+    def call_back(self, hook: str, *args: Any) -> None:
+        """Call the method `hook` of the callbacks, see `Callback`."""
+        self.components.callbacks.call(hook, self, *args)
 
     def _update(self) -> torch.Tensor:
         """Take the optimizer's step; return the norm of the gradients before clipping, a scalar."""
@@ -250,10 +257,12 @@ class Training:
         self._journal.metrics(self.step, found)
         shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
         self.distributon.print(f"step {self.step}: {shown.replace('eval_loss', 'held-out loss', 1)}")
+        self.call_back("on_evaluation_end", found)
 
     def save(self, *, wait: bool = True) -> None:
         """Save the state; with `wait`, return when it is durable."""
         if self._saved != (self.step, self._evaluated_at):
+            self.call_back("on_save")
             keep_last = self.components.settings.keep_last
             self.distributon.save(self._root, self.step, keep_last=keep_last, wait=wait, **self._state())
             self._saved = (self.step, self._evaluated_at)

@@ -40,6 +40,39 @@ class StopsAfter(Distributon):
         return self._left < 0
 
 
+class Recorder:
+    """A callback that writes down each call, and counts them in its state."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self.calls = path, 0
+
+    def _note(self, hook: str, training: Any, value: str = "") -> None:
+        self.calls += 1
+        with open(f"{self._path}-{training.distributon.rank}", "a") as file:
+            file.write(f"{self.calls} {hook} {training.step}{value}\n")
+
+    def on_train_start(self, training: Any) -> None:
+        self._note("start", training)
+
+    def on_step_end(self, training: Any) -> None:
+        self._note("step", training)
+
+    def on_evaluation_end(self, training: Any, metrics: Any) -> None:
+        self._note("evaluation", training, f" {', '.join(metrics)}")
+
+    def on_save(self, training: Any) -> None:
+        self._note("save", training)
+
+    def on_train_end(self, training: Any) -> None:
+        self._note("end", training)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls = state["calls"]
+
+
 def train_once(config: dict[str, Any], folder: str, stop_after: int | None) -> str:
     """Run the default program, perhaps with a stop; return how it ended."""
     output = io.StringIO()

@@ -16,6 +16,7 @@ from slurmddp.runs.folder.jsonl import read_lines
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training import run_log
 from slurmddp.training.distributon import Distributon
+from slurmddp.training.trainer.callbacks import Callbacks
 from slurmddp.training.trainer.loop import Training
 
 
@@ -40,6 +41,7 @@ def make(
         metrics={},
         optimizer=optimizer,
         scheduler=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1),
+        callbacks=Callbacks({}),
         unit="tokens",
         units_per_sample=7,
     )
