@@ -22,7 +22,9 @@ from slurmddp.spec import MODULE, is_command, is_own_trainer
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
-_CLOCK_WITHOUT_QUOTES = re.compile(r"^\s*time_limit:\s*([0-9]+(?::[0-9]+)+)\s*(?:#.*)?$", re.MULTILINE)
+_CLOCK_WITHOUT_QUOTES = re.compile(
+    r"^\s*(time_limit|max_time):\s*([0-9]+(?::[0-9]+)+)\s*(?:#.*)?$", re.MULTILINE
+)
 _ON_THE_NODES = ("torch",)
 """Packages that only the nodes need; a login node may lack them."""
 _PATH_KEYS = ("path", "root")
@@ -69,8 +71,8 @@ def check_clocks(files: Mapping[str, Path]) -> None:
         match = _CLOCK_WITHOUT_QUOTES.search(path.read_text(encoding="utf-8", errors="replace"))
         if match:
             raise ConfigError(
-                f"{path} says `time_limit: {match[1]}` without quotes, which YAML can read as one number.",
-                hint=f'Write time_limit: "{match[1]}".',
+                f"{path} says `{match[1]}: {match[2]}` without quotes, which YAML can read as one number.",
+                hint=f'Write {match[1]}: "{match[2]}".',
             )
 
 

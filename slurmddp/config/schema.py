@@ -86,6 +86,9 @@ class TrainSettings:
     """The keys of `train`; steps are optimizer steps."""
 
     steps: int = key(400, "optimizer steps", EXTENT, minimum=1)
+    max_time: int | str | None = key(
+        None, "training time of all attempts after which the training ends, as time_limit", EXTENT
+    )
     batch_size: int = key(16, "samples per rank and batch; with global_batch, the most of them", minimum=1)
     accumulate: int = key(1, "batches per optimizer step", minimum=1)
     global_batch: int | None = key(

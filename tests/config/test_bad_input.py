@@ -44,6 +44,8 @@ CASES = {
     "+cluster=[big]": "names no choice. Did you mean big",
     "seed=99999999999999999999999999": "at most 9223372036854775807",
     (BIG, 'partition="  "'): "`partition` is '  '",
+    "train.max_time=soon": "train.max_time='soon' is not a time.*HH:MM:SS",
+    "train.max_time=0": "train.max_time=0 is no time at all",
     "metrics=3": "no metrics '3'.*accuracy",
     "metrics.f1=3": "`metrics.f1` is 3 \\(a whole number\\), but must be a mapping with a `_target_`",
     "metrics.f1.x=3": "`metrics.f1` has no `_target_`",

@@ -28,6 +28,7 @@ from slurmddp.training.run_log import RunLog, Stopwatch
 from slurmddp.training.trainer.batch import forward, kind_of
 from slurmddp.training.trainer.components import Components, build_components, is_due
 from slurmddp.training.trainer.evaluate import evaluate, has_samples
+from slurmddp.training.trainer.time_budget import TimeBudget
 
 
 def token_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -75,8 +76,9 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
     training = Training(distributon, build_components(distributon, config), folder)
     settings, batches = training.components.settings, training.components.batches()
     training.resume()
+    training.check_time()
     training.call_back("on_train_start")
-    while training.step < settings.steps:
+    while not training.is_complete():
         if distributon.should_stop():
             training.stop()
         if training.evaluation_is_due():
@@ -86,9 +88,10 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
             batches = training.components.batches()
         if is_due(settings.log_every, training.step) or training.step == settings.steps:
             training.log()
-        if is_due(settings.save_every, training.step) and training.step < settings.steps:
+            training.check_time()
+        if is_due(settings.save_every, training.step) and not training.is_complete():
             training.save(wait=False)
-        elif distributon.memory_save_is_due(settings.memory_save_every) and training.step < settings.steps:
+        elif distributon.memory_save_is_due(settings.memory_save_every) and not training.is_complete():
             training.memory_save()
     if training.evaluation_is_due():
         training.evaluate()
@@ -103,6 +106,8 @@ class Training:
     def __init__(self, distributon: Distributon, components: Components, folder: RunFolder) -> None:
         self.distributon, self.components = distributon, components
         self.step = 0
+        self._last_step = components.settings.steps
+        """The step after which the training is complete."""
         self._evaluated_at = -1
         self._saved: tuple[int, int] | None = None
         """Step of the newest checkpoint, and the step of the last evaluation before it."""
@@ -120,6 +125,7 @@ class Training:
         run = RunContext.read(os.environ, folder)
         self._journal = RunLog(run, active=distributon.is_global_zero, unit=components.unit)
         self._stopwatch = Stopwatch()
+        self._budget = TimeBudget(components.settings.max_time)
         self._sampled = folder.sample_file.exists()
 
     def resume(self) -> None:
@@ -134,12 +140,27 @@ class Training:
                 progress={"evaluated_at": -1, "losses": []},
                 **self.components.saved_objects,
             )
+            self._budget.resume({})
             return
         self.step, self._evaluated_at = step, progress["evaluated_at"]
         self._losses = list(progress["losses"])
+        self._budget.resume(progress)
         self._saved = (self.step, self._evaluated_at)
         self._unchecked = step if self.distributon.resumed_from == "disk" else None
         self.distributon.print(f"resumed at step {step}")
+
+    def is_complete(self) -> bool:
+        """Return whether all steps are taken, or `train.max_time` is over; equal on all ranks."""
+        return self.step >= self._last_step
+
+    def check_time(self) -> None:
+        """Make this step the last one if `train.max_time` is over."""
+        if not self.is_complete() and self._budget.is_used_up():
+            self._last_step = self.step
+            settings = self.components.settings
+            text = f"train.max_time={settings.max_time} is over: the training ends after step {self.step}"
+            self._journal.event("warned", about="max_time", text=f"{text} of {settings.steps}.")
+            self.distributon.print(f"{text} of {settings.steps}.")
 
     def take_step(self, batches: Iterator[Any]) -> None:
         """Take one optimizer step, on `accumulate` batches."""
@@ -246,7 +267,7 @@ class Training:
         settings = self.components.settings
         if self._evaluated_at == self.step or not has_samples(self.components):
             return False
-        return self.step in (0, settings.steps) or is_due(settings.eval_every, self.step)
+        return self.step in (0, self._last_step) or is_due(settings.eval_every, self.step)
 
     def evaluate(self) -> None:
         """Log loss and metrics of the held-out data; a resume repeats an interrupted evaluation."""
@@ -275,7 +296,7 @@ class Training:
 
     def _state(self) -> dict[str, Any]:
         self._collect_losses()
-        progress = {"evaluated_at": self._evaluated_at, "losses": self._losses}
+        progress = {"evaluated_at": self._evaluated_at, "losses": self._losses, **self._budget.progress()}
         return {"progress": progress, **self.components.saved_objects}
 
     def stop(self) -> NoReturn:
