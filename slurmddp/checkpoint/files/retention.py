@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from slurmddp.checkpoint.files.best import Best, ranked
 from slurmddp.checkpoint.files.manifest import (
     BAD,
     DELETING,
@@ -54,19 +55,23 @@ def still_good(folder: Path) -> bool:
     return True
 
 
-def prune(root: Path, keep_last: int, newest: Path) -> None:
+def prune(root: Path, keep_last: int, newest: Path, keep_best: Best | None = None) -> None:
     """Keep `newest` and the verified checkpoints before it, `keep_last` in all; delete older ones.
 
-    At least two verified checkpoints stay. Checkpoints of later steps than `newest` stay too.
+    At least two verified checkpoints stay. Checkpoints of later steps than `newest` stay too, and so does
+    the best verified one by `keep_best`.
     """
     keep = max(keep_last, NEVER_BELOW)
     newest_step = step_of(newest) or 0
+    by_metric = [] if keep_best is None else ranked(root, keep_best)
+    best = next((folder for folder in by_metric if still_good(folder)), None)
     kept = 0
     for folder in checkpoint_folders(root):
         if (step_of(folder) or 0) > newest_step:
             continue
         if kept >= keep:
-            _delete(folder)
+            if folder != best:
+                _delete(folder)
         elif folder == newest or still_good(folder):
             kept += 1
 

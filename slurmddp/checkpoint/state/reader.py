@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from slurmddp.checkpoint.files.best import Best, ranked
 from slurmddp.checkpoint.files.durable import HashedReader, open_hashed, write_small
 from slurmddp.checkpoint.files.manifest import (
     POINTER_FILE,
@@ -81,6 +83,50 @@ def latest(root: Path) -> Path | None:
                 _quietly(partial(write_small, root / POINTER_FILE, folder.name + "\n"))
             return folder
     return None
+
+
+def find(root: Path, *, step: int | None, best: Best | None) -> Path:
+    """Return the checkpoint of `step`, or the best one that verifies; changes nothing on the disk.
+
+    Args:
+        root: the folder of all checkpoints.
+        step: the step of the checkpoint; None: choose by `best`.
+        best: name of a metric of the saves, and "min" or "max".
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it is damaged; the message lists the steps.
+    """
+    root = root.absolute()
+    candidates = ranked(root, best) if step is None and best is not None else [root / folder_name(step or 0)]
+    problem = ""
+    for folder in candidates:
+        try:
+            retried(partial(verify, folder), f"Verifying the checkpoint {folder}")
+            return folder
+        except CheckpointError as error:
+            problem = f"{folder.name} is damaged ({error.message})" if folder.is_dir() else ""
+        except OSError as error:
+            problem = f"{folder.name} can't be read ({error.strerror or error})"
+        if problem:
+            log.warning("Checkpoint %s: %s.", folder, problem)
+    wanted = f"of step {step}" if best is None else f"with the metric {best[0]!r}"
+    raise CheckpointError(
+        f"There is no usable checkpoint {wanted} in {root}{': ' if problem else ''}{problem}.",
+        hint=_choices(root),
+    )
+
+
+def _choices(root: Path) -> str:
+    """Return a sentence that lists the steps and metrics of the checkpoints under `root`."""
+    steps, metrics = [], set()
+    for folder in reversed(checkpoint_folders(root)):
+        steps.append(str(step_of(folder)))
+        with suppress(CheckpointError, OSError):
+            metrics |= load_manifest(folder).meta.get("metrics", {}).keys()
+    if not steps:
+        return "The folder holds no checkpoints."
+    names = ", ".join(sorted(metrics)) or "none"
+    return f"There are checkpoints of steps {', '.join(steps)}, with the metrics: {names}."
 
 
 def quarantine_newest(root: Path, step: int) -> tuple[str, int] | None:

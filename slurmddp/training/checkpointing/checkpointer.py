@@ -6,6 +6,7 @@ collective.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,11 +22,12 @@ from slurmddp.checkpoint.state import config_match
 from slurmddp.checkpoint.state.safetensors_stream import encoded_size
 from slurmddp.checkpoint.state.staging import Snapshot
 from slurmddp.checkpoint.state.state_tree import flatten
-from slurmddp.training.checkpointing.async_writer import AsyncWriter
+from slurmddp.training.checkpointing.async_writer import AsyncWriter, Keep
 from slurmddp.training.checkpointing.finite import require_finite
 from slurmddp.training.checkpointing.snapshot_interval import SnapshotInterval
 from slurmddp.training.checkpointing.training_state import Loaders, Unwrap, collect, of_this_rank
 from slurmddp.training.process_group import collectives
+from slurmddp.training.run_log import numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,16 @@ class Checkpointer:
             **config_match.manifest_facts(self.config),
         }
 
-    def save(self, root: Path, step: int, objects: Mapping[str, Any], *, keep_last: int, wait: bool) -> Path:
+    def save(
+        self,
+        root: Path,
+        step: int,
+        objects: Mapping[str, Any],
+        metrics: Mapping[str, Any],
+        keep: Keep,
+        *,
+        wait: bool,
+    ) -> Path:
         """Let rank 0 save; return the checkpoint's folder on all ranks. With `wait` it is durable then."""
         began = time.monotonic()
         root = root.absolute()
@@ -57,8 +68,8 @@ class Checkpointer:
         with collectives.agreed():
             if rank_states is not None:
                 state = self._state(step, objects, rank_states)
-                snapshot = Snapshot(root, step, time.time_ns(), state, self.facts())
-                saves.write(snapshot, keep_last=keep_last, wait=wait, began=began)
+                snapshot = Snapshot(root, step, time.time_ns(), state, self.facts() | _measured(metrics))
+                saves.write(snapshot, keep, wait=wait, began=began)
         return root / folder_name(step)
 
     def _gather_rank_states(self) -> list[Any] | None:
@@ -121,6 +132,12 @@ class Checkpointer:
                     _overlay(state, shared)
                 saves.copy_to_memory(Snapshot(root.absolute(), step, stamp, state, self.facts()))
         self.pace.copied(figures, time.perf_counter() - began)
+
+
+def _measured(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metrics for the manifest; NaN and infinity are left out, because none of them is the best."""
+    finite = {name: value for name, value in numbers(metrics).items() if math.isfinite(value)}
+    return {"metrics": finite} if finite else {}
 
 
 def _of_rank_zero(state: Mapping[str, Any], objects: Mapping[str, Any], unwrap: Unwrap) -> dict[str, Any]:

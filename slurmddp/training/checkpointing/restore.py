@@ -8,7 +8,7 @@ does not fit, or a rank can't read it, the checkpoint is loaded.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from functools import partial
@@ -19,6 +19,7 @@ import torch
 
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.files import visibility
+from slurmddp.checkpoint.files.best import Best
 from slurmddp.checkpoint.files.manifest import TENSORS_FILE, load_manifest, newest_step, step_of
 from slurmddp.checkpoint.memory import shared_buffer
 from slurmddp.checkpoint.state import config_match
@@ -57,6 +58,20 @@ def load(
     return _Load(root.absolute(), objects, checkpointer, allow_other_config).run()
 
 
+def load_chosen(
+    root: Path,
+    objects: Mapping[str, Any],
+    checkpointer: Checkpointer,
+    *,
+    step: int | None,
+    best: Best | None,
+    allow_other_config: bool,
+) -> tuple[int, str]:
+    """Load the checkpoint of `step`, or the best one; return its step and `disk`."""
+    one = _Load(root.absolute(), objects, checkpointer, allow_other_config)
+    return one.run_chosen(partial(checkpoint.find, one.root, step=step, best=best))
+
+
 def quarantine(root: Path, step: int) -> tuple[str, int] | None:
     """Quarantine the newest checkpoint on behalf of all ranks (see `checkpoint.quarantine_newest`)."""
     return collectives.on_zero(partial(checkpoint.quarantine_newest, root, step))
@@ -85,6 +100,11 @@ class _Load:
             with collectives.agreed():
                 self.checkpointer.saves.discard_after((-1, 0))
             return None
+        self._from_disk(*chosen)
+        return chosen[2], "disk"
+
+    def run_chosen(self, find: Callable[[], Path]) -> tuple[int, str]:
+        chosen = collectives.on_zero(lambda: self._described(find()))
         self._from_disk(*chosen)
         return chosen[2], "disk"
 
@@ -131,8 +151,9 @@ class _Load:
             ConfigError: it has another configuration.
         """
         folder = checkpoint.latest(self.root)
-        if folder is None:
-            return None
+        return None if folder is None else self._described(folder)
+
+    def _described(self, folder: Path) -> tuple[str, str, int]:
         self._check_config(load_manifest(folder).meta, folder.name)
         return folder.name, visibility.fingerprint(folder), step_of(folder) or 0
 

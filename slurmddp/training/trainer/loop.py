@@ -131,10 +131,10 @@ class Training:
     def resume(self) -> None:
         """Resume from the newest checkpoint; without a checkpoint, check that one can be written."""
         progress: dict[str, Any] = {}
-        step = self.distributon.load(self._root, progress=progress, **self.components.saved_objects)
+        step = self.distributon.load(root=self._root, progress=progress, **self.components.saved_objects)
         if step is None:
             self.distributon.check_can_save(
-                self._root,
+                root=self._root,
                 keep_last=self.components.settings.keep_last,
                 wait=False,
                 progress={"evaluated_at": -1, "losses": []},
@@ -285,14 +285,14 @@ class Training:
         if self._saved != (self.step, self._evaluated_at):
             self.call_back("on_save")
             keep_last = self.components.settings.keep_last
-            self.distributon.save(self._root, self.step, keep_last=keep_last, wait=wait, **self._state())
+            self.distributon.save(self.step, root=self._root, keep_last=keep_last, wait=wait, **self._state())
             self._saved = (self.step, self._evaluated_at)
         elif wait:
             self.distributon.finish_saving()
 
     def memory_save(self) -> None:
         """Copy the state into memory, from which the replacement of a dead rank resumes."""
-        self.distributon.memory_save(self._root, self.step, **self._state())
+        self.distributon.memory_save(self.step, root=self._root, **self._state())
 
     def _state(self) -> dict[str, Any]:
         self._collect_losses()
