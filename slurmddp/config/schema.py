@@ -36,7 +36,7 @@ COMPUTED, EXTENT, FREE, FIXED = Identity
 
 
 def key(default: Any, doc: str, identity: Identity = COMPUTED, **bounds: float) -> Any:
-    """Declare a key with its default; `bounds` are `minimum`, `maximum` and `above` of `Key`."""
+    """Declare a key with its default; `bounds` are `minimum`, `maximum`, `above` and `later` of `Key`."""
     facts = {"doc": doc, "identity": identity, **bounds}
     if isinstance(default, (list, dict)):
         return field(default_factory=default.copy, metadata=facts)
@@ -90,6 +90,23 @@ class TrainSettings:
         None, "samples per optimizer step over all ranks; null: from the ranks and batches", EXTENT, minimum=1
     )
     clip_norm: float | None = key(1.0, "largest norm of the gradient; null: don't clip", above=0)
+    precision: Literal["32", "bf16"] = key(
+        "32", "number format of the forward passes; bf16: autocast to bfloat16", later=True
+    )
+    compile: bool = key(False, "run the model's training steps through torch.compile", EXTENT, later=True)
+    ema: float | None = key(
+        None,
+        "decay of an average of the weights, such as 0.999, for evaluation and export; null: none",
+        above=0,
+        maximum=0.999999,
+        later=True,
+    )
+    on_spike: Literal["fail", "skip", "rollback"] = key(
+        "fail",
+        "after a loss or gradient that is not finite: end, skip the update, or go back (also after a spike)",
+        FREE,
+    )
+    flops: bool = key(False, "count the model's operations once, to show TFLOP/s and MFU", FREE)
     log_every: int = key(10, "steps between two log lines", FREE, minimum=1)
     eval_every: int = key(
         100, "steps between two evaluations; 0: before the first step and after the last", FREE, minimum=0
@@ -256,6 +273,8 @@ class Key:
     maximum: float | None = None
     above: float | None = None
     """A bound that a value must exceed; null means no limit."""
+    later: bool = False
+    """Whether the key is younger than stored runs: with its default it is no part of an identity."""
     trainer: bool = False
     """Whether only slurmddp's trainer reads the key; a script never sees it."""
     is_open: bool = False

@@ -106,6 +106,28 @@ def quarantine_newest(root: Path, step: int) -> tuple[str, int] | None:
     return moved.name, step_of(before) or 0
 
 
+def go_back(root: Path, every: int, *, before: int) -> int | None:
+    """Quarantine all checkpoints after an earlier one; return the step of that one, or None without one.
+
+    Only one process may call this, while no save is running.
+
+    Args:
+        root: the folder of all checkpoints.
+        every: a checkpoint of a multiple of this step is preferred; 0: the newest.
+        before: the chosen checkpoint is of an earlier step.
+    """
+    root = root.absolute()
+    steps = [step for folder in checkpoint_folders(root) if (step := step_of(folder)) is not None]
+    earlier = [step for step in steps if step < before]
+    chosen = max([step for step in earlier if every and step % every == 0] or earlier, default=None)
+    later = [step for step in steps if chosen is not None and step > chosen]
+    for step in later:
+        quarantine(root / folder_name(step))
+    if chosen is not None and later:
+        write_small(root / POINTER_FILE, folder_name(chosen) + "\n")
+    return chosen
+
+
 def read(path: Path) -> Checkpoint:
     """Read the checkpoint in the folder `path`; raises CheckpointError when anything does not verify."""
     try:

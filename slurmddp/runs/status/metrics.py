@@ -13,7 +13,7 @@ from typing import Any
 from slurmddp.runs.folder.layout import RunFolder
 
 _BLOCK = 1 << 16
-_KNOWN = frozenset({"step", "attempt", "time", "loss", "eval_loss", "lr"})
+_KNOWN = frozenset({"step", "attempt", "time", "loss", "eval_loss", "lr", "grad_norm", "tflops", "mfu"})
 """Names of values that are shown in places of their own."""
 
 

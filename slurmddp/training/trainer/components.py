@@ -20,6 +20,8 @@ from slurmddp.training.data.base import DistributedLoader
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.instantiate import instantiate, is_called_later
 from slurmddp.training.trainer import dataset
+from slurmddp.training.trainer.compilation import compile_in_place
+from slurmddp.training.trainer.ema import AverageOfWeights
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 
@@ -42,6 +44,12 @@ class Components:
     loss: Loss
     optimizer: Optimizer
     scheduler: LRScheduler | None
+    ema: AverageOfWeights | None = None
+
+    @property
+    def evaluated_model(self) -> nn.Module:
+        """The model to evaluate: with the averaged weights if there are any."""
+        return self.bare_model if self.ema is None else self.ema.model
 
     @property
     def unit(self) -> str:
@@ -54,7 +62,12 @@ class Components:
     @property
     def saved_objects(self) -> dict[str, Any]:
         """The objects whose state makes a resumed training the same training."""
-        named = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        named = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+            "ema": self.ema and self.ema.model,
+        }
         return {name: value for name, value in named.items() if value is not None}
 
     def batches(self) -> Iterator[Any]:
@@ -96,6 +109,9 @@ def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Com
             hint="Name a torch.nn.Module, or a function that returns one.",
         )
     model = distributon.setup_model(bare_model)
+    ema = None if settings.ema is None else AverageOfWeights(bare_model, settings.ema)
+    if settings.compile:
+        compile_in_place(bare_model, distributon.device)
     optimizer = instantiate(config["optimizer"], bare_model.parameters(), _key_="optimizer")
     return Components(
         settings=settings,
@@ -107,6 +123,7 @@ def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Com
         loss=build_loss(config["loss"]),
         optimizer=distributon.setup_optimizer(optimizer),
         scheduler=_build_scheduler(config.get("scheduler"), optimizer),
+        ema=ema,
     )
 
 

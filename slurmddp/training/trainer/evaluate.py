@@ -13,11 +13,14 @@ from slurmddp.training.data.sampler import shard_range
 from slurmddp.training.data.seeding import SeededSamples, draws
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.process_group import collectives
+from slurmddp.training.trainer.compilation import uncompiled
 from slurmddp.training.trainer.components import Components
 
 
 def evaluate(distributon: Distributon, components: Components) -> float | None:
     """Return the mean loss over the held-out samples, or None if a stop interrupted the evaluation.
+
+    With `train.ema` the averaged weights are evaluated.
 
     All ranks call it and get the same value. All ranks use the buffers of rank 0, as checkpoints and the next
     training step do. Weights, the mode of each layer and random states stay unchanged.
@@ -25,16 +28,18 @@ def evaluate(distributon: Distributon, components: Components) -> float | None:
     if components.heldout is None:
         return None
     distributon.heartbeat("evaluating")
-    collectives.share_buffers(components.bare_model)
-    randomness, was_training = rng.capture(), components.bare_model.training
-    modes = [(module, module.training) for module in components.bare_model.modules()]
-    components.bare_model.eval()
+    model = components.evaluated_model
+    collectives.share_buffers(model)
+    randomness, was_training = rng.capture(), model.training
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
     try:
-        total, count, complete = _sum_losses(
-            distributon, components, _share(distributon, components, components.heldout)
-        )
+        with uncompiled(components.settings.compile):
+            total, count, complete = _sum_losses(
+                distributon, components, _share(distributon, components, components.heldout)
+            )
     finally:
-        components.bare_model.train(was_training)  # The model may override `train`.
+        model.train(was_training)  # The model may override `train`.
         for module, mode in modes:
             module.training = mode
         rng.restore(randomness)
@@ -75,6 +80,6 @@ def _sum_losses(
         # `targets` may be a dict, so its length is not the number of samples.
         samples = min(loader.batch_size or 1, own - count)
         # A wrapped model would wait for ranks that have fewer batches.
-        total += float(components.loss(components.bare_model(inputs), targets)) * samples
+        total += float(components.loss(components.evaluated_model(inputs), targets)) * samples
         count += samples
     return total, count, True

@@ -32,13 +32,14 @@ def make(
     model = nn.Linear(6, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     parts: Any = SimpleNamespace(
-        settings=SimpleNamespace(memory_save_every=0, clip_norm=clip_norm),
+        settings=SimpleNamespace(memory_save_every=0, clip_norm=clip_norm, on_spike="fail"),
         loader=SimpleNamespace(batch_size=4, accumulate=accumulate),
         model=model,
         bare_model=model,
         loss=cross_entropy,
         optimizer=optimizer,
         scheduler=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1),
+        ema=None,
         unit="tokens",
         units_per_sample=7,
     )
