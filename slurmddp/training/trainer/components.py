@@ -59,6 +59,11 @@ class Components:
     def units_per_sample(self) -> int:
         return int(getattr(self.data, "tokens_per_sample", 1))
 
+    def units_per_step(self, world_size: int) -> int:
+        """Return the samples, or tokens, of an optimizer step over all ranks."""
+        samples = (self.loader.batch_size or 1) * self.loader.accumulate * world_size
+        return samples * self.units_per_sample
+
     @property
     def saved_objects(self) -> dict[str, Any]:
         """The objects whose state makes a resumed training the same training."""

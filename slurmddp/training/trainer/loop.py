@@ -29,6 +29,7 @@ from slurmddp.training.trainer.compilation import uncompiled
 from slurmddp.training.trainer.components import Components, build_components, is_due
 from slurmddp.training.trainer.evaluate import evaluate, has_samples
 from slurmddp.training.trainer.spike_guard import Spike, SpikeGuard
+from slurmddp.training.trainer.utilization import Utilization, in_words
 
 
 def token_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -88,6 +89,7 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
             batches = training.roll_back(spike)
     if training.evaluation_is_due():
         training.evaluate()
+    training.utilization.record_memory(training.step)
     training.save()
     training.write_sample()
 
@@ -136,6 +138,7 @@ class Training:
         self._root = folder.checkpoints_dir
         run = RunContext.read(os.environ, folder)
         self._journal = RunLog(run, active=distributon.is_global_zero, unit=components.unit)
+        self.utilization = Utilization(distributon, components, self._journal)
         self._stopwatch = Stopwatch()
         self._sampled = folder.sample_file.exists()
 
@@ -174,7 +177,9 @@ class Training:
             total += loss.detach() / accumulate
         self._pending += [total, self._update()]
         self.step += 1
-        self._stopwatch.stop(self._samples_per_step() * components.units_per_sample)
+        self._stopwatch.stop(components.units_per_step(self.distributon.world_size))
+        if self._is_first:
+            self.utilization.count(inputs, targets)
         self._is_first = False
 
     def went_back(self) -> bool:
@@ -223,10 +228,6 @@ class Training:
             scheduler.step()
         return norm
 
-    def _samples_per_step(self) -> int:
-        loader = self.components.loader
-        return (loader.batch_size or 1) * loader.accumulate * self.distributon.world_size
-
     def _collect_losses(self) -> None:
         """Read the losses of the last steps.
 
@@ -237,8 +238,10 @@ class Training:
         if not self._pending:
             return
         device = self.distributon.device
+        self._stopwatch.start()  # A GPU may still be at work on the steps.
         values = torch.stack([value.to(device, torch.float32) for value in self._pending])
         means = self.distributon.all_reduce(values).tolist()
+        self._stopwatch.stop(0)
         self._pending.clear()
         losses, norms = means[::2], means[1::2]
         for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), self.step - len(losses) + 1):
@@ -312,10 +315,11 @@ class Training:
         norm = sum(self._norms) / max(1, len(self._norms))
         self._losses.clear()
         self._norms.clear()
-        self._journal.step(self.step, loss=loss, lr=self._lr, grad_norm=norm, rate=rate)
+        used = self.utilization.at(rate)
+        self._journal.step(self.step, loss=loss, lr=self._lr, grad_norm=norm, rate=rate, **used)
         self.distributon.print(
             f"step {self.step}: loss {loss:.4f}, lr {self._lr:.2e}, gradient norm {norm:.3g}, "
-            f"{rate:,.0f} {self.components.unit}/s"
+            f"{rate:,.0f} {self.components.unit}/s{in_words(used)}"
         )
 
     def evaluation_is_due(self) -> bool:
@@ -331,6 +335,8 @@ class Training:
             self.stop()
         self._evaluated_at = self.step
         self._journal.evaluation(self.step, loss)
+        if self.step > 0:
+            self.utilization.record_memory(self.step)
         self.distributon.print(f"step {self.step}: held-out loss {loss:.4f}")
 
     def save(self, *, wait: bool = True) -> None:
