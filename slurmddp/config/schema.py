@@ -112,6 +112,9 @@ class TrainSettings:
         minimum=0,
     )
     keep_last: int = key(3, "checkpoints to keep", FREE, minimum=2)
+    best: str | None = key(
+        None, 'metric whose best checkpoint is kept too: eval_loss, "max accuracy", "min NAME"', FREE
+    )
     sample_chars: int = key(400, "characters of text to write at the end; 0: none", FREE, minimum=0)
     workers: int = key(0, "data loader processes per rank", FREE, minimum=0)
 

@@ -25,6 +25,7 @@ from slurmddp.runs.report import figures
 from slurmddp.runs.report.goodput import Goodput, read_goodput
 from slurmddp.runs.report.time_bars import Bar, time_bars
 from slurmddp.runs.status import logs
+from slurmddp.runs.status.best import BestStep, best_step
 from slurmddp.runs.status.metrics import LoggedStep, Metrics, read
 from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.runs.text_format import clock, duration, number, percent
@@ -138,7 +139,7 @@ def write_report(folder: RunFolder, found: RunStatus) -> Path:
         name=folder.name,
         status=found,
         tone=TONES[found.state],
-        tiles=_tiles(config, found, goodput, metrics, known_only=has_script),
+        tiles=_tiles(config, found, goodput, metrics, best_step(folder), known_only=has_script),
         rows=[
             _row(one, metrics.logged.get(one.number), *_outcome(one, folder, history, found))
             for one in history.attempts
@@ -180,7 +181,13 @@ def _starts(history: History) -> dict[int, int]:
 
 
 def _tiles(
-    config: dict[str, Any], now: RunStatus, goodput: Goodput, metrics: Metrics, *, known_only: bool
+    config: dict[str, Any],
+    now: RunStatus,
+    goodput: Goodput,
+    metrics: Metrics,
+    best: BestStep | None,
+    *,
+    known_only: bool,
 ) -> list[Tile]:
     """Return the key figures; `known_only` leaves out those that a program of the user may never have."""
     nodes, ranks = config.get("nodes"), config.get("ranks_per_node")
@@ -194,6 +201,7 @@ def _tiles(
         Tile("Training loss", number(train[-1] if train else None), "last logged"),
         Tile("Held-out loss", number(held.values[-1] if len(held) else None), first),
         *(Tile(name, number(curve.values[-1]), "last logged") for name, curve in metrics.own.items()),
+        *([Tile(f"Best {best.name}", number(best.value), f"step {best.step}")] if best else []),
         Tile("Speed", speed, f"{metrics.rate_unit}, median"),
         _time_tile(goodput),
     ]

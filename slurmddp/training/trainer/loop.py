@@ -26,6 +26,7 @@ from slurmddp.training.checkpointing.restore import quarantine
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.run_log import RunLog, Stopwatch
 from slurmddp.training.trainer.batch import forward, kind_of
+from slurmddp.training.trainer.best_checkpoint import BestCheckpoint
 from slurmddp.training.trainer.components import Components, build_components, is_due
 from slurmddp.training.trainer.evaluate import evaluate, has_samples
 from slurmddp.training.trainer.time_budget import TimeBudget
@@ -83,16 +84,16 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
             training.stop()
         if training.evaluation_is_due():
             training.evaluate()
+        if training.save_is_due():
+            training.save(wait=False)
+        elif distributon.memory_save_is_due(settings.memory_save_every):
+            training.memory_save()
         training.take_step(batches)
         if training.went_back():
             batches = training.components.batches()
         if is_due(settings.log_every, training.step) or training.step == settings.steps:
             training.log()
             training.check_time()
-        if is_due(settings.save_every, training.step) and not training.is_complete():
-            training.save(wait=False)
-        elif distributon.memory_save_is_due(settings.memory_save_every) and not training.is_complete():
-            training.memory_save()
     if training.evaluation_is_due():
         training.evaluate()
     training.save()
@@ -109,6 +110,11 @@ class Training:
         self._last_step = components.settings.steps
         """The step after which the training is complete."""
         self._evaluated_at = -1
+        self._metrics: dict[str, float] = {}
+        """Loss and metrics of the last evaluation of this attempt."""
+        self._best = BestCheckpoint(components.settings.best)
+        self._is_best = False
+        """Whether the last evaluation is the best one, and has no checkpoint yet."""
         self._saved: tuple[int, int] | None = None
         """Step of the newest checkpoint, and the step of the last evaluation before it."""
         self._losses: list[float] = []
@@ -131,6 +137,7 @@ class Training:
     def resume(self) -> None:
         """Resume from the newest checkpoint; without a checkpoint, check that one can be written."""
         progress: dict[str, Any] = {}
+        self._best.resume(self._root)
         step = self.distributon.load(root=self._root, progress=progress, **self.components.saved_objects)
         if step is None:
             self.distributon.check_can_save(
@@ -274,18 +281,31 @@ class Training:
         found = evaluate(self.distributon, self.components)
         if found is None:  # A further step would skip this evaluation for good.
             self.stop()
-        self._evaluated_at = self.step
+        self._evaluated_at, self._metrics = self.step, found
+        self._is_best = self.step > 0 and self._best.improves(found)
         self._journal.metrics(self.step, found)
         shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
         self.distributon.print(f"step {self.step}: {shown.replace('eval_loss', 'held-out loss', 1)}")
         self.call_back("on_evaluation_end", found)
 
+    def save_is_due(self) -> bool:
+        """Return whether to save now, before the next step: an evaluation of this step comes first."""
+        return self._is_best or (self.step > 0 and is_due(self.components.settings.save_every, self.step))
+
     def save(self, *, wait: bool = True) -> None:
         """Save the state; with `wait`, return when it is durable."""
         if self._saved != (self.step, self._evaluated_at):
             self.call_back("on_save")
-            keep_last = self.components.settings.keep_last
-            self.distributon.save(self.step, root=self._root, keep_last=keep_last, wait=wait, **self._state())
+            self.distributon.save(
+                self.step,
+                self._state(),
+                root=self._root,
+                keep_last=self.components.settings.keep_last,
+                keep_best=self._best.by,
+                metrics=self._metrics if self._evaluated_at == self.step else None,
+                wait=wait,
+            )
+            self._is_best = False
             self._saved = (self.step, self._evaluated_at)
         elif wait:
             self.distributon.finish_saving()

@@ -33,7 +33,9 @@ def make(
     model = nn.Linear(6, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     parts: Any = SimpleNamespace(
-        settings=SimpleNamespace(steps=100, max_time=None, memory_save_every=0, clip_norm=clip_norm),
+        settings=SimpleNamespace(
+            steps=100, max_time=None, best=None, memory_save_every=0, clip_norm=clip_norm
+        ),
         loader=SimpleNamespace(batch_size=4, accumulate=accumulate),
         model=model,
         bare_model=model,
