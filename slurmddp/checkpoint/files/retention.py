@@ -1,4 +1,4 @@
-"""Deletes superseded checkpoints and leftovers of killed writers; quarantines damaged checkpoints."""
+"""Deletes superseded checkpoints and leftovers of killed writers; renames unusable checkpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pathlib import Path
 
 from slurmddp.checkpoint.files.best import Best, ranked
 from slurmddp.checkpoint.files.manifest import (
-    BAD,
     DELETING,
     MANIFEST_FILE,
     POINTER_FILE,
@@ -122,10 +121,10 @@ def restore_replaced(root: Path) -> None:
             path.rename(target)
 
 
-def quarantine(folder: Path) -> Path | None:
-    """Rename a bad checkpoint to `bad-<name>`; return the new path, or None if the rename fails."""
+def set_aside(folder: Path, prefix: str) -> Path | None:
+    """Rename a checkpoint to `<prefix><name>`; return the new path, or None if the rename fails."""
     for number in range(1, 1000):
-        target = folder.with_name(f"{BAD}{folder.name}" + (f"-{number}" if number > 1 else ""))
+        target = folder.with_name(f"{prefix}{folder.name}" + (f"-{number}" if number > 1 else ""))
         if target.exists():
             continue
         try:

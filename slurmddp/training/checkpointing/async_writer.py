@@ -140,6 +140,12 @@ class AsyncWriter:
             self._receive(1.0)
         self._raise_failed()
 
+    def finish_inherited(self) -> None:
+        """Wait for the writes of this rank, and for the ones that dead ranks of its node requested."""
+        self.finish()
+        while self.copies_state and self._buffers.is_writing():
+            time.sleep(_POLL_S)
+
     def newest_in_memory(self, root: Path) -> tuple[int, shared_buffer.StoredState] | None:
         """Return descriptor and header of the newest state for `root` in this node's memory."""
         return self._buffers.newest(root)

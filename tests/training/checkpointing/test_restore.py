@@ -361,6 +361,40 @@ def test_a_chosen_or_the_best_checkpoint_is_loaded(alone: Distributon, tmp_path:
         alone.load(root=tmp_path / "none", step=1)
 
 
+def test_a_save_after_the_load_of_an_older_checkpoint_abandons_the_newer_ones(
+    alone: Distributon, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A resume would use them instead, with the steps that the training has left."""
+
+    def names() -> list[str]:
+        return sorted(path.name.replace("step-00000000", "") for path in tmp_path.glob("*step-*"))
+
+    for step in (5, 8, 9):
+        alone.save(step, root=tmp_path, progress={"at": step})
+    copy_to_memory(alone, tmp_path, 9, progress={"at": 90})
+    assert alone.load(root=tmp_path, step=5, progress={}) == 5
+    assert loaded(alone, tmp_path) == (9, "memory", {"at": 90}), "a load changes nothing on its own"
+    alone.save(9, root=tmp_path, progress={"at": 9})
+    assert names() == ["05", "08", "09"]
+
+    assert alone.load(root=tmp_path, step=5, progress={}) == 5
+    copy_to_memory(alone, tmp_path, 6, progress={"at": 66})
+    assert names() == ["05", "abandoned-08", "abandoned-09"]
+    assert (tmp_path / "latest").read_text() == "step-0000000005\n"
+    assert caplog.text.count("gone back to step 5") == 1
+    assert loaded(alone, tmp_path) == (6, "memory", {"at": 66})
+
+    alone.save(8, root=tmp_path, progress={"at": 88})
+    copy_to_memory(alone, tmp_path, 8, progress={"at": 89})
+    alone.load(root=tmp_path, step=5, progress={})
+    alone.save(8, root=tmp_path, progress={"at": 808})
+    assert names() == ["05", "08", "abandoned-08", "abandoned-08-2", "abandoned-09"]
+    alone.load(root=tmp_path, step=5, progress={})
+    alone.save(11, root=tmp_path, progress={"at": 11})
+    assert names()[:3] == ["05", "08", "11"], "a resume finds step 11"
+    assert loaded(alone, tmp_path) == (11, "disk", {"at": 11})
+
+
 # The test save.
 
 
