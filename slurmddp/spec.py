@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.config.schema import OWN_TRAINER, Cluster, Policy
-from slurmddp.errors import MismatchError
+from slurmddp.errors import ConfigError, MismatchError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +69,25 @@ class Program:
     def is_own_trainer(self) -> bool:
         """Whether the function is slurmddp's trainer, which records its steps."""
         return self.target == OWN_TRAINER and is_own_trainer(self.config.get("program"))
+
+
+BEST_MODES = ("min", "max")
+"""Whether the least or the greatest value of a metric is the best."""
+
+
+def parse_best(text: str) -> tuple[str, str]:
+    """Return the name and the mode of a text such as "max accuracy"; `eval_loss` alone is "min eval_loss".
+
+    Raises:
+        ConfigError: the text has another form.
+    """
+    words = ["min", "eval_loss"] if text.strip() == "eval_loss" else text.split()
+    if len(words) != 2 or words[0] not in BEST_MODES:
+        raise ConfigError(
+            f"The best checkpoint can't be chosen by {text!r}.",
+            hint='Write eval_loss, or "min" or "max" and the name of a metric: "max accuracy".',
+        )
+    return words[1], words[0]
 
 
 def is_own_trainer(program: Any) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slurmddp.errors import ConfigError
+from slurmddp.errors import ConfigError, near_matches
 from slurmddp.runs.status.metrics import KNOWN
 from slurmddp.slurm.units import parse_duration_s
-from slurmddp.spec import is_own_trainer
+from slurmddp.spec import is_own_trainer, parse_best
 
 
 def check_training(config: Mapping[str, Any]) -> None:
-    """Refuse names of metrics that slurmddp uses itself, and a `train.max_time` that is not a time."""
+    """Refuse names that slurmddp uses itself, a time that is not one, and a best metric that is not there."""
     if not is_own_trainer(config["program"]):
         return
     for name in config["metrics"] or ():
@@ -23,3 +23,9 @@ def check_training(config: Mapping[str, Any]) -> None:
             )
     if (limit := config["train"]["max_time"]) is not None:
         parse_duration_s(limit, "train.max_time")
+    if (best := config["train"]["best"]) is not None:
+        name, known = parse_best(best)[0], ["eval_loss", *(config["metrics"] or ())]
+        if name not in known:
+            raise ConfigError(
+                f"`train.best` names {name!r}, which is no metric.", hint=near_matches(name, known)
+            )

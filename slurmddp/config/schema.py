@@ -131,6 +131,9 @@ class TrainSettings:
         minimum=0,
     )
     keep_last: int = key(3, "checkpoints to keep", FREE, minimum=2)
+    best: str | None = key(
+        None, 'metric whose best checkpoint is kept too: eval_loss, "max accuracy", "min NAME"', FREE
+    )
     sample_chars: int = key(400, "characters of text to write at the end; 0: none", FREE, minimum=0)
     workers: int = key(0, "data loader processes per rank", FREE, minimum=0)
 
@@ -289,7 +292,7 @@ class Key:
     above: float | None = None
     """A bound that a value must exceed; null means no limit."""
     later: bool = False
-    """Whether the key is younger than stored runs, whose identity it leaves alone with its default or null."""
+    """Whether stored runs may lack the key: its default, or null, is no part of an identity."""
     trainer: bool = False
     """Whether only slurmddp's trainer reads the key; a script never sees it."""
     is_open: bool = False

@@ -20,7 +20,7 @@ FLAGS = {
     "cancel": "run",
     "resume": "changes run",
     "checkpoints": "--json --verify run",
-    "export": "--force --object --output --step run",
+    "export": "--best --force --object --output --step run",
     "report": "run",
     "sandbox": "action",
 }

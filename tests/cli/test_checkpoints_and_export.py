@@ -27,12 +27,14 @@ COUNT = torch.tensor([7])
 SMALL = torch.tensor([1, 65535], dtype=torch.uint16)
 
 
-def write_checkpoint(root, step, objects=None, *, scale=1.0):
+def write_checkpoint(root, step, objects=None, *, scale=1.0, meta=None):
     """Write what a training would: a model with a type that is stored as bytes, and an optimizer."""
     weight = WEIGHT * scale
     model = OrderedDict(count=COUNT, weight=weight, tied=weight, small=SMALL)
     objects = objects or {"model": model, "optimizer": {"momentum": WEIGHT}}
-    return checkpoint.write(root, step, {"objects": objects}, meta={"world_size": 4}, keep_last=9)
+    return checkpoint.write(
+        root, step, {"objects": objects}, meta={"world_size": 4, **(meta or {})}, keep_last=9
+    )
 
 
 def flip_last_bit(path):
@@ -159,6 +161,30 @@ def test_a_step_may_be_chosen_and_a_file_is_replaced_only_by_force(run, capsys):
     assert torch.equal(load_file("w.safetensors")["weight"], WEIGHT)
     assert main(["export", "gpt", "--step", "5"]) == EXIT_CONFIG
     assert "There are: 2, 1." in capsys.readouterr().err
+
+
+def test_the_best_one_is_marked_and_exported(run, capsys):
+    root = run.checkpoints_dir
+    for step, accuracy in ((100, 0.5), (200, 0.75), (300, 0.25)):
+        write_checkpoint(root, step, meta={"metrics": {"accuracy": accuracy}})
+    assert main(["export", "gpt", "--best"]) == EXIT_CONFIG
+    assert 'has no `train.best`. Name the metric: --best "min eval_loss"' in capsys.readouterr().err
+    assert main(["export", "gpt", "--best", "min accuracy"]) == 0
+    assert capsys.readouterr().out == "gpt-0a1b2c3d-step-300.safetensors\n"
+    run.config_file.write_text("name: gpt\ntrain:\n  best: max accuracy\n")
+    assert main(["export", "gpt", "--best"]) == 0
+    assert capsys.readouterr().out == "gpt-0a1b2c3d-step-200.safetensors\n"
+    assert main(["checkpoints", "gpt"]) == 0
+    assert [(" best " in line, "latest" in line) for line in capsys.readouterr().out.splitlines()[1:]] == [
+        (False, True),
+        (True, False),
+        (False, False),
+    ]
+    assert main(["checkpoints", "gpt", "--json"]) == 0
+    found = [(row["best"], row["metrics"]["accuracy"]) for row in json.loads(capsys.readouterr().out)]
+    assert found == [(False, 0.25), (True, 0.75), (False, 0.5)]
+    assert main(["export", "gpt", "--best", "max f1"]) == EXIT_FAILED
+    assert "No undamaged checkpoint" in capsys.readouterr().err
 
 
 def test_a_damaged_one_is_never_exported(run, capsys):

@@ -46,6 +46,8 @@ CASES = {
     (BIG, 'partition="  "'): "`partition` is '  '",
     "train.max_time=soon": "train.max_time='soon' is not a time.*HH:MM:SS",
     "train.max_time=0": "train.max_time=0 is no time at all",
+    "train.best=accuracy": "can't be chosen by 'accuracy'.*\"max accuracy\"",
+    "train.best=max f1": "`train.best` names 'f1', which is no metric. .*eval_loss",
     "metrics=3": "no metrics '3'.*accuracy",
     "metrics.f1=3": "`metrics.f1` is 3 \\(a whole number\\), but must be a mapping with a `_target_`",
     "metrics.f1.x=3": "`metrics.f1` has no `_target_`",

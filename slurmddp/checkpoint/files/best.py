@@ -7,19 +7,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from slurmddp.checkpoint.files.manifest import checkpoint_folders, load_manifest
+from slurmddp.checkpoint.files.manifest import checkpoint_folders, load_manifest, step_of
 from slurmddp.errors import CheckpointError, ConfigError
-
-MODES = ("min", "max")
+from slurmddp.spec import BEST_MODES
 
 Best = Sequence[str]
 """The name of a metric, and "min" or "max": whether the least or the greatest value is the best."""
 
 
+def step_and_value(root: Path, best: Best) -> tuple[int, float] | None:
+    """Return step and metric of the best checkpoint under `root`, or None; its files are not verified."""
+    for folder in ranked(root, best):
+        with suppress(CheckpointError, OSError):  # Retention may have deleted it.
+            return step_of(folder) or 0, load_manifest(folder).meta["metrics"][best[0]]
+    return None
+
+
 def check_best(best: Any) -> None:
     """Raise ConfigError unless `best` is a name and a mode."""
     is_pair = isinstance(best, (tuple, list)) and len(best) == 2 and isinstance(best[0], str)
-    if not is_pair or best[1] not in MODES:
+    if not is_pair or best[1] not in BEST_MODES:
         raise ConfigError(
             f"The best checkpoint can't be chosen by {best!r}.",
             hint='Give the name of a metric, and whether its least or greatest value is best: ("eval_loss", '

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from slurmddp.checkpoint.files.best import Best, ranked
 from slurmddp.checkpoint.files.manifest import (
     ABANDONED,
     BAD,
@@ -19,8 +22,10 @@ from slurmddp.checkpoint.files.manifest import (
     step_of,
     verify,
 )
-from slurmddp.errors import CheckpointError, RunNotFoundError
+from slurmddp.errors import CheckpointError, RunNotFoundError, SlurmddpError
 from slurmddp.runs import index
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.spec import parse_best
 
 OTHER_VERSION = "other version"
 RENAMED = {"quarantined": BAD, "abandoned": ABANDONED}
@@ -44,6 +49,10 @@ class Row:
     path: Path
     problem: str = ""
     world_size: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The metrics that were given to the save."""
+    is_best: bool = False
+    """Whether it is the best one by `train.best` of the run."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -52,6 +61,8 @@ class Row:
             "bytes": self.size,
             "saved": self.saved,
             "latest": self.is_latest,
+            "best": self.is_best,
+            "metrics": dict(self.metrics),
             "world_size": self.world_size,
             "problem": self.problem or None,
             "path": str(self.path),
@@ -71,8 +82,12 @@ def find_root(name: str) -> Path:
 
 def rows(root: Path, *, hashed: bool = False) -> list[Row]:
     """Return the checkpoints under `root`, newest first, then the renamed; `hashed` reads every byte."""
-    pointed = _pointed(root)
+    pointed, by = _pointed(root), best_of_run(root)
     found = [_row(folder, hashed, pointed) for folder in checkpoint_folders(root)]
+    if by is not None:
+        whole = {row.path: row for row in found if row.state in ("complete", "verified")}
+        first = next((folder for folder in ranked(root, by) if folder in whole), None)
+        found = [replace(row, is_best=row.path == first) for row in found]
     # Retention may have deleted a folder meanwhile.
     good = [row for row in found if row.path.is_dir()]
     return good + [
@@ -80,6 +95,20 @@ def rows(root: Path, *, hashed: bool = False) -> list[Row]:
         for state, prefix in RENAMED.items()
         for step, path in renamed_folders(root, prefix)
     ]
+
+
+def best_of_run(root: Path) -> Best | None:
+    """Return `train.best` of the run to which the checkpoints folder `root` belongs; None without it."""
+    with suppress(SlurmddpError, OSError, ValueError):
+        train = RunFolder(root.parent).config().get("train")
+        text = train.get("best") if isinstance(train, dict) else None
+        return None if text is None else parse_best(str(text))
+    return None
+
+
+def best_whole(root: Path, best: Best) -> Path | None:
+    """Return the best checkpoint that verifies, or None; changes nothing."""
+    return next((one for one in ranked(root, best) if _row(one, True, "").state == "verified"), None)
 
 
 def newest_whole(root: Path) -> Path | None:
@@ -111,7 +140,8 @@ def _row(folder: Path, hashed: bool, pointed: str) -> Row:
     world_size = manifest.meta.get("world_size") if manifest else None
     is_latest = folder.name == pointed
     facts = _size_and_time(folder)
-    return Row(step_of(folder) or 0, state, *facts, is_latest, folder, problem, world_size)
+    metrics = manifest.meta.get("metrics", {}) if manifest else {}
+    return Row(step_of(folder) or 0, state, *facts, is_latest, folder, problem, world_size, metrics)
 
 
 def _sizes_fit(folder: Path) -> Manifest:

@@ -51,7 +51,7 @@ def _print(found: list[Row]) -> None:
             row.state,
             size_text(row.size),
             clock(row.saved),
-            "latest" if row.is_latest else "",
+            ", ".join(word for word, is_so in (("latest", row.is_latest), ("best", row.is_best)) if is_so),
             str(row.path),
         )
         for row in found

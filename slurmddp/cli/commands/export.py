@@ -2,6 +2,7 @@
 
 slurmddp export first                          the newest undamaged checkpoint
 slurmddp export first --step 200 --output w.safetensors
+slurmddp export first --best                   the best one by train.best of the run
 """
 
 from __future__ import annotations
@@ -11,17 +12,26 @@ import sys
 from pathlib import Path
 
 from slurmddp.checkpoint.files.export import AVERAGED, export_weights
-from slurmddp.checkpoint.files.listing import find_root, newest_whole
+from slurmddp.checkpoint.files.listing import best_of_run, best_whole, find_root, newest_whole
 from slurmddp.checkpoint.files.manifest import checkpoint_folders, step_of
 from slurmddp.checkpoint.files.space import size_text
 from slurmddp.errors import CheckpointError, ConfigError
+from slurmddp.spec import parse_best
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp export`."""
     parser.add_argument("run", metavar="RUN", help="name, its beginning, or folder")
-    parser.add_argument(
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument(
         "--step", type=int, metavar="N", help="step of the checkpoint (default: the newest undamaged one)"
+    )
+    chosen.add_argument(
+        "--best",
+        nargs="?",
+        const="",
+        metavar="METRIC",
+        help='the best undamaged checkpoint, by train.best of the run or as given: "max accuracy"',
     )
     parser.add_argument(
         "--output",
@@ -41,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the tensors of the model to a file, and print the path."""
     root = find_root(args.run)
-    folder = _choose(root, args.step)
+    folder = _choose(root, args.step) if args.best is None else _best(root, args.best)
     step = step_of(folder)
     owner = root.parent.name if root.name == "checkpoints" else root.name
     output: Path = args.output or Path(f"{owner}-step-{step}.safetensors")
@@ -57,6 +67,20 @@ def run(args: argparse.Namespace) -> int:
     size = size_text(output.stat().st_size)
     print(f"{len(names)} tensors, {size}, of step {step}{averaged}", file=sys.stderr)
     return 0
+
+
+def _best(root: Path, text: str) -> Path:
+    by = parse_best(text) if text else best_of_run(root)
+    if by is None:
+        raise ConfigError(
+            f"The run of {root} has no `train.best`.", hint='Name the metric: --best "min eval_loss".'
+        )
+    if (folder := best_whole(root, by)) is None:
+        raise CheckpointError(
+            f"No undamaged checkpoint in {root} has the metric {by[0]}.",
+            hint="`slurmddp checkpoints RUN --json` shows the metrics of each.",
+        )
+    return folder
 
 
 def _choose(root: Path, step: int | None) -> Path:

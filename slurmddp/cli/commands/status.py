@@ -18,6 +18,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.report.goodput import AttemptTime, Goodput, read_goodput
 from slurmddp.runs.report.start_phases import Phases, newest_phases
 from slurmddp.runs.status import logs
+from slurmddp.runs.status.best import BestStep, best_step
 from slurmddp.runs.status.notices import notices
 from slurmddp.runs.status.peak_memory import gib, newest_peak_memory
 from slurmddp.runs.status.run_status import RunStatus, status
@@ -52,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
     goodput, phases = _times(folder, found, now)
     if args.json:
         times = {"goodput": goodput.as_json(), "phases": asdict(phases) if phases else None}
+        best = _best(folder)
+        times["best"] = asdict(best) if best else None
         print(json.dumps({**found.as_json(), **times}, indent=2, allow_nan=False))
         return 0
     print(paint(found.name, "bold", sys.stdout))
@@ -158,6 +161,14 @@ def _progress(one: RunStatus, now: float) -> Iterator[tuple[str, str]]:
         yield "speed", f"{one.rate:,.0f} {one.rate_unit}{_use(one)}"
     if one.saved_step is not None:
         yield "last save", f"step {one.saved_step}, {_ago(one.saved, now)}"
+    if best := _best(RunFolder(one.path)):
+        yield "best", f"step {best.step}, {best.name} {number(best.value)}"
+
+
+def _best(folder: RunFolder) -> BestStep | None:
+    with suppress(SlurmddpError, OSError):  # The state tells of an unreadable record.
+        return best_step(folder)
+    return None
 
 
 def _use(one: RunStatus) -> str:

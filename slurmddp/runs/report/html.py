@@ -26,6 +26,7 @@ from slurmddp.runs.report import figures
 from slurmddp.runs.report.goodput import Goodput, read_goodput
 from slurmddp.runs.report.time_bars import Bar, time_bars
 from slurmddp.runs.status import logs
+from slurmddp.runs.status.best import BestStep, best_step
 from slurmddp.runs.status.metrics import LoggedStep, Metrics, read
 from slurmddp.runs.status.peak_memory import PeakMemory, gib, newest_peak_memory
 from slurmddp.runs.status.run_status import RunStatus
@@ -154,7 +155,7 @@ def write_report(folder: RunFolder, found: RunStatus) -> Path:
         name=folder.name,
         status=found,
         tone=TONES[found.state],
-        tiles=_tiles(config, found, goodput, metrics, memory, known_only=has_script),
+        tiles=_tiles(config, found, goodput, metrics, best_step(folder), memory, known_only=has_script),
         rows=[
             _row(one, metrics.logged.get(one.number), *_outcome(one, folder, history, found))
             for one in history.attempts
@@ -203,6 +204,7 @@ def _tiles(
     now: RunStatus,
     goodput: Goodput,
     metrics: Metrics,
+    best: BestStep | None,
     memory: PeakMemory | None,
     *,
     known_only: bool,
@@ -219,6 +221,7 @@ def _tiles(
         Tile("Training loss", number(train[-1] if train else None), "last logged"),
         Tile("Held-out loss", number(held.values[-1] if len(held) else None), first),
         *(Tile(name, number(curve.values[-1]), "last logged") for name, curve in metrics.own.items()),
+        *([Tile(f"Best {best.name}", number(best.value), f"step {best.step}")] if best else []),
         Tile("Speed", speed, f"{metrics.rate_unit}, median"),
         *_use_tiles(now, memory),
         _time_tile(goodput),

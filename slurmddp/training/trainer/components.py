@@ -128,7 +128,7 @@ def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Com
     return Components(
         settings=settings,
         data=data,
-        heldout=dataset.heldout_of(data),
+        heldout=_heldout(data, settings),
         loader=distributon.setup_dataloader(loader, accumulate=accumulate, keep_global_batch=True),
         bare_model=bare_model,
         model=model,
@@ -142,6 +142,16 @@ def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Com
         callbacks=Callbacks(instantiate(config.get("callbacks") or {}, _key_="callbacks")),
         ema=ema,
     )
+
+
+def _heldout(data: Any, settings: TrainSettings) -> Dataset[Any] | None:
+    heldout: Any = dataset.heldout_of(data)
+    if settings.best is not None and not (heldout and settings.eval_batches):
+        raise ConfigError(
+            f"train.best={settings.best} needs evaluations, and there is no held-out data.",
+            hint="Give the data set a method heldout(), and train.eval_batches=1 or more.",
+        )
+    return heldout  # type: ignore[no-any-return]
 
 
 def build_loss(config: Mapping[str, Any] | None) -> Loss:

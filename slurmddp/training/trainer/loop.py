@@ -26,6 +26,7 @@ from slurmddp.training.checkpointing.finite import gradient_norm
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.run_log import RunLog, Stopwatch
 from slurmddp.training.trainer.batch import forward, kind_of
+from slurmddp.training.trainer.best_checkpoint import BestCheckpoint
 from slurmddp.training.trainer.compilation import uncompiled
 from slurmddp.training.trainer.components import Components, build_components, is_due
 from slurmddp.training.trainer.evaluate import evaluate, has_samples
@@ -88,7 +89,7 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
             batches = training.roll_back(spike)
     if training.evaluation_is_due():
         training.evaluate()
-    training.utilization.record_memory(training.step)
+    training.record_memory()
     training.save()
     training.call_back("on_train_end")
     training.write_sample()
@@ -102,16 +103,16 @@ def _take_steps(distributon: Distributon, training: Training, batches: Iterator[
             training.stop()
         if training.evaluation_is_due():
             training.evaluate()
+        if training.save_is_due():
+            training.save(wait=False)
+        elif distributon.memory_save_is_due(settings.memory_save_every):
+            training.memory_save()
         training.take_step(batches)
         if training.went_back():
             batches = training.components.batches()
         if is_due(settings.log_every, training.step) or training.step == settings.steps:
             training.log()
             training.check_time()
-        if is_due(settings.save_every, training.step) and not training.is_complete():
-            training.save(wait=False)
-        elif distributon.memory_save_is_due(settings.memory_save_every) and not training.is_complete():
-            training.memory_save()
 
 
 class Training:
@@ -123,6 +124,11 @@ class Training:
         self._last_step = components.settings.steps
         """The step after which the training is complete."""
         self._evaluated_at = -1
+        self._metrics: dict[str, float] = {}
+        """Loss and metrics of the last evaluation of this attempt."""
+        self._best = BestCheckpoint(components.settings.best)
+        self._is_best = False
+        """Whether the last evaluation is the best one, and has no checkpoint yet."""
         self._saved: tuple[int, int] | None = None
         """Step of the newest checkpoint, and the step of the last evaluation before it."""
         self._losses: list[float] = []
@@ -141,7 +147,7 @@ class Training:
         self._root = folder.checkpoints_dir
         run = RunContext.read(os.environ, folder)
         self._journal = RunLog(run, active=distributon.is_global_zero, unit=components.unit)
-        self.utilization = Utilization(distributon, components, self._journal)
+        self._utilization = Utilization(distributon, components, self._journal)
         self._stopwatch = Stopwatch()
         self._budget = TimeBudget(components.settings.max_time)
         self._sampled = folder.sample_file.exists()
@@ -149,6 +155,7 @@ class Training:
     def resume(self) -> None:
         """Resume from the newest checkpoint; without a checkpoint, check that one can be written."""
         progress: dict[str, Any] = {}
+        self._best.resume(self._root)
         step = self.distributon.load(root=self._root, progress=progress, **self.components.saved_objects)
         if step is None:
             self.distributon.check_can_save(
@@ -190,15 +197,15 @@ class Training:
         for number in range(1, accumulate + 1):
             batch = next(batches)
             with self.distributon.accumulating(components.model, last=number == accumulate):
-                outputs, targets = forward(components.model, batch, components.bare_model)
-                loss = self._guard.marked(components.loss(outputs, targets))
+                loss = components.loss(*forward(components.model, batch, components.bare_model))
+                loss = self._guard.marked(loss)
                 self.distributon.backward(loss, accumulate=accumulate)
             total += loss.detach() / accumulate
         self._pending += [total, self._update()]
         self.step += 1
         self._stopwatch.stop(components.units_per_step(self.distributon.world_size))
         if self._is_first:
-            self.utilization.count(batch)
+            self._utilization.count(batch)
         self._is_first = False
         self.call_back("on_step_end")
 
@@ -338,7 +345,7 @@ class Training:
         norm = sum(self._norms) / max(1, len(self._norms))
         self._losses.clear()
         self._norms.clear()
-        used = self.utilization.at(rate)
+        used = self._utilization.at(rate)
         self._journal.step(self.step, loss=loss, lr=self._lr, grad_norm=norm, rate=rate, **used)
         self.distributon.print(
             f"step {self.step}: loss {loss:.4f}, lr {self._lr:.2e}, gradient norm {norm:.3g}, "
@@ -353,23 +360,41 @@ class Training:
 
     def evaluate(self) -> None:
         """Log loss and metrics of the held-out data; a resume repeats an interrupted evaluation."""
+        self._collect_losses()  # A step whose loss is not finite is never evaluated.
         found = evaluate(self.distributon, self.components)
         if found is None:  # A further step would skip this evaluation for good.
             self.stop()
-        self._evaluated_at = self.step
+        self._evaluated_at, self._metrics = self.step, found
+        self._is_best = self.step > 0 and self._best.improves(found)
         self._journal.metrics(self.step, found)
-        if self.step > 0:
-            self.utilization.record_memory(self.step)
         shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
         self.distributon.print(f"step {self.step}: {shown.replace('eval_loss', 'held-out loss', 1)}")
+        self.record_memory()
         self.call_back("on_evaluation_end", found)
+
+    def save_is_due(self) -> bool:
+        """Return whether to save now, before the next step: an evaluation of this step comes first."""
+        return self._is_best or (self.step > 0 and is_due(self.components.settings.save_every, self.step))
+
+    def record_memory(self) -> None:
+        """Record the peak memory of all ranks, once these ranks have taken a step."""
+        if not self._is_first:
+            self._utilization.record_memory(self.step)
 
     def save(self, *, wait: bool = True) -> None:
         """Save the state; with `wait`, return when it is durable."""
         if self._saved != (self.step, self._evaluated_at):
             self.call_back("on_save")
-            keep_last = self.components.settings.keep_last
-            self.distributon.save(self.step, root=self._root, keep_last=keep_last, wait=wait, **self._state())
+            self.distributon.save(
+                self.step,
+                self._state(),
+                root=self._root,
+                keep_last=self.components.settings.keep_last,
+                keep_best=self._best.by,
+                metrics=self._metrics if self._evaluated_at == self.step else None,
+                wait=wait,
+            )
+            self._is_best = False
             self._saved = (self.step, self._evaluated_at)
         elif wait:
             self.distributon.finish_saving()

@@ -107,6 +107,7 @@ def page_of(folder):
 
 
 def test_a_finished_run(folder):
+    folder.config_file.write_text(f"{CONFIG}  best: eval_loss\n")
     two_attempts(folder)
     end(folder, 360.0, 1)
     folder.overrides_file.write_text("+cluster=a100x8\n'name=it is'\n")
@@ -119,6 +120,7 @@ def test_a_finished_run(folder):
         "1.5000",
         "1.7500",
         "from 3.5000",
+        "Best eval_loss 3.5000 step 20",
         "tokens/s",
         "Goodput 30 % of 4m 20s",
         "node[1-2]",

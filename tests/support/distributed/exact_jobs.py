@@ -249,7 +249,7 @@ def own_loop(d: Distributon, config: dict[str, Any], folder: RunFolder) -> None:
     """Train to `train.steps` with an `OwnLoop`."""
     training, train = OwnLoop(d, config), config["train"]
     journal = RunLog(RunContext.read(os.environ, folder), active=d.is_global_zero)
-    step = d.load(root=folder.checkpoints_dir, **training.objects) or 0
+    step = d.load(training.objects, root=folder.checkpoints_dir) or 0
     stopped = False
     while step < train["steps"] and not stopped:
         for inputs, targets in training.loader:
@@ -259,8 +259,8 @@ def own_loop(d: Distributon, config: dict[str, Any], folder: RunFolder) -> None:
             if stopped or step == train["steps"]:
                 break
             if train["save_every"] and step % train["save_every"] == 0:
-                d.save(step, root=folder.checkpoints_dir, **training.objects)
-    d.save(step, root=folder.checkpoints_dir, **training.objects)
+                d.save(step, training.objects, root=folder.checkpoints_dir)
+    d.save(step, training.objects, root=folder.checkpoints_dir)
     if step < train["steps"]:
         raise StoppedAtCheckpoint(f"Stopped at step {step} of {train['steps']}.", hint="")
 

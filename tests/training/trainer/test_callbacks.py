@@ -28,8 +28,8 @@ def test_all_ranks_call_them_in_order_and_a_resume_keeps_their_state(tmp_path: P
     run_ranks(trainer_jobs.train_once, 2, config, str(folder.path), 3)
     assert final_state(folder)["objects"]["callbacks"] == {"recorder": {"calls": 8}}
     run_ranks(trainer_jobs.train_once, 2, config, str(folder.path), None)
-    first = ["start 0", "evaluation 0 eval_loss", "step 1", "step 2", "save 2", "evaluation 2 eval_loss"]
-    resumed = ["start 3", "step 4", "save 4", "evaluation 4 eval_loss", "step 5", "evaluation 5 eval_loss"]
+    first = ["start 0", "evaluation 0 eval_loss", "step 1", "step 2", "evaluation 2 eval_loss", "save 2"]
+    resumed = ["start 3", "step 4", "evaluation 4 eval_loss", "save 4", "step 5", "evaluation 5 eval_loss"]
     calls = [*first, "step 3", "save 3", *resumed, "save 5", "end 5"]
     for rank in range(2):
         lines = Path(f"{notes}-{rank}").read_text().splitlines()

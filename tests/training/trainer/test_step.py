@@ -36,7 +36,13 @@ def make(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     parts: Any = SimpleNamespace(
         settings=SimpleNamespace(
-            steps=100, max_time=None, memory_save_every=0, clip_norm=clip_norm, on_spike="fail", flops=False
+            steps=100,
+            max_time=None,
+            best=None,
+            memory_save_every=0,
+            clip_norm=clip_norm,
+            on_spike="fail",
+            flops=False,
         ),
         loader=SimpleNamespace(batch_size=4, accumulate=accumulate),
         model=model,
