@@ -89,7 +89,7 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
             batches = training.roll_back(spike)
     if training.evaluation_is_due():
         training.evaluate()
-    training.utilization.record_memory(training.step)
+    training.record_memory()
     training.save()
     training.write_sample()
 
@@ -138,7 +138,7 @@ class Training:
         self._root = folder.checkpoints_dir
         run = RunContext.read(os.environ, folder)
         self._journal = RunLog(run, active=distributon.is_global_zero, unit=components.unit)
-        self.utilization = Utilization(distributon, components, self._journal)
+        self._utilization = Utilization(distributon, components, self._journal)
         self._stopwatch = Stopwatch()
         self._sampled = folder.sample_file.exists()
 
@@ -179,7 +179,7 @@ class Training:
         self.step += 1
         self._stopwatch.stop(components.units_per_step(self.distributon.world_size))
         if self._is_first:
-            self.utilization.count(inputs, targets)
+            self._utilization.count(inputs, targets)
         self._is_first = False
 
     def went_back(self) -> bool:
@@ -315,7 +315,7 @@ class Training:
         norm = sum(self._norms) / max(1, len(self._norms))
         self._losses.clear()
         self._norms.clear()
-        used = self.utilization.at(rate)
+        used = self._utilization.at(rate)
         self._journal.step(self.step, loss=loss, lr=self._lr, grad_norm=norm, rate=rate, **used)
         self.distributon.print(
             f"step {self.step}: loss {loss:.4f}, lr {self._lr:.2e}, gradient norm {norm:.3g}, "
@@ -335,9 +335,13 @@ class Training:
             self.stop()
         self._evaluated_at = self.step
         self._journal.evaluation(self.step, loss)
-        if self.step > 0:
-            self.utilization.record_memory(self.step)
+        self.record_memory()
         self.distributon.print(f"step {self.step}: held-out loss {loss:.4f}")
+
+    def record_memory(self) -> None:
+        """Record the peak memory of all ranks, once these ranks have taken a step."""
+        if not self._is_first:
+            self._utilization.record_memory(self.step)
 
     def save(self, *, wait: bool = True) -> None:
         """Save the state; with `wait`, return when it is durable."""
