@@ -40,7 +40,10 @@ def uncompiled(compiled: bool) -> AbstractContextManager[object]:
 
     An evaluation and a generation have batches of other shapes, each of which would be compiled again.
     """
-    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+    if not compiled or not hasattr(torch.compiler, "set_stance"):  # torch before 2.6 compiles them too.
+        return nullcontext()
+    eager: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return eager
 
 
 def _missing(device: torch.device) -> str:
