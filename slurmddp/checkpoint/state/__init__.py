@@ -5,5 +5,13 @@ from slurmddp.checkpoint.state.reader import Checkpoint, abandon, find, latest, 
 from slurmddp.checkpoint.state.writer import check_can_write, write
 
 __all__ = [
-    "Checkpoint", "abandon", "check_can_write", "find", "latest", "publish", "quarantine_newest", "read", "write",
-]  # fmt: skip
+    "Checkpoint",
+    "abandon",
+    "check_can_write",
+    "find",
+    "latest",
+    "publish",
+    "quarantine_newest",
+    "read",
+    "write",
+]

@@ -47,6 +47,7 @@ class Case:
     program: str = TRAINER
     log_every: int = 1
     strategy: tuple[tuple[str, Any], ...] = (("name", "ddp"),)
+    precision: str = "32"
 
     def __str__(self) -> str:
         return self.name.replace(" ", "-")
@@ -114,6 +115,8 @@ CASES = [
     Case("an own loop on one rank", 1, "middle killed", program=OWN_LOOP),
     Case("an own loop on two ranks", 2, "first middle killed epoch-end next-epoch", program=OWN_LOOP),
     Case("an own loop on four ranks", 4, "epoch-end middle", workers=2, program=OWN_LOOP),
+    # Stopped right after a step that the loss scaler leaves out.
+    Case("an own loop in fp16", 2, "6 killed", program=OWN_LOOP, precision="fp16"),
 ]
 
 
@@ -130,7 +133,7 @@ def config_of(case: Case, **train: Any) -> dict[str, Any]:
     }
     # The one sample that is left over belongs to no step.
     size = EPOCH * BATCH * case.accumulate * case.ranks + 1
-    return trainer_config(
+    config = trainer_config(
         data={"_target_": "support.distributed.exact_jobs.Blurred", "size": size, "heldout": HELDOUT},
         train={**settings, **train},
         model={"_target_": "support.distributed.exact_jobs.Noisy"},
@@ -139,6 +142,7 @@ def config_of(case: Case, **train: Any) -> dict[str, Any]:
         strategy=dict(case.strategy),
         program={"_target_": case.program},
     )
+    return config | {"precision": case.precision}
 
 
 def train(
