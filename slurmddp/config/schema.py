@@ -97,8 +97,8 @@ class TrainSettings:
         None, "samples per optimizer step over all ranks; null: from the ranks and batches", EXTENT, minimum=1
     )
     clip_norm: float | None = key(1.0, "largest norm of the gradient; null: don't clip", above=0)
-    precision: Literal["32", "bf16"] = key(
-        "32", "number format of the forward passes; bf16: autocast to bfloat16", later=True
+    precision: Literal["32", "bf16", "fp16"] = key(
+        "32", "number format of the forward passes; bf16 and fp16: autocast, fp16 scales losses", later=True
     )
     compile: bool = key(False, "run the model's training steps through torch.compile", EXTENT, later=True)
     ema: float | None = key(

@@ -43,7 +43,7 @@ from slurmddp.training.checkpointing.training_state import merged, require_step
 from slurmddp.training.data.base import DistributedLoader
 from slurmddp.training.data.loader import distribute
 from slurmddp.training.heartbeat import shown_as
-from slurmddp.training.precision import autocast, dtype_of
+from slurmddp.training.precision import LossScaler, autocast, dtype_of
 from slurmddp.training.process_group import collectives
 from slurmddp.training.rank_session import RankSession
 from slurmddp.training.run_log import RunLog, numbers
@@ -62,8 +62,9 @@ class Distributon:
             launcher one per visible GPU, or one.
         strategy: "ddp", "single", or an object with the methods of `slurmddp.strategies.Strategy`.
         backend: "nccl", "gloo", or "auto": nccl for ranks with GPUs, else gloo.
-        precision: "32", or "bf16": the forward passes of models run under autocast to bfloat16, and return
-            float32. Weights, gradients and checkpoints stay in float32.
+        precision: "32"; "bf16" or "fp16": the forward passes of models run under autocast to bfloat16 or
+            float16, and return float32. Weights, gradients and checkpoints stay in float32. With "fp16",
+            `backward` scales the loss. A step with infinite gradients changes nothing, but counts.
         seed: makes initial weights equal on all ranks and later random draws different on each, and fixes the
             order of the data. None: random weights and draws, and the order of seed 0.
         config: nested mapping of plain values that change the results. Checkpoints store it, and `load`
@@ -94,6 +95,7 @@ class Distributon:
         self._num_devices = num_devices
         self._strategy = build(strategy) if isinstance(strategy, str) else strategy
         self._dtype = dtype_of(precision)
+        self._scaler: LossScaler | None = None
         self._backend, self._seed, self._config = backend, seed, config
         self._loaders: list[DistributedLoader] = []
         self._models: list[nn.Module] = []
@@ -156,6 +158,8 @@ class Distributon:
             self.launch()
             return function(self, *args, **kwargs)
         self._session.start(self._num_devices, self._backend)
+        if self._dtype is torch.float16:
+            self._scaler = LossScaler(self.device)
         if self._seed is not None:
             rng.seed_everything(self._seed)
         return self
@@ -280,7 +284,8 @@ class Distributon:
             The same optimizer; a tuple of them for several optimizers.
 
         Raises:
-            ConfigError: an optimizer has a parameter that belongs to no model of `setup_model`.
+            ConfigError: an optimizer has a parameter that belongs to no model of `setup_model`, or does not
+                work with the precision.
         """
         known = {id(parameter) for model in self._models for parameter in model.parameters()}
         for one in (optimizer, *more):
@@ -292,6 +297,8 @@ class Distributon:
                     "no model that was set up.",
                     hint="Call setup_model first, and build the optimizer from the parameters of its result.",
                 )
+            if self._scaler is not None:
+                self._scaler.follow(one)
         self._session.heartbeat.follow(optimizer)
         return (optimizer, *more) if more else optimizer
 
@@ -388,7 +395,9 @@ class Distributon:
         self._session.context  # noqa: B018 - raises before launch.
         StopController.is_leaving = False
         self._session.heartbeat.backward_begins()
-        (loss / accumulate if accumulate != 1 else loss).backward()  # type: ignore[no-untyped-call]
+        part = loss / accumulate if accumulate != 1 else loss
+        scaled = part if self._scaler is None else self._scaler.scale(part)
+        scaled.backward()  # type: ignore[no-untyped-call]
 
     def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
         """Return a context for the forward and backward pass of one batch of an accumulated step.
@@ -484,7 +493,7 @@ class Distributon:
             The norm before clipping, a scalar on the device of the gradients. It may be infinite or NaN.
 
         Raises:
-            ConfigError: `max_norm` is not above 0.
+            ConfigError: `max_norm` is not above 0. In fp16 also if a gradient belongs to no optimizer.
 
         Example:
             d.backward(loss)
@@ -497,6 +506,8 @@ class Distributon:
             parameters = [one for group in owner.param_groups for one in group["params"]]
         else:
             parameters = list(owner.parameters())
+        if self._scaler is not None:
+            self._scaler.unscale(parameters)
         return nn.utils.clip_grad_norm_(parameters, max_norm)
 
     # Between ranks.
@@ -827,6 +838,7 @@ class Distributon:
             self._opened = Checkpointer(
                 loaders=self._loaders,
                 unwrap=self.unwrap,
+                scaler=self._scaler,
                 seed=self._seed,
                 config=self._config,
                 saves=saves,

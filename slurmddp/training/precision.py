@@ -1,21 +1,29 @@
-"""Number formats of the forward pass: weights, gradients and optimizer states stay in float32.
+"""Number formats of the forward pass: weights, gradients and optimizer states stay in float32. Loss scaling.
 
 Automatic mixed precision as in torch.amp: within the model's forward pass, torch runs each operation in the
 format that suits the operation.
+
+Loss scaling as in Micikevicius et al., "Mixed Precision Training" (2018): small gradients would vanish in
+float16, so the loss is multiplied by a scale, and the gradients are divided by it before each step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from slurmddp.errors import ConfigError, near_matches
 
-PRECISIONS: Mapping[str, torch.dtype | None] = {"32": None, "bf16": torch.bfloat16}
+PRECISIONS: Mapping[str, torch.dtype | None] = {
+    "32": None,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 """The names of precisions, with the format that autocast prefers; None: no autocast."""
 
 
@@ -62,3 +70,126 @@ def autocast(model: nn.Module, device: torch.device, dtype: torch.dtype | None) 
 
 def _in_float32(value: Any, dtype: torch.dtype) -> Any:
     return value.float() if isinstance(value, torch.Tensor) and value.dtype == dtype else value
+
+
+class LossScaler:
+    """Scales losses, and leaves out steps of optimizers whose gradients are infinite or NaN.
+
+    Strategies give all ranks the same gradients, so all ranks leave out the same steps.
+
+    Args:
+        device: the device of the gradients.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._scaler = torch.amp.GradScaler(device.type)
+        self._has_scaled = False
+        self._optimizers: list[Optimizer] = []
+        self._finite: dict[int, bool] = {}
+        """By id, for each optimizer with unscaled gradients, whether the gradients are finite."""
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss times the scale."""
+        self._update()
+        self._has_scaled = True
+        return self._scaler.scale(loss)
+
+    def follow(self, optimizer: Optimizer) -> None:
+        """Unscale the gradients before each step of `optimizer`.
+
+        Raises:
+            ConfigError: it is no torch optimizer.
+        """
+        if not hasattr(optimizer, "register_step_pre_hook"):
+            raise ConfigError(
+                f"A {type(optimizer).__name__} can't be used in fp16: it has no step hooks.",
+                hint='Use a subclass of torch.optim.Optimizer, or precision="bf16".',
+            )
+        if not any(one is optimizer for one in self._optimizers):
+            self._optimizers.append(optimizer)
+            optimizer.register_step_pre_hook(self._before_step)
+
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Unscale the gradients, and remove them if one is not finite.
+
+        Without gradients, torch's optimizers change nothing. So a step that is left out still counts as a
+        step: for schedulers, which would warn, and for hooks.
+        """
+        if any(one is not None for one in (*args[1:], *kwargs.values())):  # `args` begins with the optimizer.
+            raise ConfigError(
+                f"{type(optimizer).__name__}.step was given a closure, which fp16 does not support: "
+                "its gradients would not be unscaled.",
+                hint='Use an optimizer without closures, or precision="bf16".',
+            )
+        if not self._unscale(optimizer):
+            for parameter in _trained(optimizer):
+                parameter.grad = None
+
+    def unscale(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Unscale the gradients of all optimizers that train some of `parameters`, once per step.
+
+        Raises:
+            ConfigError: a parameter with a gradient belongs to no optimizer that is followed.
+        """
+        left = {id(parameter) for parameter in parameters if parameter.grad is not None}
+        for optimizer in self._optimizers:
+            trained = {id(parameter) for parameter in _trained(optimizer)}
+            if left & trained:
+                self._unscale(optimizer)
+                left -= trained
+        if left:
+            raise ConfigError(
+                f"{len(left)} parameters with gradients belong to no optimizer of setup_optimizer, so their "
+                "gradients can't be unscaled in fp16.",
+                hint="Call setup_optimizer first, or clip the gradients of an optimizer.",
+            )
+
+    def _unscale(self, optimizer: Optimizer) -> bool:
+        """Unscale the gradients of `optimizer` unless they are already; return whether they are finite."""
+        if id(optimizer) in self._finite:
+            return self._finite[id(optimizer)]
+        if all(parameter.grad is None for parameter in _trained(optimizer)):
+            return True
+        if not self._has_scaled:
+            raise ConfigError(
+                "An optimizer has gradients that d.backward did not compute.",
+                hint="In fp16, call d.backward(loss) in place of loss.backward().",
+            )
+        self._scaler.unscale_(optimizer)
+        found = self._scaler._found_inf_per_device(optimizer).values()
+        self._finite[id(optimizer)] = not any(one.item() for one in found)
+        return self._finite[id(optimizer)]
+
+    def _update(self) -> None:
+        """Adapt the scale to the last steps.
+
+        Optimizers that have not stepped hold gradients of the old scale. These are multiplied too.
+        """
+        if not self._finite:
+            return
+        waiting = [one for one in self._optimizers if id(one) not in self._finite]
+        before = self._scaler.get_scale() if waiting else 1.0  # It waits for the GPU.
+        self._scaler.update()
+        self._finite.clear()
+        factor = self._scaler.get_scale() / before if waiting else 1.0
+        if factor != 1:
+            for parameter in (one for optimizer in waiting for one in _trained(optimizer)):
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scale and the number of finite steps since its last change."""
+        self._update()
+        return self._scaler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a result of `state_dict`."""
+        self._scaler = torch.amp.GradScaler(self._device.type)
+        self._scaler.load_state_dict(dict(state))
+        self._finite.clear()
+        self._has_scaled = False
+
+
+def _trained(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -28,6 +28,7 @@ from slurmddp.training.checkpointing.async_writer import AsyncWriter, Keep
 from slurmddp.training.checkpointing.finite import require_finite
 from slurmddp.training.checkpointing.snapshot_interval import SnapshotInterval
 from slurmddp.training.checkpointing.training_state import Loaders, Unwrap, collect, of_this_rank
+from slurmddp.training.precision import LossScaler
 from slurmddp.training.process_group import collectives
 from slurmddp.training.run_log import numbers
 
@@ -43,6 +44,7 @@ class Checkpointer:
 
     loaders: Loaders
     unwrap: Unwrap
+    scaler: LossScaler | None = None
     seed: int | None
     config: Mapping[str, Any] | None
     saves: AsyncWriter
@@ -106,7 +108,8 @@ class Checkpointer:
     def _state(self, step: int, objects: Mapping[str, Any], rank_states: list[Any]) -> dict[str, Any]:
         """Return the state to save; raises SlurmddpError if it holds NaN or infinity."""
         require_finite(step, objects, self.unwrap)
-        return collect(objects, self.loaders, rank_states, self.unwrap)
+        state = collect(objects, self.loaders, rank_states, self.unwrap)
+        return state if self.scaler is None else state | {"scaler": self.scaler.state_dict()}
 
     def finish(self) -> None:
         """Wait on all ranks until all saves are durable; raise the first error on all ranks."""

@@ -202,6 +202,8 @@ class _Load:
         saver = self.checkpointer
         with collectives.agreed():
             apply(found.state, self.objects, saver.loaders, saver.unwrap, certain)
+            if saver.scaler is not None and "scaler" in found.state:
+                saver.scaler.load_state_dict(found.state["scaler"])
             restore_data(found, saver.loaders)
             restore_randomness(found, saver.seed)
             saver.saves.prepare(size)

@@ -135,7 +135,8 @@ class Training:
         """Losses of the steps since the last log line, averaged over ranks."""
         self._norms: list[float] = []
         """Gradient norms of the same steps, before clipping."""
-        self._guard = SpikeGuard(components.settings.on_spike, components.bare_model)
+        scales = distributon._scaler is not None
+        self._guard = SpikeGuard(components.settings.on_spike, components.bare_model, scales=scales)
         self._pending: list[torch.Tensor] = []
         """Loss and gradient norm of this rank's last steps, alternating, on the device.
 
@@ -245,7 +246,10 @@ class Training:
     def _update(self) -> torch.Tensor:
         """Take the optimizer's step; return the norm of the gradients before clipping, a scalar."""
         optimizer, scheduler = self.components.optimizer, self.components.scheduler
-        norm = gradient_norm(self.components.bare_model, self.components.settings.clip_norm)
+        model, scaler = self.components.bare_model, self.distributon._scaler
+        if scaler is not None:
+            scaler.unscale(model.parameters())
+        norm = gradient_norm(model, self.components.settings.clip_norm)
         is_skipped = self._guard.skips(norm)
         if is_skipped:
             optimizer.zero_grad(set_to_none=True)  # An optimizer leaves parameters without a gradient alone.
@@ -278,7 +282,8 @@ class Training:
             problem = self._guard.problem(step, loss, norm)
             if not problem:
                 self._losses.append(loss)
-                self._norms.append(norm)
+                if math.isfinite(norm):
+                    self._norms.append(norm)
             elif self._guard.mode == "skip" and not math.isfinite(norm):
                 self._skipped(step, self._not_finite(problem))
             elif self._guard.mode == "rollback":

@@ -43,11 +43,14 @@ class SpikeGuard:
     Args:
         mode: `train.on_spike`.
         model: the module whose buffers a skipped step restores.
+        scales: whether a loss scaler leaves out steps with infinite gradients by itself.
     """
 
-    def __init__(self, mode: Literal["fail", "skip", "rollback"], model: nn.Module) -> None:
+    def __init__(
+        self, mode: Literal["fail", "skip", "rollback"], model: nn.Module, *, scales: bool = False
+    ) -> None:
         self.mode = mode
-        self._model = model
+        self._model, self._scales = model, scales
         self._buffers: list[torch.Tensor] = []
         """The buffers before the running step."""
         self.recent: deque[float] = deque(maxlen=WINDOW)
@@ -105,9 +108,10 @@ class SpikeGuard:
             step: number of the step.
             loss, norm: loss and gradient norm, averaged over the ranks.
         """
-        for name, value in (("loss", loss), ("gradient norm", norm)):
-            if not math.isfinite(value):
-                return f"The {name} of step {step} is {value}."
+        if not math.isfinite(loss):
+            return f"The loss of step {step} is {loss}."
+        if not math.isfinite(norm) and not self._scales:
+            return f"The gradient norm of step {step} is {norm}."
         if self.mode != "rollback":
             return ""
         limit = spike_limit(list(self.recent))

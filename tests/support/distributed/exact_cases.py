@@ -52,6 +52,7 @@ class Case:
     """The index of a sample that holds NaN. Sample 17 is read in the fifth step first."""
     skipped: tuple[int, ...] = ()
     """The steps without a loss, because their update is left out."""
+    precision: str = "32"
 
     def __str__(self) -> str:
         return self.name.replace(" ", "-")
@@ -136,6 +137,8 @@ CASES = [
     Case("an own loop on one rank", 1, "middle killed", program=OWN_LOOP),
     Case("an own loop on two ranks", 2, "first middle killed epoch-end next-epoch", program=OWN_LOOP),
     Case("an own loop on four ranks", 4, "epoch-end middle", workers=2, program=OWN_LOOP),
+    # Stopped right after a step that the loss scaler leaves out.
+    Case("an own loop in fp16", 2, "6 killed", program=OWN_LOOP, precision="fp16"),
 ]
 
 
@@ -152,7 +155,7 @@ def config_of(case: Case, **train: Any) -> dict[str, Any]:
     }
     # The one sample that is left over belongs to no step.
     size = EPOCH * BATCH * case.accumulate * case.ranks + 1
-    return trainer_config(
+    config = trainer_config(
         data={
             "_target_": "support.distributed.exact_jobs.Blurred",
             "size": size,
@@ -166,6 +169,7 @@ def config_of(case: Case, **train: Any) -> dict[str, Any]:
         strategy=dict(case.strategy),
         program={"_target_": case.program},
     )
+    return config | {"precision": case.precision}
 
 
 def train(

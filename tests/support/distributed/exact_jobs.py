@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import itertools
 import os
@@ -104,7 +105,10 @@ def attempt(config: dict[str, Any], folder: str, number: int, halt: Halt | None)
     strategy = build(**config["strategy"])
     with contextlib.redirect_stdout(io.StringIO()):
         try:
-            with Halting(halt, seed=config["seed"], strategy=strategy) as d:
+            halting = Halting(
+                halt, seed=config["seed"], strategy=strategy, precision=config.get("precision", "32")
+            )
+            with halting as d:
                 program(d.launch(), config, RunFolder(folder))
         except StoppedAtCheckpoint as stopped:
             return str(stopped)
@@ -200,6 +204,10 @@ class Best:
         self.loss, self.seen = state["loss"], state["seen"]
 
 
+LEFT_OUT = 6
+"""The step that an `OwnLoop` in fp16 leaves out."""
+
+
 class OwnLoop:
     """A user's loop on the API: two schedulers, averaged weights, a gradient scaler, a user's object."""
 
@@ -223,6 +231,7 @@ class OwnLoop:
         )
         self.plateau = lr_scheduler.ReduceLROnPlateau(self.optimizer, factor=0.5, patience=1)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=3)
+        self.fp16 = config.get("precision") == "fp16"
         self.best = Best()
         self.d = d
 
@@ -231,11 +240,31 @@ class OwnLoop:
         names = ("model", "average", "optimizer", "falling", "plateau", "scaler", "best")
         return {name: getattr(self, name) for name in names}
 
-    def take_step(self, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+    def step_scaled(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Take a step with the user's scaler."""
         loss = nn.functional.cross_entropy(self.model(inputs), targets)
         self.d.backward(self.scaler.scale(loss))
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        return loss
+
+    def step_in_fp16(self, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Take a step of two backward passes; in step LEFT_OUT the gradients of one rank are infinite."""
+        for last in (False, True):
+            with self.d.accumulating(self.model, last=last):
+                loss = nn.functional.cross_entropy(self.model(inputs), targets)
+                spike = 1e30 if step == LEFT_OUT and not last and self.d.rank == 0 else 1.0
+                self.d.backward(loss * spike, accumulate=2)
+        before = copy.deepcopy(self.d.unwrap(self.model).state_dict())
+        self.d.clip_gradients(self.model, max_norm=1.0)
+        self.optimizer.step()
+        after = self.d.unwrap(self.model).named_parameters()
+        unchanged = all(torch.equal(before[name], value) for name, value in after)
+        assert unchanged or step != LEFT_OUT
+        return loss
+
+    def take_step(self, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+        loss = self.step_in_fp16(step, inputs, targets) if self.fp16 else self.step_scaled(inputs, targets)
         self.optimizer.zero_grad()
         self.average.update_parameters(self.d.unwrap(self.model))
         mean = float(self.d.all_reduce(loss.detach()))

@@ -5,6 +5,7 @@ Each function returns plain values. The other modules named `..._jobs` serve one
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,24 @@ def trained(precision: str) -> dict[str, torch.Tensor]:
             optimizer.step()
             optimizer.zero_grad()
         return weights(d.unwrap(model))
+
+
+def left_out_on_one_rank() -> dict[str, Any]:
+    """Train two models in fp16, of which one gets infinite gradients on rank 1; return which have changed."""
+    with Distributon(seed=0, precision="fp16").launch() as d:
+        models = [d.setup_model(nn.Linear(2, 1)) for _ in range(2)]
+        optimizers = [d.setup_optimizer(torch.optim.AdamW(model.parameters())) for model in models]
+        before = [weights(d.unwrap(model)) for model in models]
+        for number, model in enumerate(models):
+            d.backward(model(torch.ones(1, 2)).sum() * (math.inf if (d.rank, number) == (1, 0) else 2.0**-6))
+        for optimizer in optimizers:
+            optimizer.step()
+        changed = [
+            not torch.equal(old["weight"], d.unwrap(model).weight)
+            for old, model in zip(before, models, strict=True)
+        ]
+        assert d._scaler is not None
+        return {"scale": d._scaler.state_dict()["scale"], "changed": changed}
 
 
 def logged_metrics(folder: str) -> None:
