@@ -775,6 +775,7 @@ class Distributon:
         root: str | Path | None = None,
         step: int | None = None,
         best: tuple[str, str] | None = None,
+        strict: bool = True,
         allow_other_config: bool = False,
         **objects: Any,
     ) -> int | None:
@@ -788,6 +789,9 @@ class Distributon:
             step: load the checkpoint of this step.
             best: the name of a metric that was given to `save`, and "min" or "max": load the checkpoint with
                 the least or the greatest value; of equal ones the newest.
+            strict: whether all objects, and all keys of a model, must be in the checkpoint and in the model.
+                False: objects, keys and loaders without a counterpart keep their state, and rank 0 logs
+                their names. Shapes must fit in any case.
             allow_other_config: whether to accept a checkpoint with another `config`;
                 SLURMDDP_ALLOW_OTHER_CONFIG=1 does the same.
 
@@ -805,13 +809,15 @@ class Distributon:
             step = d.load({"model": model, "optimizer": optimizer}) or 0
             d.load(model=model, step=1200)
             d.load(model=model, best=("eval_loss", "min"))
+            d.load(root="/shared/pretrained", model=model, strict=False)
         """
         named = merged(state, objects, "load({...}, root=folder)")
         if best is not None:
             check_best(best)
         folder = self._root(root)
         options: dict[str, Any] = {
-            "allow_other_config": allow_other_config or os.environ.get(ALLOW_OTHER_CONFIG_VARIABLE) == "1"
+            "strict": strict,
+            "allow_other_config": allow_other_config or os.environ.get(ALLOW_OTHER_CONFIG_VARIABLE) == "1",
         }
         newest = self._session.milestones.open(folder, self.rank)
         found: tuple[int, str] | None

@@ -17,13 +17,18 @@ _SHOWN = 3
 _HINT = "It was written with another configuration: go back to that, or choose another run name."
 
 
-def check(name: str, target: Any, saved: Any) -> bool:
+def check(name: str, target: Any, saved: Any, ignored: list[str] | None = None) -> bool:
     """Raise CheckpointError if `saved` does not fit `target`; return whether a load is certain to succeed.
 
+    With a list `ignored`, keys of a module that only one side has are no misfit, and are listed there.
     Objects with their own `load_state_dict` return False: they decide during the load.
     """
     if isinstance(target, nn.Module) and _loads_plainly(target):
-        problem = _module_problem(target.state_dict(), saved)
+        problem, keys = _module_problem(target.state_dict(), saved)
+        if ignored is None:
+            problem = "; ".join(one for one in (keys, problem) if one)
+        elif keys:
+            ignored.append(f"{name}: {keys}")
     elif isinstance(target, Optimizer) and type(target).load_state_dict is Optimizer.load_state_dict:
         problem = _optimizer_problem(target, saved)
     else:
@@ -68,9 +73,10 @@ def _is_from_torch(method: Any) -> bool:
     return str(getattr(method, "__module__", "")).startswith("torch.")
 
 
-def _module_problem(present: Mapping[str, Any], saved: Any) -> str:
+def _module_problem(present: Mapping[str, Any], saved: Any) -> tuple[str, str]:
+    """Return the tensors that can't be loaded, and the keys that only one side has, as texts."""
     if not isinstance(saved, Mapping):
-        return f"the checkpoint holds a {type(saved).__name__} under this name"
+        return f"the checkpoint holds a {type(saved).__name__} under this name", ""
     missing = [key for key in present if key not in saved]
     unexpected = [str(key) for key in saved if key not in present]
     other = [
@@ -78,12 +84,12 @@ def _module_problem(present: Mapping[str, Any], saved: Any) -> str:
         for key in present
         if key in saved and _shape(present[key]) != _shape(saved[key])
     ]
-    kinds = [
+    keys = [
         _listed(missing, "key missing from the checkpoint", "keys missing from the checkpoint"),
         _listed(unexpected, "key that this model does not have", "keys that this model does not have"),
-        _listed(other, "tensor of another shape", "tensors of another shape"),
     ]
-    return "; ".join(kind for kind in kinds if kind)
+    shapes = _listed(other, "tensor of another shape", "tensors of another shape")
+    return shapes, "; ".join(kind for kind in keys if kind)
 
 
 def _listed(items: Sequence[str], one: str, many: str) -> str:

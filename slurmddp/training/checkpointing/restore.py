@@ -26,7 +26,13 @@ from slurmddp.checkpoint.state import config_match
 from slurmddp.checkpoint.state.staging import read_state
 from slurmddp.errors import CheckpointError
 from slurmddp.training.checkpointing.checkpointer import NEWEST_STAMP, Checkpointer
-from slurmddp.training.checkpointing.training_state import apply, check, restore_data, restore_randomness
+from slurmddp.training.checkpointing.training_state import (
+    apply,
+    check,
+    fitting,
+    restore_data,
+    restore_randomness,
+)
 from slurmddp.training.process_group import collectives
 
 log = logging.getLogger(__name__)
@@ -50,10 +56,15 @@ class _Offer:
 
 
 def load(
-    root: Path, objects: Mapping[str, Any], checkpointer: Checkpointer, *, allow_other_config: bool
+    root: Path,
+    objects: Mapping[str, Any],
+    checkpointer: Checkpointer,
+    *,
+    strict: bool = True,
+    allow_other_config: bool = False,
 ) -> tuple[int, str] | None:
     """Load the newest state into `objects`; return its step and `memory` or `disk`, or None without one."""
-    return _Load(root.absolute(), objects, checkpointer, allow_other_config).run()
+    return _Load(root.absolute(), objects, checkpointer, strict, allow_other_config).run()
 
 
 def load_chosen(
@@ -63,10 +74,11 @@ def load_chosen(
     *,
     step: int | None,
     best: Best | None,
-    allow_other_config: bool,
+    strict: bool = True,
+    allow_other_config: bool = False,
 ) -> tuple[int, str]:
     """Load the checkpoint of `step`, or the best one; return its step and `disk`."""
-    one = _Load(root.absolute(), objects, checkpointer, allow_other_config)
+    one = _Load(root.absolute(), objects, checkpointer, strict, allow_other_config)
     return one.run_chosen(partial(checkpoint.find, one.root, step=step, best=best))
 
 
@@ -100,6 +112,7 @@ class _Load:
     root: Path
     objects: Mapping[str, Any]
     checkpointer: Checkpointer
+    strict: bool
     allow_other_config: bool
 
     def run(self) -> tuple[int, str] | None:
@@ -189,7 +202,11 @@ class _Load:
         config_match.check(meta, self.checkpointer.config, name, allow=self.allow_other_config)
 
     def _check(self, found: checkpoint.Checkpoint) -> frozenset[str]:
-        return check(found.state, self.objects, self.checkpointer.loaders, self.checkpointer.unwrap)
+        saver, ignored = self.checkpointer, None if self.strict else list[str]()
+        certain = check(found.state, self.objects, saver.loaders, saver.unwrap, ignored)
+        if ignored and collectives.rank() == 0:
+            log.warning("The load is not strict, and leaves out: %s.", "; ".join(ignored))
+        return certain
 
     def _discard_after(self, order: tuple[int, int]) -> None:
         """Discard newer states in memory, because training repeats their steps."""
@@ -201,10 +218,11 @@ class _Load:
         """Load a checked state into all objects."""
         saver = self.checkpointer
         with collectives.agreed():
-            apply(found.state, self.objects, saver.loaders, saver.unwrap, certain)
+            loaders = fitting(saver.loaders, found.state, None)
+            apply(found.state, self.objects, loaders, saver.unwrap, certain, self.strict)
             if saver.scaler is not None and "scaler" in found.state:
                 saver.scaler.load_state_dict(found.state["scaler"])
-            restore_data(found, saver.loaders)
+            restore_data(found, loaders)
             restore_randomness(found, saver.seed)
             saver.saves.prepare(size)
 

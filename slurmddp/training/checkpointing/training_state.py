@@ -102,26 +102,35 @@ def _state_of(name: str, value: Any, unwrap: Unwrap) -> Any:
 
 
 def check(
-    state: Mapping[str, Any], objects: Mapping[str, Any], loaders: Loaders, unwrap: Unwrap
+    state: Mapping[str, Any],
+    objects: Mapping[str, Any],
+    loaders: Loaders,
+    unwrap: Unwrap,
+    ignored: list[str] | None = None,
 ) -> frozenset[str]:
-    """Raise unless `state` fits; return the names of the objects whose load is certain to succeed."""
+    """Raise unless `state` fits; return the names of the objects whose load is certain to succeed.
+
+    With a list `ignored`, missing objects, keys and loaders are no misfit, and are listed there.
+    """
     saved = state.get("objects")
     if not isinstance(saved, dict) or "loaders" not in state:
         raise CheckpointError(
             "The checkpoint was not written by Distributon.save.",
             hint="Read it with slurmddp.checkpoint.read.",
         )
-    if len(loaders) != len(state["loaders"]):
+    if ignored is None and len(loaders) != len(state["loaders"]):
         raise CheckpointError(
             f"The checkpoint knows the position of {len(state['loaders'])} data loaders, and "
             f"{len(loaders)} were set up before load.",
             hint="Call setup_dataloader for the same loaders, in the same order, before load.",
         )
-    for number, loader in enumerate(loaders):
+    for number, loader in enumerate(fitting(loaders, state, ignored)):
         loader.check_rank_states([rank["data"][number] for rank in state.get("rng", []) if "data" in rank])
     for name, value in objects.items():
-        if name not in saved:
+        if name not in saved and ignored is None:
             raise CheckpointError(f"The checkpoint holds no {name!r}.", hint=near_matches(name, saved))
+        if name not in saved and ignored is not None:
+            ignored.append(f"{name}: not in the checkpoint")
         if not isinstance(value, dict) and not hasattr(value, "load_state_dict"):
             raise ConfigError(
                 f"{name}={value!r:.80} can't be loaded into: a {type(value).__name__} "
@@ -131,8 +140,20 @@ def check(
     return frozenset(
         name
         for name, value in objects.items()
-        if isinstance(value, dict) or compatibility.check(name, _bare(value, unwrap), saved[name])
+        if name in saved
+        if isinstance(value, dict) or compatibility.check(name, _bare(value, unwrap), saved[name], ignored)
     )
+
+
+def fitting(loaders: Loaders, state: Mapping[str, Any], ignored: list[str] | None) -> Loaders:
+    """Return the loaders if the checkpoint knows the position of each; else none, and list that."""
+    if len(loaders) == len(state["loaders"]):
+        return loaders
+    if ignored is not None:
+        ignored.append(
+            f"data: {len(state['loaders'])} positions in the checkpoint, {len(loaders)} loaders here"
+        )
+    return ()
 
 
 def apply(
@@ -141,6 +162,7 @@ def apply(
     loaders: Loaders,
     unwrap: Unwrap,
     certain: Collection[str],
+    strict: bool = True,
 ) -> None:
     """Load the saved state into all objects and loaders, or into none of them.
 
@@ -149,11 +171,11 @@ def apply(
     saved = state["objects"]
     with ExitStack() as undo:
         for name, value in objects.items():
-            if name not in certain:
+            if name in saved and name not in certain:
                 target = _bare(value, unwrap)
                 undo.callback(compatibility.undo_for(target))
-                _load_into(name, target, saved[name])
-        for loader, position in zip(loaders, state["loaders"], strict=True):
+                _load_into(name, target, saved[name], strict)
+        for loader, position in zip(loaders, state["loaders"], strict=bool(loaders)):
             undo.callback(loader.go_back, loader.mark())
             loader.load_state_dict(position)
         undo.pop_all()
@@ -162,12 +184,13 @@ def apply(
             objects[name].clear()
             objects[name].update(saved[name])
         else:
-            _load_into(name, _bare(objects[name], unwrap), saved[name])
+            _load_into(name, _bare(objects[name], unwrap), saved[name], strict)
 
 
-def _load_into(name: str, target: Any, saved: Any) -> None:
+def _load_into(name: str, target: Any, saved: Any, strict: bool) -> None:
+    options = {} if strict or not isinstance(target, nn.Module) else {"strict": False}
     try:
-        target.load_state_dict(saved)
+        target.load_state_dict(saved, **options)
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise compatibility.misfit(name, target, str(error)) from error
 

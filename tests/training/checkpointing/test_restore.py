@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.state import config_match
@@ -393,6 +394,26 @@ def test_a_save_after_the_load_of_an_older_checkpoint_abandons_the_newer_ones(
     alone.save(11, root=tmp_path, progress={"at": 11})
     assert names()[:3] == ["05", "08", "11"], "a resume finds step 11"
     assert loaded(alone, tmp_path) == (11, "disk", {"at": 11})
+
+
+def test_a_load_that_is_not_strict_leaves_out_what_has_no_counterpart(
+    alone: Distributon, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, _ = parts()
+    alone.save(9, root=tmp_path, model=model, mine=Counter(3))
+    alone.setup_dataloader(DataLoader([1, 2]))
+    deeper, later, custom = parts(depth=3)[0], Counter(1), Renamed(3, 4)
+    kept = bits(deeper[2], later)
+    assert alone.load(root=tmp_path, model=deeper, later=later, strict=False) == 9
+    assert bits(deeper[:2]) == bits(model[:2])
+    assert bits(deeper[2], later) == kept
+    for words in ("model: 4 keys missing", "later: not in the checkpoint", "data: 0 positions"):
+        assert words in caplog.text
+    assert alone.load(root=tmp_path, model=custom, strict=False) == 9, "none of its keys is there"
+    before = bits(later)
+    with pytest.raises(CheckpointError, match="4 tensors of another shape"):
+        alone.load(root=tmp_path, mine=later, model=parts(6)[0], strict=False)
+    assert bits(later) == before
 
 
 # The test save.
