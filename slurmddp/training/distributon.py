@@ -120,8 +120,10 @@ class Distributon:
         """Join the process group of all ranks; without a launcher, start the ranks first.
 
         A plain process that asks for several devices runs its command once per device and exits with their
-        exit code. So only the ranks run the lines after `launch()`. A default process group that exists
-        already, such as Fabric's, is used and stays open after `close`.
+        exit code. So only the ranks run the lines after `launch()`. The command may be a script, `-m module`
+        or an app of Hydra, whose ranks share one output folder. Ranks find torchrun's variables. Under srun,
+        torchrun or mpirun nothing is started. A default process group that exists already, such as Fabric's,
+        is used and stays open after `close`.
 
         With a `function`, such a process starts its ranks for this call alone and continues after it. That
         works in a notebook too. The ranks are new processes, which get the function by value.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from torch import distributed
 
 from slurmddp.environments.detect import detect
-from slurmddp.environments.names import LAUNCHER_VARIABLE
+from slurmddp.environments.names import ENVIRONMENT_VARIABLE, LAUNCHER_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import (
     EXIT_FAILED,
@@ -95,10 +95,12 @@ class RankSession:
         """
         info = detect(self._environ)
         wanted = num_devices if isinstance(num_devices, int) else _devices_of(info)
-        if info.environment != "single" or wanted == 1 or distributed.is_initialized():
+        if info.environment != "single" or distributed.is_initialized():
             return 0
-        _refuse_to_multiply()
-        return wanted
+        _refuse_hidden_rank(self._environ, wanted)
+        if wanted > 1:
+            _refuse_to_multiply()
+        return wanted if wanted > 1 else 0
 
     def close(self) -> None:
         """Wait for saves and leave the process group, once; does nothing in a forked process."""
@@ -167,6 +169,19 @@ class RankSession:
 def _devices_of(info: RankInfo) -> int:
     """Return the number of ranks on this machine for `num_devices="auto"`."""
     return info.local_world_size if info.environment != "single" else max(1, visible_gpus())
+
+
+def _refuse_hidden_rank(environ: Mapping[str, str], wanted: int) -> None:
+    """Raise MismatchError if a launcher started this process as a rank whose number is not to be seen."""
+    local_rank = environ.get("LOCAL_RANK", "")
+    is_meant = environ.get(ENVIRONMENT_VARIABLE) == "single" and wanted == 1
+    if local_rank.isdecimal() and int(local_rank) > 0 and not is_meant:
+        raise MismatchError(
+            f"launch() was called in a process with LOCAL_RANK={local_rank} that does not see its rank: RANK "
+            "and WORLD_SIZE are not both set, or SLURMDDP_ENVIRONMENT hides them.",
+            hint="Start all ranks with torchrun or srun, or set RANK and WORLD_SIZE as well. Without a "
+            "launcher around this process, unset LOCAL_RANK.",
+        )
 
 
 def _refuse_to_multiply() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sys
 import tempfile
 import threading
@@ -26,7 +25,7 @@ from slurmddp.errors import (
     SlurmddpError,
     StoppedAtCheckpoint,
 )
-from slurmddp.launchers.local.launch import ScriptRun, rank_variables
+from slurmddp.launchers.local.launch import run_ranks
 
 Result = TypeVar("Result")
 
@@ -59,11 +58,7 @@ def call_on_ranks(call: Callable[[], Result], num_devices: int) -> Result:
                 f"The function can't be sent to the ranks: {type(error).__name__}: {error}.",
                 hint="Open files, locks and the like inside the function instead of around it.",
             ) from error
-        launch_id = secrets.token_hex(8)
-        ranks = [rank_variables(os.environ, rank, num_devices, launch_id) for rank in range(num_devices)]
-        sys.stdout.flush()
-        sys.stderr.flush()
-        code = ScriptRun([sys.executable, "-m", __name__, name], ranks, range(1, num_devices)).run()
+        code = run_ranks([sys.executable, "-m", __name__, name], None, num_devices)
         if code == EXIT_FINISHED:
             result: Result = cloudpickle.loads((folder / _RESULT).read_bytes())
             return result
