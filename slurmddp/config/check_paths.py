@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.config.check_values import check_special_keys
-from slurmddp.config.schema import OPEN_NODES
+from slurmddp.config.schema import OPEN_NODES, TOP
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.spec import MODULE, is_command, is_own_trainer
 
@@ -154,7 +154,8 @@ def check_targets(config: Mapping[str, Any], project_dir: Path, *, here: bool) -
     """Refuse a `_target_` that can't be imported; `here` is as for `check_program`."""
     for node in OPEN_NODES:
         value = config.get(node)
-        if value is None:
+        is_shipped = value is not None and TOP[node].is_group and bool(TOP[node].sections)
+        if value is None or (is_shipped and "_target_" not in value):
             continue
         if "_target_" not in value:
             raise ConfigError(

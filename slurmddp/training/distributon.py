@@ -30,8 +30,10 @@ from torch import distributed, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from slurmddp.environments.detect import Environment
 from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
 from slurmddp.errors import ConfigError
+from slurmddp.launchers.local.launcher import Launcher
 from slurmddp.strategies import Strategy, build
 from slurmddp.training import rng
 from slurmddp.training.checkpointing import restore
@@ -58,7 +60,8 @@ class Distributon:
     Args:
         num_devices: number of ranks on this machine. "auto": the ranks that a launcher has started; without a
             launcher one per visible GPU, or one.
-        strategy: "ddp", "single", or an object with the methods of `slurmddp.strategies.Strategy`.
+        strategy: "ddp", "single", or a class of your own with the methods of `slurmddp.strategies.Strategy`:
+            its import path, the class, or an object of it.
         backend: "nccl", "gloo", or "auto": nccl for ranks with GPUs, else gloo.
         precision: "32", or "bf16": the forward passes of models run under autocast to bfloat16, and return
             float32. Weights, gradients and checkpoints stay in float32.
@@ -66,20 +69,30 @@ class Distributon:
             order of the data. None: random weights and draws, and the order of seed 0.
         config: nested mapping of plain values that change the results. Checkpoints store it, and `load`
             refuses a checkpoint with another configuration.
+        environment: the source of this process's rank: "slurm", "torchrun", "mpi", "single", or a function or
+            class of your own (`slurmddp.environments.detect.Environment`). None: the innermost launcher.
+        launcher: starts the ranks if no launcher has: "local", or a class of your own with the methods of
+            `slurmddp.launchers.local.launcher.Launcher`.
 
     Raises:
-        ConfigError: `num_devices`, `strategy` or `precision` is not allowed.
+        ConfigError: `num_devices`, `strategy`, `precision` or `launcher` is not allowed.
+
+    Example:
+        d = Distributon(num_devices=4, precision="bf16", seed=0)
+        d = Distributon(strategy="my_package.MyStrategy", environment="my_package.lsf.rank_info")
     """
 
     def __init__(
         self,
         num_devices: int | Literal["auto"] = "auto",
         *,
-        strategy: str | Strategy = "ddp",
+        strategy: str | Strategy | type[Strategy] = "ddp",
         backend: str = "auto",
         precision: str = "32",
         seed: int | None = None,
         config: Mapping[str, Any] | None = None,
+        environment: str | Environment | type[Environment] | None = None,
+        launcher: str | Launcher | type[Launcher] = "local",
     ) -> None:
         if num_devices != "auto" and (not isinstance(num_devices, int) or num_devices < 1):
             raise ConfigError(
@@ -87,15 +100,15 @@ class Distributon:
             )
         self._settings: dict[str, Any] = {
             "num_devices": num_devices, "strategy": strategy, "backend": backend, "precision": precision,
-            "seed": seed, "config": config,
+            "seed": seed, "config": config, "environment": environment,
         }  # fmt: skip
         self._num_devices = num_devices
-        self._strategy = build(strategy) if isinstance(strategy, str) else strategy
+        self._strategy = build(strategy)
         self._dtype = dtype_of(precision)
         self._backend, self._seed, self._config = backend, seed, config
         self._loaders: list[DistributedLoader] = []
         self._models: list[nn.Module] = []
-        self._session = RankSession(os.environ, self._close_saves)
+        self._session = RankSession(os.environ, self._close_saves, environment, launcher)
         self._session.heartbeat.on_step = self._step_taken
         self._opened: Checkpointer | None = None
         """The checkpointer, from the first save or load on."""
@@ -152,7 +165,9 @@ class Distributon:
             if ranks := self._session.ranks_to_start(self._num_devices):
                 from slurmddp.launchers.local.function import call_on_ranks
 
-                return call_on_ranks(partial(_as_rank, self._settings, function, args, kwargs), ranks)
+                return call_on_ranks(
+                    partial(_as_rank, self._settings, function, args, kwargs), ranks, self._session.launcher
+                )
             self.launch()
             return function(self, *args, **kwargs)
         self._session.start(self._num_devices, self._backend)

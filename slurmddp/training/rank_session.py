@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from torch import distributed
 
-from slurmddp.environments.detect import detect
+from slurmddp.environments.detect import Environment, detect
 from slurmddp.environments.names import ENVIRONMENT_VARIABLE, LAUNCHER_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import (
@@ -24,6 +24,8 @@ from slurmddp.errors import (
     StoppedAtCheckpoint,
 )
 from slurmddp.host.heartbeat_page import HeartbeatPage
+from slurmddp.launchers.local.launcher import Launcher
+from slurmddp.launchers.local.launcher import build as build_launcher
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.device.cuda import visible_gpus
 from slurmddp.training.heartbeat import Heartbeat
@@ -44,10 +46,19 @@ class RankSession:
     Args:
         environ: the environment of the process.
         finish_saving: waits until all saves are durable; called before the rank leaves the other ranks.
+        environment: the source of the rank, as for `detect`.
+        launcher: starts the ranks if no launcher has started this process.
     """
 
-    def __init__(self, environ: Mapping[str, str], finish_saving: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        finish_saving: Callable[[], object],
+        environment: str | Environment | type[Environment] | None = None,
+        launcher: str | Launcher | type[Launcher] = "local",
+    ) -> None:
         self._environ, self._finish_saving = environ, finish_saving
+        self._environment, self.launcher = environment, build_launcher(launcher)
         self.run = RunContext.read(environ)
         self.stop = StopController(ExitGuard.standing, self.run)
         self.startup = StartupTimer(environ)
@@ -72,12 +83,12 @@ class RankSession:
             raise SlurmddpError(
                 "launch() was called a second time.", hint="Call it once, before any setup_ method."
             )
-        info = detect(self._environ)
+        info = detect(self._environ, self._environment)
         wanted = num_devices if isinstance(num_devices, int) else _devices_of(info)
         if self.ranks_to_start(num_devices) > 1:
             from slurmddp.launchers.local.launch import launch_script
 
-            launch_script(wanted)
+            launch_script(wanted, self.launcher)
         _require_devices(info, wanted)
         self.heartbeat.enter("meeting")
         self._context = setup.start(info, backend=backend, stopped=lambda: self.stop.requested)
@@ -93,7 +104,7 @@ class RankSession:
         Raises:
             SlurmddpError: this process itself was started as a rank, and does not see it.
         """
-        info = detect(self._environ)
+        info = detect(self._environ, self._environment)
         wanted = num_devices if isinstance(num_devices, int) else _devices_of(info)
         if info.environment != "single" or distributed.is_initialized():
             return 0

@@ -167,6 +167,22 @@ def test_d3_a_launched_child_without_its_variables_starts_no_more_ranks(
         Distributon(2).launch()
 
 
+def test_d11_ranks_find_their_numbers_by_an_environment_of_ones_own(tmp_path: Path) -> None:
+    pods = [
+        {
+            "JOB_COMPLETION_INDEX": str(rank),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "localhost",
+            "JOB_NAME": f"{tmp_path}",
+        }
+        for rank in range(2)
+    ]
+    by_variable = [{**pod, "SLURMDDP_ENVIRONMENT": "support.own.environment.kubernetes"} for pod in pods]
+    for environments, given in ((pods, ["support.own.environment.kubernetes"]), (by_variable, [])):
+        for rank, found in enumerate(run_ranks(rank_jobs.place, 2, *given, environments=environments)):
+            assert found == {"numbers": [rank, 0, rank, 2, 1, 2], "children": "", "sum": 2}
+
+
 @pytest.mark.parametrize(
     ("environ", "flag"),
     [

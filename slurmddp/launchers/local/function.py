@@ -26,6 +26,7 @@ from slurmddp.errors import (
     StoppedAtCheckpoint,
 )
 from slurmddp.launchers.local.launch import run_ranks
+from slurmddp.launchers.local.launcher import Launcher
 
 Result = TypeVar("Result")
 
@@ -33,7 +34,7 @@ _INTERRUPTED = 130
 _PATH, _CALL, _RESULT, _ERROR = "path.json", "call.pkl", "result.pkl", "error-"
 
 
-def call_on_ranks(call: Callable[[], Result], num_devices: int) -> Result:
+def call_on_ranks(call: Callable[[], Result], num_devices: int, launcher: Launcher) -> Result:
     """Call `call` in `num_devices` new processes, the ranks 0..N-1 of one job; return rank 0's result.
 
     Raises:
@@ -58,7 +59,7 @@ def call_on_ranks(call: Callable[[], Result], num_devices: int) -> Result:
                 f"The function can't be sent to the ranks: {type(error).__name__}: {error}.",
                 hint="Open files, locks and the like inside the function instead of around it.",
             ) from error
-        code = run_ranks([sys.executable, "-m", __name__, name], None, num_devices)
+        code = run_ranks([sys.executable, "-m", __name__, name], None, num_devices, launcher)
         if code == EXIT_FINISHED:
             result: Result = cloudpickle.loads((folder / _RESULT).read_bytes())
             return result

@@ -35,6 +35,7 @@ from slurmddp.launchers.coordinator import messages as msg
 from slurmddp.launchers.coordinator.coordinator import Coordinator
 from slurmddp.launchers.coordinator.recorder import Record
 from slurmddp.launchers.coordinator.restart_policy import Rules
+from slurmddp.launchers.local.launcher import Launcher
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.capture import Failure
 
@@ -45,7 +46,7 @@ _TAIL_BYTES = 64 * 1024
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
 
-def launch_script(num_devices: int) -> NoReturn:
+def launch_script(num_devices: int, launcher: Launcher) -> NoReturn:
     """Run this program `num_devices` times as the ranks 0..N-1 of one job, then exit with their code."""
     if threading.current_thread() is not threading.main_thread():
         raise ConfigError(
@@ -54,10 +55,10 @@ def launch_script(num_devices: int) -> NoReturn:
         )
     main = sys.modules["__main__"]
     command = rerun_command(sys.orig_argv, sys.argv[0], getattr(main, "__file__", None), hasattr(sys, "ps1"))
-    sys.exit(run_ranks(*of_hydra_job(command, sys.modules), num_devices))
+    sys.exit(run_ranks(*of_hydra_job(command, sys.modules), num_devices, launcher))
 
 
-def run_ranks(command: Sequence[str], folder: str | None, num_devices: int) -> int:
+def run_ranks(command: Sequence[str], folder: str | None, num_devices: int, launcher: Launcher) -> int:
     """Run `command` in `folder` as the ranks 0..N-1 of one job; return their common exit code.
 
     None as the folder stands for this process's folder.
@@ -69,7 +70,7 @@ def run_ranks(command: Sequence[str], folder: str | None, num_devices: int) -> i
     with listen_as_rank_zero(node, candidate_ports(f"{launch_id} master")) as probe:
         master = probe.getsockname()[:2]
     ranks = [rank_variables(os.environ, rank, num_devices, launch_id, master) for rank in range(num_devices)]
-    return ScriptRun(command, ranks, labelled=range(1, num_devices), folder=folder).run()
+    return launcher.run(command, ranks, folder)
 
 
 def rerun_command(

@@ -18,13 +18,15 @@ import pytest
 
 from slurmddp.errors import ConfigError
 from slurmddp.launchers.local.launch import launch_script, of_hydra_job, rank_variables, rerun_command
+from slurmddp.launchers.local.launcher import LocalLauncher
 from support.runs.agent_runs import all_gone, children_of, runs, wait_until
 
 HEAD = """
 import json, os, pathlib, signal, sys, time
 from slurmddp.launchers.local.launch import launch_script
+from slurmddp.launchers.local.launcher import LocalLauncher
 if "RANK" not in os.environ:
-    launch_script(int(os.environ["DEVICES"]))
+    launch_script(int(os.environ["DEVICES"]), LocalLauncher())
 rank = int(os.environ["RANK"])
 here = pathlib.Path(os.environ["HERE"])
 """
@@ -133,13 +135,14 @@ import json, os, pathlib, sys, hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from slurmddp.launchers.local.launch import launch_script
+from slurmddp.launchers.local.launcher import LocalLauncher
 
 OmegaConf.register_new_resolver("pid", os.getpid)
 
 @hydra.main(version_base=None, config_path=".", config_name="nothing")
 def main(cfg):
     if "RANK" not in os.environ:
-        launch_script(2)
+        launch_script(2, LocalLauncher())
     here, rank = pathlib.Path(os.environ["HERE"]), os.environ["RANK"]
     record = [cfg.note, os.getcwd(), HydraConfig.get().runtime.output_dir, hydra.utils.get_original_cwd()]
     (here / f"argv-{rank}.json").write_text(json.dumps(record))
@@ -249,7 +252,7 @@ def test_an_exception_ends_all_and_is_told_with_rank_host_and_lines(program: Pat
     told = errors[errors.index("slurmddp: ") :]
     assert told.startswith(
         f"slurmddp: Rank 1 on {os.uname().nodename} ended with exit code 1: "
-        "ValueError: it is broken (my script.py:9 in <module>). Its last lines:"
+        "ValueError: it is broken (my script.py:10 in <module>). Its last lines:"
     )
     assert told.endswith("    ValueError: it is broken\n")
 
@@ -326,7 +329,7 @@ def test_a_thread_can_t_launch() -> None:
 
     def call() -> None:
         try:
-            launch_script(2)
+            launch_script(2, LocalLauncher())
         except ConfigError as error:
             raised.append(error)
 

@@ -172,9 +172,9 @@ def logged_metrics(folder: str) -> None:
         d.log_metrics({"rank": d.rank}, 1)
 
 
-def place() -> dict[str, Any]:
+def place(environment: str | None = None) -> dict[str, Any]:
     """Return what this rank knows of its place after `launch`, which may start no process."""
-    with Distributon() as d:
+    with Distributon(environment=environment) as d:
         d.launch()
         children = [file.read_text() for file in Path("/proc/self/task").glob("*/children")]
         return {
