@@ -79,7 +79,6 @@ class Distributon:
 
     Example:
         d = Distributon(num_devices=4, precision="bf16", seed=0)
-        d = Distributon(strategy="my_package.MyStrategy", environment="my_package.lsf.rank_info")
     """
 
     def __init__(
@@ -156,10 +155,14 @@ class Distributon:
         Example:
             def train(d, lr):
                 model = d.setup_model(nn.Linear(4, 1))
-                ...
-                return loss
+                optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=lr))
+                loss = model(torch.ones(1, 4)).sum()
+                d.backward(loss)
+                optimizer.step()
+                return loss.item()
 
-            loss = Distributon(4).launch(train, lr=0.1)
+
+            loss = Distributon(2).launch(train, lr=0.1)
         """
         if function is not None:
             if ranks := self._session.ranks_to_start(self._num_devices):
@@ -275,7 +278,18 @@ class Distributon:
         return wrapped if more else wrapped[0]
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the module that was given to `setup_model`, which runs without the other ranks."""
+        """Return the module that was given to `setup_model`, which runs without the other ranks.
+
+        Args:
+            model: a result of `setup_model`.
+
+        Returns:
+            The module itself, whose state has no names of a wrapper.
+
+        Example:
+            if d.is_global_zero:
+                torch.save(d.unwrap(model).state_dict(), "weights.pt")
+        """
         return self._strategy.unwrap(model)
 
     @overload
@@ -296,6 +310,9 @@ class Distributon:
 
         Raises:
             ConfigError: an optimizer has a parameter that belongs to no model of `setup_model`.
+
+        Example:
+            optimizer = d.setup_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3))
         """
         known = {id(parameter) for model in self._models for parameter in model.parameters()}
         for one in (optimizer, *more):
@@ -399,6 +416,11 @@ class Distributon:
         Args:
             loss: a scalar.
             accumulate: number of backward passes per optimizer step, which then uses their mean.
+
+        Example:
+            d.backward(mse_loss(model(inputs), targets))
+            optimizer.step()
+            optimizer.zero_grad()
         """
         self._session.context  # noqa: B018 - raises before launch.
         StopController.is_leaving = False
@@ -412,11 +434,14 @@ class Distributon:
             model: the result of `setup_model`.
             last: whether this is the last batch of the step; only then do the ranks average gradients.
 
+        Returns:
+            A context manager.
+
         Example:
             for number, (inputs, targets) in enumerate(loader, 1):
                 last = number % loader.accumulate == 0
                 with d.accumulating(model, last=last):
-                    d.backward(loss_of(model(inputs), targets), accumulate=loader.accumulate)
+                    d.backward(mse_loss(model(inputs), targets), accumulate=loader.accumulate)
                 if last:
                     optimizer.step()
                     optimizer.zero_grad()
@@ -482,6 +507,11 @@ class Distributon:
 
         Raises:
             ConfigError: the phase is unknown.
+
+        Example:
+            for inputs, targets in held_out:
+                d.heartbeat()
+                loss = mse_loss(d.unwrap(model)(inputs), targets)
         """
         self._session.heartbeat.alive(phase)
 
@@ -529,6 +559,10 @@ class Distributon:
 
         Raises:
             ConfigError: there is no such operation, or the mean of integers was asked for.
+
+        Example:
+            mean = d.all_reduce(loss)
+            samples = d.all_reduce(torch.tensor(len(inputs)), "sum")
         """
         return collectives.reduce(tensor, op, self.device)
 
@@ -544,6 +578,9 @@ class Distributon:
 
         Raises:
             CheckpointError: on all ranks, if a rank's value can't be sent.
+
+        Example:
+            names = d.all_gather({"rank": d.rank, "loss": loss.item()})
         """
         self._session.context  # noqa: B018
         return [self._on_device(one) for one in collectives.gather(value)]
@@ -559,6 +596,9 @@ class Distributon:
 
         Raises:
             CheckpointError: on all ranks, if the value can't be sent.
+
+        Example:
+            name = d.broadcast("fit-7" if d.is_global_zero else "")
         """
         self._session.context  # noqa: B018
         received: Shared = self._on_device(collectives.from_zero(value))
@@ -597,7 +637,14 @@ class Distributon:
             distributed.barrier()
 
     def print(self, *values: object) -> None:
-        """Print on rank 0 only."""
+        """Print on rank 0 only.
+
+        Args:
+            values: as for Python's `print`.
+
+        Example:
+            d.print("step", step, "loss", loss.item())
+        """
         if self.is_global_zero:
             print(*values, flush=True)
 
@@ -699,6 +746,9 @@ class Distributon:
 
         Raises:
             CheckpointError, ConfigError, SlurmddpError: as `save`.
+
+        Example:
+            d.check_can_save(model=model, optimizer=optimizer)
         """
         seconds = self._checkpointer.check_can_save(self._root(root), objects, keep_last=keep_last, wait=wait)
         self._session.stop.exclude_pause()
@@ -712,6 +762,13 @@ class Distributon:
         Args:
             every: number of steps between two copies. "auto": as few as keep the copies below 1 % of the
                 training time, and no copies without an agent of slurmddp. 0: no copies.
+
+        Returns:
+            True after each step that is to be copied.
+
+        Example:
+            if d.memory_save_is_due(every=50):
+                d.memory_save("checkpoints", step, model=model, optimizer=optimizer)
         """
         return self._checkpointer.pace.is_due(every)
 
