@@ -234,7 +234,9 @@ class Config:
     loss: Node | None = group("token_cross_entropy", "the loss function")
     optimizer: Node = group("adamw", "the optimizer")
     scheduler: Node | None = group("cosine", "the learning rate over the steps")
-    strategy: Ddp | Single | Node = group("ddp", "how the replicas stay equal")
+    strategy: Ddp | Single | Node = group(
+        "ddp", "how the replicas stay equal; also package.Class of your own"
+    )
     cluster: Cluster | None = group(None, "the cluster, chosen with +cluster=NAME", FREE, trainer=False)
 
 

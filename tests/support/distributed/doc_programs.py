@@ -57,7 +57,7 @@ def _calls(statement: ast.stmt) -> bool:
 
 def readme_program(folder: Path) -> Path:
     """Write the README's program, which has no line of a test, below lines that slow down its data."""
-    (block,) = python_blocks(ROOT / "README.md")
+    block = python_blocks(ROOT / "README.md")[0]
     script = folder / "readme.py"
     script.write_text(SLOW_FIRST_ATTEMPT + block)
     return script
