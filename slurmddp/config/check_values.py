@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from slurmddp.config.schema import OPEN_NODES, Cluster, Config, Key, Node, every_key, keys
+from slurmddp.config.schema import OPEN_NODES, Cluster, Config, Key, NamedNodes, Node, every_key, keys
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.spec import SPECIAL_KEYS
 
@@ -28,6 +28,7 @@ _EXPECTED: dict[Any, tuple[str, str]] = {
     (int, Literal["auto"]): ("auto or a whole number", "auto"),
     (int, str): ('a time such as "HH:MM:SS", "90m" or a number of minutes', "02:00:00"),
     (Node,): ("a mapping with a `_target_`", ""),
+    (NamedNodes,): ("a mapping of names to mappings with a `_target_`", ""),
     (tuple[str, ...],): ("a list of shell lines", ""),
     (Mapping[str, str],): ("a mapping of names to texts", ""),
     (Mapping[str, str | int | bool],): ("a mapping of options to texts, numbers or true", ""),
@@ -181,6 +182,8 @@ def _as(kind: Any, value: Any, name: str) -> Any:
         return _as_flag(value)
     if kind == Node:
         return _as_mapping(value)
+    if kind == NamedNodes:
+        return _nodes(value, name)
     if get_origin(kind) is Literal:
         return value if value in get_args(kind) else None
     if get_origin(kind) is tuple:
@@ -216,6 +219,22 @@ def _as_mapping(value: Any) -> dict[str, Any] | None:
     return dict(value) if isinstance(value, Mapping) and all(isinstance(key, str) for key in value) else None
 
 
+def _nodes(value: Any, name: str) -> dict[str, Any] | None:
+    mapping = _as_mapping(value)
+    for key, one in (mapping or {}).items():
+        _check_name(key, name)
+        if _as_mapping(one) is None:
+            raise _wrong(f"{name}.{key}", one, (Node,), f"one of `{name}`")
+    return mapping
+
+
+def _check_name(key: str, name: str) -> None:
+    if not _VARIABLE.fullmatch(key):
+        raise ConfigError(
+            f"`{name}` has the name {key!r}.", hint="Names hold letters, digits and underscores."
+        )
+
+
 def _lines(value: Any, name: str) -> list[str] | None:
     lines = [value] if isinstance(value, str) else value
     if not isinstance(lines, (list, tuple)):
@@ -229,10 +248,7 @@ def _lines(value: Any, name: str) -> list[str] | None:
 def _variables(value: Any, name: str) -> dict[str, str] | None:
     mapping = _as_mapping(value)
     for key, one in (mapping or {}).items():
-        if not _VARIABLE.fullmatch(key):
-            raise ConfigError(
-                f"`{name}` has the name {key!r}.", hint="Names hold letters, digits and underscores."
-            )
+        _check_name(key, name)
         if not isinstance(one, (str, int, float)) or isinstance(one, bool):
             raise _wrong(f"{name}.{key}", one, "a text", "an environment variable")
     return None if mapping is None else {key: str(one) for key, one in mapping.items()}

@@ -17,6 +17,8 @@ from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 OWN_TRAINER = "slurmddp.training.trainer.train"
 Node: TypeAlias = Mapping[str, Any]
 """A mapping with a `_target_`, to which any key may be added."""
+NamedNodes: TypeAlias = Mapping[str, Node]
+"""Any number of nodes, each under a name of its own."""
 
 
 class Identity(Enum):
@@ -84,6 +86,9 @@ class TrainSettings:
     """The keys of `train`; steps are optimizer steps."""
 
     steps: int = key(400, "optimizer steps", EXTENT, minimum=1)
+    max_time: int | str | None = key(
+        None, "training time of all attempts after which the training ends, as time_limit", EXTENT
+    )
     batch_size: int = key(16, "samples per rank and batch; with global_batch, the most of them", minimum=1)
     accumulate: int = key(1, "batches per optimizer step", minimum=1)
     global_batch: int | None = key(
@@ -231,8 +236,14 @@ class Config:
     policy: Policy = section("stops and failures", FREE)
     model: Node = group("gpt_small", "the model")
     data: Node = group("stdlib", "the data set")
-    loss: Node | None = group("token_cross_entropy", "the loss function")
+    loss: Node | None = group("token_cross_entropy", "the loss function; null: the loss of the output")
     optimizer: Node = group("adamw", "the optimizer")
+    metrics: NamedNodes | None = group(
+        None, "further metrics of the held-out data, by name: functions of outputs and targets", FREE
+    )
+    callbacks: NamedNodes | None = group(
+        None, "objects of your own, by name, that the trainer calls at steps, evaluations and saves"
+    )
     scheduler: Node | None = group("cosine", "the learning rate over the steps")
     strategy: Ddp | Single | Node = group(
         "ddp", "how the replicas stay equal; also package.Class of your own"
@@ -303,6 +314,8 @@ TOP = keys(Config)
 GROUPS = {name: one.choice for name, one in TOP.items() if one.is_group}
 OPEN_NODES = tuple(name for name, one in TOP.items() if one.is_open or Node in one.types)
 """Keys that build the user's code: any key may stand beside `_target_`."""
+NAMED_NODES = tuple(name for name, one in TOP.items() if NamedNodes in one.types)
+"""Keys that build several objects of the user's code, by name."""
 
 
 @functools.cache

@@ -36,12 +36,8 @@ class RunLog:
         """Add loss, learning rate and rate (units per second) after `step` to `metrics.jsonl`."""
         self._line({"step": step}, {"loss": loss, "lr": lr, f"{self._unit}_per_s": round(rate, 1)})
 
-    def evaluation(self, step: int, loss: float) -> None:
-        """Add the held-out loss after `step` to `metrics.jsonl`."""
-        self._line({"step": step}, {"eval_loss": loss})
-
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Add a program's own values after `step` to `metrics.jsonl`."""
+        """Add named values after `step` to `metrics.jsonl`."""
         self._line({"step": step}, dict(values))
 
     def sample(self, text: str) -> None:

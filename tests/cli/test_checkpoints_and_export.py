@@ -61,15 +61,17 @@ def listed(capsys, *flags):
 
 def test_the_list_names_good_and_bad_and_changes_nothing(run, capsys):
     root = run.checkpoints_dir
-    for step in (100, 200, 300, 400):
+    for step in (50, 100, 200, 300, 400):
         write_checkpoint(root, step)
+    (root / "step-0000000050").rename(root / "abandoned-step-0000000050")
     (root / "step-0000000100").rename(root / "bad-step-0000000100-2")
     (root / "step-0000000200" / TREE_FILE).unlink()
     flip_last_bit(root / "step-0000000300" / TENSORS_FILE)
     before = contents(root)
-    quick = [(400, "complete"), (300, "complete"), (200, "damaged"), (100, "quarantined")]
+    renamed = [(100, "quarantined"), (50, "abandoned")]
+    quick = [(400, "complete"), (300, "complete"), (200, "damaged"), *renamed]
     assert listed(capsys) == (EXIT_FAILED, quick)
-    thorough = [(400, "verified"), (300, "damaged"), (200, "damaged"), (100, "quarantined")]
+    thorough = [(400, "verified"), (300, "damaged"), (200, "damaged"), *renamed]
     assert listed(capsys, "--verify") == (EXIT_FAILED, thorough)
     assert contents(root) == before
 

@@ -13,7 +13,7 @@ from typing import Any
 from slurmddp.runs.folder.layout import RunFolder
 
 _BLOCK = 1 << 16
-_KNOWN = frozenset({"step", "attempt", "time", "loss", "eval_loss", "lr"})
+KNOWN = frozenset({"step", "attempt", "time", "loss", "eval_loss", "lr"})
 """Names of values that are shown in places of their own."""
 
 
@@ -82,7 +82,7 @@ def read(folder: RunFolder) -> Metrics:
             for record in records
             if (time := seconds_or_none(record.get("time"))) is not None
         },
-        own={name: _curve(_kept(records, name), name) for name in _own_names(records)},
+        own={name: _curve(_kept(records, name), name) for name in own_names(records)},
     )
 
 
@@ -100,7 +100,7 @@ def latest(folder: RunFolder) -> Latest:
         losses = losses or (record if "loss" in record else {})
         if held_out is None:
             held_out = _number(record.get("eval_loss"))
-        for name in _own_names([record]):
+        for name in own_names([record]):
             own.setdefault(name, float(record[name]))
         if oldest is None and losses and held_out is not None:
             oldest = record["step"]
@@ -117,9 +117,9 @@ def latest(folder: RunFolder) -> Latest:
     )
 
 
-def _own_names(records: list[dict[str, Any]]) -> list[str]:
+def own_names(records: list[dict[str, Any]]) -> list[str]:
     """Return the names of a program's own values, in the order of the alphabet."""
-    named = {name for record in records for name in record.keys() - _KNOWN if not name.endswith("_per_s")}
+    named = {name for record in records for name in record.keys() - KNOWN if not name.endswith("_per_s")}
     return sorted(name for name in named if any(_number(one.get(name)) is not None for one in records))
 
 

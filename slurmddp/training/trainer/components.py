@@ -20,8 +20,11 @@ from slurmddp.training.data.base import DistributedLoader
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.instantiate import instantiate, is_called_later
 from slurmddp.training.trainer import dataset
+from slurmddp.training.trainer.batch import loss_of_output
+from slurmddp.training.trainer.callbacks import Callbacks
+from slurmddp.training.trainer.metrics import Metric
 
-Loss = Callable[[Any, torch.Tensor], torch.Tensor]
+Loss = Callable[[Any, Any], torch.Tensor]
 
 
 def is_due(every: int, step: int) -> bool:
@@ -40,8 +43,10 @@ class Components:
     bare_model: nn.Module
     model: nn.Module
     loss: Loss
+    metrics: Mapping[str, Metric]
     optimizer: Optimizer
     scheduler: LRScheduler | None
+    callbacks: Callbacks
 
     @property
     def unit(self) -> str:
@@ -54,11 +59,17 @@ class Components:
     @property
     def saved_objects(self) -> dict[str, Any]:
         """The objects whose state makes a resumed training the same training."""
-        named = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        named: dict[str, Any] = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+        }
+        if self.callbacks.has_state:
+            named["callbacks"] = self.callbacks
         return {name: value for name, value in named.items() if value is not None}
 
     def batches(self) -> Iterator[Any]:
-        """Yield pairs (inputs, targets), epoch after epoch, without an end."""
+        """Yield batches, epoch after epoch, without an end."""
         empty = 0
         while empty < 2:  # A resume at the end of an epoch yields one empty epoch.
             empty += 1
@@ -84,6 +95,7 @@ def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Com
         dataset.checked(data, readers),
         sampler=dataset.sampler_for(data),
         batch_size=batch_size,
+        collate_fn=dataset.collate_of(data),
         drop_last=True,
         num_workers=settings.workers,
         pin_memory=distributon.device.type == "cuda",
@@ -105,22 +117,34 @@ def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Com
         bare_model=bare_model,
         model=model,
         loss=build_loss(config["loss"]),
+        metrics={
+            name: _build_measure(one, f"metrics.{name}")
+            for name, one in (config.get("metrics") or {}).items()
+        },
         optimizer=distributon.setup_optimizer(optimizer),
         scheduler=_build_scheduler(config.get("scheduler"), optimizer),
+        callbacks=Callbacks(instantiate(config.get("callbacks") or {}, _key_="callbacks")),
     )
 
 
-def build_loss(config: Mapping[str, Any]) -> Loss:
-    """Return the loss: the result of `_target_`, or `_target_` itself if it takes outputs and targets."""
-    if is_called_later(config, 2, _key_="loss"):
+def build_loss(config: Mapping[str, Any] | None) -> Loss:
+    """Return the loss that `config` names; without a configuration the loss that the model's output holds."""
+    if config is None:
+        return loss_of_output
+    return _build_measure(config, "loss")
+
+
+def _build_measure(config: Mapping[str, Any], key: str) -> Callable[[Any, Any], Any]:
+    """Return the result of `_target_`, or `_target_` itself if it takes outputs and targets."""
+    if is_called_later(config, 2, _key_=key):
         config = {**config, "_partial_": True}
-    loss = instantiate(config, _key_="loss")
-    if not callable(loss):
+    measure = instantiate(config, _key_=key)
+    if not callable(measure):
         raise ConfigError(
-            f"loss._target_ {config['_target_']!r} gives a {type(loss).__name__}, which can't be called.",
+            f"{key}._target_ {config['_target_']!r} gives a {type(measure).__name__}, which can't be called.",
             hint="Name a function of (outputs, targets), or a class whose objects can be called with them.",
         )
-    return loss  # type: ignore[no-any-return]
+    return measure  # type: ignore[no-any-return]
 
 
 def _build_scheduler(config: Mapping[str, Any] | None, optimizer: Optimizer) -> LRScheduler | None:

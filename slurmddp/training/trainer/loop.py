@@ -2,8 +2,8 @@
 
     program: {_target_: slurmddp.training.trainer.train}
 
-It trains any model on data of pairs (inputs, targets) and resumes bit for bit after a stop. docs/data.md
-lists the attributes of a data set that it uses.
+It trains any model on batches that are pairs (inputs, targets) or dicts, and resumes bit for bit after a
+stop. docs/data.md lists the shapes of a batch, and the attributes of a data set that it uses.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from slurmddp.training.checkpointing.finite import gradient_norm
 from slurmddp.training.checkpointing.restore import quarantine
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.run_log import RunLog, Stopwatch
+from slurmddp.training.trainer.batch import forward, kind_of
 from slurmddp.training.trainer.components import Components, build_components, is_due
 from slurmddp.training.trainer.evaluate import evaluate, has_samples
+from slurmddp.training.trainer.time_budget import TimeBudget
 
 
 def token_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -51,18 +53,13 @@ def token_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Te
         and targets.numel() * logits.shape[-1] == logits.numel()
     ):
         raise ConfigError(
-            f"`loss` is token_cross_entropy, but the model's output is {_kind(logits)} and the data's target "
-            f"is {_kind(targets)}.",
+            f"`loss` is token_cross_entropy, but the model's output is {kind_of(logits)} and the data's "
+            f"target is {kind_of(targets)}.",
             hint="It needs outputs (..., classes) of a float type and targets (...) of class numbers, int64. "
-            "For other data choose another loss, such as loss._target_=torch.nn.functional.mse_loss.",
+            "For other data choose another loss, such as loss._target_=torch.nn.functional.mse_loss, or "
+            "loss=null for the loss that the model's output holds.",
         )
     return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
-
-
-def _kind(value: Any) -> str:
-    if not isinstance(value, torch.Tensor):
-        return f"of type {type(value).__name__}"
-    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
 
 
 def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -> None:
@@ -79,7 +76,9 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
     training = Training(distributon, build_components(distributon, config), folder)
     settings, batches = training.components.settings, training.components.batches()
     training.resume()
-    while training.step < settings.steps:
+    training.check_time()
+    training.call_back("on_train_start")
+    while not training.is_complete():
         if distributon.should_stop():
             training.stop()
         if training.evaluation_is_due():
@@ -89,13 +88,15 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
             batches = training.components.batches()
         if is_due(settings.log_every, training.step) or training.step == settings.steps:
             training.log()
-        if is_due(settings.save_every, training.step) and training.step < settings.steps:
+            training.check_time()
+        if is_due(settings.save_every, training.step) and not training.is_complete():
             training.save(wait=False)
-        elif distributon.memory_save_is_due(settings.memory_save_every) and training.step < settings.steps:
+        elif distributon.memory_save_is_due(settings.memory_save_every) and not training.is_complete():
             training.memory_save()
     if training.evaluation_is_due():
         training.evaluate()
     training.save()
+    training.call_back("on_train_end")
     training.write_sample()
 
 
@@ -105,6 +106,8 @@ class Training:
     def __init__(self, distributon: Distributon, components: Components, folder: RunFolder) -> None:
         self.distributon, self.components = distributon, components
         self.step = 0
+        self._last_step = components.settings.steps
+        """The step after which the training is complete."""
         self._evaluated_at = -1
         self._saved: tuple[int, int] | None = None
         """Step of the newest checkpoint, and the step of the last evaluation before it."""
@@ -122,26 +125,42 @@ class Training:
         run = RunContext.read(os.environ, folder)
         self._journal = RunLog(run, active=distributon.is_global_zero, unit=components.unit)
         self._stopwatch = Stopwatch()
+        self._budget = TimeBudget(components.settings.max_time)
         self._sampled = folder.sample_file.exists()
 
     def resume(self) -> None:
         """Resume from the newest checkpoint; without a checkpoint, check that one can be written."""
         progress: dict[str, Any] = {}
-        step = self.distributon.load(self._root, progress=progress, **self.components.saved_objects)
+        step = self.distributon.load(root=self._root, progress=progress, **self.components.saved_objects)
         if step is None:
             self.distributon.check_can_save(
-                self._root,
+                root=self._root,
                 keep_last=self.components.settings.keep_last,
                 wait=False,
                 progress={"evaluated_at": -1, "losses": []},
                 **self.components.saved_objects,
             )
+            self._budget.resume({})
             return
         self.step, self._evaluated_at = step, progress["evaluated_at"]
         self._losses = list(progress["losses"])
+        self._budget.resume(progress)
         self._saved = (self.step, self._evaluated_at)
         self._unchecked = step if self.distributon.resumed_from == "disk" else None
         self.distributon.print(f"resumed at step {step}")
+
+    def is_complete(self) -> bool:
+        """Return whether all steps are taken, or `train.max_time` is over; equal on all ranks."""
+        return self.step >= self._last_step
+
+    def check_time(self) -> None:
+        """Make this step the last one if `train.max_time` is over."""
+        if not self.is_complete() and self._budget.is_used_up():
+            self._last_step = self.step
+            settings = self.components.settings
+            text = f"train.max_time={settings.max_time} is over: the training ends after step {self.step}"
+            self._journal.event("warned", about="max_time", text=f"{text} of {settings.steps}.")
+            self.distributon.print(f"{text} of {settings.steps}.")
 
     def take_step(self, batches: Iterator[Any]) -> None:
         """Take one optimizer step, on `accumulate` batches."""
@@ -149,15 +168,16 @@ class Training:
         self._stopwatch.start()
         total = torch.zeros((), device=self.distributon.device)
         for number in range(1, accumulate + 1):
-            inputs, targets = _pair(next(batches))
+            batch = next(batches)
             with self.distributon.accumulating(components.model, last=number == accumulate):
-                loss = components.loss(components.model(inputs), targets)
+                loss = components.loss(*forward(components.model, batch, components.bare_model))
                 self.distributon.backward(loss, accumulate=accumulate)
             total += loss.detach() / accumulate
         self._pending += [total, self._update()]
         self.step += 1
         self._stopwatch.stop(self._samples_per_step() * components.units_per_sample)
         self._is_first = False
+        self.call_back("on_step_end")
 
     def went_back(self) -> bool:
         """Go back to an older checkpoint if the first step after a load is not finite; return whether it did.
@@ -188,6 +208,10 @@ class Training:
         self._journal.event("warned", about="checkpoint", text=text)
         self.distributon.print(text)
         self.resume()
+
+    def call_back(self, hook: str, *args: Any) -> None:
+        """Call the method `hook` of the callbacks, see `Callback`."""
+        self.components.callbacks.call(hook, self, *args)
 
     def _update(self) -> torch.Tensor:
         """Take the optimizer's step; return the norm of the gradients before clipping, a scalar."""
@@ -243,33 +267,36 @@ class Training:
         settings = self.components.settings
         if self._evaluated_at == self.step or not has_samples(self.components):
             return False
-        return self.step in (0, settings.steps) or is_due(settings.eval_every, self.step)
+        return self.step in (0, self._last_step) or is_due(settings.eval_every, self.step)
 
     def evaluate(self) -> None:
-        """Log the held-out loss; an interrupted evaluation is repeated after the resume."""
-        loss = evaluate(self.distributon, self.components)
-        if loss is None:  # A further step would skip this evaluation for good.
+        """Log loss and metrics of the held-out data; a resume repeats an interrupted evaluation."""
+        found = evaluate(self.distributon, self.components)
+        if found is None:  # A further step would skip this evaluation for good.
             self.stop()
         self._evaluated_at = self.step
-        self._journal.evaluation(self.step, loss)
-        self.distributon.print(f"step {self.step}: held-out loss {loss:.4f}")
+        self._journal.metrics(self.step, found)
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
+        self.distributon.print(f"step {self.step}: {shown.replace('eval_loss', 'held-out loss', 1)}")
+        self.call_back("on_evaluation_end", found)
 
     def save(self, *, wait: bool = True) -> None:
         """Save the state; with `wait`, return when it is durable."""
         if self._saved != (self.step, self._evaluated_at):
+            self.call_back("on_save")
             keep_last = self.components.settings.keep_last
-            self.distributon.save(self._root, self.step, keep_last=keep_last, wait=wait, **self._state())
+            self.distributon.save(self.step, root=self._root, keep_last=keep_last, wait=wait, **self._state())
             self._saved = (self.step, self._evaluated_at)
         elif wait:
             self.distributon.finish_saving()
 
     def memory_save(self) -> None:
         """Copy the state into memory, from which the replacement of a dead rank resumes."""
-        self.distributon.memory_save(self._root, self.step, **self._state())
+        self.distributon.memory_save(self.step, root=self._root, **self._state())
 
     def _state(self) -> dict[str, Any]:
         self._collect_losses()
-        progress = {"evaluated_at": self._evaluated_at, "losses": self._losses}
+        progress = {"evaluated_at": self._evaluated_at, "losses": self._losses, **self._budget.progress()}
         return {"progress": progress, **self.components.saved_objects}
 
     def stop(self) -> NoReturn:
@@ -294,15 +321,3 @@ class Training:
             generator = torch.Generator().manual_seed(0)
             self._journal.sample(data.decode(model.generate(prompt, count, generator=generator)[0]))
         self.distributon.barrier()
-
-
-def _pair(batch: Any) -> tuple[Any, torch.Tensor]:
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        return batch[0], batch[1]
-    found = f"of type {type(batch).__name__}"
-    if isinstance(batch, (tuple, list)):
-        found = f"of {len(batch)} parts"
-    raise ConfigError(
-        f"The data gives batches {found}; the trainer needs pairs (inputs, targets).",
-        hint="Return pairs from the data set, or name your own training function in program._target_.",
-    )

@@ -134,6 +134,7 @@ def config_of(case: Case, **train: Any) -> dict[str, Any]:
         data={"_target_": "support.distributed.exact_jobs.Blurred", "size": size, "heldout": HELDOUT},
         train={**settings, **train},
         model={"_target_": "support.distributed.exact_jobs.Noisy"},
+        callbacks={"drift": {"_target_": "support.distributed.exact_jobs.Drift"}},
         scheduler=SCHEDULERS[case.scheduler],
         strategy=dict(case.strategy),
         program={"_target_": case.program},

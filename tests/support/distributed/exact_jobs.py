@@ -159,6 +159,27 @@ class Noisy(nn.Module):
         return logits
 
 
+class Drift:
+    """A callback whose state changes the weights in each step."""
+
+    def __init__(self) -> None:
+        self.steps, self.lowest = 0, 10.0
+
+    def on_step_end(self, training: Any) -> None:
+        self.steps += 1
+        with torch.no_grad():
+            training.components.bare_model.last.bias += 1e-3 * self.steps * self.lowest
+
+    def on_evaluation_end(self, training: Any, metrics: Any) -> None:
+        self.lowest = min(self.lowest, metrics["eval_loss"])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps, "lowest": self.lowest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps, self.lowest = state["steps"], state["lowest"]
+
+
 class Best:
     """An object of the user's own: the lowest loss so far, and when it was seen."""
 
@@ -226,7 +247,7 @@ def own_loop(d: Distributon, config: dict[str, Any], folder: RunFolder) -> None:
     """Train to `train.steps` with an `OwnLoop`."""
     training, train = OwnLoop(d, config), config["train"]
     journal = RunLog(RunContext.read(os.environ, folder), active=d.is_global_zero)
-    step = d.load(folder.checkpoints_dir, **training.objects) or 0
+    step = d.load(root=folder.checkpoints_dir, **training.objects) or 0
     stopped = False
     while step < train["steps"] and not stopped:
         for inputs, targets in training.loader:
@@ -236,8 +257,8 @@ def own_loop(d: Distributon, config: dict[str, Any], folder: RunFolder) -> None:
             if stopped or step == train["steps"]:
                 break
             if train["save_every"] and step % train["save_every"] == 0:
-                d.save(folder.checkpoints_dir, step, **training.objects)
-    d.save(folder.checkpoints_dir, step, **training.objects)
+                d.save(step, root=folder.checkpoints_dir, **training.objects)
+    d.save(step, root=folder.checkpoints_dir, **training.objects)
     if step < train["steps"]:
         raise StoppedAtCheckpoint(f"Stopped at step {step} of {train['steps']}.", hint="")
 

@@ -16,6 +16,7 @@ from slurmddp.runs.folder.jsonl import read_lines
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training import run_log
 from slurmddp.training.distributon import Distributon
+from slurmddp.training.trainer.callbacks import Callbacks
 from slurmddp.training.trainer.loop import Training
 
 
@@ -32,13 +33,15 @@ def make(
     model = nn.Linear(6, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     parts: Any = SimpleNamespace(
-        settings=SimpleNamespace(memory_save_every=0, clip_norm=clip_norm),
+        settings=SimpleNamespace(steps=100, max_time=None, memory_save_every=0, clip_norm=clip_norm),
         loader=SimpleNamespace(batch_size=4, accumulate=accumulate),
         model=model,
         bare_model=model,
         loss=cross_entropy,
+        metrics={},
         optimizer=optimizer,
         scheduler=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1),
+        callbacks=Callbacks({}),
         unit="tokens",
         units_per_sample=7,
     )
