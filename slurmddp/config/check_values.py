@@ -162,7 +162,7 @@ def _check_bounds(value: Any, converted: Any, key: Key) -> None:
 def _converted(name: str, value: Any, types: tuple[Any, ...]) -> Any:
     """Return `value` in the first type that fits, or None."""
     for kind in types:
-        if get_origin(kind) is Literal and len(types) == 1 and value not in get_args(kind):
+        if get_origin(kind) is Literal and len(types) == 1 and _as(kind, value, name) is None:
             raise _no_choice(name, value, get_args(kind))
         if (found := _as(kind, value, name)) is not None:
             return found
@@ -185,7 +185,8 @@ def _as(kind: Any, value: Any, name: str) -> Any:
     if kind == NamedNodes:
         return _nodes(value, name)
     if get_origin(kind) is Literal:
-        return value if value in get_args(kind) else None
+        text = _as_text(value)  # YAML and Hydra read `precision=32` as a number.
+        return text if text in get_args(kind) else None
     if get_origin(kind) is tuple:
         return _lines(value, name)
     return _variables(value, name) if get_args(kind)[1] is str else _options(value, name)

@@ -197,6 +197,19 @@ def test_which_of_the_saved_objects_it_is(run, capsys, names, chosen, found):
         assert "--object" in said and all(name in said for name in names)
 
 
+@pytest.mark.parametrize(
+    ("names", "chosen", "value"),
+    [(("a",), [], 2.0), (("a",), ["--object", "model"], 1.0), (("module.a", "n_averaged"), [], 1.0)],
+    ids=["averaged", "the others", "an average of other names"],
+)
+def test_averaged_weights_are_exported_if_there_are_any(run, capsys, names, chosen, value):
+    averaged = OrderedDict((name, WEIGHT * 0 + 2) for name in names)
+    write_checkpoint(run.checkpoints_dir, 1, {"model": OrderedDict(a=WEIGHT * 0 + 1), "ema": averaged})
+    assert main(["export", "gpt", "--output", "w", *chosen]) == 0
+    assert {name: tensor.unique().tolist() for name, tensor in load_file("w").items()} == {"a": [value]}
+    assert ("averaged weights" in capsys.readouterr().err) is (value == 2.0)
+
+
 def test_names_lose_what_compiling_put_into_them(run):
     names = ("_orig_mod.a", "_orig_mod.module.b", "c._orig_mod.d")
     write_checkpoint(run.checkpoints_dir, 1, {"model": OrderedDict.fromkeys(names, WEIGHT)})

@@ -190,6 +190,25 @@ def abandon(root: Path, loaded: int, step: int) -> list[str]:
     return moved
 
 
+def go_back(root: Path, every: int, *, before: int) -> int | None:
+    """Abandon all checkpoints after an earlier one; return the step of that one, or None without one.
+
+    Only one process may call this, while no save is running.
+
+    Args:
+        root: the folder of all checkpoints.
+        every: a checkpoint of a multiple of this step is preferred; 0: the newest.
+        before: the chosen checkpoint is of an earlier step.
+    """
+    root = root.absolute()
+    steps = [step for folder in checkpoint_folders(root) if (step := step_of(folder)) is not None]
+    earlier = [step for step in steps if step < before]
+    chosen = max([step for step in earlier if every and step % every == 0] or earlier, default=None)
+    if chosen is not None:
+        abandon(root, chosen, chosen)
+    return chosen
+
+
 def read(path: Path) -> Checkpoint:
     """Read the checkpoint in the folder `path`; raises CheckpointError when anything does not verify."""
     try:

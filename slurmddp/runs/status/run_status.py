@@ -45,6 +45,10 @@ class RunStatus:
     held_out: float | None = None
     rate: float | None = None
     rate_unit: str = "tokens/s"
+    tflops: float | None = None
+    """Model operations per second and rank, in units of 10^12."""
+    mfu: float | None = None
+    """Share of the device's largest operations per second."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The newest values that the program has logged under names of its own."""
     created: float | None = None
@@ -196,6 +200,8 @@ def _compose(read: _Read, verdict: Verdict) -> RunStatus:
         held_out=values.held_out,
         rate=values.rate if is_new else None,
         rate_unit=values.rate_unit,
+        tflops=values.tflops if is_new else None,
+        mfu=values.mfu if is_new else None,
         metrics=values.own if is_new else {},
         created=history.created,
         started=newest.started,

@@ -75,6 +75,24 @@ def quarantine(root: Path, step: int) -> tuple[str, int] | None:
     return collectives.on_zero(partial(checkpoint.quarantine_newest, root, step))
 
 
+def go_back(root: Path, every: int, *, before: int, checkpointer: Checkpointer) -> bool:
+    """Make an older checkpoint the newest state, on all ranks; return False if there is none.
+
+    Args:
+        root: the folder of all checkpoints; no save may be running.
+        every: a checkpoint of a multiple of this step is preferred; 0: any.
+        before: the checkpoint must be of an earlier step.
+        checkpointer: of the training; newer states in memory are discarded.
+    """
+    root = root.absolute()
+    step = collectives.on_zero(partial(checkpoint.go_back, root, every, before=before))
+    if step is None:
+        return False
+    with collectives.agreed():
+        checkpointer.saves.discard_after((step, NEWEST_STAMP))
+    return True
+
+
 @dataclass(frozen=True)
 class _Load:
     """One load, on all ranks together."""

@@ -22,6 +22,8 @@ from slurmddp.training.instantiate import instantiate, is_called_later
 from slurmddp.training.trainer import dataset
 from slurmddp.training.trainer.batch import loss_of_output
 from slurmddp.training.trainer.callbacks import Callbacks
+from slurmddp.training.trainer.compilation import compile_in_place
+from slurmddp.training.trainer.ema import AverageOfWeights
 from slurmddp.training.trainer.metrics import Metric
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -47,6 +49,12 @@ class Components:
     optimizer: Optimizer
     scheduler: LRScheduler | None
     callbacks: Callbacks
+    ema: AverageOfWeights | None = None
+
+    @property
+    def evaluated_model(self) -> nn.Module:
+        """The model to evaluate: with the averaged weights if there are any."""
+        return self.bare_model if self.ema is None else self.ema.model
 
     @property
     def unit(self) -> str:
@@ -56,6 +64,11 @@ class Components:
     def units_per_sample(self) -> int:
         return int(getattr(self.data, "tokens_per_sample", 1))
 
+    def units_per_step(self, world_size: int) -> int:
+        """Return the samples, or tokens, of an optimizer step over all ranks."""
+        samples = (self.loader.batch_size or 1) * self.loader.accumulate * world_size
+        return samples * self.units_per_sample
+
     @property
     def saved_objects(self) -> dict[str, Any]:
         """The objects whose state makes a resumed training the same training."""
@@ -63,9 +76,9 @@ class Components:
             "model": self.model,
             "optimizer": self.optimizer,
             "scheduler": self.scheduler,
+            "callbacks": self.callbacks if self.callbacks.has_state else None,
+            "ema": self.ema and self.ema.model,
         }
-        if self.callbacks.has_state:
-            named["callbacks"] = self.callbacks
         return {name: value for name, value in named.items() if value is not None}
 
     def batches(self) -> Iterator[Any]:
@@ -108,6 +121,9 @@ def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Com
             hint="Name a torch.nn.Module, or a function that returns one.",
         )
     model = distributon.setup_model(bare_model)
+    ema = None if settings.ema is None else AverageOfWeights(bare_model, settings.ema)
+    if settings.compile:
+        compile_in_place(bare_model, distributon.device)
     optimizer = instantiate(config["optimizer"], bare_model.parameters(), _key_="optimizer")
     return Components(
         settings=settings,
@@ -124,6 +140,7 @@ def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Com
         optimizer=distributon.setup_optimizer(optimizer),
         scheduler=_build_scheduler(config.get("scheduler"), optimizer),
         callbacks=Callbacks(instantiate(config.get("callbacks") or {}, _key_="callbacks")),
+        ema=ema,
     )
 
 

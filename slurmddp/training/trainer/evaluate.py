@@ -15,28 +15,33 @@ from slurmddp.training.distributon import Distributon
 from slurmddp.training.process_group import collectives
 from slurmddp.training.trainer import dataset, metrics
 from slurmddp.training.trainer.batch import forward
+from slurmddp.training.trainer.compilation import uncompiled
 from slurmddp.training.trainer.components import Components
 
 
 def evaluate(distributon: Distributon, components: Components) -> dict[str, float] | None:
     """Return the means over the held-out samples, or None if a stop interrupted the evaluation.
 
-    The loss is called `eval_loss`, each metric as in the configuration. All ranks call it and get the same
-    values. All ranks use the buffers of rank 0, as checkpoints and the next training step do. Weights, the
-    mode of each layer and random states stay unchanged.
+    The loss is called `eval_loss`, each metric as in the configuration. With `train.ema` the averaged weights
+    are evaluated.
+
+    All ranks call it and get the same values. All ranks use the buffers of rank 0, as checkpoints and the
+    next training step do. Weights, the mode of each layer and random states stay unchanged.
     """
     if components.heldout is None:
         return None
     distributon.heartbeat("evaluating")
-    collectives.share_buffers(components.bare_model)
-    randomness, was_training = rng.capture(), components.bare_model.training
-    modes = [(module, module.training) for module in components.bare_model.modules()]
-    components.bare_model.eval()
+    model = components.evaluated_model
+    collectives.share_buffers(model)
+    randomness, was_training = rng.capture(), model.training
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
     try:
-        loader = _share(distributon, components, components.heldout)
-        sums, complete = _sum(distributon, components, loader)
+        with uncompiled(components.settings.compile):
+            loader = _share(distributon, components, components.heldout)
+            sums, complete = _sum(distributon, components, loader)
     finally:
-        components.bare_model.train(was_training)  # The model may override `train`.
+        model.train(was_training)  # The model may override `train`.
         for module, mode in modes:
             module.training = mode
         rng.restore(randomness)
@@ -80,7 +85,7 @@ def _sum(
         size = loader.batch_size or 1
         samples = min(size, own - number * size)
         # A wrapped model would wait for ranks that have fewer batches.
-        outputs, targets = forward(components.bare_model, batch)
+        outputs, targets = forward(components.evaluated_model, batch)
         for name, measure in measured.items():
             metrics.add(sums, name, measure(outputs, targets), samples)
     return sums, True

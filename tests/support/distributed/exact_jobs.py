@@ -116,8 +116,8 @@ def attempt(config: dict[str, Any], folder: str, number: int, halt: Halt | None)
 class Blurred(Dataset[Any]):
     """Classes of six numbers, blurred by draws from three generators; the number before them is the index."""
 
-    def __init__(self, size: int, heldout: int = 10) -> None:
-        self._size, self._heldout = size, heldout
+    def __init__(self, size: int, heldout: int = 10, bad: int | None = None) -> None:
+        self._size, self._heldout, self._bad = size, heldout, bad
 
     def __len__(self) -> int:
         return self._size
@@ -128,6 +128,8 @@ class Blurred(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         x, y = batch_of(index, 1)
         noise = torch.randn(6) + random.random() + float(np.random.rand())
+        if index == self._bad:
+            noise[0] = float("nan")
         return torch.cat([torch.tensor([float(index)]), x[0] + 0.3 * noise]), y[0]
 
 

@@ -25,11 +25,11 @@ def make_parts(model: nn.Module, samples: int = 10, **settings: int) -> Any:
     x, y = torch.randn(samples, 6, generator=generator), torch.randint(3, (samples,), generator=generator)
     return SimpleNamespace(
         heldout=TensorDataset(x, y),
-        bare_model=model,
+        evaluated_model=model,
         loss=nn.functional.cross_entropy,
         metrics={},
         data=None,
-        settings=SimpleNamespace(**({"eval_batches": 3, "batch_size": 4} | settings)),
+        settings=SimpleNamespace(**({"eval_batches": 3, "batch_size": 4, "compile": False} | settings)),
     )
 
 
