@@ -8,7 +8,7 @@ SLURM_PROGRAMS := slurmctld slurmd slurmdbd munged mariadbd ip
 # Half of what tests/on_slurm takes; the other half is whatever is not named here.
 SLURM_HALF := $(patsubst %,tests/on_slurm/test_%.py,accounting node_fail place stop training)
 BENCHMARKS := "startup.py --runs 5" "start.py --rounds 1" "restart.py --rounds 1" \
-	"checkpoint_stall.py --sizes 100 --rounds 2"
+	"checkpoint_stall.py --sizes 100 --rounds 2" "step.py --sizes small --rounds 10 --seconds 0.2"
 
 .DEFAULT_GOAL := help
 .PHONY: help train test lint format bench chaos pictures clean install slurm gpu unit distributed slurm-tests-1 slurm-tests-2 other-tests

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.config.check_values import check_special_keys
-from slurmddp.config.schema import NAMED_NODES, OPEN_NODES
+from slurmddp.config.schema import NAMED_NODES, OPEN_NODES, TOP
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.spec import MODULE, is_command, is_own_trainer
 
@@ -149,7 +149,9 @@ def _check_module(name: str, project_dir: Path, *, here: bool) -> None:
 
 def check_targets(config: Mapping[str, Any], project_dir: Path, *, here: bool) -> None:
     """Refuse a `_target_` that can't be imported; `here` is as for `check_program`."""
-    nodes = [(node, config.get(node)) for node in OPEN_NODES]
+    nodes = [
+        (node, config.get(node)) for node in OPEN_NODES if not _is_shipped_section(node, config.get(node))
+    ]
     nodes += [
         (f"{outer}.{name}", one) for outer in NAMED_NODES for name, one in (config[outer] or {}).items()
     ]
@@ -166,6 +168,11 @@ def check_targets(config: Mapping[str, Any], project_dir: Path, *, here: bool) -
                 _check_target(key, inner, project_dir, here=here)
             elif isinstance(inner, Mapping) and "_target_" in inner:
                 check_special_keys(key, inner)
+
+
+def _is_shipped_section(node: str, value: Any) -> bool:
+    """Return whether a group holds the keys of a shipped class, which the schema has checked."""
+    return TOP[node].is_group and bool(TOP[node].sections) and value is not None and "_target_" not in value
 
 
 def _check_target(key: str, target: Any, project_dir: Path, *, here: bool) -> None:

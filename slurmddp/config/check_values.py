@@ -124,10 +124,15 @@ def unknown_key(key: str, known: Mapping[str, Key], prefix: str) -> ConfigError:
 
 
 def _check_inner(value: Any, key: Key) -> dict[str, Any]:
-    """Return the checked keys of a section. If a key has several sections, `name` selects one."""
+    """Return the checked keys of a section. If a key has several sections, `name` selects one.
+
+    A class of the person's own, beside the sections, checks its arguments itself.
+    """
     given = _as_mapping(value)
     if given is None:
         raise _wrong(key.name, value, key.types, key.doc)
+    if Node in key.types and "_target_" in given:
+        return given
     prefix = f"{key.name}."
     if len(key.sections) == 1:
         return check_section(given, key.sections[0], prefix, is_open=key.is_open)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from slurmddp.errors import ConfigError, near_matches
 
 _FORM = re.compile(r"(?P<sign>\+\+|\+|~|)(?P<key>[^=]*)(?:=(?P<value>.*))?", re.DOTALL)
 _KEY = re.compile(r"[A-Za-z_][\w./@:-]*")
+_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 _PLAIN_CHOICE = re.compile(r"[\w./ ,-]+")
 PROJECT_DEFAULTS = "slurmddp.yaml"
 _WHERE = f"conf/{PROJECT_DEFAULTS}"
@@ -97,7 +98,7 @@ def plan_from(overrides: Sequence[str], roots: Sequence[Path], project: Mapping[
     """Return the plan that joins slurmddp's defaults, the project's defaults and the command line."""
     draft = _Draft(roots, dict(GROUPS), defaults())
     _lay_over(draft, project)
-    given = [take_apart(text) for text in overrides]
+    given = [_with_target(take_apart(text), roots) for text in overrides]
     for one in given:
         if _is_choice(one, roots):
             _choose(draft, one)
@@ -153,6 +154,18 @@ def _merged(below: Any, above: Any) -> Any:
     return {**below, **{key: _merged(below.get(key), value) for key, value in above.items()}}
 
 
+def _with_target(given: Given, roots: Sequence[Path]) -> Given:
+    """Return `GROUP._target_=package.Class` for `GROUP=package.Class`, unless a file has that name."""
+    path = unquoted((given.value or "").strip())
+    if given.key not in GROUPS or given.key not in OPEN_NODES or not _CLASS.fullmatch(path):
+        return given
+    return (
+        given
+        if path.removesuffix(".yaml") in options(roots, given.key)
+        else replace(given, key=f"{given.key}._target_")
+    )
+
+
 def _is_choice(given: Given, roots: Sequence[Path]) -> bool:
     """Return whether an argument chooses a file of a group (`model=gpt`) instead of setting a value."""
     if given.value is not None and not _PLAIN_CHOICE.fullmatch(unquoted(given.value.strip())):
@@ -203,7 +216,8 @@ def _with_sign(given: Given, draft: _Draft) -> str:
     ):
         items = ",".join(quoted(one) for one in typed(given.value or ""))
         return f"++{given.key}=[{items}]"
-    strict = given.sign == "" and given.first in OPEN_NODES and "." in given.key
+    by_class = given.first in OPEN_NODES and (TOP[given.first].is_open or not TOP[given.first].sections)
+    strict = given.sign == "" and by_class and "." in given.key
     fresh = draft.content.get(given.first) == {}
     return given.text if strict and not fresh else f"++{given.key}={given.value}"
 

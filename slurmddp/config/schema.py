@@ -269,7 +269,9 @@ class Config:
         later=True,
     )
     scheduler: Node | None = group("cosine", "the learning rate over the steps")
-    strategy: Ddp | Single = group("ddp", "how the replicas stay equal")
+    strategy: Ddp | Single | Node = group(
+        "ddp", "how the replicas stay equal; also package.Class of your own"
+    )
     cluster: Cluster | None = group(None, "the cluster, chosen with +cluster=NAME", FREE, trainer=False)
 
 

@@ -29,7 +29,7 @@ def resolve(
         )
     gpus = _gpus(config, cluster, gpus_here)
     ranks = _ranks(config, cluster, gpus, launcher)
-    if config["strategy"]["name"] == "single" and config["nodes"] * ranks > 1:
+    if config["strategy"].get("name") == "single" and config["nodes"] * ranks > 1:
         raise ConfigError(
             f"strategy=single trains in one rank, and this job has {config['nodes'] * ranks}.",
             hint="Choose strategy=ddp, or nodes=1 ranks_per_node=1.",
@@ -177,7 +177,7 @@ def _ranks(config: Mapping[str, Any], cluster: Cluster | None, gpus: int, launch
         return gpus
     if cluster is not None:
         return cluster.ranks_per_node or 1
-    return 1 if config["strategy"]["name"] == "single" else LAPTOP_RANKS
+    return 1 if config["strategy"].get("name") == "single" else LAPTOP_RANKS
 
 
 def _share_of(

@@ -1,33 +1,61 @@
 """Detect the rank, world size and node of this process from environment variables; pure.
 
 The innermost launcher wins. The order is: `SLURMDDP_ENVIRONMENT`, `Distributon.launch` or torchrun, the
-SLURM step, MPI, a single process. Variables that contradict each other are refused at once.
-Otherwise a wrong world size would show up minutes later, as a rendezvous that no rank joins.
+SLURM step, MPI, a single process. A function of your own may take the place of all of these. Variables that
+contradict each other are refused at once. Otherwise a wrong world size would show up minutes later, as a
+rendezvous that no rank joins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Protocol
 
+from slurmddp import plugins
 from slurmddp.environments import mpi, slurm, torchrun
 from slurmddp.environments.env_numbers import integer
-from slurmddp.environments.names import ENVIRONMENT_VARIABLE, LAUNCH_ID_VARIABLE, LAUNCHER_VARIABLE
+from slurmddp.environments.names import (
+    ENVIRONMENT_VARIABLE,
+    LAUNCH_ID_VARIABLE,
+    LAUNCHER_VARIABLE,
+    RESTART_COUNT_VARIABLE,
+)
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import ConfigError, MismatchError, near_matches
+from slurmddp.errors import ConfigError, MismatchError, SlurmddpError
 
 
-def detect(environ: Mapping[str, str]) -> RankInfo:
+class Environment(Protocol):
+    """A source of the rank, such as another scheduler: a function of the environment variables."""
+
+    def __call__(self, environ: Mapping[str, str], /) -> RankInfo:
+        """Return rank, world size and node of the process that has these variables; read nothing else.
+
+        `environ` lacks `SLURMDDP_ENVIRONMENT`, so that the function may leave other cases to `detect`.
+        """
+
+
+def detect(
+    environ: Mapping[str, str], environment: str | Environment | type[Environment] | None = None
+) -> RankInfo:
     """Return rank, world size and node of this process.
 
     Args:
         environ: the environment variables.
+        environment: the launcher, as `SLURMDDP_ENVIRONMENT` names it, or a function or class of your own.
+            `SLURMDDP_ENVIRONMENT`, `launch()` and the agents of slurmddp come first.
 
     Raises:
         MismatchError: the variables contradict each other.
+        ConfigError: there is no such launcher, or the function of your own fails.
+
+    Example:
+        info = detect(os.environ, "my_package.lsf.rank_info")
     """
     forced = environ.get(ENVIRONMENT_VARIABLE, "")
     if forced:
-        return _forced(forced, environ)
+        return _chosen(forced, environ, ENVIRONMENT_VARIABLE)
+    if environment is not None and not (LAUNCHER_VARIABLE in environ or RESTART_COUNT_VARIABLE in environ):
+        return _chosen(environment, environ, "environment")
     if environ.get(LAUNCHER_VARIABLE) == "local":
         return torchrun.local_rank_info(environ)
     if "TORCHELASTIC_RUN_ID" in environ:
@@ -56,7 +84,7 @@ def _single(environ: Mapping[str, str]) -> RankInfo:
     )
 
 
-_FORCED: dict[str, Callable[[Mapping[str, str]], RankInfo]] = {
+ENVIRONMENTS: dict[str, Environment] = {
     "slurm": slurm.rank_info,
     "torchrun": torchrun.rank_info,
     "mpi": mpi.rank_info,
@@ -64,12 +92,42 @@ _FORCED: dict[str, Callable[[Mapping[str, str]], RankInfo]] = {
 }
 
 
-def _forced(name: str, environ: Mapping[str, str]) -> RankInfo:
-    if name not in _FORCED:
+def _chosen(given: str | Environment | type[Environment], environ: Mapping[str, str], key: str) -> RankInfo:
+    """Return the info by the environment that a person has chosen."""
+    environment: Environment = plugins.build(given, ENVIRONMENTS, Environment, key=key)
+    others = {name: value for name, value in environ.items() if name != ENVIRONMENT_VARIABLE}
+    try:
+        info = environment(others)
+    except SlurmddpError:
+        raise
+    except Exception as error:
         raise ConfigError(
-            f"SLURMDDP_ENVIRONMENT={name!r} is not a known launcher.", hint=near_matches(name, _FORCED)
+            f"{key} {given!r} failed: {type(error).__name__}: {error}.",
+            hint="Return a RankInfo, or raise a SlurmddpError that says which variable is missing.",
+        ) from error
+    if problem := _problem_of(info):
+        raise MismatchError(
+            f"{key} {given!r} gave {info!r}: {problem}.",
+            hint="slurmddp/environments/rank_info.py describes each field.",
         )
-    return _FORCED[name](environ)
+    return info
+
+
+def _problem_of(info: RankInfo) -> str:
+    """Return the first contradiction in the numbers of an environment; an empty text if there is none."""
+    if not isinstance(info, RankInfo):
+        return "it must be a RankInfo"
+    if not (
+        0 <= info.rank < info.world_size
+        and 0 <= info.local_rank < info.local_world_size <= info.world_size
+        and 0 <= info.node_rank < info.nodes
+    ):
+        return "rank, local_rank and node_rank count from 0 and stay below their size"
+    if info.tasks and sum(info.tasks) != info.world_size:
+        return "tasks must add up to world_size"
+    if info.world_size > 1 and info.launch_id == "single" and info.master_port is None:
+        return "several ranks need a launch_id that they share, or master_addr and master_port"
+    return ""
 
 
 def require(

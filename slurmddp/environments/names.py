@@ -5,7 +5,8 @@ from __future__ import annotations
 # Settings of the user.
 
 ENVIRONMENT_VARIABLE = "SLURMDDP_ENVIRONMENT"
-"""The launcher, against what other variables say: `slurm`, `torchrun`, `mpi` or `single`."""
+"""The launcher, against what other variables say: `slurm`, `torchrun`, `mpi`, `single`, or the import path of
+a function or class of your own (`environments/detect.py`)."""
 MASTER_ADDR_VARIABLE = "SLURMDDP_MASTER_ADDR"
 """An address of rank 0's node that all other nodes can reach."""
 BIND_VARIABLE = "SLURMDDP_BIND"

@@ -5,21 +5,22 @@ A strategy knows torch's parallel wrappers. It knows neither the launcher nor th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from slurmddp.errors import ConfigError, near_matches
+from slurmddp import plugins
 from slurmddp.strategies.ddp import DataParallel
 from slurmddp.strategies.single import Single
 
 
-@runtime_checkable
 class Strategy(Protocol):
-    """The methods of a strategy."""
+    """The agreement of replicas: the methods that a strategy of your own needs.
+
+    All ranks call `wrap` at the same place of the program, and so may talk to each other in it.
+    """
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         """Return the module to call in training; called on all ranks, with `model` on `device`."""
@@ -31,20 +32,25 @@ class Strategy(Protocol):
         """Return the module that was given to `wrap`."""
 
 
-STRATEGIES: dict[str, Callable[..., Strategy]] = {"ddp": DataParallel, "single": Single}
+STRATEGIES: dict[str, type[Strategy]] = {"ddp": DataParallel, "single": Single}
 
 
-def build(name: str, **options: Any) -> Strategy:
-    """Return the strategy `name`; `options` are the keys of its file in conf/strategy."""
-    if name not in STRATEGIES:
-        raise ConfigError(f"There is no strategy {name!r}.", hint=near_matches(name, STRATEGIES))
-    try:
-        return STRATEGIES[name](**options)
-    except TypeError as error:
-        raise ConfigError(
-            f"Strategy {name!r} refused its options {options}: {error}.",
-            hint="Its options are the keys of conf/strategy/" + name + ".yaml.",
-        ) from error
+def build(name: str | Strategy | type[Strategy], **options: Any) -> Strategy:
+    """Return a strategy.
+
+    Args:
+        name: "ddp", "single", the import path of a class, or a strategy or its class itself.
+        options: arguments of the class.
+
+    Raises:
+        ConfigError: there is no such strategy, it refuses its options, or it lacks a method of `Strategy`.
+
+    Example:
+        build("ddp", bucket_mb=25)
+        build("my_package.EveryTenthStep", steps=10)
+    """
+    strategy: Strategy = plugins.build(name, STRATEGIES, Strategy, key="strategy", **options)
+    return strategy
 
 
 __all__ = ["STRATEGIES", "Strategy", "build"]

@@ -31,8 +31,10 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from slurmddp.checkpoint.files.best import check_best
+from slurmddp.environments.detect import Environment
 from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
 from slurmddp.errors import ConfigError
+from slurmddp.launchers.local.launcher import Launcher
 from slurmddp.strategies import Strategy, build
 from slurmddp.training import rng
 from slurmddp.training.checkpointing import restore
@@ -60,7 +62,8 @@ class Distributon:
     Args:
         num_devices: number of ranks on this machine. "auto": the ranks that a launcher has started; without a
             launcher one per visible GPU, or one.
-        strategy: "ddp", "single", or an object with the methods of `slurmddp.strategies.Strategy`.
+        strategy: "ddp", "single", or a class of your own with the methods of `slurmddp.strategies.Strategy`:
+            its import path, the class, or an object of it.
         backend: "nccl", "gloo", or "auto": nccl for ranks with GPUs, else gloo.
         precision: "32"; "bf16" or "fp16": the forward passes of models run under autocast to bfloat16 or
             float16, and return float32. Weights, gradients and checkpoints stay in float32. With "fp16",
@@ -69,20 +72,29 @@ class Distributon:
             order of the data. None: random weights and draws, and the order of seed 0.
         config: nested mapping of plain values that change the results. Checkpoints store it, and `load`
             refuses a checkpoint with another configuration.
+        environment: the source of this process's rank: "slurm", "torchrun", "mpi", "single", or a function or
+            class of your own (`slurmddp.environments.detect.Environment`). None: the innermost launcher.
+        launcher: starts the ranks if no launcher has: "local", or a class of your own with the methods of
+            `slurmddp.launchers.local.launcher.Launcher`.
 
     Raises:
-        ConfigError: `num_devices`, `strategy` or `precision` is not allowed.
+        ConfigError: `num_devices`, `strategy`, `precision` or `launcher` is not allowed.
+
+    Example:
+        d = Distributon(num_devices=4, precision="bf16", seed=0)
     """
 
     def __init__(
         self,
         num_devices: int | Literal["auto"] = "auto",
         *,
-        strategy: str | Strategy = "ddp",
+        strategy: str | Strategy | type[Strategy] = "ddp",
         backend: str = "auto",
         precision: str = "32",
         seed: int | None = None,
         config: Mapping[str, Any] | None = None,
+        environment: str | Environment | type[Environment] | None = None,
+        launcher: str | Launcher | type[Launcher] = "local",
     ) -> None:
         if num_devices != "auto" and (not isinstance(num_devices, int) or num_devices < 1):
             raise ConfigError(
@@ -90,16 +102,16 @@ class Distributon:
             )
         self._settings: dict[str, Any] = {
             "num_devices": num_devices, "strategy": strategy, "backend": backend, "precision": precision,
-            "seed": seed, "config": config,
+            "seed": seed, "config": config, "environment": environment,
         }  # fmt: skip
         self._num_devices = num_devices
-        self._strategy = build(strategy) if isinstance(strategy, str) else strategy
+        self._strategy = build(strategy)
         self._dtype = dtype_of(precision)
         self._scaler: LossScaler | None = None
         self._backend, self._seed, self._config = backend, seed, config
         self._loaders: list[DistributedLoader] = []
         self._models: list[nn.Module] = []
-        self._session = RankSession(os.environ, self._close_saves)
+        self._session = RankSession(os.environ, self._close_saves, environment, launcher)
         self._session.heartbeat.on_step = self._step_taken
         self._opened: Checkpointer | None = None
         """The checkpointer, from the first save or load on."""
@@ -124,8 +136,10 @@ class Distributon:
         """Join the process group of all ranks; without a launcher, start the ranks first.
 
         A plain process that asks for several devices runs its command once per device and exits with their
-        exit code. So only the ranks run the lines after `launch()`. A default process group that exists
-        already, such as Fabric's, is used and stays open after `close`.
+        exit code. So only the ranks run the lines after `launch()`. The command may be a script, `-m module`
+        or an app of Hydra, whose ranks share one output folder. Ranks find torchrun's variables. Under srun,
+        torchrun or mpirun nothing is started. A default process group that exists already, such as Fabric's,
+        is used and stays open after `close`.
 
         With a `function`, such a process starts its ranks for this call alone and continues after it. That
         works in a notebook too. The ranks are new processes, which get the function by value.
@@ -145,16 +159,22 @@ class Distributon:
         Example:
             def train(d, lr):
                 model = d.setup_model(nn.Linear(4, 1))
-                ...
-                return loss
+                optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=lr))
+                loss = model(torch.ones(1, 4)).sum()
+                d.backward(loss)
+                optimizer.step()
+                return loss.item()
 
-            loss = Distributon(4).launch(train, lr=0.1)
+
+            loss = Distributon(2).launch(train, lr=0.1)
         """
         if function is not None:
             if ranks := self._session.ranks_to_start(self._num_devices):
                 from slurmddp.launchers.local.function import call_on_ranks
 
-                return call_on_ranks(partial(_as_rank, self._settings, function, args, kwargs), ranks)
+                return call_on_ranks(
+                    partial(_as_rank, self._settings, function, args, kwargs), ranks, self._session.launcher
+                )
             self.launch()
             return function(self, *args, **kwargs)
         self._session.start(self._num_devices, self._backend)
@@ -264,7 +284,18 @@ class Distributon:
         return wrapped if more else wrapped[0]
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the module that was given to `setup_model`, which runs without the other ranks."""
+        """Return the module that was given to `setup_model`, which runs without the other ranks.
+
+        Args:
+            model: a result of `setup_model`.
+
+        Returns:
+            The module itself, whose state has no names of a wrapper.
+
+        Example:
+            if d.is_global_zero:
+                torch.save(d.unwrap(model).state_dict(), "weights.pt")
+        """
         return self._strategy.unwrap(model)
 
     @overload
@@ -286,6 +317,9 @@ class Distributon:
         Raises:
             ConfigError: an optimizer has a parameter that belongs to no model of `setup_model`, or does not
                 work with the precision.
+
+        Example:
+            optimizer = d.setup_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3))
         """
         known = {id(parameter) for model in self._models for parameter in model.parameters()}
         for one in (optimizer, *more):
@@ -391,6 +425,11 @@ class Distributon:
         Args:
             loss: a scalar.
             accumulate: number of backward passes per optimizer step, which then uses their mean.
+
+        Example:
+            d.backward(mse_loss(model(inputs), targets))
+            optimizer.step()
+            optimizer.zero_grad()
         """
         self._session.context  # noqa: B018 - raises before launch.
         StopController.is_leaving = False
@@ -406,11 +445,14 @@ class Distributon:
             model: the result of `setup_model`.
             last: whether this is the last batch of the step; only then do the ranks average gradients.
 
+        Returns:
+            A context manager.
+
         Example:
             for number, (inputs, targets) in enumerate(loader, 1):
                 last = number % loader.accumulate == 0
                 with d.accumulating(model, last=last):
-                    d.backward(loss_of(model(inputs), targets), accumulate=loader.accumulate)
+                    d.backward(mse_loss(model(inputs), targets), accumulate=loader.accumulate)
                 if last:
                     optimizer.step()
                     optimizer.zero_grad()
@@ -476,6 +518,11 @@ class Distributon:
 
         Raises:
             ConfigError: the phase is unknown.
+
+        Example:
+            for inputs, targets in held_out:
+                d.heartbeat()
+                loss = mse_loss(d.unwrap(model)(inputs), targets)
         """
         self._session.heartbeat.alive(phase)
 
@@ -525,6 +572,10 @@ class Distributon:
 
         Raises:
             ConfigError: there is no such operation, or the mean of integers was asked for.
+
+        Example:
+            mean = d.all_reduce(loss)
+            samples = d.all_reduce(torch.tensor(len(inputs)), "sum")
         """
         return collectives.reduce(tensor, op, self.device)
 
@@ -540,6 +591,9 @@ class Distributon:
 
         Raises:
             CheckpointError: on all ranks, if a rank's value can't be sent.
+
+        Example:
+            names = d.all_gather({"rank": d.rank, "loss": loss.item()})
         """
         self._session.context  # noqa: B018
         return [self._on_device(one) for one in collectives.gather(value)]
@@ -555,6 +609,9 @@ class Distributon:
 
         Raises:
             CheckpointError: on all ranks, if the value can't be sent.
+
+        Example:
+            name = d.broadcast("fit-7" if d.is_global_zero else "")
         """
         self._session.context  # noqa: B018
         received: Shared = self._on_device(collectives.from_zero(value))
@@ -593,7 +650,14 @@ class Distributon:
             distributed.barrier()
 
     def print(self, *values: object) -> None:
-        """Print on rank 0 only."""
+        """Print on rank 0 only.
+
+        Args:
+            values: as for Python's `print`.
+
+        Example:
+            d.print("step", step, "loss", loss.item())
+        """
         if self.is_global_zero:
             print(*values, flush=True)
 
@@ -718,6 +782,9 @@ class Distributon:
 
         Raises:
             CheckpointError, ConfigError, SlurmddpError: as `save`.
+
+        Example:
+            d.check_can_save(model=model, optimizer=optimizer)
         """
         named = merged(state, objects, "check_can_save({...}, root=folder)")
         seconds = self._checkpointer.check_can_save(self._root(root), named, keep_last=keep_last, wait=wait)
@@ -732,6 +799,13 @@ class Distributon:
         Args:
             every: number of steps between two copies. "auto": as few as keep the copies below 1 % of the
                 training time, and no copies without an agent of slurmddp. 0: no copies.
+
+        Returns:
+            True after each step that is to be copied.
+
+        Example:
+            if d.memory_save_is_due(every=50):
+                d.memory_save(step, root="checkpoints", model=model, optimizer=optimizer)
         """
         return self._checkpointer.pace.is_due(every)
 
@@ -807,9 +881,9 @@ class Distributon:
 
         Example:
             step = d.load({"model": model, "optimizer": optimizer}) or 0
-            d.load(model=model, step=1200)
-            d.load(model=model, best=("eval_loss", "min"))
-            d.load(root="/shared/pretrained", model=model, strict=False)
+            d.save(1200, model=model, optimizer=optimizer, metrics={"eval_loss": 0.31})
+            d.load(model=model, step=1200)  # or best=("eval_loss", "min")
+            d.load(model=model, strict=False)  # what fits
         """
         named = merged(state, objects, "load({...}, root=folder)")
         if best is not None:

@@ -11,17 +11,14 @@ Hydra's function is not used because it would break four promises (`test_what_hy
 
 from __future__ import annotations
 
-import builtins
 import functools
-import importlib
 import inspect
-import sys
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import Any
 
 from slurmddp.config.check_values import check_special_keys
-from slurmddp.errors import ConfigError, SlurmddpError, near_matches
+from slurmddp.errors import ConfigError, near_matches
+from slurmddp.plugins import locate
 from slurmddp.spec import SPECIAL_KEYS
 
 
@@ -70,77 +67,6 @@ def _call(config: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str,
     own = {n: build(v, _key_=_join(key, n)) for n, v in config.items() if n not in SPECIAL_KEYS}
     own_args = build(list(config.get("_args_") or ()), _key_=_join(key, "_args_"))
     return _Call(config["_target_"], target, (*args, *own_args), {**own, **kwargs}, key)
-
-
-def locate(path: Any, *, key: str = "_target_") -> Callable[..., Any]:
-    """Import the callable with the dotted path `path`; raises ConfigError that names `key`."""
-    if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
-        raise ConfigError(
-            f"{key} is {path!r}, which is no import path.", hint="Write it as `package.module.ClassName`."
-        )
-    module, names = _import_longest(path, key)
-    found: Any = module
-    for name in names:
-        if not hasattr(found, name):
-            raise _no_attribute(path, found, name, key)
-        found = getattr(found, name)
-    if not callable(found):
-        raise ConfigError(
-            f"{key} is {path!r}, a {type(found).__name__} that can't be called.",
-            hint="Name a class or a function.",
-        )
-    return found  # type: ignore[no-any-return]
-
-
-def _import_longest(path: str, key: str) -> tuple[ModuleType, list[str]]:
-    """Import the longest prefix of `path` that is a module; return the module and the remaining names."""
-    parts = path.split(".")
-    if len(parts) == 1:
-        return builtins, parts
-    module: ModuleType | None = None
-    for length in range(1, len(parts)):
-        name = ".".join(parts[:length])
-        try:
-            module = importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name != name:
-                raise _broken_module(path, name, error, key) from error
-            if module is None or not hasattr(module, parts[length - 1]):
-                raise _no_module(path, name, module, key) from error
-            return module, parts[length - 1 :]
-        except SlurmddpError:
-            raise
-        except Exception as error:
-            raise _broken_module(path, name, error, key) from error
-    return sys.modules[".".join(parts[:-1])], parts[-1:]
-
-
-def _no_module(path: str, name: str, parent: ModuleType | None, key: str) -> ConfigError:
-    last = name.rpartition(".")[2]
-    found = f"module {parent.__name__} has no {last}" if parent else f"there is no module {name}"
-    hint = near_matches(last, _public(parent)) if parent else ""
-    return ConfigError(
-        f"{key} is {path!r}, but {found}.",
-        hint=hint or "Modules are found beside your conf/ folder and in the installed packages.",
-    )
-
-
-def _broken_module(path: str, name: str, error: Exception, key: str) -> ConfigError:
-    return ConfigError(
-        f"{key} is {path!r}, but importing {name} failed: {type(error).__name__}: {error}.",
-        hint=f"`python -c 'import {name}'` shows the whole error.",
-    )
-
-
-def _no_attribute(path: str, owner: Any, name: str, key: str) -> ConfigError:
-    where = getattr(owner, "__name__", type(owner).__name__)
-    return ConfigError(
-        f"{key} is {path!r}, but {where} has no {name!r}.", hint=near_matches(name, _public(owner))
-    )
-
-
-def _public(owner: Any) -> list[str]:
-    return [name for name in dir(owner) if not name.startswith("_")]
 
 
 def _join(key: str, name: str) -> str:

@@ -18,13 +18,14 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.time_limits import read_limits
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, ConfigError, RankFailure, SlurmddpError
 from slurmddp.host.streams import tell
+from slurmddp.plugins import locate
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.spec import is_own_trainer
 from slurmddp.strategies import build
 from slurmddp.training.device.cpu_affinity import share_threads
 from slurmddp.training.distributon import Distributon
-from slurmddp.training.instantiate import instantiate, locate
+from slurmddp.training.instantiate import instantiate
 from slurmddp.training.preflight import preflight
 from slurmddp.training.process_group.device_agreement import DevicesError
 from slurmddp.training.process_group.setup import RankContext
@@ -73,7 +74,8 @@ def _run(folder: RunFolder, config: dict[str, Any]) -> None:
         ranks_per_node=config.get("ranks_per_node"),
         gpus_per_node=config.get("gpus_per_node"),
     )
-    strategy = build(**config.get("strategy", {"name": "ddp"}))
+    chosen = config.get("strategy", {"name": "ddp"})
+    strategy = instantiate(chosen, _key_="strategy") if "_target_" in chosen else build(**chosen)
     program = config.get("program") or {}
     if "_target_" not in program:
         raise ConfigError("program has no _target_.", hint="Name the function to run, or leave program out.")

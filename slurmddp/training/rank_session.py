@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 
 from torch import distributed
 
-from slurmddp.environments.detect import detect
-from slurmddp.environments.names import LAUNCHER_VARIABLE
+from slurmddp.environments.detect import Environment, detect
+from slurmddp.environments.names import ENVIRONMENT_VARIABLE, LAUNCHER_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import (
     EXIT_FAILED,
@@ -24,6 +24,8 @@ from slurmddp.errors import (
     StoppedAtCheckpoint,
 )
 from slurmddp.host.heartbeat_page import HeartbeatPage
+from slurmddp.launchers.local.launcher import Launcher
+from slurmddp.launchers.local.launcher import build as build_launcher
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.device.cuda import visible_gpus
 from slurmddp.training.heartbeat import Heartbeat
@@ -44,10 +46,19 @@ class RankSession:
     Args:
         environ: the environment of the process.
         finish_saving: waits until all saves are durable; called before the rank leaves the other ranks.
+        environment: the source of the rank, as for `detect`.
+        launcher: starts the ranks if no launcher has started this process.
     """
 
-    def __init__(self, environ: Mapping[str, str], finish_saving: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        finish_saving: Callable[[], object],
+        environment: str | Environment | type[Environment] | None = None,
+        launcher: str | Launcher | type[Launcher] = "local",
+    ) -> None:
         self._environ, self._finish_saving = environ, finish_saving
+        self._environment, self.launcher = environment, build_launcher(launcher)
         self.run = RunContext.read(environ)
         self.stop = StopController(ExitGuard.standing, self.run)
         self.startup = StartupTimer(environ)
@@ -72,12 +83,12 @@ class RankSession:
             raise SlurmddpError(
                 "launch() was called a second time.", hint="Call it once, before any setup_ method."
             )
-        info = detect(self._environ)
+        info = detect(self._environ, self._environment)
         wanted = num_devices if isinstance(num_devices, int) else _devices_of(info)
         if self.ranks_to_start(num_devices) > 1:
             from slurmddp.launchers.local.launch import launch_script
 
-            launch_script(wanted)
+            launch_script(wanted, self.launcher)
         _require_devices(info, wanted)
         self.heartbeat.enter("meeting")
         self._context = setup.start(info, backend=backend, stopped=lambda: self.stop.requested)
@@ -93,12 +104,14 @@ class RankSession:
         Raises:
             SlurmddpError: this process itself was started as a rank, and does not see it.
         """
-        info = detect(self._environ)
+        info = detect(self._environ, self._environment)
         wanted = num_devices if isinstance(num_devices, int) else _devices_of(info)
-        if info.environment != "single" or wanted == 1 or distributed.is_initialized():
+        if info.environment != "single" or distributed.is_initialized():
             return 0
-        _refuse_to_multiply()
-        return wanted
+        _refuse_hidden_rank(self._environ, wanted)
+        if wanted > 1:
+            _refuse_to_multiply()
+        return wanted if wanted > 1 else 0
 
     def close(self) -> None:
         """Wait for saves and leave the process group, once; does nothing in a forked process."""
@@ -167,6 +180,19 @@ class RankSession:
 def _devices_of(info: RankInfo) -> int:
     """Return the number of ranks on this machine for `num_devices="auto"`."""
     return info.local_world_size if info.environment != "single" else max(1, visible_gpus())
+
+
+def _refuse_hidden_rank(environ: Mapping[str, str], wanted: int) -> None:
+    """Raise MismatchError if a launcher started this process as a rank whose number is not to be seen."""
+    local_rank = environ.get("LOCAL_RANK", "")
+    is_meant = environ.get(ENVIRONMENT_VARIABLE) == "single" and wanted == 1
+    if local_rank.isdecimal() and int(local_rank) > 0 and not is_meant:
+        raise MismatchError(
+            f"launch() was called in a process with LOCAL_RANK={local_rank} that does not see its rank: RANK "
+            "and WORLD_SIZE are not both set, or SLURMDDP_ENVIRONMENT hides them.",
+            hint="Start all ranks with torchrun or srun, or set RANK and WORLD_SIZE as well. Without a "
+            "launcher around this process, unset LOCAL_RANK.",
+        )
 
 
 def _refuse_to_multiply() -> None:

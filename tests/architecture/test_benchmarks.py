@@ -142,6 +142,15 @@ def test_a_ratio_is_taken_round_by_round(benchmark):
     assert benchmark("record").ratio([1.0, 2.0, 30.0], [4.0, 2.0, 10.0]) == 1.0
 
 
+def test_a_step_is_compared_with_the_hand_written_one_of_its_round(benchmark):
+    times = {"by hand": [1.0, 2.0, 4.0], "slurmddp": [1.1, 2.0, 4.8], "again": [1.0, 2.0, 4.0]}
+    found = benchmark("step").ratios(times)
+    assert found == {
+        "slurmddp": {"median": 1.1, "low": 1.0, "high": 1.2},
+        "again": {"median": 1.0, "low": 1.0, "high": 1.0},
+    }
+
+
 def test_nothing_is_written_unless_a_file_is_named(benchmark, tmp_path, monkeypatch):
     record, file = benchmark("record"), tmp_path / "found.json"
     monkeypatch.chdir(tmp_path)

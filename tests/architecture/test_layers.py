@@ -13,7 +13,7 @@ PACKAGE = ROOT / "slurmddp"
 # From the bottom to the top; a room may import itself and any room before it.
 # A room's own modules may stand beside its inner rooms: they are modules of the outer room.
 _ABOVE = """
-    errors config.schema spec config.check_values config.identity config.script_arguments
+    errors plugins config.schema spec config.check_values config.identity config.script_arguments
     environments host slurm.units slurm sandbox
     runs runs.folder runs.index runs.failures runs.status runs.report
     batch
@@ -30,14 +30,16 @@ _BELOW = """
     training.preflight training.rank_main
 """
 TORCH_FREE, WITH_TORCH = _ABOVE.split(), _BELOW.split()
-SHARED_WITH_TORCH = {"errors", "spec", "environments", "host", "runs", "runs.folder", "checkpoint"}
+SHARED_WITH_TORCH = {"errors", "plugins", "spec", "environments", "host", "runs", "runs.folder", "checkpoint"}
 SHARED_WITH_TORCH |= {"checkpoint.files", "checkpoint.memory"}
 SHARED_WITH_TORCH |= {"config.schema", "config.check_values", "config.identity", "slurm.units"}
 PURE_PACKAGES = {"conf", "templates", "__main__"}
 
-# The one upward edge: a script's `launch()` starts processes, and imports the launcher when it does.
+# The one upward edge: a script's `launch()` starts processes, and imports the launcher's code when it does.
 ALLOWED = {
+    ("slurmddp.training.rank_session", "slurmddp.launchers.local.launcher"),
     ("slurmddp.training.rank_session", "slurmddp.launchers.local.launch"),
+    ("slurmddp.training.distributon", "slurmddp.launchers.local.launcher"),
     ("slurmddp.training.distributon", "slurmddp.launchers.local.function"),
 }
 

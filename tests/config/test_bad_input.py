@@ -37,6 +37,8 @@ CASES = {
     "+cluster=a100x9": "no cluster 'a100x9'.*looked in .*conf/cluster and .*a100x8",
     "model=gtp_small": "no model 'gtp_small'.*Did you mean gpt_small",
     "strategy.name=dpp": "one of ddp, single. Did you mean ddp",
+    "strategy=dpp": "Did you mean ddp",
+    "strategy=torhc.Mean": "there is no module 'torhc'",
     "strategy.bucket_md=3": "Did you mean strategy.bucket_mb",
     ("strategy=single", "+strategy.bucket_mb=3"): "strategy.bucket_mb",
     ("strategy=single", "nodes=2"): "one rank, and this job has 2",

@@ -121,6 +121,29 @@ def test_a_whole_training_function_comes_in_by_its_import_path(project: Path) ->
     assert job.program.target == "mine.train" and job.program.config["program"]["extra"] == 1
 
 
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ("strategy=my_parts.Mean", "strategy.half=true"),
+        ("strategy._target_=my_parts.Mean", "strategy.half=true"),
+        ("+strategy='my_parts.Mean'", "+strategy.half=true"),
+        ("strategy=mean",),
+    ],
+)
+def test_d11_a_class_of_ones_own_is_the_strategy(tmp_path: Path, typed: tuple[str, ...]) -> None:
+    mean = "_target_: my_parts.Mean\nhalf: true\n"
+    project = make_project(tmp_path / "p", strategy__mean=mean, model__net="_target_: my_parts.Net\n")
+    (project / "my_parts.py").write_text("class Mean: ...\nclass Net: ...\n")
+    job = job_of(project, *typed)
+    assert job.program.config["strategy"] == {"_target_": "my_parts.Mean", "half": True}
+    assert job.resources.world_size == 2
+    assert job.run_name != job_of(project).run_name, "it is another run"
+    net = job_of(project, "model=my_parts.Net", "model.width=3")
+    assert net.program.config["model"] == {"_target_": "my_parts.Net", "width": 3}
+    by_file = make_project(tmp_path / "p", **{"model__my_parts.Net": "_target_: torch.nn.Identity\n"})
+    assert job_of(by_file, "model=my_parts.Net").program.config["model"] == {"_target_": "torch.nn.Identity"}
+
+
 def test_a_strategy_has_its_own_options_and_a_group_may_be_left_out(project: Path) -> None:
     chosen = job_of(project, "+strategy.bucket_mb=5").program.config["strategy"]
     assert chosen == {"name": "ddp", "bucket_mb": 5}

@@ -22,6 +22,8 @@ from support.distributed.doc_programs import (
     ROOT,
     WITH,
     WITHOUT,
+    blocks,
+    is_program,
     loop_with_a_stop,
     newest_weights,
     python_blocks,
@@ -32,6 +34,7 @@ from support.distributed.ranks import Program, place_environments, run_programs
 pytestmark = pytest.mark.distributed
 
 ENVIRONMENT = {**scrub(os.environ), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+LANGUAGES = ("python", "bash", "yaml", "text", "")
 BLOCKS = [(doc, number) for doc in DOCS for number in range(len(python_blocks(doc)))]
 
 
@@ -44,6 +47,8 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
         d.launch()
         model = d.setup_model(torch.nn.Linear(1, 1))
         optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters()))
+        data = torch.utils.data.TensorDataset(torch.randn(64, 1), torch.randn(64, 1))
+        inputs, targets = data[:8]
         yield {
             "d": d,
             "distributon": d,
@@ -54,8 +59,21 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
             "encode": str.encode,
             "validation": [1],
             "DataLoader": torch.utils.data.DataLoader,
-            "data": torch.utils.data.TensorDataset(torch.randn(64, 1), torch.randn(64, 1)),
+            "data": data,
             "mse_loss": torch.nn.functional.mse_loss,
+            "torch": torch,
+            "nn": torch.nn,
+            "Distributon": Distributon,
+            "inputs": inputs,
+            "targets": targets,
+            "loss": torch.nn.functional.mse_loss(model(inputs), targets),
+            "held_out": [(inputs, targets)],
+            "loader": d.setup_dataloader(torch.utils.data.DataLoader(data, batch_size=8), accumulate=2),
+            "train": torch.utils.data.DataLoader(data, batch_size=8),
+            "test": torch.utils.data.DataLoader(data, batch_size=8),
+            "generator": torch.nn.Linear(1, 1),
+            "critic": torch.nn.Linear(1, 1),
+            "prepare": lambda folder: data,
         }
 
 
@@ -66,13 +84,49 @@ def test_every_python_block_of_the_documents_runs(
     doc: Path, number: int, request: Any, tmp_path: Path
 ) -> None:
     block = python_blocks(doc)[number]
-    if doc == ROOT / "README.md":  # It is a whole program.
+    if (doc, number) == (ROOT / "README.md", 0):  # It is a whole program.
         script = tmp_path / "program.py"
         script.write_text(block)
         subprocess.run([sys.executable, script], cwd=tmp_path, env=ENVIRONMENT, check=True, timeout=300)
         assert (tmp_path / "checkpoints" / "latest").is_file()
     else:
-        exec(compile(block, doc.name, "exec"), request.getfixturevalue("names"))
+        names = request.getfixturevalue("names")
+        exec(compile(block.replace('"/shared/', f'"{tmp_path}/'), doc.name, "exec"), names)
+
+
+@pytest.mark.parametrize("doc", DOCS, ids=lambda doc: str(doc.relative_to(ROOT)))
+def test_no_block_of_a_document_is_python_that_does_not_run(doc: Path) -> None:
+    for language, body in blocks(doc):
+        assert language in LANGUAGES, f"a block of {doc.name} is in {language!r}:\n{body}"
+        assert language in ("python", "bash") or not is_program(body), f"{doc.name} does not run:\n{body}"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("```python\na = 1\n```\n", ["a = 1\n"]),
+        ("- item\n\n  ```python title\n  a = 1\n  ```\n", ["a = 1\n"]),
+        ("~~~python\na = 1\n~~~\n```text\nb\n```\n```python\nc\n```\n", ["a = 1\n", "c\n"]),
+        ("```bash\n# python\n```\n", []),
+    ],
+)
+def test_the_python_blocks_of_a_page_are_found(tmp_path: Path, text: str, expected: list[str]) -> None:
+    (tmp_path / "page.md").write_text(text)
+    assert python_blocks(tmp_path / "page.md") == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("a = 1", True),
+        ("with d:\n    f()", True),
+        ("f(1)", True),
+        ("f(a: int) -> None", False),
+        ("word", False),
+    ],
+)
+def test_python_is_seen_whatever_the_fence_says(body: str, expected: bool) -> None:
+    assert is_program(body) is expected
 
 
 def train(folder: Path, name: str) -> subprocess.Popen[str]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slurmddp.errors import ConfigError
-from slurmddp.strategies import STRATEGIES, Strategy, build
+from slurmddp.strategies import build
 from support.distributed import strategy_jobs
 from support.distributed.ranks import run_ranks
 
@@ -77,22 +77,6 @@ def test_a_bucket_size_of_zero_is_refused(size: float) -> None:
 def test_a_model_that_the_strategy_can_not_train_is_refused(strategy: str, trains: bool, said: str) -> None:
     for error in run_ranks(strategy_jobs.error_of_setup, 2, strategy, trains):
         assert re.search(said, error, re.DOTALL), error
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_no_strategy_changes_the_model_of_a_single_process(name: str) -> None:
-    strategy, model = build(name), torch.nn.Linear(2, 2)
-    assert isinstance(strategy, Strategy)
-    wrapped = strategy.wrap(model, torch.device("cpu"))
-    assert strategy.unwrap(wrapped) is model
-    with strategy.no_sync(wrapped):
-        wrapped(torch.ones(1, 2)).sum().backward()
-    assert model.weight.grad is not None
-
-
-def test_an_unknown_strategy_names_the_near_ones() -> None:
-    with pytest.raises(ConfigError, match=r"'dpp'.*Did you mean ddp"):
-        build("dpp")
 
 
 def test_an_unknown_option_is_refused() -> None:

@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import os
 import signal
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -23,10 +24,21 @@ from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.runs.status.metrics import latest
 from slurmddp.training.distributon import Distributon
 from support.distributed import rank_jobs
-from support.distributed.ranks import place_environments, run_ranks
+from support.distributed.ranks import node_environments, place_environments, run_ranks
+from support.runs.slurm_environs import FOUR_ON_TWO
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
+
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "x",
+    "RANK": "1",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "1",
+}
 
 # Order of calls.
 
@@ -53,14 +65,67 @@ pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
         lambda d: d.device,
     ],
 )
-def test_everything_before_launch_says_to_launch(call) -> None:
+def test_d3_everything_before_launch_says_to_launch(call) -> None:
     with pytest.raises(SlurmddpError, match=r"not been launched.*launch\(\) first"):
         call(Distributon())
 
 
-def test_a_second_launch_is_refused(alone: Distributon) -> None:
-    with pytest.raises(SlurmddpError, match="second time"):
-        alone.launch()
+def test_d3_a_second_launch_is_refused(alone: Distributon) -> None:
+    for again in (alone.launch, lambda: alone.launch(lambda d: d.rank)):
+        with pytest.raises(SlurmddpError, match=r"launch\(\) was called a second time") as caught:
+            again()
+        assert "once, before any setup_ method" in caught.value.hint
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize(
+    "variables", [{}, {"WORLD_SIZE": "2"}, {"SLURMDDP_ENVIRONMENT": "single", "RANK": "1"}]
+)
+def test_d3_a_launch_with_a_local_rank_above_zero_starts_no_ranks(
+    monkeypatch: pytest.MonkeyPatch, devices: int, variables: dict[str, str]
+) -> None:
+    for name, value in {**variables, "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    if devices == 1 and "SLURMDDP_ENVIRONMENT" in variables:
+        with Distributon(1).launch() as d:
+            assert d.world_size == 1, "it was asked for"
+        return
+    for launch in (Distributon(devices).launch, lambda: Distributon(devices).launch(lambda d: d.rank)):
+        with pytest.raises(MismatchError, match="LOCAL_RANK=1 that does not see its rank") as caught:
+            launch()
+        assert "torchrun or srun" in caught.value.hint
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, "auto"])
+@pytest.mark.parametrize(
+    "environ",
+    [FOUR_ON_TWO, {**FOUR_ON_TWO, "LOCAL_RANK": "1"}, TORCHRUN, {**FOUR_ON_TWO, **TORCHRUN}],
+    ids=["srun", "srun with LOCAL_RANK", "torchrun", "torchrun in a step"],
+)
+def test_d4_launch_under_a_launcher_starts_nothing(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], devices: int | str
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert Distributon()._session.ranks_to_start(devices) == 0
+
+
+def test_d4_ranks_under_srun_and_torchrun_have_the_schedulers_numbers(tmp_path: Path) -> None:
+    of_torch = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK")
+    tasks = [
+        {name: value for name, value in environ.items() if name not in of_torch}
+        for environ in node_environments(2, 2, tmp_path)
+    ]
+    for rank, found in enumerate(run_ranks(rank_jobs.place, 4, environments=tasks)):
+        assert found == {"numbers": [rank, rank % 2, rank // 2, 4, 2, 2], "children": "", "sum": 4}
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    started = [
+        {**{name: place[name] for name in of_torch}, **port, "TORCHELASTIC_RUN_ID": "x"}
+        for place in place_environments(2)
+    ]
+    for rank, found in enumerate(run_ranks(rank_jobs.place, 2, environments=started)):
+        assert found == {"numbers": [rank, rank, 0, 2, 2, 1], "children": "", "sum": 2}
 
 
 def test_calls_after_close_are_refused() -> None:
@@ -84,7 +149,7 @@ def _launch_two(end) -> None:
         end.send(str(error))
 
 
-def test_launch_in_a_process_of_multiprocessing_is_refused() -> None:
+def test_d3_launch_in_a_process_of_multiprocessing_is_refused() -> None:
     ours, theirs = multiprocessing.Pipe(duplex=False)
     child = multiprocessing.get_context("fork").Process(target=_launch_two, args=(theirs,))
     child.start()
@@ -93,11 +158,29 @@ def test_launch_in_a_process_of_multiprocessing_is_refused() -> None:
     child.join()
 
 
-def test_a_launched_child_without_its_variables_starts_no_more_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_d3_a_launched_child_without_its_variables_starts_no_more_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("SLURMDDP_LAUNCHER", "local")
     monkeypatch.setenv("SLURMDDP_ENVIRONMENT", "single")
     with pytest.raises(SlurmddpError, match="SLURMDDP_ENVIRONMENT"):
         Distributon(2).launch()
+
+
+def test_d11_ranks_find_their_numbers_by_an_environment_of_ones_own(tmp_path: Path) -> None:
+    pods = [
+        {
+            "JOB_COMPLETION_INDEX": str(rank),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "localhost",
+            "JOB_NAME": f"{tmp_path}",
+        }
+        for rank in range(2)
+    ]
+    by_variable = [{**pod, "SLURMDDP_ENVIRONMENT": "support.own.environment.kubernetes"} for pod in pods]
+    for environments, given in ((pods, ["support.own.environment.kubernetes"]), (by_variable, [])):
+        for rank, found in enumerate(run_ranks(rank_jobs.place, 2, *given, environments=environments)):
+            assert found == {"numbers": [rank, 0, rank, 2, 1, 2], "children": "", "sum": 2}
 
 
 @pytest.mark.parametrize(

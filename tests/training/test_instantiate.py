@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from slurmddp.errors import ConfigError
-from slurmddp.training.instantiate import instantiate, locate
+from slurmddp.plugins import locate
+from slurmddp.training.instantiate import instantiate
 from slurmddp.training.trainer.components import build_loss
 
 

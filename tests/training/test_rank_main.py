@@ -22,6 +22,8 @@ from support.distributed.ranks import run_ranks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
+OWN = {"_target_": "support.own.strategy.MeanOfEachGradient"}
+
 
 def make_run(folder: Path, **config: Any) -> str:
     worker_jobs.write_config(RunFolder(folder), **config)
@@ -39,6 +41,12 @@ def test_a_users_program_gets_distributon_config_and_folder(tmp_path: Path) -> N
     code, said = run_ranks(worker_jobs.work, 1, run)[0]
     assert code == 0
     assert f"seed 3 in {tmp_path.name} with {{'size': [1], 'made': {{'a': 1}}}} on 1" in said
+
+
+def test_d11_a_strategy_of_ones_own_trains_the_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path, strategy=OWN | {"half": True}, program=program("program_that_notes"))
+    code, said = run_ranks(worker_jobs.work, 1, run)[0]
+    assert (code, "by MeanOfEachGradient" in said) == (0, True)
 
 
 def test_a_failing_program_shows_its_traceback(tmp_path: Path) -> None:
@@ -66,6 +74,8 @@ def test_a_program_that_stops_exits_with_75(tmp_path: Path) -> None:
         ({"program": program("program_that_notes"), "nodes": 2}, "nodes=2"),
         ({"program": program("program_that_notes"), "ranks_per_node": 3}, "3 task(s)"),
         ({"program": program("program_that_notes"), "strategy": {"name": "dpp"}}, "Did you mean ddp"),
+        ({"program": program("program_that_notes"), "strategy": OWN | {"hlaf": 1}}, "Did you mean half"),
+        ({"program": program("program_that_notes"), "strategy": {"_target_": "dict"}}, "no method wrap"),
     ],
 )
 def test_a_wrong_configuration_exits_with_78(tmp_path: Path, config: dict[str, Any], message: str) -> None:

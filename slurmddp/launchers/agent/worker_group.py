@@ -23,6 +23,7 @@ from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.environments.emit import rank_environment
 from slurmddp.environments.names import (
     CHANNEL_VARIABLE,
+    ENVIRONMENT_VARIABLE,
     HEARTBEAT_VARIABLE,
     IMPORTS_VARIABLE,
     MEMORY_VARIABLE,
@@ -241,13 +242,14 @@ class ForkedWorkers(WorkerGroup):
     def _describe_step(self, agents: tuple[int, ...]) -> None:
         """Describe a step of these agents to each rank here, as srun does."""
         node, place = self._spec.node, agents.index(self._spec.node.node_rank)
+        knows_all = len(node.hosts) == node.nodes  # SLURM names every node, other launchers only the first.
         step = replace(
             node,
             rank=place,
             node_rank=place,
             world_size=len(agents),
             nodes=len(agents),
-            hosts=tuple(node.hosts[agent] for agent in agents),
+            hosts=tuple(node.hosts[agent] for agent in agents) if knows_all else node.hosts,
         )
         ranks = range(self._spec.ranks_per_node)
         self._agents = agents
@@ -272,6 +274,7 @@ class ForkedWorkers(WorkerGroup):
         spec, (master, port) = self._spec, order.master
         return {
             **spec.common,
+            ENVIRONMENT_VARIABLE: "",  # It says who the agent is; the variables below say who the rank is.
             RESTART_COUNT_VARIABLE: str(order.restart_count),
             PREFLIGHT_VARIABLE: str(int(order.preflight)),
             **({"MASTER_ADDR": master, "MASTER_PORT": str(port)} if port else {}),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sys
 import tempfile
 import threading
@@ -26,7 +25,8 @@ from slurmddp.errors import (
     SlurmddpError,
     StoppedAtCheckpoint,
 )
-from slurmddp.launchers.local.launch import ScriptRun, rank_variables
+from slurmddp.launchers.local.launch import run_ranks
+from slurmddp.launchers.local.launcher import Launcher
 
 Result = TypeVar("Result")
 
@@ -34,7 +34,7 @@ _INTERRUPTED = 130
 _PATH, _CALL, _RESULT, _ERROR = "path.json", "call.pkl", "result.pkl", "error-"
 
 
-def call_on_ranks(call: Callable[[], Result], num_devices: int) -> Result:
+def call_on_ranks(call: Callable[[], Result], num_devices: int, launcher: Launcher) -> Result:
     """Call `call` in `num_devices` new processes, the ranks 0..N-1 of one job; return rank 0's result.
 
     Raises:
@@ -59,11 +59,7 @@ def call_on_ranks(call: Callable[[], Result], num_devices: int) -> Result:
                 f"The function can't be sent to the ranks: {type(error).__name__}: {error}.",
                 hint="Open files, locks and the like inside the function instead of around it.",
             ) from error
-        launch_id = secrets.token_hex(8)
-        ranks = [rank_variables(os.environ, rank, num_devices, launch_id) for rank in range(num_devices)]
-        sys.stdout.flush()
-        sys.stderr.flush()
-        code = ScriptRun([sys.executable, "-m", __name__, name], ranks, range(1, num_devices)).run()
+        code = run_ranks([sys.executable, "-m", __name__, name], None, num_devices, launcher)
         if code == EXIT_FINISHED:
             result: Result = cloudpickle.loads((folder / _RESULT).read_bytes())
             return result

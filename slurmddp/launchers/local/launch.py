@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import secrets
 import selectors
 import signal
@@ -19,7 +20,7 @@ import time
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 from slurmddp import errors
 from slurmddp.environments.emit import rank_environment
@@ -27,12 +28,14 @@ from slurmddp.environments.names import LAUNCH_ID_VARIABLE, LAUNCHER_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, GOOD_CODES, ConfigError
 from slurmddp.host import process as linux
+from slurmddp.host.ports import candidate_ports, listen_as_rank_zero
 from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers.agent.worker_group import WorkerGroup
 from slurmddp.launchers.coordinator import messages as msg
 from slurmddp.launchers.coordinator.coordinator import Coordinator
 from slurmddp.launchers.coordinator.recorder import Record
 from slurmddp.launchers.coordinator.restart_policy import Rules
+from slurmddp.launchers.local.launcher import Launcher
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.capture import Failure
 
@@ -43,7 +46,7 @@ _TAIL_BYTES = 64 * 1024
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
 
-def launch_script(num_devices: int) -> NoReturn:
+def launch_script(num_devices: int, launcher: Launcher) -> NoReturn:
     """Run this program `num_devices` times as the ranks 0..N-1 of one job, then exit with their code."""
     if threading.current_thread() is not threading.main_thread():
         raise ConfigError(
@@ -52,11 +55,22 @@ def launch_script(num_devices: int) -> NoReturn:
         )
     main = sys.modules["__main__"]
     command = rerun_command(sys.orig_argv, sys.argv[0], getattr(main, "__file__", None), hasattr(sys, "ps1"))
+    sys.exit(run_ranks(*of_hydra_job(command, sys.modules), num_devices, launcher))
+
+
+def run_ranks(command: Sequence[str], folder: str | None, num_devices: int, launcher: Launcher) -> int:
+    """Run `command` in `folder` as the ranks 0..N-1 of one job; return their common exit code.
+
+    None as the folder stands for this process's folder.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     launch_id = secrets.token_hex(8)
-    ranks = [rank_variables(os.environ, rank, num_devices, launch_id) for rank in range(num_devices)]
-    sys.exit(ScriptRun(command, ranks, labelled=range(1, num_devices)).run())
+    node = RankInfo(environment="local", launch_id=launch_id)
+    with listen_as_rank_zero(node, candidate_ports(f"{launch_id} master")) as probe:
+        master = probe.getsockname()[:2]
+    ranks = [rank_variables(os.environ, rank, num_devices, launch_id, master) for rank in range(num_devices)]
+    return launcher.run(command, ranks, folder)
 
 
 def rerun_command(
@@ -69,19 +83,59 @@ def rerun_command(
             hint="Put it into a file and run that, or use num_devices=1 here.",
         )
     command = [sys.executable, *orig_argv[1:]]
-    # A script given by a relative path is not found any more once the program has changed its folder.
-    if main_file is not None and argv0 in command and not Path(argv0).exists():
+    # A script given by a relative path is another file, or none, once the program has changed its folder.
+    if main_file is not None and argv0 in command and Path(argv0).resolve() != Path(main_file).resolve():
         command[command.index(argv0)] = main_file
     return command
 
 
-def rank_variables(environ: Mapping[str, str], rank: int, num_devices: int, launch_id: str) -> dict[str, str]:
-    """Return the environment of one rank; `MASTER_*` of the surrounding shell would lead it astray."""
-    values = {name: value for name, value in environ.items() if name not in ("MASTER_ADDR", "MASTER_PORT")}
+def of_hydra_job(command: Sequence[str], modules: Mapping[str, Any]) -> tuple[list[str], str | None]:
+    """Return the command and the folder with which ranks repeat this job of a Hydra app.
+
+    Each start of a Hydra app makes an output folder named by the time. The ranks use the first process's
+    folder and write no second copy of its configuration.
+
+    Args:
+        command: the command that starts the program again.
+        modules: the imported modules by name.
+
+    Returns:
+        The command with two more overrides, and the folder in which the app was started. Of a program that
+        is no Hydra app: its command and None.
+
+    Raises:
+        ConfigError: the job is one of a sweep, which would end with the exit of its first job.
+    """
+    found = getattr(modules.get("hydra.core.hydra_config"), "HydraConfig", None)
+    if found is None or not found.initialized():
+        return list(command), None
+    config = found.get()
+    if config.mode is not None and config.mode.name == "MULTIRUN":
+        raise ConfigError(
+            "launch() was called in a sweep of Hydra, and would end it with the first job's exit code.",
+            hint="Use launch(function), which returns, or start each job of the sweep by its own command.",
+        )
+    # In Hydra's grammar, backslashes before a quote are doubled, and the quote gets one more.
+    output = re.sub(r"(\\*)(')", r"\1\1\\\2", config.runtime.output_dir)
+    more = [f"hydra.run.dir='{output}'", "hydra.output_subdir=null"]
+    # Hydra accepts its overrides in one piece only, and options may stand after them.
+    typed = modules["omegaconf"].OmegaConf.to_container(config.overrides, resolve=False)
+    given = {*typed["task"], *typed["hydra"]}
+    places = [place for place, word in enumerate(command, 1) if word in given]
+    end = places[-1] if places else len(command)
+    return [*command[:end], *more, *command[end:]], config.runtime.cwd
+
+
+def rank_variables(
+    environ: Mapping[str, str], rank: int, num_devices: int, launch_id: str, master: tuple[str, int]
+) -> dict[str, str]:
+    """Return the environment of one rank; `master` is where ranks on plain torch meet."""
+    values = dict(environ)
     if rank > 0:
         values.setdefault("PYTHONUNBUFFERED", "1")  # Into a pipe, Python would write by the block.
-    own = rank_environment(RankInfo(environment="local"), rank, num_devices)
-    return values | own | {LAUNCHER_VARIABLE: "local", LAUNCH_ID_VARIABLE: launch_id}
+    values |= rank_environment(RankInfo(environment="local"), rank, num_devices)
+    values |= {"MASTER_ADDR": master[0], "MASTER_PORT": str(master[1])}
+    return values | {LAUNCHER_VARIABLE: "local", LAUNCH_ID_VARIABLE: launch_id}
 
 
 class Relay:
@@ -134,11 +188,12 @@ class ScriptWorkers(WorkerGroup):
         ranks: Sequence[Mapping[str, str]],
         labelled: Container[int],
         stdin: int,
+        folder: str | None,
         selector: selectors.BaseSelector,
     ) -> None:
         super().__init__(len(ranks))
         self._command, self._ranks, self._labelled = list(command), ranks, labelled
-        self._stdin, self._selector = stdin, selector
+        self._stdin, self._folder, self._selector = stdin, folder, selector
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._relays: dict[int, list[Relay]] = {}
 
@@ -152,6 +207,7 @@ class ScriptWorkers(WorkerGroup):
         process = linux.start_bound(
             self._command,
             signal.SIGKILL,
+            cwd=self._folder,
             env=self._ranks[local_rank],
             stdin=subprocess.DEVNULL if rank else self._stdin,
             stdout=subprocess.PIPE if labelled else None,
@@ -200,6 +256,7 @@ class ScriptRun:
         ranks: the environment of each rank.
         labelled: the ranks whose lines begin with `[rank N]`; the others write as they are.
         stdin: the descriptor that rank 0 reads; other ranks have no standard input.
+        folder: the working folder of the ranks; None: this process's folder.
     """
 
     def __init__(
@@ -208,10 +265,11 @@ class ScriptRun:
         ranks: Sequence[Mapping[str, str]],
         labelled: Container[int],
         stdin: int = subprocess.DEVNULL,
+        folder: str | None = None,
     ) -> None:
         self._selector = selectors.DefaultSelector()
         self._num_devices = len(ranks)
-        self._workers = ScriptWorkers(command, ranks, labelled, stdin, self._selector)
+        self._workers = ScriptWorkers(command, ranks, labelled, stdin, folder, self._selector)
         self._record = _Cause()
         rules = Rules(ranks_per_node=len(ranks), max_restarts=0)
         now = time.monotonic()

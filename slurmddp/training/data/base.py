@@ -29,7 +29,10 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 class DistributedLoader:
-    """The loader that `Distributon.setup_dataloader` returns; each `for` over it is one epoch."""
+    """The loader that `Distributon.setup_dataloader` returns; each `for` over it is one epoch.
+
+    `save` stores its position, and `load` restores it.
+    """
 
     def __init__(
         self, loader: DataLoader[Any], device: torch.device, seed: int, info: RankInfo, accumulate: int
@@ -43,6 +46,7 @@ class DistributedLoader:
 
     @property
     def dataset(self) -> Any:
+        """The data set of the loader that was given to `setup_dataloader`."""
         data = self._loader.dataset
         return data._inner if isinstance(data, DatasetProxy) else data
 
@@ -71,6 +75,11 @@ class DistributedLoader:
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
+        """Yield this rank's batches of one epoch, with all their tensors on this rank's device.
+
+        The first `for` after a `load` yields the rest of the interrupted epoch. A `for` that `break` has
+        left ends its epoch; the next one begins another.
+        """
         if self._entered:  # A `break` left the last `for`.
             self._next_epoch()
         self._entered = True

@@ -15,12 +15,14 @@ import psutil
 import pytest
 import yaml
 
+from slurmddp.environments.scrub import scrub
 from slurmddp.launchers.agent import preload
 from slurmddp.runs.failures import capture
 from slurmddp.runs.folder.layout import RunFolder
 from support import TESTS
 from support.runs.agent_runs import (
     SAVING,
+    agent_command,
     events,
     make_run,
     runs,
@@ -69,6 +71,38 @@ def test_ranks_get_their_place_the_run_folder_and_the_project(tmp_path: Path) ->
     assert ready <= time.monotonic(), "from when on the ranks count themselves"
     assert found == {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "NODE_RANK": "1", "SLURM_PROCID": "3"}
     assert (folder.log_dir(0) / "exit-node-1").read_text() == "0\n"
+
+
+def test_d11_agents_and_their_ranks_find_their_place_by_an_environment_of_ones_own(tmp_path: Path) -> None:
+    program = (
+        "import os\nfrom slurmddp.environments.detect import detect\n"
+        "def main(run_dir):\n"
+        "    info = detect(os.environ, 'support.own.environment.kubernetes')\n"
+        "    print(info.rank, info.local_rank, info.node_rank, info.world_size, info.nodes)\n"
+        "    return 0\n"
+    )
+    folder = make_run(tmp_path, program, nodes=2)
+    folder.log_dir(0).mkdir(parents=True)
+    common = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "localhost",
+        "JOB_NAME": str(tmp_path),
+        "PYTHONPATH": str(TESTS),
+    }
+    common |= {"SLURMDDP_RUN_DIR": str(folder.path), "SLURMDDP_ATTEMPT": "0", "SLURMDDP_SECRET": "s"}
+    common |= {"SLURMDDP_ENVIRONMENT": "support.own.environment.kubernetes"}
+    agents = [
+        subprocess.Popen(
+            [*agent_command(tmp_path), str(folder.path)],
+            env={**scrub(os.environ), **common, "JOB_COMPLETION_INDEX": str(node)},
+            start_new_session=True,
+        )
+        for node in range(2)
+    ]
+    assert codes_of(agents) == [0, 0]
+    for rank in range(4):
+        place = folder.rank_log(0, rank).read_text()
+        assert place == f"{rank} {rank % 2} {rank // 2} 4 2\n"
 
 
 def test_the_snapshot_is_imported_instead_of_the_project(tmp_path: Path) -> None:

@@ -12,15 +12,17 @@ import pytest
 
 from slurmddp.errors import ConfigError, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.launchers.local.function import call_on_ranks
+from slurmddp.launchers.local.launcher import LocalLauncher
 
 TYPED = """
 from slurmddp.launchers.local.function import call_on_ranks
+from slurmddp.launchers.local.launcher import LocalLauncher
 unit = 10
 def place():
     import os
     return [unit, os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"]]
 
-print(call_on_ranks(place, 3))
+print(call_on_ranks(place, 3, LocalLauncher()))
 """
 
 
@@ -31,7 +33,7 @@ def test_the_result_is_that_of_rank_zero(capfd: pytest.CaptureFixture[str]) -> N
         print("here")
         return int(os.environ["RANK"]), unit * int(os.environ["WORLD_SIZE"])
 
-    assert call_on_ranks(place, 2) == (0, [3, 3])
+    assert call_on_ranks(place, 2, LocalLauncher()) == (0, [3, 3])
     assert sorted(capfd.readouterr().out.splitlines()) == ["[rank 1] here", "here"]
 
 
@@ -49,14 +51,14 @@ def test_the_first_error_of_a_rank_is_raised_with_its_traceback(capfd: pytest.Ca
         raise ValueError("broken")
 
     with pytest.raises(SlurmddpError, match="Rank 1 failed: ValueError: broken") as caught:
-        call_on_ranks(fail, 2)
+        call_on_ranks(fail, 2, LocalLauncher())
     assert "in fail" in caught.value.hint
     assert "Rank 1 on" in capfd.readouterr().err
 
 
 def test_a_rank_that_leaves_without_an_error() -> None:
     with pytest.raises(SlurmddpError, match="exit code 7"):
-        call_on_ranks(lambda: os._exit(7), 2)
+        call_on_ranks(lambda: os._exit(7), 2, LocalLauncher())
 
 
 def test_a_stop_at_a_checkpoint_is_raised_as_such() -> None:
@@ -64,10 +66,10 @@ def test_a_stop_at_a_checkpoint_is_raised_as_such() -> None:
         raise StoppedAtCheckpoint("stopped")
 
     with pytest.raises(StoppedAtCheckpoint):
-        call_on_ranks(stop, 2)
+        call_on_ranks(stop, 2, LocalLauncher())
 
 
 def test_a_value_that_can_not_be_sent_is_named() -> None:
     lock = threading.Lock()
     with pytest.raises(ConfigError, match=r"can't be sent to the ranks: TypeError.*lock"):
-        call_on_ranks(lambda: lock, 2)
+        call_on_ranks(lambda: lock, 2, LocalLauncher())

@@ -5,24 +5,28 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from slurmddp.errors import ConfigError
-from slurmddp.launchers.local.launch import launch_script, rank_variables, rerun_command
+from slurmddp.launchers.local.launch import launch_script, of_hydra_job, rank_variables, rerun_command
+from slurmddp.launchers.local.launcher import LocalLauncher
 from support.runs.agent_runs import all_gone, children_of, runs, wait_until
 
 HEAD = """
 import json, os, pathlib, signal, sys, time
 from slurmddp.launchers.local.launch import launch_script
+from slurmddp.launchers.local.launcher import LocalLauncher
 if "RANK" not in os.environ:
-    launch_script(int(os.environ["DEVICES"]))
+    launch_script(int(os.environ["DEVICES"]), LocalLauncher())
 rank = int(os.environ["RANK"])
 here = pathlib.Path(os.environ["HERE"])
 """
@@ -39,7 +43,11 @@ HOSTILE = [
     "-",
     "\u00fc*?",
 ]
-RECORD = "(here / f'argv-{rank}.json').write_text(json.dumps([sys.argv, __name__, sys.flags.optimize]))\n"
+NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK")
+RECORD = (
+    "record = [sys.argv, __name__, sys.flags.optimize, dict(os.environ)]\n"
+    "(here / f'argv-{rank}.json').write_text(json.dumps(record))\n"
+)
 READY = (
     "(here / f'.{rank}').write_text(str(os.getpid())); (here / f'.{rank}').rename(here / f'ready-{rank}')\n"
 )
@@ -101,7 +109,7 @@ def recorded(program: Path, rank: int) -> list:
     ],
     ids=["script", "module", "command"],
 )
-def test_a_program_gets_its_arguments_and_options_intact(
+def test_d2_a_program_gets_its_arguments_and_options_intact_and_torchs_variables(
     program: Path, options: list[str], argv0: str, optimize: int
 ) -> None:
     package = program.parent / "my_package"
@@ -112,20 +120,72 @@ def test_a_program_gets_its_arguments_and_options_intact(
     program.write_text(HEAD + RECORD)
     assert finish(start_command(program, *options, *HOSTILE)) == (0, "", "")
     expected = str(program.parent / argv0) if "/" in argv0 else argv0
+    meeting_points = set()
     for rank in range(2):
-        assert recorded(program, rank) == [[expected, *HOSTILE], "__main__", optimize]
+        argv, name, flag, environ = recorded(program, rank)
+        assert (argv, name, flag) == ([expected, *HOSTILE], "__main__", optimize)
+        assert [environ[one] for one in NUMBERS] == [str(rank), str(rank), "2", "2", "0"]
+        meeting_points.add((environ["MASTER_ADDR"], int(environ["MASTER_PORT"])))
+    [(address, port)] = meeting_points
+    socket.create_server((address, port)).close()
 
 
-def test_a_script_that_has_changed_its_folder_is_found_again(program: Path) -> None:
+HYDRA = """
+import json, os, pathlib, sys, hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+from slurmddp.launchers.local.launch import launch_script
+from slurmddp.launchers.local.launcher import LocalLauncher
+
+OmegaConf.register_new_resolver("pid", os.getpid)
+
+@hydra.main(version_base=None, config_path=".", config_name="nothing")
+def main(cfg):
+    if "RANK" not in os.environ:
+        launch_script(2, LocalLauncher())
+    here, rank = pathlib.Path(os.environ["HERE"]), os.environ["RANK"]
+    record = [cfg.note, os.getcwd(), HydraConfig.get().runtime.output_dir, hydra.utils.get_original_cwd()]
+    (here / f"argv-{rank}.json").write_text(json.dumps(record))
+
+main()
+"""
+
+
+@pytest.mark.parametrize("options", [["my script.py"], ["-m", "my_app"]], ids=["script", "module"])
+def test_d2_a_hydra_app_makes_one_output_folder_for_all_ranks(program: Path, options: list[str]) -> None:
+    (program.parent / "app.yaml").write_text("note: nothing\nhydra: {job: {chdir: true}}\n")
+    for name in ("my script.py", "my_app.py"):
+        (program.parent / name).write_text(HYDRA)
+    note = 'a b=c, it\'s "d"'
+    words = [f"note='{note.replace(chr(39), chr(92) + chr(39))}'", 'hydra.run.dir="it\'s/${pid:} o"']
+    code, _, errors = finish(start_command(program, *options, *words, "--config-name", "app"))
+    assert (code, errors) == (0, "")
+    [output] = (program.parent / "it's").iterdir()
+    for rank in range(2):
+        assert recorded(program, rank) == [note, str(output), str(output), str(program.parent)]
+    written = (output / ".hydra" / "hydra.yaml").read_text()
+    assert written.count("${pid:} o") == 2, "it stays the first process's: run.dir and its override"
+
+
+def test_d2_a_sweep_of_hydra_is_not_ended_by_its_first_job() -> None:
+    config = SimpleNamespace(mode=SimpleNamespace(name="MULTIRUN"))
+    hydra_config = SimpleNamespace(initialized=lambda: True, get=lambda: config)
+    modules = {"hydra.core.hydra_config": SimpleNamespace(HydraConfig=hydra_config)}
+    with pytest.raises(ConfigError, match=r"sweep of Hydra.*launch\(function\)"):
+        of_hydra_job(["python", "x.py"], modules)
+
+
+def test_d2_a_script_that_has_changed_its_folder_is_found_again(program: Path) -> None:
     elsewhere = program.parent / "elsewhere"
     elsewhere.mkdir()
+    (elsewhere / program.name).write_text("raise SystemExit('another script of this name')")
     program.write_text("import os\nif 'RANK' not in os.environ: os.chdir('elsewhere')\n" + HEAD + RECORD)
     code, _, errors = finish(start_command(program, program.name, "a b"))
     assert (code, errors) == (0, "")
     assert recorded(program, 1)[0] == [str(program), "a b"]
 
 
-def test_ranks_learn_their_place(program: Path) -> None:
+def test_d2_ranks_learn_their_place(program: Path) -> None:
     body = (
         "from slurmddp.environments.detect import detect\nplace = detect(os.environ)\n"
         "names = 'launch_id', 'environment', 'rank', 'local_rank', 'world_size', 'nodes'\n"
@@ -192,7 +252,7 @@ def test_an_exception_ends_all_and_is_told_with_rank_host_and_lines(program: Pat
     told = errors[errors.index("slurmddp: ") :]
     assert told.startswith(
         f"slurmddp: Rank 1 on {os.uname().nodename} ended with exit code 1: "
-        "ValueError: it is broken (my script.py:9 in <module>). Its last lines:"
+        "ValueError: it is broken (my script.py:10 in <module>). Its last lines:"
     )
     assert told.endswith("    ValueError: it is broken\n")
 
@@ -269,7 +329,7 @@ def test_a_thread_can_t_launch() -> None:
 
     def call() -> None:
         try:
-            launch_script(2)
+            launch_script(2, LocalLauncher())
         except ConfigError as error:
             raised.append(error)
 
@@ -279,8 +339,9 @@ def test_a_thread_can_t_launch() -> None:
     assert "called in a thread" in raised[0].message
 
 
-def test_a_meeting_point_of_the_shell_is_not_handed_on() -> None:
-    assert "MASTER_PORT" not in rank_variables({"MASTER_PORT": "1"}, 0, 2, "x")
+def test_d2_a_meeting_point_of_the_shell_is_not_handed_on() -> None:
+    variables = rank_variables({"MASTER_PORT": "1"}, 0, 2, "x", ("127.0.0.1", 9))
+    assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("127.0.0.1", "9")
 
 
 @pytest.mark.parametrize(
@@ -289,4 +350,4 @@ def test_a_meeting_point_of_the_shell_is_not_handed_on() -> None:
 def test_what_goes_through_a_pipe_is_not_held_back(
     rank: int, given: dict[str, str], expected: str | None
 ) -> None:
-    assert rank_variables(given, rank, 2, "x").get("PYTHONUNBUFFERED") == expected
+    assert rank_variables(given, rank, 2, "x", ("", 0)).get("PYTHONUNBUFFERED") == expected

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import textwrap
 from pathlib import Path
 
 from support import ROOT
 
-DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-DOCS += [*sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
+DOCS = sorted(
+    page
+    for page in ROOT.rglob("*.md")
+    if not any(part.startswith(".") or part in ("runs", "build") for part in page.relative_to(ROOT).parts)
+)
+_FENCED = re.compile(r"^( *)(```+|~~~+) *(\S*)[^\n]*\n(.*?)^ *\2 *$", re.DOTALL | re.MULTILINE)
 
 # The first attempt takes its time, and creates a file once its loop has taken several steps.
 SLOW_FIRST_ATTEMPT = """
@@ -27,13 +33,31 @@ Plain.__getitem__ = slow
 """
 
 
+def blocks(doc: Path) -> list[tuple[str, str]]:
+    """Return the fenced blocks of a page, each with its language."""
+    return [(language, textwrap.dedent(body)) for _, _, language, body in _FENCED.findall(doc.read_text())]
+
+
 def python_blocks(doc: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", doc.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return [body for language, body in blocks(doc) if language == "python"]
+
+
+def is_program(body: str) -> bool:
+    """Return whether a block is Python code, whatever its fence says."""
+    try:
+        statements = ast.parse(body).body
+    except SyntaxError:
+        return False
+    return any(not isinstance(one, (ast.Expr, ast.AnnAssign)) or _calls(one) for one in statements)
+
+
+def _calls(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
 
 
 def readme_program(folder: Path) -> Path:
     """Write the README's program, which has no line of a test, below lines that slow down its data."""
-    (block,) = python_blocks(ROOT / "README.md")
+    block = python_blocks(ROOT / "README.md")[0]
     script = folder / "readme.py"
     script.write_text(SLOW_FIRST_ATTEMPT + block)
     return script

@@ -189,3 +189,15 @@ def logged_metrics(folder: str) -> None:
     os.environ |= {"SLURMDDP_RUN_DIR": folder, "SLURMDDP_ATTEMPT": "0"}
     with Distributon(2).launch() as d:
         d.log_metrics({"rank": d.rank}, 1)
+
+
+def place(environment: str | None = None) -> dict[str, Any]:
+    """Return what this rank knows of its place after `launch`, which may start no process."""
+    with Distributon(environment=environment) as d:
+        d.launch()
+        children = [file.read_text() for file in Path("/proc/self/task").glob("*/children")]
+        return {
+            "numbers": [d.rank, d.local_rank, d.node_rank, d.world_size, d.local_world_size, d.nodes],
+            "children": "".join(children),
+            "sum": d.all_reduce(torch.tensor(1.0), "sum").item(),
+        }

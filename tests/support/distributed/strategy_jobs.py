@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,6 +27,48 @@ def replicas_after_each_step() -> list[dict[str, torch.Tensor]]:
             step_on(model, optimizer, *batch_of(100 * step + d.rank))
             history.append(weights(d.unwrap(model)))
         return history
+
+
+def contract(name: str) -> dict[str, Any]:
+    """Train on this rank's part of common batches by a strategy; return what every strategy must keep."""
+    with Distributon(strategy=name, seed=5) as d:
+        d.launch()
+        net = Net()
+        model = d.setup_model(net)
+        optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+        def part(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+            x, y = batch_of(seed, 8)
+            own = slice(d.rank * 8 // d.world_size, (d.rank + 1) * 8 // d.world_size)
+            return x[own], y[own]
+
+        def pass_over(seed: int, accumulate: int = 1) -> None:
+            x, y = part(seed)
+            d.backward(nn.functional.cross_entropy(model(x), y), accumulate=accumulate)
+
+        def gradients() -> dict[str, torch.Tensor]:
+            return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
+
+        found: dict[str, Any] = {"unwrapped": d.unwrap(model) is net}
+        pass_over(1)
+        found["mean"] = gradients()
+        optimizer.zero_grad()
+        with d.accumulating(model, last=False):
+            pass_over(2, 2)
+        local = gradients()["last.weight"]
+        sums = d.all_gather(local)
+        found["own part is local"] = d.world_size == 1 or not torch.equal(sums[0], sums[1])
+        with d.accumulating(model, last=True):
+            pass_over(3, 2)
+        found["accumulated"] = gradients()
+        optimizer.step()
+        optimizer.zero_grad()
+        for seed in range(4, 8):
+            pass_over(seed)
+            optimizer.step()
+            optimizer.zero_grad()
+        found["weights"] = weights(net)
+        return found
 
 
 def mean_gradient(size: int) -> dict[str, torch.Tensor]:

@@ -35,6 +35,7 @@ def program_that_notes(
     distributon: Distributon, config: dict[str, Any], folder: RunFolder, **options: Any
 ) -> None:
     distributon.print(f"seed {config['seed']} in {folder.name} with {options} on {distributon.world_size}")
+    distributon.print(f"by {type(distributon._strategy).__name__}")
 
 
 def program_that_fails(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -> None:

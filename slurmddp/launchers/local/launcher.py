@@ -1,0 +1,46 @@
+"""The starter of the ranks of `Distributon.launch()`: the shipped one, or one of your own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from slurmddp import plugins
+
+
+class Launcher(Protocol):
+    """The start of ranks in a process that no launcher has started: one method."""
+
+    def run(self, command: Sequence[str], ranks: Sequence[Mapping[str, str]], folder: str | None) -> int:
+        """Start `command` once per rank, wait until all ranks have ended, and return their exit code.
+
+        If a rank fails, the others must be ended, because they may wait for it without end. SIGINT, SIGTERM
+        and SIGUSR2 of this process must reach all ranks, so that they save and leave. No rank may outlive the
+        call.
+
+        Args:
+            command: the program and its arguments.
+            ranks: the whole environment of each rank, in the order of ranks.
+            folder: the working folder of the ranks; None: this process's folder.
+
+        Returns:
+            0 if all ranks have ended with 0; 75 if they have stopped at a checkpoint; else a failure's code.
+        """
+
+
+class LocalLauncher:
+    """Processes of this machine: rank 0's output as it is, lines of other ranks as `[rank 1] ...`."""
+
+    def run(self, command: Sequence[str], ranks: Sequence[Mapping[str, str]], folder: str | None) -> int:
+        from slurmddp.launchers.local.launch import ScriptRun  # Under a launcher no rank needs it.
+
+        return ScriptRun(command, ranks, labelled=range(1, len(ranks)), folder=folder).run()
+
+
+LAUNCHERS: dict[str, type[Launcher]] = {"local": LocalLauncher}
+
+
+def build(launcher: str | Launcher | type[Launcher]) -> Launcher:
+    """Return a launcher: by name, by the import path of its class, or the given one; raises ConfigError."""
+    built: Launcher = plugins.build(launcher, LAUNCHERS, Launcher, key="launcher")
+    return built

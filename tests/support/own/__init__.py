@@ -1,0 +1,15 @@
+"""The classes of docs/extending.md, in modules from which ranks import them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support import ROOT
+from support.distributed.doc_programs import python_blocks
+
+
+def define(name: str, module: dict[str, Any]) -> None:
+    """Run the block of the page that defines `name` in a module."""
+    page = ROOT / "docs" / "extending.md"
+    [block] = [one for one in python_blocks(page) if f"class {name}:" in one or f"def {name}(" in one]
+    exec(compile(block, str(page), "exec"), module)

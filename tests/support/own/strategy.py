@@ -1,0 +1,5 @@
+"""The strategy of docs/extending.md: `MeanOfEachGradient`."""
+
+from support.own import define
+
+define("MeanOfEachGradient", globals())
