@@ -745,7 +745,7 @@ class Distributon:
             step = d.load(model=model, optimizer=optimizer) or 0
         """
         folder = self._root(root)
-        newest = self._session.milestones.open(folder, self.rank)
+        newest = self._session.milestones.open(folder)
         found = restore.load(
             folder,
             objects,

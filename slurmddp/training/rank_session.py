@@ -81,7 +81,7 @@ class RankSession:
         _require_devices(info, wanted)
         self.heartbeat.enter("meeting")
         self._context = setup.start(info, backend=backend, stopped=lambda: self.stop.requested)
-        self._pid = os.getpid()
+        self._pid, self.milestones.rank = os.getpid(), info.rank
         StopController.is_leaving = False
         atexit.register(self._close_at_exit)
         self.heartbeat.enter("loading", watched=False)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from slurmddp.checkpoint.files.manifest import folder_name, newest_step
 from slurmddp.errors import ConfigError
@@ -90,22 +90,29 @@ def _number(name: str, value: Any) -> float:
 class Milestones:
     """Records where a training resumes, takes its first step and stops.
 
-    Nothing is recorded before `open` gets the checkpoint folder of the run.
+    Resume and stop are recorded only after `open` has got the checkpoint folder of the run: the program may
+    keep other checkpoints.
     """
+
+    _counted: ClassVar[set[tuple[str, int]]] = set()
+    """Run and attempt of each first step that was recorded without `open`; a program may train twice."""
 
     def __init__(self, run: RunContext, start_up: StartupTimer) -> None:
         self._run, self._start_up = run, start_up
         self._journal = RunLog(run, active=False)
         self._has_step = self._has_stop = False
+        self._loads = False
+        self.rank = -1
+        """The rank of this process, from its launch on."""
 
-    def open(self, root: Path, rank: int) -> int | None:
+    def open(self, root: Path) -> int | None:
         """Start to record if `root` is the checkpoint folder of the run; return its newest step on rank 0."""
         self._start_up.lap("model")
         if not self._run.keeps(root):
             return None
-        self._journal = RunLog(self._run, active=rank == 0)
+        self._journal, self._loads = RunLog(self._run, active=self.rank == 0), True
         with suppress(OSError):  # `restore.load` tries again on all ranks, and raises.
-            return newest_step(root) if rank == 0 else None
+            return newest_step(root) if self.rank == 0 else None
         return None
 
     def resumed(self, newest: int | None, used: int | None, source: str | None) -> None:
@@ -123,10 +130,17 @@ class Milestones:
 
     def step(self, step: int) -> None:
         """Record the first step of this process, and the phases of its start."""
-        if not self._has_step:
-            self._has_step = True
-            self._start_up.lap("first_step")
-            self._journal.event("first_step", step=step, phases=self._start_up.seconds)
+        if self._has_step:
+            return
+        self._has_step = True
+        self._start_up.lap("first_step")
+        facts = {"step": step, "phases": self._start_up.seconds}
+        start = (str(self._run.folder and self._run.folder.path), self._run.attempt)
+        if self._loads:
+            self._journal.event("first_step", **facts)
+        elif start not in self._counted:
+            self._counted.add(start)
+            RunLog(self._run, active=self.rank == 0).event("first_step", **facts, loads=False)
 
     def stopped(self, reason: str | None) -> None:
         """Record the first stop, and its reason."""

@@ -361,6 +361,20 @@ def test_several_loaders_are_those_of_several_calls() -> None:
         assert d._loaders == [train, test, one], "all of them are saved and restored"
 
 
+# Events of a program that never calls `load`.
+
+
+def test_the_first_step_is_recorded_once_without_load(run_folder: RunFolder) -> None:
+    for _ in range(2):
+        with Distributon(1).launch() as d:
+            optimizer = d.setup_optimizer(torch.optim.SGD(d.setup_model(nn.Linear(2, 1)).parameters()))
+            for _ in range(2):
+                optimizer.step()
+    [event] = run_folder.events()
+    assert (event["event"], event["step"], event["attempt"], event["loads"]) == ("first_step", 1, 2, False)
+    assert list(event["phases"])[-1] == "first_step"
+
+
 # Metrics.
 
 
