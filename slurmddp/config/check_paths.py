@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.config.check_values import check_special_keys
+from slurmddp.config.loggers import targets
 from slurmddp.config.schema import OPEN_NODES
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.spec import MODULE, is_command, is_own_trainer
@@ -166,6 +167,13 @@ def check_targets(config: Mapping[str, Any], project_dir: Path, *, here: bool) -
                 _check_target(key, inner, project_dir, here=here)
             elif isinstance(inner, Mapping) and "_target_" in inner:
                 check_special_keys(key, inner)
+
+
+def check_loggers(loggers: Any, project_dir: Path, *, here: bool) -> None:
+    """Refuse a logger that is unknown or can't be imported; `here` is as for `check_program`."""
+    for key, node in targets(loggers, here=here).items():
+        _check_target(f"{key}._target_", node["_target_"], project_dir, here=here)
+        check_special_keys(key, node)
 
 
 def _check_target(key: str, target: Any, project_dir: Path, *, here: bool) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -41,10 +41,11 @@ from slurmddp.training.checkpointing.snapshot_interval import SnapshotInterval
 from slurmddp.training.data.base import DistributedLoader
 from slurmddp.training.data.loader import distribute
 from slurmddp.training.heartbeat import shown_as
+from slurmddp.training.loggers import Logger
 from slurmddp.training.precision import autocast, dtype_of
 from slurmddp.training.process_group import collectives
 from slurmddp.training.rank_session import RankSession
-from slurmddp.training.run_log import RunLog, numbers
+from slurmddp.training.run_log import RunLog, loggers_of, numbers
 from slurmddp.training.stopping.controller import StopController
 
 Result = TypeVar("Result")
@@ -66,6 +67,8 @@ class Distributon:
             order of the data. None: random weights and draws, and the order of seed 0.
         config: nested mapping of plain values that change the results. Checkpoints store it, and `load`
             refuses a checkpoint with another configuration.
+        loggers: receivers of rank 0's metrics, a name such as "tensorboard", a mapping or an object each
+            (docs/loggers.md). In a job of slurmddp they come beside the loggers of its configuration.
 
     Raises:
         ConfigError: `num_devices`, `strategy` or `precision` is not allowed.
@@ -80,6 +83,7 @@ class Distributon:
         precision: str = "32",
         seed: int | None = None,
         config: Mapping[str, Any] | None = None,
+        loggers: Sequence[str | Mapping[str, Any] | Logger] = (),
     ) -> None:
         if num_devices != "auto" and (not isinstance(num_devices, int) or num_devices < 1):
             raise ConfigError(
@@ -87,12 +91,13 @@ class Distributon:
             )
         self._settings: dict[str, Any] = {
             "num_devices": num_devices, "strategy": strategy, "backend": backend, "precision": precision,
-            "seed": seed, "config": config,
+            "seed": seed, "config": config, "loggers": loggers,
         }  # fmt: skip
         self._num_devices = num_devices
         self._strategy = build(strategy) if isinstance(strategy, str) else strategy
         self._dtype = dtype_of(precision)
         self._backend, self._seed, self._config = backend, seed, config
+        self._loggers = loggers
         self._loaders: list[DistributedLoader] = []
         self._models: list[nn.Module] = []
         self._session = RankSession(os.environ, self._close_saves)
@@ -154,6 +159,8 @@ class Distributon:
             self.launch()
             return function(self, *args, **kwargs)
         self._session.start(self._num_devices, self._backend)
+        if self.is_global_zero:
+            self._session.loggers = loggers_of(self._session.run, self._loggers, self._config)
         if self._seed is not None:
             rng.seed_everything(self._seed)
         return self
@@ -585,12 +592,12 @@ class Distributon:
             print(*values, flush=True)
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Record rank 0's values after a step, for `slurmddp status` and the report of the run.
+        """Log rank 0's values after a step: for loggers, `slurmddp status` and the report of the run.
 
-        Other ranks record nothing, so any rank may call it. Outside a job of slurmddp it does nothing. The
-        lines stand in `metrics.jsonl` of the run folder. Of a step that is repeated after a restart, the
-        newest values count. `loss` and `eval_loss` are drawn as the training and the held-out loss, a name
-        such as `images_per_s` is shown as the speed.
+        Other ranks record nothing, so any rank may call it. In a job of slurmddp, the lines stand in
+        `metrics.jsonl` of the run folder; elsewhere only the `loggers` of this object get the values. Of a
+        step that is repeated after a restart, the newest values count. `loss` and `eval_loss` are drawn as
+        the training and the held-out loss, a name such as `images_per_s` is shown as the speed.
 
         Args:
             metrics: one number per name: an int, a float, or a tensor with one element. A tensor on a GPU is
@@ -605,7 +612,8 @@ class Distributon:
                 d.log_metrics({"loss": d.all_reduce(loss), "accuracy": 0.93}, step)
         """
         if self.is_global_zero:
-            RunLog(self._session.run, active=True).metrics(step, numbers(metrics))
+            journal = RunLog(self._session.run, active=True, loggers=self._session.loggers)
+            journal.metrics(step, numbers(metrics))
 
     # Checkpoints.
 
@@ -755,6 +763,7 @@ class Distributon:
         step, self.resumed_from = (None, None) if found is None else found
         self._session.heartbeat.resumed(step or 0)
         self._session.milestones.resumed(newest, step, self.resumed_from)
+        self._session.loggers.resumed(step)
         return step
 
     @property

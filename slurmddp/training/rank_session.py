@@ -27,6 +27,7 @@ from slurmddp.host.heartbeat_page import HeartbeatPage
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.device.cuda import visible_gpus
 from slurmddp.training.heartbeat import Heartbeat
+from slurmddp.training.loggers.dispatch import Loggers
 from slurmddp.training.process_group import setup
 from slurmddp.training.run_log import Milestones
 from slurmddp.training.startup_timer import StartupTimer
@@ -53,6 +54,7 @@ class RankSession:
         self.startup = StartupTimer(environ)
         self.heartbeat = Heartbeat(HeartbeatPage.attach(environ), self.startup)
         self.milestones = Milestones(self.run, self.startup)
+        self.loggers = Loggers()
         self._context: setup.RankContext | None = None
         self._pid = os.getpid()
 
@@ -111,6 +113,7 @@ class RankSession:
         finally:
             self._leave(self._context)
         self.heartbeat.enter("ending", watched=False)
+        self.loggers.close()
 
     def end(self, error: BaseException | None) -> None:
         """Leave because the `with` block of the training ended, by `error` or in good order.

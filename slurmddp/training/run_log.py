@@ -1,8 +1,9 @@
-"""Record events, losses and rates of a training in the run folder, on rank 0."""
+"""Record events, losses and rates of a training in the run folder and for loggers, on rank 0."""
 
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,22 +11,29 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from slurmddp.checkpoint.files.manifest import folder_name, newest_step
+from slurmddp.config.identity import relevant
 from slurmddp.errors import ConfigError
 from slurmddp.host.atomic_file import write_atomic
+from slurmddp.runs.folder.config_secrets import for_readers
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
+from slurmddp.training.loggers.dispatch import Loggers, build
+from slurmddp.training.loggers.logger import LoggedRun
 from slurmddp.training.startup_timer import StartupTimer
+from slurmddp.training.stopping.controller import StopController
 
 _OWN_KEYS = ("step", "attempt", "time")
 
 
 class RunLog:
-    """The records of one attempt in its run folder; with `active` False every call does nothing."""
+    """The records of one attempt for its run folder and its loggers; without `active` calls do nothing."""
 
-    def __init__(self, run: RunContext, *, active: bool, unit: str = "samples") -> None:
-        self._run, self._unit = run, unit
-        self._active = active and run.folder is not None
+    def __init__(
+        self, run: RunContext, *, active: bool, unit: str = "samples", loggers: Loggers | None = None
+    ) -> None:
+        self._run, self._unit, self._loggers = run, unit, loggers or Loggers()
+        self._active = active
 
     def event(self, event: str, **facts: Any) -> None:
         """Add an event to `attempts.jsonl`."""
@@ -33,16 +41,16 @@ class RunLog:
             self._run.add_event(event, **facts)
 
     def step(self, step: int, *, loss: float, lr: float, rate: float) -> None:
-        """Add loss, learning rate and rate (units per second) after `step` to `metrics.jsonl`."""
-        self._line({"step": step}, {"loss": loss, "lr": lr, f"{self._unit}_per_s": round(rate, 1)})
+        """Log loss, learning rate and rate (units per second) after `step`."""
+        self._log(step, {"loss": loss, "lr": lr, f"{self._unit}_per_s": round(rate, 1)})
 
     def evaluation(self, step: int, loss: float) -> None:
-        """Add the held-out loss after `step` to `metrics.jsonl`."""
-        self._line({"step": step}, {"eval_loss": loss})
+        """Log the held-out loss after `step`."""
+        self._log(step, {"eval_loss": loss})
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Add a program's own values after `step` to `metrics.jsonl`."""
-        self._line({"step": step}, dict(values))
+        """Log a program's own values after `step`."""
+        self._log(step, values)
 
     def sample(self, text: str) -> None:
         """Write a text that the model generated to the run folder."""
@@ -56,10 +64,40 @@ class RunLog:
         self._run.refuse_superseded()
         return self._run.folder
 
-    def _line(self, step: dict[str, Any], facts: dict[str, Any]) -> None:
+    def _log(self, step: int, values: Mapping[str, float]) -> None:
+        """Add a line to `metrics.jsonl`, and hand the values to the loggers."""
         if (folder := self._writable()) is not None:
-            origin = {"attempt": self._run.attempt, "time": round(time.time(), 3)}
-            append_line(folder.metrics_file, step | origin | facts)
+            origin = {"step": step, "attempt": self._run.attempt, "time": round(time.time(), 3)}
+            append_line(folder.metrics_file, {**origin, **values})
+        if self._active:
+            self._loggers.log(values, step)
+
+
+def loggers_of(run: RunContext, given: Any, config: Mapping[str, Any] | None) -> Loggers:
+    """Return the loggers of rank 0: those that the run's configuration names, and those of the program.
+
+    Args:
+        given: the argument `loggers` of Distributon.
+        config: the argument `config` of Distributon.
+
+    Raises:
+        ConfigError: a logger is unknown, its library is missing, or it does not take its options.
+    """
+    folder, settings = run.folder, {}
+    if folder is not None and folder.config_file.is_file():
+        settings = folder.config()
+    facts = LoggedRun(
+        name=Path.cwd().name if folder is None else folder.name,
+        folder=Path("loggers").absolute() if folder is None else folder.loggers_dir,
+        is_continued=folder is not None,
+        config={**relevant(for_readers(settings)), **(config or {})},
+    )
+    return Loggers(
+        build(settings.get("loggers"), given),
+        facts,
+        is_stopped=lambda: StopController.is_leaving or hasattr(sys, "last_type"),
+        warn=lambda text: RunLog(run, active=True).event("warned", about="logger", text=text),
+    )
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

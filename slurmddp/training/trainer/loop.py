@@ -120,7 +120,8 @@ class Training:
         self._is_first = True
         self._root = folder.checkpoints_dir
         run = RunContext.read(os.environ, folder)
-        self._journal = RunLog(run, active=distributon.is_global_zero, unit=components.unit)
+        loggers = distributon._session.loggers
+        self._journal = RunLog(run, active=distributon.is_global_zero, unit=components.unit, loggers=loggers)
         self._stopwatch = Stopwatch()
         self._sampled = folder.sample_file.exists()
 
