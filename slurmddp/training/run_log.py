@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 import time
@@ -22,6 +23,8 @@ from slurmddp.training.loggers.dispatch import Loggers, build
 from slurmddp.training.loggers.logger import LoggedRun
 from slurmddp.training.startup_timer import StartupTimer
 from slurmddp.training.stopping.controller import StopController
+
+log = logging.getLogger(__name__)
 
 _OWN_KEYS = ("step", "attempt", "time")
 
@@ -92,11 +95,17 @@ def loggers_of(run: RunContext, given: Any, config: Mapping[str, Any] | None) ->
         is_continued=folder is not None,
         config={**relevant(for_readers(settings)), **(config or {})},
     )
+
+    def warn(text: str) -> None:
+        if folder is None:
+            log.warning(text)
+        RunLog(run, active=True).event("warned", about="logger", text=text)
+
     return Loggers(
         build(settings.get("loggers"), given),
         facts,
         is_stopped=lambda: StopController.is_leaving or hasattr(sys, "last_type"),
-        warn=lambda text: RunLog(run, active=True).event("warned", about="logger", text=text),
+        warn=warn,
     )
 
 

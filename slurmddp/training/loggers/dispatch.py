@@ -76,7 +76,7 @@ class Loggers:
         run: LoggedRun | None = None,
         *,
         is_stopped: Callable[[], bool] = lambda: False,
-        warn: Callable[[str], object] = lambda text: None,
+        warn: Callable[[str], object] = log.warning,
     ) -> None:
         self._run, self._is_stopped, self._warn = run, is_stopped, warn
         self._threads = [_LoggerThread(one, self._tell, self.close) for one in loggers]
@@ -117,9 +117,10 @@ class Loggers:
             one.wait(until)
 
     def _tell(self, text: str) -> None:
-        log.warning(text)
-        with suppress(Exception):  # A full disk, or a later attempt of the run: the training goes on.
+        try:
             self._warn(text)
+        except Exception:  # A full disk, or a later attempt of the run.
+            log.warning(text)
 
 
 class _LoggerThread:

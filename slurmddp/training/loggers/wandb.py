@@ -39,7 +39,7 @@ class WandbLogger(Logger):
     def start(self, run: LoggedRun) -> None:
         wandb = imported("wandb")
         run.folder.mkdir(parents=True, exist_ok=True)
-        settings = {"console": "off", "finish_timeout": CLOSE_S / 2}
+        settings = {"console": "off", "quiet": True, "finish_timeout": CLOSE_S / 2}
         known = getattr(wandb.Settings, "model_fields", {})  # Older versions have no `finish_timeout`.
         options: dict[str, Any] = {
             **self._options,

@@ -166,7 +166,7 @@ def trained(precision: str) -> dict[str, torch.Tensor]:
 
 
 def logged_metrics(folder: str) -> None:
-    """Log the rank as a metric in a run folder."""
+    """Log the rank as a metric in a run folder and for loggers."""
     os.environ |= {"SLURMDDP_RUN_DIR": folder, "SLURMDDP_ATTEMPT": "0"}
-    with Distributon(2).launch() as d:
+    with Distributon(2, loggers=["csv"]).launch() as d:
         d.log_metrics({"rank": d.rank}, 1)
