@@ -42,6 +42,7 @@ from slurmddp.training.data.base import DistributedLoader
 from slurmddp.training.data.loader import distribute
 from slurmddp.training.heartbeat import shown_as
 from slurmddp.training.loggers import Logger
+from slurmddp.training.loggers.dispatch import build as build_loggers
 from slurmddp.training.precision import autocast, dtype_of
 from slurmddp.training.process_group import collectives
 from slurmddp.training.rank_session import RankSession
@@ -71,7 +72,7 @@ class Distributon:
             (docs/loggers.md). In a job of slurmddp they come beside the loggers of its configuration.
 
     Raises:
-        ConfigError: `num_devices`, `strategy` or `precision` is not allowed.
+        ConfigError: `num_devices`, `strategy`, `precision` or `loggers` is not allowed.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Distributon:
         self._strategy = build(strategy) if isinstance(strategy, str) else strategy
         self._dtype = dtype_of(precision)
         self._backend, self._seed, self._config = backend, seed, config
-        self._loggers = loggers
+        self._loggers = build_loggers(loggers)
         self._loaders: list[DistributedLoader] = []
         self._models: list[nn.Module] = []
         self._session = RankSession(os.environ, self._close_saves)

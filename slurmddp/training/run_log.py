@@ -6,7 +6,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,7 +20,7 @@ from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.loggers.dispatch import Loggers, build
-from slurmddp.training.loggers.logger import LoggedRun
+from slurmddp.training.loggers.logger import LoggedRun, Logger
 from slurmddp.training.startup_timer import StartupTimer
 from slurmddp.training.stopping.controller import StopController
 
@@ -76,11 +76,11 @@ class RunLog:
             self._loggers.log(values, step)
 
 
-def loggers_of(run: RunContext, given: Any, config: Mapping[str, Any] | None) -> Loggers:
+def loggers_of(run: RunContext, given: Sequence[Logger], config: Mapping[str, Any] | None) -> Loggers:
     """Return the loggers of rank 0: those that the run's configuration names, and those of the program.
 
     Args:
-        given: the argument `loggers` of Distributon.
+        given: the loggers of the program.
         config: the argument `config` of Distributon.
 
     Raises:

@@ -434,12 +434,23 @@ def test_the_loggers_of_the_configuration_see_no_secrets_and_a_failure_is_record
     settings = {"loggers": "csv", "data": {"token": "12345"}, "from_environment": expressions}
     run_folder.config_file.write_text(json.dumps(settings))
     failing = Failing()
-    with Distributon(1, loggers=[failing]).launch() as d:
+    with Distributon(1, loggers=[failing, "csv"]).launch() as d:
         d.log_metrics({"loss": 0.5}, 3)
     assert failing.run is not None and failing.run.config["data"] == {"token": "${oc.env:TOKEN}"}
     assert (run_folder.loggers_dir / "metrics.csv").read_text() == "step,loss\n3,0.5\n"
     [event] = run_folder.events()
     assert (event["event"], event["about"]) == ("warned", "logger") and "no route" in event["text"]
+
+
+def test_loggers_replace_the_steps_after_the_loaded_one(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    memory = MemoryLogger()
+    with Distributon(1, loggers=[memory]).launch() as d:
+        model = d.setup_model(nn.Linear(2, 1))
+        d.save("saved", 5, model=model)
+        assert d.load("saved", model=model) == 5
+        d.log_metrics({"eval_loss": 0.5}, 5)
+    assert memory.run is not None and memory.run.first_step == 6 and memory.run.is_continued
 
 
 def test_a_logger_that_is_not_installed_ends_the_start(run_folder: RunFolder, monkeypatch) -> None:

@@ -40,12 +40,10 @@ def build(*values: Any) -> list[Logger]:
         given = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
         objects = [one for one in given if not isinstance(one, (str, Mapping))]
         named = [one for one in given if isinstance(one, (str, Mapping))] if objects else value
-        for key, target in targets(named).items():
-            is_named = target["_target_"] in _NAMED
-            built.setdefault(
-                target["_target_"] if is_named else repr(target), _checked(instantiate(target, _key_=key))
-            )
-        built |= {str(id(one)): _checked(one) for one in objects}
+        made = [instantiate(target, _key_=key) for key, target in targets(named).items()]
+        for one in [*made, *objects]:
+            path = f"{type(one).__module__}.{type(one).__qualname__}"
+            built.setdefault(path if path in _NAMED else str(id(one)), _checked(one))
     return list(built.values())
 
 

@@ -65,7 +65,10 @@ def in_wandb(folder: Path, logger: Logger) -> Values:
 
     values: Values = {}
     for file in sorted(folder.glob("wandb/offline-run-*-gpt-1/run-gpt-1.wandb")):
-        for record in map(Record.FromString, records(file)):
+        found = list(map(Record.FromString, records(file)))
+        axes = [(one.metric.glob_name, one.metric.step_metric) for one in found if one.HasField("metric")]
+        assert ("*", "step") in axes, "wandb's own step can't go back"
+        for record in found:
             items = {one.key or one.nested_key[0]: json.loads(one.value_json) for one in record.history.item}
             for name in items.keys() - {"step"}:
                 if not name.startswith("_"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Iterator
@@ -129,6 +130,23 @@ def test_a_training_that_goes_back_starts_its_loggers_again(run: LoggedRun) -> N
     loggers.close()
     assert memory.calls == ["start 30", "close False", "start 21", "close False"]
     assert memory.values == {"loss": {25: 2.0}}
+
+
+def test_loggers_end_before_the_exit_handlers_of_their_libraries(run: LoggedRun, monkeypatch) -> None:
+    handlers: list[str] = []
+    monkeypatch.setattr("atexit.register", lambda handler: handlers.append(handler.__name__))
+
+    class WithService(MemoryLogger):
+        def start(self, run):
+            atexit.register(self.teardown)
+
+        def teardown(self):
+            raise AssertionError("not called here")
+
+    loggers = Loggers([WithService()], run)
+    loggers.log({"loss": 1.0}, 1)
+    loggers.close()
+    assert handlers == ["teardown", "close"], "the last one runs first"
 
 
 def test_names_mappings_and_objects_stand_beside_each_other(tmp_path: Path) -> None:
