@@ -97,6 +97,15 @@ def is_own_trainer(program: Any) -> bool:
     return program.get("_target_", OWN_TRAINER) == OWN_TRAINER and not program.get("script")
 
 
+def total_steps(config: Mapping[str, Any]) -> int | None:
+    """Return the optimizer steps of a run; None for a script, which need not follow `train.steps`."""
+    train, program = config.get("train"), config.get("program")
+    if isinstance(program, Mapping) and program.get("script"):
+        return None
+    steps = train.get("steps") if isinstance(train, Mapping) else None
+    return steps if isinstance(steps, int) else None
+
+
 @dataclass(frozen=True)
 class GlobalBatch:
     """The number of samples of one optimizer step, over all ranks."""

@@ -58,7 +58,7 @@ def _parsed(line: str) -> dict[str, Any] | None:
 class Reading:
     """The newest facts of a run, updated record by record."""
 
-    def __init__(self, total_steps: int) -> None:
+    def __init__(self, total_steps: int | None) -> None:
         self.total_steps = total_steps
         self.step = 0
         self.loss: float | None = None
@@ -98,13 +98,17 @@ class Reading:
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds to go at the pace of the last logged steps; None before two steps are logged."""
-        if len(self._points) < 2:
+        """Seconds to go at the pace of the last logged steps; None before two steps, or without a total."""
+        if len(self._points) < 2 or self.total_steps is None:
             return None
         (first_time, first_step), (last_time, last_step) = self._points[0], self._points[-1]
         if last_step <= first_step or last_time <= first_time:
             return None
         return (self.total_steps - last_step) * (last_time - first_time) / (last_step - first_step)
+
+    def progress(self, step: object) -> str:
+        """Return a step and the total, if there is one: `10/40` or `10`."""
+        return str(step) if self.total_steps is None else f"{step}/{self.total_steps}"
 
     def facts(self) -> list[str]:
         """Return the known facts of loss, held-out loss, speed and time to go."""
@@ -165,7 +169,7 @@ class RunView:
 
     Args:
         folder: the run folder.
-        total_steps: the number of optimizer steps of the run.
+        total_steps: the number of optimizer steps of the run; None if only its program knows it.
         stream: the output (default: stdout).
         live: whether to draw a progress bar (None: if `stream` is a terminal).
         output: whether to show the output of rank 0, for a program that may write no metrics.
@@ -175,7 +179,7 @@ class RunView:
     def __init__(
         self,
         folder: RunFolder,
-        total_steps: int,
+        total_steps: int | None,
         *,
         stream: TextIO | None = None,
         live: bool | None = None,
@@ -239,7 +243,7 @@ class RunView:
                 print(text, file=self._stream, flush=True)
 
     def _show_record(self, record: dict[str, Any]) -> None:
-        step = f"step {record.get('step')}/{self.reading.total_steps}"
+        step = f"step {self.reading.progress(record.get('step'))}"
         if isinstance(record.get("eval_loss"), (int, float)):
             own = [f"{name} {record[name]:.4f}" for name in own_names([record])]
             self.say("  ".join([step, f"held-out loss {record['eval_loss']:.4f}", *own]))
@@ -256,7 +260,7 @@ class RunView:
             self._task,
             total=reading.total_steps if begun else None,
             completed=reading.step if begun else 0,
-            step=f"{reading.step}/{reading.total_steps}" if begun else "",
+            step=reading.progress(reading.step) if begun else "",
             facts=reading.note or "  ".join(reading.facts()),
         )
         with _discard_if_unread(self._stream):

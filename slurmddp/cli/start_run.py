@@ -192,6 +192,7 @@ def _train_here(job: Job, lock: RunLock, *, is_new: bool) -> int:
     from slurmddp.launchers.local import run as local
     from slurmddp.runs.folder.create import prepare
     from slurmddp.runs.index import remember
+    from slurmddp.spec import total_steps
 
     folder = RunFolder(job.run_dir) if is_new else prepare(job, script_of(job))
     remember(folder)
@@ -200,8 +201,7 @@ def _train_here(job: Job, lock: RunLock, *, is_new: bool) -> int:
     if job.resources.gpus_per_node and not gpus_here(os.environ):
         print("This machine shows no GPU: the training runs on its CPUs.")
     # Another program than the trainer may only print.
-    steps, output = job.program.config["train"]["steps"], not job.program.is_own_trainer
-    with RunView(folder, steps, output=output) as view:
+    with RunView(folder, total_steps(job.program.config), output=not job.program.is_own_trainer) as view:
         training = local.LocalRun(job, folder, lock, view.say)
         training.start()
         code = training.wait(view.tick)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.config.check_values import check_special_keys
+from slurmddp.config.loggers import targets
 from slurmddp.config.schema import NAMED_NODES, OPEN_NODES, TOP
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.spec import MODULE, is_command, is_own_trainer
@@ -173,6 +174,13 @@ def check_targets(config: Mapping[str, Any], project_dir: Path, *, here: bool) -
 def _is_shipped_section(node: str, value: Any) -> bool:
     """Return whether a group holds the keys of a shipped class, which the schema has checked."""
     return TOP[node].is_group and bool(TOP[node].sections) and value is not None and "_target_" not in value
+
+
+def check_loggers(loggers: Any, project_dir: Path, *, here: bool) -> None:
+    """Refuse a logger that is unknown or can't be imported; `here` is as for `check_program`."""
+    for key, node in targets(loggers, here=here).items():
+        _check_target(f"{key}._target_", node["_target_"], project_dir, here=here)
+        check_special_keys(key, node)
 
 
 def _check_target(key: str, target: Any, project_dir: Path, *, here: bool) -> None:

@@ -65,6 +65,7 @@ def compose(overrides: Sequence[str], project_dir: Path) -> dict[str, Any]:
     config = sbatch_environment.fill(config, os.environ)
     here = not (config["cluster"] and config["cluster"]["python"])
     check_paths.check_targets(config, project_dir, here=here)
+    check_paths.check_loggers(config["loggers"], project_dir, here=here)
     check_paths.check_program(config, project_dir, here=here)
     config["name"] = config["name"] or _name(config)
     check_paths.check_name(config["name"])

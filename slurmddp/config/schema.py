@@ -253,6 +253,11 @@ class Config:
         False, "continue with fewer nodes when one is lost and no spare is left; steps keep their size", FREE
     )
     preflight: bool = key(False, "check every node before the training starts", FREE)
+    loggers: Any | None = key(
+        "auto",
+        "tensorboard, csv, wandb, mlflow, or a list of these and mappings; auto: tensorboard if installed",
+        FREE,
+    )
     program: ProgramSettings = section("what every rank runs", is_open=True)
     train: TrainSettings = section("the training loop", trainer=True)
     policy: Policy = section("stops and failures", FREE)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -45,10 +45,12 @@ from slurmddp.training.checkpointing.training_state import merged, require_step
 from slurmddp.training.data.base import DistributedLoader
 from slurmddp.training.data.loader import distribute
 from slurmddp.training.heartbeat import shown_as
+from slurmddp.training.loggers import Logger
+from slurmddp.training.loggers.dispatch import build as build_loggers
 from slurmddp.training.precision import LossScaler, autocast, dtype_of
 from slurmddp.training.process_group import collectives
 from slurmddp.training.rank_session import RankSession
-from slurmddp.training.run_log import RunLog, numbers
+from slurmddp.training.run_log import RunLog, loggers_of, numbers
 from slurmddp.training.stopping.controller import StopController
 
 Result = TypeVar("Result")
@@ -76,9 +78,11 @@ class Distributon:
             class of your own (`slurmddp.environments.detect.Environment`). None: the innermost launcher.
         launcher: starts the ranks if no launcher has: "local", or a class of your own with the methods of
             `slurmddp.launchers.local.launcher.Launcher`.
+        loggers: receivers of rank 0's metrics, a name such as "tensorboard", a mapping or an object each
+            (docs/loggers.md). In a job of slurmddp they come beside the loggers of its configuration.
 
     Raises:
-        ConfigError: `num_devices`, `strategy`, `precision` or `launcher` is not allowed.
+        ConfigError: `num_devices`, `strategy`, `precision`, `launcher` or `loggers` is not allowed.
 
     Example:
         d = Distributon(num_devices=4, precision="bf16", seed=0)
@@ -95,6 +99,7 @@ class Distributon:
         config: Mapping[str, Any] | None = None,
         environment: str | Environment | type[Environment] | None = None,
         launcher: str | Launcher | type[Launcher] = "local",
+        loggers: Sequence[str | Mapping[str, Any] | Logger] = (),
     ) -> None:
         if num_devices != "auto" and (not isinstance(num_devices, int) or num_devices < 1):
             raise ConfigError(
@@ -102,13 +107,14 @@ class Distributon:
             )
         self._settings: dict[str, Any] = {
             "num_devices": num_devices, "strategy": strategy, "backend": backend, "precision": precision,
-            "seed": seed, "config": config, "environment": environment,
+            "seed": seed, "config": config, "environment": environment, "loggers": loggers,
         }  # fmt: skip
         self._num_devices = num_devices
         self._strategy = build(strategy)
         self._dtype = dtype_of(precision)
         self._scaler: LossScaler | None = None
         self._backend, self._seed, self._config = backend, seed, config
+        self._loggers = build_loggers(loggers)
         self._loaders: list[DistributedLoader] = []
         self._models: list[nn.Module] = []
         self._session = RankSession(os.environ, self._close_saves, environment, launcher)
@@ -180,6 +186,8 @@ class Distributon:
         self._session.start(self._num_devices, self._backend)
         if self._dtype is torch.float16:
             self._scaler = LossScaler(self.device)
+        if self.is_global_zero:
+            self._session.loggers = loggers_of(self._session.run, self._loggers, self._config)
         if self._seed is not None:
             rng.seed_everything(self._seed)
         return self
@@ -662,12 +670,12 @@ class Distributon:
             print(*values, flush=True)
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Record rank 0's values after a step, for `slurmddp status` and the report of the run.
+        """Log rank 0's values after a step: for loggers, `slurmddp status` and the report of the run.
 
-        Other ranks record nothing, so any rank may call it. Outside a job of slurmddp it does nothing. The
-        lines stand in `metrics.jsonl` of the run folder. Of a step that is repeated after a restart, the
-        newest values count. `loss` and `eval_loss` are drawn as the training and the held-out loss, a name
-        such as `images_per_s` is shown as the speed.
+        Other ranks record nothing, so any rank may call it. In a job of slurmddp, the lines stand in
+        `metrics.jsonl` of the run folder; elsewhere only the `loggers` of this object get the values. Of a
+        step that is repeated after a restart, the newest values count. `loss` and `eval_loss` are drawn as
+        the training and the held-out loss, a name such as `images_per_s` is shown as the speed.
 
         Args:
             metrics: one number per name: an int, a float, or a tensor with one element. A tensor on a GPU is
@@ -682,7 +690,8 @@ class Distributon:
                 d.log_metrics({"loss": d.all_reduce(loss), "accuracy": 0.93}, step)
         """
         if self.is_global_zero:
-            RunLog(self._session.run, active=True).metrics(step, numbers(metrics))
+            journal = RunLog(self._session.run, active=True, loggers=self._session.loggers)
+            journal.metrics(step, numbers(metrics))
 
     # Checkpoints.
 
@@ -893,7 +902,7 @@ class Distributon:
             "strict": strict,
             "allow_other_config": allow_other_config or os.environ.get(ALLOW_OTHER_CONFIG_VARIABLE) == "1",
         }
-        newest = self._session.milestones.open(folder, self.rank)
+        newest = self._session.milestones.open(folder)
         found: tuple[int, str] | None
         if step is None and best is None:
             found = restore.load(folder, named, self._checkpointer, **options)
@@ -906,6 +915,7 @@ class Distributon:
         at, self.resumed_from = (None, None) if found is None else found
         self._session.heartbeat.resumed(at or 0)
         self._session.milestones.resumed(newest, at, self.resumed_from)
+        self._session.loggers.resumed(at)
         return at
 
     @property

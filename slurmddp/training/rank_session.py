@@ -29,6 +29,7 @@ from slurmddp.launchers.local.launcher import build as build_launcher
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.device.cuda import visible_gpus
 from slurmddp.training.heartbeat import Heartbeat
+from slurmddp.training.loggers.dispatch import Loggers
 from slurmddp.training.process_group import setup
 from slurmddp.training.run_log import Milestones
 from slurmddp.training.startup_timer import StartupTimer
@@ -64,6 +65,7 @@ class RankSession:
         self.startup = StartupTimer(environ)
         self.heartbeat = Heartbeat(HeartbeatPage.attach(environ), self.startup)
         self.milestones = Milestones(self.run, self.startup)
+        self.loggers = Loggers()
         self._context: setup.RankContext | None = None
         self._pid = os.getpid()
 
@@ -92,7 +94,7 @@ class RankSession:
         _require_devices(info, wanted)
         self.heartbeat.enter("meeting")
         self._context = setup.start(info, backend=backend, stopped=lambda: self.stop.requested)
-        self._pid = os.getpid()
+        self._pid, self.milestones.rank = os.getpid(), info.rank
         StopController.is_leaving = False
         atexit.register(self._close_at_exit)
         self.heartbeat.enter("loading", watched=False)
@@ -124,6 +126,7 @@ class RankSession:
         finally:
             self._leave(self._context)
         self.heartbeat.enter("ending", watched=False)
+        self.loggers.close()
 
     def end(self, error: BaseException | None) -> None:
         """Leave because the `with` block of the training ended, by `error` or in good order.

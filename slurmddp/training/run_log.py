@@ -1,31 +1,42 @@
-"""Record events, losses and rates of a training in the run folder, on rank 0."""
+"""Record events, losses and rates of a training in the run folder and for loggers, on rank 0."""
 
 from __future__ import annotations
 
+import logging
 import math
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from slurmddp.checkpoint.files.manifest import folder_name, newest_step
+from slurmddp.config.identity import relevant
 from slurmddp.errors import ConfigError
 from slurmddp.host.atomic_file import write_atomic
+from slurmddp.runs.folder.config_secrets import for_readers
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
+from slurmddp.training.loggers.dispatch import Loggers, build
+from slurmddp.training.loggers.logger import LoggedRun, Logger
 from slurmddp.training.startup_timer import StartupTimer
+from slurmddp.training.stopping.controller import StopController
+
+log = logging.getLogger(__name__)
 
 _OWN_KEYS = ("step", "attempt", "time")
 
 
 class RunLog:
-    """The records of one attempt in its run folder; with `active` False every call does nothing."""
+    """The records of one attempt for its run folder and its loggers; without `active` calls do nothing."""
 
-    def __init__(self, run: RunContext, *, active: bool, unit: str = "samples") -> None:
-        self._run, self._unit = run, unit
-        self._active = active and run.folder is not None
+    def __init__(
+        self, run: RunContext, *, active: bool, unit: str = "samples", loggers: Loggers | None = None
+    ) -> None:
+        self._run, self._unit, self._loggers = run, unit, loggers or Loggers()
+        self._active = active
 
     def event(self, event: str, **facts: Any) -> None:
         """Add an event to `attempts.jsonl`."""
@@ -33,12 +44,12 @@ class RunLog:
             self._run.add_event(event, **facts)
 
     def step(self, step: int, *, rate: float, **values: float) -> None:
-        """Add values such as loss and learning rate, and the rate (units per second), to `metrics.jsonl`."""
-        self._line({"step": step}, {**values, f"{self._unit}_per_s": round(rate, 1)})
+        """Log values such as loss and learning rate, and the rate (units per second)."""
+        self._log(step, {**values, f"{self._unit}_per_s": round(rate, 1)})
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Add named values after `step` to `metrics.jsonl`."""
-        self._line({"step": step}, dict(values))
+        """Log named values after `step`."""
+        self._log(step, values)
 
     def sample(self, text: str) -> None:
         """Write a text that the model generated to the run folder."""
@@ -52,10 +63,46 @@ class RunLog:
         self._run.refuse_superseded()
         return self._run.folder
 
-    def _line(self, step: dict[str, Any], facts: dict[str, Any]) -> None:
+    def _log(self, step: int, values: Mapping[str, float]) -> None:
+        """Add a line to `metrics.jsonl`, and hand the values to the loggers."""
         if (folder := self._writable()) is not None:
-            origin = {"attempt": self._run.attempt, "time": round(time.time(), 3)}
-            append_line(folder.metrics_file, step | origin | facts)
+            origin = {"step": step, "attempt": self._run.attempt, "time": round(time.time(), 3)}
+            append_line(folder.metrics_file, {**origin, **values})
+        if self._active:
+            self._loggers.log(values, step)
+
+
+def loggers_of(run: RunContext, given: Sequence[Logger], config: Mapping[str, Any] | None) -> Loggers:
+    """Return the loggers of rank 0: those that the run's configuration names, and those of the program.
+
+    Args:
+        given: the loggers of the program.
+        config: the argument `config` of Distributon.
+
+    Raises:
+        ConfigError: a logger is unknown, its library is missing, or it does not take its options.
+    """
+    folder, settings = run.folder, {}
+    if folder is not None and folder.config_file.is_file():
+        settings = folder.config()
+    facts = LoggedRun(
+        name=Path.cwd().name if folder is None else folder.name,
+        folder=Path("loggers").absolute() if folder is None else folder.loggers_dir,
+        is_continued=folder is not None,
+        config={**relevant(for_readers(settings)), **(config or {})},
+    )
+
+    def warn(text: str) -> None:
+        if folder is None:
+            log.warning(text)
+        RunLog(run, active=True).event("warned", about="logger", text=text)
+
+    return Loggers(
+        build(settings.get("loggers"), given),
+        facts,
+        is_stopped=lambda: StopController.is_leaving or hasattr(sys, "last_type"),
+        warn=warn,
+    )
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -86,22 +133,29 @@ def _number(name: str, value: Any) -> float:
 class Milestones:
     """Records where a training resumes, takes its first step and stops.
 
-    Nothing is recorded before `open` gets the checkpoint folder of the run.
+    Resume and stop are recorded only after `open` has got the checkpoint folder of the run: the program may
+    keep other checkpoints.
     """
+
+    _counted: ClassVar[set[tuple[str, int]]] = set()
+    """Run and attempt of each first step that was recorded without `open`; a program may train twice."""
 
     def __init__(self, run: RunContext, start_up: StartupTimer) -> None:
         self._run, self._start_up = run, start_up
         self._journal = RunLog(run, active=False)
         self._has_step = self._has_stop = False
+        self._loads = False
+        self.rank = -1
+        """The rank of this process, from its launch on."""
 
-    def open(self, root: Path, rank: int) -> int | None:
+    def open(self, root: Path) -> int | None:
         """Start to record if `root` is the checkpoint folder of the run; return its newest step on rank 0."""
         self._start_up.lap("model")
         if not self._run.keeps(root):
             return None
-        self._journal = RunLog(self._run, active=rank == 0)
+        self._journal, self._loads = RunLog(self._run, active=self.rank == 0), True
         with suppress(OSError):  # `restore.load` tries again on all ranks, and raises.
-            return newest_step(root) if rank == 0 else None
+            return newest_step(root) if self.rank == 0 else None
         return None
 
     def resumed(self, newest: int | None, used: int | None, source: str | None) -> None:
@@ -119,10 +173,17 @@ class Milestones:
 
     def step(self, step: int) -> None:
         """Record the first step of this process, and the phases of its start."""
-        if not self._has_step:
-            self._has_step = True
-            self._start_up.lap("first_step")
-            self._journal.event("first_step", step=step, phases=self._start_up.seconds)
+        if self._has_step:
+            return
+        self._has_step = True
+        self._start_up.lap("first_step")
+        facts = {"step": step, "phases": self._start_up.seconds}
+        start = (str(self._run.folder and self._run.folder.path), self._run.attempt)
+        if self._loads:
+            self._journal.event("first_step", **facts)
+        elif start not in self._counted:
+            self._counted.add(start)
+            RunLog(self._run, active=self.rank == 0).event("first_step", **facts, loads=False)
 
     def stopped(self, reason: str | None) -> None:
         """Record the first stop, and its reason."""

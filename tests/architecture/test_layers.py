@@ -14,7 +14,7 @@ PACKAGE = ROOT / "slurmddp"
 # A room's own modules may stand beside its inner rooms: they are modules of the outer room.
 _ABOVE = """
     errors plugins config.schema spec config.check_values config.identity config.script_arguments
-    environments host slurm.units slurm sandbox
+    config.loggers environments host slurm.units slurm sandbox
     runs runs.folder runs.index runs.failures runs.status runs.report
     batch
     checkpoint checkpoint.files checkpoint.memory
@@ -24,15 +24,21 @@ _ABOVE = """
 """
 _BELOW = """
     checkpoint.state strategies
-    training training.rng training.instantiate training.startup_timer training.heartbeat training.run_log
-    training.device training.process_group training.stopping training.data training.checkpointing
-    training.rank_session training.distributon training.builtin training.trainer training.user_script
-    training.preflight training.rank_main
+    training training.rng training.instantiate training.startup_timer training.heartbeat training.loggers
+    training.device training.process_group training.stopping training.run_log training.data
+    training.checkpointing training.rank_session training.distributon training.builtin training.trainer
+    training.user_script training.preflight training.rank_main
 """
 TORCH_FREE, WITH_TORCH = _ABOVE.split(), _BELOW.split()
 SHARED_WITH_TORCH = {"errors", "plugins", "spec", "environments", "host", "runs", "runs.folder", "checkpoint"}
 SHARED_WITH_TORCH |= {"checkpoint.files", "checkpoint.memory"}
-SHARED_WITH_TORCH |= {"config.schema", "config.check_values", "config.identity", "slurm.units"}
+SHARED_WITH_TORCH |= {
+    "config.schema",
+    "config.check_values",
+    "config.identity",
+    "config.loggers",
+    "slurm.units",
+}
 PURE_PACKAGES = {"conf", "templates", "__main__"}
 
 # The one upward edge: a script's `launch()` starts processes, and imports the launcher's code when it does.

@@ -52,6 +52,19 @@ def test_without_a_terminal_it_prints_a_line_at_first_then_sparingly(folder):
         ]
 
 
+def test_a_script_shows_no_total_because_only_it_knows_its_steps(folder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    for live in (False, True):
+        stream = io.StringIO()
+        with RunView(folder, None, stream=stream, live=live, now=Clock()) as view:
+            for step in (10, 20):
+                metric(folder, step, loss=2.5)
+                metric(folder, step, eval_loss=2.25)
+            view.tick()
+        assert "step 20  held-out loss 2.2500" in stream.getvalue()
+        assert "20/" not in stream.getvalue() and "left" not in stream.getvalue()
+
+
 def test_a_held_out_loss_is_always_printed(folder):
     stream = io.StringIO()
     with RunView(folder, 40, stream=stream, now=Clock()) as view:

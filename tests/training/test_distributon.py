@@ -23,6 +23,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.runs.status.metrics import latest
 from slurmddp.training.distributon import Distributon
+from slurmddp.training.loggers import MemoryLogger
 from support.distributed import rank_jobs
 from support.distributed.ranks import node_environments, place_environments, run_ranks
 from support.runs.slurm_environs import FOUR_ON_TWO
@@ -464,6 +465,20 @@ def test_several_loaders_are_those_of_several_calls() -> None:
         assert d._loaders == [train, test, one], "all of them are saved and restored"
 
 
+# Events of a program that never calls `load`.
+
+
+def test_the_first_step_is_recorded_once_without_load(run_folder: RunFolder) -> None:
+    for _ in range(2):
+        with Distributon(1).launch() as d:
+            optimizer = d.setup_optimizer(torch.optim.SGD(d.setup_model(nn.Linear(2, 1)).parameters()))
+            for _ in range(2):
+                optimizer.step()
+    [event] = run_folder.events()
+    assert (event["event"], event["step"], event["attempt"], event["loads"]) == ("first_step", 1, 2, False)
+    assert list(event["phases"])[-1] == "first_step"
+
+
 # Metrics.
 
 
@@ -498,9 +513,51 @@ def test_a_metric_that_is_not_one_number_is_refused(run_folder: RunFolder, metri
     assert not run_folder.metrics_file.exists()
 
 
-def test_only_rank_zero_records_metrics_and_none_without_a_run_folder(tmp_path) -> None:
+def test_only_rank_zero_records_metrics_and_loggers_alone_without_a_run_folder(tmp_path, monkeypatch) -> None:
     assert run_ranks(rank_jobs.logged_metrics, 2, str(tmp_path)) == [None, None]
     [line] = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["rank"] == 0
-    with Distributon(1).launch() as d:
-        d.log_metrics({"loss": 1.0}, 1)
+    assert (tmp_path / "loggers" / "metrics.csv").read_text() == "step,rank\n1,0\n"
+    monkeypatch.chdir(tmp_path)
+    memory = MemoryLogger()
+    for loggers in ((), memory, [memory]):
+        with Distributon(1, loggers=loggers, config={"lr": 0.1}).launch() as d:
+            d.log_metrics({"loss": torch.tensor(1.0)}, 1)
+    assert memory.values == {"loss": {1: 1.0}} and memory.run is not None
+    assert (memory.run.folder, memory.run.config) == (tmp_path / "loggers", {"lr": 0.1})
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_the_loggers_of_the_configuration_see_no_secrets_and_a_failure_is_recorded(run_folder) -> None:
+    class Failing(MemoryLogger):
+        def close(self, finished: bool) -> None:
+            raise OSError("no route")
+
+    expressions = {"data": {"token": "${oc.env:TOKEN}"}}
+    settings = {"loggers": "csv", "data": {"token": "12345"}, "from_environment": expressions}
+    run_folder.config_file.write_text(json.dumps(settings))
+    failing = Failing()
+    with Distributon(1, loggers=[failing, "csv"]).launch() as d:
+        d.log_metrics({"loss": 0.5}, 3)
+    assert failing.run is not None and failing.run.config["data"] == {"token": "${oc.env:TOKEN}"}
+    assert (run_folder.loggers_dir / "metrics.csv").read_text() == "step,loss\n3,0.5\n"
+    [event] = run_folder.events()
+    assert (event["event"], event["about"]) == ("warned", "logger") and "no route" in event["text"]
+
+
+def test_loggers_replace_the_steps_after_the_loaded_one(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    memory = MemoryLogger()
+    with Distributon(1, loggers=[memory]).launch() as d:
+        model = d.setup_model(nn.Linear(2, 1))
+        d.save("saved", 5, model=model)
+        assert d.load("saved", model=model) == 5
+        d.log_metrics({"eval_loss": 0.5}, 5)
+    assert memory.run is not None and memory.run.first_step == 6 and memory.run.is_continued
+
+
+def test_a_logger_that_is_not_installed_ends_the_start(run_folder: RunFolder, monkeypatch) -> None:
+    monkeypatch.setattr("slurmddp.config.loggers.is_installed", lambda library: False)
+    run_folder.config_file.write_text("loggers: [wandb]")
+    with pytest.raises(ConfigError, match=r"pip install 'slurmddp\[wandb\]'"), Distributon(1) as d:
+        d.launch()

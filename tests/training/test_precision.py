@@ -88,6 +88,8 @@ def test_ranks_agree_in_16_bits_and_differ_from_float32(precision: str) -> None:
 
 def test_the_configuration_names_the_same_precisions() -> None:
     assert every_key()["train.precision"].shown_default.split(" | ") == list(PRECISIONS)
+
+
 # Loss scaling.
 
 UNIT = 2.0**-6

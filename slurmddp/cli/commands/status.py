@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -104,6 +105,8 @@ def lines(one: RunStatus, goodput: Goodput, now: float) -> Iterator[tuple[str, s
             yield "", f"| {line}"
     if one.log is not None:
         yield "log", str(one.log)
+    if (events := RunFolder(one.path).tensorboard_dir).is_dir():
+        yield "curves", f"tensorboard --logdir {shlex.quote(str(events))}"
     if one.report is not None:
         yield "report", str(one.report)
     yield "folder", str(one.path)

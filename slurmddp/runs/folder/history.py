@@ -34,6 +34,8 @@ class Attempt:
     seen: float | None = None
     """Time of the last event."""
     first_step: int | None = None
+    loads: bool = True
+    """Whether the program had asked for the run's checkpoints; else it may keep checkpoints of its own."""
     resumed_step: int | None = None
     again_at: float | None = None
     """Time of the last restart in place."""
@@ -61,7 +63,7 @@ class Attempt:
         """The step from which the attempt resumed; 0 for a fresh start."""
         if self.resumed_step is not None:
             return self.resumed_step
-        return 0 if self.first_step is not None else None
+        return 0 if self.first_step is not None and self.loads else None
 
 
 def stop_reason(signal: str | None) -> str:
@@ -103,7 +105,8 @@ def _saved(attempt: Attempt) -> str:
     """Name the last recorded save. Files that a script saves by itself, as by torch.save, have no record."""
     if attempt.saved_step is not None:
         return f", last save at step {attempt.saved_step}"
-    return "" if attempt.signal is None and attempt.first_step is None else ", no save recorded"
+    may_save = attempt.first_step is not None and attempt.loads
+    return ", no save recorded" if attempt.signal is not None or may_save else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +221,8 @@ def _facts(known: Attempt, event: Mapping[str, Any]) -> dict[str, Any]:
             return {"resumed_step": step, "again_step": None if known.again_at is None else step}
         return {"again_at": time if known.again_at is None else known.again_at, "again_step": step}
     if kind == "first_step":
-        return {"first_step": step if known.first_step is None else known.first_step}
+        loads = known.loads and event.get("loads") is not False
+        return {"first_step": step if known.first_step is None else known.first_step, "loads": loads}
     if kind == "warned" and not known.setup_failure:
         found = _FAILED_SETUP.match(str(event.get("text"))) if event.get("about") == "setup" else None
         return {"setup_failure": found[1]} if found else {}

@@ -32,6 +32,8 @@ class AttemptTimeline:
     resumed: int | None = None
     first: tuple[float, int] | None = None
     """Time and number of the first step."""
+    loads: bool = True
+    """Whether the program loads the run's checkpoints; else its own ones may keep steps."""
     saves: list[tuple[float, float, int]] = field(default_factory=list)
     """Begin and end of the pause for each save, and the step that the save holds."""
     copied: list[float] = field(default_factory=list)
@@ -55,6 +57,7 @@ class AttemptTimeline:
             self.on_disk = self.on_disk if event.get("from") == "memory" else None
         elif kind == "first_step" and self.first is None:
             self.first = (time, 1 if step is None else step)
+            self.loads = event.get("loads") is not False
         elif kind == "saved" and self.first is not None and step is not None:
             since = max(self.first[0], self.saves[-1][1] if self.saves else 0.0)
             # Training continues while the writer writes.
@@ -98,6 +101,9 @@ class AttemptTimeline:
         """Return the seconds by kind."""
         if self.first is None:
             return {**self.waited, "starting" if records_steps else "unknown": self.ended - self.begun}
+        if not (self.loads or self.saves or self.running or self.finished):
+            started = self.first[0] - self.begun
+            return {**self.waited, "starting": started, "unknown": self.ended - self.first[0]}
         began, left = self.first[0], min(self.left, self.ended)
         if self.finished and self.saves:
             left = min(left, self.saves[-1][0])

@@ -21,7 +21,7 @@ from slurmddp.runs.status.metrics import Latest, latest
 from slurmddp.runs.status.verdict import ALL_STEPS, Verdict, decide
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.states import JobState
-from slurmddp.spec import is_own_trainer
+from slurmddp.spec import is_own_trainer, total_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,15 +119,12 @@ class _Read:
 def _read(folder: RunFolder) -> _Read | RunStatus:
     try:
         config = folder.config()
-        train, program = config.get("train"), config.get("program")
-        has_script = isinstance(program, dict) and program.get("script")  # A script may ignore train.steps.
-        total = train.get("steps") if isinstance(train, dict) and not has_script else None
         history = read_history(folder)
         return _Read(
             folder=folder,
             history=history,
-            total_steps=total if isinstance(total, int) else None,
-            records_steps=is_own_trainer(program)
+            total_steps=total_steps(config),
+            records_steps=is_own_trainer(config.get("program"))
             or any(one.first_step is not None for one in history.attempts),
         )
     except (SlurmddpError, OSError, ValueError) as error:

@@ -147,7 +147,8 @@ class Training:
         self._is_first = True
         self._root = folder.checkpoints_dir
         run = RunContext.read(os.environ, folder)
-        self._journal = RunLog(run, active=distributon.is_global_zero, unit=components.unit)
+        loggers = distributon._session.loggers
+        self._journal = RunLog(run, active=distributon.is_global_zero, unit=components.unit, loggers=loggers)
         self._utilization = Utilization(distributon, components, self._journal)
         self._stopwatch = Stopwatch()
         self._budget = TimeBudget(components.settings.max_time)

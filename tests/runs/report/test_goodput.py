@@ -45,6 +45,12 @@ RESUBMITTED = [*FAILED[:-1], ended(161, "failed", next_="resubmit"), submitted(1
             id="all steps of a finished run count, without a save too",
         ),
         pytest.param(
+            [started(0), {**first_step(10), "loads": False}, ended(40, "failed"), started(50, 1),
+             {**first_step(60, 1), "loads": False}, ended(90, "finished", attempt=1)],
+            {}, {"starting": 20, "unknown": 30, "idle": 10, "training": 30},
+            id="a program that does not load may have kept the steps of a failed attempt",
+        ),
+        pytest.param(
             FAILED, {},
             {"training": 20, "saving": 2, "lost": 18, "starting": 10, "ending": 1, "queued": 10},
             id="steps after the last save of a failed attempt are lost",

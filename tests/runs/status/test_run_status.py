@@ -151,6 +151,7 @@ KILLED = ended("failed", "requeue", code=137)
             [FIRST_STEP, KILLED],
             "failed, exit code 137, no save recorded: rank 3 on node2 was killed by SIGSEGV",
         ),
+        ([FIRST_STEP | {"loads": False}, REQUEUED], "stopped"),  # The program may save elsewhere.
         ([REQUEUED], "stopped"),  # A script that records no save may have saved.
         (
             [REQUEUED | {"without_progress": 1}],

@@ -185,9 +185,9 @@ def left_out_on_one_rank() -> dict[str, Any]:
 
 
 def logged_metrics(folder: str) -> None:
-    """Log the rank as a metric in a run folder."""
+    """Log the rank as a metric in a run folder and for loggers."""
     os.environ |= {"SLURMDDP_RUN_DIR": folder, "SLURMDDP_ATTEMPT": "0"}
-    with Distributon(2).launch() as d:
+    with Distributon(2, loggers=["csv"]).launch() as d:
         d.log_metrics({"rank": d.rank}, 1)
 
 

@@ -486,5 +486,8 @@ def test_only_checkpoints_of_the_run_give_events(request, tmp_path, monkeypatch,
     for _ in range(2):
         optimizer.step()
     events = [(event["event"], event["step"], event["attempt"]) for event in read_lines(folder.attempts_file)]
-    wanted = [("saved", 10, 3), ("resumed", 10, 3), ("first_step", 11, 3)] if where == "its run" else []
-    assert events == wanted
+    wanted = {
+        "its run": [("saved", 10, 3), ("resumed", 10, 3), ("first_step", 11, 3)],
+        "another folder": [("first_step", 11, 3)],
+    }
+    assert events == wanted.get(where, [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
 
 def test_a_training_records_its_events_and_metrics(tmp_path: Path, config: dict[str, Any]) -> None:
     folder = new_folder(tmp_path / "run")
+    folder.config_file.write_text("loggers: [csv, tensorboard]\n")
     run_ranks(trainer_jobs.train_once, 2, config, str(folder.path), 4)
     run_ranks(trainer_jobs.train_once, 2, config, str(folder.path), None)
     events = [(event["event"], event.get("step")) for event in folder.events()]
@@ -63,7 +65,12 @@ def test_a_training_records_its_events_and_metrics(tmp_path: Path, config: dict[
     assert (signalled["signal"], signalled["rank"], signalled["attempt"]) == ("SIGTERM", 0, 0)
     assert [step for step, kind in curve(folder) if kind == "loss"] == [3, 6, 8]
     assert [step for step, kind in curve(folder) if kind == "eval_loss"] == [0, 4, 8]
-    line = next(line for line in read_lines(folder.metrics_file) if "loss" in line)
+    lines = list(read_lines(folder.metrics_file))
+    with (folder.loggers_dir / "metrics.csv").open(newline="") as stream:
+        rows = [{name: float(text) for name, text in row.items() if text} for row in csv.DictReader(stream)]
+    assert rows == [{name: one[name] for name in one if name not in ("attempt", "time")} for one in lines]
+    assert len(list(folder.tensorboard_dir.iterdir())) == 2, "one file for each start"
+    line = next(line for line in lines if "loss" in line)
     assert line.keys() == {"step", "attempt", "time", "loss", "lr", "grad_norm", "tokens_per_s"}
     assert folder.sample_file.read_text().startswith("def ")
     assert len(folder.sample_file.read_text()) == 4 + 5

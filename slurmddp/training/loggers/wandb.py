@@ -1,0 +1,68 @@
+"""Send metrics to Weights & Biases, or keep them on disk for `wandb sync`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slurmddp.training.loggers.library import imported
+from slurmddp.training.loggers.logger import CLOSE_S, LoggedRun, Logger
+
+log = logging.getLogger(__name__)
+
+
+class WandbLogger(Logger):
+    """Logs into one run of Weights & Biases for all starts.
+
+    A job of slurmddp gives its ranks WANDB_RUN_ID and WANDB_RESUME=allow. All variables of wandb apply.
+    Without an API key or a network, the run is written offline, unless `mode` or WANDB_MODE says otherwise.
+
+    Args:
+        project, entity, group, tags, notes, mode: as for `wandb.init`; None: wandb decides.
+    """
+
+    def __init__(
+        self,
+        project: str | None = None,
+        entity: str | None = None,
+        group: str | None = None,
+        tags: Sequence[str] | None = None,
+        notes: str | None = None,
+        mode: str | None = None,
+    ) -> None:
+        self._options = {
+            "project": project, "entity": entity, "group": group, "tags": tags, "notes": notes, "mode": mode,
+        }  # fmt: skip
+
+    def start(self, run: LoggedRun) -> None:
+        wandb = imported("wandb")
+        run.folder.mkdir(parents=True, exist_ok=True)
+        settings = {"console": "off", "quiet": True, "finish_timeout": CLOSE_S / 2}
+        known = getattr(wandb.Settings, "model_fields", {})  # Older versions have no `finish_timeout`.
+        options: dict[str, Any] = {
+            **self._options,
+            "dir": str(run.folder),
+            "config": dict(run.config),
+            "settings": wandb.Settings(**{name: one for name, one in settings.items() if name in known}),
+        }
+        if "WANDB_NAME" not in os.environ:
+            options["name"] = run.name
+        try:
+            self._run = wandb.init(**options)
+        except wandb.errors.Error as error:
+            if self._options["mode"] or "WANDB_MODE" in os.environ:
+                raise
+            log.warning("wandb writes offline to %s, for `wandb sync`: %s", run.folder / "wandb", error)
+            self._run = wandb.init(**{**options, "mode": "offline"})
+        # wandb's own step can't go back, and steps are repeated after a restart.
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._run.log({**metrics, "step": step})
+
+    def close(self, finished: bool) -> None:
+        if not finished:
+            self._run.mark_preempting()
+        self._run.finish(exit_code=0 if finished else 1)
