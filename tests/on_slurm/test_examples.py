@@ -21,7 +21,7 @@ from support.slurm.train_project import Command, Run
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 
-def test_t1_the_slurm_example_ends_with_the_weights_of_the_local_one(
+def test_t1_t8_the_slurm_example_ends_with_the_weights_of_the_local_one(
     sandbox: Sandbox, tmp_path: Path
 ) -> None:
     slurm, local = (

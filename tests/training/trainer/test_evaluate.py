@@ -95,7 +95,7 @@ def test_the_samples_lie_evenly_over_the_heldout_data(alone: Distributon) -> Non
     assert parts.heldout.read == [0, 2, 5, 7, 10, 12, 15, 17]
 
 
-def test_the_loss_is_the_same_on_any_number_of_ranks() -> None:
+def test_t6_the_loss_is_the_same_on_any_number_of_ranks() -> None:
     """All ranks use the buffers of rank 0. 5 batches of 7 hold more than the 30 samples, which draw."""
     train = {"batch_size": 7, "eval_batches": 5}
     data = {"_target_": "support.distributed.exact_jobs.Blurred", "size": 40, "heldout": 30}
