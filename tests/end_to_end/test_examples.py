@@ -183,7 +183,7 @@ def slow_down(script: Path) -> None:
 def test_a_stopped_trainer_of_lightning_resumes_from_its_last_checkpoint(tmp_path: Path) -> None:
     folder = example("09_lightning", tmp_path)
     slow_down(folder / "fit.py")
-    own = ["--devices", "2", "--folder", "{run_dir}/lightning", "--epochs", "40"]
+    own = ["--devices", "2", "--folder", "{run_dir}/lightning", "--epochs", "80"]
     command = ["run", "-n", "2", "name=fit", "fit.py", *own]
     first = start(folder, *command)
     wait_for(folder, "runs/fit-*/lightning/last.ckpt", first)
@@ -192,24 +192,24 @@ def test_a_stopped_trainer_of_lightning_resumes_from_its_last_checkpoint(tmp_pat
     assert first.returncode == 75, before
     after = slurmddp(folder, *command)
     (last, resumed) = (re.findall(r"^epoch (\d+): loss", text, re.MULTILINE) for text in (before, after))
-    assert 0 < int(resumed[0]) <= int(last[-1]) + 1 < 40
-    assert resumed[-1] == "39"
+    assert 0 < int(resumed[0]) <= int(last[-1]) + 1 < 80
+    assert resumed[-1] == "79"
 
 
 def test_an_existing_script_restarts_in_place_and_loses_nothing(tmp_path: Path) -> None:
     folder = example("10_existing_script", tmp_path)
-    run([*TORCHRUN, "train.py", "--epochs", "12", "--out", "undisturbed"], folder)
+    run([*TORCHRUN, "train.py", "--epochs", "20", "--out", "undisturbed"], folder)
     slow_down(folder / "train.py")
     settings = ["program.checkpoints=checkpoints/*.pt", "program.resume_args=--resume"]
-    told = start(folder, "run", *settings, "program.resumable=true", "train.py", "--epochs", "12")
+    told = start(folder, "run", *settings, "program.resumable=true", "train.py", "--epochs", "20")
     wait_for(folder, "checkpoints/newest.pt", told)
     ranks_of(only_run(folder).path)[1].kill()
     output, _ = told.communicate(timeout=120)
     assert told.returncode == 0, output
     assert "restart in place" in output
     epochs = re.findall(r"^epoch (\d+): loss", output, re.MULTILINE)
-    assert epochs == [str(epoch) for epoch in range(12) if str(epoch) in epochs], "no epoch is repeated"
-    assert epochs[-1] == "11"
+    assert epochs == [str(epoch) for epoch in range(20) if str(epoch) in epochs], "no epoch is repeated"
+    assert epochs[-1] == "19"
     whole, parts = (
         torch.load(folder / name / "newest.pt", weights_only=True)["model"]
         for name in ("undisturbed", "checkpoints")
