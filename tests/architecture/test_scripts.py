@@ -39,6 +39,7 @@ FILES = {
     path: kind
     for folder in FOLDERS
     for path in sorted((ROOT / folder).rglob("*"))
+    if not (folder == "examples" and "runs" in path.parts)  # a run keeps a copy of the code
     if path.is_file() and "__pycache__" not in path.parts and (kind := kind_of(path))
 }
 

@@ -18,24 +18,18 @@ import torch
 from safetensors.torch import load
 
 from slurmddp.environments.scrub import scrub
-from support import ROOT
 from support.distributed.doc_programs import SLOW_FIRST_ATTEMPT, newest_weights
+from support.runs.examples import EXAMPLES, example
 from support.runs.train_runs import only_run, slurmddp
 from support.slurm.run_processes import ranks_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
-EXAMPLES = ROOT / "examples"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 LADDER = ["01_single", "02_local", "03_torchrun", "04_slurm"]
 TUTORIAL = {"02_local": 40, "03_torchrun": 59, "04_slurm": 17}
 """Lines that PyTorch's tutorial on DDP removes and adds from one script to the next."""
 ENVIRONMENT = {**scrub(os.environ), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-
-
-def example(name: str, folder: Path) -> Path:
-    """Return a copy of an example."""
-    return Path(shutil.copytree(EXAMPLES / name, folder / name))
 
 
 def run(command: Sequence[str], folder: Path) -> str:
@@ -218,7 +212,8 @@ def test_an_existing_script_restarts_in_place_and_loses_nothing(tmp_path: Path) 
 
 
 def test_d13_the_examples_of_the_api_import_no_torch_distributed() -> None:
-    scripts = {path: path.read_text() for path in sorted(EXAMPLES.glob("0[1-8]_*/**/*.py"))}
+    found = [path for path in sorted(EXAMPLES.glob("0[1-8]_*/**/*.py")) if "runs" not in path.parts]
+    scripts = {path: path.read_text() for path in found}
     assert len(scripts) == 9
     own = re.compile(r"torch\.distributed|from torch import .*\bdistributed\b")
     assert [path.name for path, text in scripts.items() if own.search(text)] == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +13,8 @@ from safetensors.torch import load
 
 from slurmddp.environments.scrub import scrub
 from slurmddp.sandbox import Sandbox
-from support import ROOT
 from support.distributed.doc_programs import newest_weights
+from support.runs.examples import example
 from support.slurm.train_project import Command, Run
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
@@ -24,9 +23,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 def test_t1_t8_the_slurm_example_ends_with_the_weights_of_the_local_one(
     sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    slurm, local = (
-        Path(shutil.copytree(ROOT / "examples" / name, tmp_path / name)) for name in ("04_slurm", "02_local")
-    )
+    slurm, local = (example(name, tmp_path) for name in ("04_slurm", "02_local"))
     command = Command(slurm, sandbox.environment())
     command("run", "+cluster=sandbox", "nodes=2", "-n", "1", "name=spirals", "train.py", "--epochs", "8")
     run = Run(next((slurm / "runs").iterdir()), command)
