@@ -146,7 +146,7 @@ def memory_share(d: Distributon, state: State, root: Path, steps: Steps) -> Row:
         all_s += seconds
         pace.step(seconds)
         if d.memory_save_is_due():
-            d.memory_save(root, copied, model=state, optimizer=state.optimizer)
+            d.memory_save(copied, root=root, model=state, optimizer=state.optimizer)
             copied += 1
     _, _, spent_s, trained_s = pace.figures
     return {"share": spent_s / trained_s, "seconds": all_s, "copies": copied}

@@ -102,11 +102,11 @@ def train(distributon, config, folder):
     ddp = distributon.setup_model(model())
     optimizer = distributon.setup_optimizer(torch.optim.AdamW(ddp.parameters()))
     objects = {"model": ddp, "optimizer": optimizer}
-    step = distributon.load(folder.checkpoints_dir, **objects) or 0
+    step = distributon.load(root=folder.checkpoints_dir, **objects) or 0
     while step < LAST:
         step += 1
         take(ddp, optimizer, step)
-        distributon.save(folder.checkpoints_dir, step, wait=False, **objects)
+        distributon.save(step, root=folder.checkpoints_dir, wait=False, **objects)
 """
 
 

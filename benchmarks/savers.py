@@ -120,7 +120,12 @@ class Savers(Peers):
         d = self._agent if method == "slurmddp" else self._alone
         root = self._root / ("agent" if d is self._agent else "alone")
         d.save(
-            root, self._number, keep_last=2, wait=False, model=self._state, optimizer=self._state.optimizer
+            self._number,
+            root=root,
+            keep_last=2,
+            wait=False,
+            model=self._state,
+            optimizer=self._state.optimizer,
         )
         saves = None if d._opened is None else d._opened.saves
 

@@ -21,7 +21,7 @@ from slurmddp.runs.failures.model import from_facts
 from slurmddp.runs.folder.history import stop_reason
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.logs import LineReader
-from slurmddp.runs.status.metrics import rate_of
+from slurmddp.runs.status.metrics import own_names, rate_of
 from slurmddp.runs.status.notices import other_places
 
 if TYPE_CHECKING:
@@ -241,7 +241,8 @@ class RunView:
     def _show_record(self, record: dict[str, Any]) -> None:
         step = f"step {record.get('step')}/{self.reading.total_steps}"
         if isinstance(record.get("eval_loss"), (int, float)):
-            self.say(f"{step}  held-out loss {record['eval_loss']:.4f}")
+            own = [f"{name} {record[name]:.4f}" for name in own_names([record])]
+            self.say("  ".join([step, f"held-out loss {record['eval_loss']:.4f}", *own]))
         elif self._bar is None and self._now() - self._shown_at >= PLAIN_EVERY_S:
             self._shown_at = self._now()
             self.say("  ".join([step, *self.reading.facts()]))

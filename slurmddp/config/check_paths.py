@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.config.check_values import check_special_keys
-from slurmddp.config.schema import OPEN_NODES
+from slurmddp.config.schema import NAMED_NODES, OPEN_NODES
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.spec import MODULE, is_command, is_own_trainer
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
-_CLOCK_WITHOUT_QUOTES = re.compile(r"^\s*time_limit:\s*([0-9]+(?::[0-9]+)+)\s*(?:#.*)?$", re.MULTILINE)
+_CLOCK_WITHOUT_QUOTES = re.compile(
+    r"^\s*(time_limit|max_time):\s*([0-9]+(?::[0-9]+)+)\s*(?:#.*)?$", re.MULTILINE
+)
 _ON_THE_NODES = ("torch",)
 """Packages that only the nodes need; a login node may lack them."""
 _PATH_KEYS = ("path", "root")
@@ -69,8 +71,8 @@ def check_clocks(files: Mapping[str, Path]) -> None:
         match = _CLOCK_WITHOUT_QUOTES.search(path.read_text(encoding="utf-8", errors="replace"))
         if match:
             raise ConfigError(
-                f"{path} says `time_limit: {match[1]}` without quotes, which YAML can read as one number.",
-                hint=f'Write time_limit: "{match[1]}".',
+                f"{path} says `{match[1]}: {match[2]}` without quotes, which YAML can read as one number.",
+                hint=f'Write {match[1]}: "{match[2]}".',
             )
 
 
@@ -130,11 +132,6 @@ def _check_trainer(config: Mapping[str, Any]) -> None:
             "`program.checkpoints` is for a program of your own: the trainer saves in the run folder.",
             hint="Leave it out, or run a script: slurmddp run FILE.py.",
         )
-    if config["loss"] is None:
-        raise ConfigError(
-            "`loss` is empty, but the trainer needs a loss function.",
-            hint="Say loss=NAME for a file of conf/loss, or loss._target_=package.module.function.",
-        )
 
 
 def _check_module(name: str, project_dir: Path, *, here: bool) -> None:
@@ -152,8 +149,11 @@ def _check_module(name: str, project_dir: Path, *, here: bool) -> None:
 
 def check_targets(config: Mapping[str, Any], project_dir: Path, *, here: bool) -> None:
     """Refuse a `_target_` that can't be imported; `here` is as for `check_program`."""
-    for node in OPEN_NODES:
-        value = config.get(node)
+    nodes = [(node, config.get(node)) for node in OPEN_NODES]
+    nodes += [
+        (f"{outer}.{name}", one) for outer in NAMED_NODES for name, one in (config[outer] or {}).items()
+    ]
+    for node, value in nodes:
         if value is None:
             continue
         if "_target_" not in value:

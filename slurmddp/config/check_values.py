@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from slurmddp.config.schema import OPEN_NODES, Cluster, Config, Key, Node, every_key, keys
+from slurmddp.config.schema import OPEN_NODES, Cluster, Config, Key, NamedNodes, Node, every_key, keys
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.spec import SPECIAL_KEYS
 
@@ -28,6 +28,7 @@ _EXPECTED: dict[Any, tuple[str, str]] = {
     (int, Literal["auto"]): ("auto or a whole number", "auto"),
     (int, str): ('a time such as "HH:MM:SS", "90m" or a number of minutes', "02:00:00"),
     (Node,): ("a mapping with a `_target_`", ""),
+    (NamedNodes,): ("a mapping of names to mappings with a `_target_`", ""),
     (tuple[str, ...],): ("a list of shell lines", ""),
     (Mapping[str, str],): ("a mapping of names to texts", ""),
     (Mapping[str, str | int | bool],): ("a mapping of options to texts, numbers or true", ""),
@@ -156,7 +157,7 @@ def _check_bounds(value: Any, converted: Any, key: Key) -> None:
 def _converted(name: str, value: Any, types: tuple[Any, ...]) -> Any:
     """Return `value` in the first type that fits, or None."""
     for kind in types:
-        if get_origin(kind) is Literal and len(types) == 1 and value not in get_args(kind):
+        if get_origin(kind) is Literal and len(types) == 1 and _as(kind, value, name) is None:
             raise _no_choice(name, value, get_args(kind))
         if (found := _as(kind, value, name)) is not None:
             return found
@@ -176,8 +177,11 @@ def _as(kind: Any, value: Any, name: str) -> Any:
         return _as_flag(value)
     if kind == Node:
         return _as_mapping(value)
+    if kind == NamedNodes:
+        return _nodes(value, name)
     if get_origin(kind) is Literal:
-        return value if value in get_args(kind) else None
+        text = _as_text(value)  # YAML and Hydra read `precision=32` as a number.
+        return text if text in get_args(kind) else None
     if get_origin(kind) is tuple:
         return _lines(value, name)
     return _variables(value, name) if get_args(kind)[1] is str else _options(value, name)
@@ -211,6 +215,22 @@ def _as_mapping(value: Any) -> dict[str, Any] | None:
     return dict(value) if isinstance(value, Mapping) and all(isinstance(key, str) for key in value) else None
 
 
+def _nodes(value: Any, name: str) -> dict[str, Any] | None:
+    mapping = _as_mapping(value)
+    for key, one in (mapping or {}).items():
+        _check_name(key, name)
+        if _as_mapping(one) is None:
+            raise _wrong(f"{name}.{key}", one, (Node,), f"one of `{name}`")
+    return mapping
+
+
+def _check_name(key: str, name: str) -> None:
+    if not _VARIABLE.fullmatch(key):
+        raise ConfigError(
+            f"`{name}` has the name {key!r}.", hint="Names hold letters, digits and underscores."
+        )
+
+
 def _lines(value: Any, name: str) -> list[str] | None:
     lines = [value] if isinstance(value, str) else value
     if not isinstance(lines, (list, tuple)):
@@ -224,10 +244,7 @@ def _lines(value: Any, name: str) -> list[str] | None:
 def _variables(value: Any, name: str) -> dict[str, str] | None:
     mapping = _as_mapping(value)
     for key, one in (mapping or {}).items():
-        if not _VARIABLE.fullmatch(key):
-            raise ConfigError(
-                f"`{name}` has the name {key!r}.", hint="Names hold letters, digits and underscores."
-            )
+        _check_name(key, name)
         if not isinstance(one, (str, int, float)) or isinstance(one, bool):
             raise _wrong(f"{name}.{key}", one, "a text", "an environment variable")
     return None if mapping is None else {key: str(one) for key, one in mapping.items()}

@@ -24,15 +24,18 @@ def part_of(config: Mapping[str, Any], *identities: Identity) -> dict[str, Any]:
     """
     known = every_key()
 
-    def is_part(name: str) -> bool:
-        return (known[name].identity if name in known else Identity.COMPUTED) in identities
+    def is_part(name: str, value: Any) -> bool:
+        if name not in known:
+            return Identity.COMPUTED in identities
+        key = known[name]
+        return key.identity in identities and not (key.later and value in (key.default, None))
 
     return {
-        name: {inner: one for inner, one in value.items() if is_part(f"{name}.{inner}")}
+        name: {inner: one for inner, one in value.items() if is_part(f"{name}.{inner}", one)}
         if isinstance(value, Mapping)
         else value
         for name, value in relevant(config).items()
-        if name in TOP and is_part(name)
+        if name in TOP and is_part(name, value)
     }
 
 

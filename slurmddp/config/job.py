@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.config import check_paths, sizes
+from slurmddp.config.check_training import check_training
 from slurmddp.config.identity import fingerprint
 from slurmddp.config.schema import Cluster, Policy
 from slurmddp.errors import ConfigError
@@ -34,10 +35,11 @@ def build_job(
         folder: the run folder of an existing run.
 
     Raises:
-        ConfigError: the size of the job is impossible.
+        ConfigError: the size of the job is impossible, or a key of the trainer does not fit another one.
     """
     project_dir, cluster = project_dir.absolute(), _cluster(config)
     launcher = _launcher(config, cluster)
+    check_training(config)
     resources = sizes.resolve(config, cluster, launcher, gpus_here)
     sizes.check_global_batch(config, resources)
     final = {

@@ -17,6 +17,8 @@ from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 OWN_TRAINER = "slurmddp.training.trainer.train"
 Node: TypeAlias = Mapping[str, Any]
 """A mapping with a `_target_`, to which any key may be added."""
+NamedNodes: TypeAlias = Mapping[str, Node]
+"""Any number of nodes, each under a name of its own."""
 
 
 class Identity(Enum):
@@ -36,7 +38,7 @@ COMPUTED, EXTENT, FREE, FIXED = Identity
 
 
 def key(default: Any, doc: str, identity: Identity = COMPUTED, **bounds: float) -> Any:
-    """Declare a key with its default; `bounds` are `minimum`, `maximum` and `above` of `Key`."""
+    """Declare a key with its default; `bounds` are `minimum`, `maximum`, `above` and `later` of `Key`."""
     facts = {"doc": doc, "identity": identity, **bounds}
     if isinstance(default, (list, dict)):
         return field(default_factory=default.copy, metadata=facts)
@@ -48,10 +50,12 @@ def section(doc: str, identity: Identity = COMPUTED, **facts: bool) -> Any:
     return field(metadata={"doc": doc, "identity": identity, **facts})
 
 
-def group(choice: str | None, doc: str, identity: Identity = COMPUTED, *, trainer: bool = True) -> Any:
+def group(
+    choice: str | None, doc: str, identity: Identity = COMPUTED, *, trainer: bool = True, later: bool = False
+) -> Any:
     """Declare a folder of `conf/`, with the file that is the default choice."""
     facts = {"doc": doc, "identity": identity, "trainer": trainer, "choice": choice, "is_group": True}
-    return field(metadata=facts)
+    return field(metadata=facts | {"later": later})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,12 +88,32 @@ class TrainSettings:
     """The keys of `train`; steps are optimizer steps."""
 
     steps: int = key(400, "optimizer steps", EXTENT, minimum=1)
+    max_time: int | str | None = key(
+        None, "training time of all attempts after which the training ends, as time_limit", EXTENT, later=True
+    )
     batch_size: int = key(16, "samples per rank and batch; with global_batch, the most of them", minimum=1)
     accumulate: int = key(1, "batches per optimizer step", minimum=1)
     global_batch: int | None = key(
         None, "samples per optimizer step over all ranks; null: from the ranks and batches", EXTENT, minimum=1
     )
     clip_norm: float | None = key(1.0, "largest norm of the gradient; null: don't clip", above=0)
+    precision: Literal["32", "bf16"] = key(
+        "32", "number format of the forward passes; bf16: autocast to bfloat16", later=True
+    )
+    compile: bool = key(False, "run the model's training steps through torch.compile", EXTENT, later=True)
+    ema: float | None = key(
+        None,
+        "decay of an average of the weights, such as 0.999, for evaluation and export; null: none",
+        above=0,
+        maximum=0.999999,
+        later=True,
+    )
+    on_spike: Literal["fail", "skip", "rollback"] = key(
+        "fail",
+        "after a loss or gradient that is not finite: end, skip the update, or go back (also after a spike)",
+        FREE,
+    )
+    flops: bool = key(False, "count the model's operations once, to show TFLOP/s and MFU", FREE)
     log_every: int = key(10, "steps between two log lines", FREE, minimum=1)
     eval_every: int = key(
         100, "steps between two evaluations; 0: before the first step and after the last", FREE, minimum=0
@@ -231,8 +255,16 @@ class Config:
     policy: Policy = section("stops and failures", FREE)
     model: Node = group("gpt_small", "the model")
     data: Node = group("stdlib", "the data set")
-    loss: Node | None = group("token_cross_entropy", "the loss function")
+    loss: Node | None = group("token_cross_entropy", "the loss function; null: the loss of the output")
     optimizer: Node = group("adamw", "the optimizer")
+    metrics: NamedNodes | None = group(
+        None, "further metrics of the held-out data, by name: functions of outputs and targets", FREE
+    )
+    callbacks: NamedNodes | None = group(
+        None,
+        "objects of your own, by name, that the trainer calls at steps, evaluations and saves",
+        later=True,
+    )
     scheduler: Node | None = group("cosine", "the learning rate over the steps")
     strategy: Ddp | Single = group("ddp", "how the replicas stay equal")
     cluster: Cluster | None = group(None, "the cluster, chosen with +cluster=NAME", FREE, trainer=False)
@@ -256,6 +288,8 @@ class Key:
     maximum: float | None = None
     above: float | None = None
     """A bound that a value must exceed; null means no limit."""
+    later: bool = False
+    """Whether the key is younger than stored runs, whose identity it leaves alone with its default or null."""
     trainer: bool = False
     """Whether only slurmddp's trainer reads the key; a script never sees it."""
     is_open: bool = False
@@ -301,6 +335,8 @@ TOP = keys(Config)
 GROUPS = {name: one.choice for name, one in TOP.items() if one.is_group}
 OPEN_NODES = tuple(name for name, one in TOP.items() if one.is_open or Node in one.types)
 """Keys that build the user's code: any key may stand beside `_target_`."""
+NAMED_NODES = tuple(name for name, one in TOP.items() if NamedNodes in one.types)
+"""Keys that build several objects of the user's code, by name."""
 
 
 @functools.cache

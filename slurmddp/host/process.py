@@ -151,6 +151,15 @@ def signal_group(leader: int, sent: signal.Signals) -> None:
         os.killpg(leader, sent)
 
 
+def peak_memory_bytes() -> int:
+    """Return the most bytes of physical memory that this process has held at once; 0 if unknown."""
+    with suppress(OSError, ValueError):
+        for line in (PROC / "self" / "status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
 def usable_cpus() -> int:
     """Return the number of CPUs to which this process is bound."""
     return len(os.sched_getaffinity(0))

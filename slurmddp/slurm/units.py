@@ -1,4 +1,4 @@
-"""Spellings of a time limit, in and out; pure.
+"""Spellings of a duration, in and out; pure.
 
 SLURM's own forms are `minutes`, `MM:SS`, `HH:MM:SS`, `D-HH`, `D-HH:MM` and `D-HH:MM:SS`; people also write
 `90m`, `2h`, `1d12h`. SLURM counts time limits in minutes and rounds seconds up, so all of this does too.
@@ -16,17 +16,20 @@ _UNIT_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 def parse_minutes(value: str | int) -> int:
     """Return the time limit `value` in whole minutes, at least one; raises ConfigError on anything else."""
-    if isinstance(value, bool) or not isinstance(value, (str, int)):
-        raise _wrong(value)
-    seconds = parse_seconds(str(value).strip().lower())
+    return -(-parse_duration_s(value, "time_limit") // 60)
+
+
+def parse_duration_s(value: str | int, key: str) -> int:
+    """Return the seconds of the value of `key`, at least one; raises ConfigError on anything else."""
+    plain = isinstance(value, (str, int)) and not isinstance(value, bool)
+    seconds = parse_seconds(str(value).strip().lower()) if plain else None
     if seconds is None:
-        raise _wrong(value)
+        raise ConfigError(f"{key}={value!r} is not a time.", hint=_FORMS)
     if seconds <= 0:
         raise ConfigError(
-            f"time_limit={value!s} is no time at all.",
-            hint=f"{_FORMS} Leave it out for the partition's own limit.",
+            f"{key}={value!s} is no time at all.", hint=f"{_FORMS} Leave it out for no limit of your own."
         )
-    return -(-seconds // 60)
+    return seconds
 
 
 def render_minutes(minutes: int) -> str:
@@ -57,7 +60,3 @@ def parse_seconds(text: str) -> int | None:
         return None
     days, hours, minutes, seconds = (int(number or 0) for number in match.groups())
     return days * 86400 + hours * 3600 + minutes * 60 + seconds
-
-
-def _wrong(value: object) -> ConfigError:
-    return ConfigError(f"time_limit={value!r} is not a time.", hint=_FORMS)

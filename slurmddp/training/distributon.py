@@ -30,14 +30,16 @@ from torch import distributed, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from slurmddp.checkpoint.files.best import check_best
 from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
 from slurmddp.errors import ConfigError
 from slurmddp.strategies import Strategy, build
 from slurmddp.training import rng
 from slurmddp.training.checkpointing import restore
-from slurmddp.training.checkpointing.async_writer import AsyncWriter
+from slurmddp.training.checkpointing.async_writer import AsyncWriter, Keep
 from slurmddp.training.checkpointing.checkpointer import Checkpointer
 from slurmddp.training.checkpointing.snapshot_interval import SnapshotInterval
+from slurmddp.training.checkpointing.training_state import merged, require_step
 from slurmddp.training.data.base import DistributedLoader
 from slurmddp.training.data.loader import distribute
 from slurmddp.training.heartbeat import shown_as
@@ -612,42 +614,58 @@ class Distributon:
     @shown_as("saving")
     def save(
         self,
-        root: str | Path | int | None = None,
-        step: int | None = None,
+        step: int,
+        state: Mapping[str, Any] | None = None,
+        /,
         *,
+        root: str | Path | None = None,
         keep_last: int = 3,
+        keep_best: tuple[str, str] | None = None,
         wait: bool = True,
+        metrics: Mapping[str, Any] | None = None,
         **objects: Any,
     ) -> Path:
-        """Write a checkpoint of `objects`, of all loaders and of the random states. All ranks call it.
+        """Write a checkpoint of the objects, of all loaders and of the random states. All ranks call it.
 
         Rank 0 writes. An error on any rank is raised on all ranks.
 
         Args:
+            step: number of completed optimizer steps.
+            state: objects by name. They have `state_dict` and `load_state_dict`, or are dicts of plain
+                values.
             root: the folder of all checkpoints. If left out: `checkpoints` in the run folder in a job of
                 slurmddp, else `checkpoints` in the working directory.
-            step: number of completed optimizer steps.
             keep_last: number of checkpoints to keep; older ones are deleted, but two always stay.
+            keep_best: the name of a metric, and "min" or "max": the checkpoint with the least or the greatest
+                value stays too.
             wait: whether to return only when the checkpoint is durable. Without it, the call returns as soon
                 as the state is copied into memory. Another process writes the copy, even if this process is
                 killed.
-            objects: by name, objects with `state_dict` and `load_state_dict`, or dicts of plain values.
+            metrics: rank 0's numbers by name, as in `log_metrics`, by which `load` can choose the best
+                checkpoint. NaN and infinity are not stored.
+            objects: further objects, or all of them, as keywords.
 
         Returns:
             The folder of the checkpoint, on all ranks.
 
         Raises:
             CheckpointError: the checkpoint was not written, or an earlier save without `wait` has failed.
-            ConfigError: an argument is missing, or an object has no `state_dict`.
+            ConfigError: `step` is no number, a name is given twice, an object has no `state_dict`, or
+                `metrics` or `keep_best` are not of the form above.
             SlurmddpError: a trainable parameter holds NaN or infinity.
 
         Example:
-            d.save(step, model=model, optimizer=optimizer)
-            d.save("/shared/fit", step, model=model, optimizer=optimizer, wait=False)
+            d.save(step, {"model": model, "optimizer": optimizer})
+            d.save(step, model=model, root="/shared/fit", wait=False)
+            d.save(step, model=model, metrics={"eval_loss": 0.31}, keep_best=("eval_loss", "min"))
         """
-        folder, number = self._root_and_step(root, step)
+        named = merged(state, objects, "save(step, {...}, root=folder)")
+        require_step(step, "save")
+        if keep_best is not None:
+            check_best(keep_best)
+        keep = Keep(keep_last, keep_best)
         started = time.monotonic()
-        saved = self._checkpointer.save(folder, number, objects, keep_last=keep_last, wait=wait)
+        saved = self._checkpointer.save(self._root(root), step, named, metrics or {}, keep, wait=wait)
         self._session.stop.exclude_pause()
         if wait:
             self._session.stop.saved(time.monotonic() - started)
@@ -666,7 +684,14 @@ class Distributon:
 
     @shown_as("saving")
     def check_can_save(
-        self, root: str | Path | None = None, *, keep_last: int = 3, wait: bool = True, **objects: Any
+        self,
+        state: Mapping[str, Any] | None = None,
+        /,
+        *,
+        root: str | Path | None = None,
+        keep_last: int = 3,
+        wait: bool = True,
+        **objects: Any,
     ) -> float:
         """Write the files of a save, verify them and delete them. All ranks call it, before the first step.
 
@@ -675,7 +700,7 @@ class Distributon:
         It also allocates the memory for later saves.
 
         Args:
-            root, keep_last, wait, objects: as for the later `save`.
+            state, root, keep_last, wait, objects: as for the later `save`.
 
         Returns:
             The seconds that the check took, the same on all ranks.
@@ -683,7 +708,8 @@ class Distributon:
         Raises:
             CheckpointError, ConfigError, SlurmddpError: as `save`.
         """
-        seconds = self._checkpointer.check_can_save(self._root(root), objects, keep_last=keep_last, wait=wait)
+        named = merged(state, objects, "check_can_save({...}, root=folder)")
+        seconds = self._checkpointer.check_can_save(self._root(root), named, keep_last=keep_last, wait=wait)
         self._session.stop.exclude_pause()
         self._session.startup.lap("checkpoint")
         self._session.stop.saved(seconds)
@@ -699,63 +725,97 @@ class Distributon:
         return self._checkpointer.pace.is_due(every)
 
     @shown_as("saving")
-    def memory_save(self, root: str | Path, step: int, **objects: Any) -> None:
+    def memory_save(
+        self,
+        step: int,
+        state: Mapping[str, Any] | None = None,
+        /,
+        *,
+        root: str | Path | None = None,
+        **objects: Any,
+    ) -> None:
         """Copy the state of a save into the memory of each node, without a write. All ranks call it.
 
         slurmddp's agent replaces a rank that dies, and `load` then resumes from the copy, unless `root` has
         a newer checkpoint. Without an agent, or with too little memory, the call copies nothing.
 
         Args:
-            root: the folder of all checkpoints.
-            step, objects: as for `save`.
+            step, state, root, objects: as for `save`.
 
         Raises:
+            ConfigError: as `save`.
             SlurmddpError: a trainable parameter holds NaN or infinity.
 
         Example:
             if d.memory_save_is_due():
-                d.memory_save("checkpoints", step, model=model, optimizer=optimizer)
+                d.memory_save(step, model=model, optimizer=optimizer)
         """
-        self._checkpointer.copy_to_memory(Path(root), step, objects)
+        named = merged(state, objects, "memory_save(step, {...}, root=folder)")
+        require_step(step, "memory_save")
+        self._checkpointer.copy_to_memory(self._root(root), step, named)
         self._session.stop.exclude_pause()
 
     @shown_as("loading")
     def load(
-        self, root: str | Path | None = None, *, allow_other_config: bool = False, **objects: Any
+        self,
+        state: Mapping[str, Any] | None = None,
+        /,
+        *,
+        root: str | Path | None = None,
+        step: int | None = None,
+        best: tuple[str, str] | None = None,
+        allow_other_config: bool = False,
+        **objects: Any,
     ) -> int | None:
-        """Load the newest state under `root` into `objects`. All ranks call it, after all setup_ methods.
+        """Load the newest, a chosen or the best state. All ranks call it, after all setup_ methods.
 
         Rank 0 chooses the newest checkpoint that verifies. Ranks that replace dead ranks load the state in
         their nodes' memory if it is as new. If `load` raises, or finds no state, no object has changed.
 
         Args:
-            root: as for `save`.
+            state, root, objects: as for `save`; a dict is cleared and filled.
+            step: load the checkpoint of this step.
+            best: the name of a metric that was given to `save`, and "min" or "max": load the checkpoint with
+                the least or the greatest value; of equal ones the newest.
             allow_other_config: whether to accept a checkpoint with another `config`;
                 SLURMDDP_ALLOW_OTHER_CONFIG=1 does the same.
-            objects: as for `save`; a dict is cleared and filled.
 
         Returns:
-            The number of completed steps of the state, or None without a state.
+            The number of completed steps of the state. None if there is no state; with `step` or `best` that
+            is an error.
 
         Raises:
-            CheckpointError: the checkpoint can't be read, or does not fit an object.
-            ConfigError: the checkpoint has another `config`, or an object has no `load_state_dict`.
+            CheckpointError: the checkpoint can't be read, does not fit an object, or does not exist; the
+                message lists the steps.
+            ConfigError: the checkpoint has another `config`, an object has no `load_state_dict`, or the
+                arguments don't fit together.
 
         Example:
-            step = d.load(model=model, optimizer=optimizer) or 0
+            step = d.load({"model": model, "optimizer": optimizer}) or 0
+            d.load(model=model, step=1200)
+            d.load(model=model, best=("eval_loss", "min"))
         """
+        named = merged(state, objects, "load({...}, root=folder)")
+        if best is not None:
+            check_best(best)
         folder = self._root(root)
+        options: dict[str, Any] = {
+            "allow_other_config": allow_other_config or os.environ.get(ALLOW_OTHER_CONFIG_VARIABLE) == "1"
+        }
         newest = self._session.milestones.open(folder, self.rank)
-        found = restore.load(
-            folder,
-            objects,
-            self._checkpointer,
-            allow_other_config=allow_other_config or os.environ.get(ALLOW_OTHER_CONFIG_VARIABLE) == "1",
-        )
-        step, self.resumed_from = (None, None) if found is None else found
-        self._session.heartbeat.resumed(step or 0)
-        self._session.milestones.resumed(newest, step, self.resumed_from)
-        return step
+        found: tuple[int, str] | None
+        if step is None and best is None:
+            found = restore.load(folder, named, self._checkpointer, **options)
+        else:
+            if step is not None and best is not None:
+                raise ConfigError("load() was given a step and a metric.", hint="Give `step` or `best`.")
+            self.finish_saving()
+            newest = None
+            found = restore.load_chosen(folder, named, self._checkpointer, step=step, best=best, **options)
+        at, self.resumed_from = (None, None) if found is None else found
+        self._session.heartbeat.resumed(at or 0)
+        self._session.milestones.resumed(newest, at, self.resumed_from)
+        return at
 
     @property
     def _checkpointer(self) -> Checkpointer:
@@ -793,17 +853,6 @@ class Distributon:
             return Path(root)
         folder = self._session.run.folder
         return folder.checkpoints_dir if folder else Path("checkpoints")
-
-    def _root_and_step(self, root: str | Path | int | None, step: int | None) -> tuple[Path, int]:
-        """Return the first two arguments of `save`, of which the root may be left out."""
-        if step is None and not isinstance(root, (str, os.PathLike)):
-            root, step = None, root
-        if step is None or isinstance(root, int):
-            raise ConfigError(
-                f"save() was given root={root!r} and step={step!r}.",
-                hint="Call save(step, model=model), or save(folder, step, model=model).",
-            )
-        return self._root(root), step
 
 
 def _as_rank(

@@ -79,7 +79,12 @@ def _run(folder: RunFolder, config: dict[str, Any]) -> None:
         raise ConfigError("program has no _target_.", hint="Name the function to run, or leave program out.")
     target = locate(program["_target_"], key="program._target_")
     options = {k: instantiate(v, _key_=f"program.{k}") for k, v in program.items() if k not in NOT_OPTIONS}
-    with Distributon(strategy=strategy, seed=config.get("seed"), config=bound_to(config)) as distributon:
+    with Distributon(
+        strategy=strategy,
+        precision=(config.get("train") or {}).get("precision", "32"),
+        seed=config.get("seed"),
+        config=bound_to(config),
+    ) as distributon:
         _launch(distributon, info, config, folder)
         if is_own_trainer(program):
             distributon.heartbeat("loading")  # It reports its start, so the watchdog may judge it.

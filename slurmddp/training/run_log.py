@@ -32,16 +32,12 @@ class RunLog:
         if self._writable() is not None:
             self._run.add_event(event, **facts)
 
-    def step(self, step: int, *, loss: float, lr: float, rate: float) -> None:
-        """Add loss, learning rate and rate (units per second) after `step` to `metrics.jsonl`."""
-        self._line({"step": step}, {"loss": loss, "lr": lr, f"{self._unit}_per_s": round(rate, 1)})
-
-    def evaluation(self, step: int, loss: float) -> None:
-        """Add the held-out loss after `step` to `metrics.jsonl`."""
-        self._line({"step": step}, {"eval_loss": loss})
+    def step(self, step: int, *, rate: float, **values: float) -> None:
+        """Add values such as loss and learning rate, and the rate (units per second), to `metrics.jsonl`."""
+        self._line({"step": step}, {**values, f"{self._unit}_per_s": round(rate, 1)})
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Add a program's own values after `step` to `metrics.jsonl`."""
+        """Add named values after `step` to `metrics.jsonl`."""
         self._line({"step": step}, dict(values))
 
     def sample(self, text: str) -> None:

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "slurmddp"
 # A room's own modules may stand beside its inner rooms: they are modules of the outer room.
 _ABOVE = """
     errors config.schema spec config.check_values config.identity config.script_arguments
-    environments host slurm sandbox
+    environments host slurm.units slurm sandbox
     runs runs.folder runs.index runs.failures runs.status runs.report
     batch
     checkpoint checkpoint.files checkpoint.memory
@@ -32,7 +32,7 @@ _BELOW = """
 TORCH_FREE, WITH_TORCH = _ABOVE.split(), _BELOW.split()
 SHARED_WITH_TORCH = {"errors", "spec", "environments", "host", "runs", "runs.folder", "checkpoint"}
 SHARED_WITH_TORCH |= {"checkpoint.files", "checkpoint.memory"}
-SHARED_WITH_TORCH |= {"config.schema", "config.check_values", "config.identity"}
+SHARED_WITH_TORCH |= {"config.schema", "config.check_values", "config.identity", "slurm.units"}
 PURE_PACKAGES = {"conf", "templates", "__main__"}
 
 # The one upward edge: a script's `launch()` starts processes, and imports the launcher when it does.

@@ -99,7 +99,7 @@ def test_a_past_attempt_writes_no_events_no_metrics_and_no_sample(folder: RunFol
     with pytest.raises(SupersededError):
         journal.step(2, loss=1.0, lr=0.1, rate=1.0)
     with pytest.raises(SupersededError):
-        journal.evaluation(2, 1.0)
+        journal.metrics(2, {"eval_loss": 1.0})
     with pytest.raises(SupersededError):
         journal.sample("To be")
     assert contents(folder.path) == before

@@ -61,15 +61,17 @@ def listed(capsys, *flags):
 
 def test_the_list_names_good_and_bad_and_changes_nothing(run, capsys):
     root = run.checkpoints_dir
-    for step in (100, 200, 300, 400):
+    for step in (50, 100, 200, 300, 400):
         write_checkpoint(root, step)
+    (root / "step-0000000050").rename(root / "abandoned-step-0000000050")
     (root / "step-0000000100").rename(root / "bad-step-0000000100-2")
     (root / "step-0000000200" / TREE_FILE).unlink()
     flip_last_bit(root / "step-0000000300" / TENSORS_FILE)
     before = contents(root)
-    quick = [(400, "complete"), (300, "complete"), (200, "damaged"), (100, "quarantined")]
+    renamed = [(100, "quarantined"), (50, "abandoned")]
+    quick = [(400, "complete"), (300, "complete"), (200, "damaged"), *renamed]
     assert listed(capsys) == (EXIT_FAILED, quick)
-    thorough = [(400, "verified"), (300, "damaged"), (200, "damaged"), (100, "quarantined")]
+    thorough = [(400, "verified"), (300, "damaged"), (200, "damaged"), *renamed]
     assert listed(capsys, "--verify") == (EXIT_FAILED, thorough)
     assert contents(root) == before
 
@@ -193,6 +195,19 @@ def test_which_of_the_saved_objects_it_is(run, capsys, names, chosen, found):
     if found is None:
         said = capsys.readouterr().err
         assert "--object" in said and all(name in said for name in names)
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen", "value"),
+    [(("a",), [], 2.0), (("a",), ["--object", "model"], 1.0), (("module.a", "n_averaged"), [], 1.0)],
+    ids=["averaged", "the others", "an average of other names"],
+)
+def test_averaged_weights_are_exported_if_there_are_any(run, capsys, names, chosen, value):
+    averaged = OrderedDict((name, WEIGHT * 0 + 2) for name in names)
+    write_checkpoint(run.checkpoints_dir, 1, {"model": OrderedDict(a=WEIGHT * 0 + 1), "ema": averaged})
+    assert main(["export", "gpt", "--output", "w", *chosen]) == 0
+    assert {name: tensor.unique().tolist() for name, tensor in load_file("w").items()} == {"a": [value]}
+    assert ("averaged weights" in capsys.readouterr().err) is (value == 2.0)
 
 
 def test_names_lose_what_compiling_put_into_them(run):

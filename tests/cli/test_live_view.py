@@ -57,12 +57,12 @@ def test_a_held_out_loss_is_always_printed(folder):
     with RunView(folder, 40, stream=stream, now=Clock()) as view:
         metric(folder, 10, loss=2.5, samples_per_s=3.5)
         metric(folder, 10, eval_loss=2.25)
-        metric(folder, 20, eval_loss=2.125)
+        metric(folder, 20, eval_loss=2.125, accuracy=0.25)
         view.tick()
     assert lines(stream) == [
         "step 10/40  loss 2.500  3.50 samples/s",
         "step 10/40  held-out loss 2.2500",
-        "step 20/40  held-out loss 2.1250",
+        "step 20/40  held-out loss 2.1250  accuracy 0.2500",
     ]
 
 

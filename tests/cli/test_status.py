@@ -278,3 +278,25 @@ def test_the_nodes_for_which_the_others_wait_are_named(tmp_path, state, name, te
 
 def test_a_run_without_a_log_waits_for_nobody():
     assert list(_awaited(SimpleNamespace(state="running", log=None))) == []
+
+
+def test_status_shows_the_use_of_the_devices_and_the_memory_of_each_rank(make_run, slurm, capsys):
+    folder = make_run()
+    append_line(folder.attempts_file, trained(folder))
+    line = {"step": 9, "attempt": 1, "time": 1.0, "loss": 2.0, "samples_per_s": 7.0, "grad_norm": 1.5}
+    append_line(folder.metrics_file, {**line, "tflops": 395.27, "mfu": 0.3997})
+    slurm.set_state("7", "RUNNING")
+    assert main(["status", "-v", "gpt"]) == 0
+    out = capsys.readouterr().out
+    assert "  speed      7 samples/s, 395 TFLOP/s per rank, MFU 40 %\n" in out
+    assert "Peak memory" not in out and "  metrics " not in out
+    memory = {"event": "memory", "time": 2.0, "attempt": 1, "step": 9, "device": "cuda"}
+    append_line(folder.attempts_file, {**memory, "peak_bytes": [1 << 30, 1 << 31]})
+    append_line(folder.attempts_file, {**memory, "peak_bytes": [3 << 29, 9 << 30]})
+    assert main(["status", "-v", "gpt"]) == 0
+    out = capsys.readouterr().out
+    assert "Peak memory (GPU), at most 9.00 GiB on rank 1\n" in out
+    assert [line.split() for line in out.splitlines() if "GiB" in line][-2:] == [
+        ["0", "1.50", "GiB"],
+        ["1", "9.00", "GiB"],
+    ]

@@ -18,12 +18,14 @@ WHERE = [
     "cluster.time_limit=7", "cluster.setup=[]", "spare_nodes=1", "elastic=true", "preflight=on",
     "train.memory_save_every=7", "policy.stall_timeout_s=9", "train.log_every=1", "train.eval_every=7",
     "train.save_every=7", "train.keep_last=9", "train.sample_chars=0", "train.workers=2",
+    "train.on_spike=rollback", "train.flops=true", "train.precision=32",
 ]  # fmt: skip
 
 WHAT = [
     "nodes=2", "gpus_per_node=4", "seed=1", "model.width=65", "data.vocab_size=98", "optimizer.lr=0.1",
     "scheduler=null", "train.steps=401", "train.batch_size=17", "loss._partial_=false", "program.x=1",
     "train.global_batch=64", "train.eval_batches=5", "train.clip_norm=2", "train.accumulate=3",
+    "train.precision=bf16", "train.ema=0.99", "train.compile=true",
 ]  # fmt: skip
 
 

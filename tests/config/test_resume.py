@@ -17,6 +17,8 @@ TYPED = {
     "program.resume_args": ("--from=last 'b c'", ["--from=last", "b c"]),
     "program.resumable": ("true", True),
     "program.checkpoints": ("out/*.pt", "out/*.pt"),
+    "train.on_spike": ("rollback", "rollback"),
+    "train.flops": ("true", True),
 }
 
 

@@ -50,7 +50,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], Ru
         key = f"{case.ranks} {json.dumps(config)}"
         if key not in known:
             folder = train(tmp_path_factory.mktemp("undisturbed"), case, config, [])
-            assert shown(folder)[0] == (*range(case.log_every, STEPS, case.log_every), STEPS)
+            lines = (*range(case.log_every, STEPS, case.log_every), STEPS)
+            assert shown(folder)[0] == tuple(step for step in lines if step not in case.skipped)
             known[key] = folder
         return known[key]
 

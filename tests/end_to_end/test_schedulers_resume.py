@@ -63,6 +63,6 @@ def test_a_scheduler_of_torch_goes_on_where_it_was(tmp_path: Path, name: str) ->
         for stop in (1, 6):
             before, after = start(), start()
             rates = drive(before["scheduler"], range(stop))
-            d.save(tmp_path / str(stop), stop, **before)
-            assert d.load(tmp_path / str(stop), **after) == stop
+            d.save(stop, root=tmp_path / str(stop), **before)
+            assert d.load(root=tmp_path / str(stop), **after) == stop
             assert rates + drive(after["scheduler"], range(stop, STEPS)) == whole

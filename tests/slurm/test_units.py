@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmddp.errors import ConfigError
-from slurmddp.slurm.units import parse_minutes, parse_slurm_limit, render_minutes
+from slurmddp.slurm.units import parse_duration_s, parse_minutes, parse_slurm_limit, render_minutes
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,12 @@ def test_what_is_no_time_is_refused_with_the_forms(value: object) -> None:
 def test_no_time_at_all_is_refused(value: str | int) -> None:
     with pytest.raises(ConfigError, match="no time at all"):
         parse_minutes(value)
+
+
+def test_a_duration_keeps_its_seconds_and_an_error_names_its_key() -> None:
+    assert [parse_duration_s(one, "train.max_time") for one in ("90s", "01:30:01", 2)] == [90, 5401, 120]
+    with pytest.raises(ConfigError, match=r"^train.max_time='soon' is not a time"):
+        parse_duration_s("soon", "train.max_time")
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -38,8 +38,8 @@ pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
         lambda d: d.setup_optimizer(torch.optim.SGD(nn.Linear(1, 1).parameters())),
         lambda d: d.setup_dataloader(DataLoader([1, 2])),
         lambda d: d.backward(torch.ones(())),
-        lambda d: d.save("x", 1),
-        lambda d: d.load("x"),
+        lambda d: d.save(1, root="x"),
+        lambda d: d.load(root="x"),
         lambda d: d.should_stop(),
         lambda d: d.barrier(),
         lambda d: d.all_reduce(torch.ones(1)),
@@ -237,11 +237,11 @@ def test_an_error_on_one_rank_is_raised_on_all(tmp_path: Path) -> None:
 
 def test_a_loader_missing_before_load_is_an_error(alone: Distributon, tmp_path: Path) -> None:
     alone.setup_dataloader(data_loader())
-    alone.save(tmp_path, 1)
+    alone.save(1, root=tmp_path)
     with Distributon(1) as other:
         other._session._context = alone._session._context
         with pytest.raises(SlurmddpError, match="position of 1 data loaders, and 0 were set up"):
-            other.load(tmp_path)
+            other.load(root=tmp_path)
         other._session._context = None
 
 
@@ -271,21 +271,41 @@ def test_save_and_load_find_the_checkpoints_of_the_run(
     monkeypatch.chdir(tmp_path)
     assert alone.load(progress={"at": 0}) is None
     assert alone.save(3, progress={"at": 3}).parent == tmp_path / "checkpoints"
-    assert alone.save(step=4, progress={"at": 4}).parent == tmp_path / "checkpoints"
+    assert alone.save(4, {"progress": {"at": 4}}).parent == tmp_path / "checkpoints"
     monkeypatch.setattr(alone._session, "run", RunContext(RunFolder(tmp_path / "run")))
     assert alone.load(progress={"at": 0}) is None
     assert alone.save(5, wait=False, progress={"at": 5}).parent == tmp_path / "run/checkpoints"
     alone.finish_saving()
     progress = {"at": 0}
     assert (alone.load(progress=progress), progress) == (5, {"at": 5})
-    assert (alone.load("checkpoints", progress=progress), progress) == (4, {"at": 4})
+    assert (alone.load(root="checkpoints", progress=progress), progress) == (4, {"at": 4})
     assert alone.check_can_save(progress={"at": 0}) > 0
 
 
-@pytest.mark.parametrize("given", [(), ("folder",), (3, 4), (None,)])
-def test_a_save_without_a_step_is_refused(alone: Distributon, given: tuple[Any, ...]) -> None:
-    with pytest.raises(ConfigError, match=r"save\(step, model=model\)"):
-        alone.save(*given, progress={})
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda d: d.save("folder", progress={}), r"save\(step, model=model, root=folder\)"),
+        (lambda d: d.save("folder", 3, progress={}), r"save\(step, \{...\}, root=folder\)"),
+        (lambda d: d.save(None, progress={}), r"save\(\) was given step=None"),
+        (lambda d: d.save(3, 4, progress={}), "4 is no mapping"),
+        (lambda d: d.save(3, {"progress": {}}, progress={}), "progress is given twice"),
+        (lambda d: d.save(3, {1: {}}), "no mapping from names"),
+        (lambda d: d.save(3, keep_best="loss"), r'\("eval_loss", "min"\)'),
+        (lambda d: d.save(3, keep_best=("loss", "least")), "'least'"),
+        (lambda d: d.save(3, metrics={"loss": "low"}), "not one number"),
+        (lambda d: d.memory_save("folder", 3), r"memory_save\(step, \{...\}, root=folder\)"),
+        (lambda d: d.check_can_save("folder"), r"check_can_save\(\{...\}, root=folder\)"),
+        (lambda d: d.load("folder"), r"load\(\{...\}, root=folder\)"),
+        (lambda d: d.load(best="loss"), r'\("eval_loss", "min"\)'),
+        (lambda d: d.load(step=1, best=("loss", "min")), "`step` or `best`"),
+    ],
+)
+def test_arguments_of_saves_and_loads_are_checked(
+    alone: Distributon, call: Callable[[Distributon], object], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        call(alone)
 
 
 def test_values_go_between_ranks_whatever_their_shape(tmp_path: Path) -> None:

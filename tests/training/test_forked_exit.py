@@ -20,11 +20,11 @@ from slurmddp.training.distributon import Distributon
 root, model = Path(sys.argv[1]), torch.nn.Linear(2000, 2000)
 with Distributon() as d:
     d.launch()
-    d.save(root, 1, wait=False, model=model)
+    d.save(1, root=root, wait=False, model=model)
     if os.fork() == 0:
         sys.exit(0)
     assert os.wait()[1] == 0
-    d.save(root, 2, wait=False, model=model)
+    d.save(2, root=root, wait=False, model=model)
     d.finish_saving()
 print(*sorted(path.name for path in root.glob("step-*")))
 """

@@ -99,7 +99,7 @@ def test_a_users_loop_shows_its_steps_and_waits(page: HeartbeatPage, tmp_path: P
     data = Data(page)
     distributon, model, optimizer, loader = set_up(data)
     assert (page.read().phase, page.read().watched, page.read().step) == ("loading", False, -1)
-    assert distributon.load(tmp_path / "checkpoints", model=model) is None
+    assert distributon.load(root=tmp_path / "checkpoints", model=model) is None
     seen = []
     for batch in loader:
         seen.append((page.read().phase, page.read().step))
@@ -156,7 +156,7 @@ def test_after_a_checkpoint_the_phase_before_is_shown_again(
     for batch in loader:
         distributon.backward(model(batch).sum())
         optimizer.step()
-        distributon.save(tmp_path, page.read().step, model=model)
+        distributon.save(page.read().step, root=tmp_path, model=model)
         assert (page.read().phase, page.read().watched) == ("step", True)
     assert in_turn(shown)[-10:].count("saving") >= 2
     distributon.close()
@@ -164,7 +164,7 @@ def test_after_a_checkpoint_the_phase_before_is_shown_again(
         again.launch()
         other = again.setup_model(nn.Linear(2, 1))
         again.setup_dataloader(DataLoader(Data(page), batch_size=2))
-        assert again.load(tmp_path, model=other) == 4
+        assert again.load(root=tmp_path, model=other) == 4
         assert (page.read().resumed, page.read().phase, page.read().watched) == (4, "loading", False)
 
 

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from slurmddp.config.schema import every_key
 from slurmddp.errors import ConfigError
 from slurmddp.training.distributon import Distributon
+from slurmddp.training.precision import PRECISIONS
 from support.distributed import rank_jobs
 from support.distributed.ranks import run_ranks
 
@@ -76,3 +78,7 @@ def test_ranks_agree_in_bfloat16_and_differ_from_float32() -> None:
     assert any(not torch.equal(first[name], whole[name]) for name in first)
     for name in first:
         torch.testing.assert_close(first[name], whole[name], rtol=0.05, atol=0.05)
+
+
+def test_the_configuration_names_the_same_precisions() -> None:
+    assert every_key()["train.precision"].shown_default.split(" | ") == list(PRECISIONS)

@@ -18,6 +18,8 @@ _NAMES = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "uint16": "U16",
 """Names in safetensors of types that checkpoints store as bytes, because older versions lack them."""
 _WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2,
            "I16": 2, "U16": 2}  # fmt: skip
+AVERAGED = "ema"
+"""The name of the model with averaged weights, which `train.ema` saves beside "model"."""
 _COMPILED = "_orig_mod."
 """The prefix of torch.compile in tensor names; `Distributon.save` removes the prefix of DDP."""
 
@@ -26,13 +28,14 @@ Entry = dict[str, Any]
 
 def export_weights(
     folder: Path, output: Path, *, model: str | None, facts: Mapping[str, str], force: bool
-) -> list[str]:
-    """Write the weights of a checkpoint to `output` and return their names.
+) -> tuple[str, list[str]]:
+    """Write the weights of a checkpoint to `output`; return the name of the saved object and of its tensors.
 
     Args:
         folder: the checkpoint.
         output: the safetensors file to write.
-        model: name of the saved object; None: "model", or the only model of the checkpoint.
+        model: name of the saved object; None: "ema" if its tensors have the names of "model", else "model",
+            else the only model.
         facts: texts for the header of the file.
         force: whether to replace an existing file.
 
@@ -45,19 +48,21 @@ def export_weights(
             f"{output} exists already.", hint="Give another --output, or --force to replace a file."
         )
     require_state(verify(folder))
-    wanted = _names_of(folder, model)
+    model, wanted = _names_of(folder, model)
     with (folder / TENSORS_FILE).open("rb") as source:
         entries, data_start = _header(source)
         chosen = {name: _plain_entry(name, entries[stored], entries) for name, stored in wanted.items()}
         _write(output, source, data_start, chosen, {"format": "pt", **facts})
-    return list(wanted)
+    return model, list(wanted)
 
 
-def _names_of(folder: Path, model: str | None) -> dict[str, str]:
-    """Map the names of the model's tensors in its state_dict to their names in the checkpoint's file."""
+def _names_of(folder: Path, model: str | None) -> tuple[str, dict[str, str]]:
+    """Return the object's name, and map its tensors' names in its state_dict to those in the file."""
     tree = json.loads((folder / TREE_FILE).read_text(encoding="utf-8"))["state"]
     objects = {str(name): value for name, value in _pairs(dict(_pairs(tree)).get("objects"))}
     models = {name: found for name, value in objects.items() if (found := _tensors_in(value))}
+    if model is None and AVERAGED in models and models[AVERAGED].keys() == models.get("model", {}).keys():
+        model = AVERAGED
     if model is None:
         model = "model" if "model" in models or len(models) != 1 else next(iter(models))
     if model not in models:
@@ -65,7 +70,7 @@ def _names_of(folder: Path, model: str | None) -> dict[str, str]:
             f"The checkpoint {folder.name} holds no model named {model!r}.",
             hint=f"Choose one with --object. {near_matches(model, models)}".strip(),
         )
-    return {name.replace(_COMPILED, ""): stored for name, stored in models[model].items()}
+    return model, {name.replace(_COMPILED, ""): stored for name, stored in models[model].items()}
 
 
 def _pairs(tree: Any) -> list[tuple[Any, Any]]:

@@ -7,20 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.checkpoint.files.manifest import (
+    ABANDONED,
+    BAD,
     POINTER_FILE,
     Manifest,
     OtherVersionError,
     check_size,
     checkpoint_folders,
     load_manifest,
-    quarantined_folders,
+    renamed_folders,
     step_of,
     verify,
 )
 from slurmddp.errors import CheckpointError, RunNotFoundError
 from slurmddp.runs import index
 
-OTHER_VERSION, QUARANTINED = "other version", "quarantined"
+OTHER_VERSION = "other version"
+RENAMED = {"quarantined": BAD, "abandoned": ABANDONED}
+"""States of renamed checkpoints, which no load uses, and the prefixes of their names."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,8 @@ class Row:
     """One checkpoint.
 
     `state` is one of: `complete` (names and sizes fit), `verified` (every byte fits), `damaged`,
-    `other version` (another slurmddp wrote it), `quarantined` (found damaged, never loaded).
+    `other version` (another slurmddp wrote it), `quarantined` (found damaged), `abandoned` (of
+    steps that the training has left). The last two are never loaded.
     """
 
     step: int
@@ -65,13 +70,15 @@ def find_root(name: str) -> Path:
 
 
 def rows(root: Path, *, hashed: bool = False) -> list[Row]:
-    """Return the checkpoints under `root`, newest first, then the quarantined; `hashed` reads every byte."""
+    """Return the checkpoints under `root`, newest first, then the renamed; `hashed` reads every byte."""
     pointed = _pointed(root)
     found = [_row(folder, hashed, pointed) for folder in checkpoint_folders(root)]
     # Retention may have deleted a folder meanwhile.
     good = [row for row in found if row.path.is_dir()]
     return good + [
-        Row(step, QUARANTINED, *_size_and_time(path), False, path) for step, path in quarantined_folders(root)
+        Row(step, state, *_size_and_time(path), False, path)
+        for state, prefix in RENAMED.items()
+        for step, path in renamed_folders(root, prefix)
     ]
 
 

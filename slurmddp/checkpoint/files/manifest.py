@@ -21,11 +21,13 @@ MANIFEST_FILE = "manifest.json"
 POINTER_FILE = "latest"
 TENSORS_FILE = "state.safetensors"
 TREE_FILE = "state.json"
-WRITING, REPLACED, DELETING, BAD = ".writing-", ".replaced-", ".deleting-", "bad-"
+WRITING, REPLACED, DELETING = ".writing-", ".replaced-", ".deleting-"
+BAD, ABANDONED = "bad-", "abandoned-"
+"""Prefixes of checkpoints that are never loaded: damaged ones, and ones of steps that a training has left."""
 
 _OTHER_VERSION = "Use the slurmddp that wrote it; nothing in it was changed."
 _FOLDER = re.compile(r"step-(\d{10,})")
-_QUARANTINED = re.compile(rf"{BAD}step-(\d{{10,}})(-\d+)?")
+_RENAMED = re.compile(r"[a-z]+-step-(\d{10,})(-\d+)?")
 
 
 class OtherVersionError(CheckpointError):
@@ -72,9 +74,9 @@ def checkpoint_folders(root: Path) -> list[Path]:
     return [path for _, path in sorted(steps, reverse=True)]
 
 
-def quarantined_folders(root: Path) -> list[tuple[int, Path]]:
-    """Return steps and folders of the quarantined checkpoints under `root`, newest step first."""
-    named = [(_QUARANTINED.fullmatch(path.name), path) for path in root.glob(f"{BAD}*")]
+def renamed_folders(root: Path, prefix: str) -> list[tuple[int, Path]]:
+    """Return steps and folders of the checkpoints under `root` with a prefix, newest step first."""
+    named = [(_RENAMED.fullmatch(path.name), path) for path in root.glob(f"{prefix}*")]
     found = [(int(match[1]), path) for match, path in named if match]
     return sorted(found, key=lambda one: (-one[0], one[1].name))
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.checkpoint.files import space
+from slurmddp.checkpoint.files.best import Best
 from slurmddp.checkpoint.files.durable import FileRecord, sync_folder, write_hashed, write_small
 from slurmddp.checkpoint.files.manifest import (
     MANIFEST_FILE,
@@ -55,6 +56,7 @@ def publish(
     *,
     meta: Mapping[str, Any],
     keep_last: int = 3,
+    keep_best: Best | None = None,
     needed: int = 0,
     made_by: Mapping[str, str] | None = None,
     durable: Callable[[], object] = lambda: None,
@@ -68,6 +70,7 @@ def publish(
             again with another folder.
         meta: facts for the manifest, as JSON values.
         keep_last: number of checkpoints to keep; two always stay.
+        keep_best: name of a metric in `meta["metrics"]`, and "min" or "max": the best checkpoint stays too.
         needed: number of bytes that `fill` writes, checked against the free space first; 0: unknown.
         made_by: software versions for the manifest; None: the versions in this process.
         durable: called when the checkpoint is durable, before older checkpoints are deleted.
@@ -89,7 +92,7 @@ def publish(
     except OSError as error:
         RunContext.read(os.environ).refuse_superseded()  # A later attempt deletes unfinished folders.
         raise explained(error, f"The checkpoint of step {step} could not be written to {root}") from error
-    _follow_up(target, keep_last, durable)
+    _follow_up(target, partial(prune, root, keep_last, target, keep_best), durable)
     return target
 
 
@@ -185,7 +188,7 @@ def _move_in(temporary: Path, target: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _follow_up(target: Path, keep_last: int, durable: Callable[[], object]) -> None:
+def _follow_up(target: Path, tidy: Callable[[], object], durable: Callable[[], object]) -> None:
     """Move the pointer and prune; errors are only logged, because the checkpoint is durable already."""
     RunContext.read(os.environ).refuse_superseded()
     try:
@@ -195,7 +198,7 @@ def _follow_up(target: Path, keep_last: int, durable: Callable[[], object]) -> N
         log.warning("Checkpoint %s is written, but %s was not moved there: %s", target, POINTER_FILE, error)
     durable()
     try:
-        prune(target.parent, keep_last, target)
+        tidy()
     except OSError as error:
         log.warning("Checkpoint %s is written, but the folder could not be tidied: %s", target, error)
 

@@ -1,4 +1,4 @@
-"""Deletes superseded checkpoints and leftovers of killed writers; quarantines damaged checkpoints."""
+"""Deletes superseded checkpoints and leftovers of killed writers; renames unusable checkpoints."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from slurmddp.checkpoint.files.best import Best, ranked
 from slurmddp.checkpoint.files.manifest import (
-    BAD,
     DELETING,
     MANIFEST_FILE,
     POINTER_FILE,
@@ -54,19 +54,23 @@ def still_good(folder: Path) -> bool:
     return True
 
 
-def prune(root: Path, keep_last: int, newest: Path) -> None:
+def prune(root: Path, keep_last: int, newest: Path, keep_best: Best | None = None) -> None:
     """Keep `newest` and the verified checkpoints before it, `keep_last` in all; delete older ones.
 
-    At least two verified checkpoints stay. Checkpoints of later steps than `newest` stay too.
+    At least two verified checkpoints stay. Checkpoints of later steps than `newest` stay too, and so does
+    the best verified one by `keep_best`.
     """
     keep = max(keep_last, NEVER_BELOW)
     newest_step = step_of(newest) or 0
+    by_metric = [] if keep_best is None else ranked(root, keep_best)
+    best = next((folder for folder in by_metric if still_good(folder)), None)
     kept = 0
     for folder in checkpoint_folders(root):
         if (step_of(folder) or 0) > newest_step:
             continue
         if kept >= keep:
-            _delete(folder)
+            if folder != best:
+                _delete(folder)
         elif folder == newest or still_good(folder):
             kept += 1
 
@@ -117,10 +121,10 @@ def restore_replaced(root: Path) -> None:
             path.rename(target)
 
 
-def quarantine(folder: Path) -> Path | None:
-    """Rename a bad checkpoint to `bad-<name>`; return the new path, or None if the rename fails."""
+def set_aside(folder: Path, prefix: str) -> Path | None:
+    """Rename a checkpoint to `<prefix><name>`; return the new path, or None if the rename fails."""
     for number in range(1, 1000):
-        target = folder.with_name(f"{BAD}{folder.name}" + (f"-{number}" if number > 1 else ""))
+        target = folder.with_name(f"{prefix}{folder.name}" + (f"-{number}" if number > 1 else ""))
         if target.exists():
             continue
         try:

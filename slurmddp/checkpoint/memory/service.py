@@ -217,8 +217,8 @@ class CheckpointService:
             return None
         return {
             "kind": "write", "slot": slot, "step": newest.step, "root": root, "keep_last": _KEEP_ALL,
-            "background": False, "since": time.monotonic(), "stall_s": 0.0, "copied": newest.stamp / 1e9,
-            "run_dir": str(run_dir), "attempt": attempt,
+            "keep_best": None, "background": False, "since": time.monotonic(), "stall_s": 0.0,
+            "copied": newest.stamp / 1e9, "run_dir": str(run_dir), "attempt": attempt,
         }  # fmt: skip
 
     def expedite(self) -> None:

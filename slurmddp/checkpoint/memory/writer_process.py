@@ -36,7 +36,8 @@ from slurmddp.runs.folder.layout import RunFolder
 Request = Mapping[str, Any]
 """A write request.
 
-`slot`, `step`: number of the buffer, and step of its state. `root`, `keep_last`: as in `publish`.
+`slot`, `step`: number of the buffer, and step of its state. `root`, `keep_last`, `keep_best`: as in
+`publish`.
 `since`: time of the request on the monotonic clock. `stall_s`: seconds for which training paused.
 `background`: whether training continues during the write. `run_dir`, `attempt`: the run that gets the events,
 or null. `copied`: the time of the copy in seconds since the epoch, only in requests of the agent.
@@ -136,6 +137,7 @@ def _write(buffer: shared_buffer.MappedFile, request: Request, durable: Callable
             fill,
             meta=stored.about["meta"],
             keep_last=request["keep_last"],
+            keep_best=request["keep_best"],
             needed=state.tensors_bytes + state.tree_bytes,
             made_by=stored.about["versions"],
             durable=durable,

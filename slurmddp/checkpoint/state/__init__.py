@@ -1,7 +1,26 @@
 """Training states: their tree of plain values, their safetensors bytes, their copies in memory."""
 
 from slurmddp.checkpoint.files.publish import publish
-from slurmddp.checkpoint.state.reader import Checkpoint, latest, quarantine_newest, read
+from slurmddp.checkpoint.state.reader import (
+    Checkpoint,
+    abandon,
+    find,
+    go_back,
+    latest,
+    quarantine_newest,
+    read,
+)
 from slurmddp.checkpoint.state.writer import check_can_write, write
 
-__all__ = ["Checkpoint", "latest", "publish", "read", "check_can_write", "quarantine_newest", "write"]
+__all__ = [
+    "Checkpoint",
+    "abandon",
+    "check_can_write",
+    "find",
+    "go_back",
+    "latest",
+    "publish",
+    "quarantine_newest",
+    "read",
+    "write",
+]

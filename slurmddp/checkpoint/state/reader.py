@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,8 +14,11 @@ from typing import Any
 
 import torch
 
+from slurmddp.checkpoint.files.best import Best, ranked
 from slurmddp.checkpoint.files.durable import HashedReader, open_hashed, write_small
 from slurmddp.checkpoint.files.manifest import (
+    ABANDONED,
+    BAD,
     POINTER_FILE,
     TENSORS_FILE,
     TREE_FILE,
@@ -26,17 +31,18 @@ from slurmddp.checkpoint.files.manifest import (
     folder_name,
     load_manifest,
     newest_step,
-    quarantined_folders,
+    renamed_folders,
     require_state,
     step_of,
     verify,
 )
-from slurmddp.checkpoint.files.retention import quarantine, restore_replaced
+from slurmddp.checkpoint.files.retention import restore_replaced, set_aside
 from slurmddp.checkpoint.files.retry import retried
 from slurmddp.checkpoint.state.safetensors_stream import decode
 from slurmddp.checkpoint.state.state_tree import unflatten
 from slurmddp.errors import CheckpointError
-from slurmddp.runs.folder.owner import foreign_owner, warn_if_exposed
+from slurmddp.runs.folder.owner import foreign_owner, refuse_foreign, warn_if_exposed
+from slurmddp.runs.folder.run_context import RunContext
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +89,50 @@ def latest(root: Path) -> Path | None:
     return None
 
 
+def find(root: Path, *, step: int | None, best: Best | None) -> Path:
+    """Return the checkpoint of `step`, or the best one that verifies; changes nothing on the disk.
+
+    Args:
+        root: the folder of all checkpoints.
+        step: the step of the checkpoint; None: choose by `best`.
+        best: name of a metric of the saves, and "min" or "max".
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it is damaged; the message lists the steps.
+    """
+    root = root.absolute()
+    candidates = ranked(root, best) if step is None and best is not None else [root / folder_name(step or 0)]
+    problem = ""
+    for folder in candidates:
+        try:
+            retried(partial(verify, folder), f"Verifying the checkpoint {folder}")
+            return folder
+        except CheckpointError as error:
+            problem = f"{folder.name} is damaged ({error.message})" if folder.is_dir() else ""
+        except OSError as error:
+            problem = f"{folder.name} can't be read ({error.strerror or error})"
+        if problem:
+            log.warning("Checkpoint %s: %s.", folder, problem)
+    wanted = f"of step {step}" if best is None else f"with the metric {best[0]!r}"
+    raise CheckpointError(
+        f"There is no usable checkpoint {wanted} in {root}{': ' if problem else ''}{problem}.",
+        hint=_choices(root),
+    )
+
+
+def _choices(root: Path) -> str:
+    """Return a sentence that lists the steps and metrics of the checkpoints under `root`."""
+    steps, metrics = [], set()
+    for folder in reversed(checkpoint_folders(root)):
+        steps.append(str(step_of(folder)))
+        with suppress(CheckpointError, OSError):
+            metrics |= load_manifest(folder).meta.get("metrics", {}).keys()
+    if not steps:
+        return "The folder holds no checkpoints."
+    names = ", ".join(sorted(metrics)) or "none"
+    return f"There are checkpoints of steps {', '.join(steps)}, with the metrics: {names}."
+
+
 def quarantine_newest(root: Path, step: int) -> tuple[str, int] | None:
     """Rename the newest checkpoint, of `step`, to `bad-...`; return its new name and the step before it.
 
@@ -93,9 +143,9 @@ def quarantine_newest(root: Path, step: int) -> tuple[str, int] | None:
     folder = root / folder_name(step)
     if foreign_owner(root) is not None or newest_step(root) != step:
         return None
-    if any(bad >= step for bad, _ in quarantined_folders(root)):
+    if any(bad >= step for bad, _ in renamed_folders(root, BAD)):
         return None
-    moved = quarantine(folder)
+    moved = set_aside(folder, BAD)
     if moved is None:
         return None
     before = latest(root)
@@ -104,6 +154,59 @@ def quarantine_newest(root: Path, step: int) -> tuple[str, int] | None:
         return None
     write_small(root / POINTER_FILE, before.name + "\n")
     return moved.name, step_of(before) or 0
+
+
+def abandon(root: Path, loaded: int, step: int) -> list[str]:
+    """Rename the checkpoints of steps after `loaded` to `abandoned-...` if `step` is not after all of them.
+
+    A training that has loaded an older checkpoint is about to save `step`. A resume would else use the newer
+    ones, which belong to steps that the training has left. Only one process may call this.
+
+    Returns:
+        The new names, in the order of their steps.
+
+    Raises:
+        CheckpointError: a checkpoint can't be renamed.
+        ConfigError: another account owns `root`.
+        SupersededError: a later attempt of the run has started.
+    """
+    newest = newest_step(root)
+    if newest is None or newest < step or newest <= loaded:
+        return []
+    refuse_foreign(root)
+    RunContext.read(os.environ).refuse_superseded()
+    moved: list[str] = []
+    for folder in checkpoint_folders(root):
+        if (step_of(folder) or 0) > loaded:
+            target = set_aside(folder, ABANDONED)
+            if target is None:
+                raise CheckpointError(
+                    f"{folder} is newer than the loaded step {loaded}, and can't be renamed.",
+                    hint="Move it away, or save to another folder.",
+                )
+            moved.insert(0, target.name)
+    before = next((folder.name for folder in checkpoint_folders(root)), "")
+    _quietly(partial(write_small, root / POINTER_FILE, before + "\n"))
+    return moved
+
+
+def go_back(root: Path, every: int, *, before: int) -> int | None:
+    """Abandon all checkpoints after an earlier one; return the step of that one, or None without one.
+
+    Only one process may call this, while no save is running.
+
+    Args:
+        root: the folder of all checkpoints.
+        every: a checkpoint of a multiple of this step is preferred; 0: the newest.
+        before: the chosen checkpoint is of an earlier step.
+    """
+    root = root.absolute()
+    steps = [step for folder in checkpoint_folders(root) if (step := step_of(folder)) is not None]
+    earlier = [step for step in steps if step < before]
+    chosen = max([step for step in earlier if every and step % every == 0] or earlier, default=None)
+    if chosen is not None:
+        abandon(root, chosen, chosen)
+    return chosen
 
 
 def read(path: Path) -> Checkpoint:
@@ -174,7 +277,7 @@ def _check_rest(reader: HashedReader, name: str, manifest: Manifest) -> None:
 
 def _reject(folder: Path, problem: CheckpointError) -> bool:
     """Quarantine a damaged checkpoint unless another account owns it; return whether it was renamed."""
-    moved = quarantine(folder) if foreign_owner(folder) is None else None
+    moved = set_aside(folder, BAD) if foreign_owner(folder) is None else None
     where = f"it is now {moved.name}" if moved else "it could not be renamed"
     log.warning(
         "Checkpoint %s is damaged (%s); %s, and the one before it is used.", folder, problem.message, where

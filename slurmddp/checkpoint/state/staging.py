@@ -334,6 +334,10 @@ class StagingBuffers:
         """Mark a buffer as being written to the disk, or clear the mark."""
         shared_buffer.set_writing(self._slots[number].descriptor, writing)
 
+    def is_writing(self) -> bool:
+        """Tell whether a process writes any of the states to the disk."""
+        return any(shared_buffer.is_writing(slot.descriptor) for slot in self._slots)
+
     def set_urgent(self) -> None:
         """Mark all running writes as urgent."""
         for slot in self._slots:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.checkpoint.files import space
+from slurmddp.checkpoint.files.best import Best
 from slurmddp.checkpoint.files.durable import FileRecord, sync_folder, write_hashed
 from slurmddp.checkpoint.files.manifest import DELETING, FORMAT, TENSORS_FILE, TREE_FILE, Manifest, verify
 from slurmddp.checkpoint.files.publish import Fill, complete, explained, fresh_folder, publish, versions
@@ -25,7 +26,13 @@ log = logging.getLogger(__name__)
 
 
 def write(
-    root: Path, step: int, state: Mapping[str, Any], *, meta: Mapping[str, Any], keep_last: int = 3
+    root: Path,
+    step: int,
+    state: Mapping[str, Any],
+    *,
+    meta: Mapping[str, Any],
+    keep_last: int = 3,
+    keep_best: Best | None = None,
 ) -> Path:
     """Save `state` as the checkpoint of `step` under `root`; only one process may call this.
 
@@ -35,7 +42,7 @@ def write(
         state: nested dict (string or integer keys), list and tuple of dense tensors, numbers, strings,
             booleans and None.
         meta: facts for the manifest, as JSON values.
-        keep_last: number of checkpoints to keep; two always stay.
+        keep_last, keep_best: as in `publish`.
 
     Returns:
         The folder of the checkpoint.
@@ -44,7 +51,7 @@ def write(
         CheckpointError: the checkpoint was not written; older checkpoints are unchanged.
     """
     fill, needed = _filler(state)
-    return publish(root, step, fill, meta=meta, keep_last=keep_last, needed=needed)
+    return publish(root, step, fill, meta=meta, keep_last=keep_last, keep_best=keep_best, needed=needed)
 
 
 def _filler(state: Mapping[str, Any]) -> tuple[Fill, int]:

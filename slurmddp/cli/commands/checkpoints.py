@@ -6,13 +6,14 @@ import argparse
 import json
 import sys
 
-from slurmddp.checkpoint.files.listing import OTHER_VERSION, QUARANTINED, Row, find_root, rows
+from slurmddp.checkpoint.files.listing import OTHER_VERSION, RENAMED, Row, find_root, rows
 from slurmddp.checkpoint.files.space import size_text
 from slurmddp.errors import EXIT_FAILED
 from slurmddp.runs.text_format import clock, print_table
 
 HEADERS = ("STEP", "STATE", "SIZE", "SAVED", "", "FOLDER")
-_STYLES = {"complete": "", "verified": "green", "damaged": "red", OTHER_VERSION: "red", QUARANTINED: "grey"}
+_STYLES = {"complete": "", "verified": "green", "damaged": "red", OTHER_VERSION: "red"}
+_STYLES |= dict.fromkeys(RENAMED, "grey")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

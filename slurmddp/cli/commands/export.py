@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from slurmddp.checkpoint.files.export import export_weights
+from slurmddp.checkpoint.files.export import AVERAGED, export_weights
 from slurmddp.checkpoint.files.listing import find_root, newest_whole
 from slurmddp.checkpoint.files.manifest import checkpoint_folders, step_of
 from slurmddp.checkpoint.files.space import size_text
@@ -30,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the file to write (default: RUN-step-N.safetensors in this folder)",
     )
     parser.add_argument(
-        "--object", metavar="NAME", help="the model to write, if several were saved (default: model)"
+        "--object",
+        metavar="NAME",
+        help="the model to write, if several were saved (default: ema, the averaged weights of train.ema, "
+        "else model)",
     )
     parser.add_argument("--force", action="store_true", help="replace an existing file")
 
@@ -44,13 +47,15 @@ def run(args: argparse.Namespace) -> int:
     output: Path = args.output or Path(f"{owner}-step-{step}.safetensors")
     facts = {"run": owner, "step": str(step)}
     try:
-        names = export_weights(folder, output, model=args.object, facts=facts, force=args.force)
+        model, names = export_weights(folder, output, model=args.object, facts=facts, force=args.force)
     except CheckpointError as problem:
         raise CheckpointError(f"Checkpoint {folder}: {problem.message}", hint=problem.hint) from problem
     except OSError as error:
         raise CheckpointError(f"{folder} can't be read: {error.strerror or error}.") from error
     print(output)
-    print(f"{len(names)} tensors, {size_text(output.stat().st_size)}, of step {step}", file=sys.stderr)
+    averaged = " (averaged weights; --object model writes the others)" if model == AVERAGED else ""
+    size = size_text(output.stat().st_size)
+    print(f"{len(names)} tensors, {size}, of step {step}{averaged}", file=sys.stderr)
     return 0
 
 

@@ -19,6 +19,7 @@ from slurmddp.runs.report.goodput import AttemptTime, Goodput, read_goodput
 from slurmddp.runs.report.start_phases import Phases, newest_phases
 from slurmddp.runs.status import logs
 from slurmddp.runs.status.notices import notices
+from slurmddp.runs.status.peak_memory import gib, newest_peak_memory
 from slurmddp.runs.status.run_status import RunStatus, status
 from slurmddp.runs.text_format import STATE_STYLES, clock, duration, number, paint, percent, print_table
 from slurmddp.slurm.client import SlurmClient
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.verbose:
         _print_attempts(folder)
         _print_times(goodput, phases)
+        _print_memory(folder)
     return 0
 
 
@@ -153,9 +155,15 @@ def _progress(one: RunStatus, now: float) -> Iterator[tuple[str, str]]:
     if one.metrics:
         yield "metrics", ", ".join(f"{name} {number(value)}" for name, value in one.metrics.items())
     if one.rate is not None:
-        yield "speed", f"{one.rate:,.0f} {one.rate_unit}"
+        yield "speed", f"{one.rate:,.0f} {one.rate_unit}{_use(one)}"
     if one.saved_step is not None:
         yield "last save", f"step {one.saved_step}, {_ago(one.saved, now)}"
+
+
+def _use(one: RunStatus) -> str:
+    """Return how well the devices are used, if the training counts its operations."""
+    text = "" if one.tflops is None else f", {one.tflops:.3g} TFLOP/s per rank"
+    return text if one.mfu is None else f"{text}, MFU {percent(one.mfu)}"
 
 
 def _place(one: RunStatus, now: float) -> Iterator[tuple[str, str]]:
@@ -222,6 +230,16 @@ def _print_times(goodput: Goodput, phases: Phases | None) -> None:
         print(f"\nStart of attempt {phases.attempt}, {phases.whole:.2f} s to its first step")
         rows = [(name.replace("_", " "), f"{seconds:.2f}") for name, seconds in phases.seconds.items()]
         print_table(("PHASE", "SECONDS"), rows, sys.stdout, right=frozenset({"SECONDS"}), whole=True)
+
+
+def _print_memory(folder: RunFolder) -> None:
+    """Print the peak memory of each rank of the newest attempt."""
+    with suppress(SlurmddpError, OSError):
+        peak = newest_peak_memory(folder.events())
+        if peak is not None:
+            print(f"\nPeak memory ({peak.place}), at most {peak.largest} on rank {peak.largest_rank}")
+            rows = [(str(rank), gib(count)) for rank, count in enumerate(peak.ranks)]
+            print_table(("RANK", "PEAK"), rows, sys.stdout, right=frozenset({"RANK", "PEAK"}), whole=True)
 
 
 def _short(seconds: float) -> str:

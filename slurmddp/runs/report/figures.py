@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,11 +38,26 @@ def write_png(metrics: Metrics, starts: Mapping[int, int], title: str, path: Pat
         stream.write(buffer.getvalue())
 
 
-def svg(metrics: Metrics, starts: Mapping[int, int], *, name: str, size: tuple[float, float]) -> str:
-    """Return the picture as SVG for a page, in the colours of the page; `name` makes its ids unique."""
+def svg(
+    metrics: Metrics,
+    starts: Mapping[int, int],
+    *,
+    name: str,
+    size: tuple[float, float],
+    draw: Callable[..., Figure] | None = None,
+) -> str:
+    """Return the picture as SVG for a page, in the colours of the page.
+
+    Args:
+        metrics: of the run.
+        starts: the step from which each later attempt resumed.
+        name: makes the ids of the picture unique.
+        size: width and height in inches.
+        draw: draws the picture; None: the loss.
+    """
     buffer = io.StringIO()
     with _own_style(salt=name):
-        figure = _draw(metrics, starts, size=size, title="")
+        figure = (draw or _draw)(metrics, starts, size=size, title="")
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return _for_page(buffer.getvalue(), name)
 
@@ -94,22 +109,49 @@ def _draw(metrics: Metrics, starts: Mapping[int, int], *, size: tuple[float, flo
             line = axes.plot(xs, ys, color=_COLOURS[colour], label=label, linewidth=1.8)[0]
             # A mark at step 0 reaches beyond the axes.
             line.set(marker=marker, markersize=4.5, clip_on=not marker)
-    axes.set_yscale("log" if _spans_decades(metrics) else "linear")
+    axes.set_yscale("log" if _spans_decades((metrics.train, metrics.held_out)) else "linear")
     _mark_attempts(axes, starts)
-    _dress(axes, title)
+    _dress(axes, title, "loss")
+    axes.legend(frameon=False, labelcolor=_COLOURS["ink"], loc="best", fontsize=9.5)
     return figure
 
 
-def _spans_decades(metrics: Metrics) -> bool:
+def draw_optimizer(
+    metrics: Metrics, starts: Mapping[int, int], *, size: tuple[float, float], title: str
+) -> Figure:
+    """Draw learning rate and gradient norm, each on axes of its own: side by side if the picture is wide."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    known = [(curve, label) for curve, label in optimizer_curves(metrics) if thin(curve)[0]]
+    shape = (1, len(known)) if size[0] > 2 * size[1] else (len(known), 1)
+    for number, (curve, label) in enumerate(known, 1):
+        axes = figure.add_subplot(*shape, number)
+        xs, ys = thin(curve)
+        axes.plot(xs, ys, color=_COLOURS["train"], linewidth=1.8, marker="o" if len(xs) == 1 else "")
+        axes.set_yscale("log" if _spans_decades([curve]) else "linear")
+        _mark_attempts(axes, starts, named=False)
+        _dress(axes, title, label)
+    return figure
+
+
+def optimizer_curves(metrics: Metrics) -> tuple[tuple[Curve, str], ...]:
+    """Return the curves of `draw_optimizer` with their labels."""
+    return (metrics.lr, "learning rate"), (metrics.grad_norm, "gradient norm")
+
+
+def _spans_decades(curves: Sequence[Curve]) -> bool:
     """Return whether a linear axis would flatten the end of the curves."""
-    values = [value for curve in (metrics.train, metrics.held_out) for value in thin(curve)[1]]
+    values = [value for curve in curves for value in thin(curve)[1]]
     return min(values) > 0 and max(values) > 50 * min(values)
 
 
-def _mark_attempts(axes: Axes, starts: Mapping[int, int]) -> None:
+def _mark_attempts(axes: Axes, starts: Mapping[int, int], *, named: bool = True) -> None:
     for attempt, step in starts.items():
         axes.axvline(step, color=_COLOURS["muted"], linewidth=0.9, linestyle=(0, (3, 3)), zorder=2)
-        if len(starts) <= 8:
+        if named and len(starts) <= 8:
             axes.annotate(
                 f"attempt {attempt}",
                 (step, 1.0),
@@ -123,19 +165,18 @@ def _mark_attempts(axes: Axes, starts: Mapping[int, int]) -> None:
             )
 
 
-def _dress(axes: Axes, title: str) -> None:
+def _dress(axes: Axes, title: str, label: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 2.5, 5, 10], integer=True))
     axes.set_xlabel("step", color=_COLOURS["muted"])
-    axes.set_ylabel("loss", color=_COLOURS["muted"])
+    axes.set_ylabel(label, color=_COLOURS["muted"])
     axes.grid(color=_COLOURS["line"], linewidth=0.8, zorder=0)
     axes.tick_params(colors=_COLOURS["muted"], length=0, labelsize=9, which="both")
     axes.margins(x=0.015)
     axes.set_xlim(left=0)
     for side in axes.spines.values():
         side.set_visible(False)
-    axes.legend(frameon=False, labelcolor=_COLOURS["ink"], loc="best", fontsize=9.5)
     if title:
         # A dollar sign in a name is a dollar sign, not the beginning of a formula.
         axes.set_title(title, loc="left", color=_COLOURS["ink"], fontweight="bold", parse_math=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import time
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from slurmddp.runs.report.goodput import Goodput, read_goodput
 from slurmddp.runs.report.time_bars import Bar, time_bars
 from slurmddp.runs.status import logs
 from slurmddp.runs.status.metrics import LoggedStep, Metrics, read
+from slurmddp.runs.status.peak_memory import PeakMemory, gib, newest_peak_memory
 from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.runs.text_format import clock, duration, number, percent
 from slurmddp.templates import template
@@ -33,6 +35,7 @@ from slurmddp.templates import template
 _SAMPLE_CHARS = 4000
 _COLUMNS = ("Attempt", "Job", "Nodes", "Started", "Lasted", "Steps", "Outcome")
 _OUTPUT_LINES = 20
+_WARNINGS = 20
 TONES = {
     "finished": "good",
     "failed": "bad",
@@ -78,6 +81,11 @@ class Page:
     bars: list[Bar] = field(default_factory=list)
     charts: dict[str, str] = field(default_factory=dict)
     chart_label: str = ""
+    optimizer_charts: dict[str, str] = field(default_factory=dict)
+    """Learning rate and gradient norm."""
+    warnings: list[str] = field(default_factory=list)
+    """The warnings of all attempts, the newest last."""
+    memory: PeakMemory | None = None
     has_steps: bool = True
     """Whether the page has a chart of the steps; False for a program that logs none."""
     marked: bool = False
@@ -134,11 +142,19 @@ def write_report(folder: RunFolder, found: RunStatus) -> Path:
         figures.write_png(metrics, starts, folder.name, folder.figure_file)
         charts["wide"] = figures.svg(metrics, starts, name="wide", size=(9.2, 3.9))
         charts["narrow"] = figures.svg(metrics, starts, name="narrow", size=(4.6, 3.9))
+    optimizer_charts: dict[str, str] = {}
+    if any(figures.thin(curve)[0] for curve, _ in figures.optimizer_curves(metrics)):
+        for name, size in (("wide", (9.2, 2.6)), ("narrow", (4.6, 4.8))):
+            optimizer_charts[name] = figures.svg(
+                metrics, starts, name=f"optimizer-{name}", size=size, draw=figures.draw_optimizer
+            )
+    events = list(folder.events())
+    memory = newest_peak_memory(events)
     page = Page(
         name=folder.name,
         status=found,
         tone=TONES[found.state],
-        tiles=_tiles(config, found, goodput, metrics, known_only=has_script),
+        tiles=_tiles(config, found, goodput, metrics, memory, known_only=has_script),
         rows=[
             _row(one, metrics.logged.get(one.number), *_outcome(one, folder, history, found))
             for one in history.attempts
@@ -147,6 +163,9 @@ def write_report(folder: RunFolder, found: RunStatus) -> Path:
         bars=[] if set(goodput.parts) == {"unknown"} else time_bars(goodput),
         charts=charts,
         chart_label=_chart_label(metrics),
+        optimizer_charts=optimizer_charts,
+        warnings=_warnings(events),
+        memory=memory,
         marked=bool(starts),
         has_steps=bool(charts) or not has_script,
         sample=_text(folder.sample_file)[:_SAMPLE_CHARS],
@@ -163,7 +182,7 @@ def write_report(folder: RunFolder, found: RunStatus) -> Path:
 def render(page: Page) -> str:
     """Return the page as HTML; every text in it is escaped."""
     return template("report.html.j2").render(
-        page=page, run=page.status, columns=_COLUMNS, coded=_coded, clock=clock
+        page=page, run=page.status, columns=_COLUMNS, coded=_coded, clock=clock, gib=gib
     )
 
 
@@ -180,7 +199,13 @@ def _starts(history: History) -> dict[int, int]:
 
 
 def _tiles(
-    config: dict[str, Any], now: RunStatus, goodput: Goodput, metrics: Metrics, *, known_only: bool
+    config: dict[str, Any],
+    now: RunStatus,
+    goodput: Goodput,
+    metrics: Metrics,
+    memory: PeakMemory | None,
+    *,
+    known_only: bool,
 ) -> list[Tile]:
     """Return the key figures; `known_only` leaves out those that a program of the user may never have."""
     nodes, ranks = config.get("nodes"), config.get("ranks_per_node")
@@ -195,12 +220,29 @@ def _tiles(
         Tile("Held-out loss", number(held.values[-1] if len(held) else None), first),
         *(Tile(name, number(curve.values[-1]), "last logged") for name, curve in metrics.own.items()),
         Tile("Speed", speed, f"{metrics.rate_unit}, median"),
+        *_use_tiles(now, memory),
         _time_tile(goodput),
     ]
     if isinstance(nodes, int) and isinstance(ranks, int):
         used = f", {goodput.hours:,.2f} {goodput.unit}" if goodput.hours else ""
         tiles.append(Tile("Ranks", str(nodes * ranks), f"on {nodes} node{'s' * (nodes != 1)}{used}"))
     return [tile for tile in tiles if not known_only or tile.value != "-"]
+
+
+def _use_tiles(now: RunStatus, memory: PeakMemory | None) -> list[Tile]:
+    """Return the use of the devices, as far as it was recorded."""
+    tiles = []
+    if now.tflops is not None:
+        share = "per rank, last logged" if now.mfu is None else f"per rank, MFU {percent(now.mfu)}"
+        tiles.append(Tile("TFLOP/s", f"{now.tflops:.3g}", share))
+    if memory is not None:
+        tiles.append(Tile("Peak memory", memory.largest, f"{memory.place}, rank {memory.largest_rank}"))
+    return tiles
+
+
+def _warnings(events: Iterable[Mapping[str, Any]]) -> list[str]:
+    texts = dict.fromkeys(str(event.get("text", "")) for event in events if event.get("event") == "warned")
+    return list(texts)[-_WARNINGS:]
 
 
 def _time_tile(goodput: Goodput) -> Tile:

@@ -13,7 +13,7 @@ from typing import Any
 from slurmddp.runs.folder.layout import RunFolder
 
 _BLOCK = 1 << 16
-_KNOWN = frozenset({"step", "attempt", "time", "loss", "eval_loss", "lr"})
+KNOWN = frozenset({"step", "attempt", "time", "loss", "eval_loss", "lr", "grad_norm", "tflops", "mfu"})
 """Names of values that are shown in places of their own."""
 
 
@@ -48,6 +48,9 @@ class Metrics:
     rate_unit: str
     logged: Mapping[int, LoggedStep]
     """The last step of each attempt."""
+    lr: Curve = Curve()
+    grad_norm: Curve = Curve()
+    """The gradient norm before clipping, the mean since the line before."""
     own: Mapping[str, Curve] = field(default_factory=dict)
     """The values that a program has logged under names of its own."""
 
@@ -63,6 +66,8 @@ class Latest:
     held_out: float | None = None
     rate: float | None = None
     rate_unit: str = "tokens/s"
+    tflops: float | None = None
+    mfu: float | None = None
     own: Mapping[str, float] = field(default_factory=dict)
     """The newest values that a program has logged under names of its own."""
 
@@ -82,7 +87,9 @@ def read(folder: RunFolder) -> Metrics:
             for record in records
             if (time := seconds_or_none(record.get("time"))) is not None
         },
-        own={name: _curve(_kept(records, name), name) for name in _own_names(records)},
+        lr=_curve(_kept(records, "lr"), "lr"),
+        grad_norm=_curve(_kept(records, "grad_norm"), "grad_norm"),
+        own={name: _curve(_kept(records, name), name) for name in own_names(records)},
     )
 
 
@@ -100,7 +107,7 @@ def latest(folder: RunFolder) -> Latest:
         losses = losses or (record if "loss" in record else {})
         if held_out is None:
             held_out = _number(record.get("eval_loss"))
-        for name in _own_names([record]):
+        for name in own_names([record]):
             own.setdefault(name, float(record[name]))
         if oldest is None and losses and held_out is not None:
             oldest = record["step"]
@@ -113,13 +120,15 @@ def latest(folder: RunFolder) -> Latest:
         held_out=held_out,
         rate=rate,
         rate_unit=unit,
+        tflops=_number(losses.get("tflops")),
+        mfu=_number(losses.get("mfu")),
         own=dict(sorted(own.items())),
     )
 
 
-def _own_names(records: list[dict[str, Any]]) -> list[str]:
+def own_names(records: list[dict[str, Any]]) -> list[str]:
     """Return the names of a program's own values, in the order of the alphabet."""
-    named = {name for record in records for name in record.keys() - _KNOWN if not name.endswith("_per_s")}
+    named = {name for record in records for name in record.keys() - KNOWN if not name.endswith("_per_s")}
     return sorted(name for name in named if any(_number(one.get(name)) is not None for one in records))
 
 

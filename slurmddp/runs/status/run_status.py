@@ -45,6 +45,10 @@ class RunStatus:
     held_out: float | None = None
     rate: float | None = None
     rate_unit: str = "tokens/s"
+    tflops: float | None = None
+    """Model operations per second and rank, in units of 10^12."""
+    mfu: float | None = None
+    """Share of the device's largest operations per second."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The newest values that the program has logged under names of its own."""
     created: float | None = None
@@ -178,23 +182,26 @@ def _compose(read: _Read, verdict: Verdict) -> RunStatus:
     newest, saved = history.newest or none, history.last_saved or none
     is_new = history.newest is None or values.attempt == newest.number  # Values may be of an earlier attempt.
     failure = read_failure(folder, newest.number) if verdict.state != "finished" else None
+    step = _reached(history, values)
     return RunStatus(
         name=folder.name,
         path=folder.path,
         state=verdict.state,
-        detail=_detail(verdict, failure, newest, read.total_steps),
+        detail=_detail(verdict, failure, newest, step, read.total_steps),
         advice=verdict.advice,
         active=verdict.active,
         job_id=history.job_id,
         launcher=newest.launcher,
         attempts=len(history.attempts),
         nodes=newest.nodes,
-        step=_reached(history, values),
+        step=step,
         total_steps=read.total_steps,
         loss=values.loss if is_new else None,
         held_out=values.held_out,
         rate=values.rate if is_new else None,
         rate_unit=values.rate_unit,
+        tflops=values.tflops if is_new else None,
+        mfu=values.mfu if is_new else None,
         metrics=values.own if is_new else {},
         created=history.created,
         started=newest.started,
@@ -212,9 +219,14 @@ def _compose(read: _Read, verdict: Verdict) -> RunStatus:
     )
 
 
-def _detail(verdict: Verdict, failure: Failure | None, newest: Attempt, total_steps: int | None) -> str:
-    if verdict.state == "finished":  # The steps of a script are not known.
-        return ALL_STEPS if total_steps is not None else "its program ended with exit code 0"
+def _detail(
+    verdict: Verdict, failure: Failure | None, newest: Attempt, step: int | None, total_steps: int | None
+) -> str:
+    if verdict.state == "finished":
+        if total_steps is None:  # The steps of a script are not known.
+            return "its program ended with exit code 0"
+        is_early = step is not None and step < total_steps  # With `train.max_time`.
+        return f"it ended in good order after step {step} of {total_steps}" if is_early else ALL_STEPS
     if verdict.state != "failed":
         return verdict.detail
     if failure is not None:

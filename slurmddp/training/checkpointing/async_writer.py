@@ -13,11 +13,12 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.files.best import Best
 from slurmddp.checkpoint.memory import shared_buffer, writer_process
 from slurmddp.checkpoint.memory.channel import Channel
 from slurmddp.checkpoint.memory.writer_process import conclude, error_of
@@ -42,6 +43,14 @@ class _Pending:
     slot: int
     step: int
     stall_s: float
+
+
+@dataclass(frozen=True)
+class Keep:
+    """The checkpoints that stay after a save, as in `publish`."""
+
+    keep_last: int = 3
+    keep_best: Best | None = None
 
 
 class AsyncWriter:
@@ -73,13 +82,13 @@ class AsyncWriter:
         """Whether a write runs in the background."""
         return bool(self._pending)
 
-    def write(self, snapshot: Snapshot, *, keep_last: int, wait: bool, began: float) -> None:
+    def write(self, snapshot: Snapshot, keep: Keep, *, wait: bool, began: float) -> None:
         """Save a state; training pauses since `began`. Raises the error of an earlier background save."""
         self.poll()
         self._raise_failed()
         root, folder = snapshot.root, self._run.folder
         request = {
-            "kind": "write", "step": snapshot.step, "root": str(root), "keep_last": keep_last,
+            "kind": "write", "step": snapshot.step, "root": str(root), **asdict(keep),
             "background": not wait, "attempt": self._run.attempt,
             "run_dir": str(folder.path) if folder and self._run.keeps(root) else None,
         }  # fmt: skip
@@ -88,7 +97,7 @@ class AsyncWriter:
         request |= {"since": since, "stall_s": round(since - began, 3)}
         if slot is None:
             self.finish()
-            checkpoint.write(root, snapshot.step, snapshot.state, meta=snapshot.meta, keep_last=keep_last)
+            checkpoint.write(root, snapshot.step, snapshot.state, meta=snapshot.meta, **asdict(keep))
             conclude(request | {"background": False}, None)
             return
         self._request(slot, request)
@@ -130,6 +139,12 @@ class AsyncWriter:
         while self._pending:
             self._receive(1.0)
         self._raise_failed()
+
+    def finish_inherited(self) -> None:
+        """Wait for the writes of this rank, and for the ones that dead ranks of its node requested."""
+        self.finish()
+        while self.copies_state and self._buffers.is_writing():
+            time.sleep(_POLL_S)
 
     def newest_in_memory(self, root: Path) -> tuple[int, shared_buffer.StoredState] | None:
         """Return descriptor and header of the newest state for `root` in this node's memory."""

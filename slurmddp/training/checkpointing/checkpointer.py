@@ -6,9 +6,12 @@ collective.
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +24,17 @@ from slurmddp.checkpoint.state import config_match
 from slurmddp.checkpoint.state.safetensors_stream import encoded_size
 from slurmddp.checkpoint.state.staging import Snapshot
 from slurmddp.checkpoint.state.state_tree import flatten
-from slurmddp.training.checkpointing.async_writer import AsyncWriter
+from slurmddp.training.checkpointing.async_writer import AsyncWriter, Keep
 from slurmddp.training.checkpointing.finite import require_finite
 from slurmddp.training.checkpointing.snapshot_interval import SnapshotInterval
 from slurmddp.training.checkpointing.training_state import Loaders, Unwrap, collect, of_this_rank
 from slurmddp.training.process_group import collectives
+from slurmddp.training.run_log import numbers
+
+log = logging.getLogger(__name__)
+
+NEWEST_STAMP = 1 << 62
+"""Stamp of a checkpoint: no copy of the same step is newer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +47,8 @@ class Checkpointer:
     config: Mapping[str, Any] | None
     saves: AsyncWriter
     pace: SnapshotInterval
+    chosen: dict[Path, int] = field(default_factory=dict)
+    """By folder, the step that was chosen for a load; until the next save, or load of the newest."""
 
     def facts(self) -> dict[str, Any]:
         """Return the facts for the checkpoint's manifest: world size, seed, configuration."""
@@ -47,19 +58,44 @@ class Checkpointer:
             **config_match.manifest_facts(self.config),
         }
 
-    def save(self, root: Path, step: int, objects: Mapping[str, Any], *, keep_last: int, wait: bool) -> Path:
+    def save(
+        self,
+        root: Path,
+        step: int,
+        objects: Mapping[str, Any],
+        metrics: Mapping[str, Any],
+        keep: Keep,
+        *,
+        wait: bool,
+    ) -> Path:
         """Let rank 0 save; return the checkpoint's folder on all ranks. With `wait` it is durable then."""
         began = time.monotonic()
         root = root.absolute()
         saves = self.saves
+        self._leave_newer(root, step)
         rank_states = self._gather_rank_states()
         saves.unfinished = not wait
         with collectives.agreed():
             if rank_states is not None:
                 state = self._state(step, objects, rank_states)
-                snapshot = Snapshot(root, step, time.time_ns(), state, self.facts())
-                saves.write(snapshot, keep_last=keep_last, wait=wait, began=began)
+                snapshot = Snapshot(root, step, time.time_ns(), state, self.facts() | _measured(metrics))
+                saves.write(snapshot, keep, wait=wait, began=began)
         return root / folder_name(step)
+
+    def _leave_newer(self, root: Path, step: int) -> None:
+        """Abandon newer states after the load of an older one, so that no resume uses them instead."""
+        loaded = self.chosen.pop(root, None)
+        if loaded is None:
+            return
+        with collectives.agreed():
+            self.saves.finish_inherited()
+            self.saves.discard_after((loaded, NEWEST_STAMP))
+        names = collectives.on_zero(partial(checkpoint.abandon, root, loaded, step))
+        if names and collectives.rank() == 0:
+            log.warning(
+                "Training has gone back to step %d; newer checkpoints are kept as %s, and never loaded.",
+                loaded, ", ".join(names),
+            )  # fmt: skip
 
     def _gather_rank_states(self) -> list[Any] | None:
         """Return each rank's own part of the state on rank 0, and None elsewhere."""
@@ -97,6 +133,8 @@ class Checkpointer:
         from rank 0.
         """
         began = time.perf_counter()
+        root = root.absolute()
+        self._leave_newer(root, step)
         saves, is_zero = self.saves, collectives.rank() == 0
         state: dict[str, Any] = {}
         shared: dict[str, Any] = {}
@@ -119,8 +157,14 @@ class Checkpointer:
             with saves.optional():
                 if not is_zero:
                     _overlay(state, shared)
-                saves.copy_to_memory(Snapshot(root.absolute(), step, stamp, state, self.facts()))
+                saves.copy_to_memory(Snapshot(root, step, stamp, state, self.facts()))
         self.pace.copied(figures, time.perf_counter() - began)
+
+
+def _measured(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metrics for the manifest; NaN and infinity are left out, because none of them is the best."""
+    finite = {name: value for name, value in numbers(metrics).items() if math.isfinite(value)}
+    return {"metrics": finite} if finite else {}
 
 
 def _of_rank_zero(state: Mapping[str, Any], objects: Mapping[str, Any], unwrap: Unwrap) -> dict[str, Any]:

@@ -8,7 +8,7 @@ does not fit, or a rank can't read it, the checkpoint is loaded.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from functools import partial
@@ -19,19 +19,18 @@ import torch
 
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.files import visibility
+from slurmddp.checkpoint.files.best import Best
 from slurmddp.checkpoint.files.manifest import TENSORS_FILE, load_manifest, newest_step, step_of
 from slurmddp.checkpoint.memory import shared_buffer
 from slurmddp.checkpoint.state import config_match
 from slurmddp.checkpoint.state.staging import read_state
 from slurmddp.errors import CheckpointError
-from slurmddp.training.checkpointing.checkpointer import Checkpointer
+from slurmddp.training.checkpointing.checkpointer import NEWEST_STAMP, Checkpointer
 from slurmddp.training.checkpointing.training_state import apply, check, restore_data, restore_randomness
 from slurmddp.training.process_group import collectives
 
 log = logging.getLogger(__name__)
 
-_NEWEST_STAMP = 1 << 62
-"""Stamp of a checkpoint: no copy of the same step is newer."""
 InMemory = tuple[int, shared_buffer.StoredState]
 """Descriptor and header of a state in memory."""
 
@@ -57,9 +56,41 @@ def load(
     return _Load(root.absolute(), objects, checkpointer, allow_other_config).run()
 
 
+def load_chosen(
+    root: Path,
+    objects: Mapping[str, Any],
+    checkpointer: Checkpointer,
+    *,
+    step: int | None,
+    best: Best | None,
+    allow_other_config: bool,
+) -> tuple[int, str]:
+    """Load the checkpoint of `step`, or the best one; return its step and `disk`."""
+    one = _Load(root.absolute(), objects, checkpointer, allow_other_config)
+    return one.run_chosen(partial(checkpoint.find, one.root, step=step, best=best))
+
+
 def quarantine(root: Path, step: int) -> tuple[str, int] | None:
     """Quarantine the newest checkpoint on behalf of all ranks (see `checkpoint.quarantine_newest`)."""
     return collectives.on_zero(partial(checkpoint.quarantine_newest, root, step))
+
+
+def go_back(root: Path, every: int, *, before: int, checkpointer: Checkpointer) -> bool:
+    """Make an older checkpoint the newest state, on all ranks; return False if there is none.
+
+    Args:
+        root: the folder of all checkpoints; no save may be running.
+        every: a checkpoint of a multiple of this step is preferred; 0: any.
+        before: the checkpoint must be of an earlier step.
+        checkpointer: of the training; newer states in memory are discarded.
+    """
+    root = root.absolute()
+    step = collectives.on_zero(partial(checkpoint.go_back, root, every, before=before))
+    if step is None:
+        return False
+    with collectives.agreed():
+        checkpointer.saves.discard_after((step, NEWEST_STAMP))
+    return True
 
 
 @dataclass(frozen=True)
@@ -82,10 +113,16 @@ class _Load:
         if best is not None and (chosen is None or chosen[2] < best.step) and self._from_memory(offer, best):
             return best.step, "memory"
         if chosen is None:
-            with collectives.agreed():
-                self.checkpointer.saves.discard_after((-1, 0))
+            self._discard_after((-1, 0))
             return None
         self._from_disk(*chosen)
+        self._discard_after((chosen[2], NEWEST_STAMP))
+        return chosen[2], "disk"
+
+    def run_chosen(self, find: Callable[[], Path]) -> tuple[int, str]:
+        chosen = collectives.on_zero(lambda: self._described(find()))
+        self._from_disk(*chosen)
+        self.checkpointer.chosen[self.root] = chosen[2]
         return chosen[2], "disk"
 
     def _find(self) -> tuple[_Offer, int | None]:
@@ -121,7 +158,8 @@ class _Load:
         except Exception as error:  # The same on all ranks.
             log.warning("The state of step %d in memory is not used: %s", best.step, error)
             return False
-        self._apply(found, certain, best.order, best.end)
+        self._apply(found, certain, best.end)
+        self._discard_after(best.order)
         return True
 
     def _choose(self) -> tuple[str, str, int] | None:
@@ -131,8 +169,9 @@ class _Load:
             ConfigError: it has another configuration.
         """
         folder = checkpoint.latest(self.root)
-        if folder is None:
-            return None
+        return None if folder is None else self._described(folder)
+
+    def _described(self, folder: Path) -> tuple[str, str, int]:
         self._check_config(load_manifest(folder).meta, folder.name)
         return folder.name, visibility.fingerprint(folder), step_of(folder) or 0
 
@@ -144,7 +183,7 @@ class _Load:
             found = checkpoint.read(folder)
             certain = self._check(found)
             size = (folder / TENSORS_FILE).stat().st_size
-        self._apply(found, certain, (step, _NEWEST_STAMP), size)
+        self._apply(found, certain, size)
 
     def _check_config(self, meta: Mapping[str, Any], name: str) -> None:
         config_match.check(meta, self.checkpointer.config, name, allow=self.allow_other_config)
@@ -152,16 +191,19 @@ class _Load:
     def _check(self, found: checkpoint.Checkpoint) -> frozenset[str]:
         return check(found.state, self.objects, self.checkpointer.loaders, self.checkpointer.unwrap)
 
-    def _apply(
-        self, found: checkpoint.Checkpoint, certain: frozenset[str], order: tuple[int, int], size: int
-    ) -> None:
-        """Load a checked state into all objects, and discard newer states in memory."""
+    def _discard_after(self, order: tuple[int, int]) -> None:
+        """Discard newer states in memory, because training repeats their steps."""
+        self.checkpointer.chosen.pop(self.root, None)
+        with collectives.agreed():
+            self.checkpointer.saves.discard_after(order)
+
+    def _apply(self, found: checkpoint.Checkpoint, certain: frozenset[str], size: int) -> None:
+        """Load a checked state into all objects."""
         saver = self.checkpointer
         with collectives.agreed():
             apply(found.state, self.objects, saver.loaders, saver.unwrap, certain)
             restore_data(found, saver.loaders)
             restore_randomness(found, saver.seed)
-            saver.saves.discard_after(order)
             saver.saves.prepare(size)
 
 

@@ -22,6 +22,35 @@ Unwrap = Callable[[nn.Module], nn.Module]
 Loaders = Sequence[DistributedLoader]
 
 
+def merged(state: Mapping[str, Any] | None, objects: Mapping[str, Any], call: str) -> dict[str, Any]:
+    """Return the objects of a mapping and of keywords by name.
+
+    Args:
+        state, objects: the arguments of a call.
+        call: a right call, for the error.
+
+    Raises:
+        ConfigError: `state` is no mapping with names, or a name is given twice.
+    """
+    named = {} if state is None else state
+    if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named):
+        raise ConfigError(
+            f"{state!r:.80} is no mapping from names to objects.", hint=f"Call {call}, or name the objects."
+        )
+    if twice := named.keys() & objects.keys():
+        raise ConfigError(f"{', '.join(sorted(twice))} is given twice.", hint="Give each object one name.")
+    return {**named, **objects}
+
+
+def require_step(step: Any, method: str) -> None:
+    """Raise ConfigError unless `step` is a number of steps."""
+    if not isinstance(step, int) or isinstance(step, bool):
+        raise ConfigError(
+            f"{method}() was given step={step!r}.",
+            hint=f"The step comes first, the folder is a keyword: {method}(step, model=model, root=folder).",
+        )
+
+
 def of_this_rank(loaders: Loaders) -> dict[str, Any]:
     """Return this rank's own part of the state: random states, and positions that no other rank knows."""
     positions = [loader.rank_state() for loader in loaders]

@@ -20,8 +20,13 @@ from slurmddp.training.data.base import DistributedLoader
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.instantiate import instantiate, is_called_later
 from slurmddp.training.trainer import dataset
+from slurmddp.training.trainer.batch import loss_of_output
+from slurmddp.training.trainer.callbacks import Callbacks
+from slurmddp.training.trainer.compilation import compile_in_place
+from slurmddp.training.trainer.ema import AverageOfWeights
+from slurmddp.training.trainer.metrics import Metric
 
-Loss = Callable[[Any, torch.Tensor], torch.Tensor]
+Loss = Callable[[Any, Any], torch.Tensor]
 
 
 def is_due(every: int, step: int) -> bool:
@@ -40,8 +45,16 @@ class Components:
     bare_model: nn.Module
     model: nn.Module
     loss: Loss
+    metrics: Mapping[str, Metric]
     optimizer: Optimizer
     scheduler: LRScheduler | None
+    callbacks: Callbacks
+    ema: AverageOfWeights | None = None
+
+    @property
+    def evaluated_model(self) -> nn.Module:
+        """The model to evaluate: with the averaged weights if there are any."""
+        return self.bare_model if self.ema is None else self.ema.model
 
     @property
     def unit(self) -> str:
@@ -51,14 +64,25 @@ class Components:
     def units_per_sample(self) -> int:
         return int(getattr(self.data, "tokens_per_sample", 1))
 
+    def units_per_step(self, world_size: int) -> int:
+        """Return the samples, or tokens, of an optimizer step over all ranks."""
+        samples = (self.loader.batch_size or 1) * self.loader.accumulate * world_size
+        return samples * self.units_per_sample
+
     @property
     def saved_objects(self) -> dict[str, Any]:
         """The objects whose state makes a resumed training the same training."""
-        named = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        named: dict[str, Any] = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+            "callbacks": self.callbacks if self.callbacks.has_state else None,
+            "ema": self.ema and self.ema.model,
+        }
         return {name: value for name, value in named.items() if value is not None}
 
     def batches(self) -> Iterator[Any]:
-        """Yield pairs (inputs, targets), epoch after epoch, without an end."""
+        """Yield batches, epoch after epoch, without an end."""
         empty = 0
         while empty < 2:  # A resume at the end of an epoch yields one empty epoch.
             empty += 1
@@ -84,6 +108,7 @@ def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Com
         dataset.checked(data, readers),
         sampler=dataset.sampler_for(data),
         batch_size=batch_size,
+        collate_fn=dataset.collate_of(data),
         drop_last=True,
         num_workers=settings.workers,
         pin_memory=distributon.device.type == "cuda",
@@ -96,6 +121,9 @@ def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Com
             hint="Name a torch.nn.Module, or a function that returns one.",
         )
     model = distributon.setup_model(bare_model)
+    ema = None if settings.ema is None else AverageOfWeights(bare_model, settings.ema)
+    if settings.compile:
+        compile_in_place(bare_model, distributon.device)
     optimizer = instantiate(config["optimizer"], bare_model.parameters(), _key_="optimizer")
     return Components(
         settings=settings,
@@ -105,22 +133,35 @@ def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Com
         bare_model=bare_model,
         model=model,
         loss=build_loss(config["loss"]),
+        metrics={
+            name: _build_measure(one, f"metrics.{name}")
+            for name, one in (config.get("metrics") or {}).items()
+        },
         optimizer=distributon.setup_optimizer(optimizer),
         scheduler=_build_scheduler(config.get("scheduler"), optimizer),
+        callbacks=Callbacks(instantiate(config.get("callbacks") or {}, _key_="callbacks")),
+        ema=ema,
     )
 
 
-def build_loss(config: Mapping[str, Any]) -> Loss:
-    """Return the loss: the result of `_target_`, or `_target_` itself if it takes outputs and targets."""
-    if is_called_later(config, 2, _key_="loss"):
+def build_loss(config: Mapping[str, Any] | None) -> Loss:
+    """Return the loss that `config` names; without a configuration the loss that the model's output holds."""
+    if config is None:
+        return loss_of_output
+    return _build_measure(config, "loss")
+
+
+def _build_measure(config: Mapping[str, Any], key: str) -> Callable[[Any, Any], Any]:
+    """Return the result of `_target_`, or `_target_` itself if it takes outputs and targets."""
+    if is_called_later(config, 2, _key_=key):
         config = {**config, "_partial_": True}
-    loss = instantiate(config, _key_="loss")
-    if not callable(loss):
+    measure = instantiate(config, _key_=key)
+    if not callable(measure):
         raise ConfigError(
-            f"loss._target_ {config['_target_']!r} gives a {type(loss).__name__}, which can't be called.",
+            f"{key}._target_ {config['_target_']!r} gives a {type(measure).__name__}, which can't be called.",
             hint="Name a function of (outputs, targets), or a class whose objects can be called with them.",
         )
-    return loss  # type: ignore[no-any-return]
+    return measure  # type: ignore[no-any-return]
 
 
 def _build_scheduler(config: Mapping[str, Any] | None, optimizer: Optimizer) -> LRScheduler | None:

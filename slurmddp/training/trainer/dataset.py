@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -76,3 +77,9 @@ def heldout_of(data: Any) -> Dataset[Any] | None:
             hint="Return map-style data: each held-out sample is read once, on any number of ranks.",
         )
     return found
+
+
+def collate_of(*data: Any) -> Callable[[list[Any]], Any] | None:
+    """Return the method `collate` of the first data set that has it; None for torch's default."""
+    found = (getattr(one, "collate", None) for one in data)
+    return next((method for method in found if method is not None), None)

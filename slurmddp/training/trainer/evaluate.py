@@ -1,4 +1,4 @@
-"""Evaluates the loss on held-out data: each sample once, on any number of ranks, without side effects."""
+"""Evaluates loss and metrics on held-out data, without side effects: each sample once, on any ranks."""
 
 from __future__ import annotations
 
@@ -13,35 +13,42 @@ from slurmddp.training.data.sampler import shard_range
 from slurmddp.training.data.seeding import SeededSamples, draws
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.process_group import collectives
+from slurmddp.training.trainer import dataset, metrics
+from slurmddp.training.trainer.batch import forward
+from slurmddp.training.trainer.compilation import uncompiled
 from slurmddp.training.trainer.components import Components
 
 
-def evaluate(distributon: Distributon, components: Components) -> float | None:
-    """Return the mean loss over the held-out samples, or None if a stop interrupted the evaluation.
+def evaluate(distributon: Distributon, components: Components) -> dict[str, float] | None:
+    """Return the means over the held-out samples, or None if a stop interrupted the evaluation.
 
-    All ranks call it and get the same value. All ranks use the buffers of rank 0, as checkpoints and the next
-    training step do. Weights, the mode of each layer and random states stay unchanged.
+    The loss is called `eval_loss`, each metric as in the configuration. With `train.ema` the averaged weights
+    are evaluated.
+
+    All ranks call it and get the same values. All ranks use the buffers of rank 0, as checkpoints and the
+    next training step do. Weights, the mode of each layer and random states stay unchanged.
     """
     if components.heldout is None:
         return None
     distributon.heartbeat("evaluating")
-    collectives.share_buffers(components.bare_model)
-    randomness, was_training = rng.capture(), components.bare_model.training
-    modes = [(module, module.training) for module in components.bare_model.modules()]
-    components.bare_model.eval()
+    model = components.evaluated_model
+    collectives.share_buffers(model)
+    randomness, was_training = rng.capture(), model.training
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
     try:
-        total, count, complete = _sum_losses(
-            distributon, components, _share(distributon, components, components.heldout)
-        )
+        with uncompiled(components.settings.compile):
+            loader = _share(distributon, components, components.heldout)
+            sums, complete = _sum(distributon, components, loader)
     finally:
-        components.bare_model.train(was_training)  # The model may override `train`.
+        model.train(was_training)  # The model may override `train`.
         for module, mode in modes:
             module.training = mode
         rng.restore(randomness)
-    found = collectives.gather((total, count, complete))
-    if not all(complete for _, _, complete in found):
+    found = collectives.gather((sums, complete))
+    if not all(complete for _, complete in found):
         return None
-    return sum(total for total, _, _ in found) / sum(count for _, count, _ in found)
+    return metrics.means(sums for sums, _ in found)
 
 
 def has_samples(components: Components) -> bool:
@@ -56,25 +63,29 @@ def _share(distributon: Distributon, components: Components, heldout: Dataset[ob
     count = min(size, components.settings.eval_batches * components.settings.batch_size)
     own = [i * size // count for i in shard_range(count, distributon.rank, distributon.world_size)]
     options: dict[str, Any] = {"batch_size": components.settings.batch_size, "generator": torch.Generator()}
+    options["collate_fn"] = dataset.collate_of(heldout, components.data)
     if draws(heldout):
         return DataLoader(SeededSamples(heldout, 0), sampler=[(index,) for index in own], **options)
     return DataLoader(heldout, sampler=own, **options)
 
 
 @torch.no_grad()
-def _sum_losses(
+def _sum(
     distributon: Distributon, components: Components, loader: DataLoader[object]
-) -> tuple[float, int, bool]:
-    """Return the sum of sample losses, the number of samples, and whether no stop interrupted them."""
+) -> tuple[metrics.Sums, bool]:
+    """Return the sums of loss and metrics over this rank's samples, and whether no stop interrupted them."""
     own: int = len(loader.sampler)  # type: ignore[arg-type]
-    total, count = 0.0, 0
-    for inputs, targets in (to_device(batch, distributon.device) for batch in loader):
+    measured = {"eval_loss": components.loss, **components.metrics}
+    sums: metrics.Sums = {}
+    for number, batch in enumerate(to_device(batch, distributon.device) for batch in loader):
         distributon.heartbeat("evaluating")
         if distributon.stop_requested:
-            return total, count, False
+            return sums, False
         # `targets` may be a dict, so its length is not the number of samples.
-        samples = min(loader.batch_size or 1, own - count)
+        size = loader.batch_size or 1
+        samples = min(size, own - number * size)
         # A wrapped model would wait for ranks that have fewer batches.
-        total += float(components.loss(components.bare_model(inputs), targets)) * samples
-        count += samples
-    return total, count, True
+        outputs, targets = forward(components.evaluated_model, batch)
+        for name, measure in measured.items():
+            metrics.add(sums, name, measure(outputs, targets), samples)
+    return sums, True

@@ -2,8 +2,8 @@
 
     program: {_target_: slurmddp.training.trainer.train}
 
-It trains any model on data of pairs (inputs, targets) and resumes bit for bit after a stop. docs/data.md
-lists the attributes of a data set that it uses.
+It trains any model on batches that are pairs (inputs, targets) or dicts, and resumes bit for bit after a
+stop. docs/data.md lists the shapes of a batch, and the attributes of a data set that it uses.
 """
 
 from __future__ import annotations
@@ -21,12 +21,17 @@ from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
 from slurmddp.errors import ConfigError, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
+from slurmddp.training.checkpointing import restore
 from slurmddp.training.checkpointing.finite import gradient_norm
-from slurmddp.training.checkpointing.restore import quarantine
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.run_log import RunLog, Stopwatch
+from slurmddp.training.trainer.batch import forward, kind_of
+from slurmddp.training.trainer.compilation import uncompiled
 from slurmddp.training.trainer.components import Components, build_components, is_due
 from slurmddp.training.trainer.evaluate import evaluate, has_samples
+from slurmddp.training.trainer.spike_guard import Spike, SpikeGuard
+from slurmddp.training.trainer.time_budget import TimeBudget
+from slurmddp.training.trainer.utilization import Utilization, in_words
 
 
 def token_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -51,18 +56,13 @@ def token_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Te
         and targets.numel() * logits.shape[-1] == logits.numel()
     ):
         raise ConfigError(
-            f"`loss` is token_cross_entropy, but the model's output is {_kind(logits)} and the data's target "
-            f"is {_kind(targets)}.",
+            f"`loss` is token_cross_entropy, but the model's output is {kind_of(logits)} and the data's "
+            f"target is {kind_of(targets)}.",
             hint="It needs outputs (..., classes) of a float type and targets (...) of class numbers, int64. "
-            "For other data choose another loss, such as loss._target_=torch.nn.functional.mse_loss.",
+            "For other data choose another loss, such as loss._target_=torch.nn.functional.mse_loss, or "
+            "loss=null for the loss that the model's output holds.",
         )
     return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
-
-
-def _kind(value: Any) -> str:
-    if not isinstance(value, torch.Tensor):
-        return f"of type {type(value).__name__}"
-    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
 
 
 def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -> None:
@@ -77,9 +77,27 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
         StoppedAtCheckpoint: the training was stopped; its state is saved.
     """
     training = Training(distributon, build_components(distributon, config), folder)
-    settings, batches = training.components.settings, training.components.batches()
+    batches = training.components.batches()
     training.resume()
-    while training.step < settings.steps:
+    training.check_time()
+    training.call_back("on_train_start")
+    while not training.is_complete():
+        try:
+            _take_steps(distributon, training, batches)
+        except Spike as spike:
+            batches = training.roll_back(spike)
+    if training.evaluation_is_due():
+        training.evaluate()
+    training.utilization.record_memory(training.step)
+    training.save()
+    training.call_back("on_train_end")
+    training.write_sample()
+
+
+def _take_steps(distributon: Distributon, training: Training, batches: Iterator[Any]) -> None:
+    """Train until the last step, or raise Spike on all ranks."""
+    settings = training.components.settings
+    while not training.is_complete():
         if distributon.should_stop():
             training.stop()
         if training.evaluation_is_due():
@@ -89,14 +107,11 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
             batches = training.components.batches()
         if is_due(settings.log_every, training.step) or training.step == settings.steps:
             training.log()
-        if is_due(settings.save_every, training.step) and training.step < settings.steps:
+            training.check_time()
+        if is_due(settings.save_every, training.step) and not training.is_complete():
             training.save(wait=False)
-        elif distributon.memory_save_is_due(settings.memory_save_every) and training.step < settings.steps:
+        elif distributon.memory_save_is_due(settings.memory_save_every) and not training.is_complete():
             training.memory_save()
-    if training.evaluation_is_due():
-        training.evaluate()
-    training.save()
-    training.write_sample()
 
 
 class Training:
@@ -105,11 +120,16 @@ class Training:
     def __init__(self, distributon: Distributon, components: Components, folder: RunFolder) -> None:
         self.distributon, self.components = distributon, components
         self.step = 0
+        self._last_step = components.settings.steps
+        """The step after which the training is complete."""
         self._evaluated_at = -1
         self._saved: tuple[int, int] | None = None
         """Step of the newest checkpoint, and the step of the last evaluation before it."""
         self._losses: list[float] = []
         """Losses of the steps since the last log line, averaged over ranks."""
+        self._norms: list[float] = []
+        """Gradient norms of the same steps, before clipping."""
+        self._guard = SpikeGuard(components.settings.on_spike, components.bare_model)
         self._pending: list[torch.Tensor] = []
         """Loss and gradient norm of this rank's last steps, alternating, on the device.
 
@@ -121,43 +141,66 @@ class Training:
         self._root = folder.checkpoints_dir
         run = RunContext.read(os.environ, folder)
         self._journal = RunLog(run, active=distributon.is_global_zero, unit=components.unit)
+        self.utilization = Utilization(distributon, components, self._journal)
         self._stopwatch = Stopwatch()
+        self._budget = TimeBudget(components.settings.max_time)
         self._sampled = folder.sample_file.exists()
 
     def resume(self) -> None:
         """Resume from the newest checkpoint; without a checkpoint, check that one can be written."""
         progress: dict[str, Any] = {}
-        step = self.distributon.load(self._root, progress=progress, **self.components.saved_objects)
+        step = self.distributon.load(root=self._root, progress=progress, **self.components.saved_objects)
         if step is None:
             self.distributon.check_can_save(
-                self._root,
+                root=self._root,
                 keep_last=self.components.settings.keep_last,
                 wait=False,
-                progress={"evaluated_at": -1, "losses": []},
+                progress=self._progress(),
                 **self.components.saved_objects,
             )
+            self._budget.resume({})
             return
         self.step, self._evaluated_at = step, progress["evaluated_at"]
-        self._losses = list(progress["losses"])
+        self._losses, self._norms = list(progress["losses"]), list(progress.get("norms", ()))
+        self._guard.load_state_dict(progress.get("guard", {}))
+        self._budget.resume(progress)
         self._saved = (self.step, self._evaluated_at)
-        self._unchecked = step if self.distributon.resumed_from == "disk" else None
+        is_unchecked = self._guard.mode == "fail" and self.distributon.resumed_from == "disk"
+        self._unchecked = step if is_unchecked else None
         self.distributon.print(f"resumed at step {step}")
+
+    def is_complete(self) -> bool:
+        """Return whether all steps are taken, or `train.max_time` is over; equal on all ranks."""
+        return self.step >= self._last_step
+
+    def check_time(self) -> None:
+        """Make this step the last one if `train.max_time` is over."""
+        if not self.is_complete() and self._budget.is_used_up():
+            self._last_step = self.step
+            settings = self.components.settings
+            text = f"train.max_time={settings.max_time} is over: the training ends after step {self.step}"
+            self._warn("max_time", f"{text} of {settings.steps}.")
 
     def take_step(self, batches: Iterator[Any]) -> None:
         """Take one optimizer step, on `accumulate` batches."""
         components, accumulate = self.components, self.components.loader.accumulate
         self._stopwatch.start()
+        self._guard.begin_step()
         total = torch.zeros((), device=self.distributon.device)
         for number in range(1, accumulate + 1):
-            inputs, targets = _pair(next(batches))
+            batch = next(batches)
             with self.distributon.accumulating(components.model, last=number == accumulate):
-                loss = components.loss(components.model(inputs), targets)
+                outputs, targets = forward(components.model, batch, components.bare_model)
+                loss = self._guard.marked(components.loss(outputs, targets))
                 self.distributon.backward(loss, accumulate=accumulate)
             total += loss.detach() / accumulate
         self._pending += [total, self._update()]
         self.step += 1
-        self._stopwatch.stop(self._samples_per_step() * components.units_per_sample)
+        self._stopwatch.stop(components.units_per_step(self.distributon.world_size))
+        if self._is_first:
+            self.utilization.count(batch)
         self._is_first = False
+        self.call_back("on_step_end")
 
     def went_back(self) -> bool:
         """Go back to an older checkpoint if the first step after a load is not finite; return whether it did.
@@ -177,7 +220,7 @@ class Training:
 
     def _go_back(self, loaded: int, problem: SlurmddpError) -> None:
         found = f"{problem.message} It is the first step after checkpoint {folder_name(loaded)}"
-        renamed = quarantine(self._root, loaded)
+        renamed = restore.quarantine(self._root, loaded)
         if renamed is None:
             hint = (
                 f"{problem.hint} To resume from an older one, move {self._root / folder_name(loaded)} away."
@@ -185,43 +228,98 @@ class Training:
             raise SlurmddpError(f"{found}.", hint=hint) from problem
         bad_name, before = renamed
         text = f"{found}, which is now {bad_name}: training goes back to step {before}."
-        self._journal.event("warned", about="checkpoint", text=text)
-        self.distributon.print(text)
+        self._warn("checkpoint", text)
         self.resume()
+
+    def call_back(self, hook: str, *args: Any) -> None:
+        """Call the method `hook` of the callbacks, see `Callback`."""
+        self.components.callbacks.call(hook, self, *args)
 
     def _update(self) -> torch.Tensor:
         """Take the optimizer's step; return the norm of the gradients before clipping, a scalar."""
         optimizer, scheduler = self.components.optimizer, self.components.scheduler
         norm = gradient_norm(self.components.bare_model, self.components.settings.clip_norm)
+        is_skipped = self._guard.skips(norm)
+        if is_skipped:
+            optimizer.zero_grad(set_to_none=True)  # An optimizer leaves parameters without a gradient alone.
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        if self.components.ema is not None and not is_skipped:
+            self.components.ema.update()
         self._lr = float(optimizer.param_groups[0]["lr"])
         if scheduler is not None:
             scheduler.step()
         return norm
 
-    def _samples_per_step(self) -> int:
-        loader = self.components.loader
-        return (loader.batch_size or 1) * loader.accumulate * self.distributon.world_size
-
     def _collect_losses(self) -> None:
-        """Read the losses of the last steps; raises SlurmddpError if a loss or norm is not finite."""
+        """Read the losses of the last steps.
+
+        Raises:
+            SlurmddpError: a loss or norm is not finite and its step was not skipped.
+            Spike: `train.on_spike` is rollback, and a step is a spike.
+        """
         if not self._pending:
             return
         device = self.distributon.device
+        self._stopwatch.start()  # A GPU may still be at work on the steps.
         values = torch.stack([value.to(device, torch.float32) for value in self._pending])
         means = self.distributon.all_reduce(values).tolist()
+        self._stopwatch.stop(0)
         self._pending.clear()
         losses, norms = means[::2], means[1::2]
         for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), self.step - len(losses) + 1):
-            if not math.isfinite(loss):
-                raise self._not_finite(f"The loss of step {step} is {loss}.")
-            if not math.isfinite(norm):
-                raise self._not_finite(f"The gradient norm of step {step} is {norm}.")
-        self._losses += losses
+            problem = self._guard.problem(step, loss, norm)
+            if not problem:
+                self._losses.append(loss)
+                self._norms.append(norm)
+            elif self._guard.mode == "skip" and not math.isfinite(norm):
+                self._skipped(step, self._not_finite(problem))
+            elif self._guard.mode == "rollback":
+                raise Spike(step, problem, self._not_finite(problem).hint)
+            else:
+                raise self._not_finite(problem)
+
+    def _skipped(self, step: int, problem: SlurmddpError) -> None:
+        """Count and tell that the update of a step was left out."""
+        number = self._guard.record(step, problem)
+        self._warn("spike", f"{problem.message} Its update is left out ({number}).")
+
+    def _warn(self, about: str, text: str) -> None:
+        self._journal.event("warned", about=about, text=text)
+        self.distributon.print(text)
+
+    def roll_back(self, spike: Spike) -> Iterator[Any]:
+        """Return to a checkpoint before a spike; return the batches after those that led to the spike.
+
+        The checkpoint is the newest one of a step that `train.save_every` names, so that a training with
+        interruptions, which save at other steps, goes back as far as one without. Later ones are quarantined.
+        """
+        distributon, guard = self.distributon, self._guard
+        self._pending.clear()
+        distributon.finish_saving()
+        number = guard.record(spike.step, spike)
+        at, data_end = guard.at, spike.step + guard.left_out
+        every = self.components.settings.save_every
+        if restore.go_back(self._root, every, before=spike.step, checkpointer=distributon._checkpointer):
+            self.resume()
+        else:
+            raise SlurmddpError(f"{spike.message} There is no checkpoint to go back to.", hint=spike.hint)
+        left_out = data_end - self.step - guard.left_out
+        batches = self.components.batches()
+        for _ in range(left_out * self.components.loader.accumulate):
+            next(batches)
+        guard.at, guard.left_out = at, guard.left_out + left_out
+        self._warn(
+            "spike",
+            f"{spike.message} Training is back at step {self.step} and leaves out the data of "
+            f"{left_out} steps ({number}).",
+        )
+        return batches
 
     def _not_finite(self, problem: str) -> SlurmddpError:
         hint = "Try a smaller optimizer.lr, more scheduler.warmup_steps, or train.clip_norm=1. "
+        if self._guard.mode == "fail":
+            hint += "With train.on_spike=skip or rollback, which `slurmddp resume` takes, it would go on. "
         hint += "Nothing of that step is saved"
         if self._saved is not None:
             hint += (
@@ -233,44 +331,65 @@ class Training:
     def log(self) -> None:
         """Log the mean loss since the last line."""
         self._collect_losses()
-        loss = sum(self._losses) / len(self._losses)
-        self._losses.clear()
         rate = self._stopwatch.take_rate()
-        self._journal.step(self.step, loss=loss, lr=self._lr, rate=rate)
-        self.distributon.print(f"step {self.step}: loss {loss:.4f}, {rate:,.0f} {self.components.unit}/s")
+        if not self._losses:  # All steps since the last line were skipped.
+            return
+        loss = sum(self._losses) / len(self._losses)
+        norm = sum(self._norms) / max(1, len(self._norms))
+        self._losses.clear()
+        self._norms.clear()
+        used = self.utilization.at(rate)
+        self._journal.step(self.step, loss=loss, lr=self._lr, grad_norm=norm, rate=rate, **used)
+        self.distributon.print(
+            f"step {self.step}: loss {loss:.4f}, lr {self._lr:.2e}, gradient norm {norm:.3g}, "
+            f"{rate:,.0f} {self.components.unit}/s{in_words(used)}"
+        )
 
     def evaluation_is_due(self) -> bool:
         settings = self.components.settings
         if self._evaluated_at == self.step or not has_samples(self.components):
             return False
-        return self.step in (0, settings.steps) or is_due(settings.eval_every, self.step)
+        return self.step in (0, self._last_step) or is_due(settings.eval_every, self.step)
 
     def evaluate(self) -> None:
-        """Log the held-out loss; an interrupted evaluation is repeated after the resume."""
-        loss = evaluate(self.distributon, self.components)
-        if loss is None:  # A further step would skip this evaluation for good.
+        """Log loss and metrics of the held-out data; a resume repeats an interrupted evaluation."""
+        found = evaluate(self.distributon, self.components)
+        if found is None:  # A further step would skip this evaluation for good.
             self.stop()
         self._evaluated_at = self.step
-        self._journal.evaluation(self.step, loss)
-        self.distributon.print(f"step {self.step}: held-out loss {loss:.4f}")
+        self._journal.metrics(self.step, found)
+        if self.step > 0:
+            self.utilization.record_memory(self.step)
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
+        self.distributon.print(f"step {self.step}: {shown.replace('eval_loss', 'held-out loss', 1)}")
+        self.call_back("on_evaluation_end", found)
 
     def save(self, *, wait: bool = True) -> None:
         """Save the state; with `wait`, return when it is durable."""
         if self._saved != (self.step, self._evaluated_at):
+            self.call_back("on_save")
             keep_last = self.components.settings.keep_last
-            self.distributon.save(self._root, self.step, keep_last=keep_last, wait=wait, **self._state())
+            self.distributon.save(self.step, root=self._root, keep_last=keep_last, wait=wait, **self._state())
             self._saved = (self.step, self._evaluated_at)
         elif wait:
             self.distributon.finish_saving()
 
     def memory_save(self) -> None:
         """Copy the state into memory, from which the replacement of a dead rank resumes."""
-        self.distributon.memory_save(self._root, self.step, **self._state())
+        self.distributon.memory_save(self.step, root=self._root, **self._state())
 
     def _state(self) -> dict[str, Any]:
         self._collect_losses()
-        progress = {"evaluated_at": self._evaluated_at, "losses": self._losses}
-        return {"progress": progress, **self.components.saved_objects}
+        return {"progress": self._progress(), **self.components.saved_objects}
+
+    def _progress(self) -> dict[str, Any]:
+        return {
+            "evaluated_at": self._evaluated_at,
+            "losses": self._losses,
+            "norms": self._norms,
+            "guard": self._guard.state_dict(),
+            **self._budget.progress(),
+        }
 
     def stop(self) -> NoReturn:
         """Save and leave; raises StoppedAtCheckpoint on all ranks."""
@@ -284,7 +403,7 @@ class Training:
 
     def write_sample(self) -> None:
         """Let the model generate `train.sample_chars` characters, if model and data can do so."""
-        model: Any = self.components.bare_model
+        model: Any = self.components.evaluated_model
         data, count = self.components.data, self.components.settings.sample_chars
         can = hasattr(model, "generate") and hasattr(data, "encode") and hasattr(data, "decode")
         self.distributon.heartbeat("ending")
@@ -292,17 +411,7 @@ class Training:
             model.eval()
             prompt = data.encode("def ")[None].to(self.distributon.device)
             generator = torch.Generator().manual_seed(0)
-            self._journal.sample(data.decode(model.generate(prompt, count, generator=generator)[0]))
+            with uncompiled(self.components.settings.compile):
+                text = data.decode(model.generate(prompt, count, generator=generator)[0])
+            self._journal.sample(text)
         self.distributon.barrier()
-
-
-def _pair(batch: Any) -> tuple[Any, torch.Tensor]:
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        return batch[0], batch[1]
-    found = f"of type {type(batch).__name__}"
-    if isinstance(batch, (tuple, list)):
-        found = f"of {len(batch)} parts"
-    raise ConfigError(
-        f"The data gives batches {found}; the trainer needs pairs (inputs, targets).",
-        hint="Return pairs from the data set, or name your own training function in program._target_.",
-    )

@@ -147,3 +147,23 @@ def test_retention_does_not_count_a_damaged_checkpoint(tmp_path):
     save(tmp_path, 4, keep_last=2)
     assert steps_in(tmp_path) == [4, 3, 2]
     assert checkpoint.latest(tmp_path).name.endswith("4")
+
+
+@pytest.mark.parametrize(
+    ("every", "before", "chosen", "left"),
+    [
+        (3, 8, 6, [3, 6]),
+        (3, 6, 3, [3]),
+        (4, 8, 7, [3, 6, 7]),
+        (0, 8, 7, [3, 6, 7]),
+        (3, 3, None, [3, 6, 7, 9]),
+    ],
+)
+def test_going_back_quarantines_later_checkpoints(tmp_path, every, before, chosen, left):
+    """A checkpoint of a regular step comes first: those of stops depend on the interruptions."""
+    for step in (3, 6, 7, 9):
+        save(tmp_path, step, {"w": torch.zeros(1)}, keep_last=9)
+    assert checkpoint.go_back(tmp_path, every, before=before) == chosen
+    assert sorted(steps_in(tmp_path)) == left
+    assert len(list(tmp_path.glob("bad-*"))) == 4 - len(left)
+    assert (tmp_path / "latest").read_text() == f"step-{chosen or 9:010}\n"

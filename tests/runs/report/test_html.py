@@ -455,3 +455,30 @@ def test_the_newest_own_value_is_found_beside_the_losses_in_either_order(folder,
     for name in (first, last):
         log(folder, 4, **{name: 0.5})
     assert metrics.latest(folder).own == {"accuracy": 0.5}
+
+
+def test_the_optimizer_the_devices_and_the_warnings(folder):
+    two_attempts(folder)
+    assert "Optimizer" not in page_of(folder).text
+    for step in (10, 20):
+        values = {"lr": step / 1000, "grad_norm": 100.0 / step, "tflops": 12.34, "mfu": 0.4}
+        log(folder, step, 1, 340.0, loss=1.0, tokens_per_s=50.0, **values)
+    event(folder, "memory", 341.0, attempt=1, device="cpu", step=20, peak_bytes=[1 << 30, 5 << 29])
+    for attempt, step in ((0, 5), (1, 15), (1, 15)):
+        event(
+            folder, "warned", 342.0, attempt=attempt, about="spike", text=f"The loss of step {step} is <nan>."
+        )
+    html = html_of(folder)
+    page = Page(html)
+    for part in (
+        "Optimizer",
+        "TFLOP/s 12.3 per rank, MFU 40 %",
+        "Peak memory 2.50 GiB host, rank 1",
+        "Rank 0 1.00 GiB Rank 1 2.50 GiB",
+        "1 The loss of step 5 is <nan>. 2 The loss of step 15 is <nan>. ",
+    ):
+        assert part in page.text, part
+    assert html.count("gradient norm</text>") == html.count("learning rate</text>") == 2
+    found = metrics.read(folder)
+    assert (found.lr.steps, found.grad_norm.values) == ((10, 20), (10.0, 5.0))
+    assert found.own == {}

@@ -35,12 +35,12 @@ def raise_in_each_place(root: str) -> dict[str, str]:
     errors: dict[str, str] = {}
     with Distributon(seed=1) as d:
         loop = Loop(d.launch())
-        d.save(root, 1, **loop.objects)
+        d.save(1, root=root, **loop.objects)
         actions: dict[str, Callable[[], Any]] = {
-            "save": lambda: d.save(root, 2, **loop.objects),
-            "check_can_save": lambda: d.check_can_save(root, **loop.objects),
-            "memory_save": lambda: d.memory_save(root, 2, **loop.objects),
-            "load": lambda: d.load(root, **loop.objects),
+            "save": lambda: d.save(2, root=root, **loop.objects),
+            "check_can_save": lambda: d.check_can_save(root=root, **loop.objects),
+            "memory_save": lambda: d.memory_save(2, root=root, **loop.objects),
+            "load": lambda: d.load(root=root, **loop.objects),
         }
         for name, (owner, function, rank) in _PLACES.items():
             with patch.object(owner, function, _raising(getattr(owner, function), rank == d.rank, name)):
@@ -70,12 +70,12 @@ def load_from_memory(root: str, place: str) -> tuple[int | None, str | None]:
     }[place]
     with Distributon(seed=1) as d:
         loop = Loop(d.launch())
-        d.save(root, 1, **loop.objects)
+        d.save(1, root=root, **loop.objects)
         copy_to_memory(d, root, 2, **loop.objects)
         found = d._checkpointer.saves.newest_in_memory(Path(root))  # before the patch breaks the memory
         failing = patch.object(owner, function, _raising(getattr(owner, function), rank == d.rank, place))
         with patch.object(StagingBuffers, "newest", lambda *_: found), failing:
-            step = d.load(root, **loop.objects)
+            step = d.load(root=root, **loop.objects)
         return step, d.resumed_from
 
 
@@ -95,7 +95,7 @@ def leave_by_an_error(root: str) -> float:
     try:
         with Distributon(seed=1) as d:
             d.launch()
-            d.save(root, 1, wait=False, progress={"at": 1})
+            d.save(1, root=root, wait=False, progress={"at": 1})
             time.sleep(3 * d.rank)
             began = time.monotonic()
             raise ValueError("only here")

@@ -7,7 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset, IterableDataset, Subset
+
+from slurmddp.training.trainer import accuracy
+from support.distributed.rank_jobs import Net
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -75,6 +79,49 @@ class Weighted(Dataset[Any]):
     def __getitem__(self, index: int) -> Pair:
         assert index < 10, "a sample without weight was read"
         return pair(index)
+
+
+class Named(Dataset[Any]):
+    """The samples of `Weighted`, each a dict; `collate` gives the batch the names of `Judge`'s arguments."""
+
+    def __init__(self, size: int = 40) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Any:
+        return dict(zip(("features", "label"), pair(index), strict=True))
+
+    def collate(self, samples: list[Any]) -> dict[str, torch.Tensor]:
+        return {
+            "x": torch.stack([one["features"] for one in samples]),
+            "labels": torch.stack([one["label"] for one in samples]),
+        }
+
+    def heldout(self) -> Dataset[Any]:
+        return Subset(self, range(10))
+
+
+class Paired(Named):
+    """The same samples as pairs, with torch's collate."""
+
+    collate = None  # type: ignore[assignment]
+
+    def __getitem__(self, index: int) -> Any:
+        return pair(index)
+
+
+class Judge(Net):
+    """Returns its loss beside its logits."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:  # type: ignore[override]
+        logits = super().forward(x)
+        return {"loss": cross_entropy(logits, labels), "logits": logits}
+
+
+def accuracy_of_judge(outputs: Any, batch: Any) -> Any:
+    return accuracy(outputs["logits"], batch["labels"])
 
 
 class WeightedStream(Unshared):

@@ -47,6 +47,11 @@ class Case:
     program: str = TRAINER
     log_every: int = 1
     strategy: tuple[tuple[str, Any], ...] = (("name", "ddp"),)
+    train: tuple[tuple[str, Any], ...] = ()
+    bad_sample: int | None = None
+    """The index of a sample that holds NaN. Sample 17 is read in the fifth step first."""
+    skipped: tuple[int, ...] = ()
+    """The steps without a loss, because their update is left out."""
 
     def __str__(self) -> str:
         return self.name.replace(" ", "-")
@@ -111,6 +116,23 @@ CASES = [
     Case("after every step", 1, "1 2 3 4 5 6 7 8 9 10 11", log_every=5),
     Case("small buckets", 4, "middle", strategy=(("name", "ddp"), ("bucket_mb", 0.02))),
     Case("unused parameters", 4, "middle", strategy=(("name", "ddp"), ("find_unused_parameters", True))),
+    # With states of the trainer itself.
+    Case(
+        "averaged weights and skipped steps",
+        2,
+        "middle 5 next-epoch",
+        bad_sample=17,
+        train=(("ema", 0.9), ("on_spike", "skip")),
+        skipped=(5, 10, 12),
+    ),
+    Case(
+        "rollbacks",
+        2,
+        "4 killed 7",
+        bad_sample=17,
+        accumulate=2,
+        train=(("on_spike", "rollback"), ("save_every", 3)),
+    ),
     Case("an own loop on one rank", 1, "middle killed", program=OWN_LOOP),
     Case("an own loop on two ranks", 2, "first middle killed epoch-end next-epoch", program=OWN_LOOP),
     Case("an own loop on four ranks", 4, "epoch-end middle", workers=2, program=OWN_LOOP),
@@ -131,9 +153,15 @@ def config_of(case: Case, **train: Any) -> dict[str, Any]:
     # The one sample that is left over belongs to no step.
     size = EPOCH * BATCH * case.accumulate * case.ranks + 1
     return trainer_config(
-        data={"_target_": "support.distributed.exact_jobs.Blurred", "size": size, "heldout": HELDOUT},
-        train={**settings, **train},
+        data={
+            "_target_": "support.distributed.exact_jobs.Blurred",
+            "size": size,
+            "heldout": HELDOUT,
+            "bad": case.bad_sample,
+        },
+        train={**settings, **train, **dict(case.train)},
         model={"_target_": "support.distributed.exact_jobs.Noisy"},
+        callbacks={"drift": {"_target_": "support.distributed.exact_jobs.Drift"}},
         scheduler=SCHEDULERS[case.scheduler],
         strategy=dict(case.strategy),
         program={"_target_": case.program},

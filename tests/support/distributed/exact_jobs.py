@@ -116,8 +116,8 @@ def attempt(config: dict[str, Any], folder: str, number: int, halt: Halt | None)
 class Blurred(Dataset[Any]):
     """Classes of six numbers, blurred by draws from three generators; the number before them is the index."""
 
-    def __init__(self, size: int, heldout: int = 10) -> None:
-        self._size, self._heldout = size, heldout
+    def __init__(self, size: int, heldout: int = 10, bad: int | None = None) -> None:
+        self._size, self._heldout, self._bad = size, heldout, bad
 
     def __len__(self) -> int:
         return self._size
@@ -128,6 +128,8 @@ class Blurred(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         x, y = batch_of(index, 1)
         noise = torch.randn(6) + random.random() + float(np.random.rand())
+        if index == self._bad:
+            noise[0] = float("nan")
         return torch.cat([torch.tensor([float(index)]), x[0] + 0.3 * noise]), y[0]
 
 
@@ -157,6 +159,27 @@ class Noisy(nn.Module):
             x = x + self.drop(torch.tanh(layer(x))) * scale
         logits: torch.Tensor = self.last(x)
         return logits
+
+
+class Drift:
+    """A callback whose state changes the weights in each step."""
+
+    def __init__(self) -> None:
+        self.steps, self.lowest = 0, 10.0
+
+    def on_step_end(self, training: Any) -> None:
+        self.steps += 1
+        with torch.no_grad():
+            training.components.bare_model.last.bias += 1e-3 * self.steps * self.lowest
+
+    def on_evaluation_end(self, training: Any, metrics: Any) -> None:
+        self.lowest = min(self.lowest, metrics["eval_loss"])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps, "lowest": self.lowest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps, self.lowest = state["steps"], state["lowest"]
 
 
 class Best:
@@ -226,7 +249,7 @@ def own_loop(d: Distributon, config: dict[str, Any], folder: RunFolder) -> None:
     """Train to `train.steps` with an `OwnLoop`."""
     training, train = OwnLoop(d, config), config["train"]
     journal = RunLog(RunContext.read(os.environ, folder), active=d.is_global_zero)
-    step = d.load(folder.checkpoints_dir, **training.objects) or 0
+    step = d.load(root=folder.checkpoints_dir, **training.objects) or 0
     stopped = False
     while step < train["steps"] and not stopped:
         for inputs, targets in training.loader:
@@ -236,8 +259,8 @@ def own_loop(d: Distributon, config: dict[str, Any], folder: RunFolder) -> None:
             if stopped or step == train["steps"]:
                 break
             if train["save_every"] and step % train["save_every"] == 0:
-                d.save(folder.checkpoints_dir, step, **training.objects)
-    d.save(folder.checkpoints_dir, step, **training.objects)
+                d.save(step, root=folder.checkpoints_dir, **training.objects)
+    d.save(step, root=folder.checkpoints_dir, **training.objects)
     if step < train["steps"]:
         raise StoppedAtCheckpoint(f"Stopped at step {step} of {train['steps']}.", hint="")
 

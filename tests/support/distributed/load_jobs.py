@@ -25,11 +25,11 @@ def load_that_one_rank_refuses(root: str) -> dict[str, Any]:
     """Return what each rank hears when only rank 1 has another model, and whether its model is as before."""
     with Distributon(seed=1) as d:
         d.launch()
-        d.save(root, 1, model=d.setup_model(Net()))
+        d.save(1, root=root, model=d.setup_model(Net()))
         torch.manual_seed(5)
         model = Net() if d.rank == 0 else Net(width=5)
         before = weights(model)
-        said = _said_by(lambda: d.load(root, model=model))
+        said = _said_by(lambda: d.load(root=root, model=model))
         after = weights(model)
         return {"said": said, "unchanged": all(torch.equal(before[name], after[name]) for name in before)}
 
@@ -39,5 +39,5 @@ def load_from_an_own_folder(root: str) -> str:
     visibility.WAITS_S = (0.01, 0.02)
     with Distributon(seed=1) as d:
         d.launch()
-        d.save(Path(root, "0"), 1, progress={})
-        return _said_by(lambda: d.load(Path(root, str(d.rank)), progress={}))
+        d.save(1, root=Path(root, "0"), progress={})
+        return _said_by(lambda: d.load(root=Path(root, str(d.rank)), progress={}))

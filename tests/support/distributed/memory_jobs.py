@@ -63,14 +63,14 @@ def killed_after_the_copy(root: str, step: int) -> None:
         d.launch()
         loop = Loop(d)
         loop.train(step)
-        d.save(root, step, wait=False, **loop.objects)
+        d.save(step, root=root, wait=False, **loop.objects)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def copy_to_memory(d: Distributon, root: str | Path, step: int, **objects: Any) -> None:
     """Copy a state into memory; without a wait, the first call would only allocate the memory."""
     for _ in range(2):
-        d.memory_save(root, step, **objects)
+        d.memory_save(step, root=root, **objects)
         d._checkpointer.saves._buffers._join()
 
 
@@ -85,7 +85,7 @@ def resumed_from_memory(root: str, holders: list[int]) -> list[dict[str, Any]]:
         loop.train(4)
         copy_to_memory(d, root, 4, **loop.objects)
         loop.train(5)
-        d.memory_save(root, 5, **loop.objects)
+        d.memory_save(5, root=root, **loop.objects)
         loop.train(9)
         undisturbed = {"begun": 5, "from": "memory", "result": loop.result()}
         if d.rank not in holders:
@@ -94,7 +94,7 @@ def resumed_from_memory(root: str, holders: list[int]) -> list[dict[str, Any]]:
         os.environ[MEMORY_VARIABLE] = ",".join(held)
     with Distributon(seed=1) as d:
         loop = Loop(d.launch())
-        begun = loop.step = d.load(root, **loop.objects) or 0
+        begun = loop.step = d.load(root=root, **loop.objects) or 0
         loop.train(9)
         return [undisturbed, {"begun": begun, "from": d.resumed_from, "result": loop.result()}]
 
@@ -106,7 +106,7 @@ def train_and_save(root: str, steps: list[int], wait: bool) -> dict[str, Any]:
         loop = Loop(d)
         for step in steps:
             loop.train(step)
-            d.save(root, step, wait=wait, **loop.objects)
+            d.save(step, root=root, wait=wait, **loop.objects)
         return loop.result()
 
 
@@ -124,18 +124,18 @@ def errors_beside(root: str) -> dict[str, str]:
             d.barrier()
             try:
                 if name == "after":
-                    d.save(Path(root, "good"), 1, wait=False, **loop.objects)
+                    d.save(1, root=Path(root, "good"), wait=False, **loop.objects)
                     d.finish_saving()
                     said[name] = "good"
                     continue
-                d.save(file, 1, wait=False, **loop.objects)
+                d.save(1, root=file, wait=False, **loop.objects)
                 if name == "finish":
                     d.finish_saving()
                 else:
                     while d.is_global_zero and d._opened is not None and d._opened.saves.is_writing:
                         d._opened.saves.poll()
                         time.sleep(0.01)
-                    d.save(Path(root, "good"), 2, wait=True, **loop.objects)
+                    d.save(2, root=Path(root, "good"), wait=True, **loop.objects)
             except SlurmddpError as error:
                 said[name] = f"{type(error).__name__}: {error}"
     return said

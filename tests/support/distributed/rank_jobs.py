@@ -74,19 +74,19 @@ def errors_of_save_and_load(root: str) -> dict[str, str]:
         model = d.setup_model(Net())
         Path(root, f"file-{d.rank}").write_text("in the way")
         attempts = {
-            "no folder": lambda: d.save(Path(root, "file-0"), 1, model=model),
-            "no state": lambda: d.save(Path(root, "a"), 1, model=3),
-            "not saved": lambda: d.load(Path(root, "b"), model=model, optimiser={}),
-            "other model": lambda: d.load(Path(root, "b"), model=Net(width=5)),
-            "one rank": lambda: d.load(Path(root, "b"), model=model if d.rank == 0 else Net(width=5)),
+            "no folder": lambda: d.save(1, root=Path(root, "file-0"), model=model),
+            "no state": lambda: d.save(1, root=Path(root, "a"), model=3),
+            "not saved": lambda: d.load(root=Path(root, "b"), model=model, optimiser={}),
+            "other model": lambda: d.load(root=Path(root, "b"), model=Net(width=5)),
+            "one rank": lambda: d.load(root=Path(root, "b"), model=model if d.rank == 0 else Net(width=5)),
         }
-        d.save(Path(root, "b"), 1, model=model, optimizer={"lr": 1})
+        d.save(1, root=Path(root, "b"), model=model, optimizer={"lr": 1})
         for name, attempt in attempts.items():
             try:
                 attempt()
             except SlurmddpError as error:
                 found[name] = f"{type(error).__name__}: {error}"
-        found["none"] = str(d.load(Path(root, "c"), model=model))
+        found["none"] = str(d.load(root=Path(root, "c"), model=model))
     return found
 
 

@@ -41,7 +41,7 @@ def main() -> None:
     )
     step = 0
     if options.checkpoints:
-        step = distributon.load(options.checkpoints, model=model, optimizer=optimizer) or 0
+        step = distributon.load(root=options.checkpoints, model=model, optimizer=optimizer) or 0
 
     for epoch in range(loader.epoch, options.epochs):
         loss = None  # stays None after a stop behind the last batch of this epoch
@@ -52,12 +52,12 @@ def main() -> None:
             optimizer.zero_grad()
             step += 1
             if options.checkpoints and distributon.should_stop():
-                distributon.save(options.checkpoints, step, model=model, optimizer=optimizer)
+                distributon.save(step, root=options.checkpoints, model=model, optimizer=optimizer)
                 distributon.stop()
         if loss is not None:
             distributon.print(f"epoch {epoch}: loss {distributon.all_reduce(loss):.4f}")
         if options.checkpoints:
-            distributon.save(options.checkpoints, step, model=model, optimizer=optimizer)
+            distributon.save(step, root=options.checkpoints, model=model, optimizer=optimizer)
 
     if options.weights and distributon.is_global_zero:
         torch.save(distributon.unwrap(model).state_dict(), options.weights)

@@ -49,14 +49,14 @@ def refused_saves(root: str) -> dict[str, str]:
         d.backward(nn.functional.cross_entropy(model(batch_of(1)[0]), batch_of(1)[1]))
         optimizer.step()
         objects: dict[str, Any] = {"model": model, "optimizer": optimizer}
-        d.save(root, 1, **objects)
+        d.save(1, root=root, **objects)
         with torch.no_grad():
             d.unwrap(model).hidden[1].weight[3, 2] = torch.nan
         saves = {
-            "save": lambda: d.save(root, 2, **objects),
-            "no wait": lambda: d.save(root, 3, wait=False, **objects),
-            "memory": lambda: d.memory_save(root, 4, **objects),
-            "test": lambda: d.check_can_save(root, **objects),
+            "save": lambda: d.save(2, root=root, **objects),
+            "no wait": lambda: d.save(3, root=root, wait=False, **objects),
+            "memory": lambda: d.memory_save(4, root=root, **objects),
+            "test": lambda: d.check_can_save(root=root, **objects),
         }
         for name, save in saves.items():
             try:
@@ -76,5 +76,5 @@ def saves_what_may_be_infinite(root: str) -> int | None:
         model = d.setup_model(net)
         with torch.no_grad():
             net.last.weight.fill_(3e38)
-        d.save(root, 1, model=model, empty=nn.Sequential())
-        return d.load(root, model=model)
+        d.save(1, root=root, model=model, empty=nn.Sequential())
+        return d.load(root=root, model=model)

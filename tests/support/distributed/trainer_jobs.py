@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.process_group import collectives
 from slurmddp.training.stopping.controller import StopController
-from slurmddp.training.trainer import loop
+from slurmddp.training.trainer import loop, time_budget
 from slurmddp.training.trainer.components import build_components
 from slurmddp.training.trainer.evaluate import evaluate
 
@@ -40,6 +41,50 @@ class StopsAfter(Distributon):
         return self._left < 0
 
 
+class Recorder:
+    """A callback that writes down each call, and counts them in its state."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self.calls = path, 0
+
+    def _note(self, hook: str, training: Any, value: str = "") -> None:
+        self.calls += 1
+        with open(f"{self._path}-{training.distributon.rank}", "a") as file:
+            file.write(f"{self.calls} {hook} {training.step}{value}\n")
+
+    def on_train_start(self, training: Any) -> None:
+        self._note("start", training)
+
+    def on_step_end(self, training: Any) -> None:
+        self._note("step", training)
+
+    def on_evaluation_end(self, training: Any, metrics: Any) -> None:
+        self._note("evaluation", training, f" {', '.join(metrics)}")
+
+    def on_save(self, training: Any) -> None:
+        self._note("save", training)
+
+    def on_train_end(self, training: Any) -> None:
+        self._note("end", training)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls = state["calls"]
+
+
+class TenSecondSteps:
+    """A callback that advances the clock of the time budget: by 10 s on rank 0, by 20 s on rank 1."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        time_budget.time = SimpleNamespace(monotonic=lambda: self._now)  # type: ignore[assignment]
+
+    def on_step_end(self, training: Any) -> None:
+        self._now += 10.0 * (1 + training.distributon.rank)
+
+
 def train_once(config: dict[str, Any], folder: str, stop_after: int | None) -> str:
     """Run the default program, perhaps with a stop; return how it ended."""
     output = io.StringIO()
@@ -62,8 +107,8 @@ def error_of_training(config: dict[str, Any], folder: str) -> str:
     return ""
 
 
-def heldout_loss_of_drifted(config: dict[str, Any]) -> float | None:
-    """Return the held-out loss where each rank has running averages of its own."""
+def heldout_means_of_drifted(config: dict[str, Any]) -> dict[str, float] | None:
+    """Return the held-out loss and metrics where each rank has running averages of its own."""
     with Distributon(seed=0) as d:
         d.launch()
         parts = build_components(d, config)

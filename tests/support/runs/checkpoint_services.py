@@ -33,8 +33,9 @@ def fill(descriptor: int, step: int, *, committed: bool = True, root: Path = Pat
 
 def request(root: Path, slot: int, step: int, **changes: Any) -> dict[str, Any]:
     return {
-        "kind": "write", "slot": slot, "step": step, "root": str(root), "keep_last": 3, "background": False,
-        "since": time.monotonic(), "stall_s": 0.25, "run_dir": None, "attempt": 0, **changes,
+        "kind": "write", "slot": slot, "step": step, "root": str(root), "keep_last": 3, "keep_best": None,
+        "background": False, "since": time.monotonic(), "stall_s": 0.25, "run_dir": None, "attempt": 0,
+        **changes,
     }  # fmt: skip
 
 

@@ -80,7 +80,7 @@ def test_with_little_memory_there_are_fewer_copies_and_the_same_checkpoints(
     loop = memory_jobs.Loop(alone)
     for step in (1, 2, 3):
         loop.train(step)
-        alone.save(tmp_path, step, wait=False, **loop.objects)
+        alone.save(step, root=tmp_path, wait=False, **loop.objects)
     assert len(alone._checkpointer.saves._buffers.descriptors) == slots
     alone.finish_saving()
     assert steps_in(tmp_path) == [3, 2, 1]

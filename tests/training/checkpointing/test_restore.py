@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from slurmddp.training.checkpointing import restore
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.trainer.loop import Training
 from support.distributed import load_jobs
-from support.distributed.checkpoint_files import flip_bit
+from support.distributed.checkpoint_files import flip_bit, steps_in
 from support.distributed.memory_jobs import copy_to_memory
 from support.distributed.ranks import run_ranks
 
@@ -71,15 +72,15 @@ def bits(*objects: object) -> str:
 )
 def test_another_model_is_explained_and_nothing_is_loaded(alone, tmp_path, width, depth, words) -> None:
     model, optimizer = parts()
-    alone.save(tmp_path, 9, model=model, optimizer=optimizer, progress={"at": 9}, mine=Counter(3))
+    alone.save(9, root=tmp_path, model=model, optimizer=optimizer, progress={"at": 9}, mine=Counter(3))
     here, its = parts(width, depth)
     mine, progress = Counter(1), {"at": 0}
     before, draw = bits(here, its, mine), torch.get_rng_state()
     with pytest.raises(CheckpointError) as caught:
-        alone.load(tmp_path, mine=mine, progress=progress, optimizer=its, model=here)
+        alone.load(root=tmp_path, mine=mine, progress=progress, optimizer=its, model=here)
     assert "does not fit this" in caught.value.message and caught.value.message.count("\n") == 0
     with pytest.raises(CheckpointError) as caught:
-        alone.load(tmp_path, mine=mine, progress=progress, model=here)
+        alone.load(root=tmp_path, mine=mine, progress=progress, model=here)
     assert all(word in caught.value.message for word in words), caught.value.message
     assert "does not fit this Sequential" in caught.value.message
     assert "Nothing was loaded" in caught.value.message
@@ -89,7 +90,7 @@ def test_another_model_is_explained_and_nothing_is_loaded(alone, tmp_path, width
 
 def test_an_optimizer_over_other_groups(alone, tmp_path) -> None:
     model, optimizer = parts()
-    alone.save(tmp_path, 9, model=model, optimizer=optimizer)
+    alone.save(9, root=tmp_path, model=model, optimizer=optimizer)
     halves = [{"params": list(model[0].parameters())}, {"params": list(model[1].parameters())}]
     other = torch.optim.AdamW(halves, lr=0.5)
     with torch.no_grad():
@@ -97,22 +98,22 @@ def test_an_optimizer_over_other_groups(alone, tmp_path) -> None:
     with pytest.raises(
         CheckpointError, match=r"4 parameters in 1 group in the checkpoint, .* in 2 groups here"
     ):
-        alone.load(tmp_path, model=model, optimizer=other)
+        alone.load(root=tmp_path, model=model, optimizer=other)
     assert not model[0].weight.any()
     with pytest.raises(CheckpointError, match="holds no optimizer's state"):
-        alone.load(tmp_path, model=optimizer)
+        alone.load(root=tmp_path, model=optimizer)
 
 
 def test_a_refused_state_changes_no_object(alone, tmp_path) -> None:
     model, _ = parts()
-    alone.save(tmp_path, 9, first=Counter(2), model=model, second=Counter(7))
+    alone.save(9, root=tmp_path, first=Counter(2), model=model, second=Counter(7))
     with torch.no_grad():
         model[0].weight.zero_()
     first, second = Counter(1), Counter(0)
     with pytest.raises(
         CheckpointError, match="checkpoint's second does not fit this Counter: more than five"
     ):
-        alone.load(tmp_path, first=first, model=model, second=second)
+        alone.load(root=tmp_path, first=first, model=model, second=second)
     assert (int(first.count), int(second.count)) == (1, 0)
     assert not model[0].weight.any()
 
@@ -129,14 +130,14 @@ class Renamed(nn.Linear):
 def test_a_model_that_translates_old_names_may(alone, tmp_path) -> None:
     old = nn.Module()
     old.kernel, old.bias = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2))
-    alone.save(tmp_path, 9, model=old)
+    alone.save(9, root=tmp_path, model=old)
     model = Renamed(2, 2)
-    assert alone.load(tmp_path, model=model) == 9
+    assert alone.load(root=tmp_path, model=model) == 9
     assert torch.equal(model.weight, torch.ones(2, 2))
     wider = Renamed(3, 2)  # The bias fits, and is written before the weight is refused.
     before = bits(wider)
     with pytest.raises(CheckpointError, match="size mismatch"):
-        alone.load(tmp_path, model=wider)
+        alone.load(root=tmp_path, model=wider)
     assert bits(wider) == before
 
 
@@ -156,15 +157,15 @@ class Regrouping(torch.optim.SGD):
 
 def test_an_optimizer_that_translates_other_groups_may(alone, tmp_path) -> None:
     model, optimizer = parts()
-    alone.save(tmp_path, 9, optimizer=optimizer)
+    alone.save(9, root=tmp_path, optimizer=optimizer)
     halves = [{"params": list(model[0].parameters())}, {"params": list(model[1].parameters())}]
-    assert alone.load(tmp_path, optimizer=Regrouping(halves, lr=0.5)) == 9
+    assert alone.load(root=tmp_path, optimizer=Regrouping(halves, lr=0.5)) == 9
 
 
 def test_a_model_whose_hooks_or_methods_translate_old_names_may(alone, tmp_path) -> None:
     old = nn.Module()
     old.kernel = nn.Parameter(torch.ones(2, 2))
-    alone.save(tmp_path, 9, model=old)
+    alone.save(9, root=tmp_path, model=old)
 
     def rename(state: dict, prefix: str, *_: object) -> None:
         state[f"{prefix}weight"] = state.pop(f"{prefix}kernel")
@@ -178,7 +179,7 @@ def test_a_model_whose_hooks_or_methods_translate_old_names_may(alone, tmp_path)
     forgiving.register_load_state_dict_post_hook(forgive)
     unpacking = Unpacking(2, 2, bias=False)
     for model in (renaming, forgiving, unpacking):
-        assert alone.load(tmp_path, model=model) == 9
+        assert alone.load(root=tmp_path, model=model) == 9
     for model in (renaming, unpacking):
         assert torch.equal(model.weight, torch.ones(2, 2))
 
@@ -203,12 +204,12 @@ CONFIG = {"seed": 1, "model": {"width": 4, "path": Path("data")}, "betas": (0.9,
 
 def saved_under(config: dict, root: Path) -> None:
     with Distributon(1, config=config) as d:
-        d.launch().save(root, 3, progress={"at": 3})
+        d.launch().save(3, root=root, progress={"at": 3})
 
 
 def load_under(config: dict | None, root: Path, **options: bool) -> int | None:
     with Distributon(1, config=config) as d:
-        return d.launch().load(root, progress={}, **options)
+        return d.launch().load(root=root, progress={}, **options)
 
 
 def test_a_configuration_is_kept_with_its_hash(tmp_path) -> None:
@@ -272,7 +273,7 @@ def test_without_a_configuration_there_is_nothing_to_compare(tmp_path) -> None:
     saved_under(CONFIG, tmp_path / "with")
     assert load_under(None, tmp_path / "with") == 3
     with Distributon(1) as d:
-        d.launch().save(tmp_path / "without", 3, progress={})
+        d.launch().save(3, root=tmp_path / "without", progress={})
     assert load_under(CONFIG, tmp_path / "without") == 3
 
 
@@ -286,13 +287,13 @@ def test_checkpoints_are_bound_to_the_keys_that_name_a_run() -> None:
 
 def loaded(d: Distributon, root: Path) -> tuple[int | None, str | None, dict[str, int]]:
     progress: dict[str, int] = {}
-    return d.load(root, progress=progress), d.resumed_from, progress
+    return d.load(root=root, progress=progress), d.resumed_from, progress
 
 
 def test_the_newer_state_of_memory_and_disk_is_loaded(alone: Distributon, tmp_path: Path) -> None:
     copy_to_memory(alone, tmp_path, 2, progress={"at": 2})
     assert loaded(alone, tmp_path) == (2, "memory", {"at": 2})
-    alone.save(tmp_path, 5, progress={"at": 5})
+    alone.save(5, root=tmp_path, progress={"at": 5})
     assert loaded(alone, tmp_path) == (5, "disk", {"at": 5})
     copy_to_memory(alone, tmp_path, 7, progress={"at": 7})
     assert loaded(alone, tmp_path) == (7, "memory", {"at": 7})
@@ -301,9 +302,9 @@ def test_the_newer_state_of_memory_and_disk_is_loaded(alone: Distributon, tmp_pa
 def test_a_state_in_memory_is_loaded_if_a_newer_checkpoint_is_damaged(
     alone: Distributon, tmp_path: Path
 ) -> None:
-    alone.save(tmp_path, 5, progress={"at": 5})
+    alone.save(5, root=tmp_path, progress={"at": 5})
     copy_to_memory(alone, tmp_path, 7, progress={"at": 7})
-    flip_bit(alone.save(tmp_path, 9, progress={"at": 9}) / "state.json")
+    flip_bit(alone.save(9, root=tmp_path, progress={"at": 9}) / "state.json")
     assert loaded(alone, tmp_path) == (7, "memory", {"at": 7})
 
 
@@ -315,12 +316,83 @@ def test_states_in_memory_that_are_newer_than_the_loaded_one_are_discarded(
     def fail(*_: object) -> None:
         raise CheckpointError("can't be read")
 
-    alone.save(tmp_path, 5, progress={"at": 5})
+    alone.save(5, root=tmp_path, progress={"at": 5})
     copy_to_memory(alone, tmp_path, 7, progress={"at": 7})
     with monkeypatch.context() as patch:
         patch.setattr(restore, "_read", fail)
         assert loaded(alone, tmp_path) == (5, "disk", {"at": 5})
     assert loaded(alone, tmp_path) == (5, "disk", {"at": 5})
+
+
+# A chosen checkpoint.
+
+
+def test_a_chosen_or_the_best_checkpoint_is_loaded(alone: Distributon, tmp_path: Path) -> None:
+    best = ("eval_loss", "min")
+    for step, loss in ((1, 0.5), (2, 0.2), (3, 0.2), (4, 0.9), (5, math.nan), (6, 0.4)):
+        metrics = {"eval_loss": torch.tensor(loss), "steps": step}
+        best = ("eval_loss", "min")
+        alone.save(
+            step, {"progress": {"at": step}}, root=tmp_path, keep_last=2, keep_best=best, metrics=metrics
+        )
+    assert steps_in(tmp_path) == [6, 5, 3]
+    progress: dict[str, int] = {}
+    assert (alone.load(root=tmp_path, step=5, progress=progress), progress) == (5, {"at": 5})
+    assert (alone.load(root=tmp_path, best=best, progress=progress), progress) == (3, {"at": 3})
+    assert alone.load(root=tmp_path, best=("steps", "max"), progress=progress) == 6
+    copy_to_memory(alone, tmp_path, 3, progress={"at": 33})
+    flip_bit(tmp_path / "step-0000000003" / "state.json")
+    assert alone.load(root=tmp_path, best=best, progress=progress) == 6, (
+        "the next best, if the best is damaged"
+    )
+    for chosen, words in (
+        (
+            {"step": 3},
+            "step 3 .* is damaged.*steps 3, 5, 6, with the metrics: eval_loss, steps",
+        ),
+        ({"step": 7}, "checkpoint of step 7 .*steps 3, 5, 6"),
+        ({"best": ("accuracy", "max")}, "with the metric 'accuracy'.*metrics: eval_loss, steps"),
+    ):
+        with pytest.raises(CheckpointError, match=words):
+            alone.load(root=tmp_path, progress=progress, **chosen)
+    assert progress == {"at": 6}
+    assert steps_in(tmp_path) == [6, 5, 3]
+    with pytest.raises(CheckpointError, match="holds no checkpoints"):
+        alone.load(root=tmp_path / "none", step=1)
+
+
+def test_a_save_after_the_load_of_an_older_checkpoint_abandons_the_newer_ones(
+    alone: Distributon, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A resume would use them instead, with the steps that the training has left."""
+
+    def names() -> list[str]:
+        return sorted(path.name.replace("step-00000000", "") for path in tmp_path.glob("*step-*"))
+
+    for step in (5, 8, 9):
+        alone.save(step, root=tmp_path, progress={"at": step})
+    copy_to_memory(alone, tmp_path, 9, progress={"at": 90})
+    assert alone.load(root=tmp_path, step=5, progress={}) == 5
+    assert loaded(alone, tmp_path) == (9, "memory", {"at": 90}), "a load changes nothing on its own"
+    alone.save(9, root=tmp_path, progress={"at": 9})
+    assert names() == ["05", "08", "09"]
+
+    assert alone.load(root=tmp_path, step=5, progress={}) == 5
+    copy_to_memory(alone, tmp_path, 6, progress={"at": 66})
+    assert names() == ["05", "abandoned-08", "abandoned-09"]
+    assert (tmp_path / "latest").read_text() == "step-0000000005\n"
+    assert caplog.text.count("gone back to step 5") == 1
+    assert loaded(alone, tmp_path) == (6, "memory", {"at": 66})
+
+    alone.save(8, root=tmp_path, progress={"at": 88})
+    copy_to_memory(alone, tmp_path, 8, progress={"at": 89})
+    alone.load(root=tmp_path, step=5, progress={})
+    alone.save(8, root=tmp_path, progress={"at": 808})
+    assert names() == ["05", "08", "abandoned-08", "abandoned-08-2", "abandoned-09"]
+    alone.load(root=tmp_path, step=5, progress={})
+    alone.save(11, root=tmp_path, progress={"at": 11})
+    assert names()[:3] == ["05", "08", "11"], "a resume finds step 11"
+    assert loaded(alone, tmp_path) == (11, "disk", {"at": 11})
 
 
 # The test save.
@@ -337,7 +409,7 @@ def test_check_can_save_includes_the_states_of_the_optimizer(alone, tmp_path, mo
     for optimizer in (
         torch.optim.AdamW(params), torch.optim.SGD(params), torch.optim.SGD(params, momentum=0.9), parts()[1],
     ):  # fmt: skip
-        assert alone.check_can_save(tmp_path, model=model, optimizer=optimizer) >= 0
+        assert alone.check_can_save(root=tmp_path, model=model, optimizer=optimizer) >= 0
     assert asked == [2 * 3960, 0, 3960, 0]
 
 
@@ -361,7 +433,7 @@ def test_a_run_records_that_its_newest_checkpoint_is_damaged(
     alone = request.getfixturevalue("alone")
     for step in (10, 20, 30):
         progress = {"evaluated_at": -1, "losses": []}
-        path = alone.save(folder.checkpoints_dir, step, progress=progress, model=model)
+        path = alone.save(step, root=folder.checkpoints_dir, progress=progress, model=model)
         if step in damaged:
             (path / "state.json").unlink()
     settings = SimpleNamespace(keep_last=3)
@@ -385,8 +457,8 @@ def test_only_checkpoints_of_the_run_give_events(request, tmp_path, monkeypatch,
         monkeypatch.setenv("SLURMDDP_ATTEMPT", "3")
     alone = request.getfixturevalue("alone")
     root = tmp_path / "elsewhere" if where == "another folder" else folder.checkpoints_dir
-    alone.save(root, 10, model=model)
-    alone.load(root, model=model)
+    alone.save(10, root=root, model=model)
+    alone.load(root=root, model=model)
     optimizer = alone.setup_optimizer(torch.optim.SGD(alone.setup_model(model).parameters()))
     for _ in range(2):
         optimizer.step()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from slurmddp.errors import ConfigError
+from slurmddp.runs.status.metrics import latest, read
 from slurmddp.training.trainer import dataset
 from support.distributed import data_jobs, trainer_jobs
 from support.distributed.ranks import run_ranks
@@ -43,6 +44,30 @@ def test_a_stopped_run_ends_where_an_undisturbed_one_does(
     assert_same(final_state(whole), final_state(parts))
     assert curve(whole) == curve(parts)
     assert final_state(whole)["loaders"][0]["epoch"] >= 1 or data == "Weighted"
+
+
+def test_batches_that_are_dicts_train_the_same_model_as_pairs(tmp_path: Path) -> None:
+    """The model takes the dict by name and returns its loss; a stop comes before the evaluation of step 4."""
+    jobs = "support.distributed.data_jobs"
+    named = make_config("Named", eval_every=4, workers=1) | {
+        "model": {"_target_": f"{jobs}.Judge"},
+        "loss": None,
+        "metrics": {"accuracy": {"_target_": f"{jobs}.accuracy_of_judge"}},
+    }
+    paired = make_config("Paired", eval_every=4) | {
+        "metrics": {"accuracy": {"_target_": "slurmddp.training.trainer.accuracy"}}
+    }
+    whole, parts = new_folder(tmp_path / "whole"), new_folder(tmp_path / "parts")
+    run_ranks(trainer_jobs.train_once, 2, paired, str(whole.path), None)
+    for stop in (4, None):
+        run_ranks(trainer_jobs.train_once, 2, named, str(parts.path), stop)
+    assert_same(final_state(whole), final_state(parts))
+    pairs, dicts = read(whole), read(parts)
+    assert dicts.train.values == pairs.train.values
+    assert dicts.held_out == pairs.held_out and dicts.held_out.steps == (0, 4, 8, 12)
+    assert dicts.own == pairs.own and dicts.own["accuracy"].steps == (0, 4, 8, 12)
+    newest = latest(parts)
+    assert newest.own == {"accuracy": dicts.own["accuracy"].values[-1]} and newest.held_out is not None
 
 
 def error_of(tmp_path: Path, config: dict[str, Any], ranks: int) -> str:

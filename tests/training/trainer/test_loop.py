@@ -64,7 +64,7 @@ def test_a_training_records_its_events_and_metrics(tmp_path: Path, config: dict[
     assert [step for step, kind in curve(folder) if kind == "loss"] == [3, 6, 8]
     assert [step for step, kind in curve(folder) if kind == "eval_loss"] == [0, 4, 8]
     line = next(line for line in read_lines(folder.metrics_file) if "loss" in line)
-    assert line.keys() == {"step", "attempt", "time", "loss", "lr", "tokens_per_s"}
+    assert line.keys() == {"step", "attempt", "time", "loss", "lr", "grad_norm", "tokens_per_s"}
     assert folder.sample_file.read_text().startswith("def ")
     assert len(folder.sample_file.read_text()) == 4 + 5
     assert sorted(path.name for path in folder.checkpoints_dir.glob("step-*"))[-1] == "step-0000000008"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,8 @@ from slurmddp.runs.folder.jsonl import read_lines
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training import run_log
 from slurmddp.training.distributon import Distributon
+from slurmddp.training.trainer.callbacks import Callbacks
+from slurmddp.training.trainer.components import Components
 from slurmddp.training.trainer.loop import Training
 
 
@@ -32,16 +35,22 @@ def make(
     model = nn.Linear(6, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     parts: Any = SimpleNamespace(
-        settings=SimpleNamespace(memory_save_every=0, clip_norm=clip_norm),
+        settings=SimpleNamespace(
+            steps=100, max_time=None, memory_save_every=0, clip_norm=clip_norm, on_spike="fail", flops=False
+        ),
         loader=SimpleNamespace(batch_size=4, accumulate=accumulate),
         model=model,
         bare_model=model,
         loss=cross_entropy,
+        metrics={},
         optimizer=optimizer,
         scheduler=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1),
+        callbacks=Callbacks({}),
+        ema=None,
         unit="tokens",
         units_per_sample=7,
     )
+    parts.units_per_step = partial(Components.units_per_step, parts)
     return Training(d, parts, RunFolder(folder)), model
 
 
@@ -88,8 +97,9 @@ def test_a_line_has_the_losses_and_the_rate_since_the_last_one(
     lines = list(read_lines(RunFolder(tmp_path).metrics_file))
     assert [line["loss"] for line in lines] == pytest.approx([sum(expected) / 2, last], rel=1e-5)
     assert [line["lr"] for line in lines] == pytest.approx([0.05, 0.005]), "that of the last step"
-    # Steps of 4 x 2 samples of 7 tokens; the first two take 3 and 7 seconds, the third one 11.
-    assert [line["tokens_per_s"] for line in lines] == [11.2, 5.1]
+    # Steps of 4 x 2 samples of 7 tokens; the first two take 3 and 7 seconds, the third one 15. Reading their
+    # losses, for which a GPU would be awaited, takes 11 and 19 seconds.
+    assert [line["tokens_per_s"] for line in lines] == [5.3, 1.6]
 
 
 def loss_ahead(model: nn.Module, step: int) -> float:
@@ -101,10 +111,9 @@ def loss_ahead(model: nn.Module, step: int) -> float:
         return sum(cross_entropy(model(x), y).item() for x, y in (next(source) for _ in range(2))) / 2
 
 
-@pytest.mark.parametrize(("ranks", "samples"), [(1, 8), (3, 24)])
-def test_a_step_counts_the_samples_of_all_ranks(
-    alone: Distributon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, samples: int
+@pytest.mark.parametrize(("ranks", "tokens"), [(1, 56), (3, 168)])
+def test_a_step_counts_the_tokens_of_all_ranks(
+    alone: Distributon, tmp_path: Path, ranks: int, tokens: int
 ) -> None:
-    monkeypatch.setattr(Distributon, "world_size", ranks)
     training, _ = make(alone, tmp_path, accumulate=2)
-    assert training._samples_per_step() == samples
+    assert training.components.units_per_step(ranks) == tokens

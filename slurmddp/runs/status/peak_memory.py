@@ -1,0 +1,48 @@
+"""Read the peak memory of each rank from the events of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slurmddp.runs.folder.history import of_newest_attempt
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class PeakMemory:
+    """The most bytes that each rank of an attempt has held at once."""
+
+    ranks: tuple[int, ...]
+    device: str
+    """`cuda`: memory of the GPU; `cpu`: memory of the host, with what processes share."""
+
+    @property
+    def place(self) -> str:
+        return "GPU" if self.device == "cuda" else "host"
+
+    @property
+    def largest(self) -> str:
+        """The largest peak: `3.21 GiB`."""
+        return gib(max(self.ranks))
+
+    @property
+    def largest_rank(self) -> int:
+        return self.ranks.index(max(self.ranks))
+
+
+def newest_peak_memory(events: Iterable[Mapping[str, Any]]) -> PeakMemory | None:
+    """Return the last recorded peaks of the newest attempt; None before the first record."""
+    _, own = of_newest_attempt(events)
+    for event in reversed(list(own)):
+        ranks = event.get("peak_bytes") if event.get("event") == "memory" else None
+        if isinstance(ranks, list) and ranks and all(isinstance(one, int) for one in ranks):
+            return PeakMemory(tuple(ranks), str(event.get("device", "")))
+    return None
+
+
+def gib(count: int) -> str:
+    """Say a number of bytes in GiB."""
+    return f"{count / _GIB:.2f} GiB"

@@ -1,0 +1,104 @@
+"""Calls the model on a batch of any shape that docs/data.md names, and takes the loss of its output."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from slurmddp.errors import ConfigError
+
+
+def forward(model: nn.Module, batch: Any, bare_model: nn.Module | None = None) -> tuple[Any, Any]:
+    """Call `model` on the inputs of a batch.
+
+    Args:
+        model: the module to call.
+        batch: a pair (inputs, targets), or a dict with the arguments of the model by name. Inputs that are a
+            dict, a tuple or a list are the model's arguments; other inputs are its only argument.
+        bare_model: the module that `model` wraps, if it wraps one.
+
+    Returns:
+        The output of the model, and the targets: those of the pair, or the whole dict.
+
+    Raises:
+        ConfigError: the batch has another shape, or the model does not take these arguments.
+    """
+    inputs, targets = _parts(batch)
+    args, kwargs = _arguments(inputs)
+    try:
+        return model(*args, **kwargs), targets
+    except TypeError as error:
+        problem = _misfit(model if bare_model is None else bare_model, args, kwargs)
+        if problem is None:
+            raise
+        raise ConfigError(
+            f"The model can't be called with a batch of the data: {problem}.",
+            hint="Change the arguments of the model's forward, or the batches: see docs/data.md.",
+        ) from error
+
+
+def loss_of_output(outputs: Any, targets: Any) -> torch.Tensor:
+    """Return the loss that the model has computed: `outputs.loss` or `outputs["loss"]`, a scalar.
+
+    Raises:
+        ConfigError: the outputs hold no loss.
+    """
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return loss.reshape(())
+    raise ConfigError(
+        f"`loss` is null, but the model's output is of type {type(outputs).__name__} and holds no loss.",
+        hint="Name a loss function, such as loss._target_=torch.nn.functional.mse_loss, or let the model "
+        "return an object with one number as `.loss`, or a dict with it as 'loss'.",
+    )
+
+
+def kind_of(value: Any) -> str:
+    """Return the dtype and the shape of a tensor, or the type of another value, for an error."""
+    if not isinstance(value, torch.Tensor):
+        return f"of type {type(value).__name__}"
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+
+
+def _parts(batch: Any) -> tuple[Any, Any]:
+    if isinstance(batch, Mapping):
+        return batch, batch
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return batch[0], batch[1]
+    found = f"of type {type(batch).__name__}"
+    if isinstance(batch, (tuple, list)):
+        found = f"of {len(batch)} parts"
+    raise ConfigError(
+        f"The data gives batches {found}; the trainer needs pairs (inputs, targets), or dicts with the "
+        "arguments of the model.",
+        hint="Return pairs or dicts from the data set, give it a method collate(samples), or name your own "
+        "training function in program._target_.",
+    )
+
+
+def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, Mapping):
+        return (), {str(name): value for name, value in inputs.items()}
+    # torch collates a tuple of tensors to a list. A named tuple, such as a PackedSequence, is one value.
+    if isinstance(inputs, (tuple, list)) and not hasattr(inputs, "_fields"):
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
+def _misfit(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    """Return why `forward` does not take these arguments; None if it does, or can't be inspected."""
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as problem:
+        named = f" named {', '.join(kwargs)}" if kwargs else ""
+        given = f"{len(args) or len(kwargs)} inputs{named}"
+        return f"it was given {given}, but {type(model).__name__}.forward{signature} says: {problem}"
+    return None

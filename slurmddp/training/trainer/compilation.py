@@ -1,0 +1,58 @@
+"""Compile a model in place by torch.compile, and fall back to its plain form outside of training steps."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+
+from slurmddp.errors import ConfigError
+
+
+def compile_in_place(model: nn.Module, device: torch.device) -> None:
+    """Let calls of `model` run compiled code; names of its tensors stay as they are.
+
+    The first call compiles, which takes up to minutes.
+
+    Args:
+        model: a module that was set up. Its hooks run uncompiled, because torch can't trace the change of
+            autocast in a hook (2.13).
+        device: the device of its inputs.
+
+    Raises:
+        ConfigError: the host has no compiler for the device.
+    """
+    problem = _missing(device)
+    if problem:
+        raise ConfigError(
+            f"train.compile is true, but {problem}.",
+            hint="Install it on the nodes (or load its module in cluster.setup), or set train.compile=false.",
+        )
+    for hooks in (model._forward_pre_hooks, model._forward_hooks):
+        for number, hook in hooks.items():
+            hooks[number] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    model.compile()
+
+
+def uncompiled(compiled: bool) -> AbstractContextManager[object]:
+    """Return a context in which compiled models run as they are written.
+
+    An evaluation and a generation have batches of other shapes, each of which would be compiled again.
+    """
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
+
+def _missing(device: torch.device) -> str:
+    """Return why models can't be compiled for `device`; empty if they can."""
+    if device.type == "cuda":
+        from torch.utils._triton import has_triton
+
+        return "" if has_triton() else "torch finds no Triton for this GPU"
+    from torch._inductor import cpp_builder, exc
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler:
+        return "torch finds no C++ compiler (CXX, g++ or clang++)"
+    return ""

@@ -1,0 +1,35 @@
+"""Average the weights over the steps, exponentially weighted, for evaluation and export."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+
+class AverageOfWeights:
+    """The exponential moving average of a model's weights: average = decay * average + (1 - decay) * weights.
+
+    The average starts at the initial weights. Buffers, such as the statistics of batch normalisation, are
+    copied, not averaged.
+
+    Args:
+        model: a module that was set up. Each rank averages by itself; equal weights have equal averages.
+        decay: between 0 and 1. The average reaches back about 1 / (1 - decay) steps.
+
+    Source:
+        Polyak and Juditsky, Acceleration of stochastic approximation by averaging, 1992; computed by
+        torch.optim.swa_utils.AveragedModel.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self._source = model
+        self._averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))  # type: ignore[no-untyped-call]
+        self.model: nn.Module = self._averaged.module
+        """A copy of the model with the averaged weights, under the same names."""
+        self.model.requires_grad_(False)
+        # torch would replace the average by the weights at the first update, and so after each resume.
+        self._averaged.n_averaged.fill_(1)
+
+    def update(self) -> None:
+        """Include the weights after an optimizer step."""
+        self._averaged.update_parameters(self._source)

@@ -1,0 +1,73 @@
+"""Metrics of the held-out data: a function of (outputs, targets) per name, summed over batches and ranks.
+
+slurmddp train metrics=accuracy                                  # conf/metrics/accuracy.yaml
+slurmddp train metrics.f1._target_=my_project.f1
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from slurmddp.errors import ConfigError
+from slurmddp.training.trainer.batch import kind_of
+
+Metric = Callable[[Any, Any], Any]
+"""Returns for one batch the mean over its samples, or a pair (sum, count)."""
+Sums = dict[str, tuple[float, float]]
+"""The sum and the count of each metric."""
+
+
+def accuracy(outputs: torch.Tensor, targets: torch.Tensor, *, ignore_index: int = -100) -> tuple[float, int]:
+    """Count the targets whose class has the highest score.
+
+    Args:
+        outputs: the score of each class, shape (..., classes).
+        targets: shape (...), int64 class numbers.
+        ignore_index: the class number of targets that don't count, as in torch's cross_entropy.
+
+    Returns:
+        The number of right predictions, and the number of targets that count.
+
+    Raises:
+        ConfigError: a shape or a type differs.
+    """
+    tensors = isinstance(outputs, torch.Tensor) and isinstance(targets, torch.Tensor)
+    if not tensors or outputs.shape[:-1] != targets.shape or targets.dtype != torch.int64:
+        raise ConfigError(
+            f"The metric accuracy got outputs that are {kind_of(outputs)} and targets that are "
+            f"{kind_of(targets)}.",
+            hint="It needs outputs (..., classes) and targets (...) of class numbers, int64. For other data "
+            "name a function of your own in metrics.NAME._target_.",
+        )
+    counted = targets != ignore_index
+    right = (outputs.argmax(dim=-1) == targets) & counted
+    return int(right.sum()), int(counted.sum())
+
+
+def add(sums: Sums, name: str, value: Any, samples: int) -> None:
+    """Add the value of a metric for one batch of `samples` samples to `sums`; raises ConfigError."""
+    total, count = value if isinstance(value, (tuple, list)) and len(value) == 2 else (value, None)
+    try:
+        number, weight = float(total), float(samples if count is None else count)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"The metric {name} gives a value that is {kind_of(value)}.",
+            hint="Return one number, the mean over the samples of the batch, or a pair (sum, count).",
+        ) from error
+    if count is None:
+        number *= weight
+    before = sums.get(name, (0.0, 0.0))
+    sums[name] = before[0] + number, before[1] + weight
+
+
+def means(parts: Iterable[Sums]) -> dict[str, float]:
+    """Return the mean of each metric over the sums of all ranks; NaN for a metric that counted nothing."""
+    totals: Sums = {}
+    for part in parts:
+        for name, (total, count) in part.items():
+            add(totals, name, (total, count), 0)
+    return {name: total / count if count else math.nan for name, (total, count) in totals.items()}

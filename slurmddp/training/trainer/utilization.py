@@ -1,0 +1,151 @@
+"""Measure how well a training uses its devices: floating point operations, MFU and peak memory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from slurmddp.host.process import peak_memory_bytes
+from slurmddp.training import rng
+from slurmddp.training.distributon import Distributon
+from slurmddp.training.run_log import RunLog
+from slurmddp.training.trainer.batch import forward
+from slurmddp.training.trainer.components import Components
+
+PEAKS = {
+    "V100": {"fp16": 125e12, "32": 15.7e12},
+    "A100": {"bf16": 312e12, "fp16": 312e12, "tf32": 156e12, "32": 19.5e12},
+    "H100 PCIe": {"bf16": 756e12, "fp16": 756e12, "tf32": 378e12, "32": 51e12},
+    "H100": {"bf16": 989e12, "fp16": 989e12, "tf32": 494e12, "32": 67e12},
+    "H200": {"bf16": 989e12, "fp16": 989e12, "tf32": 494e12, "32": 67e12},
+    "L40S": {"bf16": 362e12, "fp16": 362e12, "tf32": 183e12, "32": 91.6e12},
+    "L4": {"bf16": 121e12, "fp16": 121e12, "tf32": 60e12, "32": 30.3e12},
+    "T4": {"fp16": 65e12, "32": 8.1e12},
+}
+"""Largest operations per second of a GPU without sparsity, by a part of torch's name for it.
+
+Source: NVIDIA's data sheets of these GPUs. H100 without "PCIe" is the SXM version."""
+
+
+class Utilization:
+    """Records how well the devices of a training are used.
+
+    Args:
+        distributon: launched.
+        components: of the training.
+        journal: writes on rank 0.
+    """
+
+    def __init__(self, distributon: Distributon, components: Components, journal: RunLog) -> None:
+        self._distributon, self._components, self._journal = distributon, components, journal
+        self._flops: int | None = None
+        """Operations for one batch of a rank, on rank 0; None if they are not counted."""
+        self._recorded_bytes = 0
+        """The largest peak memory of a rank that was recorded."""
+
+    def count(self, batch: Any) -> None:
+        """Count the operations for a batch on rank 0, if `train.flops` is true."""
+        if not (self._components.settings.flops and self._distributon.is_global_zero):
+            return
+        try:
+            self._flops = count_flops(self._components.bare_model, self._components.loss, batch)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            text = f"The model's operations can't be counted, so TFLOP/s and MFU are not known ({reason})."
+            self._journal.event("warned", about="flops", text=text)
+            self._distributon.print(text)
+
+    def at(self, rate: float) -> dict[str, float]:
+        """Return the TFLOP/s of a rank at a rate, and the MFU if the peak of the device is known.
+
+        The model FLOPs utilization is the share of the device's largest operations per second (Chowdhery
+        et al., PaLM, 2022, appendix B).
+
+        Args:
+            rate: samples or tokens per second over all ranks.
+        """
+        if not self._flops:
+            return {}
+        components, distributon = self._components, self._distributon
+        per_step = self._flops * components.loader.accumulate
+        flops = per_step * rate / components.units_per_step(distributon.world_size)
+        peak = peak_flops_of(distributon.device, components.settings.precision)
+        return {"tflops": flops / 1e12} | ({} if peak is None else {"mfu": flops / peak})
+
+    def record_memory(self, step: int) -> None:
+        """Record the peak memory of all ranks if it has grown by over 1 %. All ranks call it."""
+        device = self._distributon.device
+        found = self._distributon.all_gather(peak_memory(device))
+        if max(found) > 1.01 * self._recorded_bytes:
+            self._recorded_bytes = max(found)
+            self._journal.event("memory", step=step, device=device.type, peak_bytes=found)
+
+
+def in_words(used: Mapping[str, float]) -> str:
+    """Return a result of `Utilization.at` for a log line; empty if nothing is known."""
+    text = f", {used['tflops']:.3g} TFLOP/s per rank" if "tflops" in used else ""
+    return text + (f", MFU {used['mfu']:.0%}" if "mfu" in used else "")
+
+
+def peak_flops(name: str, precision: str, *, tf32: bool) -> float | None:
+    """Return the largest operations per second of a GPU, or None if they are not known.
+
+    Args:
+        name: as torch.cuda.get_device_name says it.
+        precision: `train.precision`.
+        tf32: whether float32 matrices are multiplied in TF32.
+    """
+    known = f" {name.replace('-', ' ')} "
+    model = next((model for model in PEAKS if f" {model} " in known), None)
+    return PEAKS[model].get("tf32" if tf32 and precision == "32" else precision) if model else None
+
+
+def peak_flops_of(device: torch.device, precision: str) -> float | None:
+    """Return the largest operations per second of this rank's device, or None if they are not known."""
+    if device.type != "cuda":
+        return None
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    return peak_flops(torch.cuda.get_device_name(device), precision, tf32=tf32)
+
+
+def count_flops(model: nn.Module, loss: Callable[..., torch.Tensor], batch: Any) -> int:
+    """Return the floating point operations of forward and backward pass for one batch.
+
+    The passes run on tensors without data. So they cost no device time, and change neither the model nor its
+    buffers nor random states. Attention counts as if no entry were masked.
+
+    Args:
+        model: the bare module; a copy of its structure runs.
+        loss: of (outputs, targets).
+        batch: one batch, as the data gives it.
+
+    Raises:
+        Exception: the model can't run without data, for example because it branches on a value.
+    """
+    # Imported on use: sympy, which fake tensors need, takes a second.
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    randomness = rng.capture()
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            memo = {id(one): fake.from_tensor(one) for one in [*model.parameters(), *model.buffers()]}
+            shadow = copy.deepcopy(model, memo)
+            batch = pytree.tree_map_only(torch.Tensor, fake.from_tensor, batch)
+            # The formulas for fused attention miss the kernels of CPUs (torch 2.13).
+            with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+                loss(*forward(shadow, batch)).backward()  # type: ignore[no-untyped-call]
+    finally:
+        rng.restore(randomness)
+    return int(counter.get_total_flops())
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most bytes that this rank has held at once: of its GPU, or of the host's memory on a CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_memory_bytes()
