@@ -55,7 +55,7 @@ def test_killed_before_each_file_operation_in_turn(tmp_path):
         pytest.param("one file system", 200, marks=pytest.mark.slow),
     ],
 )
-def test_killed_at_random_moments(tmp_path, in_memory, where, times):
+def test_t8_killed_at_random_moments(tmp_path, in_memory, where, times):
     """The newest checkpoint is right after each kill, and never an older one than before."""
     assert in_memory.stat().st_dev != tmp_path.stat().st_dev, "these are meant to be two file systems"
     root = (in_memory if where == "target elsewhere" else tmp_path) / "root"

@@ -80,7 +80,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
 @pytest.mark.parametrize(
     ("doc", "number"), BLOCKS, ids=lambda one: one.name if isinstance(one, Path) else one
 )
-def test_every_python_block_of_the_documents_runs(
+def test_t15_every_python_block_of_the_documents_runs(
     doc: Path, number: int, request: Any, tmp_path: Path
 ) -> None:
     block = python_blocks(doc)[number]

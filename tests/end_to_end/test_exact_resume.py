@@ -59,7 +59,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], Ru
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_an_interrupted_training_ends_as_an_undisturbed_one(
+def test_t7_an_interrupted_training_ends_as_an_undisturbed_one(
     tmp_path: Path, undisturbed: Callable[[Case], RunFolder], case: Case
 ) -> None:
     parts = train(tmp_path, case, config_of(case, workers=case.workers, save_every=3), case.halts)

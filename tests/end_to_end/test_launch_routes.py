@@ -14,15 +14,14 @@ import torch
 from slurmddp.environments.detect import detect
 from slurmddp.environments.emit import emulated_step, rank_environment
 from slurmddp.environments.scrub import scrub
-from support import ROOT
+from support import TESTS
 from support.distributed import exact_jobs
 from support.distributed.ranks import Program, run_programs, run_ranks
 from support.runs.train_runs import only_run, slurmddp
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
-EXAMPLES = ROOT / "examples"
-SCRIPT = str(EXAMPLES / "02_distributon.py")
+SCRIPT = str(TESTS / "support" / "distributed" / "spirals.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
@@ -139,19 +138,6 @@ def test_plain_python_is_one_rank(tmp_path: Path, launched: dict[str, torch.Tens
     assert not all(torch.equal(first[name], launched[name]) for name in first), (
         "two ranks take larger batches"
     )
-
-
-def test_the_second_example_differs_from_the_first_where_it_must() -> None:
-    first, second = (
-        set((EXAMPLES / name).read_text().splitlines()) for name in ("01_single.py", "02_distributon.py")
-    )
-    assert len(second - first) <= 40
-    assert "torch.distributed" not in "".join(second)
-
-
-def test_the_first_example_runs(tmp_path: Path) -> None:
-    run_tasks([str(EXAMPLES / "01_single.py")], [{}], tmp_path)
-    assert trained(tmp_path)
 
 
 def test_a_script_that_stops_at_the_end_of_an_epoch_resumes(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ SLURM_LAYOUTS = {
 
 
 @pytest.mark.parametrize("name", SLURM_LAYOUTS)
-def test_slurm_layout(name):
+def test_d10_slurm_layout(name):
     environ, expected = SLURM_LAYOUTS[name]
     found = dataclasses.asdict(detect(environ))
     assert {key: found[key] for key in expected} == expected
@@ -192,7 +192,7 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)
-def test_contradictions_are_refused_with_what_was_found_and_the_flag(name):
+def test_t12_contradictions_are_refused_with_what_was_found_and_the_flag(name):
     environ, found, flag = CONTRADICTIONS[name]
     with pytest.raises(MismatchError) as caught:
         detect(environ)

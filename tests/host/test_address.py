@@ -62,7 +62,7 @@ def test_addresses_of_a_name_ipv4_first_and_without_loopback(names, changes, res
 # With `SLURMDDP_MASTER_ADDR=$(hostname)` on a machine whose own name is 127.0.1.1, no rank would get in.
 @pytest.mark.parametrize("given", [None, "n1"])
 @pytest.mark.parametrize("text", ["127.0.0.1", "127.0.1.1", "::1"])
-def test_loopback_with_several_nodes_is_refused(names, text, given):
+def test_t12_loopback_with_several_nodes_is_refused(names, text, given):
     names["n1"] = [text]
     with pytest.raises(MismatchError) as caught:
         find_rank_zero(dataclasses.replace(TWO_NODES, master_addr=given))

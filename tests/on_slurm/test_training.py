@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support import ROOT
+from support import TESTS
 from support.slurm.run_processes import processes_of, ranks_of
 from support.slurm.train_project import SMALL, UNHURRIED, Command, Run, make_project, occupy
 
@@ -191,7 +191,7 @@ def test_logs_follow_a_run_to_its_end(command: Command) -> None:
 def test_a_script_under_srun_ends_with_the_weights_of_launched_ranks(
     command: Command, tmp_path: Path
 ) -> None:
-    script = str(ROOT / "examples" / "02_distributon.py")
+    script = str(TESTS / "support" / "distributed" / "spirals.py")
     alone = [sys.executable, script, "--epochs", "2", "--weights"]
     environment = {**command.environment, "OMP_NUM_THREADS": "1"}
     launched, stepped = tmp_path / "launched.pt", tmp_path / "srun.pt"

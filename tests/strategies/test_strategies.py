@@ -19,13 +19,13 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_replicas_are_equal_after_every_step() -> None:
+def test_t4_replicas_are_equal_after_every_step() -> None:
     first, second = run_ranks(strategy_jobs.replicas_after_each_step, 2)
     assert [equal(a, b) for a, b in zip(first, second, strict=True)] == [True] * 5
     assert not equal(first[0], first[1]), "the weights change"
 
 
-def test_two_ranks_have_the_gradient_of_the_joined_batch() -> None:
+def test_t5_two_ranks_have_the_gradient_of_the_joined_batch() -> None:
     joined = run_ranks(strategy_jobs.mean_gradient, 1, 8)[0]
     for halves in run_ranks(strategy_jobs.mean_gradient, 2, 4):
         for name, gradient in joined.items():
@@ -51,7 +51,7 @@ def test_fixing_the_layout_leaves_no_trace() -> None:
         assert trace == dict.fromkeys(trace, True)
 
 
-def test_gradients_are_exchanged_in_the_last_of_several_passes_only() -> None:
+def test_d9_gradients_are_exchanged_in_the_last_of_several_passes_only() -> None:
     every_time = run_ranks(strategy_jobs.exchanges, 2, 3, 1)
     assert run_ranks(strategy_jobs.exchanges, 2, 3, 4) == every_time
     assert every_time[0] >= 3

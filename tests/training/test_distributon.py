@@ -223,7 +223,7 @@ def data_loader(shuffle: bool = False) -> DataLoader:
     return DataLoader(TensorDataset(x, y), batch_size=4, shuffle=shuffle, generator=torch.Generator())
 
 
-def test_one_process_computes_what_plain_pytorch_does() -> None:
+def test_d1_one_process_computes_what_plain_pytorch_does() -> None:
     torch.manual_seed(3)
     plain = rank_jobs.Net(dropout=0.3)
     optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01)
@@ -329,7 +329,7 @@ def test_a_loader_missing_before_load_is_an_error(alone: Distributon, tmp_path: 
         other._session._context = None
 
 
-def test_signal_handlers_are_back_afterwards() -> None:
+def test_d12_signal_handlers_are_back_afterwards() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)]
     with pytest.raises(StoppedAtCheckpoint), Distributon(1) as d:
         assert [d.launch().should_stop(), d.should_stop(), d.stop_requested] == [False] * 3

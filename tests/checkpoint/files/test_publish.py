@@ -17,7 +17,7 @@ from slurmddp.errors import CheckpointError, ConfigError
 from support.distributed.checkpoint_files import flip_bit, hidden_in, save, steps_in
 
 
-def test_folder_layout_and_manifest(tmp_path):
+def test_t7_folder_layout_and_manifest(tmp_path):
     path = save(tmp_path / "deep" / "root", 1200, {"w": torch.ones(3)}, world_size=4, note=["x", None])
     assert path == tmp_path / "deep" / "root" / "step-0000001200"
     assert (path.parent / "latest").read_text() == "step-0000001200\n"
@@ -70,7 +70,7 @@ def test_only_tensors_in_memory_are_hashed_during_the_flush(tmp_path, monkeypatc
     [(range(1, 8), 3, [7, 6, 5]), (range(1, 5), 1, [4, 3]), ([10, 20, 1, 2, 3, 4], 2, [20, 10, 4, 3])],
     ids=["the last", "always two", "later steps"],
 )
-def test_retention_keeps_the_last_checkpoints_and_those_of_later_steps(tmp_path, steps, keep_last, kept):
+def test_t8_retention_keeps_the_last_checkpoints_and_those_of_later_steps(tmp_path, steps, keep_last, kept):
     for step in steps:
         newest = save(tmp_path, step, keep_last=keep_last)
         assert newest.is_dir()
@@ -117,7 +117,7 @@ def published(root, monkeypatch):
     return calls
 
 
-def test_all_is_flushed_before_and_after_the_rename_that_publishes(tmp_path, monkeypatch):
+def test_t8_all_is_flushed_before_and_after_the_rename_that_publishes(tmp_path, monkeypatch):
     """A power cut at any moment then leaves a whole checkpoint: this one, or the one before."""
     root = tmp_path / "root"
     pointer = [("flush", "."), ("flush", "root")]

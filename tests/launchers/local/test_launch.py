@@ -203,7 +203,7 @@ def test_d2_ranks_learn_their_place(program: Path) -> None:
     assert len(set(launch_ids)) == len(launch_ids) == 2
 
 
-def test_output_of_rank_0_is_untouched_and_others_are_named(program: Path) -> None:
+def test_t14_output_of_rank_0_is_untouched_and_others_are_named(program: Path) -> None:
     body = (
         "while rank == 1 and not (here / 'ready-0').exists(): time.sleep(0.01)\n"
         "print(f'hello from {rank}', flush=True)\nprint(f'10%\\r90%\\rdone {rank}', file=sys.stderr)\n"
@@ -245,7 +245,7 @@ def test_exit_codes_become_one(program: Path, codes: tuple[int, int], expected: 
     assert finish(start(program, f"sys.exit({codes!r}[rank])"))[0] == expected
 
 
-def test_an_exception_ends_all_and_is_told_with_rank_host_and_lines(program: Path) -> None:
+def test_d5_an_exception_ends_all_and_is_told_with_rank_host_and_lines(program: Path) -> None:
     body = "if rank == 1:\n    raise ValueError('it is broken')\n" + WAIT
     code, _, errors = finish(start(program, body, devices=3))
     assert code == 1
@@ -257,7 +257,7 @@ def test_an_exception_ends_all_and_is_told_with_rank_host_and_lines(program: Pat
     assert told.endswith("    ValueError: it is broken\n")
 
 
-def test_a_killed_rank_ends_all_even_deaf_ones(program: Path) -> None:
+def test_d5_a_killed_rank_ends_all_even_deaf_ones(program: Path) -> None:
     with running(program, f"{DEAF}print('alive', file=sys.stderr, flush=True)\n", devices=3) as process:
         ranks = children_of(process.pid)
         os.kill(int((program.parent / "ready-2").read_text()), signal.SIGKILL)
@@ -281,7 +281,7 @@ def test_ctrl_c_interrupts_every_rank_once(program: Path) -> None:
     assert "slurmddp:" not in errors, "nobody failed"
 
 
-def test_a_second_ctrl_c_kills_deaf_ranks_and_their_children(program: Path) -> None:
+def test_d5_a_second_ctrl_c_kills_deaf_ranks_and_their_children(program: Path) -> None:
     body = (
         "import subprocess\nsignal.signal(signal.SIGINT, lambda *_: (here / f'heard-{rank}').touch())\n"
         "subprocess.Popen(['sleep', '600'])\n"
@@ -304,7 +304,7 @@ def test_signals_that_ranks_take_as_a_stop_keep_their_code(program: Path, sent: 
         assert finish(process)[0] == 75
 
 
-def test_ranks_die_with_the_first_process(program: Path) -> None:
+def test_d5_ranks_die_with_the_first_process(program: Path) -> None:
     with running(program, DEAF) as process:
         ranks = children_of(process.pid)
         process.kill()

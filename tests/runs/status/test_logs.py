@@ -35,7 +35,7 @@ def fill(folder, attempt=0):
         write(folder, attempt, name, f"one of {name}\ntwo of {name}\n")
 
 
-def test_every_line_has_the_label_of_its_process_ranks_in_order(folder):
+def test_t14_every_line_has_the_label_of_its_process_ranks_in_order(folder):
     fill(folder)
     lines = list(logs.snapshot(folder, 0, ALL, 1))
     assert lines == [
@@ -48,7 +48,7 @@ def test_every_line_has_the_label_of_its_process_ranks_in_order(folder):
     ]
 
 
-def test_rank_0_is_shown_unless_others_are_asked_for(folder):
+def test_t14_rank_0_is_shown_unless_others_are_asked_for(folder):
     fill(folder)
     assert list(logs.snapshot(folder, 0, RANK_0, 1)) == ["[rank 0] two of rank-0.log"]
     assert list(logs.snapshot(folder, 0, Selection(frozenset({2, 10})), 1)) == [

@@ -237,7 +237,7 @@ def test_a_value_of_the_environment_is_not_in_the_manifest_and_still_compared(tm
         load_under(bound("0ther"), tmp_path)
 
 
-def test_another_configuration_is_explained_key_by_key(tmp_path) -> None:
+def test_t8_another_configuration_is_explained_key_by_key(tmp_path) -> None:
     saved_under(CONFIG, tmp_path)
     other = {"seed": 1, "model": {"width": 8, "path": Path("data"), "new": "x"}, "betas": (0.9, 0.99)}
     with pytest.raises(ConfigError) as caught:

@@ -23,7 +23,9 @@ from support.loaders import Augmented, epoch_of, loader_of
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("samples", [11, 12])
 @pytest.mark.parametrize("stop_after", [0, 2, 4])
-def test_a_loaded_position_gives_the_rest_of_the_epoch(workers: int, samples: int, stop_after: int) -> None:
+def test_d8_a_loaded_position_gives_the_rest_of_the_epoch(
+    workers: int, samples: int, stop_after: int
+) -> None:
     """Batches that workers fetched ahead do not count as trained."""
     options = {"num_workers": workers, "persistent_workers": True, "prefetch_factor": 4} if workers else {}
     whole, stopped, resumed = (
@@ -48,7 +50,7 @@ def test_after_a_break_the_next_loop_is_the_next_epoch() -> None:
     assert epoch_of(loader) == epoch_of(other)
 
 
-def test_without_shuffle_every_epoch_is_in_order() -> None:
+def test_d8_without_shuffle_every_epoch_is_in_order() -> None:
     loader = loader_of(range(5), batch_size=2)
     assert epoch_of(loader) == epoch_of(loader) == [[0, 1], [2, 3], [4]]
     assert loader.epoch == 2

@@ -64,7 +64,7 @@ def make(data: Dataset[Any] | None = None, **options: Any) -> DistributedLoader:
 
 
 @pytest.mark.parametrize("kind", ["sampler", "batch_sampler"])
-def test_set_epoch_is_called_on_samplers_and_data(kind: str) -> None:
+def test_d8_set_epoch_is_called_on_samplers_and_data(kind: str) -> None:
     loader = make(**{kind: Turned() if kind == "sampler" else TurnedBatches()})
     assert epoch_of(loader) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
     assert epoch_of(loader)[3] == [1010, 1011, 1000]
@@ -144,7 +144,7 @@ class OwnSteps(SequentialSampler):
         "steps",
     ],
 )
-def test_a_special_sampler_keeps_its_order(sampler: Any) -> None:
+def test_d8_a_special_sampler_keeps_its_order(sampler: Any) -> None:
     torch.manual_seed(5)
     expected = list(sampler)
     torch.manual_seed(5)

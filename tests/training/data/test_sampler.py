@@ -52,7 +52,7 @@ def test_an_epoch_is_exactly_once(n, world_size):
 
 @pytest.mark.parametrize("start", [0, 24, 50])
 @pytest.mark.parametrize("n", [50, 51, 53])
-def test_even_ranks_get_equally_many_samples(n, start):
+def test_t6_even_ranks_get_equally_many_samples(n, start):
     samplers = ranks(4, n, drop_last=False, even=True)
     for sampler in samplers:
         sampler.seek(2, start)
@@ -70,7 +70,7 @@ def test_global_batches_do_not_depend_on_the_world_size():
         assert global_batches(orders, 24 // world_size) == expected
 
 
-def test_epochs_differ_and_repeat():
+def test_t6_epochs_differ_and_repeat():
     order = RankSampler(100, seed=1)
     first = list(order)
     assert list(order) == first

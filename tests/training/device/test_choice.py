@@ -165,11 +165,11 @@ def test_whole_gpus_are_not_narrowed(text):
     ("asked", "index", "backend"),
     [("auto", None, "gloo"), ("auto", 0, "nccl"), ("gloo", 1, "gloo"), ("mine", None, "mine")],
 )
-def test_backend(asked, index, backend):
+def test_t3_backend(asked, index, backend):
     assert choose_backend(asked, index, {"gloo", "nccl", "mine"}) == backend
 
 
-def test_nccl_without_a_gpu_is_refused():
+def test_t3_nccl_without_a_gpu_is_refused():
     with pytest.raises(MismatchError, match="backend=nccl") as caught:
         choose_backend("nccl", None)
     assert "--gpus-per-node" in caught.value.hint

@@ -79,7 +79,7 @@ def test_a_requeue_finds_its_own_rank_zero_while_the_old_one_still_listens(monke
         None,
     ],
 )
-def test_ports_of_other_programs_are_skipped(answer, monkeypatch):
+def test_t12_ports_of_other_programs_are_skipped(answer, monkeypatch):
     monkeypatch.setattr(rendezvous, "_ANSWER_S", (0.1, 0.1))
     launch = a_launch()
     ports = candidate_ports(launch)

@@ -82,7 +82,7 @@ def test_ranks_that_launch_started_keep_the_variables_that_a_person_has_set():
     assert all(rank["threads"] == rank["threads_before"] for rank in found)
 
 
-def test_a_single_process_needs_no_group():
+def test_d1_a_single_process_needs_no_group():
     (found,) = run_all([{}])
     assert (found["backend"], found["environment"], found["undone"]) == (None, "single", True)
 
@@ -128,7 +128,7 @@ def test_rank_zero_keeps_the_store_open_until_all_ranks_have_left():
     assert run_ranks(device_jobs.leave_one_after_the_other, 2)[0] > 0.8
 
 
-def test_an_unknown_backend_is_refused_before_the_rendezvous(no_gpu):
+def test_t3_an_unknown_backend_is_refused_before_the_rendezvous(no_gpu):
     with pytest.raises(ConfigError, match="'gllo'"):
         setup.start(rank(1), backend="gllo", rendezvous_timeout_s=600)
 

@@ -143,7 +143,7 @@ def test_the_heldout_data_may_have_a_collate_or_use_the_one_of_the_training_data
     assert evaluate(alone, own) == evaluate(alone, plain) == evaluate(alone, shared)
 
 
-def test_loss_and_metrics_are_the_same_on_any_number_of_ranks() -> None:
+def test_t6_loss_and_metrics_are_the_same_on_any_number_of_ranks() -> None:
     """All ranks use the buffers of rank 0. 5 batches of 7 hold more than the 30 samples, which draw."""
     train = {"batch_size": 7, "eval_batches": 5}
     data = {"_target_": "support.distributed.exact_jobs.Blurred", "size": 40, "heldout": 30}

@@ -1,13 +1,4 @@
-"""The training of 01_single.py on any number of processes.
-
-    python examples/02_distributon.py                      one process (one per GPU, where there are any)
-    python examples/02_distributon.py --devices 2          starts its own two ranks
-    srun --ntasks=4 python examples/02_distributon.py      uses the ranks that SLURM has started
-    torchrun --nproc-per-node=2 examples/02_distributon.py
-
-With --checkpoints FOLDER it saves after each epoch and resumes from there; SIGTERM makes it save and
-exit with code 75.
-"""
+"""A training for any launcher; with --devices 2 it starts two ranks itself."""
 
 import argparse
 

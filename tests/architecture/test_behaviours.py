@@ -1,0 +1,41 @@
+"""Each promised behaviour has a row in docs/behaviours.md, with tests that exist and carry its number."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from support import ROOT, TESTS
+
+PAGE = ROOT / "docs" / "behaviours.md"
+NUMBERS = [*(f"D{number}" for number in range(1, 14)), *(f"T{number}" for number in range(1, 16)), "G5"]
+ROW = re.compile(r"^\| ([A-Z]\d+) \| (.+) \| (`.+`) \| (\[.+\]\(.+\)) \|$", re.MULTILINE)
+ROWS = ROW.findall(PAGE.read_text())
+CARRIES = re.compile(r"def test_((?:[dtgc]\d+_)+)", re.MULTILINE)
+
+
+def test_every_number_has_one_row() -> None:
+    assert [number for number, *_ in ROWS] == NUMBERS
+    assert len(re.findall(r"^\| [A-Z]\d", PAGE.read_text(), re.MULTILINE)) == len(ROWS), (
+        "a row of another form"
+    )
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_the_tests_of_a_row_exist_and_carry_its_number(row: tuple[str, str, str, str]) -> None:
+    number, behaviour, tests, _ = row
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", tests)
+    assert len(named) == tests.count("`") // 2 == tests.count("::")
+    assert behaviour.endswith(".")
+    for file, test in named:
+        own = re.match(r"test_((?:[dtgc]\d+_)+)", test)
+        assert own and number.lower() in own[1].split("_"), f"{test} does not carry {number}"
+        text = (TESTS / file).read_text() if (TESTS / file).is_file() else ""
+        assert re.search(rf"^def {test}\(", text, re.MULTILINE), f"{file} has no {test}"
+
+
+def test_a_number_in_the_name_of_a_test_has_a_row() -> None:
+    texts = [path.read_text() for path in TESTS.rglob("test_*.py")]
+    carried = {one for text in texts for found in CARRIES.findall(text) for one in found.split("_") if one}
+    assert {one.upper() for one in carried} <= set(NUMBERS)
