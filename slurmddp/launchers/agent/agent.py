@@ -28,7 +28,7 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.time_limits import read_limits
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_USAGE, ConfigError, SlurmddpError
 from slurmddp.host import process
-from slurmddp.host.orphans import OrphanReaper
+from slurmddp.host.process import OrphanReaper
 from slurmddp.host.signals import STOP_SIGNALS, SignalInbox
 from slurmddp.host.streams import keep_output
 from slurmddp.launchers.agent.first_node_lost import batch_script_is_gone, requeue
@@ -43,7 +43,6 @@ from slurmddp.launchers.coordinator.run_folder_recorder import Records, say
 from slurmddp.launchers.link.link import Link, open_link
 from slurmddp.launchers.watchdog.nccl_trace import FlightRecorder
 from slurmddp.runs.failures import capture
-from slurmddp.runs.folder.fence import is_over, superseded
 from slurmddp.runs.folder.layout import RunFolder
 
 WORKER = "slurmddp.training.rank_main:main"
@@ -83,7 +82,7 @@ def run(run_dir: str, *, entry: str = WORKER, preload: Sequence[str] = PRELOAD) 
     if agent.lost_coordinator or (node.node_rank == 0 and batch_script_is_gone(os.environ)):
         requeue(folder, os.environ)
     # Told of a failure, srun ends its step by number, and the later attempt's step has the same number.
-    return EXIT_FINISHED if superseded(folder, attempt) else code
+    return EXIT_FINISHED if folder.is_superseded(attempt) else code
 
 
 class Agent:
@@ -143,7 +142,7 @@ class Agent:
             recorder=recorder,
         )
         limits = read_limits(os.environ)
-        over = partial(is_over, self.folder, self.attempt)
+        over = partial(self.folder.is_over, self.attempt)
         return AgentLoop(
             self.node, self._inbox, link, rules, workers, checkpoints, watch, self._records, limits, over
         )

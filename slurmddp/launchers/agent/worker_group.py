@@ -35,8 +35,8 @@ from slurmddp.host import process
 from slurmddp.host.address import Address
 from slurmddp.host.cgroups import OomWatch
 from slurmddp.host.heartbeat_page import HeartbeatPage
-from slurmddp.host.orphans import OrphanReaper
 from slurmddp.host.ports import candidate_ports, listen, listen_as_rank_zero
+from slurmddp.host.process import OrphanReaper
 from slurmddp.host.signals import STOP_SIGNALS
 from slurmddp.launchers.agent.worker import RankSpec, be_rank, spawn
 from slurmddp.launchers.coordinator.messages import StartWorkers

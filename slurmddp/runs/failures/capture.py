@@ -30,7 +30,6 @@ from slurmddp.errors import (
 from slurmddp.runs.failures.causes import reason_of, telling
 from slurmddp.runs.failures.model import DELIBERATE_CODES, Failure, from_json, is_consequence
 from slurmddp.runs.failures.tracebacks import TRACEBACK
-from slurmddp.runs.folder.fence import superseded
 from slurmddp.runs.folder.layout import RunFolder
 
 __all__ = ["DELIBERATE_CODES", "Failure", "from_json", "is_consequence", "replace"]
@@ -192,7 +191,7 @@ def as_json(failure: Failure) -> str:
 
 def _add_event(folder: RunFolder, attempt: int, failure: Failure) -> None:
     """Add the event of a failure, unless a later attempt owns the shared files of the run."""
-    if not superseded(folder, attempt):
+    if not folder.is_superseded(attempt):
         folder.add_event(
             "rank_failed",
             attempt=attempt,
