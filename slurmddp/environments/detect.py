@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from slurmddp.environments import mpi, slurm, torchrun
-from slurmddp.environments.env_numbers import integer
 from slurmddp.environments.names import ENVIRONMENT_VARIABLE, LAUNCH_ID_VARIABLE, LAUNCHER_VARIABLE
-from slurmddp.environments.rank_info import RankInfo
+from slurmddp.environments.rank_info import RankInfo, integer
 from slurmddp.errors import ConfigError, MismatchError, near_matches
 
 

@@ -29,8 +29,7 @@ from slurmddp.launchers.coordinator.restart_policy import Assignment, Rules
 from slurmddp.launchers.coordinator.run_folder_recorder import Records
 from slurmddp.launchers.link.link import Link
 from slurmddp.runs.failures import capture
-from slurmddp.runs.failures.capture import Failure
-from slurmddp.runs.failures.model import lost_agent
+from slurmddp.runs.failures.capture import Failure, lost_agent
 
 _KILL_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL for the ranks that outlive a failed one: time to end a write, not to save."""

@@ -42,9 +42,8 @@ from slurmddp.launchers.agent.worker import RankSpec, be_rank, spawn
 from slurmddp.launchers.coordinator.messages import StartWorkers
 from slurmddp.launchers.coordinator.restart_policy import Assignment
 from slurmddp.runs.failures import capture
-from slurmddp.runs.failures.capture import Failure
+from slurmddp.runs.failures.capture import ENDED_BY_AGENT, Failure
 from slurmddp.runs.failures.causes import LEFT_EARLY
-from slurmddp.runs.failures.model import ENDED_BY_AGENT
 from slurmddp.runs.folder.layout import RunFolder
 
 _UNKILLABLE_S = 60.0
