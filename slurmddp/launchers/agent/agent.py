@@ -131,9 +131,12 @@ class Agent:
         if recorder is not None:
             undo.callback(recorder.close)
         spec = self._import(rules, entry, preload, recorder)
-        workers = ForkedWorkers(
-            spec, reaper, checkpoints, partial(_close_in_child, self._inbox, link, checkpoints)
+        in_child = (
+            self._inbox.close_in_child,
+            partial(link.close, farewell=False),
+            checkpoints.close_in_child,
         )
+        workers = ForkedWorkers(spec, reaper, checkpoints, in_child)
         watch = NodeWatch(
             (config.get("policy") or {}).get("stall_timeout_s"),
             self._log_dir,
@@ -194,13 +197,6 @@ class Agent:
                 return EXIT_FAILED  # srun returns it, but the attempt's code is node 0's.
             self._records.failed(why)
         return why.exit_code or EXIT_FAILED
-
-
-def _close_in_child(inbox: SignalInbox, link: Link, checkpoints: CheckpointService) -> None:
-    """Close the agent's signals, link and checkpoint checkpoints in a forked rank."""
-    inbox.close_in_child()
-    link.close(farewell=False)
-    checkpoints.close_in_child()
 
 
 def _attempt_number(environ: Mapping[str, str]) -> int:
