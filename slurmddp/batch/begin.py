@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
-import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from slurmddp.batch.attempt import Attempt, Settings, events_of, read_settings
 from slurmddp.batch.exclusions import Exclusions, note_vanished
-from slurmddp.batch.slurm_job import SlurmJob, side_by_side
+from slurmddp.batch.slurm_job import SlurmJob, ask_at_once
 from slurmddp.environments.names import (
     ATTEMPT_VARIABLE,
     END_TIME_VARIABLE,
@@ -55,13 +55,14 @@ def begin(folder: RunFolder, job: SlurmJob, *, is_successor: bool = False) -> in
         return EXIT_FINISHED
     if _leaves_failed_nodes(folder, job, settings, events):
         return EXIT_FINISHED
+    ask_limits = limits(job, settings)  # SLURM answers while the attempt is recorded.
     try:
         number = folder.claim_attempt()
     except OSError:
-        job.say(f"Cannot write to {folder.path}/logs on {socket.gethostname()}.")
+        job.say(f"Cannot write to {folder.path}/logs on {os.uname().nodename}.")
         return EXIT_FAILED
     Attempt(folder, number, settings, job.id, job.say).start(job.node_list, job.restart_count)
-    for name, value in {ATTEMPT_VARIABLE: str(number), **limits(job, settings)}.items():
+    for name, value in {ATTEMPT_VARIABLE: str(number), **ask_limits()}.items():
         print(f"export {name}={shlex.quote(value)}")
     return EXIT_FINISHED
 
@@ -137,10 +138,13 @@ def _leaves_failed_nodes(
     return False
 
 
-def limits(job: SlurmJob, settings: Settings) -> dict[str, str]:
-    """Return when SLURM ends the job and how long it then waits before it kills; empty where not known.
+def limits(job: SlurmJob, settings: Settings) -> Callable[[], dict[str, str]]:
+    """Ask when SLURM ends the job and how long it then waits before it kills.
 
     The batch step asks SLURM once for all ranks: a thousand ranks that ask would be too many.
+
+    Returns:
+        A function that waits for the answers; values that are not known are empty.
     """
 
     def end_time() -> str:
@@ -155,4 +159,5 @@ def limits(job: SlurmJob, settings: Settings) -> dict[str, str]:
         questions[PREEMPT_GRACE_VARIABLE] = lambda: job.partition("GraceTime")
     else:
         values.update({KILL_WAIT_VARIABLE: str(settings.grace_s), PREEMPT_GRACE_VARIABLE: "0"})
-    return {**values, **side_by_side(questions)}
+    answers = ask_at_once(questions)
+    return lambda: {**values, **answers()}

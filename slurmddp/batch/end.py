@@ -11,7 +11,6 @@ from slurmddp.batch.exclusions import Exclusions
 from slurmddp.batch.requeue import leave_queue, requeue, resubmit
 from slurmddp.batch.slurm_job import SlurmJob, hosts_of
 from slurmddp.errors import EXIT_FAILED, EXIT_NO_PROGRESS
-from slurmddp.runs.folder.fence import superseded
 
 _BOUNDED_WAIT_S = 600.0
 _CODES_OF_RANKS = {0, 75, 76, 78, 79, *range(128, 256)}
@@ -120,7 +119,7 @@ class AttemptEnd:
             The outcome, whose `next` is what was done: `none`, `requeue` or `resubmit`.
         """
         attempt, job = self._attempt, self._job
-        if superseded(attempt.folder, attempt.number):
+        if attempt.folder.is_superseded(attempt.number):
             job.say(
                 f"Attempt {attempt.number} is over (code {code}) and a later one has begun: "
                 "the run is left to that one."

@@ -10,11 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from slurmddp.batch import requeue_policy
-from slurmddp.environments.hostlist import expand
 from slurmddp.errors import ConfigError
 from slurmddp.slurm.output import parse_facts
-from slurmddp.slurm.rejections import is_transient
-from slurmddp.slurm.units import parse_seconds
 
 TIMEOUTS_S = {"scontrol": 20.0, "squeue": 30.0, "scancel": 30.0, "sbatch": 60.0}
 _CONNECT_S = 5.0
@@ -38,6 +35,8 @@ class Answer(NamedTuple):
     @property
     def is_silence(self) -> bool:
         """Whether the controller was not reached, so that the same question may get an answer later."""
+        from slurmddp.slurm.rejections import is_transient  # `begin` has no use for it.
+
         return self.timed_out or self.code < 0 or is_transient(self.out + self.err)
 
 
@@ -174,12 +173,14 @@ class SlurmJob:
         def probe(node: Mapping[str, str]) -> Callable[[], bool]:
             return lambda: answers(node.get("NodeAddr", ""), node.get("Port") or default)
 
-        found = side_by_side({node["NodeName"]: probe(node) for node in asked}, limit_s=_CONNECT_S + 1.0)
+        found = ask_at_once({node["NodeName"]: probe(node) for node in asked}, limit_s=_CONNECT_S + 1.0)()
         return {node["NodeName"] for node in asked if not found.get(node["NodeName"])}
 
 
-def side_by_side(questions: Mapping[str, Callable[[], _Answer]], limit_s: float = 60.0) -> dict[str, _Answer]:
-    """Ask all questions at once; return the answers that came within the limit."""
+def ask_at_once(
+    questions: Mapping[str, Callable[[], _Answer]], limit_s: float = 60.0
+) -> Callable[[], dict[str, _Answer]]:
+    """Ask all questions at once; the returned function waits for the answers that come within the limit."""
     import threading
 
     found: dict[str, _Answer] = {}
@@ -191,13 +192,19 @@ def side_by_side(questions: Mapping[str, Callable[[], _Answer]], limit_s: float 
     for thread in threads:
         thread.start()
     until = time.monotonic() + limit_s
-    for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
-    return {**found}
+
+    def answers() -> dict[str, _Answer]:
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return {**found}
+
+    return answers
 
 
 def hosts_of(node_list: str) -> list[str]:
     """Return the names in a host list of SLURM; empty for `(null)` and for anything else."""
+    from slurmddp.environments.hostlist import expand  # Most starts expand no list.
+
     try:
         return [] if node_list == "(null)" else list(expand(node_list))
     except ConfigError:
@@ -212,6 +219,8 @@ def fate_of(facts: Mapping[str, str], restart_count: int, preemption_requeues: C
         restart_count: the number of requeues at this start of the job.
         preemption_requeues: tells whether SLURM requeues a preempted job of this partition by itself.
     """
+    from slurmddp.slurm.units import parse_seconds  # `begin` has no use for it.
+
     restarts = facts.get("Restarts", "")
     if restarts.isdigit() and int(restarts) > restart_count:
         return requeue_policy.REQUEUED

@@ -13,14 +13,13 @@ from typing import Protocol
 
 from slurmddp import plugins
 from slurmddp.environments import mpi, slurm, torchrun
-from slurmddp.environments.env_numbers import integer
 from slurmddp.environments.names import (
     ENVIRONMENT_VARIABLE,
     LAUNCH_ID_VARIABLE,
     LAUNCHER_VARIABLE,
     RESTART_COUNT_VARIABLE,
 )
-from slurmddp.environments.rank_info import RankInfo
+from slurmddp.environments.rank_info import RankInfo, integer
 from slurmddp.errors import ConfigError, MismatchError, SlurmddpError
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from os import PathLike
 
-from slurmddp.environments.hostlist import compress
+from slurmddp.environments.hostlist import compress, render_counts
 from slurmddp.environments.names import (
     ATTEMPT_VARIABLE,
     EMULATED_VARIABLE,
@@ -19,7 +19,6 @@ from slurmddp.environments.names import (
     RUN_DIR_VARIABLE,
 )
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.environments.task_counts import render_counts
 from slurmddp.errors import ConfigError
 
 LOCAL_JOB_IDS = range(0xFC000000, 0xFFFFFF00)

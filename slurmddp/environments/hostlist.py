@@ -1,15 +1,18 @@
-"""Read and write SLURM's host lists (`rack[1-2]n[08-10],login`) without SLURM.
+"""Read and write SLURM's host lists (`rack[1-2]n[08-10],login`) and counts per node (`4(x2),2`).
 
 `scontrol show hostnames` does the same, but many containers lack it, and a call per rank can hang on a
 thousand nodes. The grammar follows SLURM's parser: commas and blanks outside brackets separate. Several
 brackets multiply, the leftmost one slowest. The lower bound of a range gives the number of digits. Order and
 repetitions are kept. Text after the last bracket is read, as SLURM does from 23.02.5 on.
+
+SLURM_TASKS_PER_NODE, SLURM_STEP_TASKS_PER_NODE and SLURM_JOB_CPUS_PER_NODE hold one number per node, in the
+order of the node list.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, product
 
 from slurmddp.errors import ConfigError
@@ -21,6 +24,8 @@ _TOKEN = re.compile(r"(?P<gap>[\s,]+)|(?P<bracket>\[[^\[\]]*\])|(?P<text>[^\s,\[
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 _NUMBERED = re.compile(r"(.*?)(\d{1,9})", re.ASCII | re.DOTALL)
 _PLAIN = re.compile(r"[^\s,\[\]]+")
+_COUNTS = re.compile(r"(\d{1,9})(?:\(x(\d{1,6})\))?", re.ASCII)
+_MOST_NODES = 1 << 20
 
 
 def expand(text: str) -> tuple[str, ...]:
@@ -125,3 +130,29 @@ def _bracketed(prefix: str, digits: list[str]) -> str:
 def _next(low: str, high: str) -> str:
     """Return the number after `high`, with as many digits as `low`."""
     return f"{int(high) + 1:0{len(low)}d}"
+
+
+def parse_counts(text: str) -> tuple[int, ...]:
+    """Return one number per node: `4(x2),2` gives (4, 4, 2); raises ConfigError for another text."""
+    counts: list[int] = []
+    for part in text.strip().split(","):
+        match = _COUNTS.fullmatch(part)
+        if match is None:
+            raise ConfigError(
+                f"{text!r} is not a list of counts per node: {part!r} is neither `N` nor `N(xM)`.",
+                hint="SLURM writes it as in `4(x2),2`: two nodes with 4 and one with 2.",
+            )
+        times = int(match[2] or 1)
+        if len(counts) + times > _MOST_NODES:
+            raise ConfigError(f"{text!r} counts more than {_MOST_NODES} nodes.", hint="Check the variable.")
+        counts.extend([int(match[1])] * times)
+    return tuple(counts)
+
+
+def render_counts(counts: Iterable[int]) -> str:
+    """Return one number per node as SLURM writes it: (4, 4, 2) gives `4(x2),2`."""
+    parts = []
+    for count, group in groupby(counts):
+        times = len(list(group))
+        parts.append(f"{count}(x{times})" if times > 1 else str(count))
+    return ",".join(parts)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurmddp.environments.env_numbers import integer, needed
 from slurmddp.environments.names import LAUNCH_ID_VARIABLE, MASTER_ADDR_VARIABLE
-from slurmddp.environments.rank_info import RankInfo
+from slurmddp.environments.rank_info import RankInfo, integer, needed
 from slurmddp.errors import MismatchError
 
 _LAUNCH_IDS = (LAUNCH_ID_VARIABLE, "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PBS_JOBID", "LSB_JOBID")

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurmddp.environments.env_numbers import integer, needed
-from slurmddp.environments.hostlist import expand
+from slurmddp.environments.hostlist import expand, parse_counts
 from slurmddp.environments.names import (
     EMULATED_VARIABLE,
     LAUNCH_ID_VARIABLE,
     MASTER_ADDR_VARIABLE,
     RESTART_COUNT_VARIABLE,
 )
-from slurmddp.environments.rank_info import RankInfo
-from slurmddp.environments.task_counts import parse_counts
+from slurmddp.environments.rank_info import RankInfo, integer, needed
 from slurmddp.errors import MismatchError
 
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0

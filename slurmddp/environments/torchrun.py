@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurmddp.environments.env_numbers import integer, needed
 from slurmddp.environments.names import LAUNCH_ID_VARIABLE
-from slurmddp.environments.rank_info import RankInfo
+from slurmddp.environments.rank_info import RankInfo, integer, needed
 from slurmddp.errors import MismatchError
 
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")

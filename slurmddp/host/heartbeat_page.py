@@ -10,8 +10,10 @@ The same memory holds, behind the page, the Python stacks of the rank and its lo
 
 from __future__ import annotations
 
+import faulthandler
 import mmap
 import os
+import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,6 +25,8 @@ from slurmddp.environments.names import HEARTBEAT_VARIABLE
 PHASES = ("starting", "meeting", "loading", "first_step", "data", "step", "evaluating", "saving", "ending")
 """The phases of a rank: after the fork; the rendezvous; model, data and checkpoint; then the training."""
 
+STACKS_SIGNAL = signal.SIGRTMIN + 7
+"""Asks a process for its stacks. No other use of it is known; only processes that catch it get it."""
 _NAME = "slurmddp-heartbeat"
 _PAGE_BYTES = 4096
 _PHASE, _STEP, _RESUMED, _STEPS, _WATCHED = range(5)
@@ -162,3 +166,10 @@ def descriptor_from(environ: Mapping[str, str]) -> int:
             name = str(Path(f"/proc/self/fd/{number}").readlink())
             return int(number) if name.startswith(f"/memfd:{_NAME}") else -1
     return -1
+
+
+def arm_stacks(environ: Mapping[str, str]) -> None:
+    """Let this process, and processes that it forks, write stacks for the agent; do nothing without one."""
+    descriptor = descriptor_from(environ)
+    if descriptor >= 0:
+        faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True, chain=False)

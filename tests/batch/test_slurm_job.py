@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.batch import slurm_job
-from slurmddp.batch.slurm_job import run_command, side_by_side
+from slurmddp.batch.slurm_job import ask_at_once, run_command
 from support.slurm.batch_run import (
     ENDING,
     GIVEN_UP,
@@ -193,7 +193,7 @@ def test_questions_are_asked_side_by_side_and_a_late_answer_is_left_out() -> Non
     def first() -> str:
         return f"with {together.wait(20) in (0, 1)}"
 
-    found = side_by_side({"a": first, "b": first}, limit_s=20)
+    found = ask_at_once({"a": first, "b": first}, limit_s=20)()
     assert found == {"a": "with True", "b": "with True"}
-    assert side_by_side({"late": lambda: never.wait(20)}, limit_s=0.05) == {}
+    assert ask_at_once({"late": lambda: never.wait(20)}, limit_s=0.05)() == {}
     never.set()

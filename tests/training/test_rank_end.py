@@ -20,7 +20,7 @@ start = RankSpec(
 agent, pid = os.getpid(), os.fork()
 if pid == 0:
     try:
-        be_rank(start, agent, lambda: None)
+        be_rank(start, agent)
     finally:
         (folder / "stray").touch()
         os._exit(99)

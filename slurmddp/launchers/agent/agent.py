@@ -28,7 +28,7 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.time_limits import read_limits
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_USAGE, ConfigError, SlurmddpError
 from slurmddp.host import process
-from slurmddp.host.orphans import OrphanReaper
+from slurmddp.host.process import OrphanReaper
 from slurmddp.host.signals import STOP_SIGNALS, SignalInbox
 from slurmddp.host.streams import keep_output
 from slurmddp.launchers.agent.first_node_lost import batch_script_is_gone, requeue
@@ -43,7 +43,6 @@ from slurmddp.launchers.coordinator.run_folder_recorder import Records, say
 from slurmddp.launchers.link.link import Link, open_link
 from slurmddp.launchers.watchdog.nccl_trace import FlightRecorder
 from slurmddp.runs.failures import capture
-from slurmddp.runs.folder.fence import is_over, superseded
 from slurmddp.runs.folder.layout import RunFolder
 
 WORKER = "slurmddp.training.rank_main:main"
@@ -83,7 +82,7 @@ def run(run_dir: str, *, entry: str = WORKER, preload: Sequence[str] = PRELOAD) 
     if agent.lost_coordinator or (node.node_rank == 0 and batch_script_is_gone(os.environ)):
         requeue(folder, os.environ)
     # Told of a failure, srun ends its step by number, and the later attempt's step has the same number.
-    return EXIT_FINISHED if superseded(folder, attempt) else code
+    return EXIT_FINISHED if folder.is_superseded(attempt) else code
 
 
 class Agent:
@@ -132,9 +131,12 @@ class Agent:
         if recorder is not None:
             undo.callback(recorder.close)
         spec = self._import(rules, entry, preload, recorder)
-        workers = ForkedWorkers(
-            spec, reaper, checkpoints, partial(_close_in_child, self._inbox, link, checkpoints)
+        in_child = (
+            self._inbox.close_in_child,
+            partial(link.close, farewell=False),
+            checkpoints.close_in_child,
         )
+        workers = ForkedWorkers(spec, reaper, checkpoints, in_child)
         watch = NodeWatch(
             (config.get("policy") or {}).get("stall_timeout_s"),
             self._log_dir,
@@ -143,7 +145,7 @@ class Agent:
             recorder=recorder,
         )
         limits = read_limits(os.environ)
-        over = partial(is_over, self.folder, self.attempt)
+        over = partial(self.folder.is_over, self.attempt)
         return AgentLoop(
             self.node, self._inbox, link, rules, workers, checkpoints, watch, self._records, limits, over
         )
@@ -195,13 +197,6 @@ class Agent:
                 return EXIT_FAILED  # srun returns it, but the attempt's code is node 0's.
             self._records.failed(why)
         return why.exit_code or EXIT_FAILED
-
-
-def _close_in_child(inbox: SignalInbox, link: Link, checkpoints: CheckpointService) -> None:
-    """Close the agent's signals, link and checkpoint checkpoints in a forked rank."""
-    inbox.close_in_child()
-    link.close(farewell=False)
-    checkpoints.close_in_child()
 
 
 def _attempt_number(environ: Mapping[str, str]) -> int:

@@ -13,8 +13,7 @@ from slurmddp.launchers.coordinator.restart_policy import Rules
 from slurmddp.launchers.coordinator.run_folder_recorder import Records
 from slurmddp.launchers.link.link import Link
 from slurmddp.runs.failures import capture
-from slurmddp.runs.failures.capture import Failure
-from slurmddp.runs.failures.model import lost_node
+from slurmddp.runs.failures.capture import Failure, lost_node
 
 _POLL_S = 1.0
 

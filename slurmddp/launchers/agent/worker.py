@@ -33,9 +33,9 @@ from slurmddp.errors import (
     StoppedAtCheckpoint,
 )
 from slurmddp.host import process
+from slurmddp.host.heartbeat_page import arm_stacks
 from slurmddp.host.signals import STOP_SIGNALS
 from slurmddp.host.streams import lines_to, tell
-from slurmddp.launchers.watchdog import stacks
 
 _DESCRIPTORS = (HEARTBEAT_VARIABLE, CHANNEL_VARIABLE, MEMORY_VARIABLE)
 
@@ -83,15 +83,18 @@ def main(argv: Sequence[str]) -> NoReturn:
     # `python -m` put the folder of its start in the first place; the agent imports the snapshot's modules.
     sys.path[:] = values["path"]
     start = RankSpec(**{**values["start"], "log": Path(values["start"]["log"])})
-    be_rank(start, values["agent"], lambda: None)
+    be_rank(start, values["agent"])
 
 
-def be_rank(start: RankSpec, agent: int, close_in_child: Callable[[], object]) -> NoReturn:
-    """Turn this fresh process of the agent into a rank, run it, and leave without the agent's clean-up."""
+def be_rank(start: RankSpec, agent: int, in_child: Sequence[Callable[[], object]] = ()) -> NoReturn:
+    """Turn this fresh process of the agent into a rank, run it, and leave without the agent's clean-up.
+
+    `in_child` are calls by which a forked process closes what belongs to the agent.
+    """
     code = EXIT_FAILED
     try:
         process.die_with_parent(signal.SIGKILL, agent)
-        _set_up(start, close_in_child)
+        _set_up(start, in_child)
         code = _run_entry(start.entry, start.run_dir)
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # The code stands; a late signal must not replace it.
@@ -107,14 +110,15 @@ def be_rank(start: RankSpec, agent: int, close_in_child: Callable[[], object]) -
         os._exit(code)
 
 
-def _set_up(start: RankSpec, close_in_child: Callable[[], object]) -> None:
+def _set_up(start: RankSpec, in_child: Sequence[Callable[[], object]]) -> None:
     os.setpgid(0, 0)
-    close_in_child()
+    for close in in_child:
+        close()
     _set_signals()
     _write_to(start.log)
     os.environ.update(start.environ)
     faulthandler.enable()
-    stacks.arm(start.environ)
+    arm_stacks(start.environ)
 
 
 def _set_signals() -> None:

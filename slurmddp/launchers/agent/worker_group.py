@@ -36,16 +36,15 @@ from slurmddp.host import process
 from slurmddp.host.address import Address
 from slurmddp.host.cgroups import OomWatch
 from slurmddp.host.heartbeat_page import HeartbeatPage
-from slurmddp.host.orphans import OrphanReaper
 from slurmddp.host.ports import candidate_ports, listen, listen_as_rank_zero
+from slurmddp.host.process import OrphanReaper
 from slurmddp.host.signals import STOP_SIGNALS
 from slurmddp.launchers.agent.worker import RankSpec, be_rank, spawn
 from slurmddp.launchers.coordinator.messages import StartWorkers
 from slurmddp.launchers.coordinator.restart_policy import Assignment
 from slurmddp.runs.failures import capture
-from slurmddp.runs.failures.capture import Failure
+from slurmddp.runs.failures.capture import ENDED_BY_AGENT, Failure
 from slurmddp.runs.failures.causes import LEFT_EARLY
-from slurmddp.runs.failures.model import ENDED_BY_AGENT
 from slurmddp.runs.folder.layout import RunFolder
 
 _UNKILLABLE_S = 60.0
@@ -202,12 +201,12 @@ class ForkedWorkers(WorkerGroup):
         spec: WorkerSpec,
         reaper: OrphanReaper,
         checkpoints: CheckpointService,
-        close_in_child: Callable[[], object],
+        in_child: Sequence[Callable[[], object]],
     ) -> None:
-        """`close_in_child` closes in a forked rank what belongs to the agent."""
+        """`in_child` are calls by which a forked rank closes what belongs to the agent."""
         super().__init__(spec.ranks_per_node, spec.node.node_rank)
         self._spec, self._reaper, self._checkpoints = spec, reaper, checkpoints
-        self._close_in_child = close_in_child
+        self._in_child = in_child
         self._pages = [HeartbeatPage.create() for _ in range(spec.ranks_per_node)]
         self._logged = [0] * spec.ranks_per_node
         """Size of each rank's log when the rank started."""
@@ -266,7 +265,7 @@ class ForkedWorkers(WorkerGroup):
             entry=self._spec.entry,
             run_dir=str(self._spec.folder.path),
         )
-        pid = start_process(rank, self._close_in_child, forks=self._spec.forks)
+        pid = start_process(rank, self._in_child, forks=self._spec.forks)
         self._reaper.add(pid)
         return pid
 
@@ -324,7 +323,7 @@ class ForkedWorkers(WorkerGroup):
         return self._spec.folder.rank_log(self._spec.attempt, self.rank(local_rank))
 
 
-def start_process(rank: RankSpec, close_in_child: Callable[[], object], *, forks: bool) -> int:
+def start_process(rank: RankSpec, in_child: Sequence[Callable[[], object]], *, forks: bool) -> int:
     """Start one rank as the leader of a process group and return its pid.
 
     A forked rank shares the modules that this process has imported, without later changes.
@@ -332,7 +331,7 @@ def start_process(rank: RankSpec, close_in_child: Callable[[], object], *, forks
     # Signals wait until the child no longer shares the agent's handlers and wake-up pipe.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, signal.SIGINT, signal.SIGCHLD})
     try:
-        pid = _fork(rank, close_in_child) if forks else spawn(rank)
+        pid = _fork(rank, in_child) if forks else spawn(rank)
         with suppress(ProcessLookupError, PermissionError):
             os.setpgid(pid, pid)  # The child does it too, so the group exists from now on.
         return pid
@@ -340,14 +339,14 @@ def start_process(rank: RankSpec, close_in_child: Callable[[], object], *, forks
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _fork(rank: RankSpec, close_in_child: Callable[[], object]) -> int:
+def _fork(rank: RankSpec, in_child: Sequence[Callable[[], object]]) -> int:
     agent = os.getpid()
     with warnings.catch_warnings():
         # Python 3.12 warns of the idle threads that numpy's BLAS starts; they are not Python's.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
-        be_rank(rank, agent, close_in_child)
+        be_rank(rank, agent, in_child)
     return pid
 
 

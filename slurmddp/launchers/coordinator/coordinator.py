@@ -28,8 +28,7 @@ from slurmddp.launchers.coordinator.restart_policy import (
 from slurmddp.launchers.watchdog.diagnosis import PaceComparison, StallDiagnosis, Verdict
 from slurmddp.launchers.watchdog.stuck_rank import at_exit, hung_at_exit, why
 from slurmddp.runs.failures import capture
-from slurmddp.runs.failures.capture import Failure
-from slurmddp.runs.failures.model import lost_agent, unable_node, unhealthy_node
+from slurmddp.runs.failures.capture import Failure, lost_agent, unable_node, unhealthy_node
 
 CAUSE_WAIT_S = 0.3
 """Seconds for the agent of a failed rank to report it before an agent whose rank only lost that peer."""

@@ -18,7 +18,6 @@ from slurmddp.launchers.watchdog.stragglers import Straggler
 from slurmddp.launchers.watchdog.stuck_rank import RankReport
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.capture import Failure
-from slurmddp.runs.folder.fence import superseded
 from slurmddp.runs.folder.layout import RunFolder
 
 
@@ -154,7 +153,7 @@ class Records(Record):
 
     def _add(self, event: str, **facts: object) -> None:
         try:
-            if not superseded(self._folder, self._attempt):
+            if not self._folder.is_superseded(self._attempt):
                 self._folder.add_event(event, attempt=self._attempt, **facts)
         except OSError as error:
             say(f"{event} was not recorded: {error}")

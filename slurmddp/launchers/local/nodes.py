@@ -22,7 +22,7 @@ from slurmddp.environments.scrub import scrub
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, GOOD_CODES
 from slurmddp.host import process
 from slurmddp.host.cgroups import OomWatch
-from slurmddp.host.orphans import OrphanReaper
+from slurmddp.host.process import OrphanReaper
 from slurmddp.runs.failures import capture
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import Job

@@ -24,7 +24,6 @@ from slurmddp.host import process
 from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers.local.nodes import LocalNodes
 from slurmddp.runs.failures import capture
-from slurmddp.runs.folder.fence import superseded
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.lock import RunLock
 from slurmddp.spec import Job
@@ -159,7 +158,7 @@ class LocalRun:
 
     def _conclude(self, code: int) -> requeue_policy.Outcome:
         """Record how the attempt ended and what comes next, by the rules of the batch step."""
-        if superseded(self.folder, self.attempt):
+        if self.folder.is_superseded(self.attempt):
             # Another machine has the run and its record now.
             return requeue_policy.Outcome("superseded", "none")
         has_progressed = progressed(self._before, self._saved())

@@ -1,17 +1,15 @@
 """The Python stacks of ranks that hang, and of their loader workers, requested by a signal.
 
-Each rank arms faulthandler at its start. The handler runs in C at once, whatever thread holds the
-interpreter. Loader workers that a rank forks inherit it. It writes behind the rank's heartbeat page
+Each rank arms faulthandler at its start (`arm_stacks`). The handler runs in C at once, whatever thread holds
+the interpreter. Loader workers that a rank forks inherit it. It writes behind the rank's heartbeat page
 (`host/heartbeat_page.py`). Because all processes of a rank share that place, the agent asks one after the
 other. It never waits: its loop calls `poll`.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import re
-import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,10 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurmddp.host import process
-from slurmddp.host.heartbeat_page import HeartbeatPage, descriptor_from
+from slurmddp.host.heartbeat_page import STACKS_SIGNAL, HeartbeatPage
 
-SIGNAL = signal.SIGRTMIN + 7
-"""A real-time signal that nothing else is known to use; it is sent only to processes that catch it."""
 _ANSWER_S = 1.0
 """Seconds for a process to begin its answer."""
 _REST_S = 0.05
@@ -37,13 +33,6 @@ _FRAME = re.compile(r'^  File "(?P<path>.*)", line (?P<line>\d+) in (?P<name>.*)
 _FETCHING = "/torch/utils/data/_utils/fetch.py"
 _BEGUN_BY = "/slurmddp/launchers/agent/worker.py:"
 """Frames below this one are the agent's, which the rank has inherited by its fork."""
-
-
-def arm(environ: Mapping[str, str]) -> None:
-    """Let this process, and processes that it forks, write stacks for the agent; do nothing without one."""
-    descriptor = descriptor_from(environ)
-    if descriptor >= 0:
-        faulthandler.register(SIGNAL, file=descriptor, all_threads=True, chain=False)
 
 
 @dataclass(frozen=True)
@@ -105,7 +94,7 @@ class _Rank:
             pid = self.left.pop(0)
             if _read_status(pid).answers:
                 with suppress(ProcessLookupError):
-                    os.kill(pid, SIGNAL)
+                    os.kill(pid, STACKS_SIGNAL)
                     self._now_asked, self._begin, self._changed = pid, self._seen, now
                     return False
         return True
@@ -167,7 +156,7 @@ def _read_status(pid: int) -> _Status:
         return _Status()
     facts = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
     state = facts.get("State", "?")[:1]
-    caught = int(facts.get("SigCgt", "0"), 16) >> (SIGNAL - 1) & 1
+    caught = int(facts.get("SigCgt", "0"), 16) >> (STACKS_SIGNAL - 1) & 1
     traced = facts.get("TracerPid", "0").strip() != "0"
     return _Status("t" if traced else state, bool(caught) and state not in "TtZ")
 

@@ -1,4 +1,4 @@
-"""Record the failure of a rank: which rank, where, how, and its last lines.
+"""The failure of a process of a run: which rank, where, how, its last lines, and the sentences that say so.
 
 srun reports the highest exit code of all tasks, which hides the first cause. So the first agent or local
 launcher that sees a rank die writes `failure.json` into the logs of the attempt, and others leave this file
@@ -13,28 +13,31 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from slurmddp.errors import (
     EXIT_CONFIG,
     EXIT_FINISHED,
     EXIT_NO_PROGRESS,
+    EXIT_UNHEALTHY_NODE,
     ConfigError,
     NoProgressError,
     RankFailure,
     SlurmddpError,
 )
-from slurmddp.runs.failures.causes import reason_of, telling
-from slurmddp.runs.failures.model import DELIBERATE_CODES, Failure, from_json, is_consequence
+from slurmddp.runs.failures import causes
+from slurmddp.runs.failures.causes import reads_like_a_lost_peer, reason_of, telling
 from slurmddp.runs.failures.tracebacks import TRACEBACK
-from slurmddp.runs.folder.fence import superseded
 from slurmddp.runs.folder.layout import RunFolder
 
-__all__ = ["DELIBERATE_CODES", "Failure", "from_json", "is_consequence", "replace"]
-
+DELIBERATE_CODES = frozenset({EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNHEALTHY_NODE})
+"""Exit codes with which a rank refuses another attempt, or its node; the agents pass them on."""
+ENDED_BY_AGENT = "ended by its agent"
+"""The reason of a rank that its agent has ended: another failure is the cause."""
 LAST_LINES = 30
 """How many lines of a log are kept with a failure."""
 _READ_LINES = 400
@@ -46,6 +49,157 @@ _OBEYED = re.compile(
     r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 )
 """Escape sequences and control characters, from colours or binary output."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """The failure of one process; `rank` and `local_rank` are None if an agent failed."""
+
+    rank: int | None
+    local_rank: int | None = None
+    node_rank: int | None = None
+    host: str
+    exit_code: int | None
+    signal: str | None
+    time: float = 0.0
+    last_lines: tuple[str, ...] = ()
+    reason: str = ""
+    """Why, as one phrase (see `causes`); empty if unknown."""
+    generation: int = 0
+    """The number of restarts in place before the failure."""
+
+    @property
+    def sentence(self) -> str:
+        """Process, host, end and reason, without a final full stop."""
+        for kind in (causes.LOST_CONTACT, causes.LOST_NODE, causes.STALLED):
+            if self.reason.startswith(kind):
+                return f"{self.short}{self.reason.removeprefix(kind)}"
+        known = self.exit_code is not None or self.signal is not None
+        return f"{self.short}: {self.reason}" if self.reason and known else self.short
+
+    @property
+    def short(self) -> str:
+        """Process, host and end, without the reason."""
+        host = self.host or "an unknown host"
+        if self.reason.startswith(causes.LOST_CONTACT):
+            return f"nodes {host.replace(', ', ' and ')} lost each other"
+        if self.reason.startswith(causes.LOST_NODE):
+            return f"node {self.node_rank} ({host}) was lost"
+        who = f"rank {self.rank} on {host}"
+        if self.rank is None:
+            # Before the ranks exist, only their agent can fail.
+            who = f"the agent {'' if self.node_rank is None else f'of node {self.node_rank} '}on {host}"
+        if self.reason.startswith(causes.STALLED):
+            return f"{who} {causes.STALLED}"
+        if self.signal is None and self.exit_code is None:
+            return f"{who} {self.reason or 'left no word: it was killed, or its host is gone'}"
+        return f"{who} {self._how}"
+
+    @property
+    def _how(self) -> str:
+        if self.signal == "SIGKILL" and not self.reason:
+            return "was killed by SIGKILL (often the kernel's out-of-memory killer)"
+        if self.signal:
+            return f"was killed by {self.signal}"
+        if self.exit_code in DELIBERATE_CODES:
+            return f"refused to go on (exit code {self.exit_code})"
+        return f"ended with exit code {self.exit_code}"
+
+    @property
+    def advice(self) -> str:
+        """The remedy; empty if there is no advice."""
+        return causes.advice(self.reason)
+
+    @property
+    def lines_title(self) -> str:
+        """The title of `last_lines`."""
+        return "its stack" if self.reason.startswith(causes.STALLED) else "its last lines"
+
+    def telling_lines(self, count: int) -> tuple[str, ...]:
+        """Return the most useful of `last_lines`; a stack begins with its innermost frame."""
+        if self.reason.startswith(causes.STALLED):
+            return self.last_lines[:count]
+        return telling(self.last_lines, count)
+
+
+def lost_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
+    """Return the failure of a node that is gone, as another node sees it."""
+    return Failure(
+        rank=None,
+        node_rank=agent,
+        host=hosts[agent],
+        exit_code=None,
+        signal=None,
+        time=round(time.time(), 3),
+        reason=f"{causes.LOST_NODE}: {why}",
+    )
+
+
+def lost_agent(agent: int, hosts: Sequence[str], why: str, together: int, *, here: int) -> Failure:
+    """Return the failure of an agent whose link to the agent `here` has ended.
+
+    One end of a silent connection can't tell which end was cut off. If all others fell silent together, the
+    network of this end is the likely cause.
+
+    Args:
+        agent: the agent that was lost.
+        hosts: the hosts of all agents.
+        why: how the link ended.
+        together: how many agents fell silent together; 0 if this end still hears others.
+        here: the agent that has lost it.
+    """
+    if together > 1:
+        lost_all = (
+            f"it lost all {together} other nodes at once, so its own network is the likely cause ({why})"
+        )
+        return lost_node(here, hosts, lost_all)
+    if together == 1:
+        pair = ", ".join(hosts[one] for one in sorted((agent, here)))
+        lost = lost_node(agent, hosts, "")
+        return replace(lost, node_rank=None, host=pair, reason=f"{causes.LOST_CONTACT}: {why}")
+    return lost_node(agent, hosts, why)
+
+
+def unhealthy_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
+    """Return the failure of a node that failed the preflight, if the other nodes continue without it."""
+    return replace(lost_node(agent, hosts, ""), reason=f"{causes.UNFIT_NODE}: {why.removesuffix('.')}")
+
+
+def unable_node(agent: int, hosts: Sequence[str], found: Failure) -> Failure:
+    """Return the failure of a node whose agent ends because of `found`, if the other nodes may continue."""
+    why = (found.reason or found.sentence).removesuffix(".")
+    return replace(lost_node(agent, hosts, ""), reason=f"{causes.UNABLE_NODE}: {why}")
+
+
+def from_json(text: str) -> Failure | None:
+    """Return the failure in the text of a file; None if the text is incomplete."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return from_facts(found) if isinstance(found, dict) else None
+
+
+def from_facts(found: Mapping[str, Any]) -> Failure:
+    """Return the failure in an event or a record; missing facts are not known."""
+    known: dict[str, Any] = {"rank": None, "host": "", "exit_code": None, "signal": None}
+    known |= {field.name: found[field.name] for field in fields(Failure) if field.name in found}
+    known["host"], known["reason"] = str(known["host"] or ""), str(known.get("reason") or "")
+    known["last_lines"] = tuple(str(line) for line in known.get("last_lines") or ())
+    return Failure(**known)
+
+
+def is_consequence(failure: Failure) -> bool:
+    """Return whether another failure may be the cause: a lost peer, or an end before the others."""
+    if failure.exit_code == EXIT_FINISHED or failure.reason.startswith(causes.STALLED_TOGETHER):
+        return True
+    if failure.exit_code is None and failure.signal != "SIGABRT":
+        return False  # Killed, lost or hung: its last lines do not matter.
+    if failure.exit_code in DELIBERATE_CODES:
+        return False
+    if failure.reason:
+        return failure.reason.startswith(causes.LOST_PEER)
+    return reads_like_a_lost_peer(failure.last_lines)
 
 
 def signal_name(number: int) -> str:
@@ -192,7 +346,7 @@ def as_json(failure: Failure) -> str:
 
 def _add_event(folder: RunFolder, attempt: int, failure: Failure) -> None:
     """Add the event of a failure, unless a later attempt owns the shared files of the run."""
-    if not superseded(folder, attempt):
+    if not folder.is_superseded(attempt):
         folder.add_event(
             "rank_failed",
             attempt=attempt,

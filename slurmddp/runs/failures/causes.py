@@ -9,9 +9,9 @@ import re
 from collections.abc import Sequence
 
 from slurmddp.errors import EXIT_FAILED
-from slurmddp.runs.failures.lost_peers import before_loss, words_of_loss
 from slurmddp.runs.failures.tracebacks import (
     FRAME,
+    before_last,
     begins,
     crash_place,
     exception,
@@ -89,11 +89,26 @@ _KINDS = (
     (FILES, r"Too many open files"),
     (PORT_TAKEN, r"EADDRINUSE|Address already in use"),
 )  # fmt: skip
+_LOST = re.compile(
+    r"(gloo/|pair\.cc).*(connection|timed? ?out|closed|broken pipe|(read|write) error)"
+    r"|connection closed by peer \[|timeout caused pair closure|gloo (\S+ )?(failed|timed? ?out)"
+    r"|(failed to pass|timed out in|reached) monitoredBarrier"
+    r"|torch\.distributed\.Dist\w*Error: .*(connection|broken pipe|timed? ?out)"
+    r"|(TCPStore|SocketImpl).*(connection|broken pipe)"
+    r"|nccl.*(abort|remote|timed? ?out)|collective operation timeout",
+    re.IGNORECASE,
+)
+_NOTHING_OF_IT = re.compile(r"\s|frame #|.*\bNCCL INFO\b")
+"""Lines that say nothing about a loss: code, frames, NCCL's log."""
+_OTHERS_ERROR = re.compile(r"(?!RuntimeError|torch\.distributed\.|nccl)[A-Za-z_][\w.]*(Error|Exception)\b")
+"""Errors of a program that lost its storage or a server: torch uses only its own errors for a lost rank."""
+_LOSS_LINES = 5
+"""The last lines in which a process without an exception names a loss."""
 
 
 def reads_like_a_lost_peer(lines: Sequence[str]) -> bool:
     """Return whether the last lines of a process say that it only lost another rank."""
-    return bool(words_of_loss(lines))
+    return bool(_line_of_loss(lines))
 
 
 def telling(lines: Sequence[str], count: int) -> tuple[str, ...]:
@@ -140,7 +155,7 @@ def reason_of(exit_code: int | None, signal: str | None, lines: Sequence[str], o
     """
     if signal == "SIGKILL":
         return _of_kill("it", oom) if oom else f"{KILLED}{_NOT_FOR_MEMORY}" if oom == "" else ""
-    plain = before_loss(plain_lines(lines))
+    plain = _before_loss(plain_lines(lines))
     return _of_signal(signal, plain) if signal else _of_exit(exit_code, plain, oom)
 
 
@@ -149,7 +164,7 @@ def _of_signal(signal: str, lines: Sequence[str]) -> str:
         return ""
     said = [line.partition("what():")[2].strip() for line in lines if "what():" in line]
     last = [*lines[-4:], *said[-1:]]  # NCCL's watchdog names the loss, and then shows stacks.
-    if signal == "SIGABRT" and (lost := words_of_loss(last)):
+    if signal == "SIGABRT" and (lost := _line_of_loss(last)):
         return _lost_peer(lost)
     where = crash_place(lines)
     if signal == "SIGBUS":
@@ -166,7 +181,7 @@ def _of_exit(exit_code: int | None, lines: Sequence[str], oom: str | None) -> st
         if re.search(pattern, text):
             return f"{kind}: {_cut(text)}{place}"
     is_deliberate = refusal and exit_code not in (None, 1)
-    if (lost := words_of_loss(lines)) and not is_deliberate:
+    if (lost := _line_of_loss(lines)) and not is_deliberate:
         return _lost_peer(lost)
     return f"{_cut(text)}{place}"
 
@@ -228,3 +243,32 @@ def _refusal(exit_code: int | None, lines: Sequence[str]) -> str:
     if exit_code in (None, 1) and raised is not None and kind != "SystemExit":
         return ""  # The exception caused the error of slurmddp.
     return text if kind in ("Error", "SystemExit") else f"{kind}: {text}"
+
+
+def _line_of_loss(lines: Sequence[str]) -> str:
+    """Return the line in which a process says that it lost another rank; empty without such a line.
+
+    Only the message of the last exception counts, or the last lines without an exception.
+    """
+    return _loss_in(_before_loss(plain_lines(lines)))
+
+
+def _before_loss(plain: Sequence[str]) -> Sequence[str]:
+    """Return the lines up to an own error of the process, if it lost others only while handling this error.
+
+    An example is `finally: barrier()`, which the other ranks never reach.
+    """
+    earlier = before_last(plain) if _loss_in(plain) else None
+    return plain if earlier is None or _loss_in(earlier) else earlier
+
+
+def _loss_in(plain: Sequence[str]) -> str:
+    raised = raised_at(plain)
+    said = plain[-_LOSS_LINES:] if raised is None else plain[raised : raised + _LOSS_LINES]
+    if raised is not None and (not _may_tell(said[0]) or went_on(plain, raised, EXIT_FAILED)):
+        return ""
+    return next((line.strip() for line in reversed(said) if _may_tell(line) and _LOST.search(line)), "")
+
+
+def _may_tell(line: str) -> bool:
+    return not _NOTHING_OF_IT.match(line) and not _OTHERS_ERROR.match(line)

@@ -33,7 +33,6 @@ MODULES = (
     "slurmddp.environments.scrub",
     "slurmddp.errors",
     "slurmddp.runs.folder.excluded_nodes",
-    "slurmddp.runs.folder.fence",
     "slurmddp.runs.folder.jsonl",
     "slurmddp.runs.folder.layout",
     "slurmddp.slurm.output",

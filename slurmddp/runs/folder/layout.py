@@ -86,7 +86,7 @@ class RunFolder:
     def claim_attempt(self) -> int:
         """Create the log folder of the next attempt and return its number, higher than all before.
 
-        Two callers never get the same number. A claim fences off the earlier attempts: see `fence`.
+        Two callers never get the same number. A claim fences off the earlier attempts: see `is_superseded`.
         """
         logs = self.path / "logs"
         logs.mkdir(parents=True, exist_ok=True)
@@ -102,6 +102,19 @@ class RunFolder:
         """Return the numbers of all attempts so far, in order."""
         names = (folder.name.partition("-")[2] for folder in (self.path / "logs").glob("attempt-*"))
         return sorted(int(name) for name in names if name.isdecimal())
+
+    def is_superseded(self, attempt: int) -> bool:
+        """Return whether a later attempt of the run has started; False if the folder can't be read.
+
+        Only the newest attempt may write, although an earlier attempt may still run. SLURM requeues a job
+        that has lost a node, but after a cut link the processes on that node still run. The number of an
+        attempt is its fencing token.
+        """
+        return is_there(self.log_dir(attempt + 1))
+
+    def is_over(self, attempt: int) -> bool:
+        """Return whether a person has ended the run, or a later attempt has started."""
+        return any(map(is_there, (self.stop_file, self.cancelled_file))) or self.is_superseded(attempt)
 
     def config(self) -> dict[str, Any]:
         """Return the resolved configuration; raises RunNotFoundError if this is no run folder."""

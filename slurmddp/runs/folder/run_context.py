@@ -12,7 +12,6 @@ from pathlib import Path
 from slurmddp.environments.names import ATTEMPT_VARIABLE, RESTART_COUNT_VARIABLE, RUN_DIR_VARIABLE
 from slurmddp.errors import SupersededError
 from slurmddp.host.atomic_file import write_atomic
-from slurmddp.runs.folder.fence import superseded
 from slurmddp.runs.folder.layout import RunFolder
 
 
@@ -43,7 +42,7 @@ class RunContext:
     @property
     def is_superseded(self) -> bool:
         """Whether a later attempt of the run has started."""
-        return self.folder is not None and superseded(self.folder, self.attempt)
+        return self.folder is not None and self.folder.is_superseded(self.attempt)
 
     def refuse_superseded(self) -> None:
         """Raise SupersededError if a later attempt of the run has started."""

@@ -31,7 +31,7 @@ def meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(ports, "find_rank_zero", lambda node: known.pop())
         spec = WorkerSpec(RunFolder(tmp_path), 0, NODE, 1, "", 0.0, {})
         reaper: Any = None
-        workers = ForkedWorkers(spec, reaper, CheckpointService(), lambda: None)
+        workers = ForkedWorkers(spec, reaper, CheckpointService(), ())
         return [workers.meeting_point(Assignment(number, (0, 1))) for number in (0, 1)]
 
     return among

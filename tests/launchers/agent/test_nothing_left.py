@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slurmddp.host import orphans
+from slurmddp.host.process import REAPER_NAME
 from slurmddp.runs.failures.read import rank_exits
 from slurmddp.runs.folder.layout import RunFolder
 from support.runs.agent_runs import SAVING, make_run, runs, start_agent, wait_for_lines, wait_until
@@ -42,7 +42,7 @@ def started(folder: RunFolder) -> list[int]:
 
 
 def reaper_of(agent: int) -> psutil.Process:
-    (found,) = [one for one in psutil.Process(agent).children() if one.name() == orphans.NAME]
+    (found,) = [one for one in psutil.Process(agent).children() if one.name() == REAPER_NAME]
     return found
 
 

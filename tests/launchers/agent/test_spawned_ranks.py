@@ -38,7 +38,7 @@ environ = {"RANK": "3", HEARTBEAT_VARIABLE: str(page.descriptor), CHANNEL_VARIAB
 with SignalInbox((signal.SIGTERM, signal.SIGCHLD)) as inbox:
     log = folder / "rank.log"
     rank = RankSpec(local_rank=1, environ=environ, log=log, entry="program:main", run_dir="there")
-    pid = start_process(rank, inbox.close_in_child, forks=preload.why_no_fork() is None)
+    pid = start_process(rank, [inbox.close_in_child], forks=preload.why_no_fork() is None)
     theirs.close()
     (folder / "pid").write_text(str(pid))
     if sys.argv[3:]:

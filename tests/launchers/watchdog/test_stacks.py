@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from slurmddp.environments.names import HEARTBEAT_VARIABLE
-from slurmddp.host.heartbeat_page import HeartbeatPage
+from slurmddp.host.heartbeat_page import HeartbeatPage, arm_stacks
 from slurmddp.launchers.watchdog import stacks
 from slurmddp.launchers.watchdog.stacks import RankStacks, StackRequest, main_thread
 from support.runs.agent_runs import runs, wait_until
@@ -39,7 +39,7 @@ def rank(page: HeartbeatPage) -> Iterator[Callable[[Callable[[], None]], int]]:
         if pid == 0:
             try:
                 os.setpgid(0, 0)
-                stacks.arm({HEARTBEAT_VARIABLE: str(page.descriptor)})
+                arm_stacks({HEARTBEAT_VARIABLE: str(page.descriptor)})
                 os.write(tell, b"1")
                 act()
             finally:
@@ -153,9 +153,9 @@ def test_a_process_that_is_gone_is_no_error(page: HeartbeatPage) -> None:
 def test_a_descriptor_that_is_something_else_now_is_left_alone(tmp_path: Path) -> None:
     with (tmp_path / "something").open("w") as other:
         environ = {HEARTBEAT_VARIABLE: str(other.fileno())}
-        stacks.arm(environ)
+        arm_stacks(environ)
         HeartbeatPage.attach(environ).enter("step")
-        stacks.arm({HEARTBEAT_VARIABLE: "987654"})
+        arm_stacks({HEARTBEAT_VARIABLE: "987654"})
         assert not stacks._read_status(os.getpid()).answers
     assert (tmp_path / "something").read_bytes() == b""
 

@@ -9,9 +9,8 @@ import pytest
 
 from slurmddp.launchers.watchdog.stacks import main_thread
 from slurmddp.runs.failures import capture
-from slurmddp.runs.failures.capture import Failure, here, tail_of
+from slurmddp.runs.failures.capture import Failure, here, is_consequence, tail_of
 from slurmddp.runs.failures.causes import advice, reason_of
-from slurmddp.runs.failures.model import is_consequence
 from slurmddp.runs.failures.read import read_failure
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import status

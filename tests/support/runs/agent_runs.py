@@ -15,7 +15,7 @@ import yaml
 
 from slurmddp.environments.emit import emulated_step
 from slurmddp.environments.scrub import scrub
-from slurmddp.host import orphans
+from slurmddp.host.process import REAPER_NAME
 from slurmddp.runs.folder.layout import RunFolder
 
 SAVING = """
@@ -105,7 +105,7 @@ def events(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
 def children_of(pid: int) -> list[psutil.Process]:
     """Return what runs below an agent, its reaper left out."""
     below = psutil.Process(pid).children(recursive=True)
-    return [process for process in below if process.name() != orphans.NAME]
+    return [process for process in below if process.name() != REAPER_NAME]
 
 
 def runs(process: psutil.Process | int) -> bool:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import EXIT_NO_PROGRESS, SupersededError
-from slurmddp.runs.folder.fence import is_over, superseded
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.stopping.agreement import file_reason
@@ -22,8 +21,8 @@ def environ(folder: RunFolder, attempt: int) -> dict[str, str]:
 def test_the_attempt_claimed_last_has_the_run(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "gpt-1")
     older, newer = folder.claim_attempt(), folder.claim_attempt()
-    assert superseded(folder, older)
-    assert not superseded(folder, newer)
+    assert folder.is_superseded(older)
+    assert not folder.is_superseded(newer)
     RunContext.read(environ(folder, newer)).refuse_superseded()
     with pytest.raises(
         SupersededError, match=r"Attempt 0 of gpt-1 still runs.*a later one has begun"
@@ -36,7 +35,7 @@ def test_a_process_of_no_attempt_and_a_folder_without_logs_are_left_alone(tmp_pa
     folder = RunFolder(tmp_path)
     RunContext.read({}).refuse_superseded()
     RunContext.read(environ(folder, 0)).refuse_superseded()
-    assert not superseded(folder, 0)
+    assert not folder.is_superseded(0)
 
 
 def test_a_new_attempt_is_never_taken_for_an_old_one_because_logs_were_deleted(tmp_path: Path) -> None:
@@ -44,7 +43,7 @@ def test_a_new_attempt_is_never_taken_for_an_old_one_because_logs_were_deleted(t
     folder.log_dir(7).mkdir(parents=True)
     folder.log_dir(7).with_name("attempt-of-mine").mkdir()
     assert folder.claim_attempt() == 8
-    assert not superseded(folder, 8)
+    assert not folder.is_superseded(8)
 
 
 def test_a_file_server_is_asked_for_marks_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,11 +53,11 @@ def test_a_file_server_is_asked_for_marks_of_others(tmp_path: Path, monkeypatch:
     real = os.open
     monkeypatch.setattr(os, "open", lambda path, *rest: asked.append(Path(path)) or real(path, *rest))
     assert file_reason(folder.stop_file) is None
-    assert not is_over(folder, 0)
+    assert not folder.is_over(0)
     assert asked.count(tmp_path) >= 3, "once for a stop, and for a stop and a cancellation"
     folder.stop_file.touch()
     assert file_reason(folder.stop_file) == f"the file {folder.stop_file}"
-    assert is_over(folder, 0)
+    assert folder.is_over(0)
 
 
 def test_a_run_of_which_nothing_can_be_read_is_not_over(
@@ -68,8 +67,8 @@ def test_a_run_of_which_nothing_can_be_read_is_not_over(
     folder.stop_file.touch()
     with monkeypatch.context() as broken:
         broken.setattr(os, "stat", lambda *words, **options: os.open(tmp_path / "absent", os.O_RDONLY))
-        assert not is_over(folder, 0)
-    assert is_over(folder, 0)
+        assert not folder.is_over(0)
+    assert folder.is_over(0)
 
 
 LATER = """

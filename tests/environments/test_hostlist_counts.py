@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmddp.environments.task_counts import parse_counts, render_counts
+from slurmddp.environments.hostlist import parse_counts, render_counts
 from slurmddp.errors import ConfigError
 
 
