@@ -1,4 +1,4 @@
-"""Scripts of other frameworks on a real SLURM of two nodes: preempted, requeued, resumed from their own files.
+"""Other frameworks on a real SLURM of two nodes: preempted, requeued, resumed from their own files.
 
 All jobs are submitted at once and preempted together, so that their waits overlap.
 """
