@@ -106,6 +106,12 @@ def total_steps(config: Mapping[str, Any]) -> int | None:
     return steps if isinstance(steps, int) else None
 
 
+def saved_files(program: Any, run_dir: str | Path) -> str:
+    """Return the glob of `program.checkpoints` with the run folder in it; empty if not configured."""
+    named = program.get("checkpoints") if isinstance(program, Mapping) else None
+    return str(named or "").replace("{run_dir}", glob.escape(str(run_dir)))
+
+
 @dataclass(frozen=True)
 class GlobalBatch:
     """The number of samples of one optimizer step, over all ranks."""
@@ -174,9 +180,7 @@ class Job:
     @property
     def saved_files(self) -> str:
         """The glob of the program's own checkpoints, from the project folder; empty if not configured."""
-        program = self.program.config.get("program")
-        named = program.get("checkpoints") if isinstance(program, Mapping) else None
-        return str(named or "").replace("{run_dir}", glob.escape(str(self.run_dir)))
+        return saved_files(self.program.config.get("program"), self.run_dir)
 
     @property
     def tolerates_node_loss(self) -> bool:

@@ -93,6 +93,11 @@ def check_program(config: Mapping[str, Any], project_dir: Path, *, here: bool) -
         here: whether this interpreter runs the ranks. Packages of another interpreter can't be seen here.
     """
     program = config["program"]
+    if program.get("torchrun") and not program.get("script"):
+        raise ConfigError(
+            "`program.torchrun` is for a script, and there is no script.",
+            hint="Say slurmddp run --torchrun FILE.py, or leave it out.",
+        )
     if is_own_trainer(program):
         return _check_trainer(config)
     script = program.get("script") or ""

@@ -33,7 +33,7 @@ from slurmddp.training.stopping.exit_guard import ExitGuard
 from slurmddp.training.stopping.signals import StopSignals
 from slurmddp.training.user_script import run_script
 
-NOT_OPTIONS = ("_target_", "script", "args", "resume_args", "resumable", "checkpoints")
+NOT_OPTIONS = ("_target_", "script", "args", "resume_args", "resumable", "torchrun", "checkpoints")
 """Keys of `program` that are not arguments of its function."""
 _SIGNAL_WAIT_S = 2.5
 """Seconds to wait for the stop signal that other ranks have obeyed already."""

@@ -25,7 +25,7 @@ from slurmddp.environments.names import CHANNEL_VARIABLE, HEARTBEAT_VARIABLE, ME
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
-from slurmddp.spec import MODULE, is_command
+from slurmddp.spec import MODULE, is_command, saved_files
 from slurmddp.training.stopping.controller import StopController
 
 _DESCRIPTORS = (HEARTBEAT_VARIABLE, CHANNEL_VARIABLE, MEMORY_VARIABLE)
@@ -64,7 +64,7 @@ def _words(folder: RunFolder, program: Mapping[str, Any]) -> list[str]:
     """Return the arguments of this start."""
     run = RunContext.read(os.environ, folder)
     words = list(program.get("args") or [])
-    if (run.attempt or run.restart_count) and _has_saved(program.get("checkpoints")):
+    if (run.attempt or run.restart_count) and _has_saved(saved_files(program, folder.path)):
         words += program.get("resume_args") or []
     places = {"{run_dir}": str(folder.path), "{attempt}": str(run.attempt)}
     for place, value in places.items():
@@ -72,9 +72,9 @@ def _words(folder: RunFolder, program: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _has_saved(pattern: str | None) -> bool:
+def _has_saved(pattern: str) -> bool:
     """Return whether a file of `program.checkpoints` is there; True if no files were named."""
-    return pattern is None or bool(glob.glob(str(Path(pattern).expanduser())))  # noqa: PTH207
+    return not pattern or bool(glob.glob(str(Path(pattern).expanduser())))  # noqa: PTH207
 
 
 def _become(command: str, arguments: Sequence[str]) -> NoReturn:

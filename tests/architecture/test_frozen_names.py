@@ -11,7 +11,7 @@ from support import ROOT
 
 FLAGS = {
     "train": "--cfg --dry-run --fresh overrides",
-    "run": "--cfg --dry-run --fresh --ranks -m overrides",
+    "run": "--cfg --dry-run --fresh --ranks --torchrun -m overrides",
     "exec": "--nodes --ranks",
     "list": "--all --json --limit",
     "status": "--json --verbose run",

@@ -52,7 +52,7 @@ def test_the_program_begins_at_the_first_word_that_is_no_flag(typed, own, progra
     assert split(typed) == (own, program)
 
 
-def test_each_rank_finds_its_number_by_the_variables_of_torchrun_and_of_mpi():
+def test_g5_each_rank_finds_its_number_by_the_variables_of_torchrun_and_of_mpi():
     done = run("-n", "4", "--nodes", "2", "--", "sh", "-c", f'echo "{NUMBERS}" "$@"', "sh", "a b", "--nodes")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [
@@ -68,7 +68,7 @@ def test_rank_zero_reads_the_standard_input():
 
 
 @pytest.mark.parametrize(("end", "code"), [("exit 7", 7), ("kill -9 $$", 128 + signal.SIGKILL)])
-def test_the_first_failure_ends_all_ranks_and_gives_the_exit_code(tmp_path, end, code):
+def test_g5_the_first_failure_ends_all_ranks_and_gives_the_exit_code(tmp_path, end, code):
     script = f"echo $$ > {tmp_path}/$RANK; [ $RANK = 1 ] || exec sleep 600; sleep 0.5; {end}"
     done = run("-n", "3", "sh", "-c", script)
     assert done.returncode == code
@@ -76,7 +76,7 @@ def test_the_first_failure_ends_all_ranks_and_gives_the_exit_code(tmp_path, end,
     assert not [one for one in range(3) if Path("/proc", (tmp_path / str(one)).read_text().strip()).exists()]
 
 
-def test_a_signal_reaches_all_ranks():
+def test_g5_a_signal_reaches_all_ranks():
     script = 'trap "echo got; exit 0" TERM; echo ready; while :; do sleep 0.05; done'
     process = subprocess.Popen([*COMMAND, "-n", "2", "sh", "-c", script], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

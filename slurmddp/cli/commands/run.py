@@ -39,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n", "--ranks", type=int, metavar="RANKS", help="ranks on each node (ranks_per_node)"
     )
     parser.add_argument("-m", metavar="MODULE", help="run this module, as `python -m` does")
+    parser.add_argument(
+        "--torchrun", action="store_true", help="let one torchrun per node start the ranks (program.torchrun)"
+    )
     train.add_flags(parser)
     parser.epilog = EXIT_CODES
 
@@ -62,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"slurmddp run takes the script and its arguments as typed; leave out {taken[0]!r}.")
     items = ",".join(map(quoted, program[1:]))
     args.overrides += [f"program.script={quoted(program[0])}", f"program.args=[{items}]"]
+    if args.torchrun:
+        args.overrides.append("program.torchrun=true")
     if args.ranks is not None:
         args.overrides.append(f"ranks_per_node={args.ranks}")
     return train.run(args)

@@ -31,6 +31,7 @@ from slurmddp.host import process
 from slurmddp.host.process import OrphanReaper
 from slurmddp.host.signals import STOP_SIGNALS, SignalInbox
 from slurmddp.host.streams import keep_output
+from slurmddp.launchers.agent import torchrun
 from slurmddp.launchers.agent.first_node_lost import batch_script_is_gone, requeue
 from slurmddp.launchers.agent.loop import AgentLoop
 from slurmddp.launchers.agent.node_watch import NodeWatch
@@ -176,8 +177,9 @@ class Agent:
             self.folder,
             self.attempt,
             self.node,
-            rules.ranks_per_node,
-            entry,
+            1 if rules.by_torchrun else rules.ranks_per_node,
+            rules.ranks_per_node if rules.by_torchrun else 1,
+            torchrun.ENTRY if rules.by_torchrun else entry,
             imports_s,
             common,
             forks=why is None,

@@ -95,7 +95,7 @@ def be_rank(start: RankSpec, agent: int, in_child: Sequence[Callable[[], object]
     try:
         process.die_with_parent(signal.SIGKILL, agent)
         _set_up(start, in_child)
-        code = _run_entry(start.entry, start.run_dir)
+        code = run_entry(start.entry, start.run_dir)
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # The code stands; a late signal must not replace it.
         if code in GOOD_CODES:
@@ -111,7 +111,8 @@ def be_rank(start: RankSpec, agent: int, in_child: Sequence[Callable[[], object]
 
 
 def _set_up(start: RankSpec, in_child: Sequence[Callable[[], object]]) -> None:
-    os.setpgid(0, 0)
+    with suppress(PermissionError):  # The leader of a session, as torchrun starts it, leads its group.
+        os.setpgid(0, 0)
     for close in in_child:
         close()
     _set_signals()
@@ -147,7 +148,7 @@ def _write_to(log: Path) -> None:
     sys.stdout, sys.stderr = lines_to(1), lines_to(2)
 
 
-def _run_entry(entry: str, run_dir: str) -> int:
+def run_entry(entry: str, run_dir: str) -> int:
     """Return the exit code of `entry`; an exception is printed and becomes its code."""
     module, _, function = entry.partition(":")
     try:

@@ -182,9 +182,11 @@ class WorkerSpec:
     attempt: int
     node: RankInfo
     """The agent's rank, node and hosts: one task on each node of the job."""
-    ranks_per_node: int
+    workers: int
+    """The number of processes that the agent starts: one per rank, or one torchrun."""
+    ranks_per_worker: int
     entry: str
-    """`module:function` that a rank runs."""
+    """`module:function` that a worker runs."""
     imports_s: float
     """Seconds from the agent's start until it could start ranks."""
     common: Mapping[str, str]
@@ -204,11 +206,11 @@ class ForkedWorkers(WorkerGroup):
         in_child: Sequence[Callable[[], object]],
     ) -> None:
         """`in_child` are calls by which a forked rank closes what belongs to the agent."""
-        super().__init__(spec.ranks_per_node, spec.node.node_rank)
+        super().__init__(spec.workers, spec.node.node_rank)
         self._spec, self._reaper, self._checkpoints = spec, reaper, checkpoints
         self._in_child = in_child
-        self._pages = [HeartbeatPage.create() for _ in range(spec.ranks_per_node)]
-        self._logged = [0] * spec.ranks_per_node
+        self._pages = [HeartbeatPage.create() for _ in range(spec.workers)]
+        self._logged = [0] * spec.workers
         """Size of each rank's log when the rank started."""
         self._agents: tuple[int, ...] = ()
         """The agents of the present worker group."""
@@ -217,6 +219,10 @@ class ForkedWorkers(WorkerGroup):
         self._own: Address | None = None
         """The address of this node at which ranks can meet, once it is known."""
         self._since = 0.0
+
+    def rank(self, local_rank: int) -> int:
+        """Return the global rank of a worker; of a torchrun, the first one on its node."""
+        return super().rank(local_rank) * self._spec.ranks_per_worker
 
     def meeting_point(self, assignment: Assignment) -> tuple[str, int]:
         """Return MASTER_ADDR and MASTER_PORT for ranks that use them; only node 0's agent asks."""
@@ -250,7 +256,7 @@ class ForkedWorkers(WorkerGroup):
             nodes=len(agents),
             hosts=tuple(node.hosts[agent] for agent in agents) if knows_all else node.hosts,
         )
-        ranks = range(self._spec.ranks_per_node)
+        ranks = range(self._spec.workers)
         self._agents = agents
         self._step_variables = [rank_environment(step, one, len(ranks), os.environ) for one in ranks]
 

@@ -1,0 +1,160 @@
+"""Run the ranks of a node under torchrun, for programs that need torch elastic: `slurmddp run --torchrun`.
+
+The agent forks one process, which becomes the node's torchrun (`start`). torchrun starts this module once per
+rank (`main`), and the rank runs the program as it does without torchrun. All torchruns of a worker group meet
+at the address that node 0's agent has found.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from slurmddp.environments.detect import detect
+from slurmddp.environments.names import (
+    CHANNEL_VARIABLE,
+    HEARTBEAT_VARIABLE,
+    IMPORTS_VARIABLE,
+    LAUNCH_ID_VARIABLE,
+    MEMORY_VARIABLE,
+    RESTART_COUNT_VARIABLE,
+)
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED
+from slurmddp.host.streams import tell
+from slurmddp.launchers.agent import worker
+from slurmddp.launchers.agent.preload import enter_project
+from slurmddp.launchers.coordinator.restart_policy import Rules, rules_of
+from slurmddp.runs.failures import capture
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.run_context import RunContext
+
+ENTRY = f"{__name__}:start"
+_RANK_MAIN = "slurmddp.training.rank_main:main"
+_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2"
+"""The signals that torchrun forwards. By default it omits SIGUSR2, SLURM's warning."""
+_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""`1` gives each restart a new store. In the shared store, ranks find the addresses of dead ranks."""
+_OF_A_FORKED_RANK = (HEARTBEAT_VARIABLE, CHANNEL_VARIABLE, MEMORY_VARIABLE, IMPORTS_VARIABLE)
+"""Variables with descriptors of this process, which torchrun closes in its workers."""
+
+
+def start(run_dir: str) -> int:
+    """Run this process as the node's torchrun; return its exit code: 75 after a signal to stop."""
+    folder, node = RunFolder(run_dir), detect(os.environ)
+    launcher: Any = importlib.import_module("torch.distributed.run")
+    errors: Any = importlib.import_module("torch.distributed.elastic.multiprocessing.errors")
+    api: Any = importlib.import_module("torch.distributed.elastic.multiprocessing.api")
+    for name in _OF_A_FORKED_RANK:
+        os.environ.pop(name, None)
+    os.environ[LAUNCH_ID_VARIABLE] = node.launch_id
+    os.environ.setdefault(_OWN_STORE, "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun, without its warning
+    words = arguments(folder.config(), node, os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
+    known = launcher.get_args_parser().format_help()
+    if "--signals-to-handle" not in known:
+        # An older torchrun forwards SIGTERM, but would die of SIGUSR2 and leave its workers behind.
+        signal.signal(signal.SIGUSR2, lambda number, frame: signal.raise_signal(signal.SIGTERM))
+    words = [word for word in words if word.partition("=")[0] in known or not word.startswith("--")]
+    api._terminate_process_handler = partial(_forward, api._terminate_process_handler)
+    try:
+        launcher.run(launcher.parse_args([*words, "-m", __name__, run_dir, str(os.getpid())]))
+    except api.SignalException:
+        return EXIT_STOPPED
+    except errors.ChildFailedError as error:
+        return _report(folder, *error.get_first_failure())
+    return EXIT_FINISHED
+
+
+def _forward(forward: Callable[[int, Any], None], number: int, frame: Any) -> None:
+    """Let torchrun forward a signal, and ignore the ranks' own SIGUSR2 (see `work`) while they save."""
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    forward(number, frame)
+
+
+def arguments(config: dict[str, Any], node: RankInfo, address: str, port: str) -> list[str]:
+    """Return the options of torchrun on one node.
+
+    Args:
+        config: the run's configuration.
+        node: the place of the node's agent in the worker group.
+        address: the address at which all torchruns meet.
+        port: a port that is free there.
+    """
+    rules = rules_of(config, node.nodes)
+    policy = config.get("policy") or {}
+    rendezvous = {
+        "is_host": str(node.node_rank == 0).lower(),
+        "join_timeout": int(rules.join_timeout_s),
+        "read_timeout": int(rules.join_timeout_s),
+    }
+    return [
+        f"--nnodes={node.nodes}",
+        f"--nproc-per-node={rules.ranks_per_node}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={f'[{address}]' if ':' in address else address}:{port}",
+        f"--rdzv-id={node.launch_id}",
+        "--rdzv-conf=" + ",".join(f"{name}={value}" for name, value in rendezvous.items()),
+        # torchrun's default is the machine's name, which may mean loopback there.
+        f"--local-addr={node.hosts[node.node_rank] if node.node_rank else address}",
+        f"--max-restarts={_max_restarts(rules)}",
+        f"--signals-to-handle={_SIGNALS}",
+        f"--shutdown-timeout={int(policy.get('signal_lead_s') or 120)}",  # as long as a save may take
+    ]
+
+
+def _max_restarts(rules: Rules) -> int:
+    return rules.max_restarts if rules.is_resumable else 0
+
+
+def _report(folder: RunFolder, rank: int, failure: Any) -> int:
+    """Print how the first rank failed, with its last lines; return the exit code of this torchrun."""
+    code = int(failure.exitcode)
+    lines = capture.last_lines(folder.rank_log(RunContext.read(os.environ).attempt, rank))
+    ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+    if failure.local_rank:  # The lines of local rank 0 stand in this log.
+        tell("\n".join(lines))
+    tell(f"torchrun: rank {rank} {ended}.")
+    return code if code > 0 else EXIT_FAILED
+
+
+def work(run_dir: str) -> int:
+    """Run the program as one rank of torchrun; if the rank stops by itself, let torchrun stop the others."""
+    code = worker.run_entry(_RANK_MAIN, run_dir)
+    if code == EXIT_STOPPED:  # torchrun would take the code for a failure, and start the ranks again.
+        os.kill(os.getppid(), signal.SIGUSR2)
+    return code
+
+
+def main(argv: Sequence[str]) -> NoReturn:
+    """Become the rank that torchrun has started: `RUN_DIR PID_OF_TORCHRUN`."""
+    folder, torchrun = RunFolder(argv[0]), int(argv[1])
+    config = folder.config()
+    enter_project(folder, config.get("project_dir"))
+    run, rank = RunContext.read(os.environ), int(os.environ["RANK"])
+    restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if restart:
+        limit = _max_restarts(rules_of(config, 1))
+        log = folder.rank_log(run.attempt, rank)
+        with log.open("a", encoding="utf-8") as stream:
+            stream.write(f"torchrun: restart {restart} of at most {limit}\n")
+    worker.be_rank(
+        worker.RankSpec(
+            local_rank=int(os.environ["LOCAL_RANK"]),
+            environ={RESTART_COUNT_VARIABLE: str(run.restart_count + restart)},
+            log=Path(folder.rank_log(run.attempt, rank)),
+            entry="slurmddp.launchers.agent.torchrun:work",
+            run_dir=argv[0],
+        ),
+        torchrun,
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
