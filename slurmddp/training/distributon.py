@@ -30,7 +30,7 @@ from torch import distributed, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from slurmddp.checkpoint.files.best import check_best
+from slurmddp.checkpoint.files.best import check_best, check_choice
 from slurmddp.environments.detect import Environment
 from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
 from slurmddp.errors import ConfigError
@@ -895,26 +895,19 @@ class Distributon:
             d.load(model=model, strict=False)  # what fits
         """
         named = merged(state, objects, "load({...}, root=folder)")
-        if best is not None:
-            check_best(best)
+        chosen = step is not None or best is not None
+        check_choice(step, best)
         folder = self._root(root)
-        options: dict[str, Any] = {
-            "strict": strict,
-            "allow_other_config": allow_other_config or os.environ.get(ALLOW_OTHER_CONFIG_VARIABLE) == "1",
-        }
         newest = self._session.milestones.open(folder)
-        found: tuple[int, str] | None
-        if step is None and best is None:
-            found = restore.load(folder, named, self._checkpointer, **options)
-        else:
-            if step is not None and best is not None:
-                raise ConfigError("load() was given a step and a metric.", hint="Give `step` or `best`.")
+        if chosen:  # A save in the background may be the chosen one.
             self.finish_saving()
-            newest = None
-            found = restore.load_chosen(folder, named, self._checkpointer, step=step, best=best, **options)
+        allow = allow_other_config or os.environ.get(ALLOW_OTHER_CONFIG_VARIABLE) == "1"
+        found = restore.load(
+            folder, named, self._checkpointer, step=step, best=best, strict=strict, allow_other_config=allow
+        )
         at, self.resumed_from = (None, None) if found is None else found
         self._session.heartbeat.resumed(at or 0)
-        self._session.milestones.resumed(newest, at, self.resumed_from)
+        self._session.milestones.resumed(None if chosen else newest, at, self.resumed_from)
         self._session.loggers.resumed(at)
         return at
 

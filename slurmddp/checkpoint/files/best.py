@@ -34,6 +34,14 @@ def check_best(best: Any) -> None:
         )
 
 
+def check_choice(step: int | None, best: Any) -> None:
+    """Raise ConfigError if both a step and a metric choose a checkpoint, or `best` is not as it should be."""
+    if best is not None:
+        check_best(best)
+        if step is not None:
+            raise ConfigError("load() was given a step and a metric.", hint="Give `step` or `best`.")
+
+
 def ranked(root: Path, best: Best) -> list[Path]:
     """Return the checkpoints that have the metric, the best first; of equal values the newest first."""
     name, mode = best

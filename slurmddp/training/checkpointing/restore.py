@@ -60,25 +60,19 @@ def load(
     objects: Mapping[str, Any],
     checkpointer: Checkpointer,
     *,
+    step: int | None = None,
+    best: Best | None = None,
     strict: bool = True,
     allow_other_config: bool = False,
 ) -> tuple[int, str] | None:
-    """Load the newest state into `objects`; return its step and `memory` or `disk`, or None without one."""
-    return _Load(root.absolute(), objects, checkpointer, strict, allow_other_config).run()
+    """Load the newest state into `objects`, or the checkpoint of `step`, or the best one.
 
-
-def load_chosen(
-    root: Path,
-    objects: Mapping[str, Any],
-    checkpointer: Checkpointer,
-    *,
-    step: int | None,
-    best: Best | None,
-    strict: bool = True,
-    allow_other_config: bool = False,
-) -> tuple[int, str]:
-    """Load the checkpoint of `step`, or the best one; return its step and `disk`."""
+    Returns:
+        Its step, and `memory` or `disk`. None if there is no state; with `step` or `best` that is an error.
+    """
     one = _Load(root.absolute(), objects, checkpointer, strict, allow_other_config)
+    if step is None and best is None:
+        return one.run()
     return one.run_chosen(partial(checkpoint.find, one.root, step=step, best=best))
 
 
