@@ -102,7 +102,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor
 
 
 @pytest.mark.parametrize("route", ROUTES[1:], ids=lambda route: route.__name__)
-def test_d4_two_ranks_are_two_ranks_under_every_launcher(
+def test_d4_t2_two_ranks_are_two_ranks_under_every_launcher(
     tmp_path: Path, launched: dict[str, torch.Tensor], route: Callable[[Path], None]
 ) -> None:
     route(tmp_path)

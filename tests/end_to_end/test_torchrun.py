@@ -47,7 +47,7 @@ print("done", step, *sys.argv[2:], flush=True)
 """
 
 
-def test_t11_ranks_under_torchrun_restart_stop_at_sigusr2_and_resume(tmp_path: Path) -> None:
+def test_t9_t11_ranks_under_torchrun_restart_stop_at_sigusr2_and_resume(tmp_path: Path) -> None:
     (tmp_path / "fit.py").write_text(SCRIPT)
     own = ['program.checkpoints="{run_dir}/mine.pt"', "program.resume_args=--again", "program.resumable=true"]
     words = ["run", "--torchrun", "nodes=2", "-n", "1", "name=fit", *own, "fit.py", "{run_dir}"]

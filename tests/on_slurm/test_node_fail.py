@@ -169,7 +169,7 @@ def weights(run: TrainingRun) -> dict[str, torch.Tensor]:
     return dict(found.state["objects"]["model"])
 
 
-def test_a_training_goes_on_with_fewer_nodes_and_the_same_samples_in_each_step(
+def test_t10_a_training_goes_on_with_fewer_nodes_and_the_same_samples_in_each_step(
     failing: FaultySandbox, tmp_path: Path
 ) -> None:
     command = Command(make_project(tmp_path / "project"), failing.environment())

@@ -271,7 +271,7 @@ def test_accumulated_batches_give_the_mean(alone: Distributon) -> None:
 # Several processes.
 
 
-def test_equal_first_weights_and_different_draws() -> None:
+def test_d6_equal_first_weights_and_different_draws() -> None:
     (built, draw), (built_too, draw_too) = run_ranks(rank_jobs.own_draws, 2)
     assert torch.equal(built, built_too)
     assert not torch.equal(draw, draw_too)

@@ -172,7 +172,7 @@ def test_each_optimizer_is_decided_on_its_own_and_waiting_gradients_follow_the_s
     assert fp16.scale == 2.0**15
 
 
-def test_the_scale_is_saved_and_loaded_with_every_checkpoint(tmp_path: Path) -> None:
+def test_t7_the_scale_is_saved_and_loaded_with_every_checkpoint(tmp_path: Path) -> None:
     found = []
     for _ in range(2):
         with Distributon(1, precision="fp16").launch() as d:

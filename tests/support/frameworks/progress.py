@@ -1,4 +1,4 @@
-"""What the framework scripts beside this file have in common: how long they train, and what they record."""
+"""The length of the training and the records of the framework scripts beside this file."""
 
 from __future__ import annotations
 
