@@ -115,6 +115,7 @@ class Distributon:
         self._scaler: LossScaler | None = None
         self._backend, self._seed, self._config = backend, seed, config
         self._loggers = build_loggers(loggers)
+        self._workers_differ = True
         self._loaders: list[DistributedLoader] = []
         self._models: list[nn.Module] = []
         self._session = RankSession(os.environ, self._close_saves, environment, launcher)
@@ -189,8 +190,32 @@ class Distributon:
         if self.is_global_zero:
             self._session.loggers = loggers_of(self._session.run, self._loggers, self._config)
         if self._seed is not None:
-            rng.seed_everything(self._seed)
+            self.seed_everything(self._seed)
         return self
+
+    def seed_everything(self, seed: int, *, workers: bool = True) -> None:
+        """Seed python, NumPy and torch equally on all ranks, as the constructor's `seed` does.
+
+        Call it on all ranks, after `launch` and before the model is built. Weights then begin equal on all
+        ranks. From `setup_model` on each rank draws differently.
+
+        Args:
+            seed: 0 or more.
+            workers: whether data loader workers of different ranks get different seeds. False: worker 3 has
+                the same seed on each rank. Workers of one rank always differ. The draws while a sample is
+                read follow from the sample in both cases (see `setup_dataloader`).
+
+        Raises:
+            ConfigError: `seed` is negative or no integer.
+
+        Example:
+            d.seed_everything(7, workers=False)
+        """
+        if not isinstance(seed, int) or seed < 0:
+            raise ConfigError(f"seed is {seed!r}.", hint="Give an integer, 0 or more.")
+        self._session.context  # noqa: B018 - raises before launch.
+        self._seed, self._workers_differ = seed, workers
+        rng.seed_everything(seed)
 
     def close(self) -> None:
         """Wait until all saves are durable, and leave the process group.
@@ -422,6 +447,7 @@ class Distributon:
         )
         for one in made:
             one.progress = self._session.heartbeat
+            one.workers_differ = self._workers_differ
         self._loaders += made
         return made if more else made[0]
 

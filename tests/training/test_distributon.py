@@ -277,6 +277,12 @@ def test_d6_equal_first_weights_and_different_draws() -> None:
     assert not torch.equal(draw, draw_too)
 
 
+def test_d6_loader_workers_differ_by_rank_if_asked() -> None:
+    (asked, not_asked), (asked_too, not_asked_too) = run_ranks(rank_jobs.worker_seeds, 2)
+    assert len(asked | asked_too) == 4
+    assert not_asked == not_asked_too and len(not_asked) == 2
+
+
 def test_a_mean_is_the_same_alone_and_among_others() -> None:
     found = run_ranks(rank_jobs.means, 4)
     for together, one_by_one in found:
@@ -550,8 +556,8 @@ def test_loggers_replace_the_steps_after_the_loaded_one(tmp_path, monkeypatch) -
     memory = MemoryLogger()
     with Distributon(1, loggers=[memory]).launch() as d:
         model = d.setup_model(nn.Linear(2, 1))
-        d.save("saved", 5, model=model)
-        assert d.load("saved", model=model) == 5
+        d.save(5, model=model)
+        assert d.load(model=model) == 5
         d.log_metrics({"eval_loss": 0.5}, 5)
     assert memory.run is not None and memory.run.first_step == 6 and memory.run.is_continued
 

@@ -35,8 +35,6 @@ _KILL_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL for the ranks that outlive a failed one: time to end a write, not to save."""
 _WRITING_S = 600.0
 """How long an agent whose ranks have ended waits for a checkpoint to be written."""
-_RESTART_S = 3.0
-"""Between a restart and the first checks for hangs and for a stop file, so that ranks start undisturbed."""
 _POLL_S = 1.0
 _WRITING_POLL_S = 0.1
 
@@ -298,10 +296,6 @@ class AgentLoop:
         else:
             self._at_work = True
             self._workers.start(order)
-            if order.restart_count:
-                first = time.monotonic() + _RESTART_S
-                self._watch.deadline = max(self._watch.deadline, first)
-                self._stops.deadline = max(self._stops.deadline, first)
 
     def _kill(self) -> None:
         self._at_work = False

@@ -43,6 +43,8 @@ class DistributedLoader:
         self._entered = False
         self.progress: Heartbeat | None = None
         """Records the waits for batches, for the watchdog."""
+        self.workers_differ = True
+        """Whether loader workers of different ranks get different seeds."""
 
     @property
     def dataset(self) -> Any:
@@ -123,7 +125,8 @@ class DistributedLoader:
         # A DataLoader without a generator draws its workers' seeds from the global one. A resumed run would
         # draw once more than an undisturbed run.
         if self._loader.generator is not None:
-            self._loader.generator.manual_seed(derive(self._seed, "loader", self._rank, self.epoch))
+            rank = self._rank if self.workers_differ else 0
+            self._loader.generator.manual_seed(derive(self._seed, "loader", rank, self.epoch))
 
     def _started(self) -> Iterator[Any]:
         with signals_held():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,7 +86,7 @@ class Script:
             finish=lambda timeout_s: True,
         )
         self.workers = Workers()
-        self.watch = SimpleNamespace(deadline=float("inf"))
+        watch = SimpleNamespace(deadline=float("inf"))
         self.loop = AgentLoop(
             node,
             cast(SignalInbox, SimpleNamespace(wait=lambda wait_s, others: [])),
@@ -95,7 +94,7 @@ class Script:
             Rules(nodes=2),
             cast(ForkedWorkers, self.workers),
             cast(CheckpointService, service),
-            cast(NodeWatch, self.watch),
+            cast(NodeWatch, watch),
             Records(RunFolder(folder), 0),
             Limits(),
             is_over=lambda: False,
@@ -191,11 +190,3 @@ def test_a_state_is_still_written_when_slurm_is_about_to_kill(
     stops._limits, stops._terminated = Limits(kill_wait_s=20.0), 100.0
     assert script.loop.run() == 75
     assert script.done == ["StartWorkers", "expedite", "Joined"]
-
-
-def test_restarted_ranks_have_a_moment_before_they_are_checked(folder: Path) -> None:
-    script = Script(folder, replace(START, restart_count=1), Fail(code=1), Joined(), writes=False)
-    script.watch.deadline = 0.0
-    before = time.monotonic()
-    assert script.loop.run() == 1
-    assert min(script.watch.deadline, script.loop._stops.deadline) > before + 1.0

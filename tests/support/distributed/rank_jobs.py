@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
 from slurmddp.errors import SlurmddpError
 from slurmddp.training.distributon import Distributon
@@ -99,6 +99,32 @@ def own_draws() -> tuple[torch.Tensor, torch.Tensor]:
         built = net.first.weight.clone().detach()
         d.setup_model(net)
         return built, torch.rand(4)
+
+
+class WorkerSeeds(Dataset[int]):
+    """Yields the seed of the loader worker that reads a sample."""
+
+    deterministic = True
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> int:
+        worker = get_worker_info()
+        assert worker is not None
+        return int(worker.seed)
+
+
+def worker_seeds() -> tuple[set[int], set[int]]:
+    """Return the seeds of two loader workers, asked to differ by rank, and not."""
+    found: list[set[int]] = []
+    with Distributon() as d:
+        d.launch()
+        for workers in (True, False):
+            d.seed_everything(7, workers=workers)
+            loader = d.setup_dataloader(DataLoader(WorkerSeeds(), batch_size=2, num_workers=2))
+            found.append({int(seed) for batch in loader for seed in batch})
+    return found[0], found[1]
 
 
 def means() -> tuple[torch.Tensor, torch.Tensor]:
