@@ -30,6 +30,7 @@ def rank_info(environ: Mapping[str, str]) -> RankInfo:
             "ranks don't fill one machine after the other; or start with torchrun.",
         )
     node_rank = rank // local_world_size if node_rank is None else node_rank
+    restart = integer(environ, "TORCHELASTIC_RESTART_COUNT") or 0
     nodes = integer(environ, "GROUP_WORLD_SIZE", least=1) or -(-world_size // local_world_size)
     return RankInfo(
         environment="torchrun",
@@ -42,7 +43,8 @@ def rank_info(environ: Mapping[str, str]) -> RankInfo:
         hosts=(address or "localhost",),
         master_addr=address,
         master_port=port,
-        launch_id=_launch_id(environ, f"{address}:{port}"),
+        launch_id=_launch_id(environ, f"{address}:{port}", restart),
+        restart=restart,
         gpus_on_node=integer(environ, "SLURM_GPUS_ON_NODE"),
     )
 
@@ -82,7 +84,6 @@ def _numbers(environ: Mapping[str, str]) -> tuple[int, int, int, int]:
     return rank, world_size, local_rank, local_world_size
 
 
-def _launch_id(environ: Mapping[str, str], address_and_port: str) -> str:
-    restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+def _launch_id(environ: Mapping[str, str], address_and_port: str, restart: int) -> str:
     run = environ.get(LAUNCH_ID_VARIABLE) or environ.get("TORCHELASTIC_RUN_ID") or address_and_port
     return f"{run}.{restart}"

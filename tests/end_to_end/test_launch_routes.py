@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import run as torchrun
 
 from slurmddp.environments.detect import detect
 from slurmddp.environments.emit import emulated_step, rank_environment
@@ -58,6 +60,21 @@ def by_torchrun(folder: Path) -> None:
     run([*TORCHRUN, SCRIPT], folder)
 
 
+def by_torchrun_on_two_nodes(folder: Path) -> None:
+    """As `srun --ntasks-per-node=1 torchrun`: the variables of each node's step, and a torchrun in it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    nodes = [emulated_step(2, node_rank, "79", folder, 0) for node_rank in range(2)]
+    words = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=79"]
+    run_tasks([str(torchrun.__file__), *words, f"--rdzv-endpoint={endpoint}", SCRIPT], nodes, folder)
+
+
+def by_mpiexec(folder: Path) -> None:
+    """The mpiexec of MPICH. It needs an id of the launch; the script uses no MPI."""
+    mpiexec = str(Path(sys.executable).parent / "mpiexec")
+    run([mpiexec, "-genv", "SLURMDDP_LAUNCH_ID", "80", "-n", "2", sys.executable, SCRIPT], folder)
+
+
 def by_srun_one_task_per_rank(folder: Path) -> None:
     step = emulated_step(1, 0, "77", folder, 0)
     node = detect(step)
@@ -83,6 +100,8 @@ def by_agent(folder: Path) -> None:
 ROUTES: list[Callable[[Path], None]] = [
     by_launch,
     by_torchrun,
+    by_torchrun_on_two_nodes,
+    by_mpiexec,
     by_srun_one_task_per_rank,
     by_srun_on_two_nodes,
     by_agent,

@@ -1,12 +1,16 @@
-"""`slurmddp run --torchrun`: torchrun starts the ranks; logs, restarts and stops are as for other runs."""
+"""Ranks that torchrun starts: by `slurmddp run --torchrun`, and by torchrun itself, which restarts them."""
 
 from __future__ import annotations
 
 import os
+import re
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from slurmddp.environments.scrub import scrub
@@ -75,3 +79,104 @@ def test_t9_t11_ranks_under_torchrun_restart_stop_at_sigusr2_and_resume(tmp_path
         text = run.rank_log(1, rank).read_text()
         assert f"rank {rank} of 2 begins at " in text and "begins at 0" not in text
         assert "--again" in text
+
+
+# With `die`, rank 1 dies in the first group. With `wait`, two ranks wait at step 20 for the loss of one.
+ELASTIC = """
+import os, signal, sys, time
+import torch
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+from slurmddp import Distributon
+
+restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+with Distributon(seed=0) as d:
+    d.launch()
+    model = d.setup_model(torch.nn.Linear(1, 1))
+    optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+    data = TensorDataset(torch.ones(400, 1), torch.ones(400, 1))
+    loader = d.setup_dataloader(DataLoader(data, batch_size=4, drop_last=True), keep_global_batch=True)
+    step = d.load(model=model, optimizer=optimizer) or 0
+    d.print(f"{d.world_size} ranks, {loader.accumulate} batches a step, from step {step}, restart {restart}")
+    batches = iter(loader)
+    while step < 40:
+        for number in range(1, loader.accumulate + 1):
+            inputs, targets = next(batches)
+            last = number == loader.accumulate
+            with d.accumulating(model, last=last):
+                d.backward(mse_loss(model(inputs), targets), accumulate=loader.accumulate)
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+        if sys.argv[1] == "die" and step == 5 and restart == 0 and d.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if step % 2 == 0:
+            d.save(step, model=model, optimizer=optimizer)
+        while sys.argv[1] == "wait" and step == 20 and d.world_size == 2:
+            time.sleep(0.1)
+            d.barrier()
+    d.print(f"done at step {step}")
+"""
+
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--monitor-interval=0.1"]
+STARTED = re.compile(r"(\d) ranks, (\d) batches a step, from step (\d+), restart (\d)")
+
+
+def begin(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """Start a torchrun whose output goes to the file `log`."""
+    (folder / "fit.py").write_text(ELASTIC)
+    with (folder / "log").open("a") as log:
+        return subprocess.Popen(
+            [*TORCHRUN, *words],
+            cwd=folder,
+            env={**scrub(os.environ), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            stdout=log,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def lose(node: subprocess.Popen[str]) -> None:
+    """Kill a torchrun and its ranks at once."""
+    with suppress(psutil.NoSuchProcess):
+        torchrun = psutil.Process(node.pid)
+        for one in [torchrun, *torchrun.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+    node.wait()
+
+
+def test_t9_after_a_dead_rank_torchrun_starts_all_ranks_again_from_the_last_checkpoint(
+    tmp_path: Path,
+) -> None:
+    run = begin(tmp_path, "--standalone", "--nproc-per-node=2", "--max-restarts=2", "fit.py", "die")
+    assert run.wait(timeout=200) == 0, (tmp_path / "log").read_text()
+    text = (tmp_path / "log").read_text()
+    assert STARTED.findall(text) == [("2", "1", "0", "0"), ("2", "1", "4", "1")]
+    assert "done at step 40" in text
+
+
+def test_t10_after_the_loss_of_a_node_torchrun_continues_with_fewer_ranks_and_equal_steps(
+    tmp_path: Path,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"--rdzv-endpoint=127.0.0.1:{free.getsockname()[1]}"
+    words = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-id=fit"]
+    conf = "last_call_timeout=10,keep_alive_interval=1,keep_alive_max_attempt=2"
+    nodes = [
+        begin(tmp_path, *words, endpoint, f"--rdzv-conf=is_host={is_host},{conf}", "fit.py", "wait")
+        for is_host in (1, 0)
+    ]
+    latest = tmp_path / "checkpoints" / "latest"
+    try:
+        wait_until(lambda: latest.exists() and "step-0000000020" in latest.read_text(), "step 20")
+        lose(nodes[1])
+        assert nodes[0].wait(timeout=120) == 0, (tmp_path / "log").read_text()
+    finally:
+        for node in nodes:
+            lose(node)
+    text = (tmp_path / "log").read_text()
+    assert [found[:3] for found in STARTED.findall(text)] == [("2", "1", "0"), ("1", "2", "20")]
+    assert "done at step 40" in text

@@ -118,7 +118,16 @@ def _given_store(info: RankInfo, timeout_s: float) -> dist.Store:
             f"MASTER_PORT): {str(error).splitlines()[0].rstrip('.')}.",
             hint="Check that rank 0 runs on that host and that the port is free there.",
         ) from error
-    return store
+    return of_restart(store, info)
+
+
+def of_restart(store: dist.Store, info: RankInfo) -> dist.Store:
+    """Return the part of a store that belongs to this start of the ranks.
+
+    torchrun keeps its store over restarts (torch 2.13). Without a prefix of its own a restarted rank would
+    read the addresses of dead ranks, and their requests to stop.
+    """
+    return dist.PrefixStore(f"slurmddp/restart-{info.restart}", store) if info.restart else store
 
 
 def _host(info: RankInfo, deadline: float, stopped: Callable[[], bool]) -> dist.TCPStore:
