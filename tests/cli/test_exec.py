@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,11 @@ import pytest
 
 from slurmddp.cli.commands.exec import split
 from slurmddp.cli.main import main
+from slurmddp.environments.detect import detect
+from slurmddp.environments.emit import emulated_step
 from slurmddp.errors import EXIT_CONFIG, EXIT_USAGE
+from slurmddp.host.ports import candidate_ports
+from slurmddp.launchers.local.exec import main as exec_main
 
 COMMAND = [sys.executable, "-m", "slurmddp", "exec"]
 NUMBERS = (
@@ -113,3 +118,12 @@ def test_a_wrong_command_line_starts_nothing(words, code, message, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     assert main(["exec", *words]) == code
     assert message in capsys.readouterr().err
+
+
+def test_the_first_node_names_a_port_that_is_free(monkeypatch, capsys):
+    for name, value in emulated_step(1, 0, "81", Path("/run"), 0).items():
+        monkeypatch.setenv(name, value)
+    first, second = candidate_ports(f"{detect(os.environ).launch_id} exec")[:2]
+    with socket.create_server(("127.0.0.1", first)):
+        assert exec_main([]) == 0
+    assert capsys.readouterr().out.split() == [str(second)]

@@ -19,7 +19,12 @@ def run(sandbox: Sandbox, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_ranks_share_the_nodes_of_the_allocation(sandbox: Sandbox) -> None:
     done = run(
-        sandbox, "-n", "4", "sh", "-c", "echo $RANK $LOCAL_RANK $MASTER_ADDR $SLURM_PROCID $(hostname)"
+        sandbox,
+        "-n",
+        "4",
+        "sh",
+        "-c",
+        "echo $RANK $LOCAL_RANK $MASTER_ADDR:$MASTER_PORT $SLURM_PROCID $(hostname)",
     )
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in sorted(done.stdout.splitlines())]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,10 +21,13 @@ from slurmddp.environments.detect import detect
 from slurmddp.environments.emit import rank_environment
 from slurmddp.environments.names import EMULATED_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import EXIT_FAILED, ConfigError, SlurmError
-from slurmddp.host.address import find_rank_zero
-from slurmddp.host.ports import candidate_ports, listen_as_rank_zero
+from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, SlurmError
+from slurmddp.host.address import Address, find_rank_zero
+from slurmddp.host.ports import candidate_ports, listen, listen_as_rank_zero
 from slurmddp.launchers.local.launch import ScriptRun
+
+_EVERY_ADDRESS = Address(socket.AF_INET, "0.0.0.0")
+"""The probe listens there for a moment, so that the port is free on the address that the ranks will use."""
 
 
 def run(command: Sequence[str], ranks: int, nodes: int | None) -> int:
@@ -64,10 +68,17 @@ def run(command: Sequence[str], ranks: int, nodes: int | None) -> int:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the ranks of one node, as a task of srun: `RANKS_PER_NODE PROGRAM ARGUMENT...`."""
-    per_node, program, *arguments = words
+    """Run the ranks of one node, as a task of srun: `MASTER_PORT RANKS_PER_NODE PROGRAM ARGUMENT...`.
+
+    Without words, print a port that is free on this node.
+    """
     node = detect(os.environ)
-    master = (find_rank_zero(node)[0].text, candidate_ports(f"{node.launch_id} exec")[0])
+    if not words:
+        with listen(_EVERY_ADDRESS, candidate_ports(f"{node.launch_id} exec")) as probe:
+            print(probe.getsockname()[1])
+        return EXIT_FINISHED
+    port, per_node, program, *arguments = words
+    master = (find_rank_zero(node)[0].text, int(port))
     environments = [_environment(node, one, int(per_node), master) for one in range(int(per_node))]
     code = _run([_program(program), *arguments], environments)
     # srun returns the largest code of its tasks. 143 of a node that srun has ended must not hide the first.
@@ -103,11 +114,24 @@ def _allocated_nodes(environ: Mapping[str, str]) -> int | None:
 def _in_allocation(command: Sequence[str], ranks: int, nodes: int) -> int:
     if shutil.which("srun") is None:
         raise SlurmError("This is an allocation of SLURM, but there is no srun on PATH.", hint="Load SLURM.")
-    step = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--mpi=none"]
-    step += ["--kill-on-bad-exit=1", "--wait=0", "--export=ALL", "--unbuffered"]
-    node = [sys.executable, "-m", __name__, str(ranks // nodes), *command]
+    task = ["--mpi=none", "--export=ALL", "--ntasks-per-node=1"]
+    this_module = [sys.executable, "-m", __name__]
+    step = [f"--nodes={nodes}", f"--ntasks={nodes}", "--kill-on-bad-exit=1", "--wait=0", "--unbuffered"]
+    node = [*this_module, _free_port([*task, *this_module]), str(ranks // nodes), *command]
     sys.stdout.flush()
-    os.execvp("srun", ["srun", *step, *node])
+    os.execvp("srun", ["srun", *task, *step, *node])
+
+
+def _free_port(task: Sequence[str]) -> str:
+    """Ask the first node of the allocation, by a step of its own, for a port that is free there."""
+    first = ["srun", "--nodes=1", "--ntasks=1", "--relative=0", *task]
+    asked = subprocess.run(first, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if asked.returncode or not asked.stdout.strip().isdigit():
+        raise SlurmError(
+            f"srun could not find a free port on the first node: {asked.stderr.strip() or asked.stdout!r}.",
+            hint="Try `srun --nodes=1 --ntasks=1 hostname` in this allocation.",
+        )
+    return asked.stdout.strip()
 
 
 def _emulated(node_rank: int, nodes: int, launch_id: str) -> RankInfo:
