@@ -34,8 +34,6 @@ class RankInfo:
     """The rendezvous port, if the launcher has chosen one; otherwise the ranks find a port."""
     launch_id: str = "single"
     """An id that all ranks of one launch share, and no others: job, step and restart under SLURM."""
-    restart: int = 0
-    """Restarts of the ranks by torchrun, which may keep one store for all of them."""
     emulated: bool = False
     """Whether the nodes are emulated on this machine, so that loopback between them is right."""
     cpus: int | None = None

@@ -30,7 +30,6 @@ def rank_info(environ: Mapping[str, str]) -> RankInfo:
             "ranks don't fill one machine after the other; or start with torchrun.",
         )
     node_rank = rank // local_world_size if node_rank is None else node_rank
-    restart = integer(environ, "TORCHELASTIC_RESTART_COUNT") or 0
     nodes = integer(environ, "GROUP_WORLD_SIZE", least=1) or -(-world_size // local_world_size)
     return RankInfo(
         environment="torchrun",
@@ -43,8 +42,10 @@ def rank_info(environ: Mapping[str, str]) -> RankInfo:
         hosts=(address or "localhost",),
         master_addr=address,
         master_port=port,
-        launch_id=_launch_id(environ, f"{address}:{port}", restart),
-        restart=restart,
+        # torchrun's restart count is no part of it: counts of the nodes differ after the failure of one.
+        launch_id=environ.get(LAUNCH_ID_VARIABLE)
+        or environ.get("TORCHELASTIC_RUN_ID")
+        or f"{address}:{port}",
         gpus_on_node=integer(environ, "SLURM_GPUS_ON_NODE"),
     )
 
@@ -82,8 +83,3 @@ def _numbers(environ: Mapping[str, str]) -> tuple[int, int, int, int]:
             hint="Start with torchrun, or set all four: ranks count from 0 and stay below their size.",
         )
     return rank, world_size, local_rank, local_world_size
-
-
-def _launch_id(environ: Mapping[str, str], address_and_port: str, restart: int) -> str:
-    run = environ.get(LAUNCH_ID_VARIABLE) or environ.get("TORCHELASTIC_RUN_ID") or address_and_port
-    return f"{run}.{restart}"

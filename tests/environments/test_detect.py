@@ -80,7 +80,7 @@ DETECTED = {
     "torchrun inside a step": (
         {**FOUR_ON_TWO, **TORCHRUN},
         {"environment": "torchrun", "rank": 5, "world_size": 8, "local_rank": 1, "local_world_size": 4,
-         "node_rank": 1, "nodes": 2, "master_addr": "n1", "master_port": 29400, "launch_id": "none.1"},
+         "node_rank": 1, "nodes": 2, "master_addr": "n1", "master_port": 29400, "launch_id": "none"},
     ),
     "by hand on this machine": (
         {**BY_HAND, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"},

@@ -25,6 +25,7 @@ from slurmddp.host.address import Address, find_rank_zero, master_name
 from slurmddp.host.ports import listen_as_rank_zero
 from slurmddp.training.process_group.participants import COMPLETE, STOPPED, Participants
 from slurmddp.training.process_group.port_discovery import Handshake, PortServer, ask_for_port
+from slurmddp.training.process_group.start_prefix import part_of_this_start
 
 _log = logging.getLogger(__name__)
 
@@ -118,16 +119,7 @@ def _given_store(info: RankInfo, timeout_s: float) -> dist.Store:
             f"MASTER_PORT): {str(error).splitlines()[0].rstrip('.')}.",
             hint="Check that rank 0 runs on that host and that the port is free there.",
         ) from error
-    return of_restart(store, info)
-
-
-def of_restart(store: dist.Store, info: RankInfo) -> dist.Store:
-    """Return the part of a store that belongs to this start of the ranks.
-
-    torchrun keeps its store over restarts (torch 2.13). Without a prefix of its own a restarted rank would
-    read the addresses of dead ranks, and their requests to stop.
-    """
-    return dist.PrefixStore(f"slurmddp/restart-{info.restart}", store) if info.restart else store
+    return part_of_this_start(store, info, timeout_s)
 
 
 def _host(info: RankInfo, deadline: float, stopped: Callable[[], bool]) -> dist.TCPStore:

@@ -26,8 +26,9 @@ from slurmddp.training.device.choice import VISIBLE
 from slurmddp.training.device.cpu_affinity import THREADS_VARIABLE, take_cpus
 from slurmddp.training.process_group.device_agreement import agree_on_devices, report_device
 from slurmddp.training.process_group.gloo_interface import check_interfaces, name_interface
-from slurmddp.training.process_group.rendezvous import of_restart, open_store
+from slurmddp.training.process_group.rendezvous import open_store
 from slurmddp.training.process_group.signed_store import SignedStore
+from slurmddp.training.process_group.start_prefix import part_of_this_start
 
 _log = logging.getLogger(__name__)
 _VARIABLES = (VISIBLE, THREADS_VARIABLE, GLOO_VARIABLE)
@@ -94,7 +95,7 @@ def start(
         if group_backend is not None:
             if report.trouble:
                 raise MismatchError(report.trouble, hint=report.hint)
-            return replace(context, store=of_restart(_store_of_group(), info))
+            return replace(context, store=part_of_this_start(_store_of_group(), info, rendezvous_timeout_s))
         check_interfaces(info, context.backend)
         store = open_store(info, rendezvous_timeout_s, stopped=stopped)
         name_interface(info, store)

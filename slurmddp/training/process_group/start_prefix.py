@@ -1,0 +1,82 @@
+"""Give each start of the ranks a part of its own in a store that outlives the ranks.
+
+torchrun keeps one store over all restarts (torch 2.13), and its restart counts differ between nodes. In the
+bare store a restarted rank would read the addresses of dead ranks, and their requests to stop.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+
+import torch.distributed as dist
+
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import SlurmddpError
+from slurmddp.training.process_group.signed_store import SignedStore
+
+_OFFER = "slurmddp/start"
+_PAUSES_S = (0.002, 0.1)
+"""Seconds between two polls of the store: at first, and at most."""
+
+
+def part_of_this_start(store: dist.Store, info: RankInfo, timeout_s: float) -> dist.Store:
+    """Return `store` under a prefix that only the ranks of this start share. All ranks call it.
+
+    Each rank leaves a random token. Rank 0 offers a random prefix together with all tokens, and offers it
+    again when a token changes. A rank accepts an offer that holds its own token. So neither tokens nor offers
+    of an earlier start are mistaken for present ones.
+
+    Args:
+        store: the store that all ranks share; values of earlier starts may be in it.
+        info: this rank.
+        timeout_s: seconds to wait for the other ranks.
+
+    Raises:
+        SlurmddpError: not all ranks have accepted after `timeout_s`.
+    """
+    if info.world_size == 1:
+        return store
+    signed, deadline = SignedStore(store, info.launch_id), time.monotonic() + timeout_s
+    prefix = (_offer if info.rank == 0 else _accept)(signed, info, deadline)
+    return dist.PrefixStore(f"{_OFFER}/{prefix}", store)
+
+
+def _offer(store: SignedStore, info: RankInfo, deadline: float) -> str:
+    prefix, offered = secrets.token_hex(8), None
+    for _ in _polls(deadline):
+        tokens = store.get_all([_token_of(rank) for rank in range(1, info.world_size)])
+        if None not in tokens and tokens != offered:
+            offered = tokens
+            store.set(_OFFER, " ".join([prefix, *map(str, tokens)]))
+        if store.add(f"{_OFFER}/{prefix}/accepted", 0) == info.world_size - 1:
+            return prefix
+    accepted = store.add(f"{_OFFER}/{prefix}/accepted", 0)
+    raise SlurmddpError(
+        f"{info.world_size - 1 - accepted} of {info.world_size} ranks have not started with rank 0.",
+        hint="The logs of the other ranks say why.",
+    )
+
+
+def _accept(store: SignedStore, info: RankInfo, deadline: float) -> str:
+    token = secrets.token_hex(8)
+    store.set(_token_of(info.rank), token)
+    for _ in _polls(deadline):
+        prefix, *tokens = (store.get(_OFFER) or "none").split()
+        if len(tokens) == info.world_size - 1 and tokens[info.rank - 1] == token:
+            store.add(f"{_OFFER}/{prefix}/accepted", 1)
+            return prefix
+    raise SlurmddpError(f"Rank 0 has not started with rank {info.rank}.", hint="The log of rank 0 says why.")
+
+
+def _polls(deadline: float) -> Iterator[None]:
+    pause_s, most_s = _PAUSES_S
+    while time.monotonic() < deadline:
+        yield
+        time.sleep(pause_s)
+        pause_s = min(most_s, 1.5 * pause_s)
+
+
+def _token_of(rank: int) -> str:
+    return f"{_OFFER}/token-{rank}"
