@@ -24,6 +24,10 @@ from support.slurm.run_processes import ranks_of
 TIMES_UP_S = 30
 """How long before its end a job learns that its time limit was changed."""
 SAVE_WAIT_S = 60
+_HANDED_OVER_S = 0.5
+"""Within this time an agent begins to write a state that its ranks have handed over."""
+WRITTEN_WAIT_S = 20
+"""How long a fault waits for the end of such a write."""
 START_WAIT_S = 120
 """How long a fault waits for the next attempt, or for the end of one."""
 BATCH_HOST_CUT_S = (30.0, 45.0)
@@ -233,7 +237,10 @@ def damage(scene: Scene, luck: random.Random, act: Callable[[Path, random.Random
     try:
         for victim in victims:
             _send(victim, signal.SIGSTOP)
-        folder = checkpoint_folders(scene.training.folder.checkpoints_dir)[0]
+        root = scene.training.folder.checkpoints_dir
+        time.sleep(_HANDED_OVER_S)  # A checkpoint that an agent still writes would be the newest one.
+        scene.training.wait(lambda: not [*root.glob(f"{WRITING}*")], WRITTEN_WAIT_S)
+        folder = checkpoint_folders(root)[0]
         path = luck.choice(sorted(file for file in folder.iterdir() if file.is_file()))
         before = path.stat()
         what = act(path, luck)
