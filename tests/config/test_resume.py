@@ -18,7 +18,9 @@ TYPED = {
     "program.resumable": ("true", True),
     "program.checkpoints": ("out/*.pt", "out/*.pt"),
     "train.on_spike": ("rollback", "rollback"),
+    "program.torchrun": ("true", True),
     "train.flops": ("true", True),
+    "train.best": ("eval_loss", "eval_loss"),
 }
 
 

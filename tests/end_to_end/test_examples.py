@@ -110,11 +110,11 @@ def test_the_plain_program_learns_as_well(tmp_path: Path) -> None:
 
 def test_the_gpt_learns(tmp_path: Path) -> None:
     folder = example("05_gpt", tmp_path)
-    slurmddp(folder, "train", "name=gpt", "train.steps=30", "train.eval_every=15", "train.eval_batches=4")
+    slurmddp(folder, "train", "name=gpt", "train.steps=16", "train.eval_every=8", "train.eval_batches=2")
     lines = [json.loads(line) for line in only_run(folder).metrics_file.read_text().splitlines()]
     losses = [line["eval_loss"] for line in lines if "eval_loss" in line]
     assert len(losses) == 3
-    assert losses[0] > 4.0 > 3.4 > losses[-1]
+    assert losses[0] > 4.0 > 3.8 > losses[-1]
     assert (only_run(folder).path / "report.png").is_file()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,17 @@ from support.runs.train_runs import only_run, slurmddp
 pytestmark = pytest.mark.distributed
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-@pytest.mark.parametrize("name", FRAMEWORKS)
+SHORT = ("torch", "lightning")
+"""The frameworks that `make test` starts on one node too; the others differ in nothing there but the time."""
+
+
+def on_one_node(name: str) -> Any:
+    return pytest.param(name, 1, marks=() if name in SHORT else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes"), [*map(on_one_node, FRAMEWORKS), *((name, 2) for name in FRAMEWORKS)]
+)
 def test_a_framework_finds_its_ranks_and_nothing_is_set_by_hand(
     tmp_path: Path, name: str, nodes: int
 ) -> None:

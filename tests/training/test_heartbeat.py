@@ -89,7 +89,7 @@ def test_the_built_in_trainer_shows_all_phases(page: HeartbeatPage, shown: list[
     assert phases[:18] == [
         *("meeting", "loading", "saving", "loading"),  # The test save.
         *("first_step", "evaluating", "data", "first_step", "step"),
-        *("data", "step", "saving", "step", "evaluating"),
+        *("data", "step", "evaluating", "saving", "evaluating"),
         *("data", "step", "evaluating", "saving"),
     ]
     assert phases[-1] == "ending"

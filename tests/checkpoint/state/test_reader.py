@@ -159,11 +159,11 @@ def test_retention_does_not_count_a_damaged_checkpoint(tmp_path):
         (3, 3, None, [3, 6, 7, 9]),
     ],
 )
-def test_going_back_quarantines_later_checkpoints(tmp_path, every, before, chosen, left):
+def test_going_back_abandons_later_checkpoints(tmp_path, every, before, chosen, left):
     """A checkpoint of a regular step comes first: those of stops depend on the interruptions."""
     for step in (3, 6, 7, 9):
         save(tmp_path, step, {"w": torch.zeros(1)}, keep_last=9)
     assert checkpoint.go_back(tmp_path, every, before=before) == chosen
     assert sorted(steps_in(tmp_path)) == left
-    assert len(list(tmp_path.glob("bad-*"))) == 4 - len(left)
+    assert len(list(tmp_path.glob("abandoned-*"))) == 4 - len(left)
     assert (tmp_path / "latest").read_text() == f"step-{chosen or 9:010}\n"

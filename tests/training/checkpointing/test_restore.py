@@ -457,7 +457,7 @@ def test_a_run_records_that_its_newest_checkpoint_is_damaged(
         path = alone.save(step, root=folder.checkpoints_dir, progress=progress, model=model)
         if step in damaged:
             (path / "state.json").unlink()
-    settings = SimpleNamespace(keep_last=3, on_spike="fail")
+    settings = SimpleNamespace(steps=100, max_time=None, best=None, keep_last=3, on_spike="fail")
     parts = SimpleNamespace(
         settings=settings, saved_objects={"model": model}, unit="samples", bare_model=model
     )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from slurmddp.training.trainer.callbacks import Callbacks
 from slurmddp.training.trainer.components import Components
 from slurmddp.training.trainer.ema import AverageOfWeights
 
@@ -33,7 +34,12 @@ def test_evaluation_and_checkpoints_know_the_average() -> None:
     average = AverageOfWeights(model, 0.9)
     for ema, evaluated, names in ((average, average.model, {"ema"}), (None, model, set[str]())):
         parts: Any = SimpleNamespace(
-            model=model, bare_model=model, optimizer=optimizer, scheduler=None, ema=ema
+            model=model,
+            bare_model=model,
+            optimizer=optimizer,
+            scheduler=None,
+            ema=ema,
+            callbacks=Callbacks({}),
         )
         assert Components.evaluated_model.fget(parts) is evaluated  # type: ignore[attr-defined]
         found = Components.saved_objects.fget(parts)  # type: ignore[attr-defined]

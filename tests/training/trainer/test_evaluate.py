@@ -113,7 +113,7 @@ def test_metrics_are_exact_over_samples_or_over_what_they_count(alone: Distribut
     parts.metrics = {"accuracy": accuracy, "mean": batch_mean, "first": first_class_only}
     found = evaluate(alone, parts)
     x, y = parts.heldout.tensors
-    outputs = parts.bare_model.eval()(x).detach()
+    outputs = parts.evaluated_model.eval()(x).detach()
     expected = {
         "eval_loss": nn.functional.cross_entropy(outputs, y).item(),
         "accuracy": (outputs.argmax(-1) == y).float().mean().item(),
