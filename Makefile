@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest
 SLURM_PACKAGES := slurm-wlm slurmdbd munge mariadb-server iproute2
 SLURM_PROGRAMS := slurmctld slurmd slurmdbd munged mariadbd ip
 # Half of what tests/on_slurm takes; the other half is whatever is not named here.
-SLURM_HALF := $(patsubst %,tests/on_slurm/test_%.py,accounting node_fail place stop training)
+SLURM_HALF := $(patsubst %,tests/on_slurm/test_%.py,accounting faults fence node_fail place stop training)
 BENCHMARKS := "startup.py --runs 5" "start.py --rounds 1" "restart.py --rounds 1" \
 	"checkpoint_stall.py --sizes 100 --rounds 2" "step.py --sizes small --rounds 10 --seconds 0.2"
 
