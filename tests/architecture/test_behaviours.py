@@ -9,7 +9,14 @@ import pytest
 from support import ROOT, TESTS
 
 PAGE = ROOT / "docs" / "behaviours.md"
-NUMBERS = [*(f"D{number}" for number in range(1, 14)), *(f"T{number}" for number in range(1, 16)), "G5"]
+NUMBERS = [
+    *(f"D{number}" for number in range(1, 14)),
+    *(f"T{number}" for number in range(1, 16)),
+    "G5",
+    "C1",
+    "C2",
+    "C3",
+]
 ROW = re.compile(r"^\| ([A-Z]\d+) \| (.+) \| (`.+`) \| (\[.+\]\(.+\)) \|$", re.MULTILINE)
 ROWS = ROW.findall(PAGE.read_text())
 CARRIES = re.compile(r"def test_((?:[dtgc]\d+_)+)", re.MULTILINE)

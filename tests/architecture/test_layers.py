@@ -23,7 +23,7 @@ _ABOVE = """
     config cli cli.commands
 """
 _BELOW = """
-    checkpoint.state strategies
+    checkpoint.state strategies collectives
     training training.rng training.instantiate training.startup_timer training.heartbeat training.loggers
     training.device training.process_group training.stopping training.run_log training.data
     training.checkpointing training.rank_session training.distributon training.builtin training.trainer
@@ -50,7 +50,12 @@ ALLOWED = {
 }
 
 ONLY_IMPORTERS = {
-    "torch": ("slurmddp.checkpoint.state", "slurmddp.strategies", "slurmddp.training"),
+    "torch": (
+        "slurmddp.checkpoint.state",
+        "slurmddp.collectives",
+        "slurmddp.strategies",
+        "slurmddp.training",
+    ),
     "hydra": ("slurmddp.config",),
     "submitit": ("slurmddp.launchers.submit.submitit",),
     "xxhash": ("slurmddp.checkpoint.files.durable",),

@@ -1,0 +1,20 @@
+"""Cut tensors into chunks of elements, as evenly as possible."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+
+
+def edges(size: int, count: int) -> list[int]:
+    """Return where `count` chunks of `size` elements begin, and the end of the last one."""
+    return [number * size // count for number in range(count + 1)]
+
+
+def chunks(flat: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """Return `count` neighbouring views of a tensor of one dimension, whose lengths differ by at most one.
+
+    With fewer elements than `count`, some views are empty.
+    """
+    return [flat[begin:end] for begin, end in pairwise(edges(flat.numel(), count))]

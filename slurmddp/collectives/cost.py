@@ -1,0 +1,87 @@
+"""Predict the time of an all-reduce from latency, bandwidth and the speed of an addition; pure.
+
+The model counts what the busiest rank does one after the other: `messages` latencies, the bytes that it sends
+through its own link, and the bytes that it adds up.
+
+Source: Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Constants of a cluster."""
+
+    alpha_s: float
+    """Latency of a message, in seconds."""
+    beta_s: float
+    """Seconds to send a byte."""
+    gamma_s: float
+    """Seconds to add a byte to another."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """The work of the busiest rank in one all-reduce."""
+
+    messages: float
+    """Messages after each other."""
+    sent: float
+    """Bytes through the link of the rank."""
+    added: float
+    """Bytes added up."""
+
+    def seconds(self, machine: Machine) -> float:
+        """Return the predicted time."""
+        return self.messages * machine.alpha_s + self.sent * machine.beta_s + self.added * machine.gamma_s
+
+
+def _ring(ranks: int, size: float) -> Work:
+    share = (ranks - 1) / ranks
+    return Work(messages=2 * (ranks - 1), sent=2 * share * size, added=share * size)
+
+
+def _halving_doubling(ranks: int, size: float) -> Work:
+    power = 1 << (ranks.bit_length() - 1)
+    share, extra = (power - 1) / power, 1 if power < ranks else 0
+    return Work(
+        messages=2 * math.log2(power) + 2 * extra,
+        sent=2 * share * size + 2 * extra * size,
+        added=share * size + extra * size,
+    )
+
+
+def _tree(ranks: int, size: float) -> Work:
+    steps = math.ceil(math.log2(ranks))
+    return Work(messages=2 * steps, sent=2 * steps * size, added=steps * size)
+
+
+def _central_server(ranks: int, size: float) -> Work:
+    others = ranks - 1
+    return Work(messages=2 * others, sent=2 * others * size, added=others * size)
+
+
+WORK: Mapping[str, Callable[[int, float], Work]] = {
+    "ring": _ring,
+    "halving_doubling": _halving_doubling,
+    "tree": _tree,
+    "central_server": _central_server,
+    "sharded_server": _ring,
+}
+"""The work of each algorithm on a number of ranks, for a number of bytes."""
+
+
+def bus_bandwidth(size: float, ranks: int, seconds: float) -> float:
+    """Return the bytes per second of an all-reduce, independent of the number of ranks as in nccl-tests.
+
+    Args:
+        size: bytes of the tensor.
+        ranks: number of ranks.
+        seconds: the measured time.
+    """
+    return size / seconds * 2 * (ranks - 1) / ranks
