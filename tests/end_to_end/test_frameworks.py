@@ -13,8 +13,8 @@ from support.runs.train_runs import only_run, slurmddp
 pytestmark = pytest.mark.distributed
 
 
-SHORT = ("torch", "lightning")
-"""The frameworks that `make test` starts on one node too; the others differ in nothing there but the time."""
+SHORT = ("torch", "hydra")
+"""The scripts that `make test` starts on one node too. The others take longer there: `pytest -m slow`."""
 
 
 def on_one_node(name: str) -> Any:
