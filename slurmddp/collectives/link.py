@@ -1,6 +1,6 @@
 """The smallest transport on which every collective runs: sends and receives of whole tensors.
 
-A transport of one's own is a class with the members of `Link`. `GroupLink` sends over a process group of
+A user's transport is a class with the members of `Link`. `GroupLink` sends over a process group of
 torch, `ThreadLink` between threads of one process, `CountedLink` counts what another link sends.
 """
 
@@ -80,7 +80,7 @@ class CountedLink:
         self._link = link
         self.rank, self.world_size = link.rank, link.world_size
         self.messages = self.bytes = 0
-        """What this rank has sent."""
+        """Messages and bytes that this rank has sent."""
 
     def send(self, tensor: torch.Tensor, to: int) -> Callable[[], object]:
         self.messages += 1

@@ -82,7 +82,7 @@ def quarantine(root: Path, step: int) -> tuple[str, int] | None:
 
 
 def go_back(root: Path, every: int, *, before: int, checkpointer: Checkpointer) -> bool:
-    """Make an older checkpoint the newest state, on all ranks; return False if there is none.
+    """Make an older checkpoint the newest state, on all ranks; return False without an older one.
 
     Args:
         root: the folder of all checkpoints; no save may be running.
