@@ -55,6 +55,8 @@ class _Peer:
     gone: bool = False
     silent: bool = False
     """Whether it is gone because it sent no heartbeat."""
+    uses_connection: bool = False
+    """Whether a frame has come by this connection. Before, the member may have given the connection up."""
 
     @property
     def here(self) -> bool:
@@ -198,12 +200,8 @@ class Hub:
         if not peer.identity:
             messages.append((join.node, {"kind": "Joined", "host": join.host}))
         self._drop_connection(peer)
-        peer.identity, peer.host, peer.heard, peer.connection = (
-            join.identity,
-            join.host,
-            now,
-            caller.connection,
-        )
+        peer.identity, peer.host, peer.heard = join.identity, join.host, now
+        peer.connection, peer.uses_connection = caller.connection, False
         self._nodes_by_connection[caller.connection.fileno()] = join.node
         welcome = [peer.session.received, socket.gethostname()]
         proof = self._secret.proof("hub", caller.nonce, join.nonce, *welcome)
@@ -226,7 +224,7 @@ class Hub:
             return messages
         connection.read()
         while (frame := connection.next()) is not None:
-            peer.heard = now
+            peer.heard, peer.uses_connection = now, True
             match frame:
                 case ["message", number, message]:
                     if peer.session.is_new(number):
@@ -236,7 +234,7 @@ class Hub:
                 case ["farewell"]:
                     self._part(peer)
                     return messages
-        if connection.ended == CLOSED:
+        if connection.ended == CLOSED and peer.uses_connection:
             messages.append((node, self._lose(peer, "connection closed")))
         elif connection.ended:
             self._drop_connection(peer)  # The member may connect again until it counts as silent.

@@ -219,6 +219,7 @@ class Member:
             self._joined = True
             messages.append({"kind": "Joined", "host": host})
         self._session.confirm(received)
+        self._connection.put(["echo", self._session.received])  # The hub learns that this connection is used.
         for frame in self._session.unconfirmed():
             self._connection.put(frame)
 

@@ -23,6 +23,18 @@ def test_a_member_that_ends_is_lost_at_once(star):
     three.until(lambda: three.texts(2))
 
 
+def test_a_member_that_gave_up_its_first_connection_is_not_lost(star):
+    two = star(Star(2).open())
+    member = two.links[1]
+    member._answer_s = 0.05
+    two.until(lambda: member._attempt and member._attempt.greeting)
+    first = member._attempt
+    two.until(lambda: member._attempt is not first, 0)  # The hub is too busy to answer the proof in time.
+    two.until(two.met)
+    two.drain()
+    assert two.losses == []
+
+
 def test_a_hub_that_ends_is_lost_to_all_at_once(star):
     three = star(running(3))
     three.links.pop(0).close(farewell=False)
