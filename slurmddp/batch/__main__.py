@@ -27,7 +27,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         for number in _STOPS:
             signal.signal(number, _do_nothing)  # The ranks start nevertheless, and get the signal themselves.
         job = SlurmJob(environ, say=_say_to_people)
-        return begin(folder, job, is_successor=rest[:1] == ["successor"])
+        return begin(folder, job, is_resubmitted=rest[:1] == ["resubmitted"])
     settings = read_settings(folder)
     claimed, job_id = int(environ[ATTEMPT_VARIABLE]), environ.get("SLURM_JOB_ID", "")
     attempt = Attempt(folder, claimed, settings, job_id, _say)

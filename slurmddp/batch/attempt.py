@@ -233,7 +233,7 @@ class Attempt:
         """
         facts: dict[str, Any] = {"exit_code": decision.code, "outcome": decision.outcome}
         if is_revised:
-            facts["put_back"] = False  # Should SLURM start the job again after all, the run goes on.
+            facts["requeued"] = False  # Should SLURM start the job again after all, the run goes on.
         facts["next"] = decision.next
         if decision.stalled_at is not None:
             facts["stalled_at"] = decision.stalled_at

@@ -27,13 +27,13 @@ _LAST_WORDS = ("submitted", "started", "ended")
 _OVER = ("finished", "failed", "config", "no_progress")
 
 
-def begin(folder: RunFolder, job: SlurmJob, *, is_successor: bool = False) -> int:
+def begin(folder: RunFolder, job: SlurmJob, *, is_resubmitted: bool = False) -> int:
     """Claim an attempt and print its settings for the shell; print nothing if no attempt may start.
 
     Args:
         folder: the run folder.
         job: the job that starts.
-        is_successor: whether another job of the run submitted this one.
+        is_resubmitted: whether another job of the run submitted this one.
 
     Returns:
         The exit code of the batch script if nothing is printed.
@@ -49,7 +49,7 @@ def begin(folder: RunFolder, job: SlurmJob, *, is_successor: bool = False) -> in
         )
         return EXIT_CONFIG
     settings, events = read_settings(folder), events_of(folder)
-    reason = _why_not(folder, job, settings, events, is_successor)
+    reason = _why_not(folder, job, settings, events, is_resubmitted)
     if reason:
         job.say(reason)
         return EXIT_FINISHED
@@ -68,7 +68,7 @@ def begin(folder: RunFolder, job: SlurmJob, *, is_successor: bool = False) -> in
 
 
 def _why_not(
-    folder: RunFolder, job: SlurmJob, settings: Settings, events: list[dict[str, Any]], is_successor: bool
+    folder: RunFolder, job: SlurmJob, settings: Settings, events: list[dict[str, Any]], is_resubmitted: bool
 ) -> str:
     """Return the reason why this job starts no attempt; empty if it may start one."""
     name = folder.path.name
@@ -76,7 +76,7 @@ def _why_not(
         return "This run was cancelled."
     if folder.stop_file.exists():
         return f"A person stopped this run; go on with: slurmddp resume {name}"
-    over = _over(events, job, is_successor)
+    over = _over(events, job, is_resubmitted)
     if over:
         return f"This run has ended already ({over}); go on with: slurmddp resume {name}"
     owner = _owner(events, job, settings.name)
@@ -88,17 +88,17 @@ def _why_not(
     return ""
 
 
-def _over(events: list[dict[str, Any]], job: SlurmJob, is_successor: bool) -> str:
+def _over(events: list[dict[str, Any]], job: SlurmJob, is_resubmitted: bool) -> str:
     """Return the outcome of a run that is over; empty otherwise.
 
     SLURM may restart a job whose run has ended (a site's RequeueExit, `scontrol requeue` by hand). A run may
     also end before a resubmitted job starts.
     """
     told: list[Mapping[str, Any]] = [one for one in events if one.get("event") in _LAST_WORDS]
-    if not told or not (is_successor or job.restart_count):
+    if not told or not (is_resubmitted or job.restart_count):
         return ""
     last = told[-1]
-    is_over = last["event"] == "ended" and last.get("next") == "none" and "put_back" not in last
+    is_over = last["event"] == "ended" and last.get("next") == "none" and "requeued" not in last
     return last["outcome"] if is_over and last.get("outcome") in _OVER else ""
 
 

@@ -42,7 +42,7 @@ def resubmit(folder: RunFolder, job: SlurmJob, attempt: int, exclude: str) -> bo
             continue  # The sbatch before may have queued the job all the same.
         new = _find(queue.out, token) if queue.code == 0 else None
         if new is None:
-            answer = job.sbatch("--parsable", *options, str(folder.script_file), "successor")
+            answer = job.sbatch("--parsable", *options, str(folder.script_file), "resubmitted")
             new = parse_job_id(answer.out) if answer.code == 0 else None
             if new is None:
                 job.say((answer.err or answer.out).strip())

@@ -88,7 +88,7 @@ def count(before: Counts, event: Mapping[str, Any]) -> Counts:
         stalls[stalled_at] = stalls.get(stalled_at, 0) + 1
     return Counts(
         # A failure that could not be requeued is recorded twice.
-        failures=before.failures + (failed and "put_back" not in event),
+        failures=before.failures + (failed and "requeued" not in event),
         without_progress=event.get("without_progress") or 0,
         progressed=bool(event.get("progressed")) or (before.progressed and not failed),
         stalls=stalls,

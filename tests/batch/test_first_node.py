@@ -162,7 +162,7 @@ def test_where_the_site_refuses_that_another_agent_resubmits_the_job(run: Run, r
 def test_a_job_that_needs_all_nodes_is_ended_by_slurm(
     tmp_path: Path, refusing: int, requeue: int, asked: list[str]
 ) -> None:
-    """And put back, if the site allows it; else nobody but another agent could submit a successor."""
+    """And requeued, if the site allows it; else only another agent could submit a job again."""
     run = first_is_lost(Run(tmp_path), "ALLOCATED*", refusing)
     run.slurm.job = RUNNING.replace("Requeue=1", f"Requeue={requeue}")
     assert run.lose_first_node() == asked

@@ -32,7 +32,7 @@ def test_a_job_that_may_not_requeue_submits_a_new_one(run: Run) -> None:
         "event": "submitted", "time": 0, "job_id": "1", "submitter": "sbatch", "resubmitted": True,
     }  # fmt: skip
     (call,) = run.submissions()
-    assert call[-2:] == [str(run.folder.script_file), "successor"]
+    assert call[-2:] == [str(run.folder.script_file), "resubmitted"]
     assert "--dependency=afterany:41" in call
     assert set(run.slurm.submitted_with) == {"SLURM_CONF"}
 
@@ -105,11 +105,11 @@ def test_a_job_that_slurm_requeued_leaves_the_queue_when_its_run_is_over(
     if late:
         asked = len(run.slurm.of("show", "job"))
 
-        def put_back() -> None:
+        def requeue() -> None:
             if len(run.slurm.of("show", "job")) >= asked + 3:
                 run.slurm.job = GRANTED
 
-        run.slurm.on["show job"] = put_back
+        run.slurm.on["show job"] = requeue
     steps = {"stop": STOP_ASKED + STOP, "no progress": TRAIN + STOP}
     run.start(steps.get(why, records({"exit_code": 78}) + exits(78)))
     assert run.end[1] == "none"

@@ -24,7 +24,7 @@ FAILED = {"event": "ended", "outcome": "failed"}
     [
         ([], Counts()),
         ([FAILED, FAILED], Counts(2)),
-        ([FAILED, {**FAILED, "put_back": False}], Counts(1)),
+        ([FAILED, {**FAILED, "requeued": False}], Counts(1)),
         ([FAILED, {"event": "submitted"}], Counts()),
         ([FAILED, {"event": "submitted", "resubmitted": True}], Counts(1)),
         ([{**FAILED, "progressed": True}, {"event": "ended", "outcome": "stopped"}], Counts(1, 0, True)),

@@ -94,7 +94,7 @@ def test_a_job_whose_submission_was_not_recorded_is_taken_over(project, run, pro
     assert programs.calls("sbatch") == 1 and submitted(run) == ["1"]
 
 
-def test_a_job_that_slurm_put_back_after_a_stop_leaves_the_queue_before_the_next_is_submitted(
+def test_a_job_that_slurm_requeued_after_a_stop_leaves_the_queue_before_the_next_is_submitted(
     project, run, programs
 ):
     start(run, job_id="1")

@@ -126,7 +126,7 @@ def test_stop_while_slurm_is_silent_says_that_it_is_not_sure(make_run, slurm, ca
     assert "Unable to contact" in capsys.readouterr().out
 
 
-def test_a_stopped_run_that_slurm_put_back_is_not_lost(make_run, slurm, capsys):
+def test_a_stopped_run_that_slurm_requeued_is_not_lost(make_run, slurm, capsys):
     """Preempted while it was stopping: the script started again, found the file and left at once."""
     folder = make_run()
     submit(folder)

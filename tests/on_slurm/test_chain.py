@@ -1,4 +1,4 @@
-"""A run as a chain of jobs, where the site lets none be requeued: each job submits its one successor.
+"""A run as a chain of jobs, where the site lets none be requeued: each job submits one next job.
 
 One long chain runs beside the other tests of this file, in a partition whose limit it outlives.
 """
@@ -66,14 +66,14 @@ def gate(state: str) -> None:
 
 
 @pytest.fixture
-def successor(start: Start) -> Iterator[Run]:
-    """A run between two jobs: the first has ended, its successor can't start while the gate is closed."""
+def between_jobs(start: Start) -> Iterator[Run]:
+    """A run between two jobs: the first has ended, the next can't start while the gate is closed."""
     gate("UP")
     run = start(goal=ENDLESS, nodes=1, name="gated", partition="gate", refused=True)
     run.wait_started()
     gate("DOWN")
     stop(run, run.job_id)
-    run.wait(lambda: len(run.events("submitted")) == 2, "successor")
+    run.wait(lambda: len(run.events("submitted")) == 2, "resubmitted job")
     assert run.ends() == [("stopped", "resubmit")]
     yield run
     gate("UP")
@@ -106,7 +106,7 @@ def test_two_jobs_that_are_stopped_at_one_step_end_the_chain(start: Start, slurm
     assert waiting(run) == []
 
 
-def test_jobs_whose_program_saves_nothing_are_put_back_three_times(start: Start) -> None:
+def test_jobs_whose_program_saves_nothing_are_resubmitted_three_times(start: Start) -> None:
     run = start(goal=ENDLESS, nodes=1, env={"STUB_STUCK": "1"})
     for attempt in range(4):
         run.wait_started(attempt + 1)
@@ -130,25 +130,27 @@ def test_a_person_ends_a_chain_while_a_job_of_it_runs(start: Start, slurm: Slurm
 
 
 @pytest.mark.parametrize("command", ["cancel", "stop"])
-def test_a_person_ends_a_chain_between_two_jobs(successor: Run, slurm: SlurmClient, command: str) -> None:
-    assert main([command, str(successor.folder.path)]) == 0
-    job = successor.events("submitted")[-1]["job_id"]
-    successor.wait(lambda: slurm.jobs([job])[job].state == "CANCELLED", "end of the successor")
-    assert len(successor.events("started")) == 1
+def test_a_person_ends_a_chain_between_two_jobs(between_jobs: Run, slurm: SlurmClient, command: str) -> None:
+    assert main([command, str(between_jobs.folder.path)]) == 0
+    job = between_jobs.events("submitted")[-1]["job_id"]
+    between_jobs.wait(lambda: slurm.jobs([job])[job].state == "CANCELLED", "end of the resubmitted job")
+    assert len(between_jobs.events("started")) == 1
 
 
-def test_a_successor_whose_run_has_ended_meanwhile_starts_nothing(successor: Run, slurm: SlurmClient) -> None:
-    successor.aim(successor.steps() + 1)
-    other = ["sbatch", "--parsable", "--partition=low", str(successor.folder.script_file)]
+def test_a_resubmitted_job_whose_run_has_ended_meanwhile_starts_nothing(
+    between_jobs: Run, slurm: SlurmClient
+) -> None:
+    between_jobs.aim(between_jobs.steps() + 1)
+    other = ["sbatch", "--parsable", "--partition=low", str(between_jobs.folder.script_file)]
     subprocess.run(other, check=True, capture_output=True)
-    successor.wait_over()
-    before = successor.folder.events()
+    between_jobs.wait_over()
+    before = between_jobs.folder.events()
     gate("UP")
-    job = successor.events("submitted")[-1]["job_id"]
-    successor.wait(lambda: slurm.jobs([job])[job].state == "COMPLETED", "end of the successor")
-    assert successor.folder.events() == before
-    assert successor.folder.attempts() == [0, 1]
-    said = (successor.folder.path / "logs" / f"slurm-{job}.out").read_text()
+    job = between_jobs.events("submitted")[-1]["job_id"]
+    between_jobs.wait(lambda: slurm.jobs([job])[job].state == "COMPLETED", "end of the resubmitted job")
+    assert between_jobs.folder.events() == before
+    assert between_jobs.folder.attempts() == [0, 1]
+    said = (between_jobs.folder.path / "logs" / f"slurm-{job}.out").read_text()
     assert "has ended already (finished)" in said
 
 

@@ -110,7 +110,7 @@ def test_a_run_that_a_person_stops_while_it_is_preempted_leaves_no_job_in_the_qu
 
 
 def assert_went_on(run: Run, how: str) -> None:
-    """Check that a second attempt, of this job or of one successor, went on from where the first saved."""
+    """Check that a second attempt, of this job or a resubmitted one, went on from where the first saved."""
     assert run.ends() == [("stopped", how), ("finished", "none")], run.folder.name
     saved = int(run.log(0).rpartition("ends at ")[2].split()[0])
     assert f"starts at {saved}," in run.log(1)

@@ -30,7 +30,7 @@ def test_reasons_are_explained(reason, said, advice):
     assert advice in action
 
 
-def test_a_job_that_was_put_back_says_when_it_starts_again():
+def test_a_job_that_was_requeued_says_when_it_starts_again():
     start = "2026-11-22 23:03:10"
     why, _ = explain("BeginTime", run="gpt", job_id="7", start=start, again=True)
     assert why == f"SLURM requeued it and starts it again at {start}"

@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from slurmddp.checkpoint.memory.service import CheckpointService
@@ -82,8 +83,8 @@ class WorkerGroup(ABC):
         """Return the exit code of a rank that has ended, negative for a signal; None while it runs."""
 
     @abstractmethod
-    def _last_lines(self, local_rank: int) -> Sequence[str]:
-        """Return the last lines that a rank has printed."""
+    def _last_lines(self, local_rank: int) -> Callable[[], Sequence[str]]:
+        """Return a function that reads the last lines of a rank that has ended, also after its restart."""
 
     def __len__(self) -> int:
         return len(self._running)
@@ -109,12 +110,12 @@ class WorkerGroup(ABC):
     def poll(self) -> list[Failure]:
         """Take note of the ranks that have ended since the last call; return the failures among them."""
         ended = {pid: code for pid in self._running if (code := self._exit_code(pid)) is not None}
-        failed = []
+        failed: list[Failure] = []
         for pid, code in ended.items():
             local_rank = self._running.pop(pid)
             self._record_exit(local_rank, code)
             if code == EXIT_FINISHED:
-                self.left.append(self._failure(local_rank, code, LEFT_EARLY))
+                self.left.append(self._failure(local_rank, code).because(LEFT_EARLY))
             if not self._ended_by_us:
                 self.codes.append(code)
                 failed += [] if code in GOOD_CODES else [self._failure(local_rank, code)]
@@ -124,14 +125,13 @@ class WorkerGroup(ABC):
     def _record_exit(self, local_rank: int, code: int) -> None:  # noqa: B027
         """Record how a rank ended; a subclass without a run folder does nothing."""
 
-    def _failure(self, local_rank: int, code: int, reason: str = "") -> Failure:
-        return capture.here(
+    def _failure(self, local_rank: int, code: int) -> capture.UnexplainedFailure:
+        return capture.unexplained(
             code,
+            self._last_lines(local_rank),
             node_rank=self._agent,
             rank=self.rank(local_rank),
             local_rank=local_rank,
-            lines=self._last_lines(local_rank),
-            reason=reason,
             generation=self.restart_count,
             oom=self._oom.verdict(),
         )
@@ -312,8 +312,9 @@ class ForkedWorkers(WorkerGroup):
         # A program of the user without handlers has stopped, as a script does by `_stop_before_training`.
         return EXIT_STOPPED if -code in STOP_SIGNALS and not self._ended_by_us else code
 
-    def _last_lines(self, local_rank: int) -> tuple[str, ...]:
-        return capture.last_lines(self._log(local_rank), since=self._logged[local_rank])
+    def _last_lines(self, local_rank: int) -> Callable[[], Sequence[str]]:
+        log = self._log(local_rank)
+        return partial(capture.last_lines, log, since=self._logged[local_rank], until=_size(log))
 
     def progress(self) -> tuple[int, float]:
         """Return the last step that a rank has completed (-1: none), and the seconds since then."""

@@ -205,7 +205,7 @@ _KINDS: Mapping[str, type[Message]] = {
 
 
 def encode(message: Message) -> dict[str, Any]:
-    """Return the JSON object for a message; the log lines of its failures are cut to what fits."""
+    """Return the JSON object for a message; its failures have their reasons, and as many lines as fit."""
     short = {
         one.name: _shortened(getattr(message, one.name))
         for one in fields(message)
@@ -251,7 +251,7 @@ _FIELDS: Mapping[str, Callable[[Any], Any]] = {
 
 def _shortened(failures: Sequence[Failure]) -> tuple[Failure, ...]:
     """Return the failures, each with as many of its last lines as fit."""
-    return tuple(_within(one, _LINES_BYTES // len(failures)) for one in failures)
+    return tuple(_within(one.explained, _LINES_BYTES // len(failures)) for one in failures)
 
 
 def _within(found: Failure, size: int) -> Failure:

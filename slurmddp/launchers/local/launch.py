@@ -17,8 +17,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -224,10 +225,10 @@ class ScriptWorkers(WorkerGroup):
     def _exit_code(self, pid: int) -> int | None:
         return self._processes[pid].poll()
 
-    def _last_lines(self, local_rank: int) -> tuple[str, ...]:
+    def _last_lines(self, local_rank: int) -> Callable[[], Sequence[str]]:
         errors = self._relays[local_rank][-1]
         errors.pump()
-        return capture.tail_of(errors.tail.decode("utf-8", errors="replace"))
+        return partial(capture.tail_of, errors.tail.decode("utf-8", errors="replace"))
 
     def close(self, *, kill: bool) -> None:
         """Wait for every rank; `kill` ends them before, and the processes that they have started."""

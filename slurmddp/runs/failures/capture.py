@@ -13,9 +13,10 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,11 @@ class Failure:
     """The number of restarts in place before the failure."""
 
     @property
+    def explained(self) -> Failure:
+        """The failure with its reason."""
+        return self
+
+    @property
     def sentence(self) -> str:
         """Process, host, end and reason, without a final full stop."""
         for kind in (causes.LOST_CONTACT, causes.LOST_NODE, causes.STALLED):
@@ -120,6 +126,33 @@ class Failure:
         if self.reason.startswith(causes.STALLED):
             return self.last_lines[:count]
         return telling(self.last_lines, count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnexplainedFailure(Failure):
+    """A failure of this host whose log is read for the reason only when `explained` is first used.
+
+    A restart decides by exit codes, so the search for the reason need not hold it up.
+    """
+
+    lines: Callable[[], Sequence[str]]
+    """Returns the last lines of the process (see `last_lines`)."""
+    oom: str | None = None
+    """How the kernel killed for memory, as `OomWatch.verdict` says."""
+
+    @cached_property
+    def explained(self) -> Failure:
+        """The failure with its reason."""
+        return self.because()
+
+    def because(self, reason: str = "") -> Failure:
+        """Return the failure with its last lines and `reason`; if empty, find the reason in all lines."""
+        lines = self.lines()
+        reason = reason or reason_of(self.exit_code, self.signal, lines, self.oom)
+        known = {one.name: getattr(self, one.name) for one in fields(Failure)}
+        known["last_lines"] = telling(lines, LAST_LINES)
+        known["reason"] = reason if reason.endswith("...") else reason.removesuffix(".")
+        return Failure(**known)
 
 
 def lost_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
@@ -231,9 +264,34 @@ def here(
     The reason is found in all `lines` (see `last_lines`) unless it is given; the last of them are kept.
     `oom` is what `OomWatch.verdict` says.
     """
+    found = unexplained(
+        returncode,
+        lambda: lines,
+        node_rank=node_rank,
+        rank=rank,
+        local_rank=local_rank,
+        generation=generation,
+        oom=oom,
+    )
+    return found.because(reason)
+
+
+def unexplained(
+    returncode: int,
+    lines: Callable[[], Sequence[str]],
+    *,
+    node_rank: int,
+    rank: int | None = None,
+    local_rank: int | None = None,
+    generation: int = 0,
+    oom: str | None = None,
+) -> UnexplainedFailure:
+    """Return the failure of a process that ended on this host just now; its reason is found later.
+
+    `lines` returns the last lines of the process, also after another process has replaced it.
+    """
     code, name = split_status(returncode)
-    reason = reason or reason_of(code, name, lines, oom)
-    return Failure(
+    return UnexplainedFailure(
         rank=rank,
         local_rank=local_rank,
         node_rank=node_rank,
@@ -241,23 +299,26 @@ def here(
         exit_code=code,
         signal=name,
         time=round(time.time(), 3),
-        last_lines=telling(lines, LAST_LINES),
-        reason=reason if reason.endswith("...") else reason.removesuffix("."),
         generation=generation,
+        lines=lines,
+        oom=oom,
     )
 
 
-def last_lines(log: Path, count: int = _READ_LINES, *, since: int = 0) -> tuple[str, ...]:
+def last_lines(
+    log: Path, count: int = _READ_LINES, *, since: int = 0, until: int | None = None
+) -> tuple[str, ...]:
     """Return the last `count` lines of a log, each cut to a readable length; empty if it can't be read.
 
-    Another process wrote the bytes before `since`.
+    Other processes wrote the bytes before `since` and from `until` on.
     """
     lines: tuple[str, ...] = ()
     with suppress(OSError), log.open("rb") as stream:
-        size = stream.seek(0, os.SEEK_END)
+        size = stream.seek(0, os.SEEK_END) if until is None else until
         for most in _READ_BYTES:
             stream.seek(max(since, size - most))
-            lines = tail_of(stream.read().decode("utf-8", errors="replace"), count)
+            text = stream.read(max(0, size - stream.tell())).decode("utf-8", errors="replace")
+            lines = tail_of(text, count)
             all_read = size - since <= most
             if all_read or (len(lines) >= count and not _is_indented(lines[0])):
                 break
@@ -301,6 +362,7 @@ def likely_first(failures: Iterable[Failure]) -> Failure:
 
     A deliberate refusal comes first, then a signal from outside, then an exit code, then an abort, with which
     a rank ends after it lost its peers. A rank that left with 0 is the cause if all others only lost a peer.
+    The result and all failures that are compared get their reasons here.
     """
 
     def order(failure: Failure) -> tuple[int, float, int]:
@@ -312,7 +374,7 @@ def likely_first(failures: Iterable[Failure]) -> Failure:
             weight = 1 if failure.signal or failure.rank is None else 2
         return weight + 10 * is_consequence(failure), failure.time, failure.rank or 0
 
-    return min(failures, key=order)
+    return min((failure.explained for failure in failures), key=order)
 
 
 def record(folder: RunFolder, attempt: int, failure: Failure, *, generation: int | None = None) -> bool:

@@ -25,6 +25,7 @@ from slurmddp.launchers.coordinator.messages import (
 from slurmddp.launchers.coordinator.restart_policy import Assignment
 from slurmddp.launchers.watchdog.stragglers import Pace
 from slurmddp.launchers.watchdog.stuck_rank import RankReport
+from slurmddp.runs.failures import capture
 from support.runs.coordinator_attempts import LOST_PEER, Attempt, failed, to_all
 
 
@@ -75,6 +76,27 @@ def test_one_round_of_words_lies_between_a_fall_and_the_next_generation() -> Non
     assert attempt.fail(1) == [], "a word of the generation that is gone"
     assert attempt.orders(1, WorkersFailed, restart_count=1, failures=(failed(1),)) == to_all(Fail)
     assert "no step was completed beyond step 7" in attempt.notes.said[-1]
+
+
+def test_no_log_is_read_before_the_ranks_are_ordered_to_restart() -> None:
+    attempt, read = Attempt().begin(), []
+
+    def lines() -> tuple[str, ...]:
+        read.append(list(attempt.coordinator.orders))
+        return ("ValueError: 7",)
+
+    found = capture.unexplained(1, lines, node_rank=0, rank=0)
+    attempt.coordinator.receive(
+        0, WorkersFailed(restart_count=0, step=7, silent_s=0.0, failures=(found,)), 1.0
+    )
+    attempt.taken_orders()
+    attempt.killed(1)
+    attempt.killed(2)
+    attempt.receive(0, WorkersKilled)
+    assert read == []
+    assert attempt.taken_orders() == to_all(StartWorkers)
+    assert read == [[]], "read once, when no order is left to send"
+    assert [one.last_lines for one in attempt.notes.causes] == [("ValueError: 7",)] * 2
 
 
 def test_words_of_a_generation_that_is_gone_count_for_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -217,3 +218,18 @@ def test_return_codes_are_split_into_code_and_signal(
     returncode: int, expected: tuple[object, object]
 ) -> None:
     assert capture.split_status(returncode) == expected
+
+
+def test_the_reason_is_found_in_the_lines_of_the_rank_that_ended_not_of_the_next(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text("ValueError: before\n")
+    since = log.stat().st_size
+    with log.open("a") as stream:
+        stream.write("Traceback (most recent call last):\nValueError: 7\n")
+    read = partial(capture.last_lines, log, since=since, until=log.stat().st_size)
+    found = capture.unexplained(1, read, node_rank=0, rank=0)
+    with log.open("a") as stream:
+        stream.write("Traceback (most recent call last):\nKeyError: 'of the next rank'\n")
+    assert found.explained.reason == "ValueError: 7"
+    assert found.explained.last_lines == ("Traceback (most recent call last):", "ValueError: 7")
+    assert found.explained.explained is found.explained

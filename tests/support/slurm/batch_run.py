@@ -231,19 +231,19 @@ class Run:
     def attempt_of(self, job: SlurmJob) -> Attempt:
         return Attempt(self.folder, self.attempt, read_settings(self.folder), job.id, job.say)
 
-    def begin(self, *, is_successor: bool = False, **environ: str) -> int:
+    def begin(self, *, is_resubmitted: bool = False, **environ: str) -> int:
         """Begin an attempt and return the exit code; `exported` holds what the shell gets."""
         with _signals_kept(), contextlib.redirect_stdout(io.StringIO()) as printed:
-            code = begin(self.folder, self.job(self.said.append, **environ), is_successor=is_successor)
+            code = begin(self.folder, self.job(self.said.append, **environ), is_resubmitted=is_resubmitted)
         self.exported = dict(re.findall(r"^export SLURMDDP_(\w+)=(.*)$", printed.getvalue(), re.MULTILINE))
         self.exported = {name: value.strip("'") for name, value in self.exported.items()}
         return code
 
     def start(
-        self, step: Step = FINISH, *, is_successor: bool = False, terminated: bool = False, **environ: str
+        self, step: Step = FINISH, *, is_resubmitted: bool = False, terminated: bool = False, **environ: str
     ) -> int:
         """Run an attempt with `step` in place of the ranks and return the exit code of the script."""
-        code = self.begin(is_successor=is_successor, **environ)
+        code = self.begin(is_resubmitted=is_resubmitted, **environ)
         if not self.exported:
             return code
         self.attempt = int(self.exported["ATTEMPT"])
@@ -257,8 +257,8 @@ class Run:
             return -signal.SIGTERM
 
     def succeed(self) -> int:
-        """Run the script as a successor that another job has submitted, with ranks that finish."""
-        return self.start(is_successor=True, SLURM_JOB_ID="42")
+        """Run the script as a resubmitted job, with ranks that finish."""
+        return self.start(is_resubmitted=True, SLURM_JOB_ID="42")
 
     def lose_first_node(self, **environ: str) -> list[str]:
         """Let an agent ask for its lost batch script, and return what was asked of SLURM then."""
