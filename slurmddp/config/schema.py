@@ -177,6 +177,21 @@ class Ddp:
     name: Literal["ddp"] = key("ddp", "ddp: one replica per rank, gradients averaged; single: one rank")
     find_unused_parameters: bool | None = key(None, "look for parameters that a step leaves out")
     bucket_mb: float | None = key(None, "MiB of gradients per message", above=0)
+    static_graph: bool | None = key(None, "each step uses the same parameters in the same way")
+    comm_hook: Literal["fp16", "bf16", "powersgd", "post_local_sgd"] | None = key(
+        None, "how gradients are exchanged; null: averaged in float32"
+    )
+    hook_start_step: int | None = key(
+        None, "steps before powersgd (null: 1000) or post_local_sgd (null: 100) begins", minimum=0
+    )
+    powersgd_rank: int | None = key(None, "rank of the factors of powersgd; null: 1", minimum=1)
+    average_every: int | None = key(
+        None, "steps between two averages of the weights by post_local_sgd; null: 4", minimum=2
+    )
+    group_ranks: int | None = key(
+        None, "ranks that average gradients in each step of post_local_sgd; null: those of a node", minimum=1
+    )
+    zero_optimizer: bool | None = key(None, "the ranks share the optimizer's state")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,11 @@ class Strategy(Protocol):
     """The agreement of replicas: the methods that a strategy of your own needs.
 
     All ranks call `wrap` at the same place of the program, and so may talk to each other in it.
+
+    A strategy may have three further methods, which all ranks call together. `setup_optimizer(optimizer,
+    model)` returns the optimizer to step. `state_dict()` returns this rank's state, plain values and tensors;
+    each checkpoint keeps the states of all ranks. `load_state_dict(state)` restores it, after models and
+    optimizers have got their states; on another number of ranks it is not called.
     """
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:

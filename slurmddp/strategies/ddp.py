@@ -3,20 +3,26 @@
 torch's DistributedDataParallel packs gradients into buckets. It repacks them before the second backward pass,
 in the order in which the first pass finished them. The layout decides the order of summation. So the first
 step of a resumed run would differ in the last bits on four gloo ranks (torch 2.13; a sum of two ranks has one
-order). `fix_bucket_layout` makes torch repack before the first step, in fresh and in resumed runs.
+order). `fix_bucket_layout` makes torch repack before the first step, in fresh and in resumed runs. A static
+graph is fixed without a pass, because torch would take that pass for the model's graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from slurmddp.errors import ConfigError
+
+if TYPE_CHECKING:  # Their imports take time, which only a training with these options spends.
+    from slurmddp.strategies.comm_hooks import CommHook
+    from slurmddp.strategies.zero import ShardedOptimizer
 
 
 class _Touch(nn.Module):
@@ -82,23 +88,98 @@ def _without_hooks(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
             setattr(parameter, name, found)
 
 
+class _StaticGraph(DistributedDataParallel):
+    """DistributedDataParallel whose buckets hold parameters from last to first, from the first step on."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.reducer._push_all_rebuilt_params()
+        self.reducer._rebuild_buckets()
+
+    def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
+        parameters, sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        return parameters[::-1], sparse[::-1]
+
+
 class DataParallel:
     """DistributedDataParallel; one process without a process group uses the bare model.
 
     Args:
         find_unused_parameters: whether some parameters get no gradient in some steps.
         bucket_mb: size of a bucket in MB; None: torch's default.
+        static_graph: whether each step uses the same parameters in the same way. torch then permits
+            parameters that are used several times under activation checkpointing, or never.
+        comm_hook: "fp16" or "bf16": send gradients in that format; "powersgd": send low-rank factors;
+            "post_local_sgd": average gradients within a node, and weights over all ranks every
+            `average_every` steps. None: average gradients in float32.
+        hook_start_step: completed steps of plain averaging before "powersgd" (at least 2; None: 1000) or
+            "post_local_sgd" (None: 100) begins.
+        powersgd_rank: the rank of the factors of "powersgd"; None: 1.
+        average_every: steps between two averages of the weights by "post_local_sgd"; None: 4.
+        group_ranks: neighbouring ranks that average gradients in each step of "post_local_sgd"; None: those
+            of a node.
+        zero_optimizer: whether the ranks share the state of the optimizer instead of holding a copy each.
 
     Raises:
-        ConfigError: `bucket_mb` is not above 0.
+        ConfigError: a number is too small, or options don't fit together.
     """
 
-    def __init__(self, *, find_unused_parameters: bool = False, bucket_mb: float | None = None) -> None:
-        self._options: dict[str, Any] = {"find_unused_parameters": find_unused_parameters}
+    def __init__(
+        self,
+        *,
+        find_unused_parameters: bool | None = False,
+        bucket_mb: float | None = None,
+        static_graph: bool | None = False,
+        comm_hook: Literal["fp16", "bf16", "powersgd", "post_local_sgd"] | None = None,
+        hook_start_step: int | None = None,
+        powersgd_rank: int | None = None,
+        average_every: int | None = None,
+        group_ranks: int | None = None,
+        zero_optimizer: bool | None = False,
+    ) -> None:
+        self._options: dict[str, Any] = {"find_unused_parameters": bool(find_unused_parameters)}
         if bucket_mb is not None:
             if bucket_mb <= 0:
                 raise ConfigError(f"strategy.bucket_mb is {bucket_mb}.", hint="Give a size above 0, or null.")
             self._options["bucket_cap_mb"] = bucket_mb
+        self._options["static_graph"] = bool(static_graph)
+        self._zero, self._comm_hook = zero_optimizer, comm_hook
+        self._start_step, self._rank = hook_start_step, powersgd_rank
+        self._average_every, self._group_ranks = average_every, group_ranks
+        self._check_options()
+        self._hooks: list[CommHook] = []
+        self._sharded: list[ShardedOptimizer] = []
+
+    def _check_options(self) -> None:
+        if self._comm_hook not in (None, "fp16", "bf16", "powersgd", "post_local_sgd"):
+            raise ConfigError(
+                f"strategy.comm_hook is {self._comm_hook!r}.",
+                hint="Give fp16, bf16, powersgd, post_local_sgd or null.",
+            )
+        least = 2 if self._comm_hook == "powersgd" else 0
+        for name, value, minimum, hooks in (
+            ("hook_start_step", self._start_step, least, ("powersgd", "post_local_sgd")),
+            ("powersgd_rank", self._rank, 1, ("powersgd",)),
+            ("average_every", self._average_every, 2, ("post_local_sgd",)),
+            ("group_ranks", self._group_ranks, 1, ("post_local_sgd",)),
+        ):
+            if value is not None and self._comm_hook not in hooks:
+                raise ConfigError(
+                    f"strategy.{name} is {value}, and comm_hook is {self._comm_hook}.",
+                    hint=f"Leave it out, or choose strategy.comm_hook={' or '.join(hooks)}.",
+                )
+            if value is not None and value < minimum:
+                raise ConfigError(f"strategy.{name} is {value}.", hint=f"Give {minimum} or more.")
+        if self._options["static_graph"] and self._options["find_unused_parameters"]:
+            raise ConfigError(
+                "strategy.static_graph and strategy.find_unused_parameters are both true.",
+                hint="Choose one: with a static graph torch finds unused parameters in the first step.",
+            )
+        if self._zero and self._comm_hook == "post_local_sgd":
+            raise ConfigError(
+                "strategy.zero_optimizer does not work with comm_hook=post_local_sgd.",
+                hint="Choose one: ZeRO needs equal weights on all ranks.",
+            )
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         if not distributed.is_initialized():
@@ -109,11 +190,55 @@ class DataParallel:
                 hint="Call it directly, without setup_model, if it is not meant to be trained.",
             )
         devices = [device] if device.type == "cuda" else None
-        wrapped = DistributedDataParallel(model, device_ids=devices, **self._options)
+        is_static = self._options["static_graph"]
+        kind = _StaticGraph if is_static else DistributedDataParallel
+        wrapped = kind(model, device_ids=devices, **self._options)
         # torch never repacks when it searches unused parameters.
-        if not self._options["find_unused_parameters"]:
+        if not is_static and not self._options["find_unused_parameters"]:
             fix_bucket_layout(wrapped)
+        if self._comm_hook is not None:
+            self._hooks.append(self._make_hook(wrapped, self._comm_hook))
         return wrapped
+
+    def _make_hook(self, model: DistributedDataParallel, name: str) -> CommHook:
+        from slurmddp.strategies.comm_hooks import Compressed, PostLocalSgd, PowerSgd
+
+        if name == "powersgd":
+            return PowerSgd(model, self._rank or 1, 1000 if self._start_step is None else self._start_step)
+        if name == "post_local_sgd":
+            start = 100 if self._start_step is None else self._start_step
+            return PostLocalSgd(model, start, self._average_every or 4, self._group_ranks)
+        return Compressed(model, name)
+
+    def setup_optimizer(self, optimizer: Optimizer, model: nn.Module) -> Optimizer:
+        """Return the optimizer to step: the given one, or one whose state the ranks share.
+
+        Args:
+            optimizer: the optimizer of parameters of `model`.
+            model: the result of `wrap`.
+        """
+        if not isinstance(model, DistributedDataParallel):
+            return optimizer
+        for hook in self._hooks:
+            hook.follow(optimizer)
+        if not self._zero:
+            return optimizer
+        from slurmddp.strategies.zero import shard
+
+        self._sharded.append(shard(optimizer))
+        return self._sharded[-1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's state of the hooks; prepare the optimizers for a save. All ranks call it."""
+        for optimizer in self._sharded:
+            optimizer.consolidate()
+        states = [hook.state_dict() for hook in self._hooks]
+        return {"hooks": states} if any(states) else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore this rank's result of `state_dict`, after models and optimizers have got their states."""
+        for hook, saved in zip(self._hooks, state.get("hooks", []), strict=False):
+            hook.load_state_dict(saved)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()

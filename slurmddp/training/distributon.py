@@ -118,6 +118,8 @@ class Distributon:
         self._workers_differ = True
         self._loaders: list[DistributedLoader] = []
         self._models: list[nn.Module] = []
+        self._wrapped: list[nn.Module] = []
+        """The results of `wrap`, in the order of `_models`."""
         self._session = RankSession(os.environ, self._close_saves, environment, launcher)
         self._session.heartbeat.on_step = self._step_taken
         self._opened: Checkpointer | None = None
@@ -311,6 +313,7 @@ class Distributon:
         for one in (model, *more):
             autocast(one, context.device, self._dtype)
         self._models += [model, *more]
+        self._wrapped += wrapped
         if self._seed is not None and context.info.rank > 0:
             # From here on each rank draws its own dropout.
             rng.seed_everything(rng.derive(self._seed, "rank", context.info.rank))
@@ -345,7 +348,8 @@ class Distributon:
             more: further optimizers. A step of the training ends with the step of `optimizer`.
 
         Returns:
-            The same optimizer; a tuple of them for several optimizers.
+            The optimizer to step, which the strategy may have replaced; a tuple of them for several
+            optimizers. Build schedulers from it.
 
         Raises:
             ConfigError: an optimizer has a parameter that belongs to no model of `setup_model`, or does not
@@ -354,20 +358,27 @@ class Distributon:
         Example:
             optimizer = d.setup_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3))
         """
-        known = {id(parameter) for model in self._models for parameter in model.parameters()}
-        for one in (optimizer, *more):
-            given = [parameter for group in one.param_groups for parameter in group["params"]]
-            unknown = [p for p in given if p.device != self.device or id(p) not in known]
-            if unknown:
-                raise ConfigError(
-                    f"{len(unknown)} of the {len(given)} parameters of this {type(one).__name__} belong to "
-                    "no model that was set up.",
-                    hint="Call setup_model first, and build the optimizer from the parameters of its result.",
-                )
-            if self._scaler is not None:
-                self._scaler.follow(one)
-        self._session.heartbeat.follow(optimizer)
-        return (optimizer, *more) if more else optimizer
+        made = tuple(self._checked_optimizer(one) for one in (optimizer, *more))
+        self._session.heartbeat.follow(made[0])
+        return made if more else made[0]
+
+    def _checked_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """Return the optimizer that the strategy makes of `optimizer`, whose parameters must be set up."""
+        given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        owners = {id(p): number for number, model in enumerate(self._models) for p in model.parameters()}
+        unknown = [p for p in given if p.device != self.device or id(p) not in owners]
+        if unknown:
+            raise ConfigError(
+                f"{len(unknown)} of the {len(given)} parameters of this {type(optimizer).__name__} belong to "
+                "no model that was set up.",
+                hint="Call setup_model first, and build the optimizer from the parameters of its result.",
+            )
+        setup = getattr(self._strategy, "setup_optimizer", None)
+        if setup is not None:
+            optimizer = setup(optimizer, self._wrapped[owners[id(given[0])]])
+        if self._scaler is not None:
+            self._scaler.follow(optimizer)
+        return optimizer
 
     @overload
     def setup_dataloader(
@@ -947,6 +958,7 @@ class Distributon:
             self._opened = Checkpointer(
                 loaders=self._loaders,
                 unwrap=self.unwrap,
+                strategy=self._strategy,
                 scaler=self._scaler,
                 seed=self._seed,
                 config=self._config,

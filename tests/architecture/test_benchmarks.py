@@ -151,6 +151,44 @@ def test_a_step_is_compared_with_the_hand_written_one_of_its_round(benchmark):
     }
 
 
+def test_the_trace_of_faults_follows_from_the_seed_alone(benchmark):
+    goodput = benchmark("goodput")
+    faults = goodput.trace(3, 1200)
+    assert faults == goodput.trace(3, 1200) != goodput.trace(4, 1200)
+    assert sorted(fault.kind for fault in faults) == sorted(goodput.KINDS)
+    steps = [fault.step for fault in faults]
+    assert min(after - step for step, after in zip([0, *steps], [*steps, 1200], strict=True)) >= 50
+
+
+def test_the_loss_of_a_fault_is_its_time_without_that_of_slurm(benchmark):
+    """Ten steps of 1 s each. A fault after step 4 costs 6 s, of which 2 s are SLURM's, and repeats step 4."""
+    goodput = benchmark("goodput")
+    plain = goodput.Watched(0.0, [(step, 5.0 + step) for step in range(1, 11)], [(0.0, 3.0)])
+    before = [(step, 5.0 + step) for step in range(1, 5)]
+    after = [(step, 5.0 + step + 6) for step in range(5, 11)]
+    fault = goodput.Fault("kill-rank", 4, 0)
+    waits = [(0.0, 3.0), (10.0, 12.0)]
+    faulty = goodput.Watched(0.0, [*before, (4, 14.5), *after], waits, [(fault, 4, 9.0)])
+    found = goodput.figures(plain, faulty)
+    assert (found["time_without_s"], found["time_s"], found["lost_s"], found["slurm_s"]) == (12, 16, 4, 5)
+    assert (found["steps_twice"], found["last_step"]) == (1, 10)
+    assert [one["lost_s"] for one in found["faults"]] == [4]
+
+
+@pytest.mark.parametrize(
+    ("ours", "peer", "held"),
+    [
+        ({"ratio": 1.04, "lost_s": 2}, {"lost_s": 10}, (True, True)),
+        ({"ratio": 1.06, "lost_s": 3}, {"lost_s": 10}, (False, False)),
+        ({"ratio": 1.04, "lost_s": 2}, {"lost_s": 10, "failed": "it stopped at step 3"}, (True, False)),
+        ({"failed": "it stopped at step 3"}, {"lost_s": 10}, (False, False)),
+    ],
+)
+def test_a_training_that_did_not_end_holds_no_goal_and_is_no_best_peer(benchmark, ours, peer, held):
+    verdict = benchmark("goodput").verdict({"slurmddp": ours, "torchrun": peer})
+    assert (verdict["held"], verdict["held_to_peer"]) == held
+
+
 def test_nothing_is_written_unless_a_file_is_named(benchmark, tmp_path, monkeypatch):
     record, file = benchmark("record"), tmp_path / "found.json"
     monkeypatch.chdir(tmp_path)

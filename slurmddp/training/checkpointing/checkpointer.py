@@ -44,6 +44,8 @@ class Checkpointer:
 
     loaders: Loaders
     unwrap: Unwrap
+    strategy: Any = None
+    """Its optional methods `state_dict` and `load_state_dict` are called on all ranks."""
     scaler: LossScaler | None = None
     seed: int | None
     config: Mapping[str, Any] | None
@@ -102,8 +104,28 @@ class Checkpointer:
     def _gather_rank_states(self) -> list[Any] | None:
         """Return each rank's own part of the state on rank 0, and None elsewhere."""
         with collectives.agreed():
-            own = of_this_rank(self.loaders)
+            own = self._own_state()
         return collectives.gather_to_zero(own)
+
+    def _own_state(self) -> dict[str, Any]:
+        """Return this rank's part of the state. The strategy comes first, because it may use collectives."""
+        of_strategy = self.strategy_state()
+        return of_this_rank(self.loaders) | ({"strategy": of_strategy} if of_strategy else {})
+
+    def strategy_state(self) -> dict[str, Any]:
+        """Return this rank's state of the strategy; empty if the strategy has none."""
+        state: dict[str, Any] = self.strategy.state_dict() if hasattr(self.strategy, "state_dict") else {}
+        return state
+
+    def restore_strategy(self, found: checkpoint.Checkpoint) -> None:
+        """Restore the strategy's state of this rank; on another number of ranks it begins anew."""
+        saved = found.state["rng"]
+        if not any("strategy" in one for one in saved):
+            return
+        if len(saved) == collectives.world_size() and hasattr(self.strategy, "load_state_dict"):
+            self.strategy.load_state_dict(saved[collectives.rank()]["strategy"])
+        else:
+            log.warning("The strategy begins anew: the checkpoint has its state of %d rank(s).", len(saved))
 
     def _state(self, step: int, objects: Mapping[str, Any], rank_states: list[Any]) -> dict[str, Any]:
         """Return the state to save; raises SlurmddpError if it holds NaN or infinity."""
@@ -144,7 +166,7 @@ class Checkpointer:
         own = None
         error: Exception | None = None
         try:
-            own = of_this_rank(self.loaders)
+            own = self._own_state()
             if saves.copies_state:
                 state = self._state(step, objects, [])
                 if is_zero and saves.has_copies_elsewhere:

@@ -124,7 +124,9 @@ def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Com
     ema = None if settings.ema is None else AverageOfWeights(bare_model, settings.ema)
     if settings.compile:
         compile_in_place(bare_model, distributon.device)
-    optimizer = instantiate(config["optimizer"], bare_model.parameters(), _key_="optimizer")
+    optimizer = distributon.setup_optimizer(
+        instantiate(config["optimizer"], bare_model.parameters(), _key_="optimizer")
+    )
     return Components(
         settings=settings,
         data=data,
@@ -137,7 +139,7 @@ def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Com
             name: _build_measure(one, f"metrics.{name}")
             for name, one in (config.get("metrics") or {}).items()
         },
-        optimizer=distributon.setup_optimizer(optimizer),
+        optimizer=optimizer,
         scheduler=_build_scheduler(config.get("scheduler"), optimizer),
         callbacks=Callbacks(instantiate(config.get("callbacks") or {}, _key_="callbacks")),
         ema=ema,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from slurmddp.errors import SlurmddpError
 from slurmddp.strategies import build
@@ -201,3 +203,74 @@ def error_of_setup(strategy: str, trains: bool) -> str:
         except SlurmddpError as error:
             return str(error)
     return ""
+
+
+def _steps(d: Distributon, steps: range, root: Path, save_at: int = 0) -> Any:
+    """Train on this rank's half of common batches; load before the first step if it is not step 0."""
+    d.seed_everything(5)
+    net = Net(width=48)
+    model = d.setup_model(net)
+    optimizer = d.setup_optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    objects = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    if steps.start:
+        assert d.load(objects, root=root) == steps.start
+    losses = []
+    for step in steps:
+        x, y = batch_of(step, 8)
+        own = slice(d.rank * 8 // d.world_size, (d.rank + 1) * 8 // d.world_size)
+        loss = nn.functional.cross_entropy(model(x[own]), y[own])
+        d.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        losses.append(loss.item())
+        if step + 1 == save_at:
+            d.save(save_at, objects, root=root)
+    local = getattr(optimizer, "optim", optimizer)
+    share = sum(part.numel() for one in local.state.values() for part in one.values())
+    return weights(net), losses, share
+
+
+def trained_with(options: dict[str, Any], root: str) -> dict[str, Any]:
+    """Train 10 steps, save after step 6; return weights, losses and the size of this rank's optimizer."""
+    with Distributon(strategy=build("ddp", **options)) as d:
+        d.launch()
+        whole, losses, share = _steps(d, range(10), Path(root), save_at=6)
+    return {"whole": whole, "losses": losses, "share": share}
+
+
+def resumed_with(options: dict[str, Any], root: str) -> dict[str, torch.Tensor]:
+    """Train from the checkpoint of step 6 in new processes, and return the weights."""
+    with Distributon(strategy=build("ddp", **options)) as d:
+        d.launch()
+        return _steps(d, range(6, 10), Path(root))[0]
+
+
+class Reused(nn.Module):
+    """A checkpointed layer that runs twice, and an unused one: torch's DDP needs a static graph for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last, self.unused = nn.Linear(6, 6), nn.Linear(6, 3), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = torch.tanh(checkpoint(self.layer, x, use_reentrant=True))
+        logits: torch.Tensor = self.last(x)
+        return logits
+
+
+def reused_layer(static_graph: bool) -> str:
+    """Train three steps of `Reused`; return the error, or nothing."""
+    with Distributon(strategy=build("ddp", static_graph=static_graph), seed=1) as d:
+        d.launch()
+        model = d.setup_model(Reused())
+        optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        try:
+            for step in range(3):
+                x, y = batch_of(100 * step + d.rank)
+                step_on(model, optimizer, x.requires_grad_(), y)
+        except RuntimeError as error:
+            return str(error)
+        return ""

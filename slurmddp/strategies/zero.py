@@ -1,0 +1,62 @@
+"""The ZeRO optimizer: each rank holds the optimizer's state of its share of the parameters.
+
+Rajbhandari et al. 2019, arXiv:1910.02054, stage 1; the partition and the exchange are torch's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import distributed
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.optim import Optimizer
+
+from slurmddp.errors import ConfigError
+
+
+class ShardedOptimizer(ZeroRedundancyOptimizer):
+    """An optimizer whose state is spread over the ranks, and complete in checkpoints."""
+
+    def consolidate(self) -> None:
+        """Gather the whole state into the memory of each rank's host, for `state_dict`. All ranks call it."""
+        self._sync_param_groups(self.param_groups, self.optim.param_groups)  # type: ignore[attr-defined]
+        states: list[Any] = [None] * self.world_size
+        distributed.all_gather_object(states, _on_cpu(self.optim.state_dict()))
+        self._all_state_dicts = states
+
+    def step(self, *args: Any, **options: Any) -> float | None:  # type: ignore[override]
+        # A state that was gathered before the step must never be saved after it.
+        self._all_state_dicts = []
+        loss: float | None = super().step(*args, **options)
+        return loss
+
+
+def shard(optimizer: Optimizer) -> ShardedOptimizer:
+    """Return an optimizer of the same class and settings whose state is spread over the ranks.
+
+    Raises:
+        ConfigError: the optimizer has taken a step, or torch can't spread it.
+    """
+    kind = type(optimizer)
+    if optimizer.state:
+        raise ConfigError(
+            f"This {kind.__name__} has a state already, which zero_optimizer can't spread.",
+            hint="Call setup_optimizer before the first step and before load.",
+        )
+    accepted = inspect.signature(kind).parameters
+    defaults = {name: value for name, value in optimizer.defaults.items() if name in accepted}
+    groups = [dict(group) for group in optimizer.param_groups]
+    try:
+        return ShardedOptimizer(groups, kind, **defaults)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"strategy.zero_optimizer can't spread this {kind.__name__}: {error}",
+            hint="Take an optimizer of torch, dense parameters of one dtype, or zero_optimizer=false.",
+        ) from error
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _on_cpu(item) for key, item in value.items()}
+    return value.cpu() if hasattr(value, "cpu") else value

@@ -1,0 +1,94 @@
+"""Options of strategy ddp: equal to one process, exact after a resume, refused in wrong combinations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slurmddp.errors import ConfigError
+from slurmddp.strategies import build
+from support.distributed import strategy_jobs
+from support.distributed.ranks import run_ranks
+
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
+
+PLAIN = {}
+LOCAL = {"comm_hook": "post_local_sgd", "hook_start_step": 2, "average_every": 4, "group_ranks": 1}
+
+
+@pytest.fixture(scope="module")
+def reference(rank_server, tmp_path_factory):
+    """The weights of one process after ten steps."""
+    return run_ranks(strategy_jobs.trained_with, 1, PLAIN, str(tmp_path_factory.mktemp("one")))[0]["whole"]
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks", "tolerance"),
+    [
+        ({"static_graph": True, "bucket_mb": 0.01}, 4, 1e-4),
+        ({"comm_hook": "fp16"}, 2, 2e-2),
+        ({"comm_hook": "bf16"}, 2, 1e-1),
+        ({"comm_hook": "powersgd", "hook_start_step": 2, "powersgd_rank": 2, "bucket_mb": 0.01}, 2, 2e-1),
+        ({"zero_optimizer": True}, 2, 1e-4),
+        ({"zero_optimizer": True, "comm_hook": "powersgd", "hook_start_step": 2}, 2, 2e-1),
+        (LOCAL, 2, 2e-1),
+    ],
+    ids=lambda value: "+".join(map(str, value.values())) if isinstance(value, dict) else None,
+)
+def test_each_option_follows_one_process_and_resume_bit_for_bit(
+    options, ranks, tolerance, reference, tmp_path
+):
+    found = run_ranks(strategy_jobs.trained_with, ranks, options, str(tmp_path))
+    again = run_ranks(strategy_jobs.resumed_with, ranks, options, str(tmp_path))
+    for whole, resumed in zip(found, again, strict=True):
+        for name, value in whole["whole"].items():
+            assert torch.equal(resumed[name], value), name
+            torch.testing.assert_close(value, reference[name], rtol=0, atol=tolerance)
+    equal = [torch.equal(one, found[1]["whole"][name]) for name, one in found[0]["whole"].items()]
+    assert all(equal) == (options is not LOCAL)
+    if "zero_optimizer" in options:
+        assert found[0]["share"] + found[1]["share"] < 1.1 * (
+            2 * sum(one.numel() for one in reference.values())
+        )
+
+
+def test_zero_is_bit_for_bit_the_optimizer_that_it_spreads(tmp_path):
+    zero, plain = (
+        run_ranks(strategy_jobs.trained_with, 2, options, str(tmp_path / name))[0]
+        for name, options in (("zero", {"zero_optimizer": True}), ("plain", {}))
+    )
+    assert zero["losses"] == plain["losses"]
+    assert all(torch.equal(one, plain["whole"][name]) for name, one in zero["whole"].items())
+
+
+def test_a_state_that_zero_has_spread_loads_on_another_number_of_ranks(tmp_path):
+    options = {"zero_optimizer": True}
+    whole = run_ranks(strategy_jobs.trained_with, 4, options, str(tmp_path))[0]["whole"]
+    for name, value in run_ranks(strategy_jobs.resumed_with, 1, options, str(tmp_path))[0].items():
+        torch.testing.assert_close(value, whole[name], rtol=0, atol=1e-4)
+
+
+def test_a_static_graph_permits_layers_that_run_twice_under_checkpointing():
+    assert run_ranks(strategy_jobs.reused_layer, 2, True) == [""] * 2
+    assert all(
+        "ready" in error or "reduction" in error for error in run_ranks(strategy_jobs.reused_layer, 2, False)
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"comm_hook": "fp8"}, "comm_hook is 'fp8'"),
+        ({"powersgd_rank": 2}, r"powersgd_rank is 2, and comm_hook is None"),
+        ({"comm_hook": "fp16", "hook_start_step": 5}, "hook_start_step is 5, and comm_hook is fp16"),
+        ({"comm_hook": "powersgd", "hook_start_step": 1}, "hook_start_step is 1"),
+        ({"comm_hook": "powersgd", "powersgd_rank": 0}, "powersgd_rank is 0"),
+        ({"comm_hook": "powersgd", "average_every": 4}, "average_every is 4, and comm_hook is powersgd"),
+        ({"comm_hook": "post_local_sgd", "average_every": 1}, "average_every is 1"),
+        ({"comm_hook": "post_local_sgd", "zero_optimizer": True}, "zero_optimizer does not work"),
+        ({"static_graph": True, "find_unused_parameters": True}, "both true"),
+    ],
+)
+def test_options_that_do_not_fit_together_are_refused(options, said):
+    with pytest.raises(ConfigError, match=said):
+        build("ddp", **options)
