@@ -98,7 +98,7 @@ class Score:
 
 
 class Spoil:
-    """The callback that once puts NaN into the optimizer's state, after a step; that spoils its checkpoint."""
+    """The callback that puts NaN into the optimizer's state once, and so spoils a checkpoint."""
 
     def __init__(self, step: int) -> None:
         self._step = step
