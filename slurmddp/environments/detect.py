@@ -113,7 +113,7 @@ def _chosen(given: str | Environment | type[Environment], environ: Mapping[str, 
 
 
 def _problem_of(info: RankInfo) -> str:
-    """Return the first contradiction in the numbers of an environment; an empty text if there is none."""
+    """Return the first contradiction in the numbers of an environment, or an empty text."""
     if not isinstance(info, RankInfo):
         return "it must be a RankInfo"
     if not (

@@ -477,7 +477,7 @@ class Distributon:
             optimizer.zero_grad()
         """
         self._session.context  # noqa: B018 - raises before launch.
-        StopController.is_leaving = False
+        StopController.note_leaving(False)
         self._session.heartbeat.backward_begins()
         part = loss / accumulate if accumulate != 1 else loss
         scaled = part if self._scaler is None else self._scaler.scale(part)

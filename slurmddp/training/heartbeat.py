@@ -104,28 +104,26 @@ class Heartbeat:
 
         A batch that is requested under `torch.no_grad` belongs to an evaluation.
         """
-        watched = self._watched
+        watched, enter = self._watched, self.enter
+        if self._forward is None:
+            self._forward = _DeviceClock() if device.type == "cuda" else _ForwardClock()
+        begin_forward = self._forward.start
         try:
             while True:
                 trains = torch.is_grad_enabled()
-                self.enter("data" if trains else "evaluating")
+                enter("data" if trains else "evaluating")
                 try:
                     batch = next(source)
                 except StopIteration:
                     return
                 if trains:
-                    self.enter("first_step" if self._is_first else "step")
-                    self._begin_forward(device)
+                    enter("first_step" if self._is_first else "step")
+                    begin_forward()
                 else:
-                    self.enter("evaluating")
+                    enter("evaluating")
                 yield batch
         finally:
-            self.enter(self._phase, watched=watched)
-
-    def _begin_forward(self, device: torch.device) -> None:
-        if self._forward is None:
-            self._forward = _DeviceClock() if device.type == "cuda" else _ForwardClock()
-        self._forward.start()
+            enter(self._phase, watched=watched)
 
     def _complete(self) -> None:
         """Count the step that has just ended."""

@@ -143,12 +143,16 @@ def test_a_ratio_is_taken_round_by_round(benchmark):
 
 
 def test_a_step_is_compared_with_the_hand_written_one_of_its_round(benchmark):
-    times = {"by hand": [1.0, 2.0, 4.0], "slurmddp": [1.1, 2.0, 4.8], "again": [1.0, 2.0, 4.0]}
-    found = benchmark("step").ratios(times)
+    wall = {"by hand": [1.0, 2.0, 4.0], "slurmddp": [1.1, 2.0, 4.8], "again": [1.0, 2.0, 4.0]}
+    cpu = {"by hand": [0.5, 0.5, 0.75], "slurmddp": [0.5, 0.625, 1.0], "again": [0.5, 0.5, 0.75]}
+    step = benchmark("step")
+    found = step.ratios({name: [*zip(wall[name], cpu[name], strict=True)] for name in wall})
     assert found == {
-        "slurmddp": {"median": 1.1, "low": 1.0, "high": 1.2},
-        "again": {"median": 1.0, "low": 1.0, "high": 1.0},
+        "slurmddp": {"median": 1.1, "low": 1.0, "high": 1.2, "cpu": 1.0625, "cpu_us": 125000.0},
+        "again": {"median": 1.0, "low": 1.0, "high": 1.0, "cpu": 1.0, "cpu_us": 0.0},
     }
+    assert step.missed(found["slurmddp"]) == ["1.0625 of the hand-written one by CPU time"]
+    assert step.missed(found["again"]) == []
 
 
 def test_the_trace_of_faults_follows_from_the_seed_alone(benchmark):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from types import SimpleNamespace
 
 import pytest
@@ -35,6 +36,17 @@ def test_status_tells_how_each_attempt_ended(make_run, slurm, capsys):
         out,
     )
     assert "attempt 1 ended: preempted, no save recorded" in out
+
+
+def test_status_names_the_command_that_draws_the_curves_once_there_are_some(make_run, slurm, capsys):
+    folder = make_run()
+    submit(folder)
+    assert main(["status"]) == 0
+    assert "curves" not in capsys.readouterr().out
+    folder.tensorboard_dir.mkdir(parents=True)
+    assert main(["status"]) == 0
+    command = f"tensorboard --logdir {shlex.quote(str(folder.tensorboard_dir))}"
+    assert f"\n  curves     {command}\n" in capsys.readouterr().out
 
 
 def test_status_of_the_newest_run_by_default(make_run, slurm, capsys):

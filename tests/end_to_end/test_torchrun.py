@@ -73,6 +73,11 @@ def test_t9_t11_ranks_under_torchrun_restart_stop_at_sigusr2_and_resume(tmp_path
     assert first.returncode == 75, output
     assert all("after SIGUSR2" in log.read_text() for log in logs)
     assert all("torchrun: restart 1 of at most 10" in log.read_text() for log in logs)
+    assert [(event["generation"], event["rank"]) for event in events(run, "restarted")] == [(1, 1)]
+    shown = slurmddp(tmp_path, "status", run.name)
+    slurmddp(tmp_path, "report", run.name)
+    assert "was killed by SIGKILL" in (run.path / "report.html").read_text()
+    assert re.search(r"restarted +\S+ \S+: rank 1 on \S+ was killed by SIGKILL", shown), shown
     slurmddp(tmp_path, *words)
     assert [event["outcome"] for event in events(run, "ended")] == ["stopped", "finished"]
     for rank in range(2):

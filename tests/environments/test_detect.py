@@ -181,6 +181,15 @@ STEP = RankInfo(
 )
 
 
+def refusal_of(changes, asked):
+    """Return the error for a step with `changes`, or None if it fits what was asked."""
+    try:
+        require(dataclasses.replace(STEP, **changes), **asked)
+    except MismatchError as error:
+        return error
+    return None
+
+
 @pytest.mark.parametrize(
     ("changes", "asked"),
     [
@@ -192,7 +201,7 @@ STEP = RankInfo(
     ],
 )
 def test_a_step_that_fits_is_let_through(changes, asked):
-    require(dataclasses.replace(STEP, **changes), **asked)
+    assert refusal_of(changes, asked) is None
 
 
 @pytest.mark.parametrize(
@@ -205,7 +214,7 @@ def test_a_step_that_fits_is_let_through(changes, asked):
     ],
 )
 def test_a_step_that_does_not_fit_is_refused_with_the_flag(changes, asked, found, flag):
-    with pytest.raises(MismatchError) as caught:
-        require(dataclasses.replace(STEP, **changes), **asked)
-    assert found in caught.value.message
-    assert flag in caught.value.hint
+    refusal = refusal_of(changes, asked)
+    assert refusal is not None
+    assert found in refusal.message
+    assert flag in refusal.hint

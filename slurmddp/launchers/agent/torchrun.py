@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -63,6 +63,8 @@ def start(run_dir: str) -> int:
         signal.signal(signal.SIGUSR2, lambda number, frame: signal.raise_signal(signal.SIGTERM))
     words = [word for word in words if word.partition("=")[0] in known or not word.startswith("--")]
     api._terminate_process_handler = partial(_forward, api._terminate_process_handler)
+    local: Any = importlib.import_module("torch.distributed.elastic.agent.server.local_elastic_agent")
+    _record_restarts(local.LocalElasticAgent, folder)
     try:
         launcher.run(launcher.parse_args([*words, "-m", __name__, run_dir, str(os.getpid())]))
     except api.SignalException:
@@ -111,6 +113,38 @@ def arguments(config: dict[str, Any], node: RankInfo, address: str, port: str) -
 
 def _max_restarts(rules: Rules) -> int:
     return rules.max_restarts if rules.is_resumable else 0
+
+
+def _record_restarts(agent_class: Any, folder: RunFolder) -> None:
+    """Let torchrun's agent record each failure after which it restarts the ranks."""
+    monitor = agent_class._monitor_workers
+
+    @wraps(monitor)
+    def monitor_and_record(agent: Any, group: Any) -> Any:
+        result = monitor(agent, group)
+        if result.is_failed() and result.failures and agent._remaining_restarts > 0:
+            rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
+            count = group.spec.max_restarts - agent._remaining_restarts
+            try:
+                _record_restart(folder, rank, failure, count)
+            except OSError as error:
+                tell(f"torchrun: the restart was not recorded: {error}")
+        return result
+
+    agent_class._monitor_workers = monitor_and_record
+
+
+def _record_restart(folder: RunFolder, rank: int, failure: Any, count: int) -> None:
+    """Record that the ranks restart after the failure of `rank`; `count` restarts came before."""
+    run = RunContext.read(os.environ)
+    generation = run.restart_count + count
+    lines = capture.last_lines(folder.rank_log(run.attempt, rank))
+    node = detect(os.environ).node_rank
+    cause = capture.here(int(failure.exitcode), node_rank=node, rank=rank, lines=lines)
+    # Each node's torchrun gets here, and the first one records.
+    if not run.is_superseded and capture.record(folder, run.attempt, cause, generation=generation):
+        reason = capture.describe(cause)
+        run.add_event("restarted", generation=generation + 1, reason=reason, node=node, rank=rank, step=-1)
 
 
 def _report(folder: RunFolder, rank: int, failure: Any) -> int:

@@ -89,9 +89,11 @@ class DistributedLoader:
         batches = self._rest_of_epoch()
         if self.progress is not None:
             batches = self.progress.batches(batches, self._device)
-        is_there = self._device.type == "cpu"  # Loaders yield tensors on the CPU.
-        for batch in batches:
-            yield batch if is_there else to_device(batch, self._device)
+        if self._device.type == "cpu":  # Loaders yield tensors on the CPU.
+            yield from batches
+        else:
+            for batch in batches:
+                yield to_device(batch, self._device)
         self._next_epoch()
         self._entered = False
 

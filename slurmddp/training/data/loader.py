@@ -69,8 +69,9 @@ class SampledLoader(DistributedLoader):
         self._sampler.seek(self._sampler.epoch + 1, 0)
 
     def _rest_of_epoch(self) -> Iterator[Any]:
+        advance, samples = self._sampler.advance, (self._loader.batch_size or 1) * self._world_size
         for batch in self._started():
-            self._sampler.advance((self._loader.batch_size or 1) * self._world_size)
+            advance(samples)
             yield batch
 
     def _load(self, state: dict[str, Any]) -> None:

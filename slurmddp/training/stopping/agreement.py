@@ -128,7 +128,7 @@ class StopAgreement:
                 a request to stop. Without the other ranks a save would never end.
         """
         with self._lock:
-            if not self._posted and not (self._is_alone and self.requested):
+            if not self._posted and (not self._is_alone or self.reason is None):
                 self._started += 1
                 return False
         if self._shared:

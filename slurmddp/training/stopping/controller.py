@@ -61,17 +61,21 @@ class StopController:
         """Return whether to stop now instead of starting the next optimizer step."""
         if self._agreement is None and self._found_at_start is None:
             self._begin(context)
-        self._steps += self._agreement is not None
-        StopController.is_leaving = self._agreement is None or self._ask(self._agreement)
-        return StopController.is_leaving
+        stops = True
+        if self._agreement is not None:
+            self._steps += 1
+            if self._answered_at is not None:
+                self._pace.add_step(time.monotonic() - self._answered_at)
+            stops = self._agreement.should_stop()
+            self._answered_at = time.monotonic()
+        StopController.note_leaving(stops)
+        return stops
 
-    def _ask(self, agreement: StopAgreement) -> bool:
-        now = time.monotonic()
-        if self._answered_at is not None:
-            self._pace.add_step(now - self._answered_at)
-        stop = agreement.should_stop()
-        self._answered_at = time.monotonic()
-        return stop
+    @classmethod
+    def note_leaving(cls, is_leaving: bool) -> None:
+        """Set `is_leaving`; an assignment to a class in each step would empty Python's attribute caches."""
+        if cls.is_leaving is not is_leaving:
+            cls.is_leaving = is_leaving
 
     def _begin(self, context: RankContext) -> None:
         if self._guard is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -305,15 +306,18 @@ class Training:
         """Return to a checkpoint before a spike; return the batches after those that led to the spike.
 
         The checkpoint is the newest one of a step that `train.save_every` names, so that a training with
-        interruptions, which save at other steps, goes back as far as one without. Later ones are quarantined.
+        interruptions, which save at other steps, goes back as far as one without. If the last rollback has
+        led to a spike again, it is one before the checkpoint of that rollback, if there is one. Later ones
+        are quarantined.
         """
         distributon, guard = self.distributon, self._guard
         self._pending.clear()
         distributon.finish_saving()
-        number = guard.record(spike.step, spike)
+        spoilt, number = guard.spoilt(spike.step), guard.record(spike.step, spike)
         at, data_end = guard.at, spike.step + guard.left_out
         every = self.components.settings.save_every
-        if restore.go_back(self._root, every, before=spike.step, checkpointer=distributon._checkpointer):
+        go_back = partial(restore.go_back, self._root, every, checkpointer=distributon._checkpointer)
+        if (spoilt is not None and go_back(before=spoilt)) or go_back(before=spike.step):
             self.resume()
         else:
             raise SlurmddpError(f"{spike.message} There is no checkpoint to go back to.", hint=spike.hint)
@@ -321,7 +325,7 @@ class Training:
         batches = self.components.batches()
         for _ in range(left_out * self.components.loader.accumulate):
             next(batches)
-        guard.at, guard.left_out = at, guard.left_out + left_out
+        guard.at, guard.back_at, guard.left_out = at, self.step, guard.left_out + left_out
         self._warn(
             "spike",
             f"{spike.message} Training is back at step {self.step} and leaves out the data of "

@@ -57,17 +57,21 @@ class SpikeGuard:
         """The last losses, averaged over ranks, without spikes."""
         self.at: list[int] = []
         """The steps of the last skips or rollbacks."""
+        self.back_at: int | None = None
+        """The step of the checkpoint of the last rollback."""
         self.left_out = 0
         """Steps whose data rollbacks have left out: the data are so many steps ahead."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values for a checkpoint."""
-        return {"recent": list(self.recent), "at": self.at, "left_out": self.left_out}
+        own = {"at": self.at, "back_at": self.back_at, "left_out": self.left_out}
+        return {"recent": list(self.recent), **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a result of `state_dict`; an empty dict starts again."""
         self.recent = deque(state.get("recent", ()), maxlen=WINDOW)
         self.at, self.left_out = list(state.get("at", ())), state.get("left_out", 0)
+        self.back_at = state.get("back_at")
 
     # The step.
 
@@ -119,6 +123,14 @@ class SpikeGuard:
             return f"The loss of step {step} is {loss:.4g}, a spike above {limit:.4g}."
         self.recent.append(loss)
         return ""
+
+    def spoilt(self, step: int) -> int | None:
+        """Return the step of the checkpoint that led to a spike at `step` again, or None.
+
+        Training from it, with other data, has not passed the last spike. So the checkpoint holds the cause,
+        for example an optimizer state that is not finite.
+        """
+        return self.back_at if self.at and step <= self.at[-1] else None
 
     def record(self, step: int, problem: SlurmddpError) -> str:
         """Count a skip or rollback at `step`; return its number in words.

@@ -97,6 +97,20 @@ class Score:
         return self._values[Score.step // 2]
 
 
+class Spoil:
+    """The callback that puts NaN into the optimizer's state once, and so spoils a checkpoint."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self._is_done = False
+
+    def on_step_end(self, training: Any) -> None:
+        if training.step == self._step and not self._is_done:
+            self._is_done = True
+            optimizer = training.components.optimizer
+            next(iter(optimizer.state.values()))["exp_avg"].fill_(torch.nan)
+
+
 class ScoreStep:
     """The callback that tells `Score` the step."""
 

@@ -70,14 +70,19 @@ def test_a_background_write_becomes_urgent_when_training_waits_for_it(
 def test_a_write_becomes_urgent_when_the_next_copy_waits_for_its_buffer(
     saves: AsyncWriter, agent: CheckpointService, tmp_path: Path
 ) -> None:
+    durable: list[float] = []
+    saves.on_durable = durable.append
     for step in (1, 2):
         write(saves, tmp_path, step)
     agent.handle()
+    assert not any(shared_buffer.is_urgent(one) for one in saves._buffers.descriptors)
     with ThreadPoolExecutor(1) as thread:
         served = thread.submit(wait_for, agent)
         write(saves, tmp_path, 3)
+        assert len(durable) == 1  # Step 1 has given its buffer to step 3.
         saves.finish()
         served.result()
+    assert len(durable) == 3
 
 
 def test_writes_of_earlier_ranks_become_urgent_too(tmp_path: Path) -> None:

@@ -100,6 +100,22 @@ def test_rollbacks_leave_out_the_data_that_led_to_them(tmp_path: Path) -> None:
     assert (guard["left_out"], guard["at"], len(guard["recent"])) == (8, [5, 8, 10, 12], 12)
 
 
+def test_a_rollback_leaves_a_checkpoint_that_leads_to_a_spike_again_for_an_older_one(tmp_path: Path) -> None:
+    """The optimizer's state is NaN in checkpoint 6, so that each training from there has a NaN loss at 8."""
+    case = Case("", 1, "", train=(("on_spike", "rollback"), ("save_every", 3)))
+    config = config_of(case)
+    config["callbacks"] = {"spoil": {"_target_": "support.distributed.trainer_jobs.Spoil", "step": 6}}
+    folder = new_folder(tmp_path / "run")
+    assert run_ranks(trainer_jobs.train_once, 1, config, str(folder.path), None) == ["finished"]
+    told = [event["text"] for event in folder.events() if event["event"] == "warned"]
+    assert told == [
+        f"The loss of step 8 is nan. Training is back at step {back} and leaves out the data of {steps} "
+        f"steps (rollback {number} of at most 10 within 1000 steps)."
+        for number, (back, steps) in enumerate([(6, 2), (3, 7)], 1)
+    ]
+    assert (folder.checkpoints_dir / "abandoned-step-0000000006").is_dir()
+
+
 def test_a_rollback_without_a_checkpoint_ends_the_attempt(tmp_path: Path) -> None:
     case = Case("", 2, "", train=(("on_spike", "rollback"),), bad_sample=17)
     folder = new_folder(tmp_path / "run")
