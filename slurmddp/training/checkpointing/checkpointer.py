@@ -22,6 +22,7 @@ from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.files.manifest import folder_name
 from slurmddp.checkpoint.state import config_match
 from slurmddp.checkpoint.state.safetensors_stream import encoded_size
+from slurmddp.checkpoint.state.shards import has_shards, with_whole_tensors
 from slurmddp.checkpoint.state.staging import Snapshot
 from slurmddp.checkpoint.state.state_tree import flatten
 from slurmddp.training.checkpointing.async_writer import AsyncWriter, Keep
@@ -77,9 +78,9 @@ class Checkpointer:
         self._leave_newer(root, step)
         rank_states = self._gather_rank_states()
         saves.unfinished = not wait
+        state = self._gathered(step, objects, rank_states)
         with collectives.agreed():
-            if rank_states is not None:
-                state = self._state(step, objects, rank_states)
+            if state is not None:
                 snapshot = Snapshot(root, step, time.time_ns(), state, self.facts() | _measured(metrics))
                 saves.write(snapshot, keep, wait=wait, began=began)
         return root / folder_name(step)
@@ -105,6 +106,19 @@ class Checkpointer:
             own = of_this_rank(self.loaders)
         return collectives.gather_to_zero(own)
 
+    def _gathered(
+        self, step: int, objects: Mapping[str, Any], rank_states: list[Any] | None
+    ) -> dict[str, Any] | None:
+        """Return the state to save on rank 0, which has `rank_states`, and None elsewhere."""
+        is_sharded = any(map(has_shards, objects.values()))
+        state: dict[str, Any] = {}
+        with collectives.agreed():
+            if is_sharded or rank_states is not None:
+                state = self._state(step, objects, rank_states or [])
+        if is_sharded:
+            state = with_whole_tensors(state, keep=rank_states is not None)
+        return None if rank_states is None else state
+
     def _state(self, step: int, objects: Mapping[str, Any], rank_states: list[Any]) -> dict[str, Any]:
         """Return the state to save; raises SlurmddpError if it holds NaN or infinity."""
         require_finite(step, objects, self.unwrap)
@@ -120,10 +134,9 @@ class Checkpointer:
     def check_can_save(self, root: Path, objects: Mapping[str, Any], *, keep_last: int, wait: bool) -> float:
         """Let rank 0 write, verify and delete the files of a save; return the seconds on all ranks."""
         started = time.perf_counter()
-        rank_states = self._gather_rank_states()
+        state = self._gathered(0, objects, self._gather_rank_states())
         with collectives.agreed():
-            if rank_states is not None:
-                state = self._state(0, objects, rank_states)
+            if state is not None:
                 growth = _growth(objects)
                 checkpoint.check_can_write(root, state, growth=growth, keep_last=keep_last)
                 self.saves.prepare(encoded_size(flatten(state).tensors) + growth, wait=wait)
@@ -139,13 +152,14 @@ class Checkpointer:
         root = root.absolute()
         self._leave_newer(root, step)
         saves, is_zero = self.saves, collectives.rank() == 0
+        is_sharded = any(map(has_shards, objects.values()))
         state: dict[str, Any] = {}
         shared: dict[str, Any] = {}
         own = None
         error: Exception | None = None
         try:
             own = of_this_rank(self.loaders)
-            if saves.copies_state:
+            if saves.copies_state or is_sharded:
                 state = self._state(step, objects, [])
                 if is_zero and saves.has_copies_elsewhere:
                     shared = _of_rank_zero(state, objects, self.unwrap)
@@ -155,6 +169,8 @@ class Checkpointer:
             (own, (self.pace.figures, time.time_ns(), shared) if is_zero else None), error
         )
         figures, stamp, shared = gathered[0][1] or (self.pace.figures, 0, {})
+        if is_sharded:
+            state = with_whole_tensors(state, keep=saves.copies_state)
         if saves.copies_state:
             state["rng"] = [part for part, _ in gathered]
             with saves.optional():
