@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
+from slurmddp.checkpoint.state import reader
 from slurmddp.checkpoint.state.shards import local, whole
 from slurmddp.strategies import build
 from slurmddp.training.distributon import Distributon
@@ -76,7 +78,45 @@ def train(name: str, options: dict[str, Any], steps: int = 3) -> dict[str, Any]:
         held = [*model.parameters(), *(m for one in optimizer.state.values() for m in one.values())]
         return {
             "norms": norms,
-            "state": whole_state(model, optimizer),
+            "state": whole_state(d.unwrap(model), optimizer),
             "unwrapped": d.unwrap(model) is model,
             "numbers held": sum(local(one.detach()).untyped_storage().size() // 4 for one in held),
         }
+
+
+def save_at(root: str, saves: list[int], strategy: str = "fsdp") -> dict[str, torch.Tensor]:
+    """Train to the last of `saves`, save at each of them in the background, and return the whole state."""
+    with Distributon(strategy=strategy) as d:
+        d.launch()
+        model, optimizer = setup(d)
+        for first, end in zip([0, *saves], saves, strict=False):
+            take_steps(d, model, optimizer, first, end)
+            d.save(end, model=model, optimizer=optimizer, root=root, wait=False)
+        d.finish_saving()
+        return whole_state(d.unwrap(model), optimizer)
+
+
+def load_and_train(root: str, end: int, strategy: str = "fsdp") -> dict[str, Any]:
+    """Load the newest checkpoint and train to step `end`; return its step, the loaded and the last state."""
+    files: set[str] = set()
+    read = reader._read_tensors
+    with Distributon(strategy=strategy) as d, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "_read_tensors", lambda *args: files.add(args[2]) or read(*args))
+        d.launch()
+        model, optimizer = setup(d)
+        step = d.load(model=model, optimizer=optimizer, root=root) or 0
+        loaded = whole_state(d.unwrap(model), optimizer)
+        take_steps(d, model, optimizer, step, end)
+        last = whole_state(d.unwrap(model), optimizer)
+        return {"step": step, "loaded": loaded, "last": last, "files": sorted(files), "rank": d.rank}
+
+
+def save_and_wait(root: str) -> dict[str, torch.Tensor]:
+    """Save with `wait`, without an agent: rank 0 gathers and writes; return the whole state."""
+    with Distributon(strategy="fsdp") as d:
+        d.launch()
+        model, optimizer = setup(d)
+        d.check_can_save(model=model, optimizer=optimizer, root=root)
+        take_steps(d, model, optimizer, 0, 1)
+        d.save(1, model=model, optimizer=optimizer, root=root)
+        return whole_state(d.unwrap(model), optimizer)
