@@ -125,7 +125,7 @@ class Checkpointer:
 
     def _shards(self, state: Mapping[str, Any], objects: Mapping[str, Any]) -> ShardCopy | None:
         """Return the common copy of a sharded state by the ranks of one node, or None."""
-        if self.saves.is_on_one_node and any(map(has_shards, objects.values())):
+        if any(map(has_shards, objects.values())) and self.saves.is_on_one_node:
             return ShardCopy(state)
         return None
 
