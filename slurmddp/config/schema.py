@@ -174,7 +174,7 @@ class Policy:
 class Ddp:
     """One replica per rank. Gradients are averaged after every step."""
 
-    name: Literal["ddp"] = key("ddp", "ddp: one replica per rank, gradients averaged; single: one rank")
+    name: Literal["ddp"] = key("ddp", "ddp: one replica per rank; fsdp: one shard per rank; single: one rank")
     find_unused_parameters: bool | None = key(None, "look for parameters that a step leaves out")
     bucket_mb: float | None = key(None, "MiB of gradients per message", above=0)
     static_graph: bool | None = key(None, "each step uses the same parameters in the same way")
@@ -192,6 +192,24 @@ class Ddp:
         None, "ranks that average gradients in each step of post_local_sgd; null: those of a node", minimum=1
     )
     zero_optimizer: bool | None = key(None, "the ranks share the optimizer's state")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fsdp:
+    """Each rank keeps its shard of parameters, gradients and optimizer state."""
+
+    name: Literal["fsdp"] = key("fsdp", "parameters, gradients and optimizer state in shards, one per rank")
+    wrap: tuple[str, ...] | None = key(
+        None, "classes of the modules to gather as one unit; null: the members of lists of equal modules"
+    )
+    param_dtype: Literal["float32", "bfloat16", "float16"] | None = key(
+        None, "type of gathered parameters; null: their own"
+    )
+    reduce_dtype: Literal["float32", "bfloat16", "float16"] | None = key(
+        None, "type in which gradients are summed; null: param_dtype"
+    )
+    reshard_after_forward: bool = key(True, "free gathered parameters between forward and backward pass")
+    activation_checkpointing: bool = key(False, "compute activations again in the backward pass")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,7 +310,7 @@ class Config:
         later=True,
     )
     scheduler: Node | None = group("cosine", "the learning rate over the steps")
-    strategy: Ddp | Single | Node = group(
+    strategy: Ddp | Fsdp | Single | Node = group(
         "ddp", "how the replicas stay equal; also package.Class of your own"
     )
     cluster: Cluster | None = group(None, "the cluster, chosen with +cluster=NAME", FREE, trainer=False)

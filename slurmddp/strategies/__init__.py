@@ -13,6 +13,7 @@ from torch import nn
 
 from slurmddp import plugins
 from slurmddp.strategies.ddp import DataParallel
+from slurmddp.strategies.fsdp import FullySharded
 from slurmddp.strategies.single import Single
 
 
@@ -37,14 +38,14 @@ class Strategy(Protocol):
         """Return the module that was given to `wrap`."""
 
 
-STRATEGIES: dict[str, type[Strategy]] = {"ddp": DataParallel, "single": Single}
+STRATEGIES: dict[str, type[Strategy]] = {"ddp": DataParallel, "fsdp": FullySharded, "single": Single}
 
 
 def build(name: str | Strategy | type[Strategy], **options: Any) -> Strategy:
     """Return a strategy.
 
     Args:
-        name: "ddp", "single", the import path of a class, or a strategy or its class itself.
+        name: "ddp", "fsdp", "single", the import path of a class, or a strategy or its class itself.
         options: arguments of the class.
 
     Raises:

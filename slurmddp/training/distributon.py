@@ -31,6 +31,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from slurmddp.checkpoint.files.best import check_best, check_choice
+from slurmddp.checkpoint.state.shards import has_shards, whole
 from slurmddp.environments.detect import Environment
 from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
 from slurmddp.errors import ConfigError
@@ -64,8 +65,8 @@ class Distributon:
     Args:
         num_devices: number of ranks on this machine. "auto": the ranks that a launcher has started; without a
             launcher one per visible GPU, or one.
-        strategy: "ddp", "single", or a class of your own with the methods of `slurmddp.strategies.Strategy`:
-            its import path, the class, or an object of it.
+        strategy: "ddp", "fsdp", "single", or a class of your own with the methods of
+            `slurmddp.strategies.Strategy`: its import path, the class, or an object of it.
         backend: "nccl", "gloo", or "auto": nccl for ranks with GPUs, else gloo.
         precision: "32"; "bf16" or "fp16": the forward passes of models run under autocast to bfloat16 or
             float16, and return float32. Weights, gradients and checkpoints stay in float32. With "fp16",
@@ -377,6 +378,11 @@ class Distributon:
         if setup is not None:
             optimizer = setup(optimizer, self._wrapped[owners[id(given[0])]])
         if self._scaler is not None:
+            if has_shards(optimizer):
+                raise ConfigError(
+                    'precision="fp16" scales the loss, which sharded gradients do not support.',
+                    hint='Use precision="bf16", or strategy.param_dtype=bfloat16.',
+                )
             self._scaler.follow(optimizer)
         return optimizer
 
@@ -600,7 +606,7 @@ class Distributon:
             parameters = list(owner.parameters())
         if self._scaler is not None:
             self._scaler.unscale(parameters)
-        return nn.utils.clip_grad_norm_(parameters, max_norm)
+        return whole(nn.utils.clip_grad_norm_(parameters, max_norm))
 
     # Between ranks.
 

@@ -126,6 +126,20 @@ def test_the_digits_are_recognised(tmp_path: Path) -> None:
     assert (only_run(folder).path / "report.png").is_file()
 
 
+def test_the_shards_are_trained_on_any_ranks_and_exported(tmp_path: Path) -> None:
+    folder = example("12_fsdp", tmp_path)
+    outputs = [
+        run([sys.executable, "train.py", *words], folder)
+        for words in (["--steps", "50"], ["--ranks=3", "--steps=100"], ["--strategy=ddp", "--steps=150"])
+    ]
+    held = [re.findall(r"holds ([\d.]+) MB of weights, ([\d.]+) MB", output) for output in outputs]
+    assert [len(ranks) for ranks in held] == [2, 3, 2]
+    assert held[0] == [("0.27", "0.53")] * 2 and held[2] == [("0.53", "1.07")] * 2
+    assert [re.findall(r"step (\d+): loss", output) for output in outputs] == [["50"], ["100"], ["150"]]
+    slurmddp(folder, "export", "./checkpoints", "--step=100", "--output", "weights.safetensors")
+    assert load((folder / "weights.safetensors").read_bytes())["0.weight"].shape == (64, 16)
+
+
 def test_the_own_model_and_data_are_trained(tmp_path: Path) -> None:
     folder = example("07_own_model", tmp_path)
     output = slurmddp(folder, "train", "name=sums", "train.steps=60", "train.eval_every=30", "model.width=64")

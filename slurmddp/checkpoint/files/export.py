@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -47,18 +49,24 @@ def export_weights(
         raise ConfigError(
             f"{output} exists already.", hint="Give another --output, or --force to replace a file."
         )
-    require_state(verify(folder))
-    model, wanted = _names_of(folder, model)
-    with (folder / TENSORS_FILE).open("rb") as source:
-        entries, data_start = _header(source)
-        chosen = {name: _plain_entry(name, entries[stored], entries) for name, stored in wanted.items()}
-        _write(output, source, data_start, chosen, {"format": "pt", **facts})
+    manifest = verify(folder)
+    require_state(manifest)
+    content = json.loads((folder / TREE_FILE).read_text(encoding="utf-8"))
+    model, wanted = _names_of(folder, content["state"], model)
+    with ExitStack() as stack:
+        # The files of the ranks in the order of their rows.
+        names = [
+            TENSORS_FILE,
+            *sorted(name for name in manifest.files if name not in (TENSORS_FILE, TREE_FILE)),
+        ]
+        sources = [_Source(stack.enter_context((folder / name).open("rb"))) for name in names]
+        chosen = {name: _tensor(name, stored, sources) for name, stored in wanted.items()}
+        _write(output, chosen, {"format": "pt", **facts})
     return model, list(wanted)
 
 
-def _names_of(folder: Path, model: str | None) -> tuple[str, dict[str, str]]:
-    """Return the object's name, and map its tensors' names in its state_dict to those in the file."""
-    tree = json.loads((folder / TREE_FILE).read_text(encoding="utf-8"))["state"]
+def _names_of(folder: Path, tree: Any, model: str | None) -> tuple[str, dict[str, str]]:
+    """Return the object's name, and map its tensors' names in its state_dict to those in the files."""
     objects = {str(name): value for name, value in _pairs(dict(_pairs(tree)).get("objects"))}
     models = {name: found for name, value in objects.items() if (found := _tensors_in(value))}
     if model is None and AVERAGED in models and models[AVERAGED].keys() == models.get("model", {}).keys():
@@ -91,16 +99,52 @@ def _tensors_in(value: Any) -> dict[str, str]:
     }
 
 
-def _header(source: IO[bytes]) -> tuple[dict[str, Entry], int]:
-    """Return the entries of a checkpoint's tensor file, and where the data begin in bytes."""
-    length = int.from_bytes(source.read(8), "little")
-    header = json.loads(source.read(length))
-    odd = json.loads(header.pop("__metadata__", {}).get("slurmddp_dtypes", "{}"))
-    return {name: {**entry, "odd": odd.get(name)} for name, entry in header.items()}, 8 + length
+class _Source:
+    """A file with tensors of a checkpoint, and the entries of its header."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream = stream
+        length = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(length))
+        self.odd: dict[str, Entry] = json.loads(header.pop("__metadata__", {}).get("slurmddp_dtypes", "{}"))
+        self.entries: dict[str, Entry] = header
+        self.data_start = 8 + length
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """Yield the bytes of a tensor."""
+        start, stop = self.entries[name]["data_offsets"]
+        self.stream.seek(self.data_start + start)
+        left = stop - start
+        while left:
+            chunk = self.stream.read(min(left, CHUNK_BYTES))
+            if not chunk:
+                raise CheckpointError("The checkpoint changed while it was read.", hint="Run it again.")
+            left -= len(chunk)
+            yield chunk
 
 
-def _plain_entry(name: str, entry: Entry, entries: Mapping[str, Entry]) -> Entry:
-    odd = entry["odd"]
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor to write; the rows of a sharded one are in several files, in this order."""
+
+    stored: str
+    sources: Sequence[_Source]
+    dtype: str
+    shape: list[int]
+    size: int
+
+
+def _tensor(name: str, stored: str, sources: Sequence[_Source]) -> _Tensor:
+    holders = [source for source in sources if stored in source.entries]
+    entries = [_plain_entry(name, source.entries[stored], source.odd.get(stored)) for source in holders]
+    shape = list(entries[0]["shape"])
+    if len(entries) > 1:
+        shape[0] = sum(entry["shape"][0] for entry in entries)
+    size = sum(stop - start for start, stop in (entry["data_offsets"] for entry in entries))
+    return _Tensor(stored, holders, entries[0]["dtype"], shape, size)
+
+
+def _plain_entry(name: str, entry: Entry, odd: Entry | None) -> Entry:
     if odd is None:
         return entry
     if odd["dtype"] not in _NAMES:
@@ -111,18 +155,17 @@ def _plain_entry(name: str, entry: Entry, entries: Mapping[str, Entry]) -> Entry
     return {**entry, "dtype": _NAMES[odd["dtype"]], "shape": odd["shape"]}
 
 
-def _write(
-    output: Path, source: IO[bytes], data_start: int, chosen: Mapping[str, Entry], facts: Mapping[str, str]
-) -> None:
-    ordered = sorted(chosen.items(), key=lambda item: -_WIDTHS.get(item[1]["dtype"], 1))
+def _write(output: Path, chosen: Mapping[str, _Tensor], facts: Mapping[str, str]) -> None:
+    ordered = sorted(chosen.items(), key=lambda item: -_WIDTHS.get(item[1].dtype, 1))
     head, total = _head(ordered, facts)
     try:
         space.require(output.parent, len(head) + total)
         with replacing(output) as target:
             target.write(head)
-            for _, entry in ordered:
-                for chunk in _bytes_at(source, data_start, entry):
-                    target.write(chunk)
+            for _, tensor in ordered:
+                for source in tensor.sources:
+                    for chunk in source.chunks(tensor.stored):
+                        target.write(chunk)
         sync_folder(output.parent)
     except OSError as error:
         raise SlurmddpError(
@@ -130,26 +173,17 @@ def _write(
         ) from error
 
 
-def _head(ordered: list[tuple[str, Entry]], facts: Mapping[str, str]) -> tuple[bytes, int]:
+def _head(ordered: list[tuple[str, _Tensor]], facts: Mapping[str, str]) -> tuple[bytes, int]:
     """Return the header of the new file, with its length in front, and the number of data bytes."""
     header: dict[str, Any] = {"__metadata__": dict(facts)}
     at = 0
-    for name, entry in ordered:
-        size = entry["data_offsets"][1] - entry["data_offsets"][0]
-        header[name] = {"dtype": entry["dtype"], "shape": entry["shape"], "data_offsets": [at, at + size]}
-        at += size
+    for name, tensor in ordered:
+        header[name] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": [at, at + tensor.size],
+        }
+        at += tensor.size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, at
-
-
-def _bytes_at(source: IO[bytes], data_start: int, entry: Entry) -> Iterator[bytes]:
-    start, stop = entry["data_offsets"]
-    source.seek(data_start + start)
-    left = stop - start
-    while left:
-        chunk = source.read(min(left, CHUNK_BYTES))
-        if not chunk:
-            raise CheckpointError("The checkpoint changed while it was read.", hint="Run it again.")
-        left -= len(chunk)
-        yield chunk

@@ -56,6 +56,11 @@ class Manifest:
         return json.dumps({**content, "sha256": _digest(content)}, indent=2) + "\n"
 
 
+def shard_file(rank: int) -> str:
+    """Return the name of the file with a rank's shards of the sharded tensors."""
+    return f"shard-{rank:05d}.safetensors"
+
+
 def folder_name(step: int) -> str:
     return f"step-{step:010d}"
 

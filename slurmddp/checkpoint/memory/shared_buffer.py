@@ -1,6 +1,6 @@
 """One training state in a memory file (memfd), which outlives the rank that wrote it.
 
-The file has three parts behind a header of one page: the bytes of the checkpoint's tensor file, the bytes of
+The file has three parts behind a header of one page: the bytes of the checkpoint's tensor files, the bytes of
 its tree, and `about`, JSON with the root, the facts and the versions of the checkpoint.
 The header holds three flags of eight bytes; each is written at once:
 
@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from typing import Any
 
+from slurmddp.checkpoint.files.manifest import TENSORS_FILE
 from slurmddp.environments.names import MEMORY_VARIABLE
 
 PAGE_BYTES = 4096
@@ -82,6 +83,12 @@ class StateBytes:
         tree_at, about_at = state.tensors_bytes, state.tensors_bytes + state.tree_bytes
         about = json.loads(bytes(whole[about_at:]))
         return cls(whole, whole[:tree_at], whole[tree_at:about_at], about)
+
+    @property
+    def files(self) -> dict[str, tuple[int, int]]:
+        """Start and size in bytes, within `tensors`, of each file of the checkpoint that holds tensors."""
+        places = self.about.get("files", {TENSORS_FILE: (0, len(self.tensors))})
+        return {name: (start, size) for name, (start, size) in places.items()}
 
 
 def create() -> int:

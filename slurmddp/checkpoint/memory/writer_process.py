@@ -24,7 +24,7 @@ from typing import Any
 import slurmddp
 from slurmddp import errors
 from slurmddp.checkpoint.files.durable import FileRecord, copy_hashed, write_hashed
-from slurmddp.checkpoint.files.manifest import TENSORS_FILE, TREE_FILE
+from slurmddp.checkpoint.files.manifest import TREE_FILE
 from slurmddp.checkpoint.files.publish import publish
 from slurmddp.checkpoint.memory import shared_buffer
 from slurmddp.checkpoint.memory.channel import Channel
@@ -124,11 +124,19 @@ def _write(buffer: shared_buffer.MappedFile, request: Request, durable: Callable
         return not request["background"] or shared_buffer.is_urgent(buffer.descriptor)
 
     def fill(folder: Path) -> dict[str, FileRecord]:
-        source, start = buffer.descriptor, state.tensors_at
         with ThreadPoolExecutor(1) as thread:  # flushes the small file while the large one is written
             tree = thread.submit(write_hashed, folder / TREE_FILE, [stored.tree])
-            tensors = copy_hashed(folder / TENSORS_FILE, source, start, stored.tensors, is_urgent=is_urgent)
-            return {TENSORS_FILE: tensors, TREE_FILE: tree.result()}
+            tensors = {
+                name: copy_hashed(
+                    folder / name,
+                    buffer.descriptor,
+                    state.tensors_at + start,
+                    stored.tensors[start : start + size],
+                    is_urgent=is_urgent,
+                )
+                for name, (start, size) in stored.files.items()
+            }
+            return {**tensors, TREE_FILE: tree.result()}
 
     with buffer.mapped(state) as stored:
         publish(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from slurmddp.checkpoint.state.state_tree import flatten, unflatten
+from slurmddp.checkpoint.state.shards import is_sharded, mapped
 from slurmddp.errors import CheckpointError
 
 _SHOWN = 3
@@ -48,11 +48,12 @@ def misfit(name: str, target: Any, problem: str) -> CheckpointError:
 
 def undo_for(target: Any) -> Callable[[], None]:
     """Return a function that restores the present state of `target`."""
-    flat = flatten({"state": target.state_dict()})
-    copies = {name: tensor.to("cpu", copy=True) for name, tensor in flat.tensors.items()}
+    before = mapped(
+        target.state_dict(), lambda t: t.clone() if is_sharded(t) else t.detach().to("cpu", copy=True)
+    )
 
     def undo() -> None:
-        target.load_state_dict(unflatten(flat.tree, copies)["state"])
+        target.load_state_dict(before)
 
     return undo
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -39,17 +39,24 @@ from slurmddp.checkpoint.files.manifest import (
 from slurmddp.checkpoint.files.retention import restore_replaced, set_aside
 from slurmddp.checkpoint.files.retry import retried
 from slurmddp.checkpoint.state.safetensors_stream import decode
+from slurmddp.checkpoint.state.shards import joined
 from slurmddp.checkpoint.state.state_tree import unflatten
 from slurmddp.errors import CheckpointError
 from slurmddp.runs.folder.owner import foreign_owner, refuse_foreign, warn_if_exposed
 from slurmddp.runs.folder.run_context import RunContext
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A state that was read and verified; its tensors are on the CPU and shared with no other object."""
+    """A state that was read and verified; no other object shares its tensors, which are on the CPU.
+
+    DTensors are on the device of their mesh.
+    """
 
     step: int
     state: dict[str, Any]
@@ -209,10 +216,19 @@ def go_back(root: Path, every: int, *, before: int) -> int | None:
     return chosen
 
 
-def read(path: Path) -> Checkpoint:
-    """Read the checkpoint in the folder `path`; raises CheckpointError when anything does not verify."""
+def read(path: Path, mesh: DeviceMesh | None = None) -> Checkpoint:
+    """Read and verify a checkpoint.
+
+    Args:
+        path: its folder.
+        mesh: of the ranks that share the sharded tensors: they become DTensors with this rank's rows, and
+            files without such rows are not read. None: they become whole tensors.
+
+    Raises:
+        CheckpointError: a file that was read does not verify.
+    """
     try:
-        return retried(partial(_read, path), f"Reading the checkpoint {path}")
+        return retried(partial(_read, path, mesh), f"Reading the checkpoint {path}")
     except CheckpointError as problem:
         raise CheckpointError(
             f"Checkpoint {path} is not usable: {problem.message}",
@@ -232,28 +248,29 @@ def _folders(root: Path) -> list[Path]:
     return checkpoint_folders(root)
 
 
-def _read(path: Path) -> Checkpoint:
+def _read(path: Path, mesh: DeviceMesh | None) -> Checkpoint:
     manifest = load_manifest(path)
     require_state(manifest)
-    tensors = _read_tensors(path, manifest)
-    state = unflatten(_read_tree(path, manifest), tensors)
-    return Checkpoint(manifest.step, state, dict(manifest.meta))
+    content = _read_tree(path, manifest)
+    read_file = partial(_read_tensors, path, manifest)
+    tensors = read_file(TENSORS_FILE) | joined(content.get("shards", {}), read_file, mesh)
+    return Checkpoint(manifest.step, unflatten(content["state"], tensors), dict(manifest.meta))
 
 
 def _unreadable(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(f"{path} can't be read: {error.strerror or error}.", hint="Check the file system.")
 
 
-def _read_tensors(path: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
-    expected = manifest.files[TENSORS_FILE]
-    check_size(path / TENSORS_FILE, expected)
-    with open_hashed(path / TENSORS_FILE) as reader:
+def _read_tensors(path: Path, manifest: Manifest, name: str) -> dict[str, torch.Tensor]:
+    expected = manifest.files[name]
+    check_size(path / name, expected)
+    with open_hashed(path / name) as reader:
         try:
             tensors = decode(reader, expected.size)
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-            _check_rest(reader, TENSORS_FILE, manifest)
-            raise CheckpointError(f"{TENSORS_FILE} can't be decoded: {error}") from error
-        _check_rest(reader, TENSORS_FILE, manifest)
+            _check_rest(reader, name, manifest)
+            raise CheckpointError(f"{name} can't be decoded: {error}") from error
+        _check_rest(reader, name, manifest)
     return tensors
 
 
@@ -266,7 +283,7 @@ def _read_tree(path: Path, manifest: Manifest) -> Any:
         _check_rest(reader, TREE_FILE, manifest)
     content = json.loads(text)
     check_format(content["format"])
-    return content["state"]
+    return content
 
 
 def _check_rest(reader: HashedReader, name: str, manifest: Manifest) -> None:

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from slurmddp.checkpoint.files.manifest import FORMAT, check_format
+from slurmddp.checkpoint.files.manifest import TENSORS_FILE, check_format, shard_file
 from slurmddp.checkpoint.files.publish import check, versions
 from slurmddp.checkpoint.files.space import size_text
 from slurmddp.checkpoint.memory import shared_buffer
@@ -33,9 +33,13 @@ from slurmddp.checkpoint.state.safetensors_stream import (
     is_in_memory,
     layout,
 )
+from slurmddp.checkpoint.state.shards import joined
 from slurmddp.checkpoint.state.state_tree import flatten, unflatten
 from slurmddp.errors import CheckpointError
 from slurmddp.host.cgroups import available_bytes, copies_that_fit
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +126,16 @@ class MappedTensor:
         self.area.close()
 
 
+class ShardWriters(Protocol):
+    """The ranks of a sharded state, which write their shards into the buffer of rank 0."""
+
+    sizes: Sequence[int]
+    """Bytes of each rank's file."""
+
+    def write(self, descriptor: int, view: MappedTensor, starts: Sequence[int]) -> None:
+        """Let each rank write its file into the memory file `descriptor`, at its place in `starts`."""
+
+
 @dataclass
 class _Slot:
     """One memory file and its map, once it is mapped."""
@@ -176,12 +190,15 @@ class StagingBuffers:
             self._preparing.join()
             self._preparing = None
 
-    def copy(self, snapshot: Snapshot, *, wait: bool = True) -> int | None:
+    def copy(
+        self, snapshot: Snapshot, *, wait: bool = True, shards: ShardWriters | None = None
+    ) -> int | None:
         """Copy a state into a buffer.
 
         Args:
             snapshot: the state.
             wait: whether to wait for the allocation of memory.
+            shards: writes the shards of a sharded state.
 
         Returns:
             The number of the buffer. None if all buffers are being written to the disk; without `wait` also
@@ -192,12 +209,13 @@ class StagingBuffers:
             CheckpointError: a checkpoint can't store the state.
         """
         check(snapshot.step, 1, snapshot.meta)
-        flat = flatten(snapshot.state)
+        flat = flatten(snapshot.state, sharded=shards is not None)
         head, tensors = layout(flat.tensors)
-        tree = json.dumps({"format": FORMAT, "state": flat.tree}, separators=(",", ":")).encode()
+        tree = flat.to_json()
+        own_bytes = len(head) + sum(tensor.nbytes for tensor in tensors)
+        files, tensors_bytes = _places([own_bytes, *(() if shards is None else shards.sizes)])
         facts = {"root": str(snapshot.root), "meta": dict(snapshot.meta), "versions": versions()}
-        about = json.dumps(facts).encode()
-        tensors_bytes = len(head) + sum(tensor.nbytes for tensor in tensors)
+        about = json.dumps(facts if shards is None else {**facts, "files": files}).encode()
         header = shared_buffer.StoredState(
             snapshot.step, snapshot.stamp, shared_buffer.PAGE_BYTES, tensors_bytes, len(tree), len(about)
         )
@@ -205,7 +223,18 @@ class StagingBuffers:
             return None
         number = self._free_slot(header.end)
         if number is not None:
-            self._fill(self._slots[number], header, [head, tree, about], tensors)
+            slot = self._slots[number]
+            view = self._fit(slot, header.end)
+            shared_buffer.invalidate(slot.descriptor)
+            for start, text in zip(
+                (header.tensors_at, header.tree_at, header.about_at), (head, tree, about), strict=True
+            ):
+                view.area[start : start + len(text)] = text
+            view.copy(tensors, header.tensors_at + len(head))
+            if shards is not None:
+                starts = [header.tensors_at + start for start, _ in list(files.values())[1:]]
+                shards.write(slot.descriptor, view, starts)
+            shared_buffer.commit(slot.descriptor, header)
         return number
 
     def has_free(self) -> bool:
@@ -233,20 +262,6 @@ class StagingBuffers:
     def _growth(self, size: int) -> int:
         """Return the bytes to add for a growing state, whose next copy would not fit otherwise."""
         return min(max(0, size - self._outgrown), size // _LARGEST_GROWTH) if self._outgrown else 0
-
-    def _fill(
-        self,
-        slot: _Slot,
-        header: shared_buffer.StoredState,
-        texts: Sequence[bytes],
-        tensors: Sequence[torch.Tensor],
-    ) -> None:
-        view = self._fit(slot, header.end)
-        shared_buffer.invalidate(slot.descriptor)
-        for start, text in zip((header.tensors_at, header.tree_at, header.about_at), texts, strict=True):
-            view.area[start : start + len(text)] = text
-        view.copy(tensors, header.tensors_at + len(texts[0]))
-        shared_buffer.commit(slot.descriptor, header)
 
     def _free_slot(self, size: int) -> int | None:
         """Return the number of the free buffer with the oldest state; None if all are being written."""
@@ -353,6 +368,20 @@ class StagingBuffers:
         self._slots.clear()
 
 
+def _places(sizes: Sequence[int]) -> tuple[dict[str, tuple[int, int]], int]:
+    """Return start and size of each file with tensors, and the end of the last; each starts at a page.
+
+    Args:
+        sizes: bytes of the file with the whole tensors, and of the file of each rank's shards.
+    """
+    names = [TENSORS_FILE, *map(shard_file, range(len(sizes) - 1))]
+    files, end = {}, 0
+    for name, size in zip(names, sizes, strict=True):
+        start = -(-end // shared_buffer.PAGE_BYTES) * shared_buffer.PAGE_BYTES
+        files[name], end = (start, size), start + size
+    return files, end
+
+
 def _rounded(size: int) -> int:
     return -(-size // _ROUND_BYTES) * _ROUND_BYTES
 
@@ -368,12 +397,17 @@ def _synchronize(devices: Iterable[torch.device]) -> None:
         torch.cuda.synchronize(device)
 
 
-def read_state(step: int, stored: shared_buffer.StateBytes) -> Checkpoint:
-    """Decode a stored state; its tensors are copies."""
+def read_state(step: int, stored: shared_buffer.StateBytes, mesh: DeviceMesh | None = None) -> Checkpoint:
+    """Decode a stored state; its tensors are copies, with `mesh` as in `checkpoint.read`."""
+
+    def read_file(name: str) -> dict[str, torch.Tensor]:
+        start, size = stored.files[name]
+        return decode(Bytes(stored.tensors[start : start + size]), size)
+
     try:
         content = json.loads(bytes(stored.tree))
         check_format(content["format"])
-        tensors = decode(Bytes(stored.tensors), len(stored.tensors))
+        tensors = read_file(TENSORS_FILE) | joined(content.get("shards", {}), read_file, mesh)
         return Checkpoint(step, unflatten(content["state"], tensors), stored.about["meta"])
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"The state of step {step} in memory can't be decoded: {error}.") from error

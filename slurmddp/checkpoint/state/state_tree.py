@@ -7,15 +7,18 @@ types of keys, `{"tuple": [...]}` tells tuples from lists, `{"tensor": name}` na
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from slurmddp.checkpoint.files.manifest import FORMAT
+from slurmddp.checkpoint.state.shards import entry_of, local
 from slurmddp.errors import CheckpointError
 
 MAX_DEPTH = 100
@@ -33,12 +36,31 @@ class FlatState:
 
     tree: Any
     tensors: dict[str, torch.Tensor]
+    shards: dict[str, torch.Tensor] = field(default_factory=dict)
+    """This rank's rows of the sharded tensors, which are not in `tensors`."""
+    table: dict[str, Any] = field(default_factory=dict)
+    """The entry of each sharded tensor in the tree file, see `shards.entry_of`."""
+
+    def to_json(self) -> bytes:
+        """Return the content of the tree file."""
+        content = {"format": FORMAT, "state": self.tree} | ({"shards": self.table} if self.table else {})
+        return json.dumps(content, separators=(",", ":")).encode()
 
 
-def flatten(state: Mapping[str, Any]) -> FlatState:
-    """Flatten `state`; raises CheckpointError that names the key path of a value that can't be stored."""
-    flattener = _Flattener()
-    return FlatState(flattener.value(dict(state), "", 0), flattener.tensors)
+def flatten(state: Mapping[str, Any], *, sharded: bool = False) -> FlatState:
+    """Flatten a state.
+
+    Args:
+        state: as in `checkpoint.write`.
+        sharded: whether DTensors are allowed. Each rank stores its rows; all ranks get the same tree.
+
+    Raises:
+        CheckpointError: a value can't be stored; the message names its key path.
+    """
+    flattener = _Flattener(sharded)
+    tree = flattener.value(dict(state), "", 0)
+    shards = {name: flattener.tensors.pop(name) for name in flattener.table}
+    return FlatState(tree, flattener.tensors, shards, flattener.table)
 
 
 def unflatten(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -74,8 +96,10 @@ def _mapping(tag: str, tree: dict[str, Any], tensors: Mapping[str, torch.Tensor]
 
 
 class _Flattener:
-    def __init__(self) -> None:
+    def __init__(self, sharded: bool = False) -> None:
+        self._sharded = sharded
         self.tensors: dict[str, torch.Tensor] = {}
+        self.table: dict[str, Any] = {}
         self._names: dict[int, list[tuple[torch.Tensor, str]]] = {}
 
     def value(self, value: Any, path: str, depth: int) -> Any:
@@ -88,7 +112,12 @@ class _Flattener:
         if kind is float:
             return value if math.isfinite(value) else {"float": struct.pack(">d", value).hex()}
         if isinstance(value, torch.Tensor):
-            return {"tensor": self._tensor(value, path)}
+            entry = entry_of(value) if self._sharded else None
+            if entry is None:
+                return {"tensor": self._tensor(value, path)}
+            name = self._tensor(local(value.detach()), path)
+            self.table[name] = entry
+            return {"tensor": name}
         return self._container(value, path, depth)
 
     def _container(self, value: Any, path: str, depth: int) -> Any:

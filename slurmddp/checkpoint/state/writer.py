@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -14,7 +13,7 @@ from typing import Any
 from slurmddp.checkpoint.files import space
 from slurmddp.checkpoint.files.best import Best
 from slurmddp.checkpoint.files.durable import FileRecord, sync_folder, write_hashed
-from slurmddp.checkpoint.files.manifest import DELETING, FORMAT, TENSORS_FILE, TREE_FILE, Manifest, verify
+from slurmddp.checkpoint.files.manifest import DELETING, TENSORS_FILE, TREE_FILE, Manifest, verify
 from slurmddp.checkpoint.files.publish import Fill, complete, explained, fresh_folder, publish, versions
 from slurmddp.checkpoint.files.retention import NEVER_BELOW
 from slurmddp.checkpoint.files.retry import retried
@@ -57,7 +56,7 @@ def write(
 def _filler(state: Mapping[str, Any]) -> tuple[Fill, int]:
     """Return the function that writes the files of `state`, and their number of bytes."""
     flat = flatten(state)
-    tree = json.dumps({"format": FORMAT, "state": flat.tree}, separators=(",", ":")).encode()
+    tree = flat.to_json()
     tensor_bytes = encoded_size(flat.tensors)
     in_memory = all(map(is_in_memory, flat.tensors.values()))
 

@@ -26,6 +26,7 @@ from slurmddp.checkpoint.state.staging import NoMemory, Snapshot, StagingBuffers
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import CheckpointError, SlurmddpError
 from slurmddp.runs.folder.run_context import RunContext
+from slurmddp.training.checkpointing.shard_copy import ShardCopy
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,8 @@ class AsyncWriter:
         """Whether this rank copies states: rank 0, and under agents the first rank of each node."""
         self.has_copies_elsewhere = info is not None and self.has_agent and info.nodes > 1
         """Whether ranks of other nodes copy states too."""
+        self.is_on_one_node = info is not None and info.nodes == 1
+        """Whether all ranks can write into the memory of rank 0."""
         self.unfinished = False
         """Whether a save without `wait` may still be running; the same on all ranks."""
         self.on_durable: Callable[[float], None] = lambda seconds: None
@@ -82,8 +85,19 @@ class AsyncWriter:
         """Whether a write runs in the background."""
         return bool(self._pending)
 
-    def write(self, snapshot: Snapshot, keep: Keep, *, wait: bool, began: float) -> None:
-        """Save a state; training pauses since `began`. Raises the error of an earlier background save."""
+    def write(
+        self,
+        snapshot: Snapshot,
+        keep: Keep,
+        *,
+        wait: bool,
+        began: float,
+        shards: ShardCopy | None = None,
+    ) -> None:
+        """Save a state; training pauses since `began`. Raises the error of an earlier background save.
+
+        Of a sharded state, the other ranks follow `shards`.
+        """
         self.poll()
         self._raise_failed()
         root, folder = snapshot.root, self._run.folder
@@ -92,22 +106,23 @@ class AsyncWriter:
             "background": not wait, "attempt": self._run.attempt,
             "run_dir": str(folder.path) if folder and self._run.keeps(root) else None,
         }  # fmt: skip
-        slot = self._copy(snapshot) if self._uses_writer(wait) else None
+        slot = self._copy(snapshot, shards) if self._uses_writer(wait) else None
         since = time.monotonic()
         request |= {"since": since, "stall_s": round(since - began, 3)}
         if slot is None:
             self.finish()
-            checkpoint.write(root, snapshot.step, snapshot.state, meta=snapshot.meta, **asdict(keep))
+            state = snapshot.state if shards is None else shards.gather(snapshot.state)
+            checkpoint.write(root, snapshot.step, state, meta=snapshot.meta, **asdict(keep))
             conclude(request | {"background": False}, None)
             return
         self._request(slot, request)
         if wait:
             self.finish()
 
-    def copy_to_memory(self, snapshot: Snapshot) -> None:
+    def copy_to_memory(self, snapshot: Snapshot, shards: ShardCopy | None = None) -> None:
         """Copy a state into memory without a write, unless memory must be allocated first."""
         if not self._copies_off:
-            self._buffers.copy(snapshot, wait=False)
+            self._buffers.copy(snapshot, wait=False, shards=shards)
 
     @contextmanager
     def optional(self) -> Iterator[None]:
@@ -178,14 +193,14 @@ class AsyncWriter:
     def _uses_writer(self, wait: bool) -> bool:
         return not self._copies_off and (self.has_agent or not wait or self._writer is not None)
 
-    def _copy(self, snapshot: Snapshot) -> int | None:
+    def _copy(self, snapshot: Snapshot, shards: ShardCopy | None) -> int | None:
         """Copy the state and return the number of its buffer, or None if this rank has to write by itself."""
         try:
             self._open_channel()
             while not self._buffers.has_free():
                 self._buffers.set_urgent()
                 self._receive(_POLL_S)
-            return self._buffers.copy(snapshot)
+            return self._buffers.copy(snapshot, shards=shards)
         except NoMemory as why:
             self._end_copies(why)
         except OSError as error:

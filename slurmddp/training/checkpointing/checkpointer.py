@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,10 +23,12 @@ from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.files.manifest import folder_name
 from slurmddp.checkpoint.state import config_match
 from slurmddp.checkpoint.state.safetensors_stream import encoded_size
+from slurmddp.checkpoint.state.shards import has_shards, with_whole_tensors
 from slurmddp.checkpoint.state.staging import Snapshot
 from slurmddp.checkpoint.state.state_tree import flatten
 from slurmddp.training.checkpointing.async_writer import AsyncWriter, Keep
 from slurmddp.training.checkpointing.finite import require_finite
+from slurmddp.training.checkpointing.shard_copy import ShardCopy
 from slurmddp.training.checkpointing.snapshot_interval import SnapshotInterval
 from slurmddp.training.checkpointing.training_state import Loaders, Unwrap, collect, of_this_rank
 from slurmddp.training.precision import LossScaler
@@ -79,11 +82,16 @@ class Checkpointer:
         self._leave_newer(root, step)
         rank_states = self._gather_rank_states()
         saves.unfinished = not wait
-        with collectives.agreed():
+        state = self._collected(step, objects, rank_states)
+        shards = self._shards(state, objects)
+        if shards is None:
+            state = _whole(state, objects, keep=rank_states is not None)
+        with collectives.agreed(), shards or nullcontext():
             if rank_states is not None:
-                state = self._state(step, objects, rank_states)
                 snapshot = Snapshot(root, step, time.time_ns(), state, self.facts() | _measured(metrics))
-                saves.write(snapshot, keep, wait=wait, began=began)
+                saves.write(snapshot, keep, wait=wait, began=began, shards=shards)
+            elif shards is not None:
+                shards.follow(state)
         return root / folder_name(step)
 
     def _leave_newer(self, root: Path, step: int) -> None:
@@ -127,6 +135,22 @@ class Checkpointer:
         else:
             log.warning("The strategy begins anew: the checkpoint has its state of %d rank(s).", len(saved))
 
+    def _collected(
+        self, step: int, objects: Mapping[str, Any], rank_states: list[Any] | None
+    ) -> dict[str, Any]:
+        """Return the state to save on rank 0, which has `rank_states`; on all ranks if it is sharded."""
+        state: dict[str, Any] = {}
+        with collectives.agreed():
+            if rank_states is not None or any(map(has_shards, objects.values())):
+                state = self._state(step, objects, rank_states or [])
+        return state
+
+    def _shards(self, state: Mapping[str, Any], objects: Mapping[str, Any]) -> ShardCopy | None:
+        """Return the common copy of a sharded state by the ranks of one node, or None."""
+        if any(map(has_shards, objects.values())) and self.saves.is_on_one_node:
+            return ShardCopy(state)
+        return None
+
     def _state(self, step: int, objects: Mapping[str, Any], rank_states: list[Any]) -> dict[str, Any]:
         """Return the state to save; raises SlurmddpError if it holds NaN or infinity."""
         require_finite(step, objects, self.unwrap)
@@ -143,9 +167,10 @@ class Checkpointer:
         """Let rank 0 write, verify and delete the files of a save; return the seconds on all ranks."""
         started = time.perf_counter()
         rank_states = self._gather_rank_states()
+        state = self._collected(0, objects, rank_states)
+        state = _whole(state, objects, keep=rank_states is not None)
         with collectives.agreed():
             if rank_states is not None:
-                state = self._state(0, objects, rank_states)
                 growth = _growth(objects)
                 checkpoint.check_can_write(root, state, growth=growth, keep_last=keep_last)
                 self.saves.prepare(encoded_size(flatten(state).tensors) + growth, wait=wait)
@@ -167,7 +192,7 @@ class Checkpointer:
         error: Exception | None = None
         try:
             own = self._own_state()
-            if saves.copies_state:
+            if saves.copies_state or any(map(has_shards, objects.values())):
                 state = self._state(step, objects, [])
                 if is_zero and saves.has_copies_elsewhere:
                     shared = _of_rank_zero(state, objects, self.unwrap)
@@ -177,13 +202,26 @@ class Checkpointer:
             (own, (self.pace.figures, time.time_ns(), shared) if is_zero else None), error
         )
         figures, stamp, shared = gathered[0][1] or (self.pace.figures, 0, {})
-        if saves.copies_state:
-            state["rng"] = [part for part, _ in gathered]
-            with saves.optional():
+        shards = self._shards(state, objects)
+        if shards is None:
+            state = _whole(state, objects, keep=saves.copies_state)
+        with saves.optional(), shards or nullcontext():
+            if saves.copies_state:
+                state["rng"] = [part for part, _ in gathered]
                 if not is_zero:
                     _overlay(state, shared)
-                saves.copy_to_memory(Snapshot(root, step, stamp, state, self.facts()))
+                saves.copy_to_memory(Snapshot(root, step, stamp, state, self.facts()), shards)
+            elif shards is not None:
+                shards.follow(state)
         self.pace.copied(figures, time.perf_counter() - began)
+
+
+def _whole(state: dict[str, Any], objects: Mapping[str, Any], *, keep: bool) -> dict[str, Any]:
+    """Return the state with whole tensors; all ranks call it, and get it with `keep`."""
+    if not any(map(has_shards, objects.values())):
+        return state
+    found: dict[str, Any] = with_whole_tensors(state, keep=keep)
+    return found
 
 
 def _measured(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import get_total_norm
 
+from slurmddp.checkpoint.state.shards import local, whole
 from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
 from slurmddp.errors import SlurmddpError
 
@@ -23,15 +24,16 @@ def gradient_norm(model: nn.Module, clip_norm: float | None) -> torch.Tensor:
     The result stays on the device of the gradients: nothing waits for it.
     """
     if clip_norm is not None:
-        return nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        return whole(nn.utils.clip_grad_norm_(model.parameters(), clip_norm))
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return get_total_norm([one._values() if one.is_sparse else one for one in gradients])
+    return whole(get_total_norm([one._values() if one.is_sparse else one for one in gradients]))
 
 
 def require_finite(step: int, objects: Mapping[str, Any], unwrap: Callable[[nn.Module], nn.Module]) -> None:
     """Raise SlurmddpError if a trainable parameter of a module in `objects` holds NaN or infinity.
 
-    Buffers and frozen parameters are not checked, because masks often hold -inf.
+    Buffers and frozen parameters are not checked, because masks often hold -inf. Of a sharded parameter, this
+    rank checks its own shard.
     """
     for name, value in objects.items():
         if isinstance(value, nn.Module):
@@ -45,7 +47,9 @@ def require_finite(step: int, objects: Mapping[str, Any], unwrap: Callable[[nn.M
 
 
 def _first_bad(model: nn.Module) -> str | None:
-    named = [(name, p.detach()) for name, p in model.named_parameters() if p.requires_grad and _has_norm(p)]
+    named = [
+        (name, local(p.detach())) for name, p in model.named_parameters() if p.requires_grad and _has_norm(p)
+    ]
     # The norm of all parameters is one fast pass. Each parameter is read again only if it is not finite.
     if torch.isfinite(get_total_norm([parameter for _, parameter in named])):
         return None

@@ -20,9 +20,10 @@ import torch
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.files import visibility
 from slurmddp.checkpoint.files.best import Best
-from slurmddp.checkpoint.files.manifest import TENSORS_FILE, load_manifest, newest_step, step_of
+from slurmddp.checkpoint.files.manifest import load_manifest, newest_step, step_of
 from slurmddp.checkpoint.memory import shared_buffer
 from slurmddp.checkpoint.state import config_match
+from slurmddp.checkpoint.state.shards import mesh_of
 from slurmddp.checkpoint.state.staging import read_state
 from slurmddp.errors import CheckpointError
 from slurmddp.training.checkpointing.checkpointer import NEWEST_STAMP, Checkpointer
@@ -159,7 +160,7 @@ class _Load:
                 sent = offer.own if collectives.rank() == offer.source else None
                 received = _broadcast(sent, best, offer.source)
             with collectives.agreed():
-                found = _read(offer.own, received, best)
+                found = _read(offer.own, received, best, mesh_of(self.objects.values()))
                 self._check_config(found.meta, f"of step {found.step} in memory")
                 certain = self._check(found)
         except Exception as error:  # The same on all ranks.
@@ -187,9 +188,9 @@ class _Load:
         folder = self.root / name
         with collectives.agreed():
             visibility.wait_until_visible(folder, fingerprint)
-            found = checkpoint.read(folder)
+            found = checkpoint.read(folder, mesh_of(self.objects.values()))
             certain = self._check(found)
-            size = (folder / TENSORS_FILE).stat().st_size
+            size = sum(record.size for record in load_manifest(folder).files.values())
         self._apply(found, certain, size)
 
     def _check_config(self, meta: Mapping[str, Any], name: str) -> None:
@@ -224,14 +225,14 @@ class _Load:
 
 
 def _read(
-    own: InMemory | None, received: memoryview | None, best: shared_buffer.StoredState
+    own: InMemory | None, received: memoryview | None, best: shared_buffer.StoredState, mesh: Any
 ) -> checkpoint.Checkpoint:
     if own is not None:
         with shared_buffer.mapped(*own) as stored:
-            return read_state(best.step, stored)
+            return read_state(best.step, stored, mesh)
     if received is None:
         raise CheckpointError("it was not sent")
-    return read_state(best.step, shared_buffer.StateBytes.of(received, best))
+    return read_state(best.step, shared_buffer.StateBytes.of(received, best), mesh)
 
 
 def _broadcast(own: InMemory | None, best: shared_buffer.StoredState, source: int) -> memoryview:

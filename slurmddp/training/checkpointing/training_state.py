@@ -11,6 +11,7 @@ from torch import nn
 
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.state import compatibility
+from slurmddp.checkpoint.state.shards import fitted
 from slurmddp.errors import CheckpointError, ConfigError, near_matches
 from slurmddp.training import rng
 from slurmddp.training.data.base import DistributedLoader
@@ -190,7 +191,7 @@ def apply(
 def _load_into(name: str, target: Any, saved: Any, strict: bool) -> None:
     options = {} if strict or not isinstance(target, nn.Module) else {"strict": False}
     try:
-        target.load_state_dict(saved, **options)
+        target.load_state_dict(fitted(saved, target), **options)
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise compatibility.misfit(name, target, str(error)) from error
 

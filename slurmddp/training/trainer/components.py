@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
+from slurmddp.checkpoint.state.shards import has_shards
 from slurmddp.config.check_values import read_section
 from slurmddp.config.schema import TrainSettings
 from slurmddp.errors import ConfigError
@@ -121,6 +122,11 @@ def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Com
             hint="Name a torch.nn.Module, or a function that returns one.",
         )
     model = distributon.setup_model(bare_model)
+    if settings.ema is not None and has_shards(model):
+        raise ConfigError(
+            f"train.ema={settings.ema} needs a copy of the model, and torch can't copy a sharded model.",
+            hint="Choose strategy=ddp, or leave train.ema out.",
+        )
     ema = None if settings.ema is None else AverageOfWeights(bare_model, settings.ema)
     if settings.compile:
         compile_in_place(bare_model, distributon.device)

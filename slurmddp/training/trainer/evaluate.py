@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from slurmddp.checkpoint.state.shards import has_shards
 from slurmddp.training import rng
 from slurmddp.training.data.base import to_device
 from slurmddp.training.data.sampler import shard_range
@@ -23,7 +24,7 @@ def evaluate(distributon: Distributon, components: Components) -> dict[str, floa
     """Return the means over the held-out samples, or None if a stop interrupted the evaluation.
 
     The loss is called `eval_loss`, each metric as in the configuration. With `train.ema` the averaged weights
-    are evaluated.
+    are evaluated. A sharded model is evaluated to the end: a stop waits, because each batch needs all ranks.
 
     All ranks call it and get the same values. All ranks use the buffers of rank 0, as checkpoints and the
     next training step do. Weights, the mode of each layer and random states stay unchanged.
@@ -38,8 +39,8 @@ def evaluate(distributon: Distributon, components: Components) -> dict[str, floa
     model.eval()
     try:
         with uncompiled(components.settings.compile):
-            loader = _share(distributon, components, components.heldout)
-            sums, complete = _sum(distributon, components, loader)
+            loader, own = _share(distributon, components, components.heldout)
+            sums, complete = _sum(distributon, components, loader, own)
     finally:
         model.train(was_training)  # The model may override `train`.
         for module, mode in modes:
@@ -57,35 +58,44 @@ def has_samples(components: Components) -> bool:
     return heldout is not None and len(heldout) > 0 and components.settings.eval_batches > 0
 
 
-def _share(distributon: Distributon, components: Components, heldout: Dataset[object]) -> DataLoader[object]:
-    """Return a loader over this rank's part of samples that are spread evenly over the held-out data."""
+def _share(
+    distributon: Distributon, components: Components, heldout: Dataset[object]
+) -> tuple[DataLoader[object], int]:
+    """Return a loader over this rank's part of samples that are spread evenly over the held-out data.
+
+    The second value is the number of samples. For a sharded model, a further batch may follow them, so that
+    all ranks have equally many batches.
+    """
     size: int = len(heldout)  # type: ignore[arg-type]
     count = min(size, components.settings.eval_batches * components.settings.batch_size)
     own = [i * size // count for i in shard_range(count, distributon.rank, distributon.world_size)]
-    options: dict[str, Any] = {"batch_size": components.settings.batch_size, "generator": torch.Generator()}
+    samples, batch_size = len(own), components.settings.batch_size
+    most = -(-count // distributon.world_size)
+    if has_shards(components.evaluated_model) and -(-samples // batch_size) < -(-most // batch_size):
+        own.append(0)
+    options: dict[str, Any] = {"batch_size": batch_size, "generator": torch.Generator()}
     options["collate_fn"] = dataset.collate_of(heldout, components.data)
     if draws(heldout):
-        return DataLoader(SeededSamples(heldout, 0), sampler=[(index,) for index in own], **options)
-    return DataLoader(heldout, sampler=own, **options)
+        return DataLoader(SeededSamples(heldout, 0), sampler=[(index,) for index in own], **options), samples
+    return DataLoader(heldout, sampler=own, **options), samples
 
 
 @torch.no_grad()
 def _sum(
-    distributon: Distributon, components: Components, loader: DataLoader[object]
+    distributon: Distributon, components: Components, loader: DataLoader[object], own: int
 ) -> tuple[metrics.Sums, bool]:
     """Return the sums of loss and metrics over this rank's samples, and whether no stop interrupted them."""
-    own: int = len(loader.sampler)  # type: ignore[arg-type]
     measured = {"eval_loss": components.loss, **components.metrics}
     sums: metrics.Sums = {}
     for number, batch in enumerate(to_device(batch, distributon.device) for batch in loader):
         distributon.heartbeat("evaluating")
-        if distributon.stop_requested:
+        if distributon.stop_requested and not has_shards(components.evaluated_model):
             return sums, False
         # `targets` may be a dict, so its length is not the number of samples.
         size = loader.batch_size or 1
         samples = min(size, own - number * size)
-        # A wrapped model would wait for ranks that have fewer batches.
+        # DistributedDataParallel would wait for ranks that have fewer batches.
         outputs, targets = forward(components.evaluated_model, batch)
-        for name, measure in measured.items():
+        for name, measure in measured.items() if samples > 0 else ():
             metrics.add(sums, name, measure(outputs, targets), samples)
     return sums, True

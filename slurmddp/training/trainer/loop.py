@@ -18,6 +18,7 @@ import torch
 from torch.nn import functional
 
 from slurmddp.checkpoint.files.manifest import folder_name
+from slurmddp.checkpoint.state.shards import has_shards
 from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
 from slurmddp.errors import ConfigError, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.runs.folder.layout import RunFolder
@@ -442,7 +443,9 @@ class Training:
         data, count = self.components.data, self.components.settings.sample_chars
         can = hasattr(model, "generate") and hasattr(data, "encode") and hasattr(data, "decode")
         self.distributon.heartbeat("ending")
-        if can and count and self.distributon.is_global_zero and not self._sampled:
+        # The ranks gather a sharded model together.
+        takes_part = self.distributon.is_global_zero or has_shards(model)
+        if can and count and takes_part and not self._sampled:
             model.eval()
             prompt = data.encode("def ")[None].to(self.distributon.device)
             generator = torch.Generator().manual_seed(0)

@@ -18,7 +18,7 @@ from support.distributed.exact_jobs import Blurred, Noisy
 class Falling(Noisy):
     """Kills its rank as FALLS, `{generation: [rank, training step of that process]}`, says.
 
-    With FALL=stop it sleeps instead.
+    With FALL=stop it sleeps instead, with FALL=term its rank gets SIGTERM.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Falling(Noisy):
             if os.environ.get("FALL") == "stop":
                 print("asleep", flush=True)
                 time.sleep(3600)
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGTERM if os.environ.get("FALL") == "term" else signal.SIGKILL)
         return super().forward(samples)
 
 

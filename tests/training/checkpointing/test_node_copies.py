@@ -23,7 +23,7 @@ class Holder:
     copies_state = has_copies_elsewhere = True
     optional = staticmethod(nullcontext)
 
-    def copy_to_memory(self, snapshot: Snapshot) -> None:
+    def copy_to_memory(self, snapshot: Snapshot, shards: object) -> None:
         self.state = snapshot.state
 
 

@@ -1,0 +1,133 @@
+"""Fully sharded data parallelism: each rank keeps 1/N of parameters, gradients and optimizer state.
+
+torch's fully_shard (FSDP2) gathers the parameters of one unit, such as a transformer block, just before they
+are used, and sums and scatters the gradients of the unit after its backward pass.
+
+Source:
+    Zhao et al., PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel, VLDB 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.checkpoint import checkpoint
+
+from slurmddp.errors import ConfigError, near_matches
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class FullySharded:
+    """FSDP2; one process without a process group uses the bare model.
+
+    Args:
+        wrap: class names of the modules that are gathered as one unit; None: the members of each ModuleList
+            and Sequential whose members have one class. All other parameters form one more unit.
+        param_dtype: type of the gathered parameters: "float32", "bfloat16" or "float16"; None: their own.
+        reduce_dtype: type in which gradients are summed; None: `param_dtype`.
+        reshard_after_forward: whether the ranks free gathered parameters after the forward pass, and gather
+            them again for the backward pass: less memory, half as many messages again.
+        activation_checkpointing: whether the backward pass computes the activations of each unit again
+            instead of keeping them.
+
+    Raises:
+        ConfigError: there is no such type.
+    """
+
+    def __init__(
+        self,
+        *,
+        wrap: Sequence[str] | None = None,
+        param_dtype: str | None = None,
+        reduce_dtype: str | None = None,
+        reshard_after_forward: bool = True,
+        activation_checkpointing: bool = False,
+    ) -> None:
+        self._classes = wrap
+        self._param_dtype = _dtype("param_dtype", param_dtype)
+        self._reduce_dtype = _dtype("reduce_dtype", reduce_dtype)
+        self._reshards = reshard_after_forward
+        self._recomputes = activation_checkpointing
+
+    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
+        units = units_of(model, self._classes)
+        if self._recomputes:
+            for unit in units:
+                unit.forward = partial(checkpoint, unit.forward, use_reentrant=False)
+        if not distributed.is_initialized():
+            return model
+        # Half a second, which other strategies save.
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ConfigError(
+                f"{type(model).__name__} has no parameter that requires a gradient.",
+                hint="Call it directly, without setup_model, if it is not meant to be trained.",
+            )
+        with torch.no_grad():
+            for value in (*model.parameters(), *model.buffers()):
+                distributed.broadcast(value.detach(), src=0)
+        mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
+        policy = MixedPrecisionPolicy(param_dtype=self._param_dtype, reduce_dtype=self._reduce_dtype)
+        for module in (*units, model):
+            fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=self._reshards)
+        return model
+
+    @contextmanager
+    def no_sync(self, model: nn.Module) -> Iterator[None]:
+        switch = getattr(model, "set_requires_gradient_sync", lambda syncs: None)
+        switch(False)
+        try:
+            yield
+        finally:
+            switch(True)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        return model
+
+
+def units_of(model: nn.Module, classes: Sequence[str] | None = None) -> list[nn.Module]:
+    """Return the modules below `model` to gather as one unit each; no unit lies in another.
+
+    Args:
+        model: the module to shard.
+        classes: names of classes; None: the members of containers whose members have one class.
+
+    Raises:
+        ConfigError: the model has no module of a named class.
+
+    Example:
+        units_of(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))  # both layers
+    """
+    present = {type(module).__name__ for module in model.modules()}
+    for name in classes or ():
+        if name not in present:
+            raise ConfigError(
+                f"strategy.wrap names {name}, and {type(model).__name__} has no module of this class.",
+                hint=near_matches(name, present),
+            )
+    return list(dict.fromkeys(_units(model, classes)))
+
+
+def _units(module: nn.Module, classes: Sequence[str] | None) -> Iterator[nn.Module]:
+    children = list(module.children())
+    trained = [child for child in children if any(True for _ in child.parameters())]
+    is_stack = isinstance(module, (nn.ModuleList, nn.Sequential)) and len({type(c) for c in trained}) == 1
+    for child in trained:
+        is_container = isinstance(child, (nn.ModuleList, nn.ModuleDict))  # It has no forward pass.
+        if (type(child).__name__ in classes) if classes is not None else (is_stack and not is_container):
+            yield child
+        else:
+            yield from _units(child, classes)
+
+
+def _dtype(option: str, name: str | None) -> torch.dtype | None:
+    if name is not None and name not in DTYPES:
+        raise ConfigError(f"strategy.{option} is {name!r}.", hint=f"Choose one of {', '.join(DTYPES)}.")
+    return None if name is None else DTYPES[name]

@@ -1,0 +1,122 @@
+"""Rank programs of test_fsdp: sharded trainings that report whole weights and the size of their shards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from slurmddp.checkpoint.state import reader
+from slurmddp.checkpoint.state.shards import local, whole
+from slurmddp.strategies import build
+from slurmddp.training.distributon import Distributon
+
+
+class Stack(nn.Module):
+    """Layers of one class, a parameter used twice, a buffer, and sizes that two and three do not divide."""
+
+    def __init__(self, width: int = 7) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, width)
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(2)])
+        self.last = nn.Linear(width, 5, bias=False)
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = x + layer(x)
+        found: torch.Tensor = self.last(x) * self.scale
+        return found
+
+
+def part_of_batch(d: Distributon, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(12, 5, generator=generator), torch.randint(0, 5, (12,), generator=generator)
+    own = slice(d.rank * 12 // d.world_size, (d.rank + 1) * 12 // d.world_size)
+    return x[own], y[own]
+
+
+def setup(d: Distributon, width: int = 7) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(5)
+    model = d.setup_model(Stack(width))
+    return model, d.setup_optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+
+
+def take_steps(
+    d: Distributon, model: nn.Module, optimizer: torch.optim.Optimizer, first: int, end: int
+) -> list[float]:
+    """Take steps of two accumulated passes; return the norms of the gradients before clipping."""
+    norms = []
+    for step in range(first, end):
+        for number in range(2):
+            x, y = part_of_batch(d, 10 * step + number)
+            with d.accumulating(model, last=number == 1):
+                d.backward(nn.functional.cross_entropy(model(x), y), accumulate=2)
+        norms.append(float(d.clip_gradients(model, 0.5)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return norms
+
+
+def whole_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Return weights and moments as whole tensors; all ranks call it."""
+    state = dict(model.state_dict())
+    for number, moments in optimizer.state_dict()["state"].items():
+        state |= {f"{number}/{name}": value for name, value in moments.items()}
+    return {name: whole(value.detach()).clone() for name, value in state.items()}
+
+
+def train(name: str, options: dict[str, Any], steps: int = 3) -> dict[str, Any]:
+    """Train on this rank's part of common batches; return norms, whole state and the size of the shards."""
+    with Distributon(strategy=build(name, **options)) as d:
+        d.launch()
+        model, optimizer = setup(d)
+        norms = take_steps(d, model, optimizer, 0, steps)
+        held = [*model.parameters(), *(m for one in optimizer.state.values() for m in one.values())]
+        return {
+            "norms": norms,
+            "state": whole_state(d.unwrap(model), optimizer),
+            "unwrapped": d.unwrap(model) is model,
+            "numbers held": sum(local(one.detach()).untyped_storage().size() // 4 for one in held),
+        }
+
+
+def save_at(root: str, saves: list[int], strategy: str = "fsdp") -> dict[str, torch.Tensor]:
+    """Train to the last of `saves`, save at each of them in the background, and return the whole state."""
+    with Distributon(strategy=strategy) as d:
+        d.launch()
+        model, optimizer = setup(d)
+        for first, end in zip([0, *saves], saves, strict=False):
+            take_steps(d, model, optimizer, first, end)
+            d.save(end, model=model, optimizer=optimizer, root=root, wait=False)
+        d.finish_saving()
+        return whole_state(d.unwrap(model), optimizer)
+
+
+def load_and_train(root: str, end: int, strategy: str = "fsdp") -> dict[str, Any]:
+    """Load the newest checkpoint and train to step `end`; return its step, the loaded and the last state."""
+    files: set[str] = set()
+    read = reader._read_tensors
+    with Distributon(strategy=strategy) as d, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "_read_tensors", lambda *args: files.add(args[2]) or read(*args))
+        d.launch()
+        model, optimizer = setup(d)
+        step = d.load(model=model, optimizer=optimizer, root=root) or 0
+        loaded = whole_state(d.unwrap(model), optimizer)
+        take_steps(d, model, optimizer, step, end)
+        last = whole_state(d.unwrap(model), optimizer)
+        return {"step": step, "loaded": loaded, "last": last, "files": sorted(files), "rank": d.rank}
+
+
+def save_and_wait(root: str) -> dict[str, torch.Tensor]:
+    """Save with `wait`, without an agent: rank 0 gathers and writes; return the whole state."""
+    with Distributon(strategy="fsdp") as d:
+        d.launch()
+        model, optimizer = setup(d)
+        d.check_can_save(model=model, optimizer=optimizer, root=root)
+        take_steps(d, model, optimizer, 0, 1)
+        d.save(1, model=model, optimizer=optimizer, root=root)
+        return whole_state(d.unwrap(model), optimizer)
