@@ -129,7 +129,7 @@ def test_t15_every_example_is_executed() -> None:
     assert [name for name in folders if f'"{name}"' not in text] == []
     programs = [path for path in FILES if "examples" in path.parts and path.stem in ("train", "plain", "fit")]
     assert [path for path in programs if f'"{path.name}"' not in text] == []
-    assert len(programs) == 8
+    assert len(programs) == 9
 
 
 def test_t15_the_files_of_each_kind_are_found() -> None:
