@@ -29,7 +29,7 @@ def is_sharded(value: object) -> bool:
 
 def has_shards(value: object) -> bool:
     """Tell whether a module has parameters, or an optimizer trains parameters, that are DTensors."""
-    return any(map(is_sharded, _parameters(value)))
+    return mesh_of([value]) is not None
 
 
 def local(tensor: Any) -> torch.Tensor:
@@ -170,7 +170,8 @@ def fitted(saved: Any, target: Any) -> Any:
 
 def _parameters(value: object) -> Iterable[torch.Tensor]:
     if isinstance(value, nn.Module):
-        return value.parameters()
+        # Only the state shows the shards of parameters that stayed gathered after a forward pass.
+        return value.state_dict().values() if "torch.distributed.tensor" in sys.modules else ()
     groups = value.param_groups if isinstance(value, Optimizer) else ()
     return [parameter for group in groups for parameter in group["params"]]
 

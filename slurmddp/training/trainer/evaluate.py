@@ -87,9 +87,10 @@ def _sum(
     """Return the sums of loss and metrics over this rank's samples, and whether no stop interrupted them."""
     measured = {"eval_loss": components.loss, **components.metrics}
     sums: metrics.Sums = {}
+    is_sharded = has_shards(components.evaluated_model)
     for number, batch in enumerate(to_device(batch, distributon.device) for batch in loader):
         distributon.heartbeat("evaluating")
-        if distributon.stop_requested and not has_shards(components.evaluated_model):
+        if distributon.stop_requested and not is_sharded:
             return sums, False
         # `targets` may be a dict, so its length is not the number of samples.
         size = loader.batch_size or 1

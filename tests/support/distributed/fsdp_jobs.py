@@ -112,11 +112,14 @@ def load_and_train(root: str, end: int, strategy: str = "fsdp") -> dict[str, Any
 
 
 def save_and_wait(root: str) -> dict[str, torch.Tensor]:
-    """Save with `wait`, without an agent: rank 0 gathers and writes; return the whole state."""
-    with Distributon(strategy="fsdp") as d:
+    """Save with `wait` and gathered parameters, without an agent: rank 0 gathers the state and writes it."""
+    with Distributon(strategy=build("fsdp", reshard_after_forward=False)) as d:
         d.launch()
         model, optimizer = setup(d)
         d.check_can_save(model=model, optimizer=optimizer, root=root)
         take_steps(d, model, optimizer, 0, 1)
+        with torch.no_grad():
+            model(part_of_batch(d, 0)[0])
+        d.save(0, model=model, root=root)
         d.save(1, model=model, optimizer=optimizer, root=root)
         return whole_state(d.unwrap(model), optimizer)
