@@ -272,10 +272,12 @@ class Observer:
             self._lost_node = ""
         if not self._pending or not settled or self._limited_job:
             return
-        if self.seen.last() >= self._pending[0].step:
+        due = self.seen.last() >= self._pending[0].step
+        running = [one for one in self._jobs() if one[1] == "RUNNING"] if due else []
+        if running:
             self._struck_at = time.time()
             self.seen.struck.append((self._pending[0], self.seen.last(), self._struck_at))
-            self._strike(self._pending.pop(0))
+            self._strike(self._pending.pop(0), job=running[0][0], nodes=running[0][2])
 
     def _jobs(self) -> list[list[str]]:
         """Return id, state and nodes of the training's jobs."""
@@ -306,8 +308,7 @@ class Observer:
                 self._sandbox.command("scontrol", "update", f"JobId={self._limited_job}", limit)
             self._limited_job = ""
 
-    def _strike(self, fault: Fault) -> None:
-        (job, _, nodes), *_ = [one for one in self._jobs() if one[1] == "RUNNING"]
+    def _strike(self, fault: Fault, job: str, nodes: str) -> None:
         if fault.kind == "kill-rank":
             os.kill(int((self._marks / f"pid-{fault.target}").read_text()), signal.SIGKILL)
         elif fault.kind == "preemption":
@@ -344,7 +345,10 @@ def measure(way: str, bench: Bench, faults: Sequence[Fault]) -> dict[str, Any]:
     if plain.last() < bench.steps:
         return {"failed": f"without faults it stopped at step {plain.last()}"}
     print(f"{way}: with faults", file=sys.stderr, flush=True)
-    found = figures(plain, watch(way, bench, faults))
+    faulty = watch(way, bench, faults)
+    if not faulty.steps:
+        return {"failed": "the training for the faults took no step"}
+    found = figures(plain, faulty)
     if found["last_step"] < bench.steps:
         found["failed"] = f"it stopped at step {found['last_step']} of {bench.steps}"
     return found
