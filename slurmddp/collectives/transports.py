@@ -13,7 +13,7 @@ from slurmddp.collectives.link import Link
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.plugins import locate, methods
 
-TRANSPORTS: Mapping[str, str] = {}
+TRANSPORTS: Mapping[str, str] = {"shm": "slurmddp.collectives.shared_memory.SharedMemoryLink"}
 """The import paths of the shipped transports, by name."""
 GROUP_OPERATIONS = ("allreduce", "broadcast", "allgather", "barrier")
 """Methods that a process group of a person's own must have: a training calls them."""
