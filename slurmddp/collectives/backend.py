@@ -23,7 +23,7 @@ from torch.distributed import ReduceOp
 from slurmddp.collectives import operations
 from slurmddp.collectives.halving_doubling import halving_doubling
 from slurmddp.collectives.link import Link
-from slurmddp.collectives.operation_queue import Operation, OperationQueue
+from slurmddp.collectives.operation_queue import Finished, Operation, OperationQueue
 from slurmddp.collectives.operations import Combine
 from slurmddp.collectives.ring import ring
 
@@ -81,7 +81,7 @@ class LinkGroup(distributed.ProcessGroup):
 
     # --- reductions
 
-    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Operation:
+    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> distributed.Work:
         def run() -> None:
             for tensor in tensors:
                 with _Flat(tensor) as flat:
@@ -91,7 +91,7 @@ class LinkGroup(distributed.ProcessGroup):
 
     allreduce_coalesced = allreduce
 
-    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> Operation:
+    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> distributed.Work:
         def run() -> None:
             flat, combine = _flat(tensors[0]), _combine(opts)
             operations.reduce(flat, self._link, opts.rootRank, combine)
@@ -102,19 +102,21 @@ class LinkGroup(distributed.ProcessGroup):
 
     def reduce_scatter(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any = None
-    ) -> Operation:
+    ) -> distributed.Work:
         def run() -> None:
             for output, parts in zip(outputs, inputs, strict=True):
                 self._reduce_scatter(output, [_flat(part).clone() for part in parts], opts)
 
         return self._start("reduce_scatter", run, outputs, opts)
 
-    def reduce_scatter_single(self, output: torch.Tensor, whole: torch.Tensor, opts: Any = None) -> Operation:
+    def reduce_scatter_single(
+        self, output: torch.Tensor, whole: torch.Tensor, opts: Any = None
+    ) -> distributed.Work:
         return self.reduce_scatter_single_coalesced([output], [whole], opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor], opts: Any = None
-    ) -> Operation:
+    ) -> distributed.Work:
         def run() -> None:
             for output, whole in zip(outputs, wholes, strict=True):
                 self._reduce_scatter(output, self._cut(_flat(whole).clone(), output), opts)
@@ -123,7 +125,7 @@ class LinkGroup(distributed.ProcessGroup):
 
     # --- copies
 
-    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> Operation:
+    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> distributed.Work:
         def run() -> None:
             for tensor in tensors:
                 with _Flat(tensor) as flat:
@@ -134,7 +136,7 @@ class LinkGroup(distributed.ProcessGroup):
 
     def allgather(
         self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
-    ) -> Operation:
+    ) -> distributed.Work:
         def run() -> None:
             for parts, own in zip(outputs, inputs, strict=True):
                 lengths = [part.numel() for part in parts]
@@ -148,15 +150,15 @@ class LinkGroup(distributed.ProcessGroup):
 
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
-    ) -> Operation:
+    ) -> distributed.Work:
         return self.allgather(outputs, inputs, opts)
 
-    def all_gather_single(self, whole: torch.Tensor, own: torch.Tensor, opts: Any = None) -> Operation:
+    def all_gather_single(self, whole: torch.Tensor, own: torch.Tensor, opts: Any = None) -> distributed.Work:
         return self.all_gather_single_coalesced([whole], [own], opts)
 
     def all_gather_single_coalesced(
         self, wholes: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
-    ) -> Operation:
+    ) -> distributed.Work:
         def run() -> None:
             for whole, own in zip(wholes, inputs, strict=True):
                 with _Flat(whole) as flat:
@@ -166,7 +168,7 @@ class LinkGroup(distributed.ProcessGroup):
 
     def gather(
         self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any
-    ) -> Operation:
+    ) -> distributed.Work:
         def run() -> None:
             parts = [_flat(part) for part in outputs[0]] if outputs else []
             operations.gather(parts, _flat(inputs[0]), self._link, opts.rootRank)
@@ -177,7 +179,7 @@ class LinkGroup(distributed.ProcessGroup):
 
     def scatter(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any
-    ) -> Operation:
+    ) -> distributed.Work:
         def run() -> None:
             parts = [_flat(part) for part in inputs[0]] if inputs else []
             with _Flat(outputs[0]) as own:
@@ -187,7 +189,7 @@ class LinkGroup(distributed.ProcessGroup):
 
     def alltoall(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
-    ) -> Operation:
+    ) -> distributed.Work:
         def run() -> None:
             found = [_flat(output) for output in outputs]
             operations.all_to_all(found, [_flat(tensor) for tensor in inputs], self._link)
@@ -203,7 +205,7 @@ class LinkGroup(distributed.ProcessGroup):
         output_lengths: Sequence[int],
         lengths: Sequence[int],
         opts: Any = None,
-    ) -> Operation:
+    ) -> distributed.Work:
         def run() -> None:
             with _Flat(output) as flat:
                 found = self._split(flat, output, output_lengths)
@@ -211,7 +213,7 @@ class LinkGroup(distributed.ProcessGroup):
 
         return self._start("all_to_all", run, [output], opts)
 
-    def barrier(self, opts: Any = None) -> Operation:
+    def barrier(self, opts: Any = None) -> distributed.Work:
         def run() -> None:
             if not self._by_link("barrier"):
                 operations.barrier(self._link)
@@ -220,11 +222,11 @@ class LinkGroup(distributed.ProcessGroup):
 
     # --- from one rank to another
 
-    def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int = 0) -> Operation:
+    def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int = 0) -> distributed.Work:
         flat = _flat(tensors[0])
         return self._later("send", lambda: self._link.send(flat, to), tensors)
 
-    def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int = 0) -> Operation:
+    def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int = 0) -> distributed.Work:
         def run() -> None:
             with _Flat(tensors[0]) as flat:
                 self._link.recv(flat, source)
@@ -234,7 +236,7 @@ class LinkGroup(distributed.ProcessGroup):
         self._receives.append(operation)
         return operation
 
-    def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> Operation:
+    def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> distributed.Work:
         raise NotImplementedError(
             f"{self.getBackendName()} receives from a given rank only: name the source (`src=`)."
         )
@@ -252,7 +254,7 @@ class LinkGroup(distributed.ProcessGroup):
     def _start_coalescing(self, device: torch.device) -> None:
         """Do nothing: the operations that follow run in their order."""
 
-    def _end_coalescing(self, device: torch.device) -> Operation:
+    def _end_coalescing(self, device: torch.device) -> distributed.Work:
         self._put_receives()
         return self._later("coalesced operations", lambda: None, [])
 
@@ -263,14 +265,18 @@ class LinkGroup(distributed.ProcessGroup):
 
     abort = shutdown
 
-    def _start(self, name: str, run: Callable[[], object], outputs: Sequence[Any], opts: Any) -> Operation:
+    def _start(
+        self, name: str, run: Callable[[], object], outputs: Sequence[Any], opts: Any
+    ) -> distributed.Work:
         """Run a collective after all earlier operations: in the thread if the caller does not wait."""
-        self._put_receives()
-        operation = Operation(f"{name} on rank {self._link.rank}", run, outputs, self._timeout)
-        if getattr(opts, "asyncOp", True):
-            self._queue.put(operation)
-        else:
-            self._queue.run(operation)
+        if self._receives:
+            self._put_receives()
+        waits = not getattr(opts, "asyncOp", True)
+        if waits and self._queue.run(run):
+            return Finished(outputs)
+        operation = self._later(name, run, outputs)
+        if waits:
+            operation.wait()
         return operation
 
     def _later(self, name: str, run: Callable[[], object], outputs: Sequence[Any]) -> Operation:

@@ -25,8 +25,8 @@ from slurmddp.errors import ConfigError, RankFailure
 LINE_BYTES = 128
 """The distance between words of different ranks: two cache lines, because processors fetch them in pairs."""
 _LINE_WORDS = LINE_BYTES // 8
-_SPINS = 50
-"""Looks at a word before the processor is offered to others; about 3 us."""
+_SPINS = 300
+"""Looks at a word before the processor is offered to others; about 10 us."""
 _YIELDING_S = 300e-6
 """How long a rank only offers its processor to others, because a nap takes at least 60 us."""
 _NAP_S = 2e-3

@@ -95,6 +95,30 @@ class Operation(distributed.Work):
         return self._future
 
 
+class Finished(distributed.Work):
+    """An operation that was done before its caller went on. An `Operation` costs four times as much."""
+
+    def __init__(self, outputs: Sequence[Any]) -> None:
+        super().__init__()
+        self._outputs = outputs
+
+    def wait(self, timeout: timedelta = _NONE) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    is_success = is_completed
+
+    def result(self) -> list[Any]:
+        return list(self._outputs)
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result(self.result())
+        return future
+
+
 class OperationQueue:
     """Runs operations one after the other, in the order in which they were given.
 
@@ -106,15 +130,13 @@ class OperationQueue:
         self._one_at_a_time = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def run(self, operation: Operation) -> None:
-        """Run the operation here if no other one waits, else in its turn; return when it is done."""
+    def run(self, run: Callable[[], object]) -> bool:
+        """Run an operation here unless others wait for their turn; return whether it ran."""
         if self._queue.unfinished_tasks:
-            self.put(operation)
-            operation.wait()
-        else:
-            with self._one_at_a_time:
-                operation.run()
-            operation.wait()
+            return False
+        with self._one_at_a_time:
+            run()
+        return True
 
     def put(self, operation: Operation) -> None:
         """Let the thread run the operation in its turn."""

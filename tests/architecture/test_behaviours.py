@@ -16,6 +16,7 @@ NUMBERS = [
     "C1",
     "C2",
     "C3",
+    "C6",
 ]
 ROW = re.compile(r"^\| ([A-Z]\d+) \| (.+) \| (`.+`) \| (\[.+\]\(.+\)) \|$", re.MULTILINE)
 ROWS = ROW.findall(PAGE.read_text())

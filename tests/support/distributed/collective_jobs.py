@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+from torch import distributed
 from torch.distributed import FileStore, ReduceOp
 from torch.nn.parallel import DistributedDataParallel
 
@@ -15,6 +16,7 @@ from slurmddp.collectives import ALGORITHMS, GroupLink, all_reduce
 from slurmddp.collectives.backend import COMBINE
 from slurmddp.collectives.hook import ddp_hook
 from slurmddp.collectives.shared_memory import SharedMemoryLink
+from slurmddp.collectives.transports import register
 from slurmddp.errors import RankFailure
 from slurmddp.training.distributon import Distributon
 
@@ -38,17 +40,18 @@ def sums() -> dict[str, list[list[float]]]:
         }
 
 
-def trained(algorithms: list[str | None]) -> list[list[float]]:
-    """Return the weights of a model after three steps of DDP with each algorithm; None: DDP's own."""
+def trained(ways: list[str]) -> list[list[float]]:
+    """Return the weights after three steps of DDP each way: over a backend, or an algorithm as a hook."""
     found = []
     with Distributon(seed=0) as d:
         d.launch()
-        for algorithm in algorithms:
+        for way in ways:
             torch.manual_seed(1)
             net = torch.nn.Sequential(torch.nn.Linear(7, 9), torch.nn.Tanh(), torch.nn.Linear(9, 3))
-            model = DistributedDataParallel(net, bucket_cap_mb=0.0002)
-            if algorithm is not None:
-                model.register_comm_hook(GroupLink(), ddp_hook(algorithm))
+            group = None if way in ALGORITHMS else distributed.new_group(backend=register(way))
+            model = DistributedDataParallel(net, bucket_cap_mb=0.0002, process_group=group)
+            if way in ALGORITHMS:
+                model.register_comm_hook(GroupLink(), ddp_hook(way))
             optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
             generator = torch.Generator().manual_seed(d.rank)
             for _ in range(3):
