@@ -27,8 +27,8 @@ LINE_BYTES = 128
 _LINE_WORDS = LINE_BYTES // 8
 _SPINS = 300
 """Looks at a word before the processor is offered to others; about 10 us."""
-_YIELDING_S = 300e-6
-"""How long a rank only offers its processor to others, because a nap takes at least 60 us."""
+_YIELDING_S = 200e-6
+"""How long a rank only offers its processor to others, because a nap takes 60 us at least."""
 _NAP_S = 2e-3
 """The longest nap. Because a look takes about 10 us, a waiting rank uses 1 % of a processor at most."""
 
@@ -104,8 +104,9 @@ class NodeMemory:
     def wait(self, place: int, value: int, other: int, meanwhile: Callable[[], bool] = bool) -> None:
         """Wait until a word of rank `other` is at least `value`.
 
-        The rank looks a few times, then offers its processor to others between looks, then naps for longer
-        and longer, so that ranks at work get the processors.
+        The rank looks for a moment, then offers its processor to others between looks, then naps for longer
+        and longer, so that ranks at work get the processors. It yields for a short time only, because a busy
+        machine takes the processor for milliseconds then.
 
         Args:
             place: the index of the word.
