@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch import distributed
 
 from slurmddp.collectives.backend import LinkGroup
+from slurmddp.collectives.device_group import DeviceGroup
 from slurmddp.collectives.link import Link
-from slurmddp.errors import ConfigError, near_matches
+from slurmddp.errors import ConfigError, SlurmddpError, near_matches
 from slurmddp.plugins import locate, methods
 
 TRANSPORTS: Mapping[str, str] = {"shm": "slurmddp.collectives.shared_memory.SharedMemoryLink"}
@@ -19,14 +21,19 @@ GROUP_OPERATIONS = ("allreduce", "broadcast", "allgather", "barrier")
 """Methods that a process group of a person's own must have: a training calls them."""
 
 
-def register(name: str) -> str:
-    """Make a backend usable by its name in torch.distributed; return the name by which torch knows it.
+Create = Callable[[distributed.Store, int, int, timedelta], distributed.ProcessGroup]
+"""Builds the group of one rank: `create(store, rank, world_size, timeout)`."""
+
+
+def register(backend: str) -> str:
+    """Make a backend usable in torch.distributed; return the name by which torch knows it.
 
     Args:
-        name: a backend that torch knows, a shipped transport, or `package.module.Class`. The class is built
-            as `Class(store, rank, world_size, timeout)`. A subclass of torch's ProcessGroup is used as it is;
-            any other class is a `Link`. Its attribute `devices` names the types of devices whose tensors it
-            takes; `("cpu",)` by default.
+        backend: a backend that torch knows, a shipped transport, `package.module.Class`, or one of these for
+            each type of device, as in `cpu:my_package.transport.MyTransport,cuda:nccl`. A class is built as
+            `Class(store, rank, world_size, timeout)`. A subclass of torch's ProcessGroup is used as it is;
+            any other class is a `Link`, and a `LinkGroup` makes the collectives from it. Its attribute
+            `devices` names the types of devices whose tensors it takes; `("cpu",)` by default.
 
     Raises:
         ConfigError: there is no such backend, or the class lacks operations.
@@ -34,6 +41,34 @@ def register(name: str) -> str:
     Example:
         distributed.init_process_group(register("my_package.transport.MyTransport"))
     """
+    if ":" not in backend:
+        return _register_one(backend)
+    names = {device: _register_one(name) for device, name in split_devices(backend).items()}
+    joined = ",".join(f"{device}:{name}" for device, name in names.items())
+    own = [name for name in names.values() if name.upper() in distributed.Backend._plugins]
+    if own and (others := set(names.values()) - {*own, "gloo", "nccl"}):
+        raise ConfigError(
+            f"backend={backend!r} has {others.pop()} beside {own[0]}.",
+            hint="Beside a transport, the backends of other devices are gloo, nccl or transports.",
+        )
+    if own:
+        _add(joined, _for_each_device(names), list(names))
+    return joined
+
+
+def split_devices(backend: str) -> dict[str, str]:
+    """Return the backend of each type of device that a string such as `cpu:gloo,cuda:nccl` names."""
+    parts = [part.strip().partition(":") for part in backend.split(",")]
+    found = {device: name for device, _, name in parts}
+    if len(found) < len(parts) or not all(device and name and ":" not in name for device, _, name in parts):
+        raise ConfigError(
+            f"backend={backend!r} is no list of devices with a backend each.",
+            hint="Name each type of device once, as in backend=cpu:gloo,cuda:nccl.",
+        )
+    return found
+
+
+def _register_one(name: str) -> str:
     if name.lower() in distributed.Backend.backend_list:
         return name.lower()
     if name not in TRANSPORTS and "." not in name:
@@ -44,10 +79,12 @@ def register(name: str) -> str:
     found = locate(TRANSPORTS.get(name, name), key="backend")
     _check(found, name)
 
-    def create(store: distributed.Store, rank: int, world_size: int, timeout: timedelta) -> Any:
+    def create(
+        store: distributed.Store, rank: int, world_size: int, timeout: timedelta
+    ) -> distributed.ProcessGroup:
         try:
             built = found(store, rank, world_size, timeout)
-        except ConfigError:
+        except SlurmddpError:
             raise
         except Exception as error:
             raise ConfigError(
@@ -56,7 +93,45 @@ def register(name: str) -> str:
             ) from error
         return built if isinstance(built, distributed.ProcessGroup) else LinkGroup(built, timeout)
 
-    devices = list(getattr(found, "devices", ("cpu",)))
+    return _add(name, create, list(getattr(found, "devices", ("cpu",))))
+
+
+def _for_each_device(names: Mapping[str, str]) -> Create:
+    """Return what builds a group for each device, since torch keeps no backend beside a group in Python."""
+
+    def create(
+        store: distributed.Store, rank: int, world_size: int, timeout: timedelta
+    ) -> distributed.ProcessGroup:
+        groups = {}
+        for device, name in names.items():
+            part = distributed.PrefixStore(f"{device}/", store)
+            if plugin := distributed.Backend._plugins.get(name.upper()):
+                groups[device] = plugin.creator_fn(part, rank, world_size, timeout)
+            else:
+                groups[device] = _of_torch(device, name, part, rank, world_size, timeout)
+        return DeviceGroup(groups)
+
+    return create
+
+
+def _of_torch(
+    device: str, name: str, store: distributed.Store, rank: int, world_size: int, timeout: timedelta
+) -> distributed.ProcessGroup:
+    """Return a process group with a backend of torch for one type of device."""
+    group = distributed.ProcessGroup(store, rank, world_size)
+    if name == "nccl":
+        options = distributed.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        backend: Any = distributed.ProcessGroupNCCL(store, rank, world_size, options)
+    else:
+        backend = distributed.ProcessGroupGloo(store, rank, world_size, timeout)
+    kind = distributed.Backend.backend_type_map[name]
+    group._set_default_backend(kind)
+    group._register_backend(torch.device(device), kind, backend)
+    return group
+
+
+def _add(name: str, create: Create, devices: list[str]) -> str:
     distributed.Backend.register_backend(name.lower(), create, devices=devices)
     return name.lower()
 
