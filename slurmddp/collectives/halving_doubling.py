@@ -6,9 +6,10 @@ import torch
 
 from slurmddp.collectives.chunks import edges
 from slurmddp.collectives.link import Link
+from slurmddp.collectives.operations import Combine
 
 
-def halving_doubling(flat: torch.Tensor, link: Link) -> None:
+def halving_doubling(flat: torch.Tensor, link: Link, combine: Combine = torch.Tensor.add_) -> None:
     """Replace `flat` by its sum over all ranks; all ranks end with equal bits.
 
     Partners at halving distances exchange halves of what they still add up, and then double what they know.
@@ -18,6 +19,7 @@ def halving_doubling(flat: torch.Tensor, link: Link) -> None:
     Args:
         flat: contiguous, of one dimension, of equal length and dtype on all ranks.
         link: of this rank.
+        combine: reduces its second argument into the first; by default a sum.
 
     Source:
         Rabenseifner, Optimization of collective reduction operations, ICCS 2004.
@@ -33,14 +35,16 @@ def halving_doubling(flat: torch.Tensor, link: Link) -> None:
     if rank < paired:
         received = torch.empty_like(flat)
         link.recv(received, rank - 1)
-        flat += received
+        combine(flat, received)
     place = rank // 2 if rank < paired else rank - paired // 2
-    _among_power_of_two(flat, link, place, power, paired)
+    _among_power_of_two(flat, link, place, power, paired, combine)
     if rank < paired:
         link.send(flat, rank - 1)()
 
 
-def _among_power_of_two(flat: torch.Tensor, link: Link, place: int, power: int, paired: int) -> None:
+def _among_power_of_two(
+    flat: torch.Tensor, link: Link, place: int, power: int, paired: int, combine: Combine
+) -> None:
     """Reduce among `power` ranks, of which this one has the number `place`."""
     at, received = edges(flat.numel(), power), torch.empty_like(flat)
     begin, end = 0, power
@@ -53,7 +57,7 @@ def _among_power_of_two(flat: torch.Tensor, link: Link, place: int, power: int, 
         done = link.send(flat[at[sent[0]] : at[sent[1]]], partner)
         own = flat[at[kept[0]] : at[kept[1]]]
         link.recv(received[: len(own)], partner)
-        own += received[: len(own)]
+        combine(own, received[: len(own)])
         done()
         begin, end = kept
         distance //= 2

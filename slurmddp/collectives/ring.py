@@ -6,9 +6,10 @@ import torch
 
 from slurmddp.collectives.chunks import chunks
 from slurmddp.collectives.link import Link
+from slurmddp.collectives.operations import Combine, all_gather, reduce_scatter
 
 
-def ring(flat: torch.Tensor, link: Link) -> None:
+def ring(flat: torch.Tensor, link: Link, combine: Combine = torch.Tensor.add_) -> None:
     """Replace `flat` by its sum over all ranks; all ranks end with equal bits.
 
     A chunk travels once around the ring, and each rank adds its part. The sums travel around once more. Each
@@ -17,22 +18,12 @@ def ring(flat: torch.Tensor, link: Link) -> None:
     Args:
         flat: contiguous, of one dimension, of equal length and dtype on all ranks.
         link: of this rank.
+        combine: reduces its second argument into the first; by default a sum.
 
     Source:
         Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, JPDC 69(2),
         2009.
     """
-    rank, size = link.rank, link.world_size
-    after, before = (rank + 1) % size, (rank - 1) % size
-    parts = chunks(flat, size)
-    received = torch.empty_like(max(parts, key=len))
-    for step in range(size - 1):
-        done = link.send(parts[(rank - step) % size], after)
-        own = parts[(rank - step - 1) % size]
-        link.recv(received[: len(own)], before)
-        own += received[: len(own)]
-        done()
-    for step in range(size - 1):
-        done = link.send(parts[(rank + 1 - step) % size], after)
-        link.recv(parts[(rank - step) % size], before)
-        done()
+    parts = chunks(flat, link.world_size)
+    reduce_scatter(parts, link, combine)
+    all_gather(parts, link)

@@ -168,6 +168,8 @@ class Policy:
         minimum=0,
     )
     join_timeout_s: float = key(300, "seconds for which the nodes of a job wait for each other", minimum=1)
+    rendezvous_timeout_s: float = key(60, "seconds for which the ranks wait for each other", minimum=1)
+    collective_timeout_s: float = key(1800, "seconds that a collective may take", minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,6 +287,13 @@ class Config:
     submitter: Literal["sbatch", "submitit"] = key("sbatch", "how a job is submitted", FREE)
     runs_dir: str = key("runs", "where the run folders are", FIXED)
     snapshot: bool = key(True, "keep a copy of the project's code in the run folder, and run it", FIXED)
+    backend: str = key(
+        "auto",
+        "how ranks exchange tensors: gloo, nccl, package.module.Class, or one for each device as in "
+        "cpu:gloo,cuda:nccl; auto: nccl on GPUs, else gloo",
+        EXTENT,
+        later=True,
+    )
     elastic: bool = key(
         False, "continue with fewer nodes when one is lost and no spare is left; steps keep their size", FREE
     )

@@ -32,7 +32,7 @@ def check_named(environ: Mapping[str, str], backend: str | None, nodes: int, her
 
     Args:
         environ: may hold GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME.
-        backend: `nccl`, `gloo` or None.
+        backend: of the process group, or None.
         nodes: how many nodes the ranks are on.
         here: the interfaces of this machine.
     """
@@ -41,7 +41,7 @@ def check_named(environ: Mapping[str, str], backend: str | None, nodes: int, her
         raise _unusable(GLOO_VARIABLE, environ, f"there is no {missing[0]}", here)
     if nodes > 1 and _LOOPBACK in gloo:
         raise _unusable(GLOO_VARIABLE, environ, f"loopback leads to no other of the {nodes} nodes", here)
-    asked = environ.get(_NCCL_VARIABLE, "") if backend == "nccl" else ""
+    asked = environ.get(_NCCL_VARIABLE, "") if "nccl" in (backend or "") else ""
     chosen = nccl_choice(asked, here)
     if asked and not chosen:
         raise _unusable(_NCCL_VARIABLE, environ, "it fits no interface", here)

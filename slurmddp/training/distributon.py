@@ -50,6 +50,7 @@ from slurmddp.training.loggers import Logger
 from slurmddp.training.loggers.dispatch import build as build_loggers
 from slurmddp.training.precision import LossScaler, autocast, dtype_of
 from slurmddp.training.process_group import collectives
+from slurmddp.training.process_group.rendezvous import environment_with
 from slurmddp.training.rank_session import RankSession
 from slurmddp.training.run_log import RunLog, loggers_of, numbers
 from slurmddp.training.stopping.controller import StopController
@@ -67,7 +68,9 @@ class Distributon:
             launcher one per visible GPU, or one.
         strategy: "ddp", "fsdp", "single", or a class of your own with the methods of
             `slurmddp.strategies.Strategy`: its import path, the class, or an object of it.
-        backend: "nccl", "gloo", or "auto": nccl for ranks with GPUs, else gloo.
+        backend: "nccl", "gloo", or "auto": nccl for ranks with GPUs, else gloo. A transport of your own as
+            "package.module.Class". One for each type of device as in "cpu:gloo,cuda:nccl"
+            (docs/process-groups.md).
         precision: "32"; "bf16" or "fp16": the forward passes of models run under autocast to bfloat16 or
             float16, and return float32. Weights, gradients and checkpoints stay in float32. With "fp16",
             `backward` scales the loss. A step with infinite gradients changes nothing, but counts.
@@ -81,6 +84,10 @@ class Distributon:
             `slurmddp.launchers.local.launcher.Launcher`.
         loggers: receivers of rank 0's metrics, a name such as "tensorboard", a mapping or an object each
             (docs/loggers.md). In a job of slurmddp they come beside the loggers of its configuration.
+        init_method: where the ranks meet if their launcher does not say: "tcp://host:port" of rank 0, or
+            "file:///path" on a disk that all nodes share. None: as the launcher says.
+        rendezvous_timeout_s: seconds to wait for ranks that have not joined.
+        collective_timeout_s: seconds that a collective may take.
 
     Raises:
         ConfigError: `num_devices`, `strategy`, `precision`, `launcher` or `loggers` is not allowed.
@@ -101,27 +108,36 @@ class Distributon:
         environment: str | Environment | type[Environment] | None = None,
         launcher: str | Launcher | type[Launcher] = "local",
         loggers: Sequence[str | Mapping[str, Any] | Logger] = (),
+        init_method: str | None = None,
+        rendezvous_timeout_s: float = 60.0,
+        collective_timeout_s: float = 1800.0,
     ) -> None:
         if num_devices != "auto" and (not isinstance(num_devices, int) or num_devices < 1):
             raise ConfigError(
                 f"num_devices is {num_devices!r}.", hint='Give a number of ranks on this machine, or "auto".'
             )
-        self._settings: dict[str, Any] = {
-            "num_devices": num_devices, "strategy": strategy, "backend": backend, "precision": precision,
+        self._group_settings: dict[str, Any] = {
+            "backend": backend, "init_method": init_method, "rendezvous_timeout_s": rendezvous_timeout_s,
+            "collective_timeout_s": collective_timeout_s,
+        }  # fmt: skip
+        self._settings: dict[str, Any] = self._group_settings | {
+            "num_devices": num_devices, "strategy": strategy, "precision": precision,
             "seed": seed, "config": config, "environment": environment, "loggers": loggers,
         }  # fmt: skip
         self._num_devices = num_devices
         self._strategy = build(strategy)
         self._dtype = dtype_of(precision)
         self._scaler: LossScaler | None = None
-        self._backend, self._seed, self._config = backend, seed, config
+        self._seed, self._config = seed, config
         self._loggers = build_loggers(loggers)
         self._workers_differ = True
         self._loaders: list[DistributedLoader] = []
         self._models: list[nn.Module] = []
         self._wrapped: list[nn.Module] = []
         """The results of `wrap`, in the order of `_models`."""
-        self._session = RankSession(os.environ, self._close_saves, environment, launcher)
+        self._session = RankSession(
+            environment_with(os.environ, init_method), self._close_saves, environment, launcher
+        )
         self._session.heartbeat.on_step = self._step_taken
         self._opened: Checkpointer | None = None
         """The checkpointer, from the first save or load on."""
@@ -187,7 +203,7 @@ class Distributon:
                 )
             self.launch()
             return function(self, *args, **kwargs)
-        self._session.start(self._num_devices, self._backend)
+        self._session.start(self._num_devices, self._group_settings)
         if self._dtype is torch.float16:
             self._scaler = LossScaler(self.device)
         if self.is_global_zero:

@@ -35,6 +35,8 @@ from slurmddp.training.user_script import run_script
 
 NOT_OPTIONS = ("_target_", "script", "args", "resume_args", "resumable", "torchrun", "checkpoints")
 """Keys of `program` that are not arguments of its function."""
+TIMEOUTS = ("rendezvous_timeout_s", "collective_timeout_s")
+"""Keys of `policy` that are arguments of Distributon."""
 _SIGNAL_WAIT_S = 2.5
 """Seconds to wait for the stop signal that other ranks have obeyed already."""
 _GLOO_LOST = re.compile(
@@ -81,11 +83,15 @@ def _run(folder: RunFolder, config: dict[str, Any]) -> None:
         raise ConfigError("program has no _target_.", hint="Name the function to run, or leave program out.")
     target = locate(program["_target_"], key="program._target_")
     options = {k: instantiate(v, _key_=f"program.{k}") for k, v in program.items() if k not in NOT_OPTIONS}
+    policy = config.get("policy") or {}
+    timeouts = {name: policy[name] for name in TIMEOUTS if name in policy}
     with Distributon(
         strategy=strategy,
+        backend=config.get("backend", "auto"),
         precision=(config.get("train") or {}).get("precision", "32"),
         seed=config.get("seed"),
         config=bound_to(config),
+        **timeouts,
     ) as distributon:
         _launch(distributon, info, config, folder)
         if is_own_trainer(program):

@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import distributed
 
@@ -79,8 +80,8 @@ class RankSession:
             )
         return self._context
 
-    def start(self, num_devices: int | str, backend: str) -> None:
-        """Join the process group; without a launcher, start the ranks first (see `Distributon.launch`)."""
+    def start(self, num_devices: int | str, group: Mapping[str, Any]) -> None:
+        """Join the process group, whose settings are those of `setup.start`; see `Distributon.launch`."""
         if self._context is not None:
             raise SlurmddpError(
                 "launch() was called a second time.", hint="Call it once, before any setup_ method."
@@ -93,7 +94,7 @@ class RankSession:
             launch_script(wanted, self.launcher)
         _require_devices(info, wanted)
         self.heartbeat.enter("meeting")
-        self._context = setup.start(info, backend=backend, stopped=lambda: self.stop.requested)
+        self._context = setup.start(info, **group, stopped=lambda: self.stop.requested)
         self._pid, self.milestones.rank = os.getpid(), info.rank
         StopController.is_leaving = False
         atexit.register(self._close_at_exit)

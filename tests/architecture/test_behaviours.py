@@ -12,10 +12,11 @@ PAGE = ROOT / "docs" / "behaviours.md"
 NUMBERS = [
     *(f"D{number}" for number in range(1, 14)),
     *(f"T{number}" for number in range(1, 16)),
-    "G5",
+    *(f"G{number}" for number in range(1, 6)),
     "C1",
     "C2",
     "C3",
+    "C6",
 ]
 ROW = re.compile(r"^\| ([A-Z]\d+) \| (.+) \| (`.+`) \| (\[.+\]\(.+\)) \|$", re.MULTILINE)
 ROWS = ROW.findall(PAGE.read_text())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
+from slurmddp.collectives.transports import split_devices
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import ConfigError, MismatchError, near_matches
+from slurmddp.errors import MismatchError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _KINDS = (re.compile(r"\d+"), re.compile("GPU-."), re.compile("MIG-."))
@@ -117,18 +118,37 @@ def device_identity(environ: Mapping[str, str], index: int, uuid: object) -> str
     return names[index] if index < len(names) else str(uuid)
 
 
-def choose_backend(asked: str, device_index: int | None, known: Collection[str] = ("gloo", "nccl")) -> str:
-    """Return the process group's backend: `auto` is nccl on GPUs and gloo on the CPU."""
+def choose_backend(asked: str, device_index: int | None) -> str:
+    """Return the process group's backend: `auto` is nccl on GPUs and gloo on the CPU.
+
+    Of a device string such as `cpu:gloo,cuda:nccl`, ranks without GPUs need the part of the CPU only.
+
+    Raises:
+        ConfigError: a device string is malformed.
+        MismatchError: there is no backend for the device of this rank.
+    """
     if asked == "auto":
         return "gloo" if device_index is None else "nccl"
-    if asked not in known:
-        raise ConfigError(f"backend={asked!r} is not known.", hint=near_matches(asked, {"auto", *known}))
+    if ":" in asked:
+        return _for_device(asked, "cpu" if device_index is None else "cuda")
     if asked == "nccl" and device_index is None:
         raise MismatchError(
             "backend=nccl needs a GPU for every rank, and this rank has none.",
             hint="Ask for GPUs (`--gpus-per-node`), check that torch is a CUDA build, or use backend=auto.",
         )
     return asked
+
+
+def _for_device(asked: str, kind: str) -> str:
+    backends = split_devices(asked)
+    if kind not in backends:
+        raise MismatchError(
+            f"backend={asked!r} names no backend for {kind}, the device of this rank.",
+            hint=f"Add one, as in backend={asked},{kind}:{'gloo' if kind == 'cpu' else 'nccl'}.",
+        )
+    if kind == "cpu":
+        backends.pop("cuda", None)
+    return ",".join(f"{device}:{name}" for device, name in backends.items())
 
 
 def choose_threads(info: RankInfo, usable_cpus: int) -> int:

@@ -6,8 +6,8 @@ import logging
 import os
 
 import torch
-import torch.distributed as dist
 
+from slurmddp.collectives.transports import register
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.device.choice import (
@@ -46,11 +46,11 @@ def take_device(info: RankInfo, backend: str) -> tuple[torch.device, str]:
 
     Raises:
         MismatchError: there are fewer GPUs than ranks, or `backend` does not fit the device.
-        ConfigError: `backend` is unknown.
+        ConfigError: `backend` is unknown, or lacks operations.
         RuntimeError: CUDA refuses the GPU.
     """
     index = _choose_index(info)
-    chosen = choose_backend(backend, index, {"gloo", "nccl", *dist.Backend.backend_list})
+    chosen = register(choose_backend(backend, index))
     if index is not None:
         if info.local_rank == 0 and (line := foreign_gpus(info, os.environ, torch.cuda.device_count())):
             _log.warning(line)

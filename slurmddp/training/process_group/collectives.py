@@ -165,7 +165,7 @@ def _sizes(size: int) -> list[int]:
 
 def _device() -> torch.device:
     """Return the device on which the group's backend exchanges tensors."""
-    if distributed.get_backend() in ("gloo", "mpi"):
+    if "cpu:" in distributed.get_backend_config():
         return torch.device("cpu")
     return (
         torch.device("cuda", torch.cuda.current_device())

@@ -8,19 +8,22 @@ When all ranks have joined (`participants`), rank 0 stops answering.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from itertools import product
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import RankFailure, SlurmddpError, StoppedAtCheckpoint
+from slurmddp.errors import ConfigError, RankFailure, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.host.address import Address, find_rank_zero, master_name
 from slurmddp.host.ports import listen_as_rank_zero
 from slurmddp.training.process_group.participants import COMPLETE, STOPPED, Participants
@@ -47,13 +50,18 @@ _LOGS_HINT = "The logs of the missing ranks say why they did not start."
 
 
 def open_store(
-    info: RankInfo, timeout_s: float = 60.0, *, stopped: Callable[[], bool] = lambda: False
+    info: RankInfo,
+    timeout_s: float = 60.0,
+    init_method: str | None = None,
+    *,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> dist.Store:
     """Return the store that all ranks of this launch share, once every rank has joined.
 
     Args:
         info: this rank; with a `master_port`, the ranks meet at that port, as under torchrun.
         timeout_s: seconds to wait for the other ranks.
+        init_method: `tcp://host:port` of rank 0, or `file:///path`; None: as the launcher says.
         stopped: returns whether this rank was asked to stop; polled while it waits.
 
     Raises:
@@ -61,8 +69,8 @@ def open_store(
         StoppedAtCheckpoint: on all ranks that are here, if any of them was asked to stop.
         SlurmddpError: ranks are missing after `timeout_s`; the message names them.
     """
-    if info.master_port is not None:
-        return _given_store(info, timeout_s)
+    if init_method is not None or info.master_port is not None:
+        return _given_store(info, timeout_s, init_method or "env://")
     deadline = time.monotonic() + timeout_s
     if info.rank == 0:
         return _host(info, deadline, stopped)
@@ -107,19 +115,55 @@ class _Notice:
         return due
 
 
-def _given_store(info: RankInfo, timeout_s: float) -> dist.Store:
-    """Meet at the address and port that torchrun chose."""
+def environment_with(environ: Mapping[str, str], init_method: str | None) -> Mapping[str, str]:
+    """Return `environ` with the address of rank 0 that an `init_method` replaces.
+
+    Raises:
+        ConfigError: the method is none of `env://`, `tcp://host:port` and `file:///path`.
+    """
+    if init_method in (None, "env://"):
+        return environ
+    found = urlsplit(init_method)
+    with suppress(ValueError):  # The port is no number.
+        if found.scheme == "tcp" and found.hostname and found.port:
+            return {**environ, "MASTER_ADDR": found.hostname, "MASTER_PORT": str(found.port)}
+        if found.scheme == "file" and not found.netloc and found.path.startswith("/") and found.path.strip("/"):
+            return {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", **environ}
+    raise ConfigError(
+        f"init_method is {init_method!r}.",
+        hint="Give tcp://host:port of rank 0, or file:///path/on/a/shared/disk, or leave it out.",
+    )
+
+
+def _given_store(info: RankInfo, timeout_s: float, init_method: str) -> dist.Store:
+    """Meet where torchrun or a person says."""
     try:
-        store: dist.Store = next(
-            rendezvous("env://", info.rank, info.world_size, timeout=timedelta(seconds=timeout_s))
-        )[0]
+        store = _open_given(info, timedelta(seconds=timeout_s), init_method)
     except (RuntimeError, ValueError) as error:
+        where = (
+            f"{info.master_addr}:{info.master_port} (MASTER_ADDR, MASTER_PORT)"
+            if init_method == "env://"
+            else f"{init_method} (init_method)"
+        )
         raise SlurmddpError(
-            f"Rank {info.rank} met nobody at {info.master_addr}:{info.master_port} (MASTER_ADDR, "
-            f"MASTER_PORT): {str(error).splitlines()[0].rstrip('.')}.",
-            hint="Check that rank 0 runs on that host and that the port is free there.",
+            f"Rank {info.rank} met nobody at {where}: {str(error).splitlines()[0].rstrip('.')}.",
+            hint="Check that the folder is on a disk that all nodes share."
+            if init_method.startswith("file:")
+            else "Check that rank 0 runs on that host and that the port is free there.",
         ) from error
     return part_of_this_start(store, info, timeout_s)
+
+
+def _open_given(info: RankInfo, timeout: timedelta, init_method: str) -> dist.Store:
+    if init_method.startswith("file:"):
+        # Without a number of ranks torch never deletes the file, which a rank of a later start may use.
+        return dist.FileStore(urlsplit(init_method).path, -1)
+    if init_method == "env://" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store: dist.Store = next(rendezvous("env://", info.rank, info.world_size, timeout=timeout))[0]
+        return store
+    found = urlsplit(init_method)
+    host, port = found.hostname or info.master_addr or "", found.port or info.master_port or 0
+    return dist.TCPStore(host, port, is_master=info.rank == 0, wait_for_workers=False, timeout=timeout)
 
 
 def _host(info: RankInfo, deadline: float, stopped: Callable[[], bool]) -> dist.TCPStore:

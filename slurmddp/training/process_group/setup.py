@@ -61,8 +61,9 @@ def start(
     info: RankInfo,
     *,
     backend: str = "auto",
-    timeout_s: float = 1800.0,
+    init_method: str | None = None,
     rendezvous_timeout_s: float = 60.0,
+    collective_timeout_s: float = 1800.0,
     stopped: Callable[[], bool] = lambda: False,
 ) -> RankContext:
     """Make this process the rank that `info` describes; return when all ranks have met.
@@ -71,9 +72,10 @@ def start(
 
     Args:
         info: this rank, from `detect`.
-        backend: `gloo`, `nccl`, another backend that torch knows, or `auto` (nccl on GPUs, else gloo).
-        timeout_s: seconds that a collective may take.
+        backend: `auto` (nccl on GPUs, else gloo), a name that `register` takes, or a device string.
+        init_method: `tcp://host:port` or `file:///path`, where the ranks meet; None: as the launcher says.
         rendezvous_timeout_s: seconds to wait for ranks that have not joined.
+        collective_timeout_s: seconds that a collective may take.
         stopped: returns whether this rank was asked to stop; polled while it waits for others.
 
     Raises:
@@ -97,10 +99,10 @@ def start(
                 raise MismatchError(report.trouble, hint=report.hint)
             return replace(context, store=part_of_this_start(_store_of_group(), info, rendezvous_timeout_s))
         check_interfaces(info, context.backend)
-        store = open_store(info, rendezvous_timeout_s, stopped=stopped)
+        store = open_store(info, rendezvous_timeout_s, init_method, stopped=stopped)
         name_interface(info, store)
         agree_on_devices(SignedStore(store, info.launch_id), info, report)
-        return _join_group(context, store, timeout_s)
+        return _join_group(context, store, collective_timeout_s)
     except BaseException:
         undo.close()
         raise
@@ -175,7 +177,7 @@ def _destroy_group() -> None:
     """Destroy the default process group, if there is one."""
     if not dist.is_initialized():
         return
-    if dist.get_backend() == "gloo":
+    if dist.get_backend() != "nccl":
         # torch 2.13 can deadlock when the last reference to a gloo group (a DDP model holds one) goes just
         # after a collective: the caller holds the interpreter lock and waits for gloo's thread, which needs
         # that lock. An extra reference, never released, keeps the group until the process ends.

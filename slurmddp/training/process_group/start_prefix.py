@@ -19,6 +19,8 @@ from slurmddp.training.process_group.signed_store import SignedStore
 _OFFER = "slurmddp/start"
 _PAUSES_S = (0.002, 0.1)
 """Seconds between two polls of the store: at first, and at most."""
+_SHOWN = 8
+"""Most missing ranks that a message names."""
 
 
 def part_of_this_start(store: dist.Store, info: RankInfo, timeout_s: float) -> dist.Store:
@@ -45,6 +47,7 @@ def part_of_this_start(store: dist.Store, info: RankInfo, timeout_s: float) -> d
 
 def _offer(store: SignedStore, info: RankInfo, deadline: float) -> str:
     prefix, offered = secrets.token_hex(8), None
+    store.set(_token_of(0), f"{prefix}:{info.world_size}")
     for _ in _polls(deadline):
         tokens = store.get_all([_token_of(rank) for rank in range(1, info.world_size)])
         if None not in tokens and tokens != offered:
@@ -52,22 +55,38 @@ def _offer(store: SignedStore, info: RankInfo, deadline: float) -> str:
             store.set(_OFFER, " ".join([prefix, *map(str, tokens)]))
         if store.add(f"{_OFFER}/{prefix}/accepted", 0) == info.world_size - 1:
             return prefix
-    accepted = store.add(f"{_OFFER}/{prefix}/accepted", 0)
+    accepted = store.get_all([f"{_OFFER}/{prefix}/accepted-{rank}" for rank in range(1, info.world_size)])
+    missing = [rank for rank, value in enumerate(accepted, 1) if value is None]
+    shown, more = ", ".join(map(str, missing[:_SHOWN])), ", ..." if len(missing) > _SHOWN else ""
+    sizes = [_other_size(store, rank, info) for rank in range(1, info.world_size)]
     raise SlurmddpError(
-        f"{info.world_size - 1 - accepted} of {info.world_size} ranks have not started with rank 0.",
-        hint="The logs of the other ranks say why.",
+        f"{len(missing)} of {info.world_size} ranks have not started with rank 0: rank {shown}{more}."
+        + next(filter(None, sizes), ""),
+        hint="The logs of these ranks say why; a rank without a log was not started.",
     )
 
 
 def _accept(store: SignedStore, info: RankInfo, deadline: float) -> str:
-    token = secrets.token_hex(8)
+    token = f"{secrets.token_hex(8)}:{info.world_size}"
     store.set(_token_of(info.rank), token)
     for _ in _polls(deadline):
         prefix, *tokens = (store.get(_OFFER) or "none").split()
         if len(tokens) == info.world_size - 1 and tokens[info.rank - 1] == token:
+            store.set(f"{_OFFER}/{prefix}/accepted-{info.rank}", "1")
             store.add(f"{_OFFER}/{prefix}/accepted", 1)
             return prefix
-    raise SlurmddpError(f"Rank 0 has not started with rank {info.rank}.", hint="The log of rank 0 says why.")
+    raise SlurmddpError(
+        f"Rank 0 has not started with rank {info.rank}.{_other_size(store, 0, info)}",
+        hint="The log of rank 0 says why.",
+    )
+
+
+def _other_size(store: SignedStore, rank: int, info: RankInfo) -> str:
+    """Return a sentence if `rank` counts another number of ranks than this one; else an empty text."""
+    size = (store.get(_token_of(rank)) or "").rpartition(":")[2]
+    if size in ("", str(info.world_size)):
+        return ""
+    return f" Rank {rank} counts {size} ranks (WORLD_SIZE), rank {info.rank} counts {info.world_size}."
 
 
 def _polls(deadline: float) -> Iterator[None]:

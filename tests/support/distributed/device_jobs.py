@@ -25,7 +25,7 @@ Told = tuple[str, int, str]
 def start() -> Told:
     """Take part in a start; return what was refused: the error's kind, exit code and words."""
     try:
-        setup.finish(setup.start(detect(os.environ), timeout_s=30.0))
+        setup.finish(setup.start(detect(os.environ), collective_timeout_s=30.0))
     except SlurmddpError as error:
         return type(error).__name__, error.exit_code, str(error)
     return "", 0, ""
@@ -68,7 +68,7 @@ def with_a_gpu_for_one(rank: int) -> Told:
 
 def leave_one_after_the_other() -> float:
     """Leave the process group, rank 1 a second later than rank 0; return the seconds that leaving takes."""
-    context = setup.start(detect(os.environ), timeout_s=30.0)
+    context = setup.start(detect(os.environ), collective_timeout_s=30.0)
     dist.barrier()
     time.sleep(context.info.rank)
     began = time.monotonic()

@@ -163,22 +163,36 @@ def test_whole_gpus_are_not_narrowed(text):
 
 @pytest.mark.parametrize(
     ("asked", "index", "backend"),
-    [("auto", None, "gloo"), ("auto", 0, "nccl"), ("gloo", 1, "gloo"), ("mine", None, "mine")],
-)
+    [
+        ("auto", None, "gloo"), ("auto", 0, "nccl"), ("gloo", 1, "gloo"), ("mine", None, "mine"),
+        ("cpu:gloo,cuda:nccl", 0, "cpu:gloo,cuda:nccl"),
+        ("cpu:gloo, cuda:nccl", None, "cpu:gloo"), ("cpu:a.B", None, "cpu:a.B"),
+    ],
+)  # fmt: skip
 def test_t3_backend(asked, index, backend):
-    assert choose_backend(asked, index, {"gloo", "nccl", "mine"}) == backend
+    assert choose_backend(asked, index) == backend
+
+
+@pytest.mark.parametrize(
+    ("asked", "index", "error", "message"),
+    [
+        ("cuda:nccl", None, MismatchError, "no backend for cpu"),
+        ("cpu:gloo", 0, MismatchError, "no backend for cuda"),
+        ("cpu:gloo,cpu:nccl", None, ConfigError, "no list of devices"),
+        ("cpu:", None, ConfigError, "no list of devices"),
+        ("cpu:gloo,nccl", None, ConfigError, "no list of devices"),
+        ("cpu:gloo:nccl", None, ConfigError, "no list of devices"),
+    ],
+)
+def test_g3_a_device_string_without_this_device_or_malformed_is_refused(asked, index, error, message):
+    with pytest.raises(error, match=message):
+        choose_backend(asked, index)
 
 
 def test_t3_nccl_without_a_gpu_is_refused():
     with pytest.raises(MismatchError, match="backend=nccl") as caught:
         choose_backend("nccl", None)
     assert "--gpus-per-node" in caught.value.hint
-
-
-def test_an_unknown_backend_lists_the_near_ones():
-    with pytest.raises(ConfigError) as caught:
-        choose_backend("glo", None)
-    assert "gloo" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from slurmddp.host.ports import candidate_ports
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.process_group import setup
 from support import TESTS
-from support.distributed import device_jobs
+from support.distributed import device_jobs, group_jobs
 from support.distributed.meetings import rank
 from support.distributed.ranks import (
     Program,
@@ -173,3 +173,32 @@ def test_a_narrowed_list_of_mig_devices_is_restored(no_gpu, monkeypatch):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-a"
     setup.finish(context)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-a,MIG-b"
+
+
+def test_g4_ranks_meet_by_tcp_and_by_a_file_and_a_missing_rank_is_named(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    stale = f"file://{tmp_path}/store"
+    for method in (stale, stale, f"tcp://127.0.0.1:{port}"):
+        assert run_ranks(group_jobs.meets, 2, method, 200.0) == [1.0, 1.0], method
+    three = place_environments(3)
+    first, third = run_ranks(
+        group_jobs.meets, 2, f"file://{tmp_path}/third", 2.0, environments=[three[0], three[2]]
+    )
+    assert "2 of 3 ranks have not started with rank 0: rank 1, 2." in first
+    assert "Rank 0 has not started with rank 2." in third
+    two, other = place_environments(2), place_environments(3)
+    same = {"SLURMDDP_LAUNCH_ID": two[0]["SLURMDDP_LAUNCH_ID"]}
+    fresh = f"file://{tmp_path}/fresh"
+    found = run_ranks(group_jobs.meets, 2, fresh, 2.0, environments=[two[0], other[1] | same])
+    assert "Rank 1 counts 3 ranks (WORLD_SIZE), rank 0 counts 2." in found[0]
+    assert "Rank 0 counts 2 ranks (WORLD_SIZE), rank 1 counts 3." in found[1]
+
+
+@pytest.mark.parametrize(
+    "method", ["tcp://host", "tcp://host:x", "file:name", "file://", "udp://a:1", "nonsense"]
+)
+def test_g4_an_init_method_that_is_none_is_refused(method):
+    with pytest.raises(ConfigError, match="init_method is"):
+        Distributon(init_method=method)

@@ -1,0 +1,380 @@
+"""All collectives of torch.distributed over a link, as a process group in Python.
+
+`DistributedDataParallel` and every function of torch.distributed work on a `LinkGroup` as they do on gloo.
+The module gives torch what it needs of a group; `operations`, `ring` and `halving_doubling` do the work.
+"""
+
+# Torch's stub declares second forms of these methods, which only its C++ code takes.
+# mypy: disable-error-code="override"
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed import ReduceOp
+
+from slurmddp.collectives import operations
+from slurmddp.collectives.halving_doubling import halving_doubling
+from slurmddp.collectives.link import Link
+from slurmddp.collectives.operation_queue import Finished, Operation, OperationQueue
+from slurmddp.collectives.operations import Combine
+from slurmddp.collectives.ring import ring
+
+_RING_BYTES = 64 * 1024
+"""From this size on a ring reduces: it sends less than halving and doubling on other than 2^k ranks."""
+
+COMBINE: dict[Any, Combine] = {
+    ReduceOp.SUM: torch.Tensor.add_,
+    ReduceOp.PRODUCT: torch.Tensor.mul_,
+    ReduceOp.MIN: lambda own, other: torch.minimum(own, other, out=own),
+    ReduceOp.MAX: lambda own, other: torch.maximum(own, other, out=own),
+    ReduceOp.BAND: torch.Tensor.bitwise_and_,
+    ReduceOp.BOR: torch.Tensor.bitwise_or_,
+    ReduceOp.BXOR: torch.Tensor.bitwise_xor_,
+}
+"""How two tensors reduce to one under each reduction of torch; AVG is a sum, divided by the world size."""
+
+
+class LinkGroup(distributed.ProcessGroup):
+    """A process group of torch, all of whose collectives are built from `send` and `recv` of a link.
+
+    Operations of one rank run in the order of its calls, so all ranks call them in the same order. Calls
+    with `async_op=True` return at once, and a thread of the group does the work. An `irecv` runs when it is
+    waited for, or before the next operation other than a send.
+
+    A link may have operations of its own, which the group prefers. Each returns NotImplemented, on all ranks
+    alike, to leave the call to the group:
+
+        all_reduce(flat, op): reduce in place; `op` is `torch.distributed.ReduceOp.SUM`, PRODUCT, MIN, ...
+        broadcast(flat, source): fill `flat` with the tensor of rank `source`.
+        all_gather(out, flat): fill `out`, of N times the length of `flat`, with the tensors of all ranks.
+        barrier(): return once all ranks have called it.
+        close(): release what the link holds; called at the end of the group.
+
+    All tensors are contiguous and of one dimension; they may be empty.
+
+    Args:
+        link: of this rank.
+        timeout: the longest wait for an operation in the thread. A link bounds its own waits.
+
+    Example:
+        group = LinkGroup(MyTransport(store, rank, world_size, timeout), timeout)
+    """
+
+    def __init__(self, link: Link, timeout: timedelta = timedelta(minutes=30)) -> None:
+        super().__init__(link.rank, link.world_size)  # type: ignore[call-arg]  # The stub demands a store.
+        self._link, self._timeout = link, timeout
+        self._queue = OperationQueue()
+        self._receives: deque[Operation] = deque()
+        """Receives that nobody waits for yet: a later send must not stand behind them."""
+        weakref.finalize(self, self._queue.finish)
+
+    def getBackendName(self) -> str:  # torch calls it by this name
+        return type(self._link).__name__
+
+    # --- reductions
+
+    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> distributed.Work:
+        def run() -> None:
+            for tensor in tensors:
+                with _Flat(tensor) as flat:
+                    self._all_reduce(flat, opts)
+
+        return self._start("all_reduce", run, tensors, opts)
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> distributed.Work:
+        def run() -> None:
+            flat, combine = _flat(tensors[0]), _combine(opts)
+            operations.reduce(flat, self._link, opts.rootRank, combine)
+            if self._link.rank == opts.rootRank:
+                _fill(tensors[0], self._averaged(flat, opts))
+
+        return self._start("reduce", run, tensors, opts)
+
+    def reduce_scatter(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any = None
+    ) -> distributed.Work:
+        def run() -> None:
+            for output, parts in zip(outputs, inputs, strict=True):
+                self._reduce_scatter(output, [_flat(part).clone() for part in parts], opts)
+
+        return self._start("reduce_scatter", run, outputs, opts)
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, whole: torch.Tensor, opts: Any = None
+    ) -> distributed.Work:
+        return self.reduce_scatter_single_coalesced([output], [whole], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor], opts: Any = None
+    ) -> distributed.Work:
+        def run() -> None:
+            for output, whole in zip(outputs, wholes, strict=True):
+                self._reduce_scatter(output, self._cut(_flat(whole).clone(), output), opts)
+
+        return self._start("reduce_scatter", run, outputs, opts)
+
+    # --- copies
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> distributed.Work:
+        def run() -> None:
+            for tensor in tensors:
+                with _Flat(tensor) as flat:
+                    if flat.numel() and not self._by_link("broadcast", flat, opts.rootRank):
+                        operations.broadcast(flat, self._link, opts.rootRank)
+
+        return self._start("broadcast", run, tensors, opts)
+
+    def allgather(
+        self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> distributed.Work:
+        def run() -> None:
+            for parts, own in zip(outputs, inputs, strict=True):
+                lengths = [part.numel() for part in parts]
+                whole = own.new_empty(sum(lengths))
+                pieces = _pieces(whole, lengths)
+                self._all_gather(whole, pieces, own)
+                for part, found in zip(parts, pieces, strict=True):
+                    _fill(part, found)
+
+        return self._start("all_gather", run, outputs, opts)
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> distributed.Work:
+        return self.allgather(outputs, inputs, opts)
+
+    def all_gather_single(self, whole: torch.Tensor, own: torch.Tensor, opts: Any = None) -> distributed.Work:
+        return self.all_gather_single_coalesced([whole], [own], opts)
+
+    def all_gather_single_coalesced(
+        self, wholes: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> distributed.Work:
+        def run() -> None:
+            for whole, own in zip(wholes, inputs, strict=True):
+                with _Flat(whole) as flat:
+                    self._all_gather(flat, self._cut(flat, own), own)
+
+        return self._start("all_gather", run, wholes, opts)
+
+    def gather(
+        self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any
+    ) -> distributed.Work:
+        def run() -> None:
+            parts = [_flat(part) for part in outputs[0]] if outputs else []
+            operations.gather(parts, _flat(inputs[0]), self._link, opts.rootRank)
+            for part, found in zip(outputs[0] if outputs else (), parts, strict=True):
+                _fill(part, found)
+
+        return self._start("gather", run, outputs, opts)
+
+    def scatter(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any
+    ) -> distributed.Work:
+        def run() -> None:
+            parts = [_flat(part) for part in inputs[0]] if inputs else []
+            with _Flat(outputs[0]) as own:
+                operations.scatter(own, parts, self._link, opts.rootRank)
+
+        return self._start("scatter", run, outputs, opts)
+
+    def alltoall(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> distributed.Work:
+        def run() -> None:
+            found = [_flat(output) for output in outputs]
+            operations.all_to_all(found, [_flat(tensor) for tensor in inputs], self._link)
+            for output, flat in zip(outputs, found, strict=True):
+                _fill(output, flat)
+
+        return self._start("all_to_all", run, outputs, opts)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        whole: torch.Tensor,
+        output_lengths: Sequence[int],
+        lengths: Sequence[int],
+        opts: Any = None,
+    ) -> distributed.Work:
+        def run() -> None:
+            with _Flat(output) as flat:
+                found = self._split(flat, output, output_lengths)
+                operations.all_to_all(found, self._split(_flat(whole), whole, lengths), self._link)
+
+        return self._start("all_to_all", run, [output], opts)
+
+    def barrier(self, opts: Any = None) -> distributed.Work:
+        def run() -> None:
+            if not self._by_link("barrier"):
+                operations.barrier(self._link)
+
+        return self._start("barrier", run, [], opts)
+
+    # --- from one rank to another
+
+    def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int = 0) -> distributed.Work:
+        flat = _flat(tensors[0])
+        return self._later("send", lambda: self._link.send(flat, to), tensors)
+
+    def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int = 0) -> distributed.Work:
+        def run() -> None:
+            with _Flat(tensors[0]) as flat:
+                self._link.recv(flat, source)
+
+        label = f"recv from rank {source} on rank {self._link.rank}"
+        operation = Operation(label, run, tensors, self._timeout, self._put_receives)
+        self._receives.append(operation)
+        return operation
+
+    def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> distributed.Work:
+        raise NotImplementedError(
+            f"{self.getBackendName()} receives from a given rank only: name the source (`src=`)."
+        )
+
+    # --- the names of torch before 2.13
+
+    _allgather_base = all_gather_single  # type: ignore[assignment]
+    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
+
+    # --- the group itself
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Do nothing: the operations that follow run in their order."""
+
+    def _end_coalescing(self, device: torch.device) -> distributed.Work:
+        self._put_receives()
+        return self._later("coalesced operations", lambda: None, [])
+
+    def shutdown(self) -> None:
+        """End the thread and the link; torch calls it in `destroy_process_group`."""
+        self._queue.end()
+        getattr(self._link, "close", lambda: None)()
+
+    abort = shutdown
+
+    def _start(
+        self, name: str, run: Callable[[], object], outputs: Sequence[Any], opts: Any
+    ) -> distributed.Work:
+        """Run a collective after all earlier operations: in the thread if the caller does not wait."""
+        if self._receives:
+            self._put_receives()
+        waits = not getattr(opts, "asyncOp", True)
+        if waits and self._queue.run(run):
+            return Finished(outputs)
+        operation = self._later(name, run, outputs)
+        if waits:
+            operation.wait()
+        return operation
+
+    def _later(self, name: str, run: Callable[[], object], outputs: Sequence[Any]) -> Operation:
+        operation = Operation(f"{name} on rank {self._link.rank}", run, outputs, self._timeout)
+        self._queue.put(operation)
+        return operation
+
+    def _put_receives(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._queue.put(self._receives.popleft())
+
+    def _by_link(self, name: str, *arguments: object) -> bool:
+        """Return whether the link has an operation of its own by this name and has done it."""
+        own = getattr(self._link, name, None)
+        return own is not None and own(*arguments) is not NotImplemented
+
+    def _all_reduce(self, flat: torch.Tensor, opts: Any) -> None:
+        combine = _combine(opts)
+        if flat.numel() and self.size() > 1 and not self._by_link("all_reduce", flat, _reduction(opts)):
+            is_large = flat.numel() * flat.element_size() >= _RING_BYTES
+            (ring if is_large else halving_doubling)(flat, self._link, combine)
+        self._averaged(flat, opts)
+
+    def _reduce_scatter(self, output: torch.Tensor, parts: Sequence[torch.Tensor], opts: Any) -> None:
+        operations.reduce_scatter(parts, self._link, _combine(opts))
+        _fill(output, self._averaged(parts[self._link.rank], opts))
+
+    def _averaged(self, flat: torch.Tensor, opts: Any) -> torch.Tensor:
+        """Divide by the world size if the average was asked for; integers are cut, as by NCCL."""
+        if getattr(opts, "reduceOp", None) != ReduceOp.AVG:
+            return flat
+        fractional = flat.is_floating_point() or flat.is_complex()
+        return flat.div_(self.size(), rounding_mode=None if fractional else "trunc")
+
+    def _all_gather(self, whole: torch.Tensor, parts: Sequence[torch.Tensor], own: torch.Tensor) -> None:
+        flat, even = _flat(own), all(len(part) == own.numel() for part in parts)
+        if even and whole.numel() and self._by_link("all_gather", whole, flat):
+            return
+        parts[self._link.rank].copy_(flat)
+        operations.all_gather(parts, self._link)
+
+    def _cut(self, whole: torch.Tensor, part: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Return a view of `whole` for each rank, of the size of `part`."""
+        length, size = part.numel(), self.size()
+        if whole.numel() != size * length:
+            raise ValueError(f"{whole.numel()} elements are not those of {size} ranks with {length} each.")
+        return _pieces(whole, [length] * size)
+
+    def _split(self, flat: torch.Tensor, tensor: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
+        """Return a view of `flat` for each rank, of `lengths` along the first dimension; empty: even."""
+        rows = len(tensor) if tensor.dim() else 0
+        lengths = lengths or [rows // self.size()] * self.size()
+        if sum(lengths) != rows or len(lengths) != self.size():
+            raise ValueError(f"{rows} rows can't be split into {list(lengths)} for {self.size()} ranks.")
+        each = flat.numel() // max(rows, 1)
+        return _pieces(flat, [length * each for length in lengths])
+
+
+class _Flat:
+    """Gives a tensor as a contiguous one of one dimension, and copies it back at the end if need be."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self._flat = tensor, _flat(tensor)
+
+    def __enter__(self) -> torch.Tensor:
+        return self._flat
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        if kind is None:
+            _fill(self._tensor, self._flat)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of one dimension; a copy if the tensor is not contiguous."""
+    return tensor.detach().contiguous().view(-1)
+
+
+def _pieces(flat: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
+    """Return neighbouring views of these lengths."""
+    return [flat[begin:end] for begin, end in pairwise(accumulate(lengths, initial=0))]
+
+
+def _fill(tensor: torch.Tensor, flat: torch.Tensor) -> None:
+    """Copy `flat` into `tensor`, unless it is a view of it."""
+    if flat.data_ptr() != tensor.data_ptr() or not tensor.is_contiguous():
+        tensor.detach().copy_(flat.view(tensor.shape))
+
+
+def _reduction(opts: Any) -> Any:
+    """Return the reduction between ranks: an average begins as a sum."""
+    asked = getattr(opts, "reduceOp", ReduceOp.SUM)
+    asked = getattr(asked, "op", asked)
+    return ReduceOp.SUM if asked == ReduceOp.AVG else asked
+
+
+def _combine(opts: Any) -> Combine:
+    reduction = _reduction(opts)
+    if reduction not in COMBINE:
+        raise NotImplementedError(f"{reduction} is not supported; {', '.join(map(str, COMBINE))} are.")
+    return COMBINE[reduction]

@@ -1,0 +1,163 @@
+"""Operations of a process group, run one by one in the order of the calls, by a thread or by the caller."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+
+_NONE = timedelta()
+"""The time-out by which torch asks for that of the group."""
+_END_S = 1.0
+"""Most seconds to wait for the thread at the end of a group."""
+
+
+class Operation(distributed.Work):
+    """One operation of a group: the handle that torch's functions return under `async_op=True`.
+
+    Args:
+        label: the operation and its rank, for errors.
+        run: does the operation; it may return a function that waits until a sent tensor may change.
+        outputs: the tensors that `result()` returns.
+        timeout: the longest wait.
+        begin: called before anybody waits.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        run: Callable[[], object],
+        outputs: Sequence[Any],
+        timeout: timedelta,
+        begin: Callable[[], object] = lambda: None,
+    ) -> None:
+        super().__init__()
+        self._label, self._run, self._outputs, self._timeout = label, run, list(outputs), timeout
+        self._begin = begin
+        self._done = threading.Event()
+        self._future: torch.futures.Future[Any] = torch.futures.Future()
+        self._finish: object = None
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        """Do the operation; keep its error for `wait`."""
+        try:
+            self._finish = self._run()
+        except Exception as error:
+            self._error = error
+        self._run = lambda: None  # Release the tensors.
+        self._done.set()
+        if self._error is None:
+            self._future.set_result(self._outputs)
+        else:
+            self._future.set_exception(self._error)
+
+    def wait(self, timeout: timedelta = _NONE) -> bool:
+        """Return True once the operation is done; raise its error, or RuntimeError after `timeout`."""
+        self._begin()
+        limit = timeout or self._timeout
+        if not self._done.wait(limit.total_seconds()):
+            raise RuntimeError(f"{self._label} is not done after {limit.total_seconds():g} s.")
+        if self._error is not None:
+            raise self._error
+        finish, self._finish = self._finish, None
+        if callable(finish):
+            finish()
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Return whether the operation is done. Of a started send, wait until its tensor may change."""
+        self._begin()
+        if not self._done.is_set():
+            return False
+        return self._error is not None or self.wait()
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> Exception | None:
+        return self._error
+
+    def result(self) -> list[Any]:
+        self.wait()
+        return self._outputs
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        self._begin()
+        return self._future
+
+
+class Finished(distributed.Work):
+    """An operation that was done before its caller went on. An `Operation` costs four times as much."""
+
+    def __init__(self, outputs: Sequence[Any]) -> None:
+        super().__init__()
+        self._outputs = outputs
+
+    def wait(self, timeout: timedelta = _NONE) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    is_success = is_completed
+
+    def result(self) -> list[Any]:
+        return list(self._outputs)
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result(self.result())
+        return future
+
+
+class OperationQueue:
+    """Runs operations one after the other, in the order in which they were given.
+
+    A thread, started with the first operation that nobody waits for, runs what is put.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.Queue[Operation | None] = queue.Queue()
+        self._one_at_a_time = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def run(self, run: Callable[[], object]) -> bool:
+        """Run an operation here unless others wait for their turn; return whether it ran."""
+        if self._queue.unfinished_tasks:
+            return False
+        with self._one_at_a_time:
+            run()
+        return True
+
+    def put(self, operation: Operation) -> None:
+        """Let the thread run the operation in its turn."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name="slurmddp-link", daemon=True)
+            self._thread.start()
+        self._queue.put(operation)
+
+    def finish(self) -> None:
+        """Let the thread end after the operations that wait."""
+        self._queue.put(None)
+
+    def end(self) -> None:
+        """End the thread, and wait for it a moment."""
+        self.finish()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_END_S)
+
+    def _loop(self) -> None:
+        while (operation := self._queue.get()) is not None:
+            with self._one_at_a_time:
+                operation.run()
+            del operation
+            self._queue.task_done()

@@ -1,0 +1,160 @@
+"""Register transports as backends of torch.distributed: shipped ones by name, others by import path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+
+from slurmddp.collectives.backend import LinkGroup
+from slurmddp.collectives.device_group import DeviceGroup
+from slurmddp.collectives.link import Link
+from slurmddp.errors import ConfigError, SlurmddpError, near_matches
+from slurmddp.plugins import locate, methods
+
+TRANSPORTS: Mapping[str, str] = {"shm": "slurmddp.collectives.shared_memory.SharedMemoryLink"}
+"""The import paths of the shipped transports, by name."""
+GROUP_OPERATIONS = ("allreduce", "broadcast", "allgather", "barrier")
+"""Methods that a process group of a person's own must have: a training calls them."""
+
+
+Create = Callable[[distributed.Store, int, int, timedelta], distributed.ProcessGroup]
+"""Builds the group of one rank: `create(store, rank, world_size, timeout)`."""
+
+
+def register(backend: str) -> str:
+    """Make a backend usable in torch.distributed; return the name by which torch knows it.
+
+    Args:
+        backend: a backend that torch knows, a shipped transport, `package.module.Class`, or one of these for
+            each type of device, as in `cpu:my_package.transport.MyTransport,cuda:nccl`. A class is built as
+            `Class(store, rank, world_size, timeout)`. A subclass of torch's ProcessGroup is used as it is;
+            any other class is a `Link`, and a `LinkGroup` makes the collectives from it. Its attribute
+            `devices` names the types of devices whose tensors it takes; `("cpu",)` by default.
+
+    Raises:
+        ConfigError: there is no such backend, or the class lacks operations.
+
+    Example:
+        distributed.init_process_group(register("my_package.transport.MyTransport"))
+    """
+    if ":" not in backend:
+        return _register_one(backend)
+    names = {device: _register_one(name) for device, name in split_devices(backend).items()}
+    joined = ",".join(f"{device}:{name}" for device, name in names.items())
+    own = [name for name in names.values() if name.upper() in distributed.Backend._plugins]
+    if own and (others := set(names.values()) - {*own, "gloo", "nccl"}):
+        raise ConfigError(
+            f"backend={backend!r} has {others.pop()} beside {own[0]}.",
+            hint="Beside a transport, the backends of other devices are gloo, nccl or transports.",
+        )
+    if own:
+        _add(joined, _for_each_device(names), list(names))
+    return joined
+
+
+def split_devices(backend: str) -> dict[str, str]:
+    """Return the backend of each type of device that a string such as `cpu:gloo,cuda:nccl` names."""
+    parts = [part.strip().partition(":") for part in backend.split(",")]
+    found = {device: name for device, _, name in parts}
+    if len(found) < len(parts) or not all(device and name and ":" not in name for device, _, name in parts):
+        raise ConfigError(
+            f"backend={backend!r} is no list of devices with a backend each.",
+            hint="Name each type of device once, as in backend=cpu:gloo,cuda:nccl.",
+        )
+    return found
+
+
+def _register_one(name: str) -> str:
+    if name.lower() in distributed.Backend.backend_list:
+        return name.lower()
+    if name not in TRANSPORTS and "." not in name:
+        raise ConfigError(
+            f"backend={name!r} is not known.",
+            hint=f"{near_matches(name, known_backends())} One of your own is given as package.module.Class.",
+        )
+    found = locate(TRANSPORTS.get(name, name), key="backend")
+    _check(found, name)
+
+    def create(
+        store: distributed.Store, rank: int, world_size: int, timeout: timedelta
+    ) -> distributed.ProcessGroup:
+        try:
+            built = found(store, rank, world_size, timeout)
+        except SlurmddpError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"backend={name!r} can't be built on rank {rank}: {type(error).__name__}: {error}.",
+                hint=f"It is called as {found.__qualname__}(store, rank, world_size, timeout).",
+            ) from error
+        return built if isinstance(built, distributed.ProcessGroup) else LinkGroup(built, timeout)
+
+    return _add(name, create, list(getattr(found, "devices", ("cpu",))))
+
+
+def _for_each_device(names: Mapping[str, str]) -> Create:
+    """Return what builds a group for each device, since torch keeps no backend beside a group in Python."""
+
+    def create(
+        store: distributed.Store, rank: int, world_size: int, timeout: timedelta
+    ) -> distributed.ProcessGroup:
+        groups = {}
+        for device, name in names.items():
+            part = distributed.PrefixStore(f"{device}/", store)
+            if plugin := distributed.Backend._plugins.get(name.upper()):
+                groups[device] = plugin.creator_fn(part, rank, world_size, timeout)
+            else:
+                groups[device] = _of_torch(device, name, part, rank, world_size, timeout)
+        return DeviceGroup(groups)
+
+    return create
+
+
+def _of_torch(
+    device: str, name: str, store: distributed.Store, rank: int, world_size: int, timeout: timedelta
+) -> distributed.ProcessGroup:
+    """Return a process group with a backend of torch for one type of device."""
+    group = distributed.ProcessGroup(store, rank, world_size)
+    if name == "nccl":
+        options = distributed.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        backend: Any = distributed.ProcessGroupNCCL(store, rank, world_size, options)
+    else:
+        backend = distributed.ProcessGroupGloo(store, rank, world_size, timeout)
+    kind = distributed.Backend.backend_type_map[name]
+    group._set_default_backend(kind)
+    group._register_backend(torch.device(device), kind, backend)
+    return group
+
+
+def _add(name: str, create: Create, devices: list[str]) -> str:
+    distributed.Backend.register_backend(name.lower(), create, devices=devices)
+    return name.lower()
+
+
+def known_backends() -> list[str]:
+    """Return the names of torch's backends and of the shipped transports."""
+    return sorted({*distributed.Backend.backend_list, *TRANSPORTS} - {"undefined", "fake"})
+
+
+def _check(found: Any, name: str) -> None:
+    if not isinstance(found, type):
+        raise ConfigError(f"backend={name!r} is no class.", hint="Name a class: package.module.Class.")
+    is_group = issubclass(found, distributed.ProcessGroup)
+    needed = GROUP_OPERATIONS if is_group else methods(Link)
+    missing = [
+        operation
+        for operation in needed
+        if not callable(getattr(found, operation, None))
+        or getattr(found, operation) is getattr(distributed.ProcessGroup, operation)
+    ]
+    if missing:
+        kind = "process group" if is_group else "link"
+        raise ConfigError(
+            f"backend={name!r} has no {' and no '.join(missing)}.",
+            hint=f"A {kind} needs the methods {', '.join(needed)}; see slurmddp.collectives.link.Link.",
+        )

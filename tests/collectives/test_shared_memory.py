@@ -1,0 +1,133 @@
+"""Collectives through shared memory: right, alike on all ranks, and mindful of processors."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import HashStore, ReduceOp
+
+from slurmddp.collectives import ALGORITHMS, all_reduce
+from slurmddp.collectives.shared_memory import MESSAGE_BYTES, SharedMemoryLink
+from slurmddp.errors import ConfigError, RankFailure
+from support.distributed import collective_jobs
+from support.distributed.ranks import run_ranks
+
+RANKS = (1, 2, 3, 5)
+
+
+def on_threads(function: Callable[[SharedMemoryLink], Any], ranks: int, timeout_s: float = 60) -> list[Any]:
+    """Return the results of all ranks, each a thread of this process."""
+    store = HashStore()
+
+    def run(rank: int) -> Any:
+        return function(SharedMemoryLink(store, rank, ranks, timedelta(seconds=timeout_s)))
+
+    with ThreadPoolExecutor(ranks) as threads:
+        return list(threads.map(run, range(ranks)))
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_c1_shared_memory_gives_the_bits_of_a_sum_in_the_order_of_ranks(ranks: int) -> None:
+    assert on_threads(collective_jobs.wrong_reductions, ranks) == [[]] * ranks
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_broadcasts_gathers_and_means_of_any_length(ranks: int) -> None:
+    assert on_threads(collective_jobs.wrong_copies, ranks) == [[]] * ranks
+
+
+@pytest.mark.distributed
+@pytest.mark.usefixtures("rank_server")
+def test_c1_processes_reduce_through_memory_that_has_no_name(tmp_path: Path) -> None:
+    for wrong, named in run_ranks(collective_jobs.over_shared_memory, 3, str(tmp_path / "store")):
+        assert wrong == []
+        assert set(named) == {"/memfd:slurmddp-collectives (deleted)"}
+
+
+@pytest.mark.distributed
+@pytest.mark.usefixtures("rank_server")
+def test_the_death_of_a_rank_ends_the_wait_of_the_others(tmp_path: Path) -> None:
+    for told in run_ranks(collective_jobs.after_a_death, 2, str(tmp_path / "store")):
+        assert told.startswith("Rank 2 has ended, and rank")
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_every_algorithm_runs_over_messages_longer_than_their_memory(ranks: int) -> None:
+    length = 3 * MESSAGE_BYTES // 4 * ranks + 1
+
+    def sums(link: SharedMemoryLink) -> list[bool]:
+        own = torch.full((length,), float(link.rank + 1))
+        whole = torch.full((length,), float(sum(range(ranks + 1))))
+        return [torch.equal(all_reduce(own, link, algorithm=name), whole) for name in ALGORITHMS]
+
+    assert on_threads(sums, ranks) == [[True] * len(ALGORITHMS)] * ranks
+
+
+def test_messages_pass_each_other_and_keep_their_order() -> None:
+    sent = [torch.arange(length) for length in (100_000, 3, 0, 50_000)]
+
+    def exchange(link: SharedMemoryLink) -> bool:
+        waits = [link.send(tensor, 1 - link.rank) for tensor in sent]
+        found = [torch.empty_like(tensor) for tensor in sent]
+        for tensor in found:
+            link.recv(tensor, 1 - link.rank)
+        for wait in waits:
+            wait()
+        return all(map(torch.equal, found, sent))
+
+    assert on_threads(exchange, 2) == [True, True]
+
+
+def test_a_waiting_rank_leaves_the_processors_to_others() -> None:
+    """Measured in CPU time, which does not depend on the load of the machine."""
+
+    def wait(link: SharedMemoryLink) -> float:
+        if link.rank:
+            time.sleep(1)
+        began = time.thread_time()
+        link.all_reduce(torch.ones(3), ReduceOp.SUM)
+        return time.thread_time() - began
+
+    used, *_ = on_threads(wait, 2)
+    assert used < 0.15
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    def alone(link: SharedMemoryLink) -> str:
+        if link.rank == 0:
+            with pytest.raises(RankFailure) as caught:
+                link.barrier()
+            return str(caught.value)
+        return ""
+
+    told, _ = on_threads(alone, 2, timeout_s=1)
+    assert told.startswith("Rank 0 waited 1 s for rank 1 in a collective. All ranks must call the same")
+
+
+def test_ranks_of_different_hosts_are_refused() -> None:
+    store = HashStore()
+    store.set("shm/1", "another-boot/pid:[1] 5 -1")
+    with pytest.raises(ConfigError, match=r"ranks 1 and rank 0 are on different hosts.* Use backend=gloo"):
+        SharedMemoryLink(store, 0, 2, timedelta(seconds=5))
+
+
+def test_the_memory_goes_away_with_the_link() -> None:
+    link = SharedMemoryLink(HashStore(), 0, 1, timedelta(seconds=5))
+    link.all_reduce(torch.ones(3), ReduceOp.SUM)
+    link.close()
+    del link
+    gc.collect()
+    assert "slurmddp-collectives" not in Path("/proc/self/maps").read_text()
+
+
+def test_an_unknown_reduction_is_left_to_the_group() -> None:
+    link = SharedMemoryLink(HashStore(), 0, 1, timedelta(seconds=5))
+    assert link.all_reduce(torch.ones(3), ReduceOp.PREMUL_SUM) is NotImplemented

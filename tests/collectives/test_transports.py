@@ -1,0 +1,64 @@
+"""Backends by name, import path and device, checked before any rank waits for another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import distributed
+
+from slurmddp.collectives.device_group import DeviceGroup
+from slurmddp.collectives.transports import register
+from slurmddp.errors import ConfigError
+from support.distributed import group_jobs
+from support.distributed.ranks import run_ranks
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        ("gllo", "'gllo' is not known"),
+        ("support.own.transport.Messagse", "has no 'Messagse'"),
+        ("support.own.transport.Deaf", "has no recv"),
+        ("support.own.transport.HalfGroup", "has no broadcast and no allgather and no barrier"),
+        ("support.own.transport.not_a_class", "can't be called"),
+        ("support.own.transport.Messages.send", "no class"),
+        ("cpu:support.own.transport.Messages,cuda:ucc", "has ucc beside"),
+    ],
+)
+def test_g3_a_backend_that_cant_work_is_refused_by_name(backend: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        register(backend)
+    if backend == "gllo":
+        assert "gloo" in caught.value.hint
+
+
+@pytest.mark.distributed
+@pytest.mark.usefixtures("rank_server")
+def test_g3_a_class_that_cant_be_built_says_why_and_a_device_string_trains() -> None:
+    errors = run_ranks(group_jobs.fails, 2, "support.own.transport.Unbuildable")
+    assert all("can't be built on rank" in error and "OSError: no such fabric" in error for error in errors)
+    mixed = "cpu:support.own.transport.Messages,meta:gloo"
+    ended = run_ranks(group_jobs.trained, 2, mixed)
+    assert ended[0] == ended[1] and ended[0][0] == mixed.lower()
+
+
+def test_g3_each_operation_goes_to_the_group_of_its_device() -> None:
+    calls: list[str] = []
+
+    class Recording(distributed.ProcessGroup):
+        def __init__(self, name: str) -> None:
+            super().__init__(0, 1)
+            self.called_as = name
+
+        def allreduce(self, tensors: object, opts: object = None) -> None:
+            calls.append(self.called_as)
+
+        barrier = allreduce
+
+    group = DeviceGroup({"cpu": Recording("cpu"), "meta": Recording("meta")})
+    group.allreduce([torch.ones(1, device="meta")])
+    group.allreduce([torch.ones(1)])
+    group.barrier(None)
+    assert calls == ["meta", "cpu", "cpu"]
+    with pytest.raises(AttributeError):
+        DeviceGroup({"cpu": Recording("cpu")}).no_such_operation  # noqa: B018
