@@ -16,6 +16,9 @@ NUMBERS = [
     "C1",
     "C2",
     "C3",
+    "C7",
+    "C8",
+    "C9",
 ]
 ROW = re.compile(r"^\| ([A-Z]\d+) \| (.+) \| (`.+`) \| (\[.+\]\(.+\)) \|$", re.MULTILINE)
 ROWS = ROW.findall(PAGE.read_text())

@@ -22,6 +22,8 @@ FLAGS = {
     "checkpoints": "--json --verify run",
     "export": "--best --force --object --output --step run",
     "report": "run",
+    "bench": "--batch --cfg --dry-run --fresh --layers --ranks --repetitions --seed --sizes --warmup --width "
+    "action words",
     "sandbox": "action",
 }
 
