@@ -28,7 +28,8 @@ FLAGS = {
 }
 
 SANDBOX = {
-    "up": "--accounting --cpus --dir --gpus --grace --name --no-namespaces --nodes --slurmd-timeout",
+    "up": "--accounting --cpus --dir --gpus --grace --link-mbit --name --no-namespaces --nodes "
+    "--slurmd-timeout",
     "down": "--dir --name",
     "status": "--dir --name",
     "env": "--dir --name --unset",
