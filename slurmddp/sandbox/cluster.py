@@ -201,6 +201,7 @@ def describe(layout: Plan) -> str:
     """Return the size of a sandbox in one phrase."""
     request = layout.request
     network_kind = "own network namespaces" if layout.namespaces else "loopback"
+    network_kind += f" with links of {request.link_mbit} Mbit/s" if request.link_mbit else ""
     return (
         f"{request.nodes} nodes of {request.cpus} CPUs and {request.gpus} fake GPUs, {network_kind}, "
         f"accounting {'on' if request.accounting else 'off'}"

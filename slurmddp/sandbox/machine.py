@@ -29,6 +29,7 @@ PACKAGES = {
     "mariadbd": "mariadb-server",
     "mariadb-install-db": "mariadb-server",
     "ip": "iproute2",
+    "tc": "iproute2",
     "hostname": "hostname",
     "nsenter": "util-linux",
     "unshare": "util-linux",
@@ -56,6 +57,7 @@ def require_programs(request: Request, namespaces: bool, path: str) -> None:
     needed = ["slurmctld", "slurmd", "sinfo", "munged"]
     needed += ["slurmdbd", "mariadbd", "mariadb-install-db"] if request.accounting else []
     needed += ["ip", "hostname", "nsenter", "unshare"] if namespaces else []
+    needed += ["tc"] if request.link_mbit else []
     missing = [name for name in needed if shutil.which(name, path=path) is None]
     if missing:
         raise SlurmError(
@@ -72,14 +74,18 @@ def install_hint(missing: list[str]) -> str:
 
 def want_namespaces(request: Request) -> bool:
     """Return whether nodes get network namespaces; raises ConfigError if the request is impossible."""
-    if request.namespaces is None:
-        return can_make_namespaces()
+    wanted = can_make_namespaces() if request.namespaces is None else request.namespaces
+    if request.link_mbit and not wanted:
+        raise ConfigError(
+            f"--link-mbit {request.link_mbit} needs network namespaces: other nodes have no links.",
+            hint="Start the sandbox as root and without --no-namespaces, or leave out --link-mbit.",
+        )
     if request.namespaces and not can_make_namespaces():
         raise ConfigError(
             "Network namespaces need root with CAP_NET_ADMIN and CAP_SYS_ADMIN, which this process lacks.",
             hint="Leave them out with --no-namespaces: all nodes then share this machine's address.",
         )
-    return request.namespaces
+    return wanted
 
 
 def can_make_namespaces() -> bool:

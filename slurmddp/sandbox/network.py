@@ -63,7 +63,25 @@ def build(plan: Plan, environment: Mapping[str, str]) -> None:
     for node in plan.nodes:
         commands = [f"addr add {node.address}/24 dev eth0", "link set lo up", "link set eth0 up"]
         ip(environment, commands, prefix=enter(plan, node, environment))
+        if plan.request.link_mbit:
+            _limit_link(plan, node, environment)
     edit_hosts(plan.root, [f"{node.address}\t{node.name}" for node in plan.nodes])
+
+
+def _limit_link(plan: Plan, node: Node, environment: Mapping[str, str]) -> None:
+    """Limit both ends of a node's link: each end delays the packets that it sends."""
+    # A burst of 10 ms, at least one segment of the kernel's offloading; a queue that holds 50 ms more.
+    burst = max(64_000, plan.request.link_mbit * 1_250)
+    shape = f"root tbf rate {plan.request.link_mbit}mbit burst {burst}b latency 50ms"
+    tc = find_program("tc", environment["PATH"])
+    for prefix, device in (([], node.link), (enter(plan, node, environment), "eth0")):
+        command = [*prefix, tc, "qdisc", "add", "dev", device, *shape.split()]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        if answer.returncode != 0:
+            raise SlurmError(
+                f"The link of {node.name} could not be limited: {answer.stderr.strip()}",
+                hint="The kernel needs the module sch_tbf. Leave out --link-mbit otherwise.",
+            )
 
 
 def _hold(plan: Plan, node: Node, environment: Mapping[str, str]) -> int:

@@ -35,6 +35,8 @@ class Request:
     namespaces: bool | None = None
     grace_s: int = 10
     slurmd_timeout_s: int = 30
+    link_mbit: int = 0
+    """Bandwidth of each node's link in Mbit/s, in each direction; 0: as fast as the machine allows."""
     kill_wait_s: int = 10
     """Seconds between SIGTERM and SIGKILL, unless the grace time of a partition counts."""
 
@@ -125,6 +127,7 @@ def check(request: Request) -> None:
         ("grace", request.grace_s, 0, 600),
         ("slurmd-timeout", request.slurmd_timeout_s, 5, 3600),
         ("kill-wait", request.kill_wait_s, 1, 3600),
+        ("link-mbit", request.link_mbit, 0, 100_000),
     ):
         if not low <= value <= high:
             raise ConfigError(f"--{what} {value} is out of range.", hint=f"Give {low} to {high}.")

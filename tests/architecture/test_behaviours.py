@@ -17,6 +17,9 @@ NUMBERS = [
     "C2",
     "C3",
     "C6",
+    "C7",
+    "C8",
+    "C9",
 ]
 ROW = re.compile(r"^\| ([A-Z]\d+) \| (.+) \| (`.+`) \| (\[.+\]\(.+\)) \|$", re.MULTILINE)
 ROWS = ROW.findall(PAGE.read_text())

@@ -22,11 +22,14 @@ FLAGS = {
     "checkpoints": "--json --verify run",
     "export": "--best --force --object --output --step run",
     "report": "run",
+    "bench": "--batch --cfg --dry-run --fresh --layers --ranks --repetitions --seed --sizes --warmup --width "
+    "action words",
     "sandbox": "action",
 }
 
 SANDBOX = {
-    "up": "--accounting --cpus --dir --gpus --grace --name --no-namespaces --nodes --slurmd-timeout",
+    "up": "--accounting --cpus --dir --gpus --grace --link-mbit --name --no-namespaces --nodes "
+    "--slurmd-timeout",
     "down": "--dir --name",
     "status": "--dir --name",
     "env": "--dir --name --unset",

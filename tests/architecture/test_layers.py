@@ -15,7 +15,7 @@ PACKAGE = ROOT / "slurmddp"
 _ABOVE = """
     errors plugins config.schema spec config.check_values config.identity config.script_arguments
     config.loggers environments host slurm.units slurm sandbox
-    runs runs.folder runs.index runs.failures runs.status runs.report
+    runs runs.folder runs.index runs.failures runs.status runs.report bench
     batch
     checkpoint checkpoint.files checkpoint.memory
     launchers launchers.link launchers.watchdog launchers.coordinator launchers.agent launchers.local
@@ -28,10 +28,11 @@ _BELOW = """
     training.device training.process_group training.stopping training.run_log training.data
     training.checkpointing training.rank_session training.distributon training.builtin training.trainer
     training.user_script training.preflight training.rank_main
+    bench.ranks
 """
 TORCH_FREE, WITH_TORCH = _ABOVE.split(), _BELOW.split()
 SHARED_WITH_TORCH = {"errors", "plugins", "spec", "environments", "host", "runs", "runs.folder", "checkpoint"}
-SHARED_WITH_TORCH |= {"checkpoint.files", "checkpoint.memory"}
+SHARED_WITH_TORCH |= {"bench", "checkpoint.files", "checkpoint.memory"}
 SHARED_WITH_TORCH |= {
     "config.schema",
     "config.check_values",
@@ -51,6 +52,7 @@ ALLOWED = {
 
 ONLY_IMPORTERS = {
     "torch": (
+        "slurmddp.bench.ranks",
         "slurmddp.checkpoint.state",
         "slurmddp.collectives",
         "slurmddp.strategies",

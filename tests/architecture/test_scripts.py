@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.bench.page import write_page
 from slurmddp.runs.report.html import write_report
 from slurmddp.runs.status.run_status import status
 from slurmddp.sandbox import conf, plan
 from slurmddp.slurm.script import render
 from support import ROOT, TESTS
+from support.runs.bench_results import bench_result
 from support.runs.run_events import FAILED, make_folder, write
 from support.slurm.slurm_jobs import make_job
 
@@ -67,7 +69,14 @@ def render_sandbox(name: str) -> Callable[[Path], str]:
     return rendered
 
 
-RENDERERS = {"job.sbatch.j2": render_job, "report.html.j2": render_report}
+def render_bench(folder: Path) -> str:
+    write_page(bench_result("collectives"), folder / "bench.html")
+    return (folder / "bench.html").read_text()
+
+
+RENDERERS = {
+    "job.sbatch.j2": render_job, "report.html.j2": render_report, "bench.html.j2": render_bench,
+}  # fmt: skip
 RENDERERS |= {path.name: render_sandbox(path.name) for path in FILES if path.name.startswith("sandbox-")}
 
 

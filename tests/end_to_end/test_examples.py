@@ -225,6 +225,18 @@ def test_an_existing_script_restarts_in_place_and_loses_nothing(tmp_path: Path) 
     assert all(torch.equal(value, parts[name]) for name, value in whole.items())
 
 
+def test_collectives_side_by_side_are_counted_and_equal(tmp_path: Path) -> None:
+    folder = example("11_collectives", tmp_path)
+    output = run([sys.executable, "side_by_side.py", "--ranks", "3", "--elements", "30000"], folder)
+    rows = {
+        name: (int(count), int(sent))
+        for name, count, sent in re.findall(r"^(\w+) +(\d+) +(\d+) ", output, re.M)
+    }
+    assert rows.keys() == {"ring", "halving_doubling", "tree", "central_server", "sharded_server"}
+    assert rows["ring"] == (4, 160_000) and rows["central_server"] == (2, 240_000)
+    assert output.count("equal") == 5
+
+
 def test_d13_the_examples_of_the_api_import_no_torch_distributed() -> None:
     found = [path for path in sorted(EXAMPLES.glob("0[1-8]_*/**/*.py")) if "runs" not in path.parts]
     scripts = {path: path.read_text() for path in found}
@@ -238,7 +250,7 @@ def test_every_example_has_a_page_and_a_line_in_the_table() -> None:
     table = re.findall(
         r"^\| \[(\w+)\]\(\1/README\.md\) \| \S.*\. \|$", (EXAMPLES / "README.md").read_text(), re.M
     )
-    assert table == folders and len(folders) == 10
+    assert table == folders and len(folders) == 11
     for folder in folders:
         page = (EXAMPLES / folder / "README.md").read_text()
         assert "```bash\n" in page and "\nNext: [" in page, folder

@@ -80,6 +80,7 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
         ({"cpus": 0}, "--cpus 0"),
         ({"gpus": -1}, "--gpus -1"),
         ({"grace_s": -1}, "--grace -1"),
+        ({"link_mbit": -5}, "--link-mbit -5"),
     ],
 )
 def test_an_impossible_request_is_refused_with_the_value(change: dict[str, object], named: str) -> None:
@@ -87,6 +88,11 @@ def test_an_impossible_request_is_refused_with_the_value(change: dict[str, objec
         plan.check(make_plan(**change).request)
     assert named in caught.value.message
     assert caught.value.hint
+
+
+def test_a_limited_link_needs_a_namespace() -> None:
+    with pytest.raises(ConfigError, match="--link-mbit 100 needs network namespaces"):
+        machine.want_namespaces(plan.Request(name="default", root=ROOT, namespaces=False, link_mbit=100))
 
 
 def test_missing_programs_are_named_with_their_packages(

@@ -30,6 +30,7 @@ SIZES = {
     "cpus": "CPUs per node, which may be more than the machine has (default: 4)",
     "gpus": "fake GPUs per node (default: 2)",
     "grace_s": "seconds between a preempted job's SIGTERM and its end (default: 10)",
+    "link_mbit": "Mbit/s of each node's link in each direction, to compare collectives (default: no limit)",
     "slurmd_timeout_s": "seconds after which a silent node counts as down (default: 30)",
 }
 

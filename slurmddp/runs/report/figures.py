@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLOURS = {"train": "#2f6fde", "held": "#c2570c", "ink": "#1c2024", "muted": "#60646d", "line": "#e3e5ea"}
+COLOURS = {"train": "#2f6fde", "held": "#c2570c", "ink": "#1c2024", "muted": "#60646d", "line": "#e3e5ea"}
 _MOST_POINTS = 800
 """Points of a curve, at most: a screen can't show more, and they make the page heavy."""
 
@@ -55,10 +55,14 @@ def svg(
         size: width and height in inches.
         draw: draws the picture; None: the loss.
     """
+    return figure_svg(name, lambda: (draw or _draw)(metrics, starts, size=size, title=""))
+
+
+def figure_svg(name: str, draw: Callable[[], Figure]) -> str:
+    """Return the figure that `draw` makes as SVG for a page; `name` makes its ids unique."""
     buffer = io.StringIO()
     with _own_style(salt=name):
-        figure = (draw or _draw)(metrics, starts, size=size, title="")
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        draw().savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return _for_page(buffer.getvalue(), name)
 
 
@@ -106,13 +110,13 @@ def _draw(metrics: Metrics, starts: Mapping[int, int], *, size: tuple[float, flo
         if xs:
             # A single point has no line. Marks show where the held-out loss was measured.
             marker = "o" if len(xs) == 1 or (colour == "held" and len(xs) <= 60) else ""
-            line = axes.plot(xs, ys, color=_COLOURS[colour], label=label, linewidth=1.8)[0]
+            line = axes.plot(xs, ys, color=COLOURS[colour], label=label, linewidth=1.8)[0]
             # A mark at step 0 reaches beyond the axes.
             line.set(marker=marker, markersize=4.5, clip_on=not marker)
     axes.set_yscale("log" if _spans_decades((metrics.train, metrics.held_out)) else "linear")
     _mark_attempts(axes, starts)
     _dress(axes, title, "loss")
-    axes.legend(frameon=False, labelcolor=_COLOURS["ink"], loc="best", fontsize=9.5)
+    axes.legend(frameon=False, labelcolor=COLOURS["ink"], loc="best", fontsize=9.5)
     return figure
 
 
@@ -130,7 +134,7 @@ def draw_optimizer(
     for number, (curve, label) in enumerate(known, 1):
         axes = figure.add_subplot(*shape, number)
         xs, ys = thin(curve)
-        axes.plot(xs, ys, color=_COLOURS["train"], linewidth=1.8, marker="o" if len(xs) == 1 else "")
+        axes.plot(xs, ys, color=COLOURS["train"], linewidth=1.8, marker="o" if len(xs) == 1 else "")
         axes.set_yscale("log" if _spans_decades([curve]) else "linear")
         _mark_attempts(axes, starts, named=False)
         _dress(axes, title, label)
@@ -150,7 +154,7 @@ def _spans_decades(curves: Sequence[Curve]) -> bool:
 
 def _mark_attempts(axes: Axes, starts: Mapping[int, int], *, named: bool = True) -> None:
     for attempt, step in starts.items():
-        axes.axvline(step, color=_COLOURS["muted"], linewidth=0.9, linestyle=(0, (3, 3)), zorder=2)
+        axes.axvline(step, color=COLOURS["muted"], linewidth=0.9, linestyle=(0, (3, 3)), zorder=2)
         if named and len(starts) <= 8:
             axes.annotate(
                 f"attempt {attempt}",
@@ -161,7 +165,7 @@ def _mark_attempts(axes: Axes, starts: Mapping[int, int], *, named: bool = True)
                 rotation=90,
                 va="top",
                 fontsize=8,
-                color=_COLOURS["muted"],
+                color=COLOURS["muted"],
             )
 
 
@@ -169,17 +173,22 @@ def _dress(axes: Axes, title: str, label: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 2.5, 5, 10], integer=True))
-    axes.set_xlabel("step", color=_COLOURS["muted"])
-    axes.set_ylabel(label, color=_COLOURS["muted"])
-    axes.grid(color=_COLOURS["line"], linewidth=0.8, zorder=0)
-    axes.tick_params(colors=_COLOURS["muted"], length=0, labelsize=9, which="both")
     axes.margins(x=0.015)
     axes.set_xlim(left=0)
+    plain_axes(axes, "step", label, title)
+
+
+def plain_axes(axes: Axes, across: str, up: str, title: str = "") -> None:
+    """Give axes the labels, grid and colours of the pictures on a page."""
+    axes.set_xlabel(across, color=COLOURS["muted"])
+    axes.set_ylabel(up, color=COLOURS["muted"])
+    axes.grid(color=COLOURS["line"], linewidth=0.8, zorder=0)
+    axes.tick_params(colors=COLOURS["muted"], length=0, labelsize=9, which="both")
     for side in axes.spines.values():
         side.set_visible(False)
     if title:
         # A dollar sign in a name is a dollar sign, not the beginning of a formula.
-        axes.set_title(title, loc="left", color=_COLOURS["ink"], fontweight="bold", parse_math=False)
+        axes.set_title(title, loc="left", color=COLOURS["ink"], fontweight="bold", parse_math=False)
 
 
 def _for_page(text: str, name: str) -> str:
@@ -189,6 +198,6 @@ def _for_page(text: str, name: str) -> str:
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)
     text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
     text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
-    for role, colour in _COLOURS.items():
+    for role, colour in COLOURS.items():
         text = text.replace(colour, f"var(--{role})")
     return re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1; font-family: inherit", text)

@@ -1,0 +1,146 @@
+"""A benchmark as text for a terminal, and as one HTML page that needs no network and no other file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from slurmddp.bench.figures import pictures
+from slurmddp.bench.results import Result, Row, slow_parts
+from slurmddp.bench.settings import size_label
+from slurmddp.host.atomic_file import write_atomic
+from slurmddp.runs.text_format import counted, print_table
+from slurmddp.templates import template
+
+_LABELS = {
+    "median_s": "median",
+    "mean_s": "mean",
+    "first_s": "first",
+    "second_s": "second",
+    "bytes": "size",
+    "bytes_per_s": "bandwidth",
+    "bus_bytes_per_s": "bus bandwidth",
+    "disk_bytes_per_s": "disk",
+    "largest_difference": "weights differ by",
+    "equals_one_process": "equal",
+}
+_TITLES = {
+    "nodes": "Nodes",
+    "links": "Links between nodes",
+    "all_reduce": "All-reduce",
+    "strategies": "A training step",
+    "scaling": "Scaling of a training step",
+}
+_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+
+
+def cell(name: str, value: Any) -> str:
+    """Return a value of a table as text; the end of the column's name tells its unit."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name == "bytes":
+        return size_label(value)
+    if name.endswith("bytes_per_s"):
+        return f"{_scaled(value, _BYTES)}/s"
+    if name.endswith("_bytes") or name == "bytes_sent":
+        return _scaled(value, _BYTES)
+    if name.endswith("_s"):
+        return _scaled(value, _SECONDS)
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return str(value)
+
+
+def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
+    """Return a value in the largest unit in which it is 1 or more."""
+    scale, unit = next((one for one in units if abs(value) >= one[0]), units[-1])
+    return f"{value / scale:.3g} {unit}"
+
+
+def _label(name: str) -> str:
+    return _LABELS.get(name) or name.removesuffix("_s").removesuffix("_bytes").replace("_", " ")
+
+
+def columns(rows: Sequence[Row]) -> list[str]:
+    """Return the columns of a table, without those that are empty in all rows."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [name for name in names if any(row.get(name) not in (None, "") for row in rows)]
+
+
+def as_text(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Return the headers and cells of a table."""
+    names = columns(rows)
+    return [_label(name) for name in names], [[cell(name, row.get(name)) for name in names] for row in rows]
+
+
+def show(result: Result, stream: TextIO) -> None:
+    """Print a result."""
+    print(headline(result), file=stream)
+    for name, rows in result.tables.items():
+        if rows:
+            print(f"\n{_TITLES.get(name, name)}", file=stream)
+            show_rows(rows, stream)
+    for line in [*notes(result)]:
+        print(f"\n{line}", file=stream)
+
+
+def show_rows(rows: Sequence[Row], stream: TextIO) -> None:
+    """Print one table."""
+    headers, cells = as_text(rows)
+    numbers = frozenset(
+        header
+        for header, name in zip(headers, columns(rows), strict=True)
+        if not any(isinstance(row.get(name), str) for row in rows)
+    )
+    print_table(headers, cells, stream, right=numbers, whole=True)
+
+
+def headline(result: Result) -> str:
+    """Return what was measured, where and with which versions, in one line."""
+    place = result.topology
+    ranks, nodes = counted(place["ranks"], "rank"), counted(place["nodes"], "node")
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    where = f"{ranks} on {nodes}, {place['device']}, {place['backend']}"
+    return f"{result.settings['bench']}: {where}. {versions}. {result.started}"
+
+
+def notes(result: Result) -> list[str]:
+    """Return the sentences below the tables: the cost model, unequal weights, slow nodes and links."""
+    told = list(map(_model_line, [result.model] if result.model else []))
+    for row in result.tables.get("strategies", ()):
+        if row.get("note"):
+            told.append(f"{row['strategy']} was not measured: {row['note']}")
+        elif not row["equals_one_process"]:
+            told.append(
+                f"{row['strategy']} ends with other weights than one process: its steps do other work."
+            )
+    if result.settings["bench"] == "cluster":
+        told += slow_parts(result) or ["No node and no link is slower than the others by a factor of 2."]
+    return told
+
+
+def _model_line(model: Mapping[str, Any]) -> str:
+    held = ", ".join(map(size_label, model["held_out"]))
+    return (
+        f"Cost model: {model['alpha_s'] * 1e6:.3g} us per message, {model['beta_s'] * 1e9:.3g} ns per byte "
+        f"sent, {model['gamma_s'] * 1e9:.3g} ns per byte added. It predicts the sizes that the fit has not "
+        f"seen ({held}) with a median error of {model['median_error']:.0%}, and a largest one of "
+        f"{model['largest_error']:.0%}."
+    )
+
+
+def write_page(result: Result, path: Path) -> None:
+    """Write the page of a result; raises SlurmddpError without matplotlib."""
+    tables = {_TITLES.get(name, name): as_text(rows) for name, rows in result.tables.items() if rows}
+    text = template("bench.html.j2").render(
+        result=result,
+        headline=headline(result),
+        pictures=pictures(result),
+        tables=tables,
+        notes=notes(result),
+    )
+    write_atomic(path, text)

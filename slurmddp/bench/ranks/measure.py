@@ -1,0 +1,99 @@
+"""Measure one benchmark on all ranks, and write its result with versions and topology."""
+
+from __future__ import annotations
+
+import platform
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+
+import slurmddp
+from slurmddp.bench.ranks.cluster import measure_cluster
+from slurmddp.bench.ranks.collectives import measure_collectives
+from slurmddp.bench.ranks.scaling import measure_scaling
+from slurmddp.bench.ranks.strategies import measure_strategies
+from slurmddp.bench.results import FILE_NAME, Result
+from slurmddp.bench.settings import Settings
+from slurmddp.errors import ConfigError
+from slurmddp.host.process import usable_cpus
+from slurmddp.training.distributon import Distributon
+
+Measure = Callable[[Distributon, Settings], Mapping[str, Any]]
+
+MEASURES: Mapping[str, Measure] = {
+    "cluster": measure_cluster,
+    "collectives": measure_collectives,
+    "strategies": measure_strategies,
+    "scaling": measure_scaling,
+}
+"""Each returns the tables of a result, and its cost model under the name `model`."""
+_OF_STEPS = ("strategies", "scaling")
+"""The benchmarks that share a batch among the ranks."""
+
+
+def run(d: Distributon, settings: Settings) -> None:
+    """Measure on all ranks; rank 0 writes `bench.json` into the run folder, or into the current folder."""
+    result = measure(d, settings)
+    if d.is_global_zero:
+        result.write((d.run_folder or Path()) / FILE_NAME)
+
+
+def measure(d: Distributon, settings: Settings) -> Result:
+    """Return the result of one benchmark. All ranks call it.
+
+    Args:
+        d: launched.
+        settings: equal on all ranks.
+
+    Raises:
+        ConfigError: there is one rank, or the batch can't be shared by the ranks.
+    """
+    if d.world_size < 2:
+        raise ConfigError(
+            f"The benchmark {settings.bench!r} compares ranks, and there is one.",
+            hint="Start more: slurmddp bench ... -n 2, or nodes=2.",
+        )
+    if settings.bench in _OF_STEPS and settings.batch % d.world_size:
+        raise ConfigError(
+            f"A batch of {settings.batch} samples can't be shared by {d.world_size} ranks.",
+            hint="Give a multiple of the number of ranks as --batch.",
+        )
+    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    topology = _topology(d)
+    tables = dict(MEASURES[settings.bench](d, settings))
+    return Result(
+        settings=asdict(settings),
+        topology=topology,
+        versions={
+            "slurmddp": slurmddp.__version__,
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+            "kernel": platform.release(),
+        },
+        model=tables.pop("model", {}),
+        tables=tables,
+        started=started,
+    )
+
+
+def _topology(d: Distributon) -> dict[str, Any]:
+    """Return the places of all ranks."""
+    gpu = torch.cuda.get_device_name(d.device) if d.device.type == "cuda" else ""
+    found = d.all_gather([d.node_rank, socket.gethostname(), usable_cpus(), gpu])
+    return {
+        "ranks": d.world_size,
+        "nodes": d.nodes,
+        "hosts": [host for _, host, *_ in found],
+        "node_of_rank": [node for node, *_ in found],
+        "cores_of_rank": [cores for *_, cores, _ in found],
+        "gpus": [gpu for *_, gpu in found],
+        "device": d.device.type,
+        "backend": distributed.get_backend(),
+        "threads": torch.get_num_threads(),
+    }

@@ -1,0 +1,116 @@
+"""The model, data and step that all contestants of a benchmark share."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from slurmddp.bench.ranks.timing import seconds
+from slurmddp.bench.settings import Settings
+from slurmddp.host.process import peak_memory_bytes
+
+_BATCHES = 4
+"""Different batches, which steps use in turn."""
+_LEARNING_RATE, _MOMENTUM = 0.05, 0.9
+
+
+def build_model(settings: Settings, device: torch.device) -> nn.Module:
+    """Return a multilayer perceptron, with equal weights at each call."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        layers: list[nn.Module] = []
+        for _ in range(settings.layers):
+            layers += [nn.Linear(settings.width, settings.width), nn.Tanh()]
+        return nn.Sequential(*layers, nn.Linear(settings.width, 1)).to(device)
+
+
+def build_optimizer(model: nn.Module) -> Optimizer:
+    """Return the optimizer of all contestants."""
+    return torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE, momentum=_MOMENTUM)
+
+
+def build_batches(settings: Settings, batch: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return inputs and targets of `batch` samples, with equal numbers on all ranks."""
+    generator = torch.Generator().manual_seed(settings.seed)
+    return [
+        (
+            torch.randn(batch, settings.width, generator=generator),
+            torch.randn(batch, 1, generator=generator),
+        )
+        for _ in range(_BATCHES)
+    ]
+
+
+@dataclass
+class StepTimes:
+    """Seconds of each step on this rank, and of its parts."""
+
+    data: list[float] = field(default_factory=list)
+    gradients: list[float] = field(default_factory=list)
+    """Forward and backward pass, with the communication in them."""
+    optimizer: list[float] = field(default_factory=list)
+
+    @property
+    def whole(self) -> list[float]:
+        return [sum(parts) for parts in zip(self.data, self.gradients, self.optimizer, strict=True)]
+
+
+def train(
+    model: nn.Module,
+    optimizer: Optimizer,
+    batches: list[tuple[torch.Tensor, torch.Tensor]],
+    share: slice,
+    steps: int,
+    device: torch.device,
+    before: Callable[[], object] = lambda: None,
+) -> StepTimes:
+    """Take steps on this rank's share of each batch and time them.
+
+    Args:
+        model: as it is called in training.
+        optimizer: of the model.
+        batches: of all ranks together.
+        share: the samples of this rank.
+        steps: number of steps.
+        device: of the model.
+        before: called before each step, outside of the measured time.
+    """
+    times, stream = StepTimes(), itertools.cycle(batches)
+    held: list[torch.Tensor] = []
+
+    def fetch() -> None:
+        held[:] = [one[share].to(device, copy=True) for one in next(stream)]
+
+    def gradients() -> None:
+        optimizer.zero_grad()
+        inputs, targets = held
+        nn.functional.mse_loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+
+    for _ in range(steps):
+        before()
+        times.data.append(seconds(fetch, device))
+        times.gradients.append(seconds(gradients, device))
+        times.optimizer.append(seconds(optimizer.step, device))
+    return times
+
+
+def reset_peak(device: torch.device) -> None:
+    """Begin to measure peak memory anew; does nothing where the kernel has no such reset."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Return the peak memory since `reset_peak`: of the GPU, else of the process."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_memory_bytes()

@@ -1,0 +1,87 @@
+"""The settings of one benchmark, which travel to the ranks as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from slurmddp.errors import ConfigError, near_matches
+
+BENCHES: Mapping[str, str] = {
+    "cluster": "cores, memory, disk and clock of each node; latency and bandwidth between nodes; all-reduce",
+    "collectives": "every all-reduce algorithm beside torch's own, by size",
+    "strategies": "a training step of every strategy beside torch's DDP, FSDP and DataParallel",
+    "scaling": "a training step on growing numbers of ranks, at a fixed batch per rank and in total",
+}
+SIZES = "1kB,4kB,16kB,64kB,256kB,1MB,4MB,16MB,64MB"
+_UNITS = {"B": 1, "kB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings that two comparable results share.
+
+    Raises:
+        ConfigError: a setting is out of range.
+    """
+
+    bench: str
+    """A name of `BENCHES`."""
+    sizes: tuple[int, ...]
+    """Sizes of the reduced tensors in bytes; multiples of 4."""
+    repetitions: int = 20
+    warmup: int = 5
+    """Repetitions that are not counted."""
+    seed: int = 0
+    width: int = 512
+    """Rows and columns of each layer of the trained model."""
+    layers: int = 4
+    batch: int = 64
+    """Samples of a step on all ranks together."""
+
+    def __post_init__(self) -> None:
+        if self.bench not in BENCHES:
+            raise ConfigError(
+                f"There is no benchmark {self.bench!r}.", hint=near_matches(self.bench, BENCHES)
+            )
+        for name in ("repetitions", "width", "layers", "batch"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name} is {getattr(self, name)}.", hint="Give a number above 0.")
+        if self.warmup < 0:
+            raise ConfigError(f"--warmup is {self.warmup}.", hint="Give 0 or more.")
+        if not self.sizes or any(size < 4 or size % 4 for size in self.sizes):
+            raise ConfigError(
+                f"--sizes are {list(self.sizes)} bytes.",
+                hint="Give multiples of 4 bytes: the benchmark reduces numbers of 32 bits.",
+            )
+
+    def to_json(self) -> str:
+        """Return one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        """Return the settings in a line of JSON."""
+        found = json.loads(text)
+        return cls(**{**found, "sizes": tuple(found["sizes"])})
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Return the bytes of sizes such as "1kB,64MB", in rising order; raises ConfigError if one is no size."""
+    found = set()
+    for one in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(B|kB|MB|GB)\s*", one)
+        if not match:
+            raise ConfigError(
+                f"{one.strip()!r} is no size.", hint=f"Give numbers with B, kB, MB or GB: {SIZES}."
+            )
+        found.add(int(match[1]) * _UNITS[match[2]])
+    return tuple(sorted(found))
+
+
+def size_label(size: int) -> str:
+    """Return a size in bytes as it is typed: "64kB"."""
+    unit = max((name for name in _UNITS if size % _UNITS[name] == 0), key=lambda name: _UNITS[name])
+    return f"{size // _UNITS[unit]}{unit}"

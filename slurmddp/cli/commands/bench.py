@@ -1,0 +1,129 @@
+"""Measure a cluster, its collectives, strategies and scaling; compare results.
+
+    slurmddp bench cluster +cluster=mine nodes=4      first on a new site: nodes, links, all-reduce
+    slurmddp bench collectives -n 4                   every all-reduce algorithm, on this machine
+    slurmddp bench show RUN                           print a result and write its page
+    slurmddp bench compare FIRST SECOND               times of two results that were measured alike
+
+A benchmark is a run: settings, submission and logs are those of `slurmddp run`. Rank 0 writes bench.json into
+the run folder. RUN, FIRST and SECOND are names of runs, run folders, or such files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from slurmddp.bench.settings import BENCHES, SIZES, Settings, parse_sizes
+from slurmddp.cli.commands import run as run_command
+from slurmddp.cli.commands import train
+from slurmddp.cli.messages import EXIT_CODES, UsageError
+from slurmddp.errors import EXIT_FINISHED, near_matches
+
+_READERS = {
+    "show": "print the result of a run and write its page",
+    "compare": "compare two results; unlike ones are refused",
+}
+MODULE = "slurmddp.bench.ranks"
+_NUMBERS = {
+    "repetitions": "measured repetitions or steps (20)",
+    "warmup": "repetitions before them, which are not counted (5)",
+    "seed": "seed of weights and data (0)",
+    "width": "width of the trained model (512)",
+    "layers": "layers of the trained model (4)",
+    "batch": "samples of a step on all ranks together (64)",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `slurmddp bench`."""
+    parser.usage = (
+        "slurmddp bench BENCH [key=value ...] [flags]\n       slurmddp bench show RUN | compare FIRST SECOND"
+    )
+    lines = "\n".join(f"  {name:<12} {line}" for name, line in {**BENCHES, **_READERS}.items())
+    parser.add_argument("action", metavar="BENCH", help="; ".join([*BENCHES, *_READERS]))
+    parser.add_argument("words", nargs="*", metavar="key=value", help="settings, as for `slurmddp train`")
+    parser.add_argument(
+        "-n", "--ranks", type=int, metavar="RANKS", help="ranks on each node (ranks_per_node)"
+    )
+    parser.add_argument("--sizes", default=SIZES, help=f"sizes of reduced tensors ({SIZES})")
+    for name, purpose in _NUMBERS.items():
+        parser.add_argument(f"--{name}", type=int, metavar="N", help=purpose)
+    train.add_flags(parser)
+    parser.epilog = f"{lines}\n\n{EXIT_CODES}"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start a benchmark, print a result, or compare two; return the exit code."""
+    if args.action == "show":
+        return _show(_only(args.words, 1, "show RUN")[0])
+    if args.action == "compare":
+        return _compare(*_only(args.words, 2, "compare FIRST SECOND"))
+    if args.action not in BENCHES:
+        near = near_matches(args.action, [*BENCHES, *_READERS])
+        raise UsageError(f"slurmddp bench has no {args.action!r}. {near}")
+    return _measure(args)
+
+
+def _only(words: list[str], count: int, usage: str) -> list[str]:
+    if len(words) != count:
+        raise UsageError(f"`slurmddp bench {usage}` needs {count} name(s) or file(s), and got {len(words)}.")
+    return words
+
+
+def _measure(args: argparse.Namespace) -> int:
+    """Run the benchmark as `slurmddp run` does; show the result if it is there already."""
+    from slurmddp.bench.results import FILE_NAME
+    from slurmddp.runs import index
+
+    given = {name: value for name in _NUMBERS if (value := getattr(args, name)) is not None}
+    settings = Settings(bench=args.action, sizes=parse_sizes(args.sizes), **given)
+    named = [word.partition("=")[2] for word in args.words if word.startswith("name=")]
+    # Each benchmark is a run of its own: the same command measures again.
+    name = named[-1] if named else time.strftime(f"bench-{args.action}-%Y%m%d-%H%M%S", time.gmtime())
+    args.overrides = [*args.words, *([] if named else [f"name={name}"])]
+    args.torchrun, args.program = False, ["-m", MODULE, settings.to_json()]
+    code = run_command.run(args)
+    if code != EXIT_FINISHED or args.dry_run or args.cfg:
+        return code
+    folder = next(one for one in index.all_runs() if one.name.startswith(name))
+    if (folder.path / FILE_NAME).is_file():
+        return _show(str(folder.path))
+    print(f"When it has finished:  slurmddp bench show {folder.name}")
+    return EXIT_FINISHED
+
+
+def _path(word: str) -> Path:
+    """Return the path of a result that was named by its file, its run folder or its run."""
+    from slurmddp.runs import index
+
+    return Path(word) if Path(word).exists() else index.find(word).path
+
+
+def _show(word: str) -> int:
+    from slurmddp.bench.page import show, write_page
+    from slurmddp.bench.results import read
+
+    path = _path(word)
+    result = read(path)
+    page = (path if path.is_dir() else path.parent) / "bench.html"
+    print()
+    show(result, sys.stdout)
+    write_page(result, page)
+    print(f"\npage  {page}")
+    return EXIT_FINISHED
+
+
+def _compare(first: str, second: str) -> int:
+    from slurmddp.bench.page import headline, show_rows
+    from slurmddp.bench.results import compare, read
+
+    one, other = read(_path(first)), read(_path(second))
+    tables = compare(one, other)
+    print(f"first   {headline(one)}\nsecond  {headline(other)}")
+    for rows in tables.values():
+        print()
+        show_rows(rows, sys.stdout)
+    return EXIT_FINISHED

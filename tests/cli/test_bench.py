@@ -1,0 +1,53 @@
+"""`slurmddp bench`: bad words, and a benchmark from the command line to its page and comparison."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurmddp.bench.results import read
+from slurmddp.cli.main import main
+from slurmddp.errors import EXIT_CONFIG, EXIT_USAGE
+from support.runs.bench_results import bench_result
+from support.runs.train_runs import only_run, slurmddp
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["collective"], EXIT_USAGE, "Did you mean"),
+        ([], EXIT_USAGE, "required"),
+        (["show"], EXIT_USAGE, "needs 1 name(s) or file(s), and got 0"),
+        (["compare", "a"], EXIT_USAGE, "needs 2 name(s) or file(s), and got 1"),
+        (["scaling", "--sizes", "7"], EXIT_CONFIG, "'7' is no size"),
+    ],
+)
+def test_bad_words_are_explained(words, code, told, elsewhere, capsys) -> None:
+    assert main(["bench", *words]) == code
+    assert told in capsys.readouterr().err
+
+
+def test_two_results_are_compared_and_unlike_ones_refused(tmp_path: Path, capsys) -> None:
+    for name in ("a", "b"):
+        bench_result("collectives").write(tmp_path / f"{name}.json")
+    bench_result("scaling").write(tmp_path / "c.json")
+    one, other, unlike = (str(tmp_path / f"{name}.json") for name in "abc")
+    assert main(["bench", "compare", one, other]) == 0
+    assert "ratio" in capsys.readouterr().out
+    assert main(["bench", "compare", one, unlike]) != 0
+    assert "bench: collectives and scaling" in capsys.readouterr().err
+
+
+@pytest.mark.distributed
+def test_a_benchmark_is_a_run_whose_result_is_shown(tmp_path: Path) -> None:
+    words = ["--sizes", "4kB,8kB,12kB", "--repetitions", "2", "--warmup", "0"]
+    shown = slurmddp(
+        tmp_path, "bench", "cluster", "nodes=2", "-n", "1", *words, XDG_STATE_HOME=str(tmp_path / "state")
+    )
+    folder = only_run(tmp_path).path
+    assert folder.name.startswith("bench-cluster-") and (folder / "bench.html").is_file()
+    result = read(folder)
+    assert [row["node"].endswith(end) for row, end in zip(result.tables["nodes"], (":0", ":1"), strict=True)]
+    assert len(result.tables["links"]) == 1 and result.tables["links"][0]["bytes_per_s"] > 0
+    assert "Links between nodes" in shown and "cluster: 2 ranks on 2 nodes" in shown

@@ -1,0 +1,69 @@
+"""The constants of the cost model come back from noisy times, and predict sizes that the fit has not seen."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from slurmddp.collectives.cost import WORK, Machine, Work
+from slurmddp.collectives.fit import Measurement, fit, held_out_sizes, validate
+from slurmddp.errors import ConfigError
+
+MACHINE = Machine(alpha_s=4e-5, beta_s=8e-10, gamma_s=2e-10)
+SIZES = [1_000 * 4**power for power in range(9)]
+NOISE = 0.05
+
+
+def times(noise: float, machine: Machine = MACHINE) -> list[Measurement]:
+    draw = random.Random(7)
+
+    def noisy(work: Work) -> float:
+        return work.seconds(machine) * (1 + draw.uniform(-noise, noise))
+
+    sums = [Measurement.addition(size, noisy(Work(messages=0, sent=0, added=size))) for size in SIZES]
+    return sums + [
+        Measurement.all_reduce(name, ranks, size, noisy(work(ranks, size)))
+        for name, work in WORK.items()
+        for ranks in (4, 8)
+        for size in SIZES
+    ]
+
+
+def test_c7_the_constants_come_back_from_exact_times() -> None:
+    found = fit(times(noise=0))
+    assert vars(found) == pytest.approx(vars(MACHINE), rel=1e-6)
+
+
+def test_c7_sizes_that_the_fit_has_not_seen_are_predicted_within_the_noise() -> None:
+    found = validate(times(NOISE))
+    assert found.held_out == (4_000, 256_000, 16_384_000)
+    assert found.largest_error < 1.5 * NOISE and found.median_error < NOISE
+
+
+def test_c7_a_wrong_formula_is_seen_in_the_error_on_held_out_sizes() -> None:
+    """Times that grow with the square of the size fit no constants of the model."""
+    square = [Measurement.all_reduce("ring", 4, size, 1e-4 + 1e-12 * size**2) for size in SIZES]
+    assert validate(square).largest_error > 0.5
+
+
+def test_no_constant_is_negative() -> None:
+    without_sums = Machine(alpha_s=1e-5, beta_s=1e-9, gamma_s=1e-14)
+    found = fit(times(NOISE, without_sums))
+    assert min(vars(found).values()) >= 0
+    assert found.alpha_s == pytest.approx(1e-5, rel=2 * NOISE)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "held"), [([1, 2], []), ([1, 2, 3], [2]), ([5, 1, 2, 3, 4], [2]), ([1, 2, 3, 4, 5, 6], [2, 5])]
+)
+def test_smallest_and_largest_sizes_are_never_held_out(sizes: list[int], held: list[int]) -> None:
+    assert held_out_sizes(sizes) == set(held)
+
+
+def test_too_few_times_are_refused() -> None:
+    one = times(0)[:2]
+    with pytest.raises(ConfigError, match="2 measurement"):
+        fit(one)
+    with pytest.raises(ConfigError, match="three sizes"):
+        validate(one)

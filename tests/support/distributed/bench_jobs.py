@@ -1,0 +1,39 @@
+"""Jobs of ranks that measure benchmarks."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from torch import distributed
+
+from slurmddp import strategies
+from slurmddp.bench.ranks import measure as module
+from slurmddp.bench.settings import BENCHES, Settings
+from slurmddp.errors import ConfigError
+from slurmddp.strategies.ddp import DataParallel
+from slurmddp.training.distributon import Distributon
+
+
+class Apart(DataParallel):
+    """A strategy that forgets to average gradients."""
+
+    def wrap(self, model, device):
+        return model
+
+
+def results() -> dict[str, Any]:
+    """Return the results of all benchmarks in short, and the refusal of a batch that can't be shared."""
+    strategies.STRATEGIES["apart"] = Apart
+    short = {"sizes": (4_000, 12_000, 40_000), "repetitions": 3, "warmup": 1, "width": 8, "layers": 2}
+    with Distributon(seed=0) as d:
+        d.launch()
+        found: dict[str, Any] = {
+            bench: asdict(module.measure(d, Settings(bench=bench, batch=8, **short))) for bench in BENCHES
+        }
+        with pytest.raises(ConfigError) as refused:
+            module.measure(d, Settings(bench="scaling", batch=7, **short))
+        found["refused"] = refused.value.message
+        found["backend"] = distributed.get_backend()
+        return found
