@@ -259,7 +259,7 @@ def _names_in(file: Path) -> set[str] | None:
 def _modules_in(folder: Path) -> list[str]:
     """Return the modules and packages of a folder of the project; a package needs no `__init__.py`."""
     return [
-        *(file.stem for file in folder.glob("*.py")),
+        *(file.stem for file in folder.glob("*.py") if not file.stem.startswith("__")),
         *(file.parent.name for file in folder.glob("*/*.py")),
     ]
 

@@ -116,6 +116,7 @@ class Distributon:
             raise ConfigError(
                 f"num_devices is {num_devices!r}.", hint='Give a number of ranks on this machine, or "auto".'
             )
+        _require("config", (Mapping, type(None)), "Give a dict of plain values.", config)
         self._group_settings: dict[str, Any] = {
             "backend": backend, "init_method": init_method, "rendezvous_timeout_s": rendezvous_timeout_s,
             "collective_timeout_s": collective_timeout_s,
@@ -326,6 +327,7 @@ class Distributon:
             generator, critic = d.setup_model(generator, critic)
         """
         context = self._session.context
+        _require("setup_model", nn.Module, "Give modules of torch, one argument each.", model, *more)
         wrapped = tuple(self._strategy.wrap(one.to(context.device), context.device) for one in (model, *more))
         for one in (model, *more):
             autocast(one, context.device, self._dtype)
@@ -381,6 +383,8 @@ class Distributon:
 
     def _checked_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Return the optimizer that the strategy makes of `optimizer`, whose parameters must be set up."""
+        if not hasattr(optimizer, "param_groups"):
+            _require("setup_optimizer", Optimizer, "Give optimizers, one argument each.", optimizer)
         given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         owners = {id(p): number for number, model in enumerate(self._models) for p in model.parameters()}
         unknown = [p for p in given if p.device != self.device or id(p) not in owners]
@@ -493,6 +497,9 @@ class Distributon:
             loss: a scalar.
             accumulate: number of backward passes per optimizer step, which then uses their mean.
 
+        Raises:
+            ConfigError: `accumulate` is below 1.
+
         Example:
             d.backward(mse_loss(model(inputs), targets))
             optimizer.step()
@@ -501,6 +508,8 @@ class Distributon:
         self._session.context  # noqa: B018 - raises before launch.
         StopController.note_leaving(False)
         self._session.heartbeat.backward_begins()
+        if accumulate < 1:
+            raise ConfigError(f"accumulate is {accumulate}.", hint="Give 1 or more backward passes.")
         part = loss / accumulate if accumulate != 1 else loss
         scaled = part if self._scaler is None else self._scaler.scale(part)
         scaled.backward()  # type: ignore[no-untyped-call]
@@ -564,6 +573,7 @@ class Distributon:
             StoppedAtCheckpoint: always; it is a SystemExit, so a program need not catch it.
             CheckpointError: on all ranks, if a save without `wait` has failed.
         """
+        self._session.context  # noqa: B018
         self.finish_saving()
         raise self._session.stopped()
 
@@ -619,6 +629,7 @@ class Distributon:
         if isinstance(owner, Optimizer):
             parameters = [one for group in owner.param_groups for one in group["params"]]
         else:
+            _require("clip_gradients", nn.Module, "Give the model or the optimizer.", owner)
             parameters = list(owner.parameters())
         if self._scaler is not None:
             self._scaler.unscale(parameters)
@@ -644,6 +655,7 @@ class Distributon:
             mean = d.all_reduce(loss)
             samples = d.all_reduce(torch.tensor(len(inputs)), "sum")
         """
+        _require("all_reduce", torch.Tensor, "Give torch.tensor(value).", tensor)
         return collectives.reduce(tensor, op, self.device)
 
     def all_gather(self, value: Shared) -> list[Shared]:
@@ -1008,6 +1020,13 @@ class Distributon:
             return Path(root)
         folder = self._session.run.folder
         return folder.checkpoints_dir if folder else Path("checkpoints")
+
+
+def _require(where: str, kind: type | tuple[type, ...], hint: str, *given: object) -> None:
+    """Raise ConfigError unless all that was `given` is of a kind."""
+    for one in given:
+        if not isinstance(one, kind):
+            raise ConfigError(f"{where} was given a {type(one).__name__}.", hint=hint)
 
 
 def _as_rank(

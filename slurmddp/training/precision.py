@@ -36,7 +36,7 @@ def dtype_of(precision: str) -> torch.dtype | None:
     if precision not in PRECISIONS:
         raise ConfigError(
             f"There is no precision {precision!r}.",
-            hint=near_matches(precision, PRECISIONS) or f"Use one of {', '.join(PRECISIONS)}.",
+            hint=near_matches(str(precision), PRECISIONS) or f"Use one of {', '.join(PRECISIONS)}.",
         )
     return PRECISIONS[precision]
 

@@ -176,6 +176,7 @@ def test_the_run_is_named_for_the_program_and_sized_by_ranks(project, capsys):
         (["conf/.."], EXIT_CONFIG, "no program"),
         (["./show.py.txt"], EXIT_CONFIG, "not executable.*chmod .x ./show.py.txt"),
         (["-m", "package.trian"], EXIT_CONFIG, "no module package.trian.*Did you mean train"),
+        (["-m", "package.qqq"], EXIT_CONFIG, r"no module package.qqq.* Known: train\.$"),
         (["-m", "package"], EXIT_CONFIG, "no module package to run: .*no __main__.py"),
         (["-m", "pakage.train"], EXIT_CONFIG, "no module 'pakage'.*Did you mean package"),
         (["-m", "package/train.py"], EXIT_CONFIG, "not the name of a module.*python -m"),

@@ -6,6 +6,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import time
@@ -62,6 +63,7 @@ TORCHRUN = {
         lambda d: d.rank_zero_first().__enter__(),
         lambda d: d.nodes,
         lambda d: d.print("x"),
+        lambda d: d.stop(),
         lambda d: d.rank,
         lambda d: d.device,
     ],
@@ -253,6 +255,29 @@ def test_an_optimizer_of_another_model_is_refused(alone: Distributon) -> None:
     alone.setup_model(nn.Linear(2, 2))
     with pytest.raises(ConfigError, match="2 of the 2 parameters of this SGD"):
         alone.setup_optimizer(torch.optim.SGD(nn.Linear(2, 2).parameters()))
+
+
+@pytest.mark.parametrize(
+    ("call", "found"),
+    [
+        (lambda d: Distributon(precision=16), "There is no precision 16"),
+        (lambda d: Distributon(config=[1]), "config was given a list"),
+        (lambda d: d.setup_model([nn.Linear(1, 1)]), "setup_model was given a list"),
+        (lambda d: d.setup_optimizer(nn.Linear(1, 1)), "setup_optimizer was given a Linear"),
+        (lambda d: d.setup_dataloader([1, 2]), "setup_dataloader was given a list"),
+        (lambda d: d.setup_dataloader(d.setup_dataloader(data_loader())), "was given a SampledLoader"),
+        (lambda d: d.backward(torch.ones(()), accumulate=0), "accumulate is 0"),
+        (
+            lambda d: d.clip_gradients(nn.Linear(1, 1).parameters(), 1.0),
+            "clip_gradients was given a generator",
+        ),
+        (lambda d: d.all_reduce(1.0), "all_reduce was given a float"),
+        (lambda d: d.load(step="3", root="x"), "step='3'"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(alone: Distributon, call, found: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(found)):
+        call(alone)
 
 
 def test_accumulated_batches_give_the_mean(alone: Distributon) -> None:

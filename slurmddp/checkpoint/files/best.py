@@ -34,8 +34,10 @@ def check_best(best: Any) -> None:
         )
 
 
-def check_choice(step: int | None, best: Any) -> None:
-    """Raise ConfigError if both a step and a metric choose a checkpoint, or `best` is not as it should be."""
+def check_choice(step: Any, best: Any) -> None:
+    """Raise ConfigError if both a step and a metric choose a checkpoint, or one is not as it should be."""
+    if step is not None and not isinstance(step, int):
+        raise ConfigError(f"load() was given step={step!r}.", hint="Give a number of steps.")
     if best is not None:
         check_best(best)
         if step is not None:

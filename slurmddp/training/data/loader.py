@@ -21,6 +21,7 @@ from torch.utils.data import (
 )
 
 from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import ConfigError
 from slurmddp.spec import GlobalBatch
 from slurmddp.training.data.base import DistributedLoader, rebuild
 from slurmddp.training.data.iterable import IterableLoader
@@ -105,6 +106,11 @@ def distribute(
     keep_global_batch: bool = False,
 ) -> DistributedLoader:
     """Return a loader like `loader` that gives this rank its part; see `Distributon.setup_dataloader`."""
+    if not isinstance(loader, DataLoader):
+        raise ConfigError(
+            f"setup_dataloader was given a {type(loader).__name__}.",
+            hint="Give DataLoaders of torch, each of them once.",
+        )
     if not _has_known_order(loader):
         if info.world_size > 1 and not hasattr(loader.dataset, "set_share"):
             log.warning("%s is not divided among ranks: it must use the rank itself.", _owner(loader))
