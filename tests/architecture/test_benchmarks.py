@@ -217,3 +217,12 @@ def test_every_benchmark_keeps_results_in_the_same_way():
     apart = {"peers.py", "record.py", "savers.py"}
     assert [name for name, text in texts.items() if "parser(__doc__" not in text] == sorted(apart)
     assert [name for name, text in texts.items() if '"results"' in text] == []
+
+
+def test_an_all_reduce_is_judged_by_its_size(benchmark):
+    times = {"gloo": [10.0], "shm": [2.0], "MPICH": [4.0], "Open MPI": [1.0]}
+    names = {
+        case: [(round(found, 3), limit) for _, found, limit in benchmark("all_reduce").verdicts(case, times)]
+        for case in ("4096", "1048576", "small")
+    }
+    assert names == {"4096": [(0.2, 0.1)], "1048576": [(0.2, 0.5), (2.0, 1.2)], "small": [(0.2, 1.0)]}

@@ -127,7 +127,7 @@ def environment_with(environ: Mapping[str, str], init_method: str | None) -> Map
     with suppress(ValueError):  # The port is no number.
         if found.scheme == "tcp" and found.hostname and found.port:
             return {**environ, "MASTER_ADDR": found.hostname, "MASTER_PORT": str(found.port)}
-        if found.scheme == "file" and not found.netloc and found.path.startswith("/") and found.path.strip("/"):
+        if found.scheme == "file" and not found.netloc and found.path[0:1] == "/" and found.path[1:]:
             return {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", **environ}
     raise ConfigError(
         f"init_method is {init_method!r}.",
