@@ -256,3 +256,19 @@ def test_every_example_has_a_page_and_a_line_in_the_table() -> None:
         assert "```bash\n" in page and "\nNext: [" in page, folder
         assert "```text\n" in page, f"{folder} shows no output"
     assert all(picture.stat().st_size < 150_000 for picture in EXAMPLES.rglob("*.png"))
+
+
+def test_a_transport_over_sockets_trains_as_gloo_does(tmp_path: Path) -> None:
+    folder = example("13_own_transport", tmp_path)
+    settings = [
+        "train.steps=3",
+        "train.eval_every=0",
+        "train.sample_chars=0",
+        "ranks_per_node=2",
+        "snapshot=false",
+    ]
+    losses = []
+    for backend in ("sockets.Sockets", "gloo"):
+        output = run([sys.executable, "-m", "slurmddp", "train", f"backend={backend}", *settings], folder)
+        losses.append(re.findall(r"^Finished: (.+)", output, re.MULTILINE))
+    assert losses[0] and losses[0] == losses[1]
