@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -67,3 +68,12 @@ def test_too_few_times_are_refused() -> None:
         fit(one)
     with pytest.raises(ConfigError, match="three sizes"):
         validate(one)
+
+
+def test_c7_the_fit_does_not_see_the_held_out_sizes() -> None:
+    """Times of held-out sizes that are ten times too long leave the constants as they are."""
+    held = held_out_sizes(SIZES)
+    spoilt = [replace(one, seconds=one.seconds * 10) if one.bytes in held else one for one in times(noise=0)]
+    found = validate(spoilt)
+    assert vars(found.machine) == pytest.approx(vars(MACHINE), rel=1e-6)
+    assert found.median_error == pytest.approx(0.9)
