@@ -40,8 +40,8 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from slurmddp import Distributon
-from slurmddp.collectives.shared_memory import SharedMemoryLink
-from slurmddp.collectives.transports import register
+from slurmddp.transports.registry import register
+from slurmddp.transports.shared_memory import SharedMemoryLink
 
 RANKS = 2
 CALLS = {4 << 10: 400, 64 << 10: 300, 1 << 20: 60, 25 << 20: 4, 100 << 20: 1}

@@ -23,7 +23,7 @@ _ABOVE = """
     config cli cli.commands
 """
 _BELOW = """
-    checkpoint.state strategies collectives
+    checkpoint.state collectives transports strategies
     training training.rng training.instantiate training.startup_timer training.heartbeat training.loggers
     training.device training.process_group training.stopping training.run_log training.data
     training.checkpointing training.rank_session training.distributon training.builtin training.trainer
@@ -57,6 +57,7 @@ ONLY_IMPORTERS = {
         "slurmddp.collectives",
         "slurmddp.strategies",
         "slurmddp.training",
+        "slurmddp.transports",
     ),
     "hydra": ("slurmddp.config",),
     "submitit": ("slurmddp.launchers.submit.submitit",),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from slurmddp.collectives.transports import split_devices
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError
+from slurmddp.transports.registry import split_devices
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _KINDS = (re.compile(r"\d+"), re.compile("GPU-."), re.compile("MIG-."))

@@ -7,7 +7,6 @@ import os
 
 import torch
 
-from slurmddp.collectives.transports import register
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.device.choice import (
@@ -19,6 +18,7 @@ from slurmddp.training.device.choice import (
     own_mig_device,
     visible_mig_devices,
 )
+from slurmddp.transports.registry import register
 
 _log = logging.getLogger(__name__)
 

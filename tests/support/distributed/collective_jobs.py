@@ -13,12 +13,12 @@ from torch.distributed import FileStore, ReduceOp
 from torch.nn.parallel import DistributedDataParallel
 
 from slurmddp.collectives import ALGORITHMS, GroupLink, all_reduce
-from slurmddp.collectives.backend import COMBINE
 from slurmddp.collectives.hook import ddp_hook
-from slurmddp.collectives.shared_memory import SharedMemoryLink
-from slurmddp.collectives.transports import register
 from slurmddp.errors import RankFailure
 from slurmddp.training.distributon import Distributon
+from slurmddp.transports.link_group import COMBINE
+from slurmddp.transports.registry import register
+from slurmddp.transports.shared_memory import SharedMemoryLink
 
 LONG = (torch.float32, torch.bfloat16)
 """Types of which tensors longer than a slot are reduced as well."""

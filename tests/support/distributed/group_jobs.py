@@ -56,7 +56,7 @@ def every_collective(backend: str) -> str:
 
 
 def _registered(backend: str) -> str:
-    from slurmddp.collectives.transports import register
+    from slurmddp.transports.registry import register
 
     return register(backend)
 

@@ -18,10 +18,10 @@ import torch
 from torch import distributed
 from torch.distributed import ReduceOp
 
-from slurmddp.collectives.backend import COMBINE
 from slurmddp.collectives.chunks import chunks
-from slurmddp.collectives.node_memory import LINE_BYTES, NodeMemory
 from slurmddp.collectives.operations import Combine
+from slurmddp.transports.link_group import COMBINE
+from slurmddp.transports.node_memory import LINE_BYTES, NodeMemory
 
 SET_BYTES = 2 * 1024 * 1024
 """Bytes of the slots of all ranks together, so that the third-level cache of a processor holds them."""

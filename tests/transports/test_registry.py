@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import distributed
 
-from slurmddp.collectives.device_group import DeviceGroup
-from slurmddp.collectives.transports import register
 from slurmddp.errors import ConfigError
+from slurmddp.transports.device_group import DeviceGroup
+from slurmddp.transports.registry import register
 from support.distributed import group_jobs
 from support.distributed.ranks import run_ranks
 

@@ -16,8 +16,8 @@ import torch
 from torch.distributed import HashStore, ReduceOp
 
 from slurmddp.collectives import ALGORITHMS, all_reduce
-from slurmddp.collectives.shared_memory import MESSAGE_BYTES, SharedMemoryLink
 from slurmddp.errors import ConfigError, RankFailure
+from slurmddp.transports.shared_memory import MESSAGE_BYTES, SharedMemoryLink
 from support.distributed import collective_jobs
 from support.distributed.ranks import run_ranks
 

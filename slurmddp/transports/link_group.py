@@ -23,9 +23,9 @@ from torch.distributed import ReduceOp
 from slurmddp.collectives import operations
 from slurmddp.collectives.halving_doubling import halving_doubling
 from slurmddp.collectives.link import Link
-from slurmddp.collectives.operation_queue import Finished, Operation, OperationQueue
 from slurmddp.collectives.operations import Combine
 from slurmddp.collectives.ring import ring
+from slurmddp.transports.operation_queue import Finished, Operation, OperationQueue
 
 _RING_BYTES = 64 * 1024
 """From this size on a ring reduces: it sends less than halving and doubling on other than 2^k ranks."""

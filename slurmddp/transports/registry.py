@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import distributed
 
-from slurmddp.collectives.backend import LinkGroup
-from slurmddp.collectives.device_group import DeviceGroup
 from slurmddp.collectives.link import Link
 from slurmddp.errors import ConfigError, SlurmddpError, near_matches
 from slurmddp.plugins import locate, methods
+from slurmddp.transports.device_group import DeviceGroup
+from slurmddp.transports.link_group import LinkGroup
 
-TRANSPORTS: Mapping[str, str] = {"shm": "slurmddp.collectives.shared_memory.SharedMemoryLink"}
+TRANSPORTS: Mapping[str, str] = {"shm": "slurmddp.transports.shared_memory.SharedMemoryLink"}
 """The import paths of the shipped transports, by name."""
 GROUP_OPERATIONS = ("allreduce", "broadcast", "allgather", "barrier")
 """Methods that a process group of a person's own must have: a training calls them."""
