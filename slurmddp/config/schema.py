@@ -176,7 +176,7 @@ class Policy:
 class Ddp:
     """One replica per rank. Gradients are averaged after every step."""
 
-    name: Literal["ddp"] = key("ddp", "ddp: one replica per rank; fsdp: one shard per rank; single: one rank")
+    name: Literal["ddp"] = key("ddp", "the strategy; docs/strategies.md compares all")
     find_unused_parameters: bool | None = key(None, "look for parameters that a step leaves out")
     bucket_mb: float | None = key(None, "MiB of gradients per message", above=0)
     static_graph: bool | None = key(None, "each step uses the same parameters in the same way")
@@ -215,10 +215,29 @@ class Fsdp:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ring:
+    """One replica per rank. An algorithm of slurmddp.collectives averages gradients after every step."""
+
+    name: Literal["ring"] = key("ring", "gradients averaged by an algorithm that can be read and counted")
+    algorithm: Literal["ring", "halving_doubling", "tree", "central_server", "sharded_server"] = key(
+        "ring", "how the ranks add up gradients"
+    )
+    find_unused_parameters: bool | None = key(None, "look for parameters that a step leaves out")
+    bucket_mb: float | None = key(None, "MiB of gradients per message", above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Single:
     """One rank."""
 
     name: Literal["single"] = key("single", "one rank")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataParallel:
+    """One rank, whose batches are split over its GPUs."""
+
+    name: Literal["data_parallel"] = key("data_parallel", "one rank, for comparison")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,7 +338,7 @@ class Config:
         later=True,
     )
     scheduler: Node | None = group("cosine", "the learning rate over the steps")
-    strategy: Ddp | Fsdp | Single | Node = group(
+    strategy: Ddp | Ring | Fsdp | Single | DataParallel | Node = group(
         "ddp", "how the replicas stay equal; also package.Class of your own"
     )
     cluster: Cluster | None = group(None, "the cluster, chosen with +cluster=NAME", FREE, trainer=False)

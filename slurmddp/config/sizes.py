@@ -11,6 +11,8 @@ from slurmddp.slurm.units import parse_minutes
 from slurmddp.spec import GlobalBatch, Resources
 
 LAPTOP_RANKS = 2
+_ONE_RANK = ("single", "data_parallel")
+"""The strategies that train in one rank."""
 SIZE = ("nodes", "ranks_per_node", "gpus_per_node", "gpus")
 """The keys that decide the number of ranks."""
 
@@ -29,9 +31,10 @@ def resolve(
         )
     gpus = _gpus(config, cluster, gpus_here)
     ranks = _ranks(config, cluster, gpus, launcher)
-    if config["strategy"].get("name") == "single" and config["nodes"] * ranks > 1:
+    strategy = config["strategy"].get("name")
+    if strategy in _ONE_RANK and config["nodes"] * ranks > 1:
         raise ConfigError(
-            f"strategy=single trains in one rank, and this job has {config['nodes'] * ranks}.",
+            f"strategy={strategy} trains in one rank, and this job has {config['nodes'] * ranks}.",
             hint="Choose strategy=ddp, or nodes=1 ranks_per_node=1.",
         )
     limit = config["time_limit"]
@@ -177,7 +180,7 @@ def _ranks(config: Mapping[str, Any], cluster: Cluster | None, gpus: int, launch
         return gpus
     if cluster is not None:
         return cluster.ranks_per_node or 1
-    return 1 if config["strategy"].get("name") == "single" else LAPTOP_RANKS
+    return 1 if config["strategy"].get("name") in _ONE_RANK else LAPTOP_RANKS
 
 
 def _share_of(

@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 from slurmddp import plugins
+from slurmddp.strategies.data_parallel import OneProcess
 from slurmddp.strategies.ddp import DataParallel
 from slurmddp.strategies.fsdp import FullySharded
+from slurmddp.strategies.ring import Ring
 from slurmddp.strategies.single import Single
 
 
@@ -38,14 +40,20 @@ class Strategy(Protocol):
         """Return the module that was given to `wrap`."""
 
 
-STRATEGIES: dict[str, type[Strategy]] = {"ddp": DataParallel, "fsdp": FullySharded, "single": Single}
+STRATEGIES: dict[str, type[Strategy]] = {
+    "ddp": DataParallel,
+    "ring": Ring,
+    "fsdp": FullySharded,
+    "single": Single,
+    "data_parallel": OneProcess,
+}
 
 
 def build(name: str | Strategy | type[Strategy], **options: Any) -> Strategy:
     """Return a strategy.
 
     Args:
-        name: "ddp", "fsdp", "single", the import path of a class, or a strategy or its class itself.
+        name: a name of `STRATEGIES`, the import path of a class, or a strategy or its class itself.
         options: arguments of the class.
 
     Raises:

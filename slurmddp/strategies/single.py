@@ -13,10 +13,12 @@ from slurmddp.errors import MismatchError
 class Single:
     """Train in one process; raises MismatchError on several ranks, whose replicas would drift apart."""
 
+    name = "single"
+
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         if distributed.is_initialized() and distributed.get_world_size() > 1:
             raise MismatchError(
-                f"Strategy 'single' was chosen, but {distributed.get_world_size()} ranks are running.",
+                f"Strategy {self.name!r} was chosen, but {distributed.get_world_size()} ranks are running.",
                 hint="Use strategy=ddp, or start one rank.",
             )
         return model

@@ -66,7 +66,7 @@ class Distributon:
     Args:
         num_devices: number of ranks on this machine. "auto": the ranks that a launcher has started; without a
             launcher one per visible GPU, or one.
-        strategy: "ddp", "fsdp", "single", or a class of your own with the methods of
+        strategy: a name of docs/strategies.md, or a class of your own with the methods of
             `slurmddp.strategies.Strategy`: its import path, the class, or an object of it.
         backend: "nccl", "gloo", or "auto": nccl for ranks with GPUs, else gloo. A transport of your own as
             "package.module.Class". One for each type of device as in "cpu:gloo,cuda:nccl"

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 OWN = "support.own.strategy.MeanOfEachGradient"
 
 
-@pytest.mark.parametrize("name", ["ddp", OWN])
+@pytest.mark.parametrize("name", ["ddp", "ring", OWN])
 def test_d11_a_strategy_averages_gradients_and_keeps_replicas_equal(name: str) -> None:
     first, second = run_ranks(strategy_jobs.contract, 2, name)
     whole = run_ranks(strategy_jobs.contract, 1, "single")[0]
@@ -52,7 +52,7 @@ def test_d11_a_strategy_is_given_as_path_class_or_object() -> None:
     ("given", "said"),
     [
         ("dpp", "no strategy 'dpp'.*Did you mean ddp.*package.module.Name"),
-        ("zero", "no strategy 'zero'.*Known: ddp, fsdp, single"),
+        ("zero", "no strategy 'zero'.*Known: data_parallel, ddp, fsdp, ring, single"),
         (
             "support.own.strategy.MeanOfEachGradien",
             "has no 'MeanOfEachGradien'.*Did you mean MeanOfEachGradient",

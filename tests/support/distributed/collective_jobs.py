@@ -13,8 +13,8 @@ from torch.distributed import FileStore, ReduceOp
 from torch.nn.parallel import DistributedDataParallel
 
 from slurmddp.collectives import ALGORITHMS, GroupLink, all_reduce
-from slurmddp.collectives.hook import ddp_hook
 from slurmddp.errors import RankFailure
+from slurmddp.strategies.ring import ddp_hook
 from slurmddp.training.distributon import Distributon
 from slurmddp.transports.link_group import COMBINE
 from slurmddp.transports.registry import register
@@ -51,7 +51,7 @@ def trained(ways: list[str]) -> list[list[float]]:
             group = None if way in ALGORITHMS else distributed.new_group(backend=register(way))
             model = DistributedDataParallel(net, bucket_cap_mb=0.0002, process_group=group)
             if way in ALGORITHMS:
-                model.register_comm_hook(GroupLink(), ddp_hook(way))
+                model.register_comm_hook(GroupLink(distributed.new_group()), ddp_hook(way))
             optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
             generator = torch.Generator().manual_seed(d.rank)
             for _ in range(3):

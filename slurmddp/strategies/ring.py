@@ -1,0 +1,94 @@
+"""Data parallelism whose gradients are averaged by an algorithm of slurmddp.collectives.
+
+DistributedDataParallel hands over each bucket of gradients as soon as it is full, and goes on with the
+backward pass. A thread averages the buckets in their order meanwhile.
+
+Because torch compares the hook's annotation with GradBucket, the module has no `from __future__ import
+annotations`.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+from torch import distributed, nn
+from torch.distributed import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from slurmddp.collectives import ALGORITHMS, all_reduce
+from slurmddp.collectives.link import GroupLink, Link
+from slurmddp.errors import ConfigError, near_matches
+from slurmddp.strategies.ddp import DataParallel
+from slurmddp.transports.operation_queue import Operation, OperationQueue
+
+Averaged = torch.futures.Future[torch.Tensor]
+
+
+def ddp_hook(algorithm: str = "ring") -> Callable[[Link, GradBucket], Averaged]:
+    """Return a communication hook for DistributedDataParallel, whose state is the link of this rank.
+
+    A thread sends and receives, so the link's group is used for nothing else meanwhile. On GPUs the hook
+    works in the stream of the backward pass instead.
+
+    Args:
+        algorithm: a name of `slurmddp.collectives.ALGORITHMS`.
+
+    Raises:
+        ConfigError: there is no such algorithm.
+
+    Example:
+        model.register_comm_hook(GroupLink(distributed.new_group()), ddp_hook("tree"))
+    """
+    if algorithm not in ALGORITHMS:
+        raise ConfigError(f"strategy.algorithm is {algorithm!r}.", hint=near_matches(algorithm, ALGORITHMS))
+    queue = OperationQueue()
+
+    def average(link: Link, bucket: GradBucket) -> Averaged:
+        buffer = bucket.buffer()
+
+        def run() -> None:
+            buffer.copy_(all_reduce(buffer, link, algorithm=algorithm, mean=True))
+
+        label = f"{algorithm} all-reduce of bucket {bucket.index()} on rank {link.rank}"
+        operation = Operation(label, run, [buffer], timedelta(minutes=30))
+        if buffer.is_cuda:
+            operation.run()
+        else:
+            queue.put(operation)
+        return operation.get_future().then(lambda done: done.value()[0])
+
+    return average
+
+
+class Ring(DataParallel):
+    """Average gradients by a readable all-reduce, overlapped with the backward pass.
+
+    Args:
+        algorithm: a name of `slurmddp.collectives.ALGORITHMS`: "ring", "halving_doubling", "tree",
+            "central_server" or "sharded_server".
+        find_unused_parameters: whether some parameters get no gradient in some steps.
+        bucket_mb: size of a bucket in MB; None: torch's default.
+
+    Raises:
+        ConfigError: there is no such algorithm, or `bucket_mb` is not above 0.
+
+    Source:
+        Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, JPDC 69(2), 2009.
+    """
+
+    def __init__(
+        self,
+        *,
+        algorithm: str = "ring",
+        find_unused_parameters: bool | None = False,
+        bucket_mb: float | None = None,
+    ) -> None:
+        super().__init__(find_unused_parameters=find_unused_parameters, bucket_mb=bucket_mb)
+        self._average = ddp_hook(algorithm)
+
+    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
+        wrapped = super().wrap(model, device)
+        if isinstance(wrapped, DistributedDataParallel):
+            # A group of its own: the program's collectives may run at the same time as the thread's messages.
+            wrapped.register_comm_hook(GroupLink(distributed.new_group()), self._average)
+        return wrapped
