@@ -250,12 +250,24 @@ def test_every_example_has_a_page_and_a_line_in_the_table() -> None:
     table = re.findall(
         r"^\| \[(\w+)\]\(\1/README\.md\) \| \S.*\. \|$", (EXAMPLES / "README.md").read_text(), re.M
     )
-    assert table == folders and len(folders) == 11
+    assert table == folders and len(folders) == 14
     for folder in folders:
         page = (EXAMPLES / folder / "README.md").read_text()
         assert "```bash\n" in page and "\nNext: [" in page, folder
         assert "```text\n" in page, f"{folder} shows no output"
     assert all(picture.stat().st_size < 150_000 for picture in EXAMPLES.rglob("*.png"))
+
+
+def test_a_strategy_of_ones_own_keeps_its_state_over_a_resume(tmp_path: Path) -> None:
+    losses = []
+    for name, starts in (("straight", ["100"]), ("resumed", ["50", "100"])):
+        folder = example("14_own_strategy", tmp_path / name)
+        outputs = [
+            run([sys.executable, "train.py", "--ranks=2", "--steps", steps], folder) for steps in starts
+        ]
+        assert all("replicas are equal" in output for output in outputs)
+        losses.append(re.findall(r"step (\d+: loss .+)", "".join(outputs)))
+    assert losses[0] == losses[1] and len(losses[0]) == 2
 
 
 def test_a_transport_over_sockets_trains_as_gloo_does(tmp_path: Path) -> None:
