@@ -227,6 +227,25 @@ class Ring:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LocalSgd:
+    """One replica per rank, which trains alone; the ranks average their weights every few steps."""
+
+    name: Literal["local_sgd"] = key("local_sgd", "weights averaged every few steps")
+    every: int = key(8, "steps between two averages", minimum=1)
+    warmup_steps: int = key(0, "first steps, after each of which the ranks average", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiLoCo:
+    """One replica per rank, which trains alone; an outer optimizer steps for all of them."""
+
+    name: Literal["diloco"] = key("diloco", "an outer optimizer steps on the mean change of the weights")
+    every: int = key(50, "steps between two outer steps", minimum=1)
+    outer_lr: float = key(0.7, "learning rate of the outer optimizer", above=0)
+    outer_momentum: float = key(0.9, "momentum of the outer optimizer, below 1", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Single:
     """One rank."""
 
@@ -338,7 +357,7 @@ class Config:
         later=True,
     )
     scheduler: Node | None = group("cosine", "the learning rate over the steps")
-    strategy: Ddp | Ring | Fsdp | Single | DataParallel | Node = group(
+    strategy: Ddp | Ring | Fsdp | LocalSgd | DiLoCo | Single | DataParallel | Node = group(
         "ddp", "how the replicas stay equal; also package.Class of your own"
     )
     cluster: Cluster | None = group(None, "the cluster, chosen with +cluster=NAME", FREE, trainer=False)

@@ -15,6 +15,7 @@ from slurmddp import plugins
 from slurmddp.strategies.data_parallel import OneProcess
 from slurmddp.strategies.ddp import DataParallel
 from slurmddp.strategies.fsdp import FullySharded
+from slurmddp.strategies.local_sgd import DiLoCo, LocalSgd
 from slurmddp.strategies.ring import Ring
 from slurmddp.strategies.single import Single
 
@@ -44,6 +45,8 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "ddp": DataParallel,
     "ring": Ring,
     "fsdp": FullySharded,
+    "local_sgd": LocalSgd,
+    "diloco": DiLoCo,
     "single": Single,
     "data_parallel": OneProcess,
 }

@@ -295,10 +295,13 @@ class LinkGroup(distributed.ProcessGroup):
         return own is not None and own(*arguments) is not NotImplemented
 
     def _all_reduce(self, flat: torch.Tensor, opts: Any) -> None:
-        combine = _combine(opts)
-        if flat.numel() and self.size() > 1 and not self._by_link("all_reduce", flat, _reduction(opts)):
-            is_large = flat.numel() * flat.element_size() >= _RING_BYTES
-            (ring if is_large else halving_doubling)(flat, self._link, combine)
+        # This order keeps comparisons of torch's reductions few: each takes a microsecond.
+        if flat.numel() and self._link.world_size > 1:
+            if not self._by_link("all_reduce", flat, _reduction(opts)):
+                is_large = flat.numel() * flat.element_size() >= _RING_BYTES
+                (ring if is_large else halving_doubling)(flat, self._link, _combine(opts))
+        else:
+            _combine(opts)
         self._averaged(flat, opts)
 
     def _reduce_scatter(self, output: torch.Tensor, parts: Sequence[torch.Tensor], opts: Any) -> None:

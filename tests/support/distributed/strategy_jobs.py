@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from slurmddp.errors import SlurmddpError
-from slurmddp.strategies import build
+from slurmddp.strategies import Strategy, build
 from slurmddp.strategies.ddp import fix_bucket_layout
 from slurmddp.training.distributon import Distributon
 from support.distributed.rank_jobs import Net, batch_of, step_on, weights
@@ -232,9 +232,14 @@ def _steps(d: Distributon, steps: range, root: Path, save_at: int = 0) -> Any:
     return weights(net), losses, share
 
 
+def _built(options: dict[str, Any]) -> Strategy:
+    """Return the strategy of `name`, or ddp, with the other options."""
+    return build(options.get("name", "ddp"), **{key: one for key, one in options.items() if key != "name"})
+
+
 def trained_with(options: dict[str, Any], root: str) -> dict[str, Any]:
     """Train 10 steps, save after step 6; return weights, losses and the size of this rank's optimizer."""
-    with Distributon(strategy=build("ddp", **options)) as d:
+    with Distributon(strategy=_built(options)) as d:
         d.launch()
         whole, losses, share = _steps(d, range(10), Path(root), save_at=6)
     return {"whole": whole, "losses": losses, "share": share}
@@ -242,7 +247,7 @@ def trained_with(options: dict[str, Any], root: str) -> dict[str, Any]:
 
 def resumed_with(options: dict[str, Any], root: str) -> dict[str, torch.Tensor]:
     """Train from the checkpoint of step 6 in new processes, and return the weights."""
-    with Distributon(strategy=build("ddp", **options)) as d:
+    with Distributon(strategy=_built(options)) as d:
         d.launch()
         return _steps(d, range(6, 10), Path(root))[0]
 
@@ -274,3 +279,32 @@ def reused_layer(static_graph: bool) -> str:
         except RuntimeError as error:
             return str(error)
         return ""
+
+
+def local_steps(options: dict[str, Any], steps: int, width: int) -> dict[str, Any]:
+    """Train a linear model with plain SGD on this rank's data; return the weights of all ranks by step."""
+    with Distributon(strategy=_built(options), seed=3) as d:
+        d.launch()
+        torch.manual_seed(d.rank)
+        model = d.setup_model(nn.Linear(width, 1))
+        optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        sent: list[int] = []
+        all_reduce = torch.distributed.all_reduce
+
+        def counted(tensor: torch.Tensor) -> None:
+            sent.append(tensor.numel())
+            all_reduce(tensor)
+
+        history, data = [torch.nn.utils.parameters_to_vector(model.parameters()).tolist()], []
+        torch.distributed.all_reduce = counted
+        try:
+            for step in range(steps):
+                x = torch.randn(4, width, generator=torch.Generator().manual_seed(10 * step + d.rank))
+                data.append(x.tolist())
+                model(x).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                history.append(torch.nn.utils.parameters_to_vector(model.parameters()).tolist())
+        finally:
+            torch.distributed.all_reduce = all_reduce
+        return {"weights": history, "data": data, "sent": sent}

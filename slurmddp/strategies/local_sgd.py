@@ -1,0 +1,213 @@
+"""Replicas that train apart, and agree on their weights every few steps.
+
+`LocalSgd` averages the weights (Stich 2019, arXiv:1805.09767). `DiLoCo` takes the mean change of the weights
+for the gradient of an outer optimizer (Douillard et al. 2023, arXiv:2311.08105).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.optim import SGD, Optimizer
+
+from slurmddp.errors import ConfigError
+
+
+class LocalSgd:
+    """Train each replica alone, and average the weights of all ranks every few steps.
+
+    Between two averages the replicas differ. So each rank's weights and optimizer belong to its part of a
+    checkpoint, and the model of a checkpoint is rank 0's replica.
+
+    Args:
+        every: steps between two averages.
+        warmup_steps: first steps, after each of which the ranks average.
+
+    Raises:
+        ConfigError: a number is too small.
+    """
+
+    def __init__(self, *, every: int = 8, warmup_steps: int = 0) -> None:
+        for name, value, least in (("every", every, 1), ("warmup_steps", warmup_steps, 0)):
+            if value < least:
+                raise ConfigError(f"strategy.{name} is {value}.", hint=f"Give {least} or more.")
+        self._every, self._warmup_steps = every, warmup_steps
+        self._replicas: list[_Replica] = []
+
+    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
+        if distributed.is_initialized():
+            with torch.no_grad():
+                for value in model.state_dict().values():
+                    distributed.broadcast(value, src=0)
+        return model
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Return a context without effect: a backward pass exchanges nothing."""
+        return nullcontext()
+
+    def setup_optimizer(self, optimizer: Optimizer, model: nn.Module) -> Optimizer:
+        """Return the optimizer, after whose steps the weights that it trains are averaged.
+
+        Args:
+            optimizer: the optimizer of parameters of `model`.
+            model: the result of `wrap`.
+        """
+        replica = self._replica_of(optimizer, model)
+        self._replicas.append(replica)
+        optimizer.register_step_pre_hook(lambda *_: replica.begin())
+        optimizer.register_step_post_hook(lambda *_: self._step_taken(replica))
+        return optimizer
+
+    def _replica_of(self, optimizer: Optimizer, model: nn.Module) -> _Replica:
+        return _Replica(optimizer, model)
+
+    def _step_taken(self, replica: _Replica) -> None:
+        replica.steps += 1
+        past = replica.steps - self._warmup_steps
+        replica.is_apart = past > 0 and past % self._every != 0
+        if distributed.is_initialized() and not replica.is_apart:
+            replica.agree()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's counters, and its weights and optimizers if the replicas differ."""
+        return {"replicas": [replica.state_dict() for replica in self._replicas]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore this rank's result of `state_dict`, after models and optimizers have got their states."""
+        for replica, saved in zip(self._replicas, state["replicas"], strict=True):
+            replica.load_state_dict(saved)
+
+
+class DiLoCo(LocalSgd):
+    """Train each replica alone; every few steps an outer optimizer takes one step for all of them.
+
+    Its gradient is the mean change of the replicas since its last step, its optimizer SGD with Nesterov's
+    momentum. One exchange in `every` steps divides the traffic by `every`.
+
+    Args:
+        every: steps between two outer steps.
+        outer_lr: learning rate of the outer optimizer; 1 without momentum averages the weights.
+        outer_momentum: momentum of the outer optimizer; 0: none.
+
+    Raises:
+        ConfigError: a number is too small, or the momentum is not below 1.
+    """
+
+    def __init__(self, *, every: int = 50, outer_lr: float = 0.7, outer_momentum: float = 0.9) -> None:
+        super().__init__(every=every)
+        if outer_lr <= 0:
+            raise ConfigError(f"strategy.outer_lr is {outer_lr}.", hint="Give a number above 0.")
+        if not 0 <= outer_momentum < 1:
+            raise ConfigError(
+                f"strategy.outer_momentum is {outer_momentum}.", hint="Give a number from 0 to below 1."
+            )
+        self._outer = {"lr": outer_lr, "momentum": outer_momentum, "nesterov": outer_momentum > 0}
+
+    def _replica_of(self, optimizer: Optimizer, model: nn.Module) -> _Replica:
+        return _OuterReplica(optimizer, model, self._outer)
+
+
+class _Replica:
+    """What one optimizer of this rank trains, and how many steps it has taken."""
+
+    def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
+        self.steps, self.is_apart = 0, False
+        self._optimizer, self._model = optimizer, model
+        self._weights = [one for group in optimizer.param_groups for one in group["params"]]
+        self._buffers = [one for one in model.buffers() if one.is_floating_point()]
+
+    def begin(self) -> None:
+        """Take note of the weights before a step."""
+
+    def agree(self) -> None:
+        """Make the replicas equal; all ranks call it after the same step."""
+        with torch.no_grad():
+            average([*self._weights, *self._buffers])
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"steps": self.steps}
+        if self.is_apart:
+            state |= {"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}
+        elif any(self._optimizer.state_dict()["state"].values()):
+            state |= {"optimizer": self._optimizer.state_dict()}  # Equal weights, but moments of one rank.
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps, self.is_apart = state["steps"], "model" in state
+        if "model" in state:
+            self._model.load_state_dict(state["model"])
+        if "optimizer" in state:
+            self._optimizer.load_state_dict(state["optimizer"])
+
+
+class _OuterReplica(_Replica):
+    """A replica whose weights follow an outer optimizer."""
+
+    def __init__(self, optimizer: Optimizer, model: nn.Module, outer: dict[str, Any]) -> None:
+        super().__init__(optimizer, model)
+        self._settings = outer
+        self._outer: SGD | None = None
+        """The outer optimizer; None before the first step, because a load may come before it."""
+        self._agreed: list[torch.Tensor] = []
+        """The weights after the last outer step."""
+
+    def begin(self) -> None:
+        if self._outer is None:
+            self._start_outer([one.detach().clone() for one in self._weights])
+
+    def _start_outer(self, agreed: Sequence[torch.Tensor]) -> SGD:
+        self._agreed = [one.requires_grad_() for one in agreed]
+        self._outer = SGD(self._agreed, **self._settings)
+        return self._outer
+
+    def agree(self) -> None:
+        outer = self._outer or self._start_outer([one.detach().clone() for one in self._weights])
+        with torch.no_grad():
+            changes = [old - new for old, new in zip(self._agreed, self._weights, strict=True)]
+            average([*changes, *self._buffers])
+            for old, change in zip(self._agreed, changes, strict=True):
+                old.grad = change
+            outer.step()
+            for old, new in zip(self._agreed, self._weights, strict=True):
+                new.copy_(old)
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        if self._outer is not None:
+            state |= {"agreed": [one.detach() for one in self._agreed], "outer": self._outer.state_dict()}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._outer = None
+        if "agreed" in state:
+            agreed = [
+                saved.detach().to(like.device, copy=True)
+                for saved, like in zip(state["agreed"], self._weights, strict=True)
+            ]
+            self._start_outer(agreed).load_state_dict(state["outer"])
+
+
+def average(tensors: Sequence[torch.Tensor]) -> None:
+    """Replace tensors by their means over all ranks, by one all-reduce for each dtype and device.
+
+    Args:
+        tensors: of floating point types, and of the same shapes in the same order on all ranks.
+    """
+    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for one in tensors:
+        kinds.setdefault((one.dtype, one.device), []).append(one)
+    for group in kinds.values():
+        flat = torch.cat([one.detach().reshape(-1) for one in group])
+        distributed.all_reduce(flat)
+        flat /= distributed.get_world_size()
+        means = torch.split(flat, [one.numel() for one in group])
+        for one, mean in zip(group, means, strict=True):
+            one.copy_(mean.view_as(one))
