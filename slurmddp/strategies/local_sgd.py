@@ -115,7 +115,7 @@ class DiLoCo(LocalSgd):
 
 
 class _Replica:
-    """What one optimizer of this rank trains, and how many steps it has taken."""
+    """The weights that one optimizer of this rank trains, and the number of its steps."""
 
     def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
         self.steps, self.is_apart = 0, False
