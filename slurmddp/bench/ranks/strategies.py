@@ -61,7 +61,7 @@ def _strategy(name: str) -> Contestant:
     return build
 
 
-ALONE: Mapping[str, Contestant] = {"single": _single, "torch DataParallel": _data_parallel}
+ALONE: Mapping[str, Contestant] = {"single": _single, "data_parallel": _data_parallel}
 """Contestants of one process: rank 0 trains on the whole batch, and the other ranks wait."""
 
 
