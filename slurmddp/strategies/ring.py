@@ -7,6 +7,7 @@ Because torch compares the hook's annotation with GradBucket, the module has no 
 annotations`.
 """
 
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -57,6 +58,7 @@ def ddp_hook(algorithm: str = "ring") -> Callable[[Link, GradBucket], Averaged]:
             queue.put(operation)
         return operation.get_future().then(lambda done: done.value()[0])
 
+    weakref.finalize(average, queue.finish)  # The thread ends with the hook.
     return average
 
 

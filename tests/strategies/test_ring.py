@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -39,6 +40,18 @@ def test_c6_buckets_are_averaged_in_their_order_while_the_backward_pass_goes_on(
     late = [hand_over(1, 3.0, 0), hand_over(1, 30.0, 1)]
     for futures in (early, late):
         assert [future.wait().tolist() for future in futures] == [[2.0] * 5, [20.0] * 5]
+
+
+def test_the_thread_ends_with_the_hook() -> None:
+    (alone,) = ThreadLink.of_threads(1)
+    before = set(threading.enumerate())
+    hook = ddp_hook("ring")
+    bucket = SimpleNamespace(buffer=lambda: torch.ones(3), index=lambda: 0)
+    assert hook(alone, bucket).wait().tolist() == [1.0] * 3  # type: ignore[arg-type]
+    (own,) = set(threading.enumerate()) - before
+    del hook
+    own.join(60)
+    assert not own.is_alive()
 
 
 def test_a_lost_peer_fails_the_backward_pass() -> None:

@@ -42,9 +42,10 @@ class Hanging(Logger):
 
 @pytest.fixture(autouse=True)
 def no_thread_stays() -> Iterator[None]:
+    before = set(threading.enumerate())
     yield
     Hanging.free.set()
-    for thread in [one for one in threading.enumerate() if one.name.startswith("slurmddp-")]:
+    for thread in set(threading.enumerate()) - before:
         thread.join()
     Hanging.free.clear()
 
