@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from slurmddp import Distributon
-from slurmddp.strategies.ddp import DataParallel
+from slurmddp.strategies.ddp import Ddp
 from slurmddp.training.builtin.gpt import GPT
 from slurmddp.training.builtin.text import VOCAB_SIZE, SourceText
 from slurmddp.training.trainer.loop import token_cross_entropy
@@ -49,7 +49,7 @@ class Replicas:
         options = LAYOUTS[layout]
         self.model: nn.Module
         if options is None:
-            self.model = DataParallel().wrap(self.net, d.device)
+            self.model = Ddp().wrap(self.net, d.device)
         else:
             self.model = DistributedDataParallel(self.net, **options)
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=3e-3)

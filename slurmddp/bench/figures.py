@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from slurmddp.bench.results import Result, Row
 from slurmddp.bench.settings import size_label
-from slurmddp.runs.report.figures import COLOURS, figure_svg, plain_axes
+from slurmddp.runs.report.figures import COLOURS, figure_svg, new_figure, plain_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _LINES = ("#c2570c", "#2f6fde", "#2a9d6f", "#a855c7", "#c9a227", "#d6457b", "#4fa3b8")
-"""Colours that are told apart on a white and on a dark page."""
+"""Colours that readers can distinguish on a white page and on a dark page."""
 _PARTS = {
     "compute_s": ("compute", "#2f6fde"),
     "exposed_s": ("exposed communication", "#c2570c"),
@@ -42,12 +42,7 @@ def pictures(result: Result) -> dict[str, str]:
 
 
 def _figure(count: int, height: float = _SIZE[1]) -> tuple[Figure, list[Axes]]:
-    # The Figure class alone: pyplot would choose a backend for the whole process and keep every figure.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(_SIZE[0], height), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure((_SIZE[0], height))
     return figure, [figure.add_subplot(1, count, number) for number in range(1, count + 1)]
 
 

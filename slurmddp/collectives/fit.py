@@ -77,11 +77,6 @@ def held_out_sizes(sizes: Iterable[int]) -> frozenset[int]:
     return frozenset(ordered[1:-1:3])
 
 
-def relative_errors(measured: Iterable[Measurement], machine: Machine) -> list[float]:
-    """Return |predicted - measured| / measured of each measurement."""
-    return [abs(one.work.seconds(machine) / one.seconds - 1) for one in measured]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Validation:
     """Constants that were fitted to a part of the sizes, and their error on the other part."""
@@ -90,12 +85,12 @@ class Validation:
     held_out: tuple[int, ...]
     """The sizes in bytes that the fit has not seen."""
     median_error: float
-    """Median relative error on these sizes."""
+    """Median relative error of all-reduces of these sizes."""
     largest_error: float
 
 
 def validate(measured: Sequence[Measurement]) -> Validation:
-    """Fit to two thirds of the sizes and predict the others.
+    """Fit to two thirds of the sizes, and predict the all-reduces of the others.
 
     Raises:
         ConfigError: there are fewer than three sizes.
@@ -104,7 +99,8 @@ def validate(measured: Sequence[Measurement]) -> Validation:
     if not held:
         raise ConfigError("The cost model needs times of three sizes or more.", hint="Give more --sizes.")
     machine = fit([one for one in measured if one.bytes not in held])
-    errors = relative_errors([one for one in measured if one.bytes in held], machine)
+    unseen = [one for one in measured if one.bytes in held and one.work.messages]
+    errors = [abs(one.work.seconds(machine) / one.seconds - 1) for one in unseen]
     return Validation(
         machine=machine,
         held_out=tuple(sorted(held)),

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from slurmddp import plugins
-from slurmddp.strategies.data_parallel import OneProcess
-from slurmddp.strategies.ddp import DataParallel
-from slurmddp.strategies.fsdp import FullySharded
+from slurmddp.strategies.data_parallel import DataParallel
+from slurmddp.strategies.ddp import Ddp
+from slurmddp.strategies.fsdp import Fsdp
 from slurmddp.strategies.local_sgd import DiLoCo, LocalSgd
 from slurmddp.strategies.ring import Ring
 from slurmddp.strategies.single import Single
@@ -42,13 +42,13 @@ class Strategy(Protocol):
 
 
 STRATEGIES: dict[str, type[Strategy]] = {
-    "ddp": DataParallel,
+    "ddp": Ddp,
     "ring": Ring,
-    "fsdp": FullySharded,
+    "fsdp": Fsdp,
     "local_sgd": LocalSgd,
     "diloco": DiLoCo,
     "single": Single,
-    "data_parallel": OneProcess,
+    "data_parallel": DataParallel,
 }
 
 

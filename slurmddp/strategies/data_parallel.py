@@ -12,7 +12,7 @@ from torch import nn
 from slurmddp.strategies.single import Single
 
 
-class OneProcess(Single):
+class DataParallel(Single):
     """Split each batch over the visible GPUs of one process; with one GPU or none, the bare model."""
 
     name = "data_parallel"

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from slurmddp.errors import ConfigError
+from slurmddp.strategies.replicas import require_trainable
 
 if TYPE_CHECKING:  # Their imports take time, which only a training with these options spends.
     from slurmddp.strategies.comm_hooks import CommHook
@@ -101,7 +102,7 @@ class _StaticGraph(DistributedDataParallel):
         return parameters[::-1], sparse[::-1]
 
 
-class DataParallel:
+class Ddp:
     """DistributedDataParallel; one process without a process group uses the bare model.
 
     Args:
@@ -147,7 +148,8 @@ class DataParallel:
         self._start_step, self._rank = hook_start_step, powersgd_rank
         self._average_every, self._group_ranks = average_every, group_ranks
         self._check_options()
-        self._hooks: list[CommHook] = []
+        self._hooks: list[tuple[nn.Module, CommHook]] = []
+        """The hook of each wrapped model."""
         self._sharded: list[ShardedOptimizer] = []
 
     def _check_options(self) -> None:
@@ -184,11 +186,7 @@ class DataParallel:
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         if not distributed.is_initialized():
             return model
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise ConfigError(
-                f"{type(model).__name__} has no parameter that requires a gradient.",
-                hint="Call it directly, without setup_model, if it is not meant to be trained.",
-            )
+        require_trainable(model)
         devices = [device] if device.type == "cuda" else None
         is_static = self._options["static_graph"]
         kind = _StaticGraph if is_static else DistributedDataParallel
@@ -197,7 +195,7 @@ class DataParallel:
         if not is_static and not self._options["find_unused_parameters"]:
             fix_bucket_layout(wrapped)
         if self._comm_hook is not None:
-            self._hooks.append(self._make_hook(wrapped, self._comm_hook))
+            self._hooks.append((wrapped, self._make_hook(wrapped, self._comm_hook)))
         return wrapped
 
     def _make_hook(self, model: DistributedDataParallel, name: str) -> CommHook:
@@ -219,8 +217,9 @@ class DataParallel:
         """
         if not isinstance(model, DistributedDataParallel):
             return optimizer
-        for hook in self._hooks:
-            hook.follow(optimizer)
+        for owner, hook in self._hooks:
+            if owner is model:
+                hook.follow(optimizer)
         if not self._zero:
             return optimizer
         from slurmddp.strategies.zero import shard
@@ -232,12 +231,12 @@ class DataParallel:
         """Return this rank's state of the hooks; prepare the optimizers for a save. All ranks call it."""
         for optimizer in self._sharded:
             optimizer.consolidate()
-        states = [hook.state_dict() for hook in self._hooks]
+        states = [hook.state_dict() for _, hook in self._hooks]
         return {"hooks": states} if any(states) else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore this rank's result of `state_dict`, after models and optimizers have got their states."""
-        for hook, saved in zip(self._hooks, state.get("hooks", []), strict=False):
+        for (_, hook), saved in zip(self._hooks, state.get("hooks", []), strict=False):
             hook.load_state_dict(saved)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:

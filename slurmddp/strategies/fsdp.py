@@ -19,11 +19,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from slurmddp.errors import ConfigError, near_matches
+from slurmddp.strategies.replicas import broadcast_from_rank_zero, require_trainable
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class FullySharded:
+class Fsdp:
     """FSDP2; one process without a process group uses the bare model.
 
     Args:
@@ -65,14 +66,8 @@ class FullySharded:
         # Half a second, which other strategies save.
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise ConfigError(
-                f"{type(model).__name__} has no parameter that requires a gradient.",
-                hint="Call it directly, without setup_model, if it is not meant to be trained.",
-            )
-        with torch.no_grad():
-            for value in (*model.parameters(), *model.buffers()):
-                distributed.broadcast(value.detach(), src=0)
+        require_trainable(model)
+        broadcast_from_rank_zero(model)
         mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
         policy = MixedPrecisionPolicy(param_dtype=self._param_dtype, reduce_dtype=self._reduce_dtype)
         for module in (*units, model):

@@ -15,6 +15,7 @@ from torch import distributed, nn
 from torch.optim import SGD, Optimizer
 
 from slurmddp.errors import ConfigError
+from slurmddp.strategies.replicas import broadcast_from_rank_zero, require_trainable
 
 
 class LocalSgd:
@@ -40,9 +41,8 @@ class LocalSgd:
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         if distributed.is_initialized():
-            with torch.no_grad():
-                for value in model.state_dict().values():
-                    distributed.broadcast(value, src=0)
+            require_trainable(model)
+            broadcast_from_rank_zero(model)
         return model
 
     def unwrap(self, model: nn.Module) -> nn.Module:

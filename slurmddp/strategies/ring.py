@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from slurmddp.collectives import ALGORITHMS, all_reduce
 from slurmddp.collectives.link import GroupLink, Link
 from slurmddp.errors import ConfigError, near_matches
-from slurmddp.strategies.ddp import DataParallel
+from slurmddp.strategies.ddp import Ddp
 from slurmddp.transports.operation_queue import Operation, OperationQueue
 
 Averaged = torch.futures.Future[torch.Tensor]
@@ -62,7 +62,7 @@ def ddp_hook(algorithm: str = "ring") -> Callable[[Link, GradBucket], Averaged]:
     return average
 
 
-class Ring(DataParallel):
+class Ring(Ddp):
     """Average gradients by a readable all-reduce, overlapped with the backward pass.
 
     Args:

@@ -52,6 +52,11 @@ def test_each_option_follows_one_process_and_resume_bit_for_bit(
         )
 
 
+def test_each_of_two_models_is_averaged_after_the_steps_of_its_own_optimizer():
+    options = {**LOCAL, "hook_start_step": 0, "average_every": 2}
+    assert run_ranks(strategy_jobs.two_models, 2, options) == [[True, False, True, False]] * 2
+
+
 def test_zero_is_bit_for_bit_the_optimizer_that_it_spreads(tmp_path):
     zero, plain = (
         run_ranks(strategy_jobs.trained_with, 2, options, str(tmp_path / name))[0]

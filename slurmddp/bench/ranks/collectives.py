@@ -13,7 +13,7 @@ from slurmddp.bench.ranks.timing import of_slowest_rank, seconds, spread
 from slurmddp.bench.settings import Settings
 from slurmddp.collectives import ALGORITHMS
 from slurmddp.collectives.cost import WORK, bus_bandwidth
-from slurmddp.collectives.fit import Measurement, held_out_sizes, relative_errors, validate
+from slurmddp.collectives.fit import Measurement, held_out_sizes, validate
 from slurmddp.collectives.link import CountedLink, GroupLink
 from slurmddp.training.distributon import Distributon
 
@@ -114,13 +114,11 @@ def _additions(d: Distributon, settings: Settings) -> list[Measurement]:
 def cost_model(times: Sequence[Measurement]) -> dict[str, Any]:
     """Return the fitted constants, their error on held-out sizes, and curves up to 1,024 nodes."""
     found = validate(times)
-    reduced = [one for one in times if one.work.messages and one.bytes in found.held_out]
-    errors = sorted(relative_errors(reduced, found.machine))
     return {
         **asdict(found.machine),
         "held_out": list(found.held_out),
-        "median_error": errors[len(errors) // 2],
-        "largest_error": errors[-1],
+        "median_error": found.median_error,
+        "largest_error": found.largest_error,
         "curves": [
             {
                 "algorithm": name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import distributed, nn
+from torch import distributed
 
 from slurmddp.bench.ranks import steps
 from slurmddp.bench.ranks.timing import of_slowest_rank, spread
@@ -45,9 +45,7 @@ def _step_times(d: Distributon, settings: Settings, ranks: int, batch: int) -> l
     group = distributed.new_group(list(range(ranks)))
     whole = [0.0] * count
     if d.rank < ranks:
-        bare = steps.build_model(settings, d.device)
-        devices = [d.device] if d.device.type == "cuda" else None
-        model = nn.parallel.DistributedDataParallel(bare, device_ids=devices, process_group=group)
+        model = steps.wrap_ddp(steps.build_model(settings, d.device), d.device, group)
         share = slice(d.rank * own, (d.rank + 1) * own)
         batches = steps.build_batches(settings, batch)
         optimizer = steps.build_optimizer(model)

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.optim import Optimizer
 
 from slurmddp.bench.ranks.timing import seconds
 from slurmddp.bench.settings import Settings
-from slurmddp.host.process import peak_memory_bytes
 
 _BATCHES = 4
 """Different batches, which steps use in turn."""
@@ -28,6 +27,14 @@ def build_model(settings: Settings, device: torch.device) -> nn.Module:
         for _ in range(settings.layers):
             layers += [nn.Linear(settings.width, settings.width), nn.Tanh()]
         return nn.Sequential(*layers, nn.Linear(settings.width, 1)).to(device)
+
+
+def wrap_ddp(
+    model: nn.Module, device: torch.device, group: distributed.ProcessGroup | None = None
+) -> nn.Module:
+    """Return torch's DistributedDataParallel of a model, over all ranks or the ranks of a group."""
+    devices = [device] if device.type == "cuda" else None
+    return nn.parallel.DistributedDataParallel(model, device_ids=devices, process_group=group)
 
 
 def build_optimizer(model: nn.Module) -> Optimizer:
@@ -101,7 +108,7 @@ def train(
 
 
 def reset_peak(device: torch.device) -> None:
-    """Begin to measure peak memory anew; does nothing where the kernel has no such reset."""
+    """Set the peak of `peak_memory` to the present memory; a kernel without such a reset keeps the peak."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -109,8 +116,3 @@ def reset_peak(device: torch.device) -> None:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return
-
-
-def peak_bytes(device: torch.device) -> int:
-    """Return the peak memory since `reset_peak`: of the GPU, else of the process."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_memory_bytes()

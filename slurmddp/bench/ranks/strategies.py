@@ -16,6 +16,7 @@ from slurmddp.bench.ranks.timing import of_slowest_rank, spread
 from slurmddp.bench.settings import Settings
 from slurmddp.errors import SlurmddpError
 from slurmddp.training.distributon import Distributon
+from slurmddp.training.trainer.utilization import peak_memory
 
 TOLERANCE = 1e-4
 """Largest difference of a final weight from the training in one process; rounding stays far below."""
@@ -24,8 +25,7 @@ Contestant = Callable[[nn.Module, torch.device], tuple[nn.Module, Optimizer]]
 
 
 def _torch_ddp(model: nn.Module, device: torch.device) -> tuple[nn.Module, Optimizer]:
-    devices = [device] if device.type == "cuda" else None
-    wrapped = nn.parallel.DistributedDataParallel(model, device_ids=devices)
+    wrapped = steps.wrap_ddp(model, device)
     return wrapped, steps.build_optimizer(wrapped)
 
 
@@ -114,7 +114,7 @@ def _row(
         except SlurmddpError as error:
             return {"strategy": name, "note": error.message}
         times = steps.train(wrapped, optimizer, batches, share, count, d.device, before)
-        peak = steps.peak_bytes(d.device)
+        peak = peak_memory(d.device)
         difference = float((_weights(wrapped) - expected).abs().max())
     d.barrier()
     return {"strategy": name, **_columns(d, settings, times, bare, difference, peak)}

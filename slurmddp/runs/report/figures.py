@@ -94,13 +94,19 @@ def thin(curve: Curve, most: int = _MOST_POINTS) -> tuple[list[float], list[floa
     return xs, [sum(value for _, value in some) / len(some) for some in groups]
 
 
-def _draw(metrics: Metrics, starts: Mapping[int, int], *, size: tuple[float, float], title: str) -> Figure:
+def new_figure(size: tuple[float, float]) -> Figure:
+    """Return an empty figure of this width and height in inches."""
     # The Figure class alone: pyplot would choose a backend for the whole process and keep every figure.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
+    return figure
+
+
+def _draw(metrics: Metrics, starts: Mapping[int, int], *, size: tuple[float, float], title: str) -> Figure:
+    figure = new_figure(size)
     axes = figure.add_subplot()
     for curve, colour, label in (
         (metrics.train, "train", "training"),
@@ -124,11 +130,7 @@ def draw_optimizer(
     metrics: Metrics, starts: Mapping[int, int], *, size: tuple[float, float], title: str
 ) -> Figure:
     """Draw learning rate and gradient norm, each on axes of its own: side by side if the picture is wide."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(size)
     known = [(curve, label) for curve, label in optimizer_curves(metrics) if thin(curve)[0]]
     shape = (1, len(known)) if size[0] > 2 * size[1] else (len(known), 1)
     for number, (curve, label) in enumerate(known, 1):

@@ -12,11 +12,11 @@ from slurmddp import strategies
 from slurmddp.bench.ranks import measure as module
 from slurmddp.bench.settings import BENCHES, Settings
 from slurmddp.errors import ConfigError
-from slurmddp.strategies.ddp import DataParallel
+from slurmddp.strategies.ddp import Ddp
 from slurmddp.training.distributon import Distributon
 
 
-class Apart(DataParallel):
+class Apart(Ddp):
     """A strategy that forgets to average gradients."""
 
     def wrap(self, model, device):

@@ -308,3 +308,21 @@ def local_steps(options: dict[str, Any], steps: int, width: int) -> dict[str, An
         finally:
             torch.distributed.all_reduce = all_reduce
         return {"weights": history, "data": data, "sent": sent}
+
+
+def two_models(options: dict[str, Any]) -> list[bool]:
+    """Step two models in turn on this rank's data; return after each pair of steps if all replicas agree."""
+    with Distributon(strategy=_built(options), seed=3) as d:
+        d.launch()
+        models = d.setup_model(nn.Linear(4, 1), nn.Linear(4, 1))
+        optimizers = [d.setup_optimizer(torch.optim.SGD(one.parameters(), lr=0.1)) for one in models]
+        agree = []
+        for step in range(4):
+            x = torch.randn(4, 4, generator=torch.Generator().manual_seed(10 * step + d.rank))
+            for model, optimizer in zip(models, optimizers, strict=True):
+                model(x).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            flat = torch.cat([one.detach().flatten() for model in models for one in model.parameters()])
+            agree.append(all(torch.equal(flat, other) for other in d.all_gather(flat)))
+        return agree
