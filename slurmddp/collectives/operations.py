@@ -47,7 +47,12 @@ def reduce(flat: torch.Tensor, link: Link, target: int, combine: Combine) -> Non
 
 
 def all_gather(parts: Sequence[torch.Tensor], link: Link) -> None:
-    """Fill each `parts[i]` with that of rank i, on a ring; `parts` of this rank is its input."""
+    """Copy `parts[i]` of each rank i to all ranks, on a ring.
+
+    Args:
+        parts: a tensor for each rank; this rank fills its own part before the call.
+        link: of this rank.
+    """
     rank, size = link.rank, link.world_size
     for step in range(size - 1):
         done = link.send(parts[(rank - step) % size], (rank + 1) % size)
@@ -56,7 +61,14 @@ def all_gather(parts: Sequence[torch.Tensor], link: Link) -> None:
 
 
 def reduce_scatter(parts: Sequence[torch.Tensor], link: Link, combine: Combine) -> None:
-    """Reduce `parts[i]` of all ranks into that of rank i, on a ring; the other parts hold partial results."""
+    """Reduce `parts[i]` of all ranks into `parts[i]` of rank i, on a ring.
+
+    Args:
+        parts: a tensor for each rank. Afterwards this rank's own part is reduced, and its other parts hold
+            partial results.
+        link: of this rank.
+        combine: reduces its second argument into the first.
+    """
     rank, size = link.rank, link.world_size
     received = torch.empty_like(max(parts, key=len))
     for step in range(size - 1):

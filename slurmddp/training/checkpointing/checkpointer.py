@@ -126,14 +126,14 @@ class Checkpointer:
         return state
 
     def restore_strategy(self, found: checkpoint.Checkpoint) -> None:
-        """Restore the strategy's state of this rank; on another number of ranks it begins anew."""
+        """Restore this rank's state of the strategy; on another number of ranks, leave the state out."""
         saved = found.state["rng"]
         if not any("strategy" in one for one in saved):
             return
         if len(saved) == collectives.world_size() and hasattr(self.strategy, "load_state_dict"):
             self.strategy.load_state_dict(saved[collectives.rank()]["strategy"])
         else:
-            log.warning("The strategy begins anew: the checkpoint has its state of %d rank(s).", len(saved))
+            log.warning("The strategy starts without its state: the checkpoint is of %d rank(s).", len(saved))
 
     def _collected(
         self, step: int, objects: Mapping[str, Any], rank_states: list[Any] | None

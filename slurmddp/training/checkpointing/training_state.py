@@ -74,7 +74,9 @@ def restore_randomness(found: checkpoint.Checkpoint, seed: int | None) -> None:
     if len(saved) == ranks:
         rng.restore(saved[rank])
         return
-    log.warning("The checkpoint is of %d rank(s), not %d: random states start anew.", len(saved), ranks)
+    log.warning(
+        "The checkpoint is of %d rank(s), not %d: random states follow from the seed.", len(saved), ranks
+    )
     rng.seed_everything(rng.derive(seed or 0, "resumed", found.step, rank))
 
 

@@ -119,7 +119,7 @@ def environment_with(environ: Mapping[str, str], init_method: str | None) -> Map
     """Return `environ` with the address of rank 0 that an `init_method` replaces.
 
     Raises:
-        ConfigError: the method is none of `env://`, `tcp://host:port` and `file:///path`.
+        ConfigError: the method is not `env://`, `tcp://host:port` or `file:///path`.
     """
     if init_method in (None, "env://"):
         return environ

@@ -19,6 +19,7 @@ from slurmddp.training.distributon import Distributon
 from slurmddp.transports.link_group import COMBINE
 from slurmddp.transports.registry import register
 from slurmddp.transports.shared_memory import SharedMemoryLink
+from support.distributed.group_jobs import weights_after_steps
 
 LONG = (torch.float32, torch.bfloat16)
 """Types of which tensors longer than a slot are reduced as well."""
@@ -41,7 +42,7 @@ def sums() -> dict[str, list[list[float]]]:
 
 
 def trained(ways: list[str]) -> list[list[float]]:
-    """Return the weights after three steps of DDP each way: over a backend, or an algorithm as a hook."""
+    """Return the weights after four steps of DDP each way: over a backend, or an algorithm as a hook."""
     found = []
     with Distributon(seed=0) as d:
         d.launch()
@@ -52,13 +53,7 @@ def trained(ways: list[str]) -> list[list[float]]:
             model = DistributedDataParallel(net, bucket_cap_mb=0.0002, process_group=group)
             if way in ALGORITHMS:
                 model.register_comm_hook(GroupLink(distributed.new_group()), ddp_hook(way))
-            optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
-            generator = torch.Generator().manual_seed(d.rank)
-            for _ in range(3):
-                optimizer.zero_grad()
-                model(torch.randn(4, 7, generator=generator)).square().mean().backward()
-                optimizer.step()
-            found.append(torch.nn.utils.parameters_to_vector(net.parameters()).tolist())
+            found.append(weights_after_steps(model, d.rank))
     return found
 
 

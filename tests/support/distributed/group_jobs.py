@@ -179,6 +179,18 @@ def _messages(group: dist.ProcessGroup, ranks: list[int]) -> None:
         _same(total, torch.full((3,), float(number * size)), "three in a row")
 
 
+def weights_after_steps(model: DistributedDataParallel, rank: int) -> list[float]:
+    """Train on the rank's own data; return the weights."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(4, 7, generator=generator)).square().mean().backward()
+        optimizer.step()
+    found: list[float] = torch.nn.utils.parameters_to_vector(model.parameters()).tolist()
+    return found
+
+
 def trained(backend: str) -> tuple[str, list[float]]:
     """Train unmodified DistributedDataParallel; return the backend and the weights."""
     with Distributon(backend=backend, seed=0, rendezvous_timeout_s=200) as d:
@@ -186,13 +198,7 @@ def trained(backend: str) -> tuple[str, list[float]]:
         torch.manual_seed(d.rank)
         net = torch.nn.Sequential(torch.nn.Linear(7, 9), torch.nn.BatchNorm1d(9), torch.nn.Linear(9, 3))
         model = DistributedDataParallel(net, bucket_cap_mb=0.0002)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.3)
-        generator = torch.Generator().manual_seed(d.rank)
-        for _ in range(4):
-            optimizer.zero_grad()
-            model(torch.randn(4, 7, generator=generator)).square().mean().backward()
-            optimizer.step()
-        return dist.get_backend(), torch.nn.utils.parameters_to_vector(net.parameters()).tolist()
+        return dist.get_backend(), weights_after_steps(model, d.rank)
 
 
 def fails(backend: str) -> str:
