@@ -15,6 +15,8 @@ BENCHES: Mapping[str, str] = {
     "strategies": "a training step of every strategy beside torch's DDP, FSDP and DataParallel",
     "scaling": "a training step on growing numbers of ranks, at a fixed batch per rank and in total",
 }
+_OF_STEPS = ("strategies", "scaling")
+"""The benchmarks that share a batch among the ranks."""
 SIZES = "1kB,4kB,16kB,64kB,256kB,1MB,4MB,16MB,64MB"
 _UNITS = {"B": 1, "kB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
 
@@ -55,6 +57,19 @@ class Settings:
             raise ConfigError(
                 f"--sizes are {list(self.sizes)} bytes.",
                 hint="Give multiples of 4 bytes: the benchmark reduces numbers of 32 bits.",
+            )
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raise ConfigError if so many ranks can't run the benchmark."""
+        if ranks < 2:
+            raise ConfigError(
+                f"The benchmark {self.bench!r} compares ranks, and there is one.",
+                hint="Start more: slurmddp bench ... -n 2, or nodes=2.",
+            )
+        if self.bench in _OF_STEPS and self.batch % ranks:
+            raise ConfigError(
+                f"A batch of {self.batch} samples can't be shared by {ranks} ranks.",
+                hint="Give a multiple of the number of ranks as --batch.",
             )
 
     def to_json(self) -> str:

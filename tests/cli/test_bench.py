@@ -21,11 +21,20 @@ from support.runs.train_runs import only_run, slurmddp
         (["show"], EXIT_USAGE, "needs 1 name(s) or file(s), and got 0"),
         (["compare", "a"], EXIT_USAGE, "needs 2 name(s) or file(s), and got 1"),
         (["scaling", "--sizes", "7"], EXIT_CONFIG, "'7' is no size"),
+        (["collectives", "-n", "1"], EXIT_CONFIG, "compares ranks, and there is one"),
+        (["scaling", "-n", "2", "--batch", "7"], EXIT_CONFIG, "7 samples can't be shared by 2 ranks"),
     ],
 )
 def test_bad_words_are_explained(words, code, told, elsewhere, capsys) -> None:
     assert main(["bench", *words]) == code
     assert told in capsys.readouterr().err
+    assert not Path("runs").exists(), "nothing was started"
+
+
+def test_a_benchmark_asks_for_half_an_hour_unless_a_time_limit_is_given(elsewhere, capsys) -> None:
+    for words, limit in (([], "00:30:00"), (["time_limit=2:00:00"], "02:00:00")):
+        assert main(["bench", "cluster", "+cluster=cpu", "nodes=2", *words, "--dry-run"]) == 0
+        assert f"#SBATCH --time={limit}" in capsys.readouterr().out
 
 
 def test_two_results_are_compared_and_unlike_ones_refused(tmp_path: Path, capsys) -> None:

@@ -20,7 +20,6 @@ from slurmddp.bench.ranks.scaling import measure_scaling
 from slurmddp.bench.ranks.strategies import measure_strategies
 from slurmddp.bench.results import FILE_NAME, Result
 from slurmddp.bench.settings import Settings
-from slurmddp.errors import ConfigError
 from slurmddp.host.process import usable_cpus
 from slurmddp.training.distributon import Distributon
 
@@ -33,8 +32,6 @@ MEASURES: Mapping[str, Measure] = {
     "scaling": measure_scaling,
 }
 """Each returns the tables of a result, and its cost model under the name `model`."""
-_OF_STEPS = ("strategies", "scaling")
-"""The benchmarks that share a batch among the ranks."""
 
 
 def run(d: Distributon, settings: Settings) -> None:
@@ -54,16 +51,7 @@ def measure(d: Distributon, settings: Settings) -> Result:
     Raises:
         ConfigError: there is one rank, or the batch can't be shared by the ranks.
     """
-    if d.world_size < 2:
-        raise ConfigError(
-            f"The benchmark {settings.bench!r} compares ranks, and there is one.",
-            hint="Start more: slurmddp bench ... -n 2, or nodes=2.",
-        )
-    if settings.bench in _OF_STEPS and settings.batch % d.world_size:
-        raise ConfigError(
-            f"A batch of {settings.batch} samples can't be shared by {d.world_size} ranks.",
-            hint="Give a multiple of the number of ranks as --batch.",
-        )
+    settings.check_ranks(d.world_size)
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     topology = _topology(d)
     tables = dict(MEASURES[settings.bench](d, settings))

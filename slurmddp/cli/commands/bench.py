@@ -27,6 +27,8 @@ _READERS = {
     "compare": "compare two results; unlike ones are refused",
 }
 MODULE = "slurmddp.bench.ranks"
+_TIME_LIMIT = "00:30:00"
+"""Without another time limit, half an hour: a cluster starts short jobs sooner."""
 _NUMBERS = {
     "repetitions": "measured repetitions or steps (20)",
     "warmup": "repetitions before them, which are not counted (5)",
@@ -83,9 +85,9 @@ def _measure(args: argparse.Namespace) -> int:
     named = [word.partition("=")[2] for word in args.words if word.startswith("name=")]
     # Each benchmark is a run of its own: the same command measures again.
     name = named[-1] if named else time.strftime(f"bench-{args.action}-%Y%m%d-%H%M%S", time.gmtime())
-    args.overrides = [*args.words, *([] if named else [f"name={name}"])]
+    args.overrides = [f"name={name}", f"time_limit={_TIME_LIMIT}", *args.words]
     args.torchrun, args.program = False, ["-m", MODULE, settings.to_json()]
-    code = run_command.run(args)
+    code = run_command.run(args, lambda job: settings.check_ranks(job.resources.world_size))
     if code != EXIT_FINISHED or args.dry_run or args.cfg:
         return code
     folder = next(one for one in index.all_runs() if one.name.startswith(name))

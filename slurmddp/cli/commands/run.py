@@ -14,11 +14,15 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from slurmddp.cli.commands import train
 from slurmddp.cli.commands.exec import split as split_before
 from slurmddp.cli.messages import EXIT_CODES, UsageError
+
+if TYPE_CHECKING:
+    from slurmddp.spec import Job
 
 _OWN = re.compile(r"-|[+~]{0,2}[\w./@-]+=|~")
 """A flag or a setting."""
@@ -46,8 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXIT_CODES
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the program as every rank, submit it, or show what would be done; return the exit code."""
+def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: None) -> int:
+    """Run the program as every rank, submit it, or show the job; return the exit code.
+
+    Args:
+        args: the words and flags of the command line, and the program.
+        check: raises ConfigError if the job can't be started.
+    """
     # Hydra and its grammar are imported on use.
     from slurmddp.config.script_arguments import quoted
     from slurmddp.spec import MODULE
@@ -69,4 +78,4 @@ def run(args: argparse.Namespace) -> int:
         args.overrides.append("program.torchrun=true")
     if args.ranks is not None:
         args.overrides.append(f"ranks_per_node={args.ranks}")
-    return train.run(args)
+    return train.run(args, check)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,8 +44,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Train, submit, or print the script or configuration; return the exit code."""
+def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: None) -> int:
+    """Train, submit, or print the script or configuration; return the exit code.
+
+    Args:
+        args: the words and flags of the command line.
+        check: raises ConfigError if the job can't be started.
+    """
     from slurmddp.config.compose import compose, unread
     from slurmddp.config.identity import relevant
     from slurmddp.config.job import build_job
@@ -55,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
     composed = compose(args.overrides, project_dir)
     here = 0 if composed["cluster"] else start_run.gpus_here(os.environ)
     job = build_job(composed, project_dir=project_dir, overrides=args.overrides, gpus_here=here)
+    check(job)
     for note in [
         *unread(composed, project_dir),
         *unused(composed, os.environ),
