@@ -20,7 +20,7 @@ _ABOVE = """
     checkpoint checkpoint.files checkpoint.memory
     launchers launchers.link launchers.watchdog launchers.coordinator launchers.agent launchers.local
     launchers.submit
-    config cli cli.commands
+    config cli cli.commands run_handle function_call
 """
 _BELOW = """
     checkpoint.state collectives transports strategies

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+import slurmddp
 from slurmddp import Distributon
 from slurmddp.environments.scrub import scrub
 from support.distributed.doc_programs import (
@@ -50,6 +51,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
         data = torch.utils.data.TensorDataset(torch.randn(64, 1), torch.randn(64, 1))
         inputs, targets = data[:8]
         yield {
+            "slurmddp": slurmddp,
             "d": d,
             "distributon": d,
             "model": model,

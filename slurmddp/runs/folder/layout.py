@@ -54,6 +54,8 @@ class RunFolder:
         self.figure_file = self.path / "report.png"
         self.sample_file = self.path / "sample.txt"
         """Text that a language model wrote at the end of its training."""
+        self.result_file = self.path / "result.pkl"
+        """The value that a function returned on rank 0, as a pickle."""
         self.excluded_file = self.path / "excluded.jsonl"
         """The nodes that failed under the run, each with the time until which it is avoided."""
         self.cancelled_file = self.path / "cancelled"

@@ -1,0 +1,270 @@
+"""Start runs from Python, for example from a notebook, and follow them.
+
+    run = slurmddp.train("+cluster=a100x8", nodes=3)
+    print(run.status().step, run.logs())
+    score = slurmddp.submit("package.module.evaluate", "weights.safetensors", nodes=2).result()
+
+A call does what `slurmddp train` or `slurmddp run` does with the same settings: the same call finds the same
+run. Without a cluster the run trains on this machine, in a process of its own that outlives the interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slurmddp.errors import ConfigError, SlurmddpError
+from slurmddp.runs import index
+from slurmddp.runs.folder.history import read_history
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
+from slurmddp.runs.status import logs
+
+if TYPE_CHECKING:
+    from slurmddp.runs.status.run_status import RunStatus
+
+_POLL_S = 0.2
+_MODULE = "slurmddp.function_call"
+
+
+class Run:
+    """A run that exists: its state, its logs and its result.
+
+    Args:
+        name: name, the beginning of a name, or folder.
+
+    Raises:
+        RunNotFoundError: there is no such run, or there are several.
+
+    Example:
+        slurmddp.Run("gpt").wait()
+    """
+
+    def __init__(self, name: str | Path) -> None:
+        self._folder = index.find(str(name))
+
+    def __repr__(self) -> str:
+        return f"Run({self.name!r})"
+
+    @property
+    def name(self) -> str:
+        return self._folder.name
+
+    @property
+    def path(self) -> Path:
+        """The run folder."""
+        return self._folder.path
+
+    def status(self) -> RunStatus:
+        """Return what `slurmddp status` shows: `state`, `step`, `loss`, `failure` and more."""
+        from slurmddp.cli.start_run import status_of
+
+        return status_of(self._folder)
+
+    def wait(self, timeout_s: float | None = None) -> RunStatus:
+        """Wait until the run has ended, over all preemptions and requeues.
+
+        SLURM is asked at most twice a minute.
+
+        Args:
+            timeout_s: the longest wait in seconds; None: without end.
+
+        Returns:
+            The state of the run: finished, stopped, failed, cancelled or lost.
+
+        Raises:
+            TimeoutError: the run has not ended in time. It goes on.
+        """
+        from slurmddp.cli.commands.logs import end_of
+        from slurmddp.slurm.client import SlurmClient
+
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        has_ended = end_of(self._folder, SlurmClient())
+        while not has_ended():
+            if end is not None and time.monotonic() > end:
+                raise TimeoutError(f"{self.name} has not ended within {timeout_s:g} s; it goes on.")
+            time.sleep(_POLL_S)
+        return self.status()
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """Wait for the end of the run, and return what the function returned on rank 0.
+
+        Args:
+            timeout_s: the longest wait in seconds; None: without end.
+
+        Returns:
+            The value; None if the run is no function.
+
+        Raises:
+            TimeoutError: the run has not ended in time. It goes on.
+            SlurmddpError: the run did not finish; the hint holds the last lines of the rank that failed.
+        """
+        found = self.wait(timeout_s)
+        if found.state != "finished":
+            lines = found.failure.telling_lines(12) if found.failure else ()
+            reason = found.failure.sentence if found.failure else found.detail
+            raise SlurmddpError(
+                f"{self.name} did not finish ({found.state}): {reason}", hint="\n".join(lines)
+            )
+        refuse_foreign(self.path, READ_ONLY)  # A pickle of another account could run anything.
+        file = self._folder.result_file
+        return pickle.loads(file.read_bytes()) if file.is_file() else None
+
+    def logs(self, rank: int = 0) -> str:
+        """Return the log of a rank of the newest attempt; if it is empty, those of nodes and batch script."""
+        attempts = self._folder.attempts()
+        chosen = logs.Selection(frozenset({rank}))
+        return "\n".join(logs.snapshot(self._folder, attempts[-1], chosen, None)) if attempts else ""
+
+    def stop(self) -> None:
+        """Let the run save and stop, as `slurmddp stop` does."""
+        from slurmddp.cli.commands import stop
+
+        stop.run(argparse.Namespace(run=str(self.path)))
+
+    def cancel(self) -> None:
+        """End the run, as `slurmddp cancel` does."""
+        from slurmddp.cli.commands import cancel
+
+        cancel.run(argparse.Namespace(run=str(self.path)))
+
+
+def train(*overrides: str, fresh: bool = False, **settings: Any) -> Run:
+    """Start the training that `slurmddp train` starts with these settings, and return its run.
+
+    Args:
+        overrides: settings as typed in a shell: "+cluster=a100x8", "train.steps=1000".
+        fresh: whether a run that exists is put aside and started again.
+        settings: further settings by name: `cluster="a100x8"`, `nodes=3`.
+
+    Returns:
+        The run, which is queued, active, or finished already.
+
+    Raises:
+        ConfigError: a setting is wrong; nothing was started.
+        SlurmError: SLURM is missing, does not answer, or refused.
+
+    Example:
+        slurmddp.train("train.steps=1000", cluster="a100x8", nodes=3).wait()
+    """
+    from slurmddp.cli import start_run
+    from slurmddp.config.compose import compose
+    from slurmddp.config.job import build_job
+
+    words = [*overrides, *(_override(key, value) for key, value in settings.items())]
+    composed = compose(words, Path.cwd())
+    gpus_here = 0 if composed["cluster"] else start_run.gpus_here(os.environ)
+    job = build_job(composed, project_dir=Path.cwd(), overrides=words, gpus_here=gpus_here)
+    if job.launcher == "slurm":
+        from slurmddp.cli.commands import train as command
+
+        command.run(argparse.Namespace(overrides=words, dry_run=False, cfg=False, fresh=fresh))
+    else:
+        _start_here(RunFolder(job.run_dir), [*words, *(["--fresh"] if fresh else [])])
+    return Run(job.run_dir)
+
+
+def submit(function: Callable[..., Any] | str, *arguments: Any, fresh: bool = False, **settings: Any) -> Run:
+    """Call a function as every rank of a run, and return the run; its `result` is rank 0's return value.
+
+    Args:
+        function: a function of a module, or its import path. The ranks import it by this path.
+        arguments: plain values (numbers, texts, lists, dictionaries), since the run folder keeps them as
+            text. The same function with the same arguments and settings is the same run.
+        fresh: whether a run that exists is put aside and started again.
+        settings: settings of the run: `cluster="a100x8"`, `nodes=2`, `time_limit="01:00:00"`.
+
+    Returns:
+        The run, which is queued, active, or finished already.
+
+    Raises:
+        ConfigError: the function can't be imported by its path, an argument is no plain value, or a setting
+            is wrong; nothing was started.
+        SlurmError: SLURM is missing, does not answer, or refused.
+
+    Example:
+        slurmddp.submit(package.module.evaluate, "weights.safetensors", nodes=2).result()
+    """
+    from slurmddp.config.script_arguments import quoted
+    from slurmddp.spec import MODULE
+
+    path = _import_path(function)
+    try:
+        text = json.dumps(arguments, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"An argument of {path} can't be kept as text: {error}.",
+            hint="Give numbers, texts, lists and dictionaries; give large data as the path of a file.",
+        ) from error
+    items = ",".join(map(quoted, ["{run_dir}", path, text]))
+    words = [f"program.script={quoted(MODULE + _MODULE)}", f"program.args=[{items}]"]
+    settings.setdefault("name", re.sub(r"\W+", "-", path.rpartition(".")[2]))
+    return train(*words, fresh=fresh, **settings)
+
+
+def _import_path(function: Callable[..., Any] | str) -> str:
+    """Return the path by which the ranks import a function; raises ConfigError if there is none."""
+    from slurmddp import plugins
+
+    if isinstance(function, str):
+        plugins.locate(function, key="The function")
+        return function
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not module or not name or module == "__main__" or "<" in name:
+        raise ConfigError(
+            f"{function!r} can't be imported by the ranks: it has no name in a module.",
+            hint="Put it into a module (a .py file of the project) and import it from there. "
+            "`Distributon.launch(function)` calls any function on this machine.",
+        )
+    return f"{module}.{name}"
+
+
+def _override(key: str, value: Any) -> str:
+    return f"{'+' if key == 'cluster' else ''}{key}={_spelled(value)}"
+
+
+def _spelled(value: Any) -> str:
+    """Return a value as Hydra's grammar writes it."""
+    from slurmddp.config.script_arguments import quoted
+
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_spelled(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(_spelled, value))}]"
+    if value is None or isinstance(value, (bool, int, float)):
+        return json.dumps(value)
+    return str(value) if re.fullmatch(r"[A-Za-z][\w./]*", str(value)) else quoted(str(value))
+
+
+def _start_here(folder: RunFolder, words: list[str]) -> None:
+    """Start `slurmddp train` in a session of its own; return when the run has begun, or needs no start."""
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "slurmddp", "train", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        threading.Thread(target=process.wait, daemon=True).start()  # No zombie stays.
+        while process.poll() is None and not _has_begun(folder, process.pid):
+            time.sleep(_POLL_S / 4)
+        if process.returncode and not _has_begun(folder, process.pid):
+            said.seek(0)
+            raise SlurmddpError(f"The run did not start: {said.read().strip()}")
+
+
+def _has_begun(folder: RunFolder, pid: int) -> bool:
+    newest = read_history(folder).newest if folder.config_file.is_file() else None
+    return newest is not None and newest.pid == pid

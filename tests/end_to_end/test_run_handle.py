@@ -1,0 +1,78 @@
+"""Runs that are started from Python: their state, result and errors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import slurmddp
+from slurmddp.errors import ConfigError, RunNotFoundError, SlurmddpError
+
+pytestmark = pytest.mark.distributed
+
+MODULE = """
+import os
+
+def rank(factor, names):
+    return factor * int(os.environ["WORLD_SIZE"]), names, os.environ["RANK"]
+
+def broken():
+    raise ValueError("no luck")
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "handle_work.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("handle_work", None)
+
+
+def test_a_function_runs_as_every_rank_and_the_same_call_finds_its_result(project: Path) -> None:
+    import handle_work  # type: ignore[import-not-found]
+
+    run = slurmddp.submit(handle_work.rank, 2.5, ["{attempt}", 'a "b"'], ranks_per_node=2)
+    assert run.result(60) == (5.0, ["0", 'a "b"'], "0")
+    assert run.status().state == "finished" and run.name.startswith("rank-")
+    assert run.path.parent == project / "runs"
+    attempts = (run.path / "attempts.jsonl").read_text()
+    again = slurmddp.submit("handle_work.rank", 2.5, ["{attempt}", 'a "b"'], ranks_per_node=2)
+    assert again.path == run.path and again.result(60) == run.result()
+    assert (run.path / "attempts.jsonl").read_text() == attempts
+    assert slurmddp.Run("rank").path == run.path
+    assert slurmddp.submit("handle_work.rank", 3, [], ranks_per_node=1).result(60)[0] == 3
+    with pytest.raises(RunNotFoundError):
+        slurmddp.Run("none")
+
+
+def test_an_error_of_the_function_is_the_error_of_its_result(project: Path) -> None:
+    run = slurmddp.submit("handle_work.broken", ranks_per_node=1)
+    with pytest.raises(
+        SlurmddpError, match=r"did not finish \(failed\): rank 0 .* ValueError: no luck"
+    ) as told:
+        run.result(60)
+    assert 'raise ValueError("no luck")' in told.value.hint
+    assert "no luck" in run.logs()
+
+
+def test_wrong_calls_start_nothing(project: Path) -> None:
+    import handle_work
+
+    for call, words in [
+        (lambda: slurmddp.submit(lambda: 1), "can't be imported by the ranks"),
+        (lambda: slurmddp.submit("handle_work.rnk", 1), "Did you mean rank"),
+        (lambda: slurmddp.submit(handle_work.rank, object()), "can't be kept as text"),
+        (lambda: slurmddp.submit(handle_work.rank, 1, [], nods=2), "nods"),
+        (lambda: slurmddp.train("train.steps=x"), "train.steps"),
+    ]:
+        with pytest.raises(ConfigError) as told:
+            call()
+        assert words in f"{told.value.message} {told.value.hint}"
+    with pytest.raises(SlurmddpError, match=r"did not start: .*ranks"):
+        slurmddp.submit("handle_work.rank", 1, [], ranks_per_node=4000)
+    assert not (project / "runs").exists()
