@@ -28,9 +28,12 @@ from slurmddp.runs.folder.run_context import RunContext
 PATIENCE_S = 120.0
 """Seconds without a new byte in any part before the publisher gives up: twice the time for which NFS may show
 an old size of a file."""
-_POLL_S = 0.1
+_POLL_S, _LONGEST_POLL_S = 0.05, 1.0
 _NO_LINKS = frozenset({errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP})
 """Errors of file systems without hard links, or without hard links between folders."""
+
+_Found = dict[str, tuple[Path, FileRecord]]
+"""Path and record of each file that a writer has completed, by name."""
 
 
 @dataclass(frozen=True)
@@ -103,17 +106,19 @@ class Parts:
         Raises:
             CheckpointError: a writer has failed, or no byte of any part has come for PATIENCE_S seconds.
         """
-        size, until = -1, 0.0
-        while missing := set(names) - (found := self._found()).keys():
+        found: _Found = {}
+        size, until, pause_s = -1, 0.0, _POLL_S
+        while missing := set(names) - self._read_records(found).keys():
             before, size = size, self._size()
             if size != before:
                 until = time.monotonic() + PATIENCE_S
             elif time.monotonic() > until:
                 raise CheckpointError(
                     f"{min(missing)} of {self.name} did not come: its writer has ended, or its node is lost.",
-                    hint="The logs of the other nodes (node-N.log) tell why.",
+                    hint="See the logs of the other nodes (node-N.log). All nodes have to share the folder.",
                 )
-            time.sleep(_POLL_S)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_POLL_S)
         for name in names:
             source, record = found[name]
             with source.open("rb"):  # Network file systems ask for the size again when a file is opened.
@@ -121,10 +126,12 @@ class Parts:
             _take(source, target / name)
         return {name: found[name][1] for name in names}
 
-    def _found(self) -> dict[str, tuple[Path, FileRecord]]:
-        """Return path and record of each file that a writer has completed, by name."""
-        found = {}
+    def _read_records(self, found: _Found) -> _Found:
+        """Add to `found` the files that writers have completed since the last call, and return it."""
+        done = {path.parent.name for path, _ in found.values()}
         for path in self.folder.glob("[!.]*.json"):
+            if path.stem in done:
+                continue
             rows = json.loads(path.read_text(encoding="utf-8"))
             if "error" in rows:
                 path.unlink()  # A later try of the same save begins without it.

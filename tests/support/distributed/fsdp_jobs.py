@@ -12,8 +12,11 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.memory import writer_process
 from slurmddp.checkpoint.state import reader
 from slurmddp.checkpoint.state.shards import local, whole
+from slurmddp.errors import CheckpointError
 from slurmddp.strategies import build
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.process_group import collectives
@@ -178,3 +181,31 @@ def load_wide(root: str) -> dict[str, torch.Tensor]:
         model, optimizer = setup(d, width=600)
         assert d.load(model=model, optimizer=optimizer, root=root) == 2
         return whole_state(model, optimizer)
+
+
+def save_while_a_writer_is_killed(root: str) -> str:
+    """Save steps 1, 2 and 3; kill the writer of node 1 within step 2, and return the error of that save."""
+    with Distributon(strategy="fsdp") as d, pytest.MonkeyPatch.context() as patch:
+        d.launch()
+        model, optimizer = setup(d)
+        d.save(1, model=model, optimizer=optimizer, root=root)
+        if d.rank == 1:
+            patch.setattr(writer_process, "command", lambda channel: ["sleep", "600"])
+        take_steps(d, model, optimizer, 1, 2)
+        d.save(2, model=model, optimizer=optimizer, root=root, wait=False)
+        patch.undo()
+        if d.rank == 1:
+            writer = d._checkpointer.saves._writer
+            assert writer is not None
+            writer.kill()
+        error = ""
+        try:
+            d.finish_saving()
+        except CheckpointError as caught:
+            error = caught.message
+        newest = checkpoint.latest(Path(root))
+        assert newest is not None and newest.name == "step-0000000001"
+        d.barrier()
+        d.save(3, model=model, optimizer=optimizer, root=root, wait=False)
+        d.finish_saving()
+        return error

@@ -15,7 +15,7 @@ from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.files.export import export_weights
 from slurmddp.checkpoint.files.manifest import shard_file, verify
 from support.distributed import fsdp_jobs
-from support.distributed.checkpoint_files import hidden_in
+from support.distributed.checkpoint_files import hidden_in, steps_in
 from support.distributed.ranks import node_environments, run_ranks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
@@ -128,8 +128,23 @@ def test_each_node_writes_its_own_shards_and_no_rank_gathers_them(
         assert all(size < 4 * one["shards"] for size in one["held"]), "parameters and two moments of one rank"
     assert_equal(objects(newest), found[0]["state"])
     assert hidden_in(root) == []
+    output = tmp_path / "weights.safetensors"
+    export_weights(newest, output, model=None, facts={}, force=False)
+    weights = load_file(output)
+    assert_equal(weights, {name: found[0]["state"][name] for name in weights})
     for ranks in (2, 1):
         loaded = run_ranks(fsdp_jobs.load_wide, ranks, str(root))
         assert_equal(loaded[0], found[0]["state"])
     nodes = node_environments(2, 1, run)
     assert_equal(run_ranks(fsdp_jobs.load_wide, 2, str(root), environments=nodes)[0], found[0]["state"])
+
+
+def test_a_killed_writer_of_one_node_costs_one_checkpoint(tmp_path: Path) -> None:
+    root, run = tmp_path / "root", tmp_path / "run"
+    run.mkdir()
+    nodes = node_environments(2, 1, run)
+    for error in run_ranks(fsdp_jobs.save_while_a_writer_is_killed, 2, str(root), environments=nodes):
+        assert "The process that wrote the checkpoint of step 2 has ended" in error
+    assert steps_in(root) == [3, 1]
+    verify(root / "step-0000000003")
+    assert hidden_in(root) == []
